@@ -1,0 +1,108 @@
+from ssd.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class LinkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LINK_STATE_UNSPECIFIED: _ClassVar[LinkState]
+    LINK_STATE_CONNECTING: _ClassVar[LinkState]
+    LINK_STATE_ACTIVE: _ClassVar[LinkState]
+    LINK_STATE_QUARANTINED: _ClassVar[LinkState]
+    LINK_STATE_DRAINING: _ClassVar[LinkState]
+    LINK_STATE_LOST: _ClassVar[LinkState]
+    LINK_STATE_REFUSED: _ClassVar[LinkState]
+LINK_STATE_UNSPECIFIED: LinkState
+LINK_STATE_CONNECTING: LinkState
+LINK_STATE_ACTIVE: LinkState
+LINK_STATE_QUARANTINED: LinkState
+LINK_STATE_DRAINING: LinkState
+LINK_STATE_LOST: LinkState
+LINK_STATE_REFUSED: LinkState
+
+class LinkStatus(_message.Message):
+    __slots__ = ("address", "state", "epoch", "sessions", "capacity", "hits", "misses", "late", "round_trip_seconds", "channel", "reason")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    state: LinkState
+    epoch: int
+    sessions: int
+    capacity: int
+    hits: int
+    misses: int
+    late: int
+    round_trip_seconds: float
+    channel: str
+    reason: str
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., epoch: _Optional[int] = ..., sessions: _Optional[int] = ..., capacity: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., channel: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class GetPoolStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPoolStatusResponse(_message.Message):
+    __slots__ = ("links", "running_sequences", "waiting_sequences", "hit_rate", "desired_drafts")
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    HIT_RATE_FIELD_NUMBER: _ClassVar[int]
+    DESIRED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
+    running_sequences: int
+    waiting_sequences: int
+    hit_rate: float
+    desired_drafts: int
+    def __init__(self, links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., hit_rate: _Optional[float] = ..., desired_drafts: _Optional[int] = ...) -> None: ...
+
+class WatchPoolRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchPoolResponse(_message.Message):
+    __slots__ = ("pool",)
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    pool: GetPoolStatusResponse
+    def __init__(self, pool: _Optional[_Union[GetPoolStatusResponse, _Mapping]] = ...) -> None: ...
+
+class SetSpeculationRequest(_message.Message):
+    __slots__ = ("mode", "fan_out_policy", "backup", "draft_deadline_ms")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_POLICY_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    mode: _types_pb2.Mode
+    fan_out_policy: str
+    backup: str
+    draft_deadline_ms: float
+    def __init__(self, mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., fan_out_policy: _Optional[str] = ..., backup: _Optional[str] = ..., draft_deadline_ms: _Optional[float] = ...) -> None: ...
+
+class SetSpeculationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainTargetRequest(_message.Message):
+    __slots__ = ("deadline_ms",)
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    deadline_ms: int
+    def __init__(self, deadline_ms: _Optional[int] = ...) -> None: ...
+
+class DrainTargetResponse(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: int
+    def __init__(self, requests: _Optional[int] = ...) -> None: ...

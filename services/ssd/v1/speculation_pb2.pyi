@@ -1,0 +1,174 @@
+from ssd.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Peer(_message.Message):
+    __slots__ = ("pod", "node", "cell")
+    POD_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    pod: str
+    node: str
+    cell: str
+    def __init__(self, pod: _Optional[str] = ..., node: _Optional[str] = ..., cell: _Optional[str] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("wire_version", "vocab_size", "tokenizer_fingerprint", "lookahead", "branches", "sampling_mode", "candidates", "channel", "unique_id", "peer", "epoch")
+    WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_MODE_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    UNIQUE_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    wire_version: int
+    vocab_size: int
+    tokenizer_fingerprint: str
+    lookahead: int
+    branches: int
+    sampling_mode: _types_pb2.SamplingMode
+    candidates: int
+    channel: str
+    unique_id: bytes
+    peer: Peer
+    epoch: int
+    def __init__(self, wire_version: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., sampling_mode: _Optional[_Union[_types_pb2.SamplingMode, str]] = ..., candidates: _Optional[int] = ..., channel: _Optional[str] = ..., unique_id: _Optional[bytes] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class OpenSession(_message.Message):
+    __slots__ = ("session", "token_ids", "seed", "choice", "temperature", "max_len")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEN_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    seed: int
+    choice: int
+    temperature: float
+    max_len: int
+    def __init__(self, session: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., choice: _Optional[int] = ..., temperature: _Optional[float] = ..., max_len: _Optional[int] = ...) -> None: ...
+
+class CloseSession(_message.Message):
+    __slots__ = ("session",)
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    def __init__(self, session: _Optional[int] = ...) -> None: ...
+
+class LinkSettings(_message.Message):
+    __slots__ = ("fan_out_policy", "fan_out", "backup")
+    FAN_OUT_POLICY_FIELD_NUMBER: _ClassVar[int]
+    FAN_OUT_FIELD_NUMBER: _ClassVar[int]
+    BACKUP_FIELD_NUMBER: _ClassVar[int]
+    fan_out_policy: str
+    fan_out: _containers.RepeatedScalarFieldContainer[int]
+    backup: str
+    def __init__(self, fan_out_policy: _Optional[str] = ..., fan_out: _Optional[_Iterable[int]] = ..., backup: _Optional[str] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FrameBytes(_message.Message):
+    __slots__ = ("payload",)
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
+
+class SpeculateRequest(_message.Message):
+    __slots__ = ("hello", "open_session", "close_session", "link_settings", "beat", "frame")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    OPEN_SESSION_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_SESSION_FIELD_NUMBER: _ClassVar[int]
+    LINK_SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    open_session: OpenSession
+    close_session: CloseSession
+    link_settings: LinkSettings
+    beat: Beat
+    frame: FrameBytes
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., link_settings: _Optional[_Union[LinkSettings, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., frame: _Optional[_Union[FrameBytes, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("epoch", "capacity", "lookahead", "branches", "peer")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
+    BRANCHES_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    capacity: int
+    lookahead: int
+    branches: int
+    peer: Peer
+    def __init__(self, epoch: _Optional[int] = ..., capacity: _Optional[int] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ...) -> None: ...
+
+class SessionRefused(_message.Message):
+    __slots__ = ("session", "reason")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    reason: str
+    def __init__(self, session: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Draining(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SpeculateResponse(_message.Message):
+    __slots__ = ("welcome", "session_refused", "draining", "beat", "frame")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    SESSION_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    session_refused: SessionRefused
+    draining: Draining
+    beat: Beat
+    frame: FrameBytes
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., session_refused: _Optional[_Union[SessionRefused, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., frame: _Optional[_Union[FrameBytes, _Mapping]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("model", "sessions", "capacity", "links", "draining", "table_seconds")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    TABLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    sessions: int
+    capacity: int
+    links: int
+    draining: bool
+    table_seconds: float
+    def __init__(self, model: _Optional[str] = ..., sessions: _Optional[int] = ..., capacity: _Optional[int] = ..., links: _Optional[int] = ..., draining: _Optional[bool] = ..., table_seconds: _Optional[float] = ...) -> None: ...
+
+class DrainDraftRequest(_message.Message):
+    __slots__ = ("deadline_ms",)
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    deadline_ms: int
+    def __init__(self, deadline_ms: _Optional[int] = ...) -> None: ...
+
+class DrainDraftResponse(_message.Message):
+    __slots__ = ("sessions",)
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    sessions: int
+    def __init__(self, sessions: _Optional[int] = ...) -> None: ...
