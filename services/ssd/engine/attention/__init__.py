@@ -1,0 +1,1 @@
+"""Attention over gathered slots: one Protocol, chosen at start."""

@@ -1,0 +1,53 @@
+"""The seam between a forward pass and the kernels that attend.
+
+A pass is a set of queries that look at runs of KV slots under an additive mask; which slots and
+which mask make it a verify, a prefill, an explicit pass or a step of branches. Q stands for the
+queries of a sequence (its columns or branches), U for query rows times query heads of a group.
+"""
+
+from importlib import import_module
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from ssd.errors import SettingsError
+
+
+class AttentionBackend(Protocol):
+    """Scaled dot-product attention that also says how much mass it saw. Step thread only."""
+
+    name: str
+
+    def attend(
+        self, queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Attend to S slots.
+
+        Args:
+            queries_BGUE: the query rows of each key/value head.
+            keys_BSGE: keys of the gathered slots.
+            values_BSGE: their values.
+            mask_B1US: 0 or -inf, added to the scaled scores; some column of each row is 0.
+
+        Returns:
+            The weighted values [B, G, U, E] and the log-sum-exp of the scores [B, G, U] (fp32).
+        """
+        ...
+
+
+BACKENDS = {
+    "cpu": "ssd.engine.attention.cpu:FlashCpuAttention",
+    "reference": "ssd.engine.attention.reference:ReferenceAttention",
+}
+
+
+def make_backend(name: str) -> AttentionBackend:
+    """Return the backend of a name.
+
+    Raises:
+        SettingsError: no such backend.
+    """
+    if name not in BACKENDS:
+        raise SettingsError(f"attention: {name!r} is not one of {', '.join(sorted(BACKENDS))}")
+    module, _, attribute = BACKENDS[name].partition(":")
+    return cast("AttentionBackend", getattr(import_module(module), attribute)())

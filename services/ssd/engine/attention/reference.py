@@ -1,0 +1,22 @@
+"""The truth that other backends are compared with: softmax written out, in float32."""
+
+import torch
+from torch import Tensor
+
+
+class ReferenceAttention:
+    """Attention as the formula has it."""
+
+    name = "reference"
+
+    def attend(
+        self, queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See ``AttentionBackend.attend``."""
+        scale = queries_BGUE.shape[-1] ** -0.5
+        keys_BGSE = keys_BSGE.transpose(1, 2).float()
+        values_BGSE = values_BSGE.transpose(1, 2).float()
+        scores_BGUS = queries_BGUE.float() @ keys_BGSE.transpose(2, 3) * scale + mask_B1US.float()
+        mass_BGU = torch.logsumexp(scores_BGUS, dim=-1)
+        weights_BGUS = torch.exp(scores_BGUS - mass_BGU[..., None])
+        return (weights_BGUS @ values_BGSE).to(queries_BGUE.dtype), mass_BGU

@@ -1,0 +1,51 @@
+"""The typed inputs of forward passes. All tensors are int64 on the CPU; the runner moves them."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """Columns of several sequences, causal over their pages.
+
+    Column i of sequence b stands at position ``first_positions_B[b] + i``; columns from
+    ``num_columns_B[b]`` on are padding, written to block 0 and never read.
+    """
+
+    tokens_BP: Tensor
+    first_positions_B: Tensor
+    num_columns_B: Tensor
+    block_tables_BJ: Tensor
+    """Blocks of the context in order; missing ones are 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitBatch:
+    """A draft's causal pass over proposals that its target spelt out.
+
+    Column i stands at position ``trunk_lengths_B[b] + i`` and sees the trunk and the columns up to
+    itself. Its keys and values become the proposal segment of session slot ``slots_B[b]``.
+    """
+
+    slots_B: Tensor
+    tokens_BP: Tensor
+    num_columns_B: Tensor
+    trunk_lengths_B: Tensor
+    block_tables_BJ: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BranchBatch:
+    """Step ``step`` (0..P-1) of N branches a session, in lock step.
+
+    A branch's token stands at position ``trunk_lengths_B[b] + 1 + accepted_BN + step`` and sees the
+    trunk, proposal columns 0..accepted, and its own columns 0..step.
+    """
+
+    slots_B: Tensor
+    tokens_BN: Tensor
+    accepted_BN: Tensor
+    step: int
+    trunk_lengths_B: Tensor
+    block_tables_BJ: Tensor

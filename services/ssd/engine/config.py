@@ -1,0 +1,166 @@
+"""What a model is and how an engine runs it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ssd.errors import ModelNotFoundError, UnsupportedModelError
+
+FAMILIES = {"llama": "llama", "qwen3": "qwen3"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's frequency scaling."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The shape of a dense decoder, as its config.json states it."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    eos_token_ids: frozenset[int]
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "ModelConfig":
+        """Read ``config.json`` (and ``generation_config.json`` for the ids that end a text).
+
+        Raises:
+            ModelNotFoundError: no such folder, or no readable config in it.
+            UnsupportedModelError: another family, or a feature that changes the arithmetic.
+        """
+        raw = _read_json(folder)
+        family = raw.get("model_type")
+        if family not in FAMILIES:
+            supported = ", ".join(sorted(FAMILIES))
+            raise UnsupportedModelError(
+                f"{folder}: model_type {family!r} is not supported; supported: {supported}"
+            )
+        for feature in ("attention_bias", "mlp_bias", "use_sliding_window"):
+            if raw.get(feature):
+                raise UnsupportedModelError(f"{folder}: {feature}=true is not supported")
+        if raw.get("hidden_act", "silu") != "silu":
+            raise UnsupportedModelError(f"{folder}: hidden_act {raw['hidden_act']!r}, not 'silu'")
+        try:
+            heads = int(raw["num_attention_heads"])
+            theta, scaling = _rope(folder, raw)
+            return cls(
+                family=family,
+                vocab_size=int(raw["vocab_size"]),
+                hidden_size=int(raw["hidden_size"]),
+                num_layers=int(raw["num_hidden_layers"]),
+                num_heads=heads,
+                num_kv_heads=int(raw.get("num_key_value_heads") or heads),
+                head_size=int(raw.get("head_dim") or int(raw["hidden_size"]) // heads),
+                intermediate_size=int(raw["intermediate_size"]),
+                rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+                rope_theta=theta,
+                rope_scaling=scaling,
+                max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
+                tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+                eos_token_ids=_eos_ids(folder, raw),
+            )
+        except KeyError as error:
+            raise ModelNotFoundError(f"{folder}/config.json lacks {error.args[0]!r}") from error
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise ModelNotFoundError(f"{folder}: no such model folder")
+    if not path.is_file():
+        raise ModelNotFoundError(f"{folder}: no config.json in this folder")
+    try:
+        raw = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise ModelNotFoundError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise ModelNotFoundError(f"{path}: not a JSON object")
+    return raw
+
+
+def _rope(folder: Path, raw: dict[str, Any]) -> tuple[float, RopeScaling | None]:
+    # Newer configs keep theta beside the scaling in rope_parameters.
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    theta = float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise UnsupportedModelError(f"{folder}: rope scaling {kind!r}, not 'llama3' or 'default'")
+    return theta, RopeScaling(
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
+    )
+
+
+def _eos_ids(folder: Path, raw: dict[str, Any]) -> frozenset[int]:
+    ids: set[int] = set()
+    generation = folder / "generation_config.json"
+    sources = [raw]
+    if generation.is_file():
+        sources.append(json.loads(generation.read_text()))
+    for source in sources:
+        value = source.get("eos_token_id")
+        if value is not None:
+            ids.update(value if isinstance(value, list) else [value])
+    return frozenset(ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How an engine runs a model: all shapes are fixed by it."""
+
+    max_model_len: int
+    """Tokens of a sequence at most, prompt and continuation."""
+    max_num_seqs: int = 16
+    """Sequences (or draft sessions) of a forward pass at most."""
+    num_columns: int = 7
+    """Columns of a verify, P = K + 1."""
+    branches: int = 0
+    """N > 0 makes the engine a draft's: room for N branches a session."""
+    device: str = "cpu"
+    dtype: str = "bfloat16"
+    """``bfloat16`` or ``float32``."""
+    attention: str = "cpu"
+    """Name of the attention backend."""
+    block_size: int = 16
+    """Slots of a KV block, tokens."""
+    prefill_chunk: int = 128
+    """Rows of a prefill pass; chunks start at its multiples."""
+    context_chunk: int = 256
+    """Positions attended to at a time, merged in a fixed order; a multiple of ``block_size``."""
+    kv_cache_bytes: int | None = None
+    """Room of the KV cache; None takes ``kv_cache_fraction`` of what is free, at most what
+    ``max_num_seqs`` sequences of ``max_model_len`` need."""
+    kv_cache_fraction: float = 0.5
+    deterministic: bool = False
+    """Every verify has one shape, so that the bits of a row depend on nothing but its sequence."""
+    num_token_ids: int | None = None
+    """Ids from here on are padding of the vocabulary and are never chosen."""
+
+    @property
+    def blocks_per_sequence(self) -> int:
+        """Blocks of a sequence of maximum length, rounded up to whole context chunks."""
+        chunks = -(-self.max_model_len // self.context_chunk)
+        return chunks * self.context_chunk // self.block_size

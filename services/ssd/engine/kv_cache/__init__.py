@@ -1,0 +1,1 @@
+"""Where keys and values live: which blocks are whose (no tensors), and the tensors themselves."""

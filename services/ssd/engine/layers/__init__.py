@@ -1,0 +1,1 @@
+"""Shared layers: a model family is what differs between them."""

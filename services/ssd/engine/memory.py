@@ -1,0 +1,50 @@
+"""How many KV blocks fit."""
+
+from pathlib import Path
+
+import torch
+
+from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.kv_cache.storage import bytes_per_slot, segment_slots
+from ssd.errors import MemoryBudgetError
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUP_USAGE = Path("/sys/fs/cgroup/memory.current")
+
+
+def free_bytes(device: str) -> int:
+    """Return the memory that an allocation may still take, bytes."""
+    if device != "cpu":
+        return int(torch.cuda.mem_get_info(torch.device(device))[0])
+    fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    if CGROUP_LIMIT.is_file() and (limit := CGROUP_LIMIT.read_text().strip()) != "max":
+        available = min(available, int(limit) - int(CGROUP_USAGE.read_text()))
+    return available
+
+
+def plan_blocks(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) -> int:
+    """Return the number of KV blocks, block 0 included.
+
+    Never more than ``max_num_seqs`` sequences of ``max_model_len`` tokens need.
+
+    Raises:
+        MemoryBudgetError: less than one such sequence fits, with the numbers.
+    """
+    slot_bytes = bytes_per_slot(model, dtype)
+    block_bytes = slot_bytes * engine.block_size
+    per_sequence = -(-engine.max_model_len // engine.block_size)
+    useful = 1 + engine.max_num_seqs * per_sequence
+    budget = engine.kv_cache_bytes
+    if budget is None:
+        budget = int(free_bytes(engine.device) * engine.kv_cache_fraction)
+    fitting = (budget - segment_slots(engine) * slot_bytes) // block_bytes
+    if fitting < 1 + per_sequence:
+        needed = (1 + per_sequence) * block_bytes + segment_slots(engine) * slot_bytes
+        raise MemoryBudgetError(
+            f"the KV cache may take {budget} bytes, and one sequence of max_model_len "
+            f"{engine.max_model_len} needs {needed}; lower max_model_len or max_num_seqs, or "
+            "raise kv_cache_bytes"
+        )
+    return min(useful, fitting)

@@ -1,0 +1,1 @@
+"""Model families: what each is made of and how its checkpoint names it."""

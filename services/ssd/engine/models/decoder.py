@@ -1,0 +1,109 @@
+"""The decoder that Llama and Qwen3 share: attention and a gated MLP, each behind a norm."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ssd.engine.config import ModelConfig
+from ssd.engine.layers.linear import Linear
+from ssd.engine.layers.norm import RMSNorm
+from ssd.engine.layers.rope import RotaryTable, rotate
+
+
+class Attends(Protocol):
+    """What a layer needs of a pass over the KV cache."""
+
+    def attend(
+        self, layer: int, queries_RHE: Tensor, keys_RGE: Tensor, values_RGE: Tensor
+    ) -> Tensor:
+        """Store new keys and values; return what the queries see, [R, H*E]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayer:
+    """The weights of one layer. Query, key and value share a product, as do gate and up."""
+
+    input_norm: RMSNorm
+    qkv: Linear
+    query_norm: RMSNorm | None
+    key_norm: RMSNorm | None
+    output: Linear
+    mlp_norm: RMSNorm
+    gate_up: Linear
+    down: Linear
+
+
+class Decoder:
+    """A dense decoder over token ids; knows no KV cache."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        embedding_VD: Tensor,
+        layers: list[DecoderLayer],
+        norm: RMSNorm,
+        head: Linear,
+    ) -> None:
+        self.config = config
+        self._embedding_VD = embedding_VD
+        self._layers = layers
+        self._norm = norm
+        self._head = head
+        self.rotary: RotaryTable | None = None
+
+    def prepare(self, max_len: int) -> None:
+        """Make the rotary table for positions below ``max_len``; call once before ``forward``."""
+        embedding_VD = self._embedding_VD
+        self.rotary = RotaryTable(
+            self.config, max_len, embedding_VD.dtype, str(embedding_VD.device)
+        )
+
+    def forward(self, tokens_R: Tensor, positions_R: Tensor, attention: Attends) -> Tensor:
+        """Run all layers.
+
+        Args:
+            tokens_R: int64 ids.
+            positions_R: int64 absolute positions, below the ``max_len`` of ``prepare``.
+            attention: stores keys and values and attends.
+
+        Returns:
+            Hidden states before the last norm, [R, D].
+        """
+        assert self.rotary is not None
+        config = self.config
+        rotation = self.rotary.gather(positions_R)
+        num_rotated = config.num_heads + config.num_kv_heads
+        hidden_RD = functional.embedding(tokens_R, self._embedding_VD)
+        for index, layer in enumerate(self._layers):
+            fused_RHE = layer.qkv(layer.input_norm(hidden_RD)).view(
+                len(tokens_R), -1, config.head_size
+            )
+            queries_RHE, keys_RGE = self._rotated(fused_RHE[:, :num_rotated], layer, rotation)
+            seen_RX = attention.attend(index, queries_RHE, keys_RGE, fused_RHE[:, num_rotated:])
+            hidden_RD = hidden_RD + layer.output(seen_RX)
+            gate_RI, up_RI = layer.gate_up(layer.mlp_norm(hidden_RD)).chunk(2, dim=-1)
+            hidden_RD = hidden_RD + layer.down(functional.silu(gate_RI) * up_RI)
+        return hidden_RD
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Return fp32 logits [R, V] of hidden states."""
+        return self._head(self._norm(hidden_RD)).float()
+
+    def _rotated(
+        self, heads_RHE: Tensor, layer: DecoderLayer, rotation: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        num_heads = self.config.num_heads
+        if layer.query_norm is not None and layer.key_norm is not None:
+            heads_RHE = torch.cat(
+                (
+                    layer.query_norm(heads_RHE[:, :num_heads]),
+                    layer.key_norm(heads_RHE[:, num_heads:]),
+                ),
+                dim=1,
+            )
+        rotated_RHE = rotate(heads_RHE, *rotation)
+        return rotated_RHE[:, :num_heads], rotated_RHE[:, num_heads:]

@@ -1,0 +1,16 @@
+"""Qwen3 dense: Llama's decoder with a norm on each query and key head."""
+
+from ssd.engine.config import ModelConfig
+from ssd.engine.models import llama
+from ssd.engine.models.decoder import Decoder
+from ssd.engine.models.weights import TensorReader
+
+
+def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """See ``llama.shapes``."""
+    return llama.shapes(config, with_head_norms=True)
+
+
+def build(config: ModelConfig, read: TensorReader) -> Decoder:
+    """See ``llama.build``."""
+    return llama.build(config, read, with_head_norms=True)

@@ -1,0 +1,67 @@
+"""Which families run, and the seam that each fills."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ssd.engine.config import ModelConfig
+from ssd.engine.models import llama, qwen3
+from ssd.engine.models.decoder import Attends
+from ssd.engine.models.weights import Checkpoint, TensorReader
+
+
+class CausalModel(Protocol):
+    """A next-token model over token ids. Step thread only."""
+
+    def prepare(self, max_len: int) -> None:
+        """Get ready for positions below ``max_len``; called once."""
+        ...
+
+    def forward(self, tokens_R: Tensor, positions_R: Tensor, attention: Attends) -> Tensor:
+        """Return hidden states [R, D]; every layer calls ``attention.attend`` once, in order."""
+        ...
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Return fp32 logits [R, V]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family's checkpoint looks and becomes a model."""
+
+    shapes: Callable[[ModelConfig], Mapping[str, tuple[int, ...]]]
+    build: Callable[[ModelConfig, TensorReader], CausalModel]
+
+
+FAMILIES = {
+    "llama": Family(llama.shapes, llama.build),
+    "qwen3": Family(qwen3.shapes, qwen3.build),
+}
+
+
+def load_model(
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str,
+    on_progress: Callable[[float], None],
+) -> tuple[CausalModel, int]:
+    """Read a folder's weights.
+
+    Returns:
+        The model and its number of parameters.
+
+    Raises:
+        WeightsError: a missing, surplus, truncated or misshapen tensor, by name and file.
+    """
+    family = FAMILIES[config.family]
+    shapes = family.shapes(config)
+    checkpoint = Checkpoint(folder)
+    checkpoint.check(shapes, llama.ignored(config))
+    reader = TensorReader(checkpoint, dtype, device, len(shapes), on_progress)
+    return family.build(config, reader), reader.num_parameters

@@ -1,0 +1,339 @@
+"""Forward passes of fixed shapes over one model and one KV storage.
+
+Four passes: ``forward`` (a target's verify; plain decoding is its one-column case), ``prefill``,
+and a draft's ``run_explicit`` and ``run_branches``. They differ in which slots the queries see and
+where new entries go; the model and the attention kernel are the same.
+
+*Same shape, same bits*: a verify always has P columns, sequences are padded to few counts (one, in
+deterministic mode), and attention runs over context chunks of fixed width merged in order, so a
+row's bits do not depend on its column, its batch mates or speculation.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ssd.engine.attention.backend import AttentionBackend, make_backend
+from ssd.engine.attention.context import AttentionPass, ContextChunk, make_chunk
+from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
+from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.kv_cache.storage import KVStorage, SlotMap
+from ssd.engine.memory import plan_blocks
+from ssd.engine.models.registry import CausalModel, load_model
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+Progress = Callable[[str, float], None]
+
+
+class ModelRunner:
+    """A model, its KV storage and the passes over them.
+
+    Belongs to the step thread.
+    """
+
+    def __init__(
+        self,
+        decoder: CausalModel,
+        model: ModelConfig,
+        engine: EngineConfig,
+        backend: AttentionBackend,
+        storage: KVStorage,
+    ) -> None:
+        self.model = model
+        self.engine = engine
+        self.num_parameters = 0
+        self.num_blocks = storage.slots.num_blocks
+        self.attention_name = backend.name
+        self._decoder = decoder
+        self._backend = backend
+        self._storage = storage
+        self._slots = storage.slots
+        self._group = model.num_heads // model.num_kv_heads
+        self._last_position = engine.max_model_len - 1
+        self._branch_context: ContextChunk | None = None
+        self._buckets = sequence_buckets(engine)
+
+    @torch.inference_mode()
+    def forward(self, batch: PagedBatch) -> Tensor:
+        """Verify: run P columns of up to ``max_num_seqs`` sequences.
+
+        Returns:
+            fp32 logits [B, P, V]; row i of a sequence chooses the token after column i. Rows of
+            padding columns mean nothing.
+        """
+        num_sequences = len(batch.first_positions_B)
+        padded = _pad_sequences(batch, self._bucket(num_sequences))
+        hidden_RD = self._run_paged(padded)
+        columns = padded.tokens_BP.shape[1]
+        logits_RV = self._logits(hidden_RD)
+        return logits_RV.unflatten(0, (-1, columns))[:num_sequences]
+
+    @torch.inference_mode()
+    def prefill(self, batch: PagedBatch) -> None:
+        """Run one chunk of one prompt for its keys and values.
+
+        Args:
+            batch: one sequence; ``prefill_chunk`` columns, the first at a multiple of it.
+        """
+        assert batch.tokens_BP.shape == (1, self.engine.prefill_chunk), batch.tokens_BP.shape
+        self._run_paged(batch)
+
+    @torch.inference_mode()
+    def run_explicit(self, batch: ExplicitBatch) -> Tensor:
+        """Run proposals that a target spelt out, into the proposal segments; [B, P, V] fp32."""
+        num_sequences, columns = batch.tokens_BP.shape
+        column_P = torch.arange(columns)
+        is_real_BP = column_P < batch.num_columns_B[:, None]
+        proposal_BP = self._slots.proposal(batch.slots_B)
+        trunk_BS, in_trunk_BS = self._trunk(batch.block_tables_BJ, batch.trunk_lengths_B)
+        visible_BPS = torch.cat(
+            (
+                in_trunk_BS[:, None].expand(-1, columns, -1),
+                (column_P <= column_P[:, None]).expand(num_sequences, -1, -1),
+            ),
+            dim=2,
+        )
+        chunk = self._chunk(torch.cat((trunk_BS, proposal_BP), dim=1), visible_BPS)
+        positions_BP = batch.trunk_lengths_B[:, None] + column_P
+        hidden_RD = self._run(
+            batch.tokens_BP, positions_BP, proposal_BP.where(is_real_BP, 0), [chunk]
+        )
+        return self._logits(hidden_RD).unflatten(0, (num_sequences, columns))
+
+    @torch.inference_mode()
+    def run_branches(self, batch: BranchBatch) -> Tensor:
+        """Run one step of all branches; fp32 logits [B, N, V].
+
+        Steps are run in order from 0; slots, accepted lengths and trunks of step 0 hold for all.
+        """
+        num_sequences, branches = batch.tokens_BN.shape
+        own_BPN = self._slots.own(batch.slots_B)
+        if batch.step == 0:
+            self._branch_context = self._branch_chunk(batch, own_BPN)
+        assert self._branch_context is not None
+        unused = (self.engine.num_columns - 1 - batch.step) * branches
+        chunk = _shorten(self._branch_context, unused, num_sequences)
+        positions_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step
+        hidden_RD = self._run(batch.tokens_BN, positions_BN, own_BPN[:, batch.step], [chunk])
+        return self._logits(hidden_RD).unflatten(0, (num_sequences, branches))
+
+    @torch.inference_mode()
+    def append_proposal(
+        self,
+        slots_B: Tensor,
+        num_entries_B: Tensor,
+        trunk_lengths_B: Tensor,
+        block_tables_BJ: Tensor,
+    ) -> None:
+        """Copy the first ``num_entries`` proposal columns behind the trunks.
+
+        The pages at positions trunk_length..trunk_length+num_entries-1 must be in the tables.
+        """
+        column_P = torch.arange(self.engine.num_columns)
+        is_kept_BP = column_P < num_entries_B[:, None]
+        paged_BS = self._slots.paged(block_tables_BJ)
+        position_BP = (trunk_lengths_B[:, None] + column_P).clamp_(max=paged_BS.shape[1] - 1)
+        to_BP = paged_BS.gather(1, position_BP)
+        from_BP = self._slots.proposal(slots_B)
+        self._storage.copy(from_BP[is_kept_BP], to_BP[is_kept_BP])
+
+    @torch.inference_mode()
+    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
+        """Make one branch's own entries the proposal segment of its session."""
+        own_BPN = self._slots.own(slots_B)
+        index_BP1 = branches_B[:, None, None].expand(-1, own_BPN.shape[1], 1)
+        from_BP = own_BPN.gather(2, index_BP1).squeeze(2)
+        self._storage.copy(from_BP.flatten(), self._slots.proposal(slots_B).flatten())
+
+    def warm_up(self, on_progress: Progress) -> None:
+        """Run every shape once, so that the first request pays for nothing."""
+        shapes = [self._warm_prefill]
+        if self.engine.branches:
+            counts = self._buckets
+            shapes += [lambda count=count: self._warm_branches(count) for count in counts]
+        else:
+            shapes += [lambda count=count: self._warm_forward(count) for count in self._buckets]
+        for index, run in enumerate(shapes):
+            run()
+            on_progress("warm-up", (index + 1) / len(shapes))
+
+    def _bucket(self, num_sequences: int) -> int:
+        return next(count for count in self._buckets if count >= num_sequences)
+
+    def _run_paged(self, batch: PagedBatch) -> Tensor:
+        columns = batch.tokens_BP.shape[1]
+        column_P = torch.arange(columns)
+        position_BP = (batch.first_positions_B[:, None] + column_P).clamp_(max=self._last_position)
+        width = self.engine.context_chunk
+        num_chunks = int(position_BP.max()) // width + 1
+        blocks = num_chunks * width // self.engine.block_size
+        paged_BS = self._slots.paged(_fit(batch.block_tables_BJ, blocks))
+        write_BP = paged_BS.gather(1, position_BP)
+        write_BP = write_BP.where(column_P < batch.num_columns_B[:, None], 0)
+        seen_S = torch.arange(num_chunks * width)
+        chunks = [
+            self._chunk(
+                paged_BS[:, start : start + width],
+                seen_S[start : start + width] <= position_BP[:, :, None],
+            )
+            for start in range(0, num_chunks * width, width)
+        ]
+        return self._run(batch.tokens_BP, position_BP, write_BP, chunks)
+
+    def _trunk(self, block_tables_BJ: Tensor, trunk_lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the trunks' slots, rounded up to whole context chunks, and which are in use."""
+        width = self.engine.context_chunk
+        num_slots = -(-int(trunk_lengths_B.max()) // width) * width
+        tables_BJ = _fit(block_tables_BJ, num_slots // self.engine.block_size)
+        in_use_BS = torch.arange(num_slots) < trunk_lengths_B[:, None]
+        return self._slots.paged(tables_BJ), in_use_BS
+
+    def _branch_chunk(self, batch: BranchBatch, own_BPN: Tensor) -> ContextChunk:
+        """Build the context of the last step; earlier steps see a prefix of its slots."""
+        num_sequences, branches = batch.tokens_BN.shape
+        columns = self.engine.num_columns
+        trunk_BS, in_trunk_BS = self._trunk(batch.block_tables_BJ, batch.trunk_lengths_B)
+        proposal_BP = self._slots.proposal(batch.slots_B)
+        same_branch_NX = torch.eye(branches, dtype=torch.bool).repeat(1, columns)
+        visible_BNS = torch.cat(
+            (
+                in_trunk_BS[:, None].expand(-1, branches, -1),
+                torch.arange(columns) <= batch.accepted_BN[:, :, None],
+                same_branch_NX.expand(num_sequences, -1, -1),
+            ),
+            dim=2,
+        )
+        return self._chunk(
+            torch.cat((trunk_BS, proposal_BP, own_BPN.flatten(1)), dim=1), visible_BNS
+        )
+
+    def _chunk(self, slots_BS: Tensor, visible_BQS: Tensor) -> ContextChunk:
+        like = self._storage.entries_L2ZW
+        return make_chunk(slots_BS, visible_BQS, self._group, self._slots.num_slots, like)
+
+    def _run(
+        self, tokens_BQ: Tensor, positions_BQ: Tensor, write_BQ: Tensor, chunks: list[ContextChunk]
+    ) -> Tensor:
+        device = self.engine.device
+        attention = AttentionPass(
+            self._backend,
+            self._storage,
+            write_BQ.flatten().to(device),
+            chunks,
+            len(tokens_BQ),
+        )
+        positions_R = positions_BQ.flatten().clamp(max=self._last_position).to(device)
+        return self._decoder.forward(tokens_BQ.flatten().to(device), positions_R, attention)
+
+    def _logits(self, hidden_RD: Tensor) -> Tensor:
+        logits_RV = self._decoder.logits(hidden_RD)
+        if self.engine.num_token_ids is not None:
+            logits_RV[:, self.engine.num_token_ids :] = -torch.inf
+        return logits_RV
+
+    def _warm_prefill(self) -> None:
+        self.prefill(_blank_paged(1, self.engine.prefill_chunk))
+
+    def _warm_forward(self, count: int) -> None:
+        self.forward(_blank_paged(count, self.engine.num_columns))
+
+    def _warm_branches(self, count: int) -> None:
+        slot_B, zero_B = torch.arange(count), torch.zeros(count, dtype=torch.int64)
+        table_B1 = zero_B[:, None]
+        tokens_BP = zero_B[:, None].expand(-1, self.engine.num_columns)
+        one_B = zero_B + 1
+        self.run_explicit(ExplicitBatch(slot_B, tokens_BP, one_B, one_B, table_B1))
+        tokens_BN = zero_B[:, None].expand(-1, self.engine.branches)
+        for step in range(self.engine.num_columns):
+            self.run_branches(BranchBatch(slot_B, tokens_BN, tokens_BN, step, one_B, table_B1))
+
+
+def sequence_buckets(engine: EngineConfig) -> list[int]:
+    """Return the sequence counts that a pass is padded to, ascending."""
+    if engine.deterministic:
+        return [engine.max_num_seqs]
+    buckets = [1]
+    while buckets[-1] < engine.max_num_seqs:
+        buckets.append(min(buckets[-1] * 2, engine.max_num_seqs))
+    return buckets
+
+
+def load_runner(folder: Path, engine: EngineConfig, on_progress: Progress) -> ModelRunner:
+    """Read a model folder and make a runner for it; nothing is warmed up yet.
+
+    Args:
+        folder: Hugging Face style.
+        engine: shapes, precision, device.
+        on_progress: called with ("load", 0..1).
+
+    Raises:
+        SetupError: the folder, its config, its weights or the memory do not allow it.
+    """
+    model = ModelConfig.from_folder(folder)
+    dtype = DTYPES[engine.dtype]
+    backend = make_backend(engine.attention)
+    decoder, num_parameters = load_model(
+        folder, model, dtype, engine.device, lambda fraction: on_progress("load", fraction)
+    )
+    runner = make_runner(decoder, model, engine, backend)
+    runner.num_parameters = num_parameters
+    return runner
+
+
+def make_runner(
+    decoder: CausalModel, model: ModelConfig, engine: EngineConfig, backend: AttentionBackend
+) -> ModelRunner:
+    """Give a model its KV storage.
+
+    Raises:
+        MemoryBudgetError: not even one sequence of maximum length fits.
+    """
+    dtype = DTYPES[engine.dtype]
+    num_blocks = plan_blocks(model, engine, dtype)
+    sessions = engine.max_num_seqs if engine.branches else 0
+    slots = SlotMap(num_blocks, engine.block_size, engine.num_columns, engine.branches, sessions)
+    decoder.prepare(engine.max_model_len)
+    return ModelRunner(
+        decoder, model, engine, backend, KVStorage(model, slots, dtype, engine.device)
+    )
+
+
+def _fit(block_tables_BJ: Tensor, num_blocks: int) -> Tensor:
+    """Cut or fill block tables to ``num_blocks`` columns; block 0 fills."""
+    missing = num_blocks - block_tables_BJ.shape[1]
+    if missing <= 0:
+        return block_tables_BJ[:, :num_blocks]
+    return torch.nn.functional.pad(block_tables_BJ, (0, missing))
+
+
+def _pad_sequences(batch: PagedBatch, count: int) -> PagedBatch:
+    """Add sequences without columns."""
+    missing = count - len(batch.first_positions_B)
+    if missing == 0:
+        return batch
+    pad = torch.nn.functional.pad
+    return PagedBatch(
+        tokens_BP=pad(batch.tokens_BP, (0, 0, 0, missing)),
+        first_positions_B=pad(batch.first_positions_B, (0, missing)),
+        num_columns_B=pad(batch.num_columns_B, (0, missing)),
+        block_tables_BJ=pad(batch.block_tables_BJ, (0, 0, 0, missing)),
+    )
+
+
+def _shorten(chunk: ContextChunk, unused: int, num_sequences: int) -> ContextChunk:
+    """Drop the last ``unused`` slots of a chunk."""
+    if unused == 0:
+        return chunk
+    gather_2BS = chunk.gather_X.view(2, num_sequences, -1)
+    return ContextChunk(
+        gather_X=gather_2BS[..., :-unused].flatten(),
+        mask_B1US=chunk.mask_B1US[..., :-unused],
+        dead_B1U=chunk.dead_B1U,
+    )
+
+
+def _blank_paged(count: int, columns: int) -> PagedBatch:
+    zero_B = torch.zeros(count, dtype=torch.int64)
+    return PagedBatch(zero_B[:, None].expand(-1, columns), zero_B, zero_B, zero_B[:, None])
