@@ -1,0 +1,243 @@
+"""Settings of a process: one frozen dataclass, read once.
+
+Defaults < ``--config FILE`` (YAML) < environment (``PREFIX_FIELD``) < flags (``--field value``,
+``--flag``/``--no-flag``). Unknown keys are errors with the nearest valid name. The meaning of each
+field is its attribute docstring; bounds stand in ``field(metadata={"min": ..., "max": ...})``.
+"""
+
+import argparse
+import ast
+import difflib
+import inspect
+import math
+import os
+import sys
+import textwrap
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin
+
+import yaml
+
+import ssd
+from ssd.errors import SettingsError
+
+Settings = TypeVar("Settings")
+TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
+FALSE_WORDS = frozenset({"false", "no", "off", "0"})
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded(typing.Generic[Settings]):
+    """Settings and where each value came from."""
+
+    settings: Settings
+    sources: dict[str, str]
+    """Field name to "default", "file PATH", "environment NAME" or "flag --name"."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that raises instead of leaving."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def load(
+    cls: type[Settings],
+    argv: Sequence[str],
+    *,
+    prefix: str,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded[Settings]:
+    """Read the settings of a process.
+
+    Args:
+        cls: a frozen dataclass whose fields all have defaults.
+        argv: the command line, without the program.
+        prefix: of environment variables, ``SSD_TARGET``.
+        environ: the environment; the process's own when None.
+
+    Returns:
+        The settings and their sources. ``--help``, ``--version`` and ``--print-config`` print and
+        leave with SystemExit(0).
+
+    Raises:
+        SettingsError: an unknown key, or a value of the wrong type or out of bounds.
+    """
+    known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+    kinds = typing.get_type_hints(cls)
+    arguments = _arguments(cls, known, kinds, argv, prefix)
+    texts: dict[str, tuple[Any, str]] = {}
+    if arguments.config is not None:
+        texts |= _from_file(Path(arguments.config), known)
+    texts |= _from_environment(os.environ if environ is None else environ, prefix, known)
+    for name in known:
+        if (value := getattr(arguments, name)) is not None:
+            texts[name] = (value, f"flag --{name.replace('_', '-')}")
+    values = {
+        name: _checked(known[name], kinds[name], value, source)
+        for name, (value, source) in texts.items()
+    }
+    sources = {name: texts[name][1] if name in texts else "default" for name in known}
+    settings = cls(**values)
+    if arguments.print_config:
+        _print_config(settings, sources)
+    return Loaded(settings, sources)
+
+
+def field_help(cls: type) -> dict[str, str]:
+    """Return the docstring of each field of a class, whitespace folded."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    body = typing.cast("ast.ClassDef", tree.body[0]).body
+    found = {}
+    for statement, follower in pairwise(body):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(follower, ast.Expr)
+            and isinstance(follower.value, ast.Constant)
+        ):
+            found[statement.target.id] = " ".join(str(follower.value.value).split())
+    return found
+
+
+def _arguments(
+    cls: type,
+    known: Mapping[str, "Field[Any]"],
+    kinds: Mapping[str, Any],
+    argv: Sequence[str],
+    prefix: str,
+) -> argparse.Namespace:
+    program = f"python -m {prefix.lower()}"
+    parser = _Parser(prog=program, description=inspect.getdoc(cls), allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
+    parser.add_argument("--print-config", action="store_true", help="show all values and leave")
+    parser.add_argument("--version", action="version", version=f"ssd {ssd.__version__}")
+    helps = field_help(cls)
+    for name, item in known.items():
+        flag = f"--{name.replace('_', '-')}"
+        text = f"{helps.get(name, '')} (default: {_shown(item.default)})".replace("%", "%%")
+        if kinds[name] is bool:
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=None, dest=name, help=text
+            )
+        else:
+            parser.add_argument(
+                flag, default=None, dest=name, help=text, metavar=_shape(kinds[name])
+            )
+    arguments, rest = parser.parse_known_args(list(argv))
+    if rest:
+        raise SettingsError(_unknown(rest[0], [f"--{name.replace('_', '-')}" for name in known]))
+    return arguments
+
+
+def _from_file(path: Path, known: Mapping[str, object]) -> dict[str, tuple[Any, str]]:
+    try:
+        document = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"--config {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"--config {path}: not YAML: {error}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise SettingsError(f"--config {path}: a mapping of names to values is wanted")
+    for name in document:
+        if name not in known:
+            raise SettingsError(f"{path}: {_unknown(str(name), list(known))}")
+    return {name: (value, f"file {path}") for name, value in document.items()}
+
+
+def _from_environment(
+    environ: Mapping[str, str], prefix: str, known: Mapping[str, object]
+) -> dict[str, tuple[Any, str]]:
+    found: dict[str, tuple[Any, str]] = {}
+    for variable, value in environ.items():
+        if not variable.startswith(f"{prefix}_"):
+            continue
+        name = variable[len(prefix) + 1 :].lower()
+        if name not in known:
+            names = [f"{prefix}_{other.upper()}" for other in known]
+            raise SettingsError(f"environment: {_unknown(variable, names)}")
+        found[name] = (value, f"environment {variable}")
+    return found
+
+
+def _unknown(name: str, valid: list[str]) -> str:
+    near = difflib.get_close_matches(name, valid, n=1)
+    return f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _checked(item: "Field[Any]", kind: Any, value: Any, source: str) -> Any:
+    """Convert a value to its field's type and hold it against its bounds."""
+    where = f"{item.name} ({source})"
+    converted = _convert(where, kind, value)
+    low, high = item.metadata.get("min"), item.metadata.get("max")
+    if isinstance(converted, int | float) and not isinstance(converted, bool):
+        if isinstance(converted, float) and not math.isfinite(converted):
+            raise SettingsError(f"{where}: {converted} is not a finite number")
+        if (low is not None and converted < low) or (high is not None and converted > high):
+            bounds = f"{'-inf' if low is None else low}..{'inf' if high is None else high}"
+            raise SettingsError(f"{where}: {converted} is outside {bounds}")
+    return converted
+
+
+def _convert(where: str, kind: Any, value: Any) -> Any:
+    origin = get_origin(kind)
+    if origin is Literal:
+        if value not in get_args(kind):
+            choices = ", ".join(map(str, get_args(kind)))
+            raise SettingsError(f"{where}: {value!r} is not one of {choices}")
+        return value
+    if origin is tuple:
+        parts = [part for part in value.split(",") if part] if isinstance(value, str) else value
+        if not isinstance(parts, list | tuple):
+            raise SettingsError(f"{where}: {value!r} is not a list")
+        return tuple(_convert(where, get_args(kind)[0], part) for part in parts)
+    if kind is bool:
+        return _boolean(where, value)
+    if kind in (int, float) and not isinstance(value, bool):
+        try:
+            return kind(value)
+        except (TypeError, ValueError) as error:
+            noun = "a whole number" if kind is int else "a number"
+            raise SettingsError(f"{where}: {value!r} is not {noun}") from error
+    if kind is str and isinstance(value, str):
+        return value
+    raise SettingsError(f"{where}: {value!r} is not {_shape(kind)}")
+
+
+def _boolean(where: str, value: Any) -> bool:
+    word = str(value).lower()
+    if word not in TRUE_WORDS | FALSE_WORDS:
+        raise SettingsError(f"{where}: {value!r} is not true or false")
+    return word in TRUE_WORDS
+
+
+def _shape(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    if get_origin(kind) is tuple:
+        return f"{_shape(get_args(kind)[0])},…"
+    return {int: "INT", float: "NUMBER", str: "TEXT"}.get(kind, "VALUE")
+
+
+def _shown(value: object) -> str:
+    if value is MISSING:
+        return "none"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return "none" if value == "" else str(value)
+
+
+def _print_config(settings: Any, sources: Mapping[str, str]) -> NoReturn:
+    document = {item.name: getattr(settings, item.name) for item in fields(settings)}
+    for name, value in document.items():
+        shown = list(value) if isinstance(value, tuple) else value
+        line = yaml.safe_dump({name: shown}, default_flow_style=None, width=1000).strip()
+        sys.stdout.write(f"{line}  # {sources[name]}\n")
+    raise SystemExit(0)

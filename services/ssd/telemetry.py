@@ -1,0 +1,211 @@
+"""What a process says about itself: log lines, metrics, time.
+
+A log line is an event with fields. In containers it is one JSON object; on a terminal it is text.
+Lines carry the request id where one is bound, never a prompt and never a secret.
+"""
+
+import json
+import logging
+import sys
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+
+request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
+"""The request that the current task serves; log lines carry it."""
+
+_FAST_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+_SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
+
+REQUESTS_TOTAL = Counter("ssd_requests", "Requests ended, by outcome.", ["outcome"])
+TIME_TO_FIRST_TOKEN_SECONDS = Histogram(
+    "ssd_time_to_first_token_seconds",
+    "Seconds from a request's arrival to its first token.",
+    buckets=_SLOW_SECONDS,
+)
+INTER_TOKEN_SECONDS = Histogram(
+    "ssd_inter_token_seconds",
+    "Seconds between messages of a stream, divided by the tokens in the later one.",
+    buckets=_FAST_SECONDS,
+)
+E2E_SECONDS = Histogram(
+    "ssd_e2e_seconds",
+    "Seconds from a request's arrival to its last token.",
+    buckets=_SLOW_SECONDS,
+)
+TOKENS_TOTAL = Counter("ssd_tokens", "Tokens, by kind: prompt, cached, output.", ["kind"])
+RUNNING_SEQUENCES = Gauge("ssd_running_sequences", "Sequences in the batch.")
+WAITING_SEQUENCES = Gauge("ssd_waiting_sequences", "Sequences in the queue.")
+KV_BLOCKS = Gauge("ssd_kv_blocks", "Blocks of the KV cache, by state: free, used.", ["state"])
+ROUND_SECONDS = Histogram(
+    "ssd_round_seconds",
+    "Seconds of a round, by part: verify (the forward pass), wait (for tables), host (the rest). "
+    "Efficiency: rate(ssd_round_seconds_sum{part='verify'}[5m]) / "
+    "ignoring(part) sum without(part) (rate(ssd_round_seconds_sum[5m])).",
+    ["part"],
+    buckets=_FAST_SECONDS,
+)
+ROUNDS_TOTAL = Counter(
+    "ssd_rounds",
+    "Rounds of a sequence, by what its table gave: hit, miss, late, none (no table was needed). "
+    "Hit rate: rate(ssd_rounds_total{result='hit'}[5m]) / ignoring(result) "
+    "sum without(result) (rate(ssd_rounds_total{result!='none'}[5m])).",
+    ["result"],
+)
+ACCEPTED_TOKENS_TOTAL = Counter(
+    "ssd_accepted_tokens",
+    "Proposed tokens that were accepted, by position in the proposal (1 is the first). "
+    "Acceptance: rate(ssd_accepted_tokens_total[5m]) over rate(ssd_proposed_tokens_total[5m]).",
+    ["position"],
+)
+PROPOSED_TOKENS_TOTAL = Counter("ssd_proposed_tokens", "Tokens proposed to the target.")
+DRAFT_TABLE_SECONDS = Histogram(
+    "ssd_draft_table_seconds",
+    "Seconds from a commit to its table: seen by a target, from sending to arrival; by a draft, "
+    "of growing a batch of tables.",
+    buckets=_FAST_SECONDS,
+)
+DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Sessions open now.")
+DRAFT_CAPACITY = Gauge("ssd_draft_capacity", "Sessions that a draft keeps at most.")
+LINK_STATE = Gauge("ssd_link_state", "1 while a link takes sessions, else 0.", ["draft"])
+LINK_RTT_SECONDS = Gauge("ssd_link_rtt_seconds", "Seconds of a round trip.", ["draft"])
+LINK_BYTES_TOTAL = Counter("ssd_link_bytes", "Bytes of frames, by direction.", ["direction"])
+COMMIT_TO_WIRE_SECONDS = Histogram(
+    "ssd_commit_to_wire_seconds",
+    "Seconds from a decided round to its commit's hand-over to the link.",
+    buckets=_FAST_SECONDS,
+)
+WIRE_TO_TABLE_SECONDS = Histogram(
+    "ssd_wire_to_table_seconds",
+    "Seconds from a commit's arrival at a draft to its table's departure.",
+    buckets=_FAST_SECONDS,
+)
+DRAFT_STARTUP_SECONDS = Gauge("ssd_draft_startup_seconds", "Seconds of a start.", ["part"])
+STALE_FRAMES_TOTAL = Counter(
+    "ssd_stale_frames",
+    "Frames or rows dropped because epoch, session or base length did not match.",
+)
+
+
+class SystemClock:
+    """The machine's monotonic clock."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary start."""
+        return time.perf_counter()
+
+
+class Logger:
+    """Logs events with fields: ``log.info("ready", seconds=1.9)``."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, event: str, **fields: object) -> None:
+        """Log what only a developer asks for."""
+        self._log(logging.DEBUG, event, fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        """Log what happened."""
+        self._log(logging.INFO, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        """Log what costs speed."""
+        self._log(logging.WARNING, event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        """Log what failed."""
+        self._log(logging.ERROR, event, fields)
+
+    def exception(self, event: str, **fields: object) -> None:
+        """Log what failed, with the stack of the exception being handled."""
+        self._log(logging.ERROR, event, fields, exc_info=True)
+
+    def _log(
+        self, level: int, event: str, fields: dict[str, object], *, exc_info: bool = False
+    ) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, event, extra={"fields": fields}, exc_info=exc_info)
+
+
+def get_logger(name: str) -> Logger:
+    """Return the event logger of a module."""
+    return Logger(logging.getLogger(name))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        line: dict[str, Any] = {
+            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "process": self._process,
+            "event": record.getMessage(),
+        }
+        if (bound := request_id.get()) is not None:
+            line["request_id"] = bound
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["stack"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class TextFormatter(logging.Formatter):
+    """One readable line, stack below it."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        when = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
+        fields = " ".join(f"{k}={v}" for k, v in getattr(record, "fields", {}).items())
+        bound = request_id.get()
+        owner = "" if bound is None else f" [{bound}]"
+        level = record.levelname.lower()
+        line = f"{when} {self._process} {level}{owner} {record.getMessage()} {fields}".rstrip()
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def configure_logging(form: str, process: str, level: str = "INFO") -> None:
+    """Send all log lines of the process to standard error.
+
+    Args:
+        form: "json" or "text".
+        process: name that each line carries, "target".
+        level: the least severe level that is kept.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(process) if form == "json" else TextFormatter(process))
+    logging.basicConfig(handlers=[handler], level=level, force=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A parsed log line of a process."""
+
+    name: str
+    """``progress``, ``listening``, ``ready``, ``draining``, ``stopped``, ``failed``, or another."""
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def parse_event(line: str) -> Event | None:
+    """Return the event of a JSON log line, or None for any other text."""
+    try:
+        document = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(document, dict) or not isinstance(document.get("event"), str):
+        return None
+    return Event(document.pop("event"), document)

@@ -1,0 +1,60 @@
+"""Conversations to prompts, by the template that a model's tokenizer brings."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ssd.errors import FieldError, UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+def load_template(folder: Path) -> str | None:
+    """Return a model folder's chat template, or None when it has none."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        return None
+    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def render_chat(template: str | None, turns: Sequence[ChatTurn], **tokens: Any) -> str:
+    """Return the prompt of a conversation, ready for the assistant's turn.
+
+    Args:
+        template: Jinja, run in a sandbox.
+        turns: oldest first.
+        tokens: names such as ``bos_token`` that templates use.
+
+    Raises:
+        UnsupportedError: the model has no template.
+        FieldError: the template refuses the conversation.
+    """
+    if template is None:
+        raise UnsupportedError("chat", "this model has no chat template; send text or token_ids")
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _refuse
+    try:
+        return environment.from_string(template).render(
+            messages=[asdict(turn) for turn in turns], add_generation_prompt=True, **tokens
+        )
+    except TemplateError as error:
+        raise FieldError("chat", f"the model's template refuses it: {error}") from error
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)

@@ -1,0 +1,107 @@
+"""Tokenizers of Hugging Face folders."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from ssd.errors import TokenizerError
+from ssd.ports import Tokenizer
+from ssd.types import TokenId
+
+CONFIGS = ("generation_config.json", "config.json")
+
+
+class HFTokenizer:
+    """A ``tokenizer.json``, with the ids that end a text. Safe to use from any thread."""
+
+    def __init__(self, library: LibraryTokenizer, eos_token_ids: frozenset[TokenId]) -> None:
+        self._library = library
+        self._eos_token_ids = eos_token_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are 0..vocab_size - 1."""
+        return self._library.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def eos_token_ids(self) -> frozenset[TokenId]:
+        """Ids that end a text."""
+        return self._eos_token_ids
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over the sorted (token, id) list and the special ids, hexadecimal."""
+        vocabulary = sorted(self._library.get_vocab(with_added_tokens=True).items())
+        added: dict[int, AddedToken] = self._library.get_added_tokens_decoder()
+        special = sorted(number for number, token in added.items() if token.special)
+        payload = json.dumps([vocabulary, special], ensure_ascii=True, separators=(",", ":"))
+        return hashlib.sha256(payload.encode()).hexdigest()
+
+    def encode(self, text: str) -> list[TokenId]:
+        """Ids of a text; the model's own prefix (such as Llama's first token) included."""
+        ids: list[TokenId] = self._library.encode(text).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[TokenId]) -> str:
+        """Text of ids; incomplete characters become U+FFFD, special tokens are left out."""
+        return self._library.decode(list(token_ids), skip_special_tokens=True)
+
+
+def load_tokenizer(folder: Path) -> HFTokenizer:
+    """Read a model folder's tokenizer.
+
+    Raises:
+        TokenizerError: there is none, or it cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise TokenizerError(f"{folder}: no tokenizer.json in this folder")
+    try:
+        library = LibraryTokenizer.from_str(path.read_text(encoding="utf-8"))
+    # The library raises bare Exception for any malformed file.
+    except Exception as error:
+        raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
+    return HFTokenizer(library, _eos_token_ids(folder, library))
+
+
+def check_same(target: Tokenizer, draft: Tokenizer) -> None:
+    """Make sure that two models speak of the same tokens.
+
+    Raises:
+        TokenizerError: their vocabularies differ, with both fingerprints.
+    """
+    if target.fingerprint != draft.fingerprint:
+        raise TokenizerError(
+            f"target and draft have different tokenizers ({target.vocab_size} tokens, "
+            f"{target.fingerprint[:12]}… and {draft.vocab_size}, {draft.fingerprint[:12]}…); "
+            "take a draft of the target's family"
+        )
+
+
+def _eos_token_ids(folder: Path, library: LibraryTokenizer) -> frozenset[TokenId]:
+    ids: set[TokenId] = set()
+    for name in CONFIGS:
+        value = _read(folder / name).get("eos_token_id")
+        if value is not None:
+            ids.update(value if isinstance(value, list) else [value])
+    token = _read(folder / "tokenizer_config.json").get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if isinstance(text, str) and (number := library.token_to_id(text)) is not None:
+        ids.add(number)
+    return frozenset(ids)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path}: not JSON: {error}") from error
+    return document if isinstance(document, dict) else {}
