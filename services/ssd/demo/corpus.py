@@ -1,0 +1,115 @@
+"""The text that the embedded pair learns from: the running Python's standard library.
+
+Every machine that can run this package has it, its licence (PSF-2.0) allows it, and a small model
+learns to complete it well. About one byte in twenty belongs to a module that is held out: never
+trained on, and the source of every prompt of a benchmark.
+"""
+
+import hashlib
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+SKIPPED_FOLDERS = frozenset(
+    {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
+)
+"""Folder names whose files teach nothing: other people's code, tests, generated tables."""
+
+HELD_OUT_PER_MILLE = 50
+"""Share of the modules that are held out, in thousandths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file of the standard library.
+
+    Attributes:
+        path: Path relative to the standard library's root, with forward slashes.
+        text: The file's text.
+    """
+
+    path: PurePosixPath
+    text: str
+
+
+def standard_library() -> Path:
+    """Return the folder of the running Python's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def held_out(path: PurePosixPath) -> bool:
+    """Say whether a module is never trained on; depends on nothing but its relative path."""
+    digest = hashlib.sha256(path.as_posix().encode()).digest()
+    return int.from_bytes(digest[:8], "big") % 1000 < HELD_OUT_PER_MILLE
+
+
+def read_modules(root: Path | None = None) -> list[Module]:
+    """Read every module of the corpus, held out or not, sorted by path.
+
+    Args:
+        root: Another folder to read instead of the standard library.
+
+    Returns:
+        Modules that decode as UTF-8 and are not empty; the others are left out.
+    """
+    folder = standard_library() if root is None else root
+    modules: list[Module] = []
+    for file in sorted(folder.rglob("*.py")):
+        path = PurePosixPath(file.relative_to(folder).as_posix())
+        if SKIPPED_FOLDERS.intersection(path.parts[:-1]):
+            continue
+        try:
+            text = file.read_bytes().decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        text = text.replace("\r\n", "\n")
+        if text.strip():
+            modules.append(Module(path, text))
+    return modules
+
+
+def training_modules(root: Path | None = None) -> list[Module]:
+    """Return the modules that the pair is trained on."""
+    return [module for module in read_modules(root) if not held_out(module.path)]
+
+
+def held_out_modules(root: Path | None = None) -> list[Module]:
+    """Return the modules that nothing is ever trained on."""
+    return [module for module in read_modules(root) if held_out(module.path)]
+
+
+def held_out_prompts(count: int, *, num_chars: int = 1200, root: Path | None = None) -> list[str]:
+    """Cut prompts out of held-out modules; the same list on every call.
+
+    Prompts start and end at a line start. They walk the modules in turn, so that a few prompts
+    already come from different modules.
+
+    Args:
+        count: Number of prompts wanted, at least 0.
+        num_chars: Least length of a prompt in characters; a prompt ends with its line.
+        root: Another folder to read instead of the standard library.
+
+    Returns:
+        At most ``count`` prompts: fewer only if the held-out text is used up.
+    """
+    columns = [_cut(module.text, num_chars) for module in held_out_modules(root)]
+    prompts: list[str] = []
+    depth = 0
+    while len(prompts) < count and any(len(column) > depth for column in columns):
+        prompts.extend(column[depth] for column in columns if len(column) > depth)
+        depth += 1
+    return prompts[:count]
+
+
+def _cut(text: str, num_chars: int) -> list[str]:
+    """Cut a text into consecutive pieces of whole lines, each of at least ``num_chars``."""
+    pieces: list[str] = []
+    lines: list[str] = []
+    length = 0
+    for line in text.splitlines(keepends=True):
+        lines.append(line)
+        length += len(line)
+        if length >= num_chars:
+            pieces.append("".join(lines))
+            lines, length = [], 0
+    return pieces

@@ -1,0 +1,303 @@
+"""A target and its drafts as processes of this machine: started, watched, stopped.
+
+The command, the benchmarks and the tests stand on it. A child speaks by JSON log lines
+(``ssd.telemetry``): progress, listening, ready, failed.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from ssd.errors import SetupError
+from ssd.telemetry import Event, parse_event
+
+PR_SET_PDEATHSIG = 1
+STOP_SECONDS = 10.0
+"""A child that has not ended this long after SIGTERM is killed."""
+EventListener = Callable[[str, Event], None]
+"""Called with a child's name and each of its events."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPlan:
+    """Which CPUs run what, as the processes' flags want them."""
+
+    target: str
+    drafts: tuple[str, ...]
+    others: str
+    """Threads that run no model: gRPC, HTTP, the command."""
+    is_shared: bool
+    """Target and drafts share a core: there is only one."""
+
+
+def plan_cpus(allowed: Sequence[int], num_drafts: int) -> CpuPlan:
+    """Give the target the first half of the CPUs and the drafts the rest.
+
+    Drafts share their half evenly; with more drafts than CPUs there they take turns.
+    """
+    cpus = sorted(allowed)
+    if len(cpus) == 1:
+        only = str(cpus[0])
+        return CpuPlan(only, (only,) * num_drafts, only, is_shared=True)
+    half = (len(cpus) + 1) // 2
+    ours, theirs = cpus[:half], cpus[half:]
+    if num_drafts == 0:
+        return CpuPlan(_listed(ours), (), _listed(theirs), is_shared=False)
+    shares = [theirs[i::num_drafts] or [theirs[i % len(theirs)]] for i in range(num_drafts)]
+    return CpuPlan(_listed(ours), tuple(map(_listed, shares)), _listed(theirs), is_shared=False)
+
+
+def _listed(cpus: Sequence[int]) -> str:
+    return ",".join(map(str, cpus))
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this child when its parent is gone, however the parent ended."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class ChildProcess:
+    """One process of the product. Use ``start``, then ``ready``; ``stop`` is idempotent."""
+
+    def __init__(
+        self, name: str, module: str, flags: Sequence[str], on_event: EventListener
+    ) -> None:
+        self.name = name
+        self.grpc_address = ""
+        self.http_address = ""
+        self._command = [sys.executable, "-m", module, "--log-format", "json", *flags]
+        self._on_event = on_event
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._listening = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._last_lines: deque[str] = deque(maxlen=12)
+        self._failure: str | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id; only after ``start``."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start the process; it is not yet listening."""
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            limit=1 << 20,
+            # The own session keeps a terminal's Ctrl-C for the parent, which stops children itself.
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        self._reader = asyncio.create_task(self._read())
+
+    async def listening(self, timeout_seconds: float = 120.0) -> None:
+        """Wait until the addresses are known.
+
+        Raises:
+            SetupError: the process ended, or the time is over.
+        """
+        await self._wait(self._listening, "listen", timeout_seconds)
+
+    async def ready(self, timeout_seconds: float = 1800.0) -> None:
+        """Wait until the process serves.
+
+        Raises:
+            SetupError: the process ended, or the time is over.
+        """
+        await self._wait(self._ready, "be ready", timeout_seconds)
+
+    async def wait(self) -> int:
+        """Wait for the end; returns the exit code."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """End the process at once, as a crash would."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def stop(self) -> int:
+        """Ask the process to end, insist after a while; returns the exit code."""
+        if self._process is None:
+            return 0
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                code = await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            code = await self._process.wait()
+        if self._reader is not None:
+            await self._reader
+        return code
+
+    def failure(self) -> str:
+        """Why the process ended, in its own words where it had any."""
+        if self._failure is not None:
+            return self._failure
+        said = " | ".join(line for line in self._last_lines if line.strip())
+        code = self._process.returncode if self._process is not None else None
+        return f"{self.name} ended with exit code {code}" + (f": {said}" if said else "")
+
+    async def _wait(self, event: asyncio.Event, what: str, timeout_seconds: float) -> None:
+        assert self._process is not None
+        ended = asyncio.create_task(self._process.wait())
+        happened = asyncio.create_task(event.wait())
+        try:
+            await asyncio.wait(
+                {ended, happened}, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            ended.cancel()
+            happened.cancel()
+        if event.is_set():
+            return
+        if self._process.returncode is None:
+            raise SetupError(f"{self.name} did not {what} within {timeout_seconds:g} s")
+        if self._reader is not None:
+            await self._reader
+        raise SetupError(self.failure())
+
+    async def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stderr is not None
+        async for raw in self._process.stderr:
+            line = raw.decode(errors="replace").rstrip()
+            event = parse_event(line)
+            if event is None:
+                self._last_lines.append(line)
+                continue
+            self._take(event)
+            self._on_event(self.name, event)
+
+    def _take(self, event: Event) -> None:
+        if event.name == "listening":
+            self.grpc_address = str(event.fields["grpc"])
+            self.http_address = str(event.fields["http"])
+            self._listening.set()
+        elif event.name == "ready":
+            self._ready.set()
+        elif event.name == "failed":
+            self._failure = f"{self.name}: {event.fields.get('message', 'failed')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """What to start on this machine."""
+
+    target: str = "demo://target"
+    draft: str = "demo://draft"
+    num_drafts: int = 1
+    port: int = 0
+    """gRPC port of the target, the drafts' follow it; 0 lets the system choose them all."""
+    http_port: int = 0
+    """HTTP port of the target, the drafts' follow it."""
+    common_flags: tuple[str, ...] = ()
+    """For target and drafts: ``--lookahead 6``."""
+    target_flags: tuple[str, ...] = ()
+    draft_flags: tuple[str, ...] = ()
+    allowed_cpus: tuple[int, ...] = field(
+        default_factory=lambda: tuple(sorted(os.sched_getaffinity(0)))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunningDeployment:
+    """The processes of a deployment that is ready."""
+
+    target: ChildProcess
+    drafts: tuple[ChildProcess, ...]
+
+
+@contextlib.asynccontextmanager
+async def deployed(
+    deployment: Deployment, on_event: EventListener = lambda _name, _event: None
+) -> AsyncIterator[RunningDeployment]:
+    """Run a target and its drafts; inside, all are ready. Leaving stops them all.
+
+    Raises:
+        SetupError: one of them could not start, in its own words.
+    """
+    plan = plan_cpus(deployment.allowed_cpus, deployment.num_drafts)
+    drafts = [
+        draft_process(deployment, plan, index, on_event) for index in range(deployment.num_drafts)
+    ]
+    started: list[ChildProcess] = []
+    try:
+        for draft in drafts:
+            started.append(draft)
+            await draft.start()
+        await asyncio.gather(*(draft.listening() for draft in drafts))
+        addresses = [draft.grpc_address for draft in drafts]
+        target = _target_process(deployment, plan, addresses, on_event)
+        started.append(target)
+        await target.start()
+        await asyncio.gather(*(child.ready() for child in started))
+        yield RunningDeployment(target, tuple(drafts))
+    finally:
+        await asyncio.gather(*(child.stop() for child in reversed(started)))
+
+
+def draft_process(
+    deployment: Deployment,
+    plan: CpuPlan,
+    index: int,
+    on_event: EventListener,
+    *,
+    port: int | None = None,
+) -> ChildProcess:
+    """Return the draft of an index, not started.
+
+    ``port`` overrides the deployment's: a replacement listens where its predecessor did.
+    """
+    if port is None:
+        port = deployment.port + 1 + index if deployment.port else 0
+    return ChildProcess(
+        f"draft {index}",
+        "ssd_draft",
+        [
+            *("--model", deployment.draft),
+            *("--port", str(port)),
+            *("--http-port", str(deployment.http_port + 1 + index if deployment.http_port else 0)),
+            *_cpu_flags(plan.drafts[index], plan.others),
+            *deployment.common_flags,
+            *deployment.draft_flags,
+        ],
+        on_event,
+    )
+
+
+def _target_process(
+    deployment: Deployment, plan: CpuPlan, drafts: Sequence[str], on_event: EventListener
+) -> ChildProcess:
+    return ChildProcess(
+        "target",
+        "ssd_target",
+        [
+            *("--model", deployment.target),
+            *("--port", str(deployment.port)),
+            *("--http-port", str(deployment.http_port)),
+            *(("--drafts", ",".join(drafts)) if drafts else ()),
+            *_cpu_flags(plan.target, plan.others),
+            *deployment.common_flags,
+            *deployment.target_flags,
+        ],
+        on_event,
+    )
+
+
+def _cpu_flags(step_cpus: str, other_cpus: str) -> list[str]:
+    threads = len(step_cpus.split(","))
+    return ["--cpus", step_cpus, "--io-cpus", other_cpus, "--threads", str(threads)]

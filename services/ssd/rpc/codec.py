@@ -1,0 +1,364 @@
+"""Generate messages to dataclasses and back; what a message may hold at all is checked here.
+
+What depends on the model (its length, its chat template) is checked by the target. Text that is
+not UTF-8 never gets here: protobuf refuses to parse such a message, and ``ErrorInterceptor``
+answers INVALID_ARGUMENT; on the sending side it is a ``FieldError``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ssd.errors import FieldError, UnsupportedError
+from ssd.rpc.bounds import LARGEST_ID, MAX_TEMPERATURE, check_range, refuse_unserved
+from ssd.types import (
+    FinishReason,
+    GenerationChunk,
+    Mode,
+    SamplingParams,
+    SpeculationStatistics,
+    TokenId,
+    Usage,
+)
+from ssd.v1 import generate_pb2, types_pb2
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_PRIORITY = 100
+MAX_METADATA_ENTRIES = 16
+MAX_METADATA_CHARACTERS = 256
+MAX_NAME_CHARACTERS = 256
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """One turn of a conversation."""
+
+    role: str
+    """``system``, ``user`` or ``assistant``."""
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt that the chat template turns into text; oldest turn first."""
+
+    turns: tuple[ChatTurn, ...]
+
+
+Prompt = str | tuple[TokenId, ...] | Conversation
+"""Text, token ids, or a conversation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    """A ``GenerateRequest``, checked."""
+
+    prompt: Prompt
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    """Its ``seed`` and ``max_tokens`` stand only where the two fields below are not None."""
+    seed: int | None = None
+    """None: the server draws one and returns it."""
+    max_tokens: int | None = None
+    """None: 256, or what the model's length leaves."""
+    mode: Mode = Mode.AUTO
+    model: str = ""
+    """Empty: the served one."""
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The model that is served and how; the words of ``GetModelInfoResponse``."""
+
+    model: str
+    family: str
+    num_parameters: int
+    vocab_size: int
+    max_model_len: int
+    dtype: str
+    attention_backend: str
+    device: str
+    version: str
+    tokenizer_fingerprint: str
+    lookahead: int
+    branches: int
+    active_drafts: int
+    max_num_seqs: int
+    deterministic: bool
+
+
+_MODES = {
+    types_pb2.MODE_UNSPECIFIED: Mode.AUTO,
+    types_pb2.MODE_AUTO: Mode.AUTO,
+    types_pb2.MODE_AUTOREGRESSIVE: Mode.AUTOREGRESSIVE,
+    types_pb2.MODE_SYNCHRONOUS: Mode.SYNCHRONOUS,
+    types_pb2.MODE_SPECULATIVE: Mode.SPECULATIVE,
+}
+_MODE_NUMBERS = {mode: number for number, mode in _MODES.items()}
+_FINISH_REASONS = {
+    types_pb2.FINISH_REASON_UNSPECIFIED: None,
+    types_pb2.FINISH_REASON_STOP: FinishReason.STOP,
+    types_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+    types_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
+}
+_FINISH_NUMBERS = {reason: number for number, reason in _FINISH_REASONS.items()}
+
+
+def generate_call(
+    request: generate_pb2.GenerateRequest, vocab_size: int | None = None
+) -> GenerateCall:
+    """Check a request and make it a value; ``vocab_size`` None leaves token ids to the caller.
+
+    Raises:
+        FieldError: a field is missing or out of range.
+        UnsupportedError: a field asks for what is declared and not served yet.
+    """
+    if len(request.model) > MAX_NAME_CHARACTERS:
+        raise FieldError(
+            "model", f"has {len(request.model)} characters, allowed are {MAX_NAME_CHARACTERS}"
+        )
+    prompt = _prompt(request, vocab_size)
+    sampling = request.sampling
+    check_token_ids("sampling.logit_bias", sorted(sampling.logit_bias), vocab_size)
+    refuse_unserved(sampling, vocab_size)
+    _check_request_extras(request)
+    return GenerateCall(
+        prompt=prompt,
+        sampling=sampling_params(sampling, vocab_size),
+        seed=sampling.seed if sampling.HasField("seed") else None,
+        max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
+        mode=_mode(request.mode),
+        model=request.model,
+        metadata=dict(request.metadata),
+    )
+
+
+def sampling_params(
+    message: types_pb2.SamplingParams, vocab_size: int | None = None
+) -> SamplingParams:
+    """The fields that are served, defaults filled in.
+
+    Raises:
+        FieldError: one of them is out of range.
+    """
+    defaults = SamplingParams()
+    temperature = message.temperature if message.HasField("temperature") else defaults.temperature
+    check_range("sampling.temperature", temperature, 0.0, MAX_TEMPERATURE)
+    max_tokens = message.max_tokens if message.HasField("max_tokens") else defaults.max_tokens
+    if not 1 <= max_tokens <= LARGEST_ID:
+        raise FieldError("sampling.max_tokens", f"is {max_tokens}, must be 1 at least")
+    for name, found in (("stop", message.stop), ("stop_token_ids", message.stop_token_ids)):
+        if len(found) > MAX_STOPS:
+            raise FieldError(
+                f"sampling.{name}", f"has {len(found)} entries, allowed are {MAX_STOPS}"
+            )
+    for index, stop in enumerate(message.stop):
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise FieldError(
+                f"sampling.stop[{index}]",
+                f"has {len(stop)} characters, must have 1..{MAX_STOP_CHARACTERS}",
+            )
+    check_token_ids("sampling.stop_token_ids", message.stop_token_ids, vocab_size)
+    return SamplingParams(
+        temperature=temperature,
+        seed=message.seed,
+        max_tokens=max_tokens,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int | None) -> None:
+    """Refuse ids that are not of the vocabulary.
+
+    Raises:
+        FieldError: naming the first one.
+    """
+    limit = LARGEST_ID + 1 if vocab_size is None else vocab_size
+    if not token_ids or max(token_ids) < limit:
+        return
+    index = next(index for index, token_id in enumerate(token_ids) if token_id >= limit)
+    raise FieldError(f"{name}[{index}]", f"token id {token_ids[index]} is outside 0..{limit - 1}")
+
+
+def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
+    """The message of a call; unset stays unset.
+
+    Raises:
+        FieldError: a number or a text that the wire cannot carry.
+    """
+    sampling = call.sampling
+    try:
+        message = generate_pb2.GenerateRequest(
+            model=call.model,
+            mode=_MODE_NUMBERS[call.mode],
+            sampling=types_pb2.SamplingParams(
+                temperature=sampling.temperature,
+                seed=call.seed,
+                max_tokens=call.max_tokens,
+                stop=sampling.stop,
+                stop_token_ids=sampling.stop_token_ids,
+                ignore_eos=sampling.ignore_eos,
+            ),
+            metadata=call.metadata,
+        )
+        match call.prompt:
+            case str() as text:
+                message.text = text
+            case Conversation(turns):
+                message.chat.messages.extend(
+                    types_pb2.ChatMessage(role=turn.role, content=turn.content) for turn in turns
+                )
+                message.chat.SetInParent()
+            case token_ids:
+                message.token_ids.ids.extend(token_ids)
+                message.token_ids.SetInParent()
+    except (ValueError, TypeError) as error:
+        raise FieldError("request", f"cannot be sent: {error}") from error
+    return message
+
+
+def generate_response(chunk: GenerationChunk) -> generate_pb2.GenerateResponse:
+    """The message of a chunk."""
+    message = generate_pb2.GenerateResponse(
+        choice=chunk.choice,
+        token_ids=chunk.token_ids,
+        text=chunk.text,
+        finish_reason=_FINISH_NUMBERS[chunk.finish_reason],
+        seed=chunk.seed,
+    )
+    if chunk.usage is not None:
+        message.usage.CopyFrom(
+            types_pb2.Usage(
+                prompt_tokens=chunk.usage.prompt_tokens,
+                cached_tokens=chunk.usage.cached_tokens,
+                completion_tokens=chunk.usage.completion_tokens,
+            )
+        )
+    if chunk.statistics is not None:
+        message.statistics.CopyFrom(_statistics_message(chunk.statistics))
+    return message
+
+
+def generation_chunk(message: generate_pb2.GenerateResponse) -> GenerationChunk:
+    """The chunk of a message."""
+    usage = message.usage
+    return GenerationChunk(
+        token_ids=tuple(message.token_ids),
+        text=message.text,
+        choice=message.choice,
+        seed=message.seed if message.HasField("seed") else None,
+        finish_reason=_FINISH_REASONS.get(message.finish_reason),
+        usage=Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+        )
+        if message.HasField("usage")
+        else None,
+        statistics=_statistics(message.statistics) if message.HasField("statistics") else None,
+    )
+
+
+def model_info_response(info: ModelInfo) -> generate_pb2.GetModelInfoResponse:
+    """The message of a model's description."""
+    return generate_pb2.GetModelInfoResponse(
+        **{name: getattr(info, name) for name in ModelInfo.__dataclass_fields__}
+    )
+
+
+def model_info(message: generate_pb2.GetModelInfoResponse) -> ModelInfo:
+    """A model's description."""
+    return ModelInfo(**{name: getattr(message, name) for name in ModelInfo.__dataclass_fields__})
+
+
+def mode_number(mode: Mode) -> types_pb2.Mode:
+    """The enum value of a mode."""
+    return _MODE_NUMBERS[mode]
+
+
+def _prompt(request: generate_pb2.GenerateRequest, vocab_size: int | None) -> Prompt:
+    match request.WhichOneof("input"):
+        case "text":
+            if not request.text:
+                raise FieldError("text", "the prompt is empty; it must hold 1 token at least")
+            return request.text
+        case "token_ids":
+            ids = tuple(request.token_ids.ids)
+            if not ids:
+                raise FieldError("token_ids.ids", "the prompt is empty; 1 token at least")
+            check_token_ids("token_ids.ids", ids, vocab_size)
+            return ids
+        case "chat":
+            turns = tuple(ChatTurn(turn.role, turn.content) for turn in request.chat.messages)
+            if not turns:
+                raise FieldError("chat.messages", "the conversation is empty; 1 turn at least")
+            for index, turn in enumerate(turns):
+                if turn.role not in ROLES:
+                    raise FieldError(
+                        f"chat.messages[{index}].role",
+                        f"is {turn.role[:32]!r}, must be one of {', '.join(ROLES)}",
+                    )
+            return Conversation(turns)
+    raise FieldError("input", "no prompt; set text, token_ids or chat")
+
+
+def _mode(number: types_pb2.Mode) -> Mode:
+    if number not in _MODES:
+        raise FieldError("mode", f"unknown value {number}")
+    mode = _MODES[number]
+    if mode is Mode.SYNCHRONOUS:
+        raise UnsupportedError("mode", "SYNCHRONOUS is not served by this version")
+    return mode
+
+
+def _check_request_extras(request: generate_pb2.GenerateRequest) -> None:
+    if request.sampling_mode not in types_pb2.SamplingMode.values():
+        raise FieldError("sampling_mode", f"unknown value {request.sampling_mode}")
+    if request.sampling_mode == types_pb2.SAMPLING_MODE_REJECTION:
+        raise UnsupportedError("sampling_mode", "REJECTION is not served by this version")
+    check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if request.priority:
+        raise UnsupportedError("priority")
+    if len(request.metadata) > MAX_METADATA_ENTRIES:
+        raise FieldError(
+            "metadata",
+            f"has {len(request.metadata)} entries, allowed are {MAX_METADATA_ENTRIES}",
+        )
+    for key, text in request.metadata.items():
+        if max(len(key), len(text)) > MAX_METADATA_CHARACTERS:
+            raise FieldError(
+                f"metadata[{key[:32]}]",
+                f"has {max(len(key), len(text))} characters, allowed are {MAX_METADATA_CHARACTERS}",
+            )
+
+
+_COUNTS = (
+    "rounds",
+    "hits",
+    "misses",
+    "late",
+    "proposed_tokens",
+    "accepted_tokens",
+    "time_to_first_token_seconds",
+    "wall_seconds",
+    "decode_seconds",
+    "verify_seconds",
+    "round_seconds",
+)
+
+
+def _statistics_message(statistics: SpeculationStatistics) -> types_pb2.SpeculationStatistics:
+    return types_pb2.SpeculationStatistics(
+        mode=_MODE_NUMBERS[statistics.mode],
+        **{name: getattr(statistics, name) for name in _COUNTS},
+    )
+
+
+def _statistics(message: types_pb2.SpeculationStatistics) -> SpeculationStatistics:
+    return SpeculationStatistics(
+        mode=_MODES.get(message.mode, Mode.AUTO),
+        **{name: getattr(message, name) for name in _COUNTS},
+    )

@@ -1,0 +1,216 @@
+"""Outcome tables and commits, and the int32 rows they travel as.
+
+Every frame has rows of ``row_width(K)`` = K + 6 columns; what is not used holds -1.
+
+    commit       [session, base_len, k, t*, next, m, d_1..d_K]     next: a branch's index, or -1
+    table, head  [session, base_len, part, num_branches]           part: 0 main, 1 late
+    table, then a row a branch  [k, t*, d_1..d_K]                  tokens, -1 after the last
+
+A commit that names a branch spells no tokens out. Rows of a stranger are checked whole before
+anything is built from them: ``FrameError`` names the first bad row and column.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ssd.errors import FrameError
+from ssd.types import Branch, Commit, Explicit, Outcome, TokenId
+
+Int32s = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+
+_PAD = -1
+_HEAD_COLUMNS = 4
+_BRANCH_COLUMNS = 2
+_COMMIT_COLUMNS = 6
+_MAX_PART = 1
+
+
+def row_width(lookahead: int) -> int:
+    """Columns of a row, the same for commits and tables."""
+    return lookahead + _COMMIT_COLUMNS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutcomeTable:
+    """All branches of one session for one round: outcome -> next proposal."""
+
+    session: int
+    base_len: int
+    """Committed tokens before the round that the table answers."""
+    part: int
+    """0 main, 1 late."""
+    accepted_N: Int32s
+    bonus_N: Int32s
+    tokens_NK: Int32s
+    """The tokens after each outcome, -1 after the last."""
+
+    def look_up(self, outcome: Outcome) -> int | None:
+        """The branch of an outcome; None is a miss."""
+        is_it_N = (self.bonus_N == outcome.bonus) & (self.accepted_N == outcome.accepted)
+        index = int(is_it_N.argmax()) if is_it_N.size else 0
+        return index if is_it_N.size and is_it_N[index] else None
+
+    def proposal(self, index: int, num_tokens: int) -> tuple[TokenId, ...]:
+        """The first tokens of a branch, at most ``num_tokens``."""
+        tokens: list[int] = self.tokens_NK[index, :num_tokens].tolist()
+        return tuple(tokens[: tokens.index(_PAD)] if _PAD in tokens else tokens)
+
+
+def pack_tables(tables: Collection[OutcomeTable], width: int) -> Int32s:
+    """Rows of one frame, int32 [R, width]."""
+    num_rows = len(tables) + sum(len(table.bonus_N) for table in tables)
+    rows_RW = np.full((num_rows, width), _PAD, dtype=np.int32)
+    first = 0
+    for table in tables:
+        last = first + 1 + len(table.bonus_N)
+        head = (table.session, table.base_len, table.part, len(table.bonus_N))
+        rows_RW[first, :_HEAD_COLUMNS] = head
+        rows_RW[first + 1 : last, 0] = table.accepted_N
+        rows_RW[first + 1 : last, 1] = table.bonus_N
+        end = _BRANCH_COLUMNS + table.tokens_NK.shape[1]
+        rows_RW[first + 1 : last, _BRANCH_COLUMNS:end] = table.tokens_NK
+        first = last
+    return rows_RW
+
+
+def unpack_tables(rows_RW: Int32s, lookahead: int) -> list[OutcomeTable]:
+    """Tables of one frame, as views of its rows.
+
+    Raises:
+        FrameError: a row is not as described above, or an outcome or a table comes twice.
+    """
+    _check_shape(rows_RW, lookahead)
+    heads = _find_heads(rows_RW)
+    is_head_R = np.zeros(len(rows_RW), dtype=np.bool_)
+    is_head_R[heads] = True
+    highest_W = np.full(rows_RW.shape[1], _PAD, dtype=np.int64)
+    highest_W[0] = lookahead
+    highest_W[1 : _BRANCH_COLUMNS + lookahead] = np.iinfo(np.int32).max
+    lowest_W = np.full_like(highest_W, _PAD)
+    lowest_W[:_BRANCH_COLUMNS] = 0
+    is_bad_RW = (rows_RW < lowest_W) | (rows_RW > highest_W)
+    is_bad_RW |= _has_gap(rows_RW, _BRANCH_COLUMNS, lookahead)
+    is_bad_RW[is_head_R] = False
+    _refuse(rows_RW, is_bad_RW, "branch")
+    table_R = np.cumsum(is_head_R, dtype=np.int32)
+    keys_R3 = np.hstack((table_R[:, None], rows_RW[:, :_BRANCH_COLUMNS]))
+    _refuse_repeats(keys_R3[~is_head_R], "outcome")
+    _refuse_repeats(rows_RW[heads, :3], "table")
+    return [_table_at(rows_RW, first, lookahead) for first in heads]
+
+
+def _table_at(rows_RW: Int32s, first: int, lookahead: int) -> OutcomeTable:
+    session, base_len, part, num_branches = rows_RW[first, :_HEAD_COLUMNS].tolist()
+    branches_NW = rows_RW[first + 1 : first + 1 + num_branches]
+    tokens_NK = branches_NW[:, _BRANCH_COLUMNS : _BRANCH_COLUMNS + lookahead]
+    accepted_N, bonus_N = branches_NW[:, 0], branches_NW[:, 1]
+    return OutcomeTable(session, base_len, part, accepted_N, bonus_N, tokens_NK)
+
+
+def _find_heads(rows_RW: Int32s) -> list[int]:
+    """Indices of head rows, each checked."""
+    heads = []
+    first = 0
+    while first < len(rows_RW):
+        session, base_len, part, num_branches = rows_RW[first, :_HEAD_COLUMNS].tolist()
+        num_left = len(rows_RW) - first - 1
+        values = (session, base_len, part, num_branches)
+        limits = (None, None, _MAX_PART, num_left)
+        for column, (value, limit) in enumerate(zip(values, limits, strict=True)):
+            if value < 0 or (limit is not None and value > limit):
+                raise FrameError(_complaint("head", first, column, value))
+        padding_W = rows_RW[first, _HEAD_COLUMNS:]
+        if (padding_W != _PAD).any():
+            column = _HEAD_COLUMNS + int((padding_W != _PAD).argmax())
+            raise FrameError(_complaint("head", first, column, int(rows_RW[first, column])))
+        heads.append(first)
+        first += 1 + num_branches
+    return heads
+
+
+def pack_commits(commits: Collection[Commit], lookahead: int) -> Int32s:
+    """Rows of one frame, int32 [R, row_width(lookahead)], one a commit."""
+    rows = []
+    for commit in commits:
+        if isinstance(commit.next, Branch):
+            branch, num_proposed = commit.next.index, commit.next.num_proposed
+            tokens: tuple[TokenId, ...] = ()
+        else:
+            tokens = commit.next.tokens
+            branch, num_proposed = _PAD, len(tokens)
+        outcome = commit.outcome
+        head = (commit.session, commit.base_len, outcome.accepted, outcome.bonus)
+        padding = (_PAD,) * (lookahead - len(tokens))
+        rows.append((*head, branch, num_proposed, *tokens, *padding))
+    return np.array(rows, dtype=np.int32).reshape(len(rows), row_width(lookahead))
+
+
+def unpack_commits(rows_RW: Int32s, lookahead: int) -> list[Commit]:
+    """Commits of one frame.
+
+    Raises:
+        FrameError: a row is not as described above, or a round is committed twice.
+    """
+    _check_shape(rows_RW, lookahead)
+    highest_W = np.full(rows_RW.shape[1], np.iinfo(np.int32).max, dtype=np.int64)
+    highest_W[[2, 5]] = lookahead
+    lowest_W = np.full_like(highest_W, _PAD)
+    lowest_W[[0, 1, 2, 3, 5]] = 0
+    is_bad_RW = (rows_RW < lowest_W) | (rows_RW > highest_W)
+    num_spelt_R = np.where(rows_RW[:, 4] == _PAD, rows_RW[:, 5], 0)
+    is_token_RK = np.arange(lookahead) < num_spelt_R[:, None]
+    is_bad_RW[:, _COMMIT_COLUMNS:] |= (rows_RW[:, _COMMIT_COLUMNS:] != _PAD) != is_token_RK
+    _refuse(rows_RW, is_bad_RW, "commit")
+    _refuse_repeats(rows_RW[:, :2], "commit")
+    return [_commit_from(row) for row in rows_RW.tolist()]
+
+
+def _commit_from(row: list[int]) -> Commit:
+    session, base_len, accepted, bonus, branch, num_proposed, *tokens = row
+    explicit = Explicit(tuple(tokens[:num_proposed]))
+    following = explicit if branch == _PAD else Branch(branch, num_proposed)
+    return Commit(session, base_len, Outcome(accepted, bonus), following)
+
+
+def _check_shape(rows_RW: Int32s, lookahead: int) -> None:
+    if rows_RW.ndim != 2 or rows_RW.dtype != np.int32:
+        raise FrameError(
+            f"rows of shape {rows_RW.shape} and type {rows_RW.dtype}, not [R, W] int32"
+        )
+    if rows_RW.shape[1] != row_width(lookahead):
+        raise FrameError(
+            f"rows have {rows_RW.shape[1]} columns; lookahead {lookahead} asks for "
+            f"{row_width(lookahead)}"
+        )
+
+
+def _has_gap(rows_RW: Int32s, first: int, num: int) -> Bools:
+    """Where a token follows padding."""
+    is_bad_RW = np.zeros(rows_RW.shape, dtype=np.bool_)
+    tokens_RK = rows_RW[:, first : first + num]
+    is_bad_RW[:, first + 1 : first + num] = (tokens_RK[:, :-1] == _PAD) & (tokens_RK[:, 1:] != _PAD)
+    return is_bad_RW
+
+
+def _refuse(rows_RW: Int32s, is_bad_RW: Bools, kind: str) -> None:
+    if is_bad_RW.any():
+        row, column = np.argwhere(is_bad_RW)[0].tolist()
+        raise FrameError(_complaint(kind, row, column, int(rows_RW[row, column])))
+
+
+def _complaint(kind: str, row: int, column: int, value: int) -> str:
+    return f"{kind} row {row}, column {column}: {value} is out of range"
+
+
+def _refuse_repeats(keys_RC: Int32s, kind: str) -> None:
+    """Refuse a frame in which the same key stands twice."""
+    order_R = np.lexsort(keys_RC.T)
+    sorted_RC = keys_RC[order_R]
+    is_same_R = (sorted_RC[1:] == sorted_RC[:-1]).all(axis=1)
+    if is_same_R.any():
+        key = sorted_RC[int(is_same_R.argmax())].tolist()
+        raise FrameError(f"{kind} {key} comes twice")

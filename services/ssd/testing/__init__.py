@@ -1,0 +1,1 @@
+"""Fakes of the seams, shipped for tests and imported by nothing else."""

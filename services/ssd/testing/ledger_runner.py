@@ -1,0 +1,74 @@
+"""A runner without a model: it keeps token ids where a model keeps KV.
+
+Its law is a fixed function of the tokens that attention would see, read back through the block
+table. So a wrong position, block table, column count or a row that was never stored changes what
+it says, just as it would change a real model's logits.
+"""
+
+import torch
+
+from ssd.engine.batch import PagedBatch
+from ssd.engine.config import EngineConfig
+
+_UNWRITTEN = -1
+_MODULUS = 2_147_483_647
+
+
+class LedgerRunner:
+    """The part of ``ModelRunner`` that a decode loop uses. One thread."""
+
+    def __init__(self, engine: EngineConfig, *, num_blocks: int, vocab_size: int) -> None:
+        self.engine = engine
+        self.num_blocks = num_blocks
+        self.vocab_size = vocab_size
+        self.num_forwards = 0
+        self.ledger = torch.full((num_blocks * engine.block_size,), _UNWRITTEN)
+
+    def prefill(self, batch: PagedBatch) -> None:
+        """Store a chunk."""
+        assert batch.tokens_BP.shape == (1, self.engine.prefill_chunk)
+        self._store(batch)
+
+    def forward(self, batch: PagedBatch) -> torch.Tensor:
+        """Store the rows; logits_BPV of what stands at each column, noise at padding."""
+        self.num_forwards += 1
+        assert batch.tokens_BP.shape[1] == self.engine.num_columns
+        self._store(batch)
+        num_rows, num_columns = batch.tokens_BP.shape
+        logits_BPV = torch.zeros((num_rows, num_columns, self.vocab_size))
+        for row in range(num_rows):
+            slots_S = self._slots(batch.block_tables_BJ[row])
+            for column in range(int(batch.num_columns_B[row])):
+                last = int(batch.first_positions_B[row]) + column
+                seen_S = self.ledger[slots_S[: last + 1]]
+                assert int(seen_S.min()) >= 0, "attends to a position that was never stored"
+                logits_BPV[row, column] = law(seen_S, self.vocab_size)
+        return logits_BPV
+
+    def _store(self, batch: PagedBatch) -> None:
+        for row in range(batch.tokens_BP.shape[0]):
+            slots_S = self._slots(batch.block_tables_BJ[row])
+            first, count = int(batch.first_positions_B[row]), int(batch.num_columns_B[row])
+            slots_C = slots_S[first : first + count]
+            assert slots_C.numel() == count, "a position lies beyond the block table"
+            assert int(slots_C.min()) >= self.engine.block_size, "a real token in reserved block 0"
+            self.ledger[slots_C] = batch.tokens_BP[row, :count]
+
+    def _slots(self, blocks_J: torch.Tensor) -> torch.Tensor:
+        offsets_C = torch.arange(self.engine.block_size)
+        return (blocks_J[:, None] * self.engine.block_size + offsets_C).flatten()
+
+
+def law(tokens_S: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Logits after these tokens: a peaked, arbitrary function of all of them.
+
+    It repeats itself where its last two tokens do, so that n-gram guesses are sometimes right.
+    """
+    recent = 0
+    for token in tokens_S[-2:].tolist():
+        recent = (recent * 1_000_003 + token + 7) % _MODULUS
+    everything = int((tokens_S * torch.arange(1, tokens_S.numel() + 1)).sum()) % 97
+    ids_V = torch.arange(vocab_size, dtype=torch.int64)
+    mixed_V = (ids_V * 48_271 + recent * 69_621 + 11) % _MODULUS * 16_807 % _MODULUS
+    wobble_V = (ids_V * 31 + everything * 17) % 23
+    return mixed_V.float() / _MODULUS * 4.0 + wobble_V.float() / 23.0

@@ -1,0 +1,81 @@
+"""A random Llama of a few thousand weights with a byte tokenizer, as a folder on disk."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+END = "<|end|>"
+VOCAB_SIZE = 257
+"""256 bytes and the end of text, which is id 256."""
+
+
+def write_tiny_folder(folder: Path, *, seed: int = 0, max_len: int = 256) -> Path:
+    """Write config, weights and tokenizer of a tiny model; returns the folder.
+
+    Two folders of one seed hold the same model; all folders hold the same tokenizer.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": max_len,
+        "tie_word_embeddings": True,
+        "eos_token_id": VOCAB_SIZE - 1,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    save_file(_weights(seed), folder / "model.safetensors")
+    write_byte_tokenizer(folder)
+    return folder
+
+
+def write_byte_tokenizer(folder: Path, end: str = END) -> None:
+    """Write a tokenizer whose tokens are the 256 bytes, in a fixed order, and one end of text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {character: index for index, character in enumerate(alphabet)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([end])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def _weights(seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        drawn = torch.randn(shape, generator=generator)
+        return drawn * shape[-1] ** -0.5
+
+    weights = {
+        "model.embed_tokens.weight": normal(VOCAB_SIZE, 32) * 4,
+        "model.norm.weight": torch.ones(32),
+    }
+    shapes = {
+        "self_attn.q_proj": (32, 32),
+        "self_attn.k_proj": (16, 32),
+        "self_attn.v_proj": (16, 32),
+        "self_attn.o_proj": (32, 32),
+        "mlp.gate_proj": (64, 32),
+        "mlp.up_proj": (64, 32),
+        "mlp.down_proj": (32, 64),
+    }
+    for layer in range(2):
+        prefix = f"model.layers.{layer}."
+        for name, shape in shapes.items():
+            weights[f"{prefix}{name}.weight"] = normal(*shape)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{prefix}{name}.weight"] = torch.ones(32)
+    return weights

@@ -1,0 +1,35 @@
+"""A tokenizer whose tokens are bytes."""
+
+import hashlib
+from collections.abc import Sequence
+
+from ssd.types import TokenId
+
+NUM_BYTES = 256
+
+
+class ByteTokenizer:
+    """Implements ``ports.Tokenizer``: ids 0..255 are the bytes of UTF-8, 256 ends a text."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Bytes and the end."""
+        return NUM_BYTES + 1
+
+    @property
+    def fingerprint(self) -> str:
+        """Always the same."""
+        return hashlib.sha256(b"ssd byte tokenizer").hexdigest()
+
+    @property
+    def eos_token_ids(self) -> frozenset[TokenId]:
+        """The one id that is no byte."""
+        return frozenset({NUM_BYTES})
+
+    def encode(self, text: str) -> list[TokenId]:
+        """The bytes of the text."""
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[TokenId]) -> str:
+        """The text of bytes; the end is left out, broken characters become U+FFFD."""
+        return bytes(each for each in token_ids if each < NUM_BYTES).decode(errors="replace")

@@ -1,0 +1,84 @@
+"""What a person sees: progress of processes, summaries, errors."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ssd.launch import EventListener
+from ssd.telemetry import Event
+from ssd_cli.figures import Figures
+
+out = Console(highlight=False, soft_wrap=True)
+"""For results: text and tables that somebody may redirect."""
+err = Console(stderr=True, highlight=False)
+"""For everything else: progress, summaries beside piped text, errors."""
+
+_STAGES = {"load": "reading weights", "pack": "packing weights", "warm-up": "warming up"}
+
+
+@contextmanager
+def startup_progress(*, is_quiet: bool) -> Iterator[EventListener]:
+    """Show a bar for each process until the block ends; yields the listener of their events."""
+    if is_quiet:
+        yield lambda _name, _event: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        yield _bars(progress)
+
+
+def _bars(progress: Progress) -> EventListener:
+    tasks: dict[str, TaskID] = {}
+
+    def on_event(name: str, event: Event) -> None:
+        if name not in tasks:
+            tasks[name] = progress.add_task(f"{name}: starting", total=1.0)
+        if event.name == "progress":
+            stage = _STAGES.get(event.fields["stage"], event.fields["stage"])
+            progress.update(
+                tasks[name],
+                description=f"{name}: {stage}",
+                completed=float(event.fields["fraction"]),
+            )
+        elif event.name == "ready":
+            progress.update(tasks[name], description=f"{name}: ready", completed=1.0)
+
+    return on_event
+
+
+_ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
+    ("mode", lambda f: f.mode),
+    ("tokens", lambda f: str(f.tokens)),
+    ("tokens/s", lambda f: _number(f.tokens_per_second, 1)),
+    ("time to first token", lambda f: f"{f.time_to_first_token_seconds * 1000:.0f} ms"),
+    ("rounds", lambda f: str(f.rounds)),
+    ("tokens a round", lambda f: _number(f.tokens_per_round, 2)),
+    ("hit rate", lambda f: _percent(f.hit_rate)),
+    (
+        "verify / round",
+        lambda f: f"{f.verify_seconds * 1000:.1f} / {f.round_seconds * 1000:.1f} ms",
+    ),
+    ("efficiency", lambda f: _number(f.efficiency, 2)),
+)
+
+
+def summary(columns: Sequence[tuple[str, Figures]]) -> Table:
+    """Return a table of figures, one column a generation."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    for title, _ in columns:
+        table.add_column(title, justify="right")
+    for label, show in _ROWS:
+        table.add_row(f"[dim]{label}[/dim]", *(show(item) for _, item in columns))
+    return table
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"

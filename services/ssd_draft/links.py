@@ -1,0 +1,341 @@
+"""The draft's ends of its links: shake hands, hear the target out, beat, notice the end.
+
+Asyncio loop. A link that breaks the rules is closed and counted; the other links serve on.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from ssd.errors import FrameError, HandshakeError, LinkError, SettingsError
+from ssd.ports import Clock
+from ssd.rpc.link import LinkFrames, LinkServerCall
+from ssd.speculation.fan_out import make_policy
+from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
+from ssd.telemetry import STALE_FRAMES_TOTAL, get_logger
+from ssd.transport.frame import Frame, FrameKind, TensorChannel
+from ssd.transport.grpc_channel import GrpcChannel
+from ssd.types import (
+    Beat,
+    Branch,
+    Commit,
+    Draining,
+    LinkHello,
+    LinkPolicy,
+    LinkWelcome,
+    Peer,
+    SessionClosing,
+    SessionOpening,
+    SessionRefusal,
+)
+from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, Opening
+from ssd_draft.sessions import Refusal
+
+_log = get_logger(__name__)
+WIRE_VERSION = 1
+BEAT_SECONDS = 0.25
+LEASE_SECONDS = 1.5
+HANDSHAKE_SECONDS = 5.0
+CHANNEL = "grpc"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTerms:
+    """What this draft holds every target to."""
+
+    vocab_size: int
+    tokenizer_fingerprint: str
+    lookahead: int
+    branches: int
+    capacity: int
+    delay_seconds: float = 0.0
+    """Fault injection: each table leaves that much later."""
+    default_policy: LinkPolicy = field(default_factory=LinkPolicy)
+    peer: Peer = field(default_factory=Peer)
+
+
+class DraftLink:
+    """One link after its handshake. ``push``, ``refuse`` and ``fail`` from any thread.
+
+    ``ended`` holds why the link is over; None is the target's goodbye.
+    """
+
+    def __init__(
+        self, number: int, hello: LinkHello, call: LinkServerCall, terms: LinkTerms
+    ) -> None:
+        self.number = number
+        self.epoch = hello.epoch
+        self.name = hello.peer.pod or f"link {number}"
+        self.policy = terms.default_policy
+        self._call = call
+        self._terms = terms
+        self._channel: TensorChannel = GrpcChannel(LinkFrames(call))
+        self._loop = asyncio.get_running_loop()
+        self._sequence_numbers = itertools.count(1)
+        self._newest_heard = 0
+        self.ended: asyncio.Future[LinkError | None] = self._loop.create_future()
+
+    def start(self, on_commits: Callable[[list[Commit]], None]) -> None:
+        """Deliver commits, checked, on the loop's thread."""
+        self._channel.start(
+            lambda frame: self._on_frame(frame, on_commits),
+            lambda error: self.end(as_link_error(error)),
+        )
+
+    def push(self, tables: Collection[OutcomeTable]) -> None:
+        """Send tables in one frame, now or after the injected delay."""
+        rows_RW = pack_tables(list(tables), row_width(self._terms.lookahead))
+        frame = Frame(FrameKind.TABLES, self.epoch, next(self._sequence_numbers), rows_RW)
+        if self._terms.delay_seconds:
+            delay = self._terms.delay_seconds
+            self._loop.call_soon_threadsafe(self._loop.call_later, delay, self._send, frame)
+        else:
+            self._send(frame)
+
+    def refuse(self, session: int, reason: Refusal) -> None:
+        """Tell the target that a session is not kept."""
+        try:
+            self._call.send(SessionRefusal(session, str(reason)))
+        except LinkError as error:
+            self.fail(error)
+
+    def fail(self, error: LinkError) -> None:
+        """End the link because of an error."""
+        self._loop.call_soon_threadsafe(self.end, error)
+
+    def end(self, error: LinkError) -> None:
+        """End the link; the first reason counts. Loop's thread only."""
+        if not self.ended.done():
+            self.ended.set_result(error)
+
+    def say_draining(self) -> None:
+        """Tell the target to open no more sessions here."""
+        try:
+            self._call.send(Draining())
+        except LinkError as error:
+            self.end(error)
+
+    def close(self) -> None:
+        """Close the channel; idempotent."""
+        self._channel.close()
+
+    def _send(self, frame: Frame) -> None:
+        try:
+            self._channel.send(frame)
+        except LinkError as error:
+            self.fail(error)
+
+    def _on_frame(self, frame: Frame, on_commits: Callable[[list[Commit]], None]) -> None:
+        if frame.epoch != self.epoch or frame.sequence_number <= self._newest_heard:
+            STALE_FRAMES_TOTAL.inc()
+            return
+        self._newest_heard = frame.sequence_number
+        try:
+            if frame.kind is not FrameKind.COMMITS:
+                raise FrameError(f"a target sent a frame of kind {frame.kind.name}")
+            commits = unpack_commits(frame.rows_RW, self._terms.lookahead)
+            for commit in commits:
+                check_commit(commit, self._terms.vocab_size)
+        except FrameError as error:
+            self.end(error)
+            return
+        on_commits(commits)
+
+
+class LinkDesk:
+    """All links of the process. Asyncio loop."""
+
+    def __init__(self, terms: LinkTerms, inbox: Inbox, clock: Clock) -> None:
+        self._terms = terms
+        self._inbox = inbox
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._links: dict[int, DraftLink] = {}
+        self._is_draining = False
+
+    @property
+    def num_links(self) -> int:
+        """Links up now."""
+        return len(self._links)
+
+    def start_draining(self) -> None:
+        """Tell every target, also those who come later."""
+        self._is_draining = True
+        for link in self._links.values():
+            link.say_draining()
+
+    def close(self) -> None:
+        """End all links."""
+        for link in self._links.values():
+            link.end(LinkError("the draft is leaving"))
+
+    async def serve(self, call: LinkServerCall) -> None:
+        """Hold one link until it ends.
+
+        Raises:
+            HandshakeError: the target does not fit this draft.
+            LinkError: the peer broke the rules, fell silent or did not say Hello.
+        """
+        hello = await _first_message(call)
+        check_hello(hello, self._terms)
+        link = DraftLink(next(self._numbers), hello, call, self._terms)
+        call.send(welcome(hello, self._terms))
+        link.start(lambda commits: self._put(link, Commits(link, commits, self._clock.now())))
+        self._links[link.number] = link
+        if self._is_draining:
+            link.say_draining()
+        _log.info("link", target=link.name, state="active", epoch=link.epoch)
+        error: LinkError | None = LinkError("the target vanished")
+        try:
+            error = await self._until_it_ends(link, call)
+        finally:
+            del self._links[link.number]
+            self._inbox.put(LinkLost(link))
+            link.close()
+            _log.info("link", target=link.name, state="ended", reason=str(error or "goodbye"))
+        if error is not None:
+            raise error
+
+    async def _until_it_ends(self, link: DraftLink, call: LinkServerCall) -> LinkError | None:
+        tasks: set[asyncio.Future[LinkError | None]] = {
+            link.ended,
+            asyncio.create_task(self._listen(link, call)),
+            asyncio.create_task(_beat(call)),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _listen(self, link: DraftLink, call: LinkServerCall) -> LinkError | None:
+        """Hear the target out; returns why it is over."""
+        while True:
+            try:
+                async with asyncio.timeout(LEASE_SECONDS):
+                    message = await call.receive()
+                match message:
+                    case None:
+                        return None
+                    case SessionOpening():
+                        check_opening(message, self._terms.vocab_size)
+                        self._put(link, Opening(link, message, self._clock.now()))
+                    case SessionClosing():
+                        self._put(link, Closing(link, message.session))
+                    case LinkPolicy():
+                        check_policy(message, self._terms)
+                        link.policy = message
+                    case LinkHello():
+                        return LinkError("a second Hello")
+                    case _:
+                        pass
+            except TimeoutError:
+                return LinkError(f"no sign of life for {LEASE_SECONDS} s")
+            except LinkError as error:
+                return error
+
+    def _put(self, link: DraftLink, event: Event) -> None:
+        if not self._inbox.put(event):
+            link.end(LinkError("too many messages wait for the step thread"))
+
+
+def as_link_error(error: Exception) -> LinkError:
+    """What a channel reports, as an error of the link."""
+    return error if isinstance(error, LinkError) else LinkError(str(error))
+
+
+def welcome(hello: LinkHello, terms: LinkTerms) -> LinkWelcome:
+    """The answer to a Hello that fits."""
+    return LinkWelcome(
+        epoch=hello.epoch,
+        capacity=terms.capacity,
+        lookahead=terms.lookahead,
+        branches=terms.branches,
+        peer=terms.peer,
+    )
+
+
+def check_hello(hello: LinkHello, terms: LinkTerms) -> None:
+    """Hold a target to what this draft can do.
+
+    Raises:
+        HandshakeError: names the first field that differs.
+    """
+    mine = {
+        "wire_version": WIRE_VERSION,
+        "vocab_size": terms.vocab_size,
+        "tokenizer_fingerprint": terms.tokenizer_fingerprint,
+        "lookahead": terms.lookahead,
+        "branches": terms.branches,
+        "channel": CHANNEL,
+    }
+    for name, value in mine.items():
+        theirs = getattr(hello, name)
+        if theirs != value:
+            raise HandshakeError(name, f"this draft has {value}, the target said {theirs}")
+
+
+def check_policy(policy: LinkPolicy, terms: LinkTerms) -> None:
+    """Refuse a policy that cannot be followed.
+
+    Raises:
+        LinkError: it is unknown, or its split does not fit the table.
+    """
+    try:
+        make_policy(policy.fan_out_policy, policy.fan_out)
+    except SettingsError as error:
+        raise LinkError(str(error)) from error
+    if policy.fan_out and (len(policy.fan_out), sum(policy.fan_out)) != (
+        terms.lookahead + 1,
+        terms.branches,
+    ):
+        raise LinkError(f"fan_out {policy.fan_out} is not {terms.branches} branches")
+
+
+def check_opening(opening: SessionOpening, vocab_size: int) -> None:
+    """Refuse what would make the model fail.
+
+    Raises:
+        LinkError: no tokens, ids outside the vocabulary, or numbers out of range.
+    """
+    ids = opening.token_ids
+    if not ids or min(ids) < 0 or max(ids) >= vocab_size:
+        raise LinkError(f"an opening needs token ids of 0..{vocab_size - 1}, one at least")
+    if not 0.0 <= opening.temperature <= 2.0:
+        raise LinkError(f"temperature {opening.temperature} of an opening is not in 0..2")
+
+
+def check_commit(commit: Commit, vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary.
+
+    Raises:
+        FrameError: there is one.
+    """
+    proposed = () if isinstance(commit.next, Branch) else commit.next.tokens
+    highest = max((commit.outcome.bonus, *proposed))
+    if highest >= vocab_size:
+        raise FrameError(f"a commit holds token id {highest}, the vocabulary has {vocab_size}")
+
+
+async def _first_message(call: LinkServerCall) -> LinkHello:
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            message = await call.receive()
+    except TimeoutError as error:
+        raise LinkError(f"no Hello within {HANDSHAKE_SECONDS} s") from error
+    if not isinstance(message, LinkHello):
+        raise LinkError("the first message of a link must be Hello")
+    return message
+
+
+async def _beat(call: LinkServerCall) -> LinkError | None:
+    """Give signs of life until the stream refuses them; returns why it did."""
+    while True:
+        try:
+            call.send(Beat())
+        except LinkError as error:
+            return error
+        await asyncio.sleep(BEAT_SECONDS)

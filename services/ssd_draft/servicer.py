@@ -1,0 +1,64 @@
+"""Messages to calls and back: where a link begins, and where the draft is asked about itself."""
+
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+from ssd.errors import FieldError, NotReadyError
+from ssd.rpc.link import LinkServerCall
+from ssd.rpc.pool_codec import DraftStatus, draft_status_response
+from ssd.rpc.server import RpcServer
+from ssd.v1 import speculation_pb2 as pb2
+from ssd.v1 import speculation_pb2_grpc
+from ssd_draft.links import LinkDesk
+
+LONGEST_DRAIN_MS = 300_000
+Context = Any
+
+
+class SpeculationServicer(speculation_pb2_grpc.SpeculationServiceServicer):
+    """``ssd.v1.SpeculationService``. Asyncio loop."""
+
+    def __init__(
+        self,
+        desk: LinkDesk,
+        *,
+        is_ready: Callable[[], bool],
+        status: Callable[[], DraftStatus],
+        drain: Callable[[float], int],
+    ) -> None:
+        self._desk = desk
+        self._is_ready = is_ready
+        self._status = status
+        self._drain = drain
+
+    def add_to(self, server: RpcServer) -> None:
+        """Serve this on ``server``."""
+        register = partial(speculation_pb2_grpc.add_SpeculationServiceServicer_to_server, self)
+        server.add("ssd.v1.SpeculationService", register)
+
+    async def Speculate(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[pb2.SpeculateRequest], context: Context
+    ) -> None:
+        """Hold one link until it ends."""
+        del request_iterator
+        if not self._is_ready():
+            raise NotReadyError("the draft is loading; dial again")
+        async with LinkServerCall(context) as call:
+            await self._desk.serve(call)
+
+    async def GetStatus(  # noqa: N802 - gRPC's name
+        self, request: pb2.GetStatusRequest, context: Context
+    ) -> pb2.GetStatusResponse:
+        """Say what the draft is doing."""
+        del request, context
+        return draft_status_response(self._status())
+
+    async def Drain(  # noqa: N802 - gRPC's name
+        self, request: pb2.DrainDraftRequest, context: Context
+    ) -> pb2.DrainDraftResponse:
+        """Begin to leave."""
+        del context
+        if request.deadline_ms > LONGEST_DRAIN_MS:
+            raise FieldError("deadline_ms", f"is {request.deadline_ms}, at most {LONGEST_DRAIN_MS}")
+        return pb2.DrainDraftResponse(sessions=self._drain(request.deadline_ms / 1000))

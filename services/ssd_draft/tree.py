@@ -1,0 +1,291 @@
+"""The tree of branches: K+1 lock-step passes over N outcomes of each session.
+
+Pure orchestration over a runner. Letter: X session slots of the process; the others are the
+project's. With n committed tokens, branch j of outcome (k_j, t_j) chooses in step s the token at
+position n + k_j + s + 1, with the noise of that position.
+"""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
+from ssd.engine.sampling.choose import top_candidates
+from ssd.speculation.fan_out import Candidates, FanOutPolicy, ForkSet
+from ssd.speculation.noise import NoiseRing
+from ssd_draft.sessions import Move
+
+NUM_FORKS = 16
+"""Candidates kept besides the token that a branch takes; all forks of a position come from them."""
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class TreeRunner(Protocol):
+    """What the tree needs of ``ssd.engine.runner.ModelRunner``. Step thread only."""
+
+    def prefill(self, batch: PagedBatch) -> None:
+        """Store the KV of a chunk of one prompt."""
+        ...
+
+    def run_explicit(self, batch: ExplicitBatch) -> torch.Tensor:
+        """Fill proposal segments; logits_BPV float32."""
+        ...
+
+    def run_branches(self, batch: BranchBatch) -> torch.Tensor:
+        """One step of all branches; logits_BNV float32."""
+        ...
+
+    def append_proposal(
+        self,
+        slots_B: torch.Tensor,
+        num_entries_B: torch.Tensor,
+        trunk_lengths_B: torch.Tensor,
+        block_tables_BJ: torch.Tensor,
+    ) -> None:
+        """Copy the first entries of proposal segments behind their trunks."""
+        ...
+
+    def promote_branches(self, slots_B: torch.Tensor, branches_B: torch.Tensor) -> None:
+        """Make the own entries of branches the proposal segments."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeShape:
+    """Sizes that never change in the life of the process."""
+
+    max_sessions: int
+    lookahead: int
+    branches: int
+    prefill_chunk: int
+    num_blocks_each: int
+    """Entries of a block table."""
+    vocab_size: int
+
+    @property
+    def num_columns(self) -> int:
+        """P = K + 1."""
+        return self.lookahead + 1
+
+    @property
+    def num_kept(self) -> int:
+        """Candidates kept a step of a branch, the token it takes among them."""
+        return min(NUM_FORKS + 1, self.vocab_size)
+
+    @property
+    def num_candidates(self) -> int:
+        """Candidates kept a position (M): after an explicit pass one can carry a whole table."""
+        return min(max(NUM_FORKS, self.branches) + 1, self.vocab_size)
+
+    @property
+    def num_noise_rows(self) -> int:
+        """Rows of the noise ring: a tree's 2K+2, and K+1 that are filled while waiting."""
+        return 3 * self.lookahead + 3
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """What the tree must know of a session that opens."""
+
+    slot: int
+    blocks: Rows[int]
+    seed: int
+    choice: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The tables of some sessions: outcomes of each branch, -1 where there is none, and tokens."""
+
+    accepted_BN: NDArray[np.int32]
+    bonus_BN: NDArray[np.int32]
+    num_branches_B: Ints
+    tokens_BNK: NDArray[np.int32]
+
+
+class Tree:
+    """KV lengths, proposals, candidates and noise of all sessions, by slot. Step thread only."""
+
+    def __init__(self, runner: TreeRunner, ring: NoiseRing, shape: TreeShape) -> None:
+        self._runner = runner
+        self._ring = ring
+        self._shape = shape
+        x, p, m = shape.max_sessions, shape.num_columns, shape.num_candidates
+        self._trunk_lengths_X = torch.zeros(x, dtype=torch.int64)
+        self._block_tables_XJ = torch.zeros((x, shape.num_blocks_each), dtype=torch.int64)
+        self._temperatures_X = torch.zeros(x)
+        self._filled_X = np.zeros(x, dtype=np.int64)
+        self._proposals_XK = np.full((x, shape.lookahead), -1, dtype=np.int64)
+        self._num_proposed_X = np.zeros(x, dtype=np.int64)
+        self._ids_XPM = np.zeros((x, p, m), dtype=np.int64)
+        self._scores_XPM = np.full((x, p, m), -np.inf, dtype=np.float32)
+        branch = (x, shape.branches, p, shape.num_kept)
+        self._branch_ids_XNPM = np.zeros(branch, dtype=np.int64)
+        self._branch_scores_XNPM = np.full(branch, -np.inf, dtype=np.float32)
+
+    def open(self, session: NewSession) -> None:
+        """Give a session its slot; its trunk is empty."""
+        slot = session.slot
+        self._trunk_lengths_X[slot] = 0
+        self._block_tables_XJ[slot] = 0
+        self._block_tables_XJ[slot, : len(session.blocks)] = torch.tensor(list(session.blocks))
+        self._temperatures_X[slot] = session.temperature
+        self._filled_X[slot] = 0
+        self._ring.assign(slot, session.seed, session.choice, session.temperature)
+
+    def close(self, slot: int) -> None:
+        """Forget a session."""
+        self._temperatures_X[slot] = 0
+        self._ring.release(slot)
+
+    def store(self, slot: int, first: int, tokens: Rows[int]) -> None:
+        """Store prompt tokens from position ``first`` on; they end at a chunk's end or before."""
+        tokens_1P = torch.zeros((1, self._shape.prefill_chunk), dtype=torch.int64)
+        tokens_1P[0, : len(tokens)] = torch.tensor(tokens)
+        self._runner.prefill(
+            PagedBatch(
+                tokens_1P,
+                torch.tensor([first]),
+                torch.tensor([len(tokens)]),
+                self._block_tables_XJ[slot : slot + 1],
+            )
+        )
+        self._trunk_lengths_X[slot] = first + len(tokens)
+
+    def start(self, slot: int, newest: int, proposal: tuple[int, ...]) -> None:
+        """Run the first pass over the newest token and what is proposed after it."""
+        self._run_explicit([slot], [(newest, *proposal)])
+
+    def advance(self, slots: Rows[int], moves: Rows[Move]) -> None:
+        """Follow the commits of several sessions, one each."""
+        slots_B = torch.tensor(slots)
+        entries_B = torch.tensor([move.num_entries for move in moves])
+        lengths_B, tables_BJ = self._trunk_lengths_X[slots_B], self._block_tables_XJ[slots_B]
+        self._runner.append_proposal(slots_B, entries_B, lengths_B, tables_BJ)
+        self._trunk_lengths_X[slots_B] += entries_B
+        adopting = [row for row, move in enumerate(moves) if move.branch is not None]
+        if adopting:
+            self._promote([slots[row] for row in adopting], [moves[row] for row in adopting])
+        running = [row for row, move in enumerate(moves) if move.branch is None]
+        if running:
+            tokens = [(moves[row].bonus, *moves[row].proposal) for row in running]
+            self._run_explicit([slots[row] for row in running], tokens)
+
+    def grow(self, slots: Rows[int], policies: Rows[FanOutPolicy]) -> Growth:
+        """Grow one table a session: choose the outcomes, then decode K tokens after each."""
+        shape = self._shape
+        num_sessions, num_branches = len(slots), shape.branches
+        slots_B = torch.tensor(slots)
+        forks = self._choose_forks(slots, policies)
+        accepted_BN = torch.from_numpy(np.maximum(forks.accepted_BN, 0).astype(np.int64))
+        tokens_BN = torch.from_numpy(np.maximum(forks.bonus_BN, 0).astype(np.int64))
+        lengths_B, tables_BJ = self._trunk_lengths_X[slots_B], self._block_tables_XJ[slots_B]
+        self._fill(slots, lengths_B + 1)
+        slots_R = slots_B.repeat_interleave(num_branches)
+        temperatures_R = self._temperatures_X[slots_R]
+        first_R = (lengths_B[:, None] + 2 + accepted_BN).flatten()
+        grid = (num_sessions, num_branches, shape.num_kept)
+        for step in range(shape.num_columns):
+            logits_BNV = self._runner.run_branches(
+                BranchBatch(slots_B, tokens_BN, accepted_BN, step, lengths_B, tables_BJ)
+            )
+            noise_RV = self._ring.rows(slots_R, first_R + step)
+            logits_RV = logits_BNV.flatten(0, 1)
+            ids_RM, scores_RM = top_candidates(logits_RV, temperatures_R, noise_RV, grid[2])
+            tokens_BN = ids_RM[:, 0].view(num_sessions, num_branches)
+            self._branch_ids_XNPM[slots, :, step] = ids_RM.view(grid).numpy(force=True)
+            self._branch_scores_XNPM[slots, :, step] = scores_RM.view(grid).numpy(force=True)
+        tokens_BNK = self._branch_ids_XNPM[slots, :, : shape.lookahead, 0].astype(np.int32)
+        return Growth(forks.accepted_BN, forks.bonus_BN, forks.num_branches_B, tokens_BNK)
+
+    def fill_ahead(self) -> bool:
+        """Compute the noise of one position that a coming table may need; False if there is none.
+
+        Called while waiting. A commit moves a session by K+1 tokens at most, so that much more than
+        the present tree needs is enough.
+        """
+        committed_X = self._trunk_lengths_X.numpy() + 1
+        wanted_X = committed_X + 3 * self._shape.lookahead + 2
+        is_short_X = (self._temperatures_X.numpy() > 0) & (self._filled_X < wanted_X)
+        is_short_X &= self._filled_X > committed_X
+        if not is_short_X.any():
+            return False
+        slot = int(is_short_X.argmax())
+        self._filled_X[slot] += 1
+        self._ring.fill(slot, int(self._filled_X[slot]), int(self._filled_X[slot]))
+        return True
+
+    def _fill(self, slots: Rows[int], committed_B: torch.Tensor) -> None:
+        """Compute the noise that trees over these committed tokens need, where it is missing."""
+        for slot, num_committed in zip(slots, committed_B.tolist(), strict=True):
+            last = num_committed + 2 * self._shape.lookahead + 1
+            self._ring.fill(slot, num_committed, last)
+            self._filled_X[slot] = max(last, self._filled_X[slot])
+
+    def _choose_forks(self, slots: Rows[int], policies: Rows[FanOutPolicy]) -> ForkSet:
+        """Ask each policy about its sessions; usually one policy has them all."""
+        if all(policy is policies[0] for policy in policies):
+            return self._ask(policies[0], slots)
+        asked = [self._ask(policy, [slot]) for policy, slot in zip(policies, slots, strict=True)]
+        return ForkSet(
+            np.concatenate([forks.accepted_BN for forks in asked]),
+            np.concatenate([forks.bonus_BN for forks in asked]),
+            np.concatenate([forks.num_branches_B for forks in asked]),
+        )
+
+    def _ask(self, policy: FanOutPolicy, slots: Rows[int]) -> ForkSet:
+        return policy.choose(
+            Candidates(self._ids_XPM[slots], self._scores_XPM[slots]),
+            self._proposals_XK[slots],
+            self._num_proposed_X[slots],
+            self._shape.branches,
+        )
+
+    def _promote(self, slots: list[int], moves: list[Move]) -> None:
+        """Make the branches that won the proposals; nothing is computed again."""
+        branches = np.array([move.branch for move in moves], dtype=np.int64)
+        self._runner.promote_branches(torch.tensor(slots), torch.from_numpy(branches))
+        kept = self._shape.num_kept
+        self._ids_XPM[slots, :, :kept] = self._branch_ids_XNPM[slots, branches]
+        self._scores_XPM[slots, :, :kept] = self._branch_scores_XNPM[slots, branches]
+        self._scores_XPM[slots, :, kept:] = -np.inf
+        self._set_proposals(slots, [move.proposal for move in moves])
+
+    def _run_explicit(self, slots: list[int], rows: list[tuple[int, ...]]) -> None:
+        """One causal pass over each newest token and proposal; keeps N+1 candidates a position."""
+        tokens_BP = torch.zeros((len(rows), self._shape.num_columns), dtype=torch.int64)
+        for index, row in enumerate(rows):
+            tokens_BP[index, : len(row)] = torch.tensor(row)
+        slots_B = torch.tensor(slots)
+        lengths_B = self._trunk_lengths_X[slots_B]
+        columns_B = torch.tensor([len(row) for row in rows])
+        self._fill(slots, lengths_B + 1)
+        logits_BPV = self._runner.run_explicit(
+            ExplicitBatch(slots_B, tokens_BP, columns_B, lengths_B, self._block_tables_XJ[slots_B])
+        )
+        is_real_BP = torch.arange(self._shape.num_columns) < columns_B[:, None]
+        row_R, column_R = is_real_BP.nonzero(as_tuple=True)
+        slots_R = slots_B[row_R]
+        noise_RV = self._ring.rows(slots_R, lengths_B[row_R] + 1 + column_R)
+        ids_RM, scores_RM = top_candidates(
+            logits_BPV[row_R, column_R],
+            self._temperatures_X[slots_R],
+            noise_RV,
+            self._shape.num_candidates,
+        )
+        where = (slots_R.numpy(), column_R.numpy())
+        self._ids_XPM[where] = ids_RM.numpy(force=True)
+        self._scores_XPM[where] = scores_RM.numpy(force=True)
+        self._set_proposals(slots, [row[1:] for row in rows])
+
+    def _set_proposals(self, slots: list[int], proposals: list[tuple[int, ...]]) -> None:
+        self._proposals_XK[slots] = -1
+        for slot, proposal in zip(slots, proposals, strict=True):
+            self._proposals_XK[slot, : len(proposal)] = proposal
+            self._num_proposed_X[slot] = len(proposal)

@@ -1,0 +1,221 @@
+"""The draft's step: hear, follow the commits, grow one batch of tables, push; else prefill.
+
+``run_step`` is the whole draft. It never waits for a target in between: a late commit costs time
+and nothing else. Everything here runs on the step thread.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SECONDS, get_logger
+
+from ssd.errors import LinkError
+from ssd.ports import Clock
+from ssd.speculation.fan_out import FanOutPolicy
+from ssd.speculation.table import OutcomeTable
+from ssd.types import LinkPolicy
+from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, Opening
+from ssd_draft.sessions import GapError, LinkEnd, Move, Refusal, Session, Sessions
+from ssd_draft.tree import Growth, NewSession, Tree
+
+_log = get_logger(__name__)
+_MAIN_PART = 0
+_BATCHES_BETWEEN_CHUNKS = 4
+"""Tree batches after which an opening session gets a chunk, however busy the others are."""
+_REMEMBERED_TABLES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the worker is put together from."""
+
+    inbox: Inbox
+    sessions: Sessions
+    tree: Tree
+    policy_of: Callable[[LinkPolicy], FanOutPolicy]
+    """The same object for the same words, so that sessions of one policy are forked together."""
+    prefill_chunk: int
+    clock: Clock
+    on_count: Callable[[int], None]
+    """Told the number of sessions whenever it has changed."""
+
+
+class Worker:
+    """Owns the sessions and their KV; runs until the inbox is closed. Step thread only.
+
+    ``num_sessions`` and ``table_seconds`` may be read from any thread, ``start_draining`` called.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._inbox = parts.inbox
+        self._sessions = parts.sessions
+        self._tree = parts.tree
+        self._policy_of = parts.policy_of
+        self._chunk = parts.prefill_chunk
+        self._clock = parts.clock
+        self._on_count = parts.on_count
+        self._recent_seconds: deque[float] = deque([0.0], _REMEMBERED_TABLES)
+        self._batches_since_chunk = 0
+        self._is_draining = False
+        self.num_sessions = 0
+
+    @property
+    def table_seconds(self) -> float:
+        """Median time from a commit's arrival to its table's departure, of the newest tables."""
+        return median(list(self._recent_seconds))
+
+    def start_draining(self) -> None:
+        """Refuse sessions from now on."""
+        self._is_draining = True
+
+    def run(self) -> None:
+        """Serve until the inbox is closed."""
+        while not self._inbox.is_closed:
+            if not self.run_step():
+                self._inbox.wait()
+
+    def run_step(self) -> bool:
+        """Hear what came and do the most urgent thing; False if there was nothing to do."""
+        events = self._inbox.drain()
+        for event in events:
+            self._hear(event)
+        self._advance()
+        due = [each for each in self._sessions if each.is_open and each.table is None]
+        opening = next((each for each in self._sessions if not each.is_open), None)
+        self._publish()
+        if due and not (opening and self._batches_since_chunk >= _BATCHES_BETWEEN_CHUNKS):
+            self._batches_since_chunk += 1
+            self._grow(due)
+        elif opening:
+            self._batches_since_chunk = 0
+            self._prefill(opening)
+        else:
+            return self._tree.fill_ahead() or bool(events)
+        return True
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Opening():
+                self._open(event)
+            case Commits():
+                for commit in event.commits:
+                    session = self._sessions.find(event.link, commit.session)
+                    if session is not None:
+                        session.pending.append(commit)
+                        session.arrived_at = event.arrived_at
+            case Closing():
+                ended = self._sessions.find(event.link, event.session)
+                if ended is not None:
+                    self._close(ended)
+            case LinkLost():
+                for session in self._sessions.of(event.link):
+                    self._close(session)
+
+    def _open(self, event: Opening) -> None:
+        opening = event.opening
+        if self._is_draining:
+            event.link.refuse(opening.session, Refusal.DRAINING)
+            return
+        try:
+            admitted = self._sessions.open(event.link, opening, event.arrived_at)
+        except LinkError as error:
+            event.link.fail(error)
+            return
+        if isinstance(admitted, Refusal):
+            event.link.refuse(opening.session, admitted)
+            return
+        self._tree.open(
+            NewSession(
+                admitted.slot,
+                admitted.blocks,
+                opening.seed,
+                opening.choice,
+                opening.temperature,
+            )
+        )
+
+    def _advance(self) -> None:
+        """Follow all commits, in order; those of several sessions together."""
+        while behind := [each for each in self._sessions if each.pending]:
+            planned = [(session, self._plan(session)) for session in behind]
+            moving = [(each, move) for each, move in planned if move is not None and each.is_open]
+            if moving:
+                self._tree.advance([each.slot for each, _ in moving], [move for _, move in moving])
+            for session, move in planned:
+                if move is not None:
+                    session.apply(move)
+
+    def _plan(self, session: Session) -> Move | None:
+        """What the session's next commit asks for; None if the session had to be closed."""
+        commit = session.pending.popleft()
+        try:
+            move = session.plan(commit)
+        except GapError as error:
+            _log.info("session_gap", session=session.number, reason=str(error))
+            self._give_up(session, Refusal.GAP)
+            return None
+        if not self._sessions.has_room(session, move.num_entries):
+            self._give_up(session, Refusal.LENGTH)
+            return None
+        return move
+
+    def _prefill(self, session: Session) -> None:
+        """Store one chunk of a prompt, up to a multiple of the chunk; after the last one, open."""
+        first = session.num_stored
+        last = min(session.num_committed - 1, first - first % self._chunk + self._chunk)
+        if first < last:
+            self._tree.store(session.slot, first, session.tokens[first:last])
+            session.num_stored = last
+        if session.num_to_store == 0:
+            self._tree.start(session.slot, session.tokens[-1], session.proposal)
+            session.is_open = True
+            session.tokens = []
+
+    def _grow(self, due: Rows[Session]) -> None:
+        """Grow the tables of these sessions in one batch and push one frame a link."""
+        started = self._clock.now()
+        growth = self._tree.grow(
+            [each.slot for each in due], [self._policy_of(each.link.policy) for each in due]
+        )
+        by_link: dict[int, tuple[LinkEnd, list[OutcomeTable]]] = {}
+        for row, session in enumerate(due):
+            session.table = _table(session, growth, row)
+            by_link.setdefault(session.link.number, (session.link, []))[1].append(session.table)
+        for link, tables in by_link.values():
+            link.push(tables)
+        now = self._clock.now()
+        DRAFT_TABLE_SECONDS.observe(now - started)
+        for session in due:
+            WIRE_TO_TABLE_SECONDS.observe(now - session.arrived_at)
+            self._recent_seconds.append(now - session.arrived_at)
+
+    def _give_up(self, session: Session, reason: Refusal) -> None:
+        session.link.refuse(session.number, reason)
+        self._close(session)
+
+    def _close(self, session: Session) -> None:
+        session.pending.clear()
+        self._tree.close(session.slot)
+        self._sessions.close(session)
+
+    def _publish(self) -> None:
+        if self.num_sessions != len(self._sessions):
+            self.num_sessions = len(self._sessions)
+            DRAFT_SESSIONS.set(self.num_sessions)
+            self._on_count(self.num_sessions)
+
+
+def _table(session: Session, growth: Growth, row: int) -> OutcomeTable:
+    count = int(growth.num_branches_B[row])
+    return OutcomeTable(
+        session=session.number,
+        base_len=session.num_committed,
+        part=_MAIN_PART,
+        accepted_N=growth.accepted_BN[row, :count].astype(np.int32),
+        bonus_N=growth.bonus_BN[row, :count].astype(np.int32),
+        tokens_NK=growth.tokens_BNK[row, :count],
+    )

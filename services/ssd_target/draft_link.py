@@ -1,0 +1,135 @@
+"""One link to a draft while it is up, and the sessions it carries."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ssd.errors import LinkError
+from ssd.speculation.table import OutcomeTable, pack_commits
+from ssd.transport.frame import Frame, FrameKind, TensorChannel
+from ssd.types import Commit, SequenceId, SessionClosing, SessionOpening, TargetMessage
+from ssd_target.patience import Patience, Quarantine
+
+
+class LinkState(StrEnum):
+    """State of a link."""
+
+    CONNECTING = "connecting"
+    ACTIVE = "active"
+    QUARANTINED = "quarantined"
+    DRAINING = "draining"
+    LOST = "lost"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class Session:
+    """A draft's copy of one sequence, as the target sees it. Guarded by the pool's lock."""
+
+    session: int
+    sequence_id: SequenceId
+    link: "DraftLink"
+    base_len: int
+    """Committed tokens before the round in progress: the only table that fits has the same."""
+    asked_at: float
+    """When the commit or the opening left that asks for this table."""
+    table: OutcomeTable | None = None
+    is_opened: bool = False
+    """Whether a first table has come; before, nobody waits for it."""
+
+
+@dataclass(slots=True)
+class LinkCounts:
+    """Rounds by result since the link came up."""
+
+    hits: int = 0
+    misses: int = 0
+    late: int = 0
+    stale_tables: int = 0
+
+
+class DraftLink:
+    """A link after Welcome. Guarded by the pool's lock; what it sends never blocks.
+
+    ``say`` carries control messages, ``channel`` frames; both may raise ``LinkError``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        capacity: int,
+        channel: TensorChannel,
+        say: Callable[[TargetMessage], None],
+    ) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.capacity = max(1, capacity)
+        self.counts = LinkCounts()
+        self.sessions: dict[int, Session] = {}
+        self.patience = Patience(is_adaptive=False)
+        self.quarantine = Quarantine(is_enabled=True)
+        self.full_until = 0.0
+        self.is_draining = False
+        self.lost_because: str | None = None
+        self._channel = channel
+        self._say = say
+        self._session_ids = itertools.count(1)
+        self._sequence_numbers = itertools.count(1)
+
+    def state(self, now: float) -> LinkState:
+        """What the link is good for."""
+        if self.lost_because is not None:
+            return LinkState.LOST
+        if self.is_draining:
+            return LinkState.DRAINING
+        if self.quarantine.is_active(now):
+            return LinkState.QUARANTINED
+        return LinkState.ACTIVE
+
+    def has_room(self, now: float) -> bool:
+        """Whether it takes one more session."""
+        return (
+            self.state(now) is LinkState.ACTIVE
+            and len(self.sessions) < self.capacity
+            and now >= self.full_until
+        )
+
+    @property
+    def load(self) -> float:
+        """Sessions over capacity."""
+        return len(self.sessions) / self.capacity
+
+    def next_session_id(self) -> int:
+        """An id never used before on this link."""
+        return next(self._session_ids)
+
+    def open(self, opening: SessionOpening) -> None:
+        """Ask the draft for a session.
+
+        Raises:
+            LinkError: the link is closed or its outbox is full.
+        """
+        self._say(opening)
+
+    def close_session(self, session: int) -> None:
+        """Tell the draft that a sequence has ended; a link that is gone needs no telling."""
+        try:
+            self._say(SessionClosing(session))
+        except LinkError as error:
+            self.lost_because = self.lost_because or str(error)
+
+    def send(self, commits: list[Commit], lookahead: int) -> None:
+        """Send the commits of a round as one frame.
+
+        Raises:
+            LinkError: the link is closed or its outbox is full.
+        """
+        rows_RW = pack_commits(commits, lookahead)
+        number = next(self._sequence_numbers)
+        self._channel.send(Frame(FrameKind.COMMITS, self.epoch, number, rows_RW))
+
+    def close(self) -> None:
+        """Close the channel; idempotent."""
+        self._channel.close()

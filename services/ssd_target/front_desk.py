@@ -1,0 +1,221 @@
+"""Requests from the door to the step thread and back: check, number, submit, turn into text.
+
+Belongs to the asyncio loop. What is checked here depends on the model; what a message may hold at
+all is checked in ``ssd.rpc.codec``.
+"""
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, replace
+
+from ssd.engine.runner import ModelRunner
+from ssd.errors import ContextLengthError, FieldError, NotReadyError
+from ssd.ports import Clock, Tokenizer
+from ssd.rpc.codec import Conversation, GenerateCall, Prompt, check_token_ids
+from ssd.telemetry import (
+    E2E_SECONDS,
+    INTER_TOKEN_SECONDS,
+    REQUESTS_TOTAL,
+    TIME_TO_FIRST_TOKEN_SECONDS,
+)
+from ssd.text.chat_template import ChatTurn, render_chat
+from ssd.types import GenerationChunk, Request, SamplingParams, TokenId
+from ssd_target.inbox import Inbox
+from ssd_target.sequence import Arrival
+from ssd_target.streams import TokenStream, Wakeups
+from ssd_target.text_output import StopStringWatch, TextWriter
+
+_LONG_TEXT = 20_000
+"""Characters from which a text is tokenised beside the asyncio loop, which has beats to send."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeskSettings:
+    """Bounds of what a reader may make us hold."""
+
+    stream_stall_seconds: float
+    stream_buffer_tokens: int
+
+
+class FrontDesk:
+    """Open between ``open`` and ``close``; in between every request is answered."""
+
+    def __init__(
+        self,
+        settings: DeskSettings,
+        tokenizer: Tokenizer,
+        chat_template: str | None,
+        inbox: Inbox,
+        clock: Clock,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.runner: ModelRunner | None = None
+        self.num_requests = 0
+        self._settings = settings
+        self._chat_template = chat_template
+        self._inbox = inbox
+        self._clock = clock
+        self._wakeups: Wakeups | None = None
+        self._eos_token_ids: frozenset[TokenId] = frozenset()
+        self._is_draining = False
+        self._sequence_ids = itertools.count(1)
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def open(self, runner: ModelRunner, wakeups: Wakeups) -> None:
+        """Take requests from now on."""
+        self._wakeups = wakeups
+        self._eos_token_ids = self.tokenizer.eos_token_ids | runner.model.eos_token_ids
+        self.runner = runner
+
+    def close(self) -> None:
+        """Take no more requests; those that run go on."""
+        self._is_draining = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests are taken."""
+        return self.runner is not None and not self._is_draining
+
+    def require_open(self) -> ModelRunner:
+        """The model.
+
+        Raises:
+            NotReadyError: loading or draining.
+        """
+        if self.runner is None:
+            raise NotReadyError("the model is loading; try again in a moment")
+        if self._is_draining:
+            raise NotReadyError("the target is draining; ask another one")
+        return self.runner
+
+    async def wait_until_idle(self) -> None:
+        """Wait for the last request to end."""
+        await self._idle.wait()
+
+    async def generate(
+        self, call: GenerateCall, request_id: str
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Run one request; its chunks carry text.
+
+        Leaving the iterator early, for whatever reason, frees all that the request holds.
+
+        Raises:
+            RequestError: the request does not fit the model.
+            OverloadedError: the queue is full.
+            NotReadyError: loading or draining.
+        """
+        runner = self.require_open()
+        assert self._wakeups is not None
+        stream = TokenStream(
+            self._wakeups,
+            self._clock,
+            buffer_tokens=self._settings.stream_buffer_tokens,
+            stall_seconds=self._settings.stream_stall_seconds,
+        )
+        arrived_at = self._clock.now()
+        prompt_ids = await self._prompt_ids(call.prompt)
+        limit = room_for(prompt_ids, call.max_tokens, runner.engine.max_model_len)
+        request = self._request(call, request_id, prompt_ids, limit)
+        arrival = Arrival(
+            sequence_id=next(self._sequence_ids),
+            request=request,
+            limit=limit,
+            eos_token_ids=self._eos_token_ids,
+            sink=stream,
+            stop_watch=self._stop_watch(request.sampling),
+            arrived_at=arrived_at,
+        )
+        self._inbox.submit(arrival)
+        self._enter()
+        outcome = "cancelled"
+        try:
+            async for chunk in self._read(arrival, stream):
+                if chunk.finish_reason is not None:
+                    outcome = str(chunk.finish_reason)
+                yield chunk
+        finally:
+            stream.abandon()
+            self._inbox.cancel(arrival.sequence_id)
+            self._leave(outcome)
+
+    async def _read(self, arrival: Arrival, stream: TokenStream) -> AsyncIterator[GenerationChunk]:
+        sampling = arrival.request.sampling
+        writer = TextWriter(self.tokenizer, sampling.stop)
+        seed: int | None = sampling.seed
+        previous_at: float | None = None
+        while True:
+            chunk = await stream.take()
+            now = self._clock.now()
+            if previous_at is None:
+                TIME_TO_FIRST_TOKEN_SECONDS.observe(now - arrival.arrived_at)
+            elif chunk.token_ids:
+                INTER_TOKEN_SECONDS.observe((now - previous_at) / len(chunk.token_ids))
+            previous_at = now
+            text = writer.push(chunk.token_ids)
+            if chunk.finish_reason is not None:
+                text += writer.finish()
+            yield replace(chunk, text=text, seed=seed)
+            seed = None
+            if chunk.finish_reason is not None:
+                E2E_SECONDS.observe(now - arrival.arrived_at)
+                return
+
+    async def encode(self, text: str) -> tuple[TokenId, ...]:
+        """Token ids of a text, as ``generate`` would see them."""
+        if len(text) < _LONG_TEXT:
+            return tuple(self.tokenizer.encode(text))
+        return tuple(await asyncio.to_thread(self.tokenizer.encode, text))
+
+    async def _prompt_ids(self, prompt: Prompt) -> tuple[TokenId, ...]:
+        if isinstance(prompt, Conversation):
+            turns = [ChatTurn(turn.role, turn.content) for turn in prompt.turns]
+            prompt = render_chat(self._chat_template, turns)
+        ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
+        check_token_ids("token_ids.ids", ids, self.tokenizer.vocab_size)
+        if not ids:
+            raise FieldError("input", "the prompt is empty; it must hold 1 token at least")
+        return ids
+
+    def _request(
+        self, call: GenerateCall, request_id: str, prompt_ids: tuple[TokenId, ...], limit: int
+    ) -> Request:
+        stops = call.sampling.stop_token_ids
+        check_token_ids("sampling.stop_token_ids", stops, self.tokenizer.vocab_size)
+        seed = secrets.randbits(64) if call.seed is None else call.seed
+        return Request(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            sampling=replace(call.sampling, seed=seed, max_tokens=limit),
+            mode=call.mode,
+        )
+
+    def _stop_watch(self, sampling: SamplingParams) -> StopStringWatch | None:
+        return StopStringWatch(self.tokenizer, sampling.stop) if sampling.stop else None
+
+    def _enter(self) -> None:
+        self.num_requests += 1
+        self._idle.clear()
+
+    def _leave(self, outcome: str) -> None:
+        REQUESTS_TOTAL.labels(outcome=outcome).inc()
+        self.num_requests -= 1
+        if self.num_requests == 0:
+            self._idle.set()
+
+
+def room_for(prompt_ids: tuple[TokenId, ...], max_tokens: int | None, max_model_len: int) -> int:
+    """New tokens that a request may have; unset takes 256, or what fits.
+
+    Raises:
+        ContextLengthError: prompt and new tokens exceed the model's length.
+    """
+    room = max_model_len - len(prompt_ids)
+    limit = max_tokens
+    if limit is None:
+        limit = max(1, min(SamplingParams().max_tokens, room))
+    if limit > room:
+        raise ContextLengthError(len(prompt_ids), limit, max_model_len)
+    return limit

@@ -1,0 +1,258 @@
+"""Keeping links to drafts up: dial, shake hands, beat, notice the end, dial again. Asyncio loop.
+
+One task an address. A lost link is dialled again within a second, so that speed is back within
+seconds; a refused one every ten. A DNS name is resolved every two seconds: addresses that appear
+are dialled, addresses that go are dropped.
+"""
+
+import asyncio
+import ipaddress
+import itertools
+import random
+import socket
+from dataclasses import dataclass, replace
+
+from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.rpc.client import DraftClient
+from ssd.rpc.link import LinkCall, LinkFrames
+from ssd.rpc.server import join_address
+from ssd.telemetry import LINK_STATE, get_logger
+from ssd.transport.frame import Frame
+from ssd.transport.grpc_channel import GrpcChannel
+from ssd.types import Beat, Draining, LinkHello, LinkPolicy, LinkWelcome, SessionRefusal
+from ssd_target.draft_link import DraftLink, LinkState
+from ssd_target.draft_pool import DraftPool
+
+_log = get_logger(__name__)
+BEAT_SECONDS = 0.25
+LEASE_SECONDS = 1.5
+HANDSHAKE_SECONDS = 5.0
+RESOLVE_SECONDS = 2.0
+FIRST_REDIAL_SECONDS = 0.1
+LONGEST_REDIAL_SECONDS = 1.0
+REFUSED_REDIAL_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """What is known of an address, for those who ask."""
+
+    address: str
+    state: LinkState
+    reason: str = ""
+    link: DraftLink | None = None
+
+
+class DraftLinks:
+    """Holds one link to each draft. ``run`` until cancelled."""
+
+    def __init__(
+        self, pool: DraftPool, addresses: tuple[str, ...], hello: LinkHello, policy: LinkPolicy
+    ) -> None:
+        self._pool = pool
+        self._literal = {address for address in addresses if is_literal(address)}
+        self._names = [address for address in addresses if not is_literal(address)]
+        self._hello = hello
+        self._policy = policy
+        self._epochs = itertools.count(1)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._reports: dict[str, LinkReport] = {}
+
+    def reports(self) -> list[LinkReport]:
+        """One entry an address."""
+        return list(self._reports.values())
+
+    async def run(self) -> None:
+        """Keep links to all addresses until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    self._follow(group, self._literal | await self._resolve())
+                    if not self._names:
+                        return
+                    await asyncio.sleep(RESOLVE_SECONDS)
+        finally:
+            self._tasks.clear()
+
+    async def _resolve(self) -> set[str]:
+        found: set[str] = set()
+        for name in self._names:
+            host, _, port = name.rpartition(":")
+            try:
+                answers = await asyncio.get_running_loop().getaddrinfo(
+                    host, int(port), type=socket.SOCK_STREAM
+                )
+            except OSError as error:
+                _log.info("drafts_not_resolved", name=name, reason=str(error))
+                continue
+            found |= {join_address(str(answer[4][0]), int(answer[4][1])) for answer in answers}
+        return found
+
+    def _follow(self, group: asyncio.TaskGroup, addresses: set[str]) -> None:
+        for address in self._tasks.keys() - addresses:
+            self._tasks.pop(address).cancel()
+            self._reports.pop(address, None)
+        for address in addresses - self._tasks.keys():
+            self._tasks[address] = group.create_task(self._keep_up(address))
+
+    async def _keep_up(self, address: str) -> None:
+        """Hold a link to one address, for ever."""
+        pause = FIRST_REDIAL_SECONDS
+        while True:
+            self._report(LinkReport(address, LinkState.CONNECTING, self._reason(address)))
+            loop = asyncio.get_running_loop()
+            dialled_at = loop.time()
+            try:
+                await self._hold(address)
+            except HandshakeError as error:
+                self._report(LinkReport(address, LinkState.REFUSED, str(error)))
+                pause = REFUSED_REDIAL_SECONDS
+            except LinkError as error:
+                self._report(LinkReport(address, LinkState.LOST, str(error)))
+                lived = loop.time() - dialled_at > 2 * LONGEST_REDIAL_SECONDS
+                longer = min(2 * pause, LONGEST_REDIAL_SECONDS)
+                pause = FIRST_REDIAL_SECONDS if lived else longer
+            # Spread out: targets that lost the same draft do not come back in one instant.
+            await asyncio.sleep(pause * random.uniform(0.75, 1.0))  # noqa: S311
+
+    async def _hold(self, address: str) -> None:
+        """Dial, shake hands and keep the link until it ends, which is always a ``LinkError``."""
+        client = DraftClient(address)
+        try:
+            call = await client.open_link()
+            try:
+                await self._serve(address, call)
+            finally:
+                await call.close()
+        finally:
+            await client.close()
+
+    async def _serve(self, address: str, call: LinkCall) -> None:
+        hello = replace(self._hello, epoch=next(self._epochs))
+        call.send(hello)
+        welcome = await _first_answer(call)
+        check_welcome(hello, welcome)
+        channel = GrpcChannel(LinkFrames(call))
+        link = DraftLink(address, hello.epoch, welcome.capacity, channel, call.send)
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        channel.start(
+            lambda frame: self._on_frame(link, frame, ended),
+            lambda error: _end(ended, str(error)),
+        )
+        call.send(self._policy)
+        self._pool.attach(link)
+        self._report(LinkReport(address, LinkState.ACTIVE, link=link))
+        reason = "cancelled"
+        try:
+            reason = await self._until_it_ends(link, call, ended)
+        finally:
+            self._pool.detach(link, reason)
+            link.close()
+        raise LinkError(reason)
+
+    async def _until_it_ends(
+        self, link: DraftLink, call: LinkCall, ended: "asyncio.Future[str]"
+    ) -> str:
+        tasks = {
+            asyncio.ensure_future(ended),
+            asyncio.create_task(self._listen(link, call)),
+            asyncio.create_task(_beat(link, call)),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _listen(self, link: DraftLink, call: LinkCall) -> str:
+        """Hear the draft out until it falls silent; returns why it did."""
+        while True:
+            try:
+                async with asyncio.timeout(LEASE_SECONDS):
+                    message = await call.receive()
+            except TimeoutError:
+                return f"no sign of life for {LEASE_SECONDS} s"
+            except LinkError as error:
+                return str(error)
+            if message is None:
+                return "the draft closed the link"
+            if isinstance(message, SessionRefusal):
+                self._pool.refuse(link, message)
+            elif isinstance(message, Draining):
+                self._pool.drain(link)
+                self._report(LinkReport(link.name, LinkState.DRAINING, link=link))
+
+    def _on_frame(self, link: DraftLink, frame: Frame, ended: "asyncio.Future[str]") -> None:
+        try:
+            self._pool.receive(link, frame)
+        except FrameError as error:
+            _log.warning("bad_frame", draft=link.name, reason=str(error))
+            _end(ended, str(error))
+
+    def _reason(self, address: str) -> str:
+        report = self._reports.get(address)
+        return report.reason if report is not None else ""
+
+    def _report(self, report: LinkReport) -> None:
+        previous = self._reports.get(report.address)
+        self._reports[report.address] = report
+        LINK_STATE.labels(draft=report.address).set(report.state is LinkState.ACTIVE)
+        is_news = previous is None or (previous.state, previous.reason) != (
+            report.state,
+            report.reason,
+        )
+        if is_news and report.state is not LinkState.CONNECTING:
+            _log.info("link", draft=report.address, state=str(report.state), reason=report.reason)
+
+
+def is_literal(address: str) -> bool:
+    """Whether an address names one endpoint: a number or ``localhost``, not a DNS name."""
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def check_welcome(hello: LinkHello, welcome: LinkWelcome) -> None:
+    """Hold a draft to what was proposed.
+
+    Raises:
+        HandshakeError: it agreed to something else.
+    """
+    for name in ("epoch", "lookahead", "branches"):
+        mine, theirs = getattr(hello, name), getattr(welcome, name)
+        if mine != theirs:
+            raise HandshakeError(name, f"this target has {mine}, the draft answered {theirs}")
+
+
+async def _first_answer(call: LinkCall) -> LinkWelcome:
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            message = await call.receive()
+    except TimeoutError as error:
+        raise LinkError(f"no Welcome within {HANDSHAKE_SECONDS} s") from error
+    if not isinstance(message, LinkWelcome):
+        raise LinkError("the draft closed the link, or spoke before its Welcome")
+    return message
+
+
+async def _beat(link: DraftLink, call: LinkCall) -> str:
+    """Give signs of life until the link is lost; returns why it was."""
+    while link.lost_because is None:
+        try:
+            call.send(Beat())
+        except LinkError as error:
+            return str(error)
+        await asyncio.sleep(BEAT_SECONDS)
+    return link.lost_because
+
+
+def _end(ended: "asyncio.Future[str]", reason: str) -> None:
+    if not ended.done():
+        ended.set_result(reason)

@@ -1,0 +1,135 @@
+"""One continuation of a request on the target: its committed tokens and its place in the KV cache.
+
+The KV cache holds ``c_0..c_{n-2}`` of the ``n`` committed tokens: the newest one is run by the
+coming round, together with what is proposed after it.
+"""
+
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ssd.ports import TokenSink
+from ssd.types import FinishReason, Mode, Request, SequenceId, TokenId
+
+
+class StopWatch(Protocol):
+    """Sees every committed token of one sequence once, in order. Step thread only."""
+
+    def completes(self, token_id: TokenId) -> bool:
+        """Take the next token; true if the text now contains a stop string."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A request that asks to be run.
+
+    ``limit`` is the number of new tokens it may grow by; prompt and limit together fit the model.
+    """
+
+    sequence_id: SequenceId
+    request: Request
+    limit: int
+    eos_token_ids: frozenset[TokenId]
+    sink: TokenSink
+    stop_watch: StopWatch | None = None
+    arrived_at: float = 0.0
+
+    @property
+    def max_len(self) -> int:
+        """Tokens that the sequence never grows beyond."""
+        return len(self.request.prompt_ids) + self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """Tokens that a round added to a sequence, and whether they ended it."""
+
+    token_ids: tuple[TokenId, ...]
+    finish_reason: FinishReason | None = None
+
+
+NOTHING_EMITTED = Emission(())
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A running sequence. Step thread only; it changes in ``prefilled`` and ``commit``."""
+
+    arrival: Arrival
+    slot: int
+    """Row of the tables that are kept per running sequence, 0..max_num_seqs - 1."""
+    blocks: tuple[int, ...]
+    """Its KV blocks, reserved for its whole life."""
+    tokens: list[TokenId] = field(default_factory=list)
+    """Committed tokens: the prompt and what was emitted."""
+    num_prefilled: int = 0
+    """Prompt tokens whose KV is stored."""
+    finish_reason: FinishReason | None = None
+    ending_ids: frozenset[TokenId] = frozenset()
+
+    def __post_init__(self) -> None:
+        sampling = self.arrival.request.sampling
+        self.tokens = list(self.arrival.request.prompt_ids)
+        ends = frozenset() if sampling.ignore_eos else self.arrival.eos_token_ids
+        self.ending_ids = ends | frozenset(sampling.stop_token_ids)
+
+    @property
+    def sequence_id(self) -> SequenceId:
+        """Identity, never reused."""
+        return self.arrival.sequence_id
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.arrival.request.prompt_ids)
+
+    @property
+    def num_emitted(self) -> int:
+        """New tokens so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_remaining(self) -> int:
+        """New tokens that may still come."""
+        return self.arrival.max_len - len(self.tokens)
+
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether the next token can be decoded: all of the prompt but its last token is stored."""
+        return self.num_prefilled >= self.num_prompt - 1
+
+    @property
+    def wants_draft(self) -> bool:
+        """Whether its mode asks for speculation."""
+        return self.arrival.request.mode is not Mode.AUTOREGRESSIVE
+
+    def next_chunk(self, chunk: int) -> tuple[int, int]:
+        """Positions [first, last) of the next prefill, which ends at a multiple of ``chunk``."""
+        first = self.num_prefilled
+        return first, min(self.num_prompt - 1, (first // chunk + 1) * chunk)
+
+    def prefilled(self, last: int) -> None:
+        """Note that positions below ``last`` are stored."""
+        assert self.num_prefilled < last < self.num_prompt
+        self.num_prefilled = last
+
+    def commit(self, token_ids: Tokens[TokenId]) -> Emission:
+        """Append what a round decided, up to and including the token that ends the sequence.
+
+        An end-of-text token or stop string inside an accepted proposal ends the sequence exactly
+        where plain decoding would have ended it; what stands behind it is dropped.
+        """
+        assert self.finish_reason is None
+        watch = self.arrival.stop_watch
+        emitted: list[TokenId] = []
+        for token_id in token_ids:
+            emitted.append(token_id)
+            if token_id in self.ending_ids or (watch is not None and watch.completes(token_id)):
+                self.finish_reason = FinishReason.STOP
+            elif len(emitted) == self.num_remaining:
+                self.finish_reason = FinishReason.LENGTH
+            if self.finish_reason is not None:
+                break
+        self.tokens += emitted
+        return Emission(tuple(emitted), self.finish_reason)

@@ -1,0 +1,117 @@
+"""Messages to calls and back: where a request enters and where its tokens leave."""
+
+import asyncio
+import contextlib
+from functools import partial
+from typing import NoReturn
+
+import grpc.aio
+
+from ssd import __version__, telemetry
+from ssd.errors import UnknownModelError, UnsupportedError
+from ssd.rpc import codec
+from ssd.rpc.server import RpcServer, current_request_id
+from ssd.v1 import admin_pb2_grpc, generate_pb2, generate_pb2_grpc
+from ssd_target.draft_pool import DraftPool
+from ssd_target.front_desk import FrontDesk
+from ssd_target.settings import TargetSettings
+
+GenerateContext = grpc.aio.ServicerContext[
+    generate_pb2.GenerateRequest, generate_pb2.GenerateResponse
+]
+
+
+class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
+    """``ssd.v1.GenerateService``. Asyncio loop."""
+
+    def __init__(self, settings: TargetSettings, desk: FrontDesk, pool: DraftPool) -> None:
+        self._settings = settings
+        self._desk = desk
+        self._pool = pool
+
+    def add_to(self, server: RpcServer) -> None:
+        """Have this service served."""
+        register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, self)
+        server.add("ssd.v1.GenerateService", register)
+
+    async def Generate(  # noqa: N802 - the rpc's name
+        self, request: generate_pb2.GenerateRequest, context: GenerateContext
+    ) -> None:
+        """Continue a prompt; leaving the call, for whatever reason, frees all that it holds."""
+        self._desk.require_open()
+        call = codec.generate_call(request, self._desk.tokenizer.vocab_size)
+        if call.model not in {"", self._settings.served_name}:
+            raise UnknownModelError(
+                f"model {call.model!r} is not served; this is {self._settings.served_name!r}"
+            )
+        request_id = current_request_id()
+        telemetry.request_id.set(request_id)
+        async with (
+            asyncio.timeout(self._settings.request_timeout_seconds),
+            contextlib.aclosing(self._desk.generate(call, request_id)) as chunks,
+        ):
+            async for chunk in chunks:
+                await context.write(codec.generate_response(chunk))
+
+    async def Tokenize(  # noqa: N802 - the rpc's name
+        self, request: generate_pb2.TokenizeRequest, _context: object
+    ) -> generate_pb2.TokenizeResponse:
+        """Text to token ids."""
+        return generate_pb2.TokenizeResponse(token_ids=await self._desk.encode(request.text))
+
+    async def Detokenize(  # noqa: N802 - the rpc's name
+        self, request: generate_pb2.DetokenizeRequest, _context: object
+    ) -> generate_pb2.DetokenizeResponse:
+        """Token ids to text."""
+        tokenizer = self._desk.tokenizer
+        codec.check_token_ids("token_ids", request.token_ids, tokenizer.vocab_size)
+        return generate_pb2.DetokenizeResponse(text=tokenizer.decode(request.token_ids))
+
+    async def GetModelInfo(  # noqa: N802 - the rpc's name
+        self, _request: generate_pb2.GetModelInfoRequest, _context: object
+    ) -> generate_pb2.GetModelInfoResponse:
+        """The model that is served and how."""
+        runner = self._desk.require_open()
+        info = codec.ModelInfo(
+            model=self._settings.served_name,
+            family=runner.model.family,
+            num_parameters=runner.num_parameters,
+            vocab_size=self._desk.tokenizer.vocab_size,
+            max_model_len=runner.engine.max_model_len,
+            dtype=runner.engine.dtype,
+            attention_backend=runner.attention_name,
+            device=runner.engine.device,
+            version=__version__,
+            tokenizer_fingerprint=self._desk.tokenizer.fingerprint,
+            lookahead=self._settings.lookahead,
+            branches=self._settings.branches,
+            active_drafts=self._pool.num_active,
+            max_num_seqs=runner.engine.max_num_seqs,
+            deterministic=runner.engine.deterministic,
+        )
+        return codec.model_info_response(info)
+
+
+class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+    """``ssd.v1.AdminService``: declared, and each method says that it is not served yet."""
+
+    def add_to(self, server: RpcServer) -> None:
+        """Have this service served."""
+        register = partial(admin_pb2_grpc.add_AdminServiceServicer_to_server, self)
+        server.add("ssd.v1.AdminService", register)
+
+    async def GetPoolStatus(self, *_call: object) -> NoReturn:  # noqa: N802 - the rpc's name
+        """Not served yet."""
+        raise UnsupportedError("AdminService.GetPoolStatus")
+
+    async def WatchPool(self, *_call: object) -> NoReturn:  # noqa: N802 - the rpc's name
+        """Not served yet."""
+        raise UnsupportedError("AdminService.WatchPool")
+
+    async def SetSpeculation(self, *_call: object) -> NoReturn:  # noqa: N802 - the rpc's name
+        """Not served yet."""
+        raise UnsupportedError("AdminService.SetSpeculation")
+
+    async def Drain(self, *_call: object) -> NoReturn:  # noqa: N802 - the rpc's name
+        """Not served yet."""
+        raise UnsupportedError("AdminService.Drain")

@@ -1,0 +1,128 @@
+"""The knobs of the target process. Sources and precedence: ``ssd.settings``."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ssd.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetSettings:
+    """What ``python -m ssd_target`` can be told."""
+
+    model: str = "demo://target"
+    """Model folder, ``demo://target``, or ``hf://org/name@revision``."""
+    model_name: str = ""
+    """Id that clients use; empty takes the last part of ``model``."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = field(default=50051, metadata={"min": 0, "max": 65535})
+    """gRPC port; 0 lets the system choose, the choice is logged."""
+    http_port: int = field(default=9090, metadata={"min": 0, "max": 65535})
+    """Port of /livez, /readyz and /metrics; 0 lets the system choose."""
+    drafts: tuple[str, ...] = ()
+    """Addresses ``host:port`` of drafts. A DNS name stands for all addresses behind it and is
+    resolved every 2 s; numbers and ``localhost`` are taken as they are."""
+
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Type of weights and KV."""
+    device: str = "cpu"
+    """Where the model runs: ``cpu``, ``cuda:0``."""
+    attention: str = "cpu"
+    """Attention backend; see ``ssd.engine.attention.backend``."""
+    deterministic: bool = False
+    """Every forward pass at one shape, so that tokens never depend on batch mates."""
+    max_model_len: int = field(default=0, metadata={"min": 0, "max": 1 << 20})
+    """Prompt and new tokens of one sequence at most; 0 takes the model's own, at most 4096."""
+    max_num_seqs: int = field(default=16, metadata={"min": 1, "max": 256})
+    """Sequences that run together."""
+    max_queue: int = field(default=256, metadata={"min": 0, "max": 100_000})
+    """Requests that may wait; one more is refused with RESOURCE_EXHAUSTED."""
+    prefill_chunk: int = field(default=128, metadata={"min": 16, "max": 8192})
+    """Prompt tokens stored with one round; larger delays running streams more."""
+    kv_cache_bytes: int = field(default=0, metadata={"min": 0})
+    """Memory of the KV cache; 0 takes a share of what is free."""
+
+    lookahead: int = field(default=6, metadata={"min": 1, "max": 16})
+    """Tokens in a full proposal (K); more pays only while acceptance is high."""
+    branches: int = field(default=24, metadata={"min": 1, "max": 128})
+    """Branches of an outcome table (N)."""
+    draft_deadline_ms: float = field(default=20.0, metadata={"min": 0.0, "max": 60_000.0})
+    """Longest wait of a round for its tables, milliseconds; past it rows use their backup."""
+    adaptive_deadline: bool = True
+    """Wait less than that when tables are known to come sooner."""
+    quarantine: bool = True
+    """Leave a link alone for a while after three rounds in a row without any table in time."""
+    backup: Literal["none", "ngram"] = "ngram"
+    """What a row proposes after a miss."""
+    fan_out: Literal["adaptive", "uniform", "geometric", "explicit"] = "adaptive"
+    """Which outcomes get a branch; the draft chooses them, the target says how."""
+    fan_out_split: tuple[int, ...] = ()
+    """Branches by accepted length, K+1 numbers, for ``explicit``."""
+
+    request_timeout_seconds: float = field(default=600.0, metadata={"min": 0.001, "max": 86_400.0})
+    """A request ends with DEADLINE_EXCEEDED after this long."""
+    stream_stall_seconds: float = field(default=60.0, metadata={"min": 0.001, "max": 86_400.0})
+    """A reader that takes nothing for this long while tokens wait is cancelled."""
+    stream_buffer_tokens: int = field(default=65_536, metadata={"min": 1, "max": 1 << 24})
+    """Tokens that wait for one reader at most; past it the request is cancelled."""
+    drain_seconds: float = field(default=30.0, metadata={"min": 0.0, "max": 3600.0})
+    """After SIGTERM running requests may go on for this long."""
+
+    threads: int = field(default=1, metadata={"min": 1, "max": 256})
+    """Threads of one forward pass on a CPU."""
+    cpus: str = ""
+    """CPUs of the step thread, as ``0`` or ``0,2-3``; empty for all."""
+    io_cpus: str = ""
+    """CPUs of all other threads; empty for all."""
+    log_format: Literal["json", "text"] = "json"
+    """Form of log lines on standard error."""
+    reflection: bool = False
+    """Serve gRPC reflection."""
+
+    def __post_init__(self) -> None:
+        _ = self.step_cpus, self.other_cpus
+        if self.fan_out == "explicit" and len(self.fan_out_split) != self.lookahead + 1:
+            raise SettingsError(
+                f"fan_out explicit needs fan_out_split of {self.lookahead + 1} numbers "
+                f"(lookahead + 1), found {len(self.fan_out_split)}"
+            )
+        if self.fan_out_split and sum(self.fan_out_split) != self.branches:
+            raise SettingsError(
+                f"fan_out_split adds up to {sum(self.fan_out_split)}, branches is {self.branches}"
+            )
+
+    @property
+    def step_cpus(self) -> frozenset[int]:
+        """CPUs of the step thread; empty for all."""
+        return parse_cpus("cpus", self.cpus)
+
+    @property
+    def other_cpus(self) -> frozenset[int]:
+        """CPUs of all other threads; empty for all."""
+        return parse_cpus("io_cpus", self.io_cpus)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of a verification (P)."""
+        return self.lookahead + 1
+
+    @property
+    def served_name(self) -> str:
+        """Id that clients use."""
+        return self.model_name or self.model.rstrip("/").rpartition("/")[2]
+
+
+def parse_cpus(name: str, text: str) -> frozenset[int]:
+    """CPU numbers of ``0,2-3``.
+
+    Raises:
+        SettingsError: the text is something else.
+    """
+    cpus: set[int] = set()
+    for part in filter(None, text.replace(" ", "").split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise SettingsError(f"{name}: {text!r} is not a list of CPUs such as 0,2-3")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)

@@ -1,0 +1,197 @@
+"""The target process as one object: how it starts, serves, drains and ends.
+
+Life cycle: bind the ports, load on the step thread, serve; after SIGTERM or SIGINT refuse what is
+new, let what runs finish, close. Ports come first, so that a taken one is known before gigabytes
+are loaded; what is asked while the model loads is answered UNAVAILABLE.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from ssd.engine.config import EngineConfig
+from ssd.ports import Clock, Tokenizer
+from ssd.rpc.http import ProbeServer
+from ssd.rpc.server import RpcServer
+from ssd.telemetry import get_logger
+from ssd.text.chat_template import load_template
+from ssd.types import LinkHello, LinkPolicy
+from ssd_target.draft_pool import DraftPool, PoolSettings
+from ssd_target.front_desk import DeskSettings, FrontDesk
+from ssd_target.inbox import Inbox
+from ssd_target.links import DraftLinks
+from ssd_target.servicer import AdminServicer, GenerateServicer
+from ssd_target.settings import TargetSettings
+from ssd_target.step_thread import StepSettings, StepThread
+
+_log = get_logger("ssd_target")
+WIRE_VERSION = 1
+_LAST_WORDS_SECONDS = 5.0
+"""After the drain: time for cancelled requests to be told."""
+
+
+class Target:
+    """Everything the process holds. Asyncio loop.
+
+    ``run`` returns the exit code; ``leave`` begins the drain.
+    """
+
+    def __init__(
+        self,
+        settings: TargetSettings,
+        engine: EngineConfig,
+        folder: Path,
+        tokenizer: Tokenizer,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._leaving = asyncio.Event()
+        inbox = Inbox(settings.max_queue + settings.max_num_seqs)
+        self._inbox = inbox
+        self._pool = DraftPool(pool_settings(settings, tokenizer), clock)
+        self._links = DraftLinks(
+            self._pool, settings.drafts, hello(settings, tokenizer), policy(settings)
+        )
+        template = load_template(folder)
+        self._desk = FrontDesk(desk_settings(settings), tokenizer, template, inbox, clock)
+        step = step_settings(settings, engine, folder)
+        self._step = StepThread(step, inbox, self._pool, clock, log_progress)
+
+    def leave(self) -> None:
+        """Begin to drain; once is enough."""
+        self._leaving.set()
+
+    async def run(self) -> int:
+        """Serve until told to leave, or until the step thread crashes.
+
+        Raises:
+            SetupError: the process cannot start.
+        """
+        started_at = self._clock.now()
+        async with self._listening() as server:
+            self._step.start()
+            await self._first_of(self._step.loaded)
+            if not self._step.loaded.done():
+                return 0
+            self._desk.open(self._step.loaded.result(), self._step.wakeups)
+            server.set_serving(True)
+            _log.info("ready", seconds=round(self._clock.now() - started_at, 3))
+            links = asyncio.create_task(self._links.run())
+            try:
+                await self._first_of(self._step.ended)
+                if self._step.ended.done():
+                    return 1
+                server.set_serving(False)
+                return await self._drain()
+            finally:
+                links.cancel()
+                await asyncio.gather(links, return_exceptions=True)
+
+    async def _first_of(self, event: "asyncio.Future[Any]") -> None:
+        """Wait until the event, or until told to leave."""
+        leaving = asyncio.create_task(self._leaving.wait())
+        waiting: set[asyncio.Future[Any]] = {event, leaving}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        leaving.cancel()
+
+    async def _drain(self) -> int:
+        """Let running requests finish, within bounds, then end the step thread."""
+        _log.info("draining", requests=self._desk.num_requests)
+        self._desk.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_seconds):
+                await self._desk.wait_until_idle()
+        self._inbox.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_SECONDS):
+                await self._desk.wait_until_idle()
+                return 0 if await self._step.ended else 1
+        return 1
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[RpcServer]:
+        """Both ports are bound inside."""
+        settings = self._settings
+        probes = ProbeServer(settings.host, settings.http_port, self._is_live, self._is_ready)
+        server = RpcServer(settings.host, settings.port, reflection=settings.reflection)
+        GenerateServicer(settings, self._desk, self._pool).add_to(server)
+        AdminServicer().add_to(server)
+        try:
+            probes.start()
+            await server.start()
+            _log.info(
+                "listening",
+                grpc=f"{settings.host}:{server.port}",
+                http=f"{settings.host}:{probes.port}",
+            )
+            yield server
+        finally:
+            await server.stop()
+            probes.close()
+
+    def _is_live(self) -> bool:
+        return not self._step.ended.done()
+
+    def _is_ready(self) -> tuple[bool, str]:
+        if self._desk.is_open:
+            return True, "ready"
+        return False, "draining" if self._leaving.is_set() else "loading"
+
+
+def log_progress(stage: str, fraction: float) -> None:
+    """Say how far loading is. Any thread."""
+    _log.info("progress", stage=stage, fraction=round(fraction, 3))
+
+
+def hello(settings: TargetSettings, tokenizer: Tokenizer) -> LinkHello:
+    """What drafts are told of this target; each link puts its own epoch in."""
+    return LinkHello(
+        wire_version=WIRE_VERSION,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer_fingerprint=tokenizer.fingerprint,
+        lookahead=settings.lookahead,
+        branches=settings.branches,
+        channel="grpc",
+        epoch=0,
+    )
+
+
+def policy(settings: TargetSettings) -> LinkPolicy:
+    """How drafts are to choose outcomes."""
+    return LinkPolicy(
+        fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split, backup=settings.backup
+    )
+
+
+def pool_settings(settings: TargetSettings, tokenizer: Tokenizer) -> PoolSettings:
+    """The pool's share of the settings."""
+    return PoolSettings(
+        lookahead=settings.lookahead,
+        num_token_ids=tokenizer.vocab_size,
+        deadline_seconds=settings.draft_deadline_ms / 1000,
+        is_adaptive=settings.adaptive_deadline,
+        may_quarantine=settings.quarantine,
+        backup=settings.backup,
+    )
+
+
+def desk_settings(settings: TargetSettings) -> DeskSettings:
+    """The front desk's share of the settings."""
+    return DeskSettings(
+        stream_stall_seconds=settings.stream_stall_seconds,
+        stream_buffer_tokens=settings.stream_buffer_tokens,
+    )
+
+
+def step_settings(settings: TargetSettings, engine: EngineConfig, folder: Path) -> StepSettings:
+    """The step thread's share of the settings."""
+    return StepSettings(
+        folder=folder,
+        engine=engine,
+        max_queue=settings.max_queue,
+        num_threads=settings.threads,
+        cpus=settings.step_cpus,
+    )

@@ -1,0 +1,204 @@
+"""Coupled sampling keeps the target's law, and one seed is one text, on every path of a round.
+
+The target is a table of probabilities of the next token given the last one, over a tiny vocabulary,
+so the joint law of three tokens is known exactly: 4^3 = 64 cells. Thousands of sequences, one seed
+each, are decoded side by side by the propose-verify loop, with proposals of every kind that a
+round may have: those of a draft that agrees in part (hit), none where the outcome itself decides so
+(miss), none in every other round (late), n-gram guesses from the text, random tokens (a draft that
+lies), and none at all (dead).
+
+Statistic: Pearson's chi-square of the 64 cells, sum of (observed - expected)^2 / expected, which
+follows the chi-square law with 63 degrees of freedom if sampling is exact; every cell expects at
+least five. Threshold: p > 1e-3, so an exact sampler would fail with one set of seeds in a thousand;
+ours are fixed. Power: a sampler that leaves only the last of the three tokens to the draft has
+p < 1e-12 (asserted at the end).
+"""
+
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+
+from ssd.speculation.backup import propose_ngram
+from ssd.speculation.noise import gumbel_noise
+from ssd.speculation.verification import verify_coupled
+
+NUM_TOKENS = 4
+NUM_SEQUENCES = 6000
+PROMPT = (1, 3, 1)
+NUM_NEW = 3
+LOOKAHEAD = 3
+LENGTH = len(PROMPT) + NUM_NEW + LOOKAHEAD + 1
+
+Int64s = NDArray[np.int64]
+Float64s = NDArray[np.float64]
+Proposer = Callable[[Int64s, Int64s, Float64s], tuple[Int64s, Int64s]]
+"""(texts_BS, lengths_B, noise_BSV) -> (proposal_BK, num_proposed_B)."""
+
+_generator = np.random.default_rng(2)
+LAW_VV = _generator.dirichlet(np.full(NUM_TOKENS, 1.5), NUM_TOKENS) * 0.9 + 0.1 / NUM_TOKENS
+DRAFT_VV = LAW_VV * _generator.uniform(0.3, 3.0, LAW_VV.shape)
+ROWS = np.arange(NUM_SEQUENCES)
+
+
+def noise_of_all() -> Float64s:
+    """Noise of every sequence and position; sequence b has seed b."""
+    noise_BSV = [gumbel_noise(seed, range(LENGTH), NUM_TOKENS) for seed in range(NUM_SEQUENCES)]
+    return np.stack(noise_BSV).astype(np.float64)
+
+
+NOISE_BSV = noise_of_all()
+
+
+def choose(law_VV: Float64s, last_B: Int64s, noise_BV: Float64s) -> Int64s:
+    """The token that coupled sampling takes after ``last_B``."""
+    chosen_B: Int64s = (np.log(law_VV)[last_B] + noise_BV).argmax(axis=1)
+    return chosen_B
+
+
+def draft_tokens(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> Int64s:
+    """K tokens of the draft, on the same noise as the target."""
+    last_B = texts_BS[ROWS, lengths_B - 1]
+    proposal_BK = np.empty((NUM_SEQUENCES, LOOKAHEAD), dtype=np.int64)
+    for column in range(LOOKAHEAD):
+        position_B = np.minimum(lengths_B + column, LENGTH - 1)
+        last_B = proposal_BK[:, column] = choose(DRAFT_VV, last_B, noise_BSV[ROWS, position_B])
+    return proposal_BK
+
+
+def hit(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
+    """The table always holds the outcome: a full proposal of the draft."""
+    return draft_tokens(texts_BS, lengths_B, noise_BSV), np.full(NUM_SEQUENCES, LOOKAHEAD)
+
+
+def miss(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
+    """Whether the table holds the outcome depends on the outcome itself; else no proposal."""
+    is_hit_B = texts_BS[ROWS, lengths_B - 1] % 2 == 0
+    return draft_tokens(texts_BS, lengths_B, noise_BSV), np.where(is_hit_B, LOOKAHEAD, 0)
+
+
+def late(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
+    """Tables come for every other length only, cut to two tokens."""
+    num_proposed_B = np.where(lengths_B % 2 == 0, 2, 0)
+    return draft_tokens(texts_BS, lengths_B, noise_BSV), num_proposed_B
+
+
+def ngram(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
+    """Guesses from the text."""
+    proposal_BK = np.full((NUM_SEQUENCES, LOOKAHEAD), -1, dtype=np.int64)
+    num_proposed_B = np.zeros(NUM_SEQUENCES, dtype=np.int64)
+    for row, length in enumerate(lengths_B.tolist()):
+        tokens = propose_ngram(texts_BS[row, :length].tolist(), LOOKAHEAD, min_suffix=1)
+        proposal_BK[row, : len(tokens)] = tokens
+        num_proposed_B[row] = len(tokens)
+    return proposal_BK, num_proposed_B
+
+
+def lies(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
+    """Random tokens, and random numbers of them."""
+    generator = np.random.default_rng(int(lengths_B.sum()))
+    proposal_BK = generator.integers(0, NUM_TOKENS, (NUM_SEQUENCES, LOOKAHEAD))
+    return proposal_BK, generator.integers(0, LOOKAHEAD + 1, NUM_SEQUENCES)
+
+
+def dead(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
+    """No draft: plain decoding, whatever stands in the padding."""
+    return draft_tokens(texts_BS, lengths_B, noise_BSV), np.zeros(NUM_SEQUENCES, dtype=np.int64)
+
+
+PATHS: dict[str, Proposer] = {
+    "hit": hit,
+    "miss": miss,
+    "late": late,
+    "ngram": ngram,
+    "lies": lies,
+    "dead": dead,
+}
+
+
+def target_choices(
+    texts_BS: Int64s, lengths_B: Int64s, proposal_BK: Int64s, noise_BSV: Float64s
+) -> Int64s:
+    """What the target says after the last token and after each proposed one."""
+    last_B = texts_BS[ROWS, lengths_B - 1]
+    chosen_BP = np.empty((NUM_SEQUENCES, LOOKAHEAD + 1), dtype=np.int64)
+    for column in range(LOOKAHEAD + 1):
+        noise_BV = noise_BSV[ROWS, np.minimum(lengths_B + column, LENGTH - 1)]
+        chosen_BP[:, column] = choose(LAW_VV, last_B, noise_BV)
+        if column < LOOKAHEAD:
+            last_B = proposal_BK[:, column]
+    return chosen_BP
+
+
+def decode(propose: Proposer, noise_BSV: Float64s) -> tuple[Int64s, int]:
+    """Run rounds until every sequence has its new tokens; those tokens, and how many rounds."""
+    texts_BS = np.zeros((NUM_SEQUENCES, LENGTH), dtype=np.int64)
+    texts_BS[:, : len(PROMPT)] = PROMPT
+    lengths_B = np.full(NUM_SEQUENCES, len(PROMPT))
+    goal, num_rounds = len(PROMPT) + NUM_NEW, 0
+    while lengths_B.min() < goal:
+        num_rounds += 1
+        proposal_BK, num_proposed_B = propose(texts_BS, lengths_B, noise_BSV)
+        chosen_BP = target_choices(texts_BS, lengths_B, proposal_BK, noise_BSV)
+        outcomes = verify_coupled(
+            torch.from_numpy(proposal_BK),
+            torch.from_numpy(num_proposed_B),
+            torch.from_numpy(chosen_BP),
+        )
+        accepted_B, bonus_B = outcomes.accepted_B.numpy(), outcomes.bonus_B.numpy()
+        is_running_B = lengths_B < goal
+        for column in range(LOOKAHEAD):
+            row_X = ROWS[is_running_B & (column < accepted_B)]
+            texts_BS[row_X, lengths_B[row_X] + column] = proposal_BK[row_X, column]
+        row_X = ROWS[is_running_B]
+        texts_BS[row_X, (lengths_B + accepted_B)[row_X]] = bonus_B[row_X]
+        lengths_B = lengths_B + np.where(is_running_B, accepted_B + 1, 0)
+    return texts_BS[:, len(PROMPT) : goal], num_rounds
+
+
+def p_value(tokens_B3: Int64s) -> float:
+    """Of Pearson's chi-square against the exact joint law."""
+    cells_B = tokens_B3 @ np.array([NUM_TOKENS**2, NUM_TOKENS, 1])
+    observed = np.bincount(cells_B, minlength=NUM_TOKENS**3)
+    expected = [
+        NUM_SEQUENCES * LAW_VV[PROMPT[-1], a] * LAW_VV[a, b] * LAW_VV[b, c]
+        for a, b, c in product(range(NUM_TOKENS), repeat=3)
+    ]
+    assert min(expected) >= 5, "too few sequences for the chi-square law"
+    return float(stats.chisquare(observed, expected).pvalue)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_three_tokens_follow_the_exact_joint_law(path: str) -> None:
+    tokens_B3, _ = decode(PATHS[path], NOISE_BSV)
+    assert p_value(tokens_B3) > 1e-3
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_seed_gives_the_tokens_of_plain_sampling(path: str) -> None:
+    tokens_B3, _ = decode(PATHS[path], NOISE_BSV)
+    last_B = np.full(NUM_SEQUENCES, PROMPT[-1])
+    for column in range(NUM_NEW):
+        last_B = choose(LAW_VV, last_B, NOISE_BSV[:, len(PROMPT) + column])
+        np.testing.assert_array_equal(tokens_B3[:, column], last_B)
+
+
+def test_a_draft_on_the_same_noise_agrees_more_often_than_one_on_its_own() -> None:
+    """The paths above do accept tokens; coupling is what makes the draft's laws overlap."""
+    lengths_B = np.full(NUM_SEQUENCES, len(PROMPT))
+    last_B = np.full(NUM_SEQUENCES, PROMPT[-1])
+    chosen_B = choose(LAW_VV, last_B, NOISE_BSV[:, len(PROMPT)])
+    shared_B = choose(DRAFT_VV, last_B, NOISE_BSV[ROWS, lengths_B])
+    own_B = choose(DRAFT_VV, last_B, NOISE_BSV[np.roll(ROWS, 1), lengths_B])
+    assert (shared_B == chosen_B).mean() > (own_B == chosen_B).mean() + 0.1
+
+
+def test_the_statistic_catches_a_sampler_that_keeps_the_drafts_tokens() -> None:
+    tokens_B3, _ = decode(dead, NOISE_BSV)
+    last_B = tokens_B3[:, 1]
+    tokens_B3[:, 2] = choose(DRAFT_VV, last_B, NOISE_BSV[:, len(PROMPT) + 2])
+    assert p_value(tokens_B3) < 1e-12

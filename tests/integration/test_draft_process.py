@@ -1,0 +1,385 @@
+"""A real draft process, spoken to over real gRPC by a target that follows a script."""
+
+import asyncio
+import itertools
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ssd
+from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.rpc.client import DraftClient
+from ssd.rpc.link import LinkCall, LinkFrames
+from ssd.speculation.table import OutcomeTable, pack_commits, unpack_tables
+from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.text.tokenizer import load_tokenizer
+from ssd.transport.frame import Frame, FrameKind
+from ssd.transport.grpc_channel import GrpcChannel
+from ssd.types import (
+    Beat,
+    Branch,
+    Commit,
+    DraftMessage,
+    Draining,
+    Explicit,
+    FramePayload,
+    LinkHello,
+    LinkPolicy,
+    LinkWelcome,
+    Outcome,
+    SessionClosing,
+    SessionOpening,
+    SessionRefusal,
+)
+
+pytestmark = pytest.mark.timeout(90)
+SERVICES = Path(ssd.__file__).parent.parent
+K = 4
+N = 10
+ANSWER_SECONDS = 20.0
+PROMPT = tuple(b"def fib(n):\n    return fib(n - 1)")
+
+
+@dataclass
+class Process:
+    """A running draft."""
+
+    popen: "subprocess.Popen[str]"
+    events: list[dict[str, Any]]
+    address: str
+    probes: str
+
+    def read(self, event: str) -> dict[str, Any]:
+        """The next event of that name."""
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            if not line.startswith("{"):
+                continue
+            self.events.append(json.loads(line))
+            if self.events[-1]["event"] == event:
+                return self.events[-1]
+        raise AssertionError(f"the draft ended before {event!r}: {self.events[-3:]}")
+
+
+def start(*flags: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "ssd_draft", "--port", "0", "--http-port", "0", *flags],
+        stderr=subprocess.PIPE,
+        cwd=SERVICES,
+        text=True,
+    )
+
+
+@contextmanager
+def running(folder: Path, *flags: str) -> Iterator[Process]:
+    shape = ("--lookahead", str(K), "--branches", str(N), "--max-sessions", "3")
+    popen = start("--model", str(folder), "--dtype", "float32", *shape, *flags)
+    with popen:
+        process = Process(popen, [], "", "")
+        try:
+            listening = process.read("listening")
+            process.address, process.probes = listening["grpc"], listening["http"]
+            process.read("ready")
+            yield process
+        finally:
+            popen.kill()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def draft(folder: Path) -> Iterator[Process]:
+    with running(folder) as process:
+        yield process
+
+
+@dataclass
+class ScriptedTarget:
+    """One link, driven by hand."""
+
+    call: LinkCall
+    hello: LinkHello
+    heard: list[DraftMessage] = field(default_factory=list)
+    tables: "asyncio.Queue[OutcomeTable]" = field(default_factory=asyncio.Queue)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        self.channel = GrpcChannel(LinkFrames(self.call))
+
+    async def shake_hands(self) -> LinkWelcome:
+        self.call.send(self.hello)
+        welcome = await self.receive()
+        assert isinstance(welcome, LinkWelcome)
+        self.channel.start(self._on_frame, lambda _error: None)
+        return welcome
+
+    def _on_frame(self, frame: Frame) -> None:
+        assert frame.kind is FrameKind.TABLES
+        assert frame.epoch == self.hello.epoch
+        for table in unpack_tables(frame.rows_RW, K):
+            self.tables.put_nowait(table)
+
+    def open(self, session: int, tokens: tuple[int, ...] = PROMPT, max_len: int = 200) -> None:
+        self.call.send(
+            SessionOpening(
+                session=session, token_ids=tokens, seed=7, temperature=0.8, max_len=max_len
+            )
+        )
+
+    def commit(self, *commits: Commit) -> None:
+        rows_RW = pack_commits(commits, K)
+        number = next(self.numbers)
+        self.channel.send(Frame(FrameKind.COMMITS, self.hello.epoch, number, rows_RW))
+
+    async def table(self) -> OutcomeTable:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await self.tables.get()
+
+    async def receive(self) -> DraftMessage | None:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await self.call.receive()
+
+    async def receive_but_beats(self) -> DraftMessage | None:
+        while isinstance(message := await self.receive(), Beat):
+            pass
+        return message
+
+
+def hello(folder: Path, **changes: Any) -> LinkHello:
+    tokenizer = load_tokenizer(folder)
+    fields: dict[str, Any] = {
+        "wire_version": 1,
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer_fingerprint": tokenizer.fingerprint,
+        "lookahead": K,
+        "branches": N,
+        "channel": "grpc",
+        "epoch": 1,
+    }
+    return LinkHello(**(fields | changes))
+
+
+@asynccontextmanager
+async def dialled(process: Process) -> AsyncIterator[LinkCall]:
+    async with DraftClient(process.address) as client:
+        call = await client.open_link()
+        try:
+            yield call
+        finally:
+            await call.close()
+
+
+@asynccontextmanager
+async def target(
+    process: Process, folder: Path, *, does_beat: bool = True
+) -> AsyncIterator[ScriptedTarget]:
+    async with dialled(process) as call:
+        scripted = ScriptedTarget(call, hello(folder))
+        beats = asyncio.create_task(_beat(call)) if does_beat else None
+        try:
+            welcome = await scripted.shake_hands()
+            assert (welcome.capacity, welcome.lookahead, welcome.branches) == (3, K, N)
+            yield scripted
+        finally:
+            if beats is not None:
+                beats.cancel()
+
+
+async def _beat(call: LinkCall) -> None:
+    while True:
+        await asyncio.sleep(0.25)
+        call.send(Beat())
+
+
+async def sessions_of(process: Process, expected: int) -> None:
+    """Wait until the draft keeps so many sessions."""
+    async with DraftClient(process.address) as client, asyncio.timeout(ANSWER_SECONDS):
+        while (await client.get_status()).sessions != expected:  # noqa: ASYNC110 - a remote count
+            await asyncio.sleep(0.02)
+
+
+async def test_a_target_is_served_round_after_round(draft: Process, folder: Path) -> None:
+    async with target(draft, folder) as link:
+        link.open(1)
+        table = await link.table()
+        assert table.base_len == len(PROMPT)
+        assert set(table.accepted_N.tolist()) == {0}
+        for count in (K, K, 2, 0, K):
+            index = len(table.bonus_N) - 1
+            outcome = Outcome(int(table.accepted_N[index]), int(table.bonus_N[index]))
+            proposal = table.proposal(index, count)
+            assert len(proposal) == count
+            link.commit(Commit(1, table.base_len, outcome, Branch(index, count)))
+            following = await link.table()
+            assert following.base_len == table.base_len + outcome.accepted + 1
+            assert set(following.accepted_N.tolist()) <= set(range(count + 1))
+            table = following
+        link.commit(Commit(1, table.base_len, Outcome(0, 65), Explicit((66, 67))))
+        assert (await link.table()).base_len == table.base_len + 1
+        link.call.send(SessionClosing(1))
+        await sessions_of(draft, 0)
+
+
+async def test_commits_of_one_frame_are_answered_in_one_frame(draft: Process, folder: Path) -> None:
+    async with target(draft, folder) as link:
+        link.call.send(LinkPolicy(fan_out_policy="uniform"))
+        tables = []
+        for session in (1, 2, 3):
+            link.open(session, PROMPT[: 10 * session])
+            tables.append(await link.table())
+        outcome = Outcome(0, 70)
+        link.commit(*(Commit(it.session, it.base_len, outcome, Explicit()) for it in tables))
+        answers = [await link.table() for _ in tables]
+        assert [answer.session for answer in answers] == [1, 2, 3]
+        link.open(4)
+        assert await link.receive_but_beats() == SessionRefusal(4, "capacity")
+    await sessions_of(draft, 0)
+
+
+async def test_a_gap_costs_the_session_and_not_the_link(draft: Process, folder: Path) -> None:
+    async with target(draft, folder) as link:
+        link.open(1)
+        table = await link.table()
+        link.commit(Commit(1, table.base_len + 1, Outcome(0, 70), Explicit()))
+        assert await link.receive_but_beats() == SessionRefusal(1, "gap")
+        link.open(2)
+        assert (await link.table()).session == 2
+
+
+@pytest.mark.parametrize(
+    ("field_name", "value"),
+    [
+        ("wire_version", 99),
+        ("vocab_size", 1234),
+        ("tokenizer_fingerprint", "other"),
+        ("lookahead", K + 1),
+        ("branches", N + 1),
+        ("channel", "collective"),
+    ],
+)
+async def test_a_target_that_does_not_fit_is_refused_by_the_fields_name(
+    draft: Process, folder: Path, field_name: str, value: object
+) -> None:
+    async with dialled(draft) as call:
+        call.send(hello(folder, **{field_name: value}))
+        with pytest.raises(HandshakeError) as caught:
+            await call.receive()
+    assert caught.value.field == field_name
+
+
+async def test_a_malformed_frame_ends_its_link_and_no_other(draft: Process, folder: Path) -> None:
+    async with target(draft, folder) as good, target(draft, folder) as bad:
+        good.open(1)
+        bad.open(1)
+        table = await good.table()
+        await bad.table()
+        bad.call.send(FramePayload(b"not a frame"))
+        with pytest.raises(FrameError):
+            await bad.receive_but_beats()
+        await sessions_of(draft, 1)
+        good.commit(Commit(1, table.base_len, Outcome(0, 70), Explicit()))
+        assert (await good.table()).base_len == table.base_len + 1
+
+
+@pytest.mark.parametrize("token", [257, 100_000])
+async def test_ids_outside_the_vocabulary_never_reach_the_model(
+    draft: Process, folder: Path, token: int
+) -> None:
+    async with target(draft, folder) as link:
+        link.open(1, (1, token))
+        with pytest.raises(LinkError):
+            await link.receive_but_beats()
+    async with target(draft, folder) as link:
+        link.open(1)
+        table = await link.table()
+        link.commit(Commit(1, table.base_len, Outcome(0, token), Explicit()))
+        with pytest.raises(FrameError):
+            await link.receive_but_beats()
+
+
+async def test_a_silent_target_loses_its_link_and_sessions(draft: Process, folder: Path) -> None:
+    async with target(draft, folder, does_beat=False) as link:
+        link.open(1)
+        await link.table()
+        with pytest.raises(LinkError, match="sign of life"):
+            await link.receive_but_beats()
+    await sessions_of(draft, 0)
+
+
+async def test_a_target_that_vanishes_leaves_no_session(draft: Process, folder: Path) -> None:
+    async with target(draft, folder) as link:
+        link.open(1)
+        await link.table()
+    await sessions_of(draft, 0)
+
+
+async def test_a_leaving_draft_says_so_serves_on_and_ends_well(folder: Path) -> None:
+    with running(folder) as process:
+        async with target(process, folder) as link:
+            link.open(1)
+            table = await link.table()
+            process.popen.send_signal(signal.SIGTERM)
+            assert await link.receive_but_beats() == Draining()
+            link.open(2)
+            assert await link.receive_but_beats() == SessionRefusal(2, "draining")
+            link.commit(Commit(1, table.base_len, Outcome(0, 70), Explicit()))
+            assert (await link.table()).base_len == table.base_len + 1
+            link.call.send(SessionClosing(1))
+            with pytest.raises(LinkError):
+                await link.receive_but_beats()
+        assert await asyncio.to_thread(process.popen.wait, ANSWER_SECONDS) == 0
+
+
+async def test_a_drain_ends_in_time_even_if_sessions_stay(folder: Path) -> None:
+    with running(folder, "--inject-delay-ms", "300") as process:
+        async with target(process, folder) as link:
+            asked_at = asyncio.get_running_loop().time()
+            link.open(1)
+            await link.table()
+            assert asyncio.get_running_loop().time() - asked_at >= 0.3
+            async with DraftClient(process.address) as client:
+                assert await client.drain(200) == 1
+            assert await link.receive_but_beats() == Draining()
+            with pytest.raises(LinkError):
+                await link.receive_but_beats()
+        assert await asyncio.to_thread(process.popen.wait, ANSWER_SECONDS) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "error"),
+    [
+        (("--lookahead", "99"), 2, "SettingsError"),
+        (("--lookahaed", "6"), 2, "SettingsError"),
+        (("--cpus", "9999"), 2, "SettingsError"),
+        (("--model", "/nowhere"), 1, "ModelNotFoundError"),
+    ],
+)
+def test_a_bad_start_is_one_line_and_an_exit_code(
+    flags: tuple[str, ...], code: int, error: str
+) -> None:
+    with start(*flags) as popen:
+        _, printed = popen.communicate(timeout=60)
+    assert popen.returncode == code
+    (line,) = [json.loads(each) for each in printed.splitlines()]
+    assert (line["event"], line["error"]) == ("failed", error)
+
+
+def test_a_port_in_use_is_known_before_the_model_is_loaded(draft: Process, folder: Path) -> None:
+    port = draft.address.rpartition(":")[2]
+    with start("--model", str(folder), "--port", port) as popen:
+        _, printed = popen.communicate(timeout=60)
+    assert popen.returncode == 1
+    lines = [json.loads(each) for each in printed.splitlines() if each.startswith("{")]
+    assert [line["event"] for line in lines] == ["failed"]
+    assert lines[0]["error"] == "AddressError"

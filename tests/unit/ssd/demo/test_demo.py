@@ -1,0 +1,65 @@
+import json
+
+import pytest
+from safetensors import safe_open
+
+from ssd.demo import folder, is_demo, widening
+from ssd.demo.model import DRAFT, TARGET, Shape
+from ssd.demo.package import MAX_PAIR_BYTES
+from ssd.errors import ModelNotFoundError
+
+FILES = {
+    "README.md",
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_a_packaged_folder_is_complete(name: str) -> None:
+    packaged = folder(f"demo://{name}")
+    assert packaged == folder(name)
+    assert {file.name for file in packaged.iterdir()} == FILES
+
+
+@pytest.mark.parametrize(("name", "shape"), [("target", TARGET), ("draft", DRAFT)])
+def test_packaged_weights_are_bf16_and_of_the_shape_that_is_trained(
+    name: str, shape: Shape
+) -> None:
+    config = json.loads((folder(name) / "config.json").read_text(encoding="utf-8"))
+    assert Shape.from_config(config) == shape
+    assert config == shape.to_config()
+    with safe_open(folder(name) / "model.safetensors", framework="pt") as weights:
+        embedding = weights.get_slice("model.embed_tokens.weight")
+        assert embedding.get_shape() == [shape.vocab_size, shape.width]
+        assert embedding.get_dtype() == "BF16"
+        assert len(weights.keys()) == 2 + 9 * shape.num_layers
+
+
+def test_the_pair_is_small_enough_for_the_repository() -> None:
+    files = [file for name in ("target", "draft") for file in folder(name).iterdir()]
+    assert sum(file.stat().st_size for file in files) <= MAX_PAIR_BYTES
+
+
+def test_target_and_draft_share_one_tokenizer() -> None:
+    target, draft = (folder(name) / "tokenizer.json" for name in ("target", "draft"))
+    assert target.read_bytes() == draft.read_bytes()
+
+
+def test_a_wish_to_widen_names_the_same_folder_and_a_factor() -> None:
+    assert folder("demo://draft?widen=4") == folder("draft")
+    assert widening("demo://draft?widen=4") == 4
+    assert widening("demo://draft") == 1
+    assert is_demo("demo://draft?widen=4")
+    assert not is_demo("/models/draft")
+
+
+@pytest.mark.parametrize(
+    "name", ["demo://judge", "", "../target", "demo://target?widen=3", "demo://target?wide=2"]
+)
+def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"demo://target|factor"):
+        folder(name)

@@ -1,0 +1,257 @@
+"""Outcome tables and commits: looking up, and the rows they travel as."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from ssd.errors import FrameError
+from ssd.speculation.table import (
+    Int32s,
+    OutcomeTable,
+    pack_commits,
+    pack_tables,
+    row_width,
+    unpack_commits,
+    unpack_tables,
+)
+from ssd.types import Branch, Commit, Explicit, Outcome
+
+LOOKAHEAD = 3
+WIDTH = row_width(LOOKAHEAD)
+Plain = tuple[int, int, int, tuple[tuple[int, int, tuple[int, ...]], ...]]
+
+
+def make_table(
+    outcomes: list[tuple[int, int]], tokens: list[list[int]], session: int = 4, base_len: int = 9
+) -> OutcomeTable:
+    """A table from lists."""
+    outcomes_N2 = np.array(outcomes, dtype=np.int32).reshape(-1, 2)
+    tokens_NK = np.array(tokens, dtype=np.int32).reshape(-1, LOOKAHEAD)
+    return OutcomeTable(session, base_len, 0, outcomes_N2[:, 0], outcomes_N2[:, 1], tokens_NK)
+
+
+def plain(table: OutcomeTable) -> Plain:
+    """A table as something that can be compared."""
+    branches = tuple(
+        (int(k), int(bonus), tuple(tokens.tolist()))
+        for k, bonus, tokens in zip(table.accepted_N, table.bonus_N, table.tokens_NK, strict=True)
+    )
+    return table.session, table.base_len, table.part, branches
+
+
+class TestLookUp:
+    table = make_table([(0, 7), (1, 7), (0, 8)], [[1, 2, 3], [4, 5, -1], [6, -1, -1]])
+
+    def test_a_foreseen_outcome_is_a_hit(self) -> None:
+        assert self.table.look_up(Outcome(1, 7)) == 1
+        assert self.table.look_up(Outcome(0, 8)) == 2
+
+    def test_the_right_token_after_another_length_is_a_miss(self) -> None:
+        assert self.table.look_up(Outcome(1, 8)) is None
+        assert self.table.look_up(Outcome(2, 7)) is None
+
+    def test_an_empty_table_misses(self) -> None:
+        assert make_table([], []).look_up(Outcome(0, 7)) is None
+
+    def test_a_proposal_is_cut_to_what_is_asked_and_to_what_there_is(self) -> None:
+        assert self.table.proposal(0, 3) == (1, 2, 3)
+        assert self.table.proposal(0, 2) == (1, 2)
+        assert self.table.proposal(0, 0) == ()
+        assert self.table.proposal(1, 3) == (4, 5)
+
+
+def test_a_table_travels_as_a_head_row_and_a_row_a_branch() -> None:
+    table = make_table([(0, 7), (2, 8)], [[1, 2, 3], [4, -1, -1]])
+    assert pack_tables([table], WIDTH).tolist() == [
+        [4, 9, 0, 2, -1, -1, -1, -1, -1],
+        [0, 7, 1, 2, 3, -1, -1, -1, -1],
+        [2, 8, 4, -1, -1, -1, -1, -1, -1],
+    ]
+
+
+def test_a_commit_travels_as_one_row() -> None:
+    commits = [
+        Commit(4, 9, Outcome(2, 8), Branch(5, 3)),
+        Commit(6, 1, Outcome(0, 7), Explicit((1, 2))),
+        Commit(7, 1, Outcome(0, 7), Explicit()),
+    ]
+    assert pack_commits(commits, LOOKAHEAD).tolist() == [
+        [4, 9, 2, 8, 5, 3, -1, -1, -1],
+        [6, 1, 0, 7, -1, 2, 1, 2, -1],
+        [7, 1, 0, 7, -1, 0, -1, -1, -1],
+    ]
+
+
+def test_an_empty_frame_holds_nothing() -> None:
+    assert pack_tables([], WIDTH).shape == (0, WIDTH)
+    assert unpack_tables(pack_tables([], WIDTH), LOOKAHEAD) == []
+    assert unpack_commits(pack_commits([], LOOKAHEAD), LOOKAHEAD) == []
+
+
+numbers = st.integers(0, 2**31 - 1)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> OutcomeTable:
+    """Any well-formed table."""
+    outcome = st.tuples(st.integers(0, LOOKAHEAD), numbers)
+    outcomes = draw(st.lists(outcome, unique=True, max_size=6))
+    tokens = []
+    for _ in outcomes:
+        branch = draw(st.lists(numbers, max_size=LOOKAHEAD))
+        tokens.append(branch + [-1] * (LOOKAHEAD - len(branch)))
+    return make_table(outcomes, tokens, draw(numbers), draw(numbers))
+
+
+@given(st.lists(tables(), max_size=5, unique_by=lambda table: table.session))
+@settings(max_examples=60, deadline=None)
+def test_tables_come_back_as_they_went(sent: list[OutcomeTable]) -> None:
+    received = unpack_tables(pack_tables(sent, WIDTH), LOOKAHEAD)
+    assert [plain(table) for table in received] == [plain(table) for table in sent]
+
+
+following = st.one_of(
+    st.builds(Branch, numbers, st.integers(0, LOOKAHEAD)),
+    st.builds(Explicit, st.lists(numbers, max_size=LOOKAHEAD).map(tuple)),
+)
+commits_of_any_kind = st.builds(
+    Commit, numbers, numbers, st.builds(Outcome, st.integers(0, LOOKAHEAD), numbers), following
+)
+
+
+@given(st.lists(commits_of_any_kind, max_size=5, unique_by=lambda commit: commit.session))
+@settings(max_examples=60, deadline=None)
+def test_commits_come_back_as_they_went(sent: list[Commit]) -> None:
+    assert unpack_commits(pack_commits(sent, LOOKAHEAD), LOOKAHEAD) == sent
+
+
+TABLES_RW = pack_tables(
+    [
+        make_table([(0, 7), (2, 8)], [[1, 2, 3], [4, -1, -1]]),
+        make_table([(1, 7)], [[1, 2, 3]], session=5),
+    ],
+    WIDTH,
+)
+COMMITS_RW = pack_commits(
+    [
+        Commit(4, 9, Outcome(2, 8), Branch(5, 3)),
+        Commit(6, 1, Outcome(0, 7), Explicit((1, 2))),
+    ],
+    LOOKAHEAD,
+)
+
+
+def altered(rows_RW: Int32s, row: int, column: int, value: int) -> Int32s:
+    """Rows with one number changed."""
+    rows_RW = rows_RW.copy()
+    rows_RW[row, column] = value
+    return rows_RW
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value"),
+    [
+        (0, 0, -1),
+        (0, 1, -5),
+        (0, 2, 2),
+        (0, 2, -1),
+        (0, 3, -1),
+        (0, 3, 5),
+        (0, 8, 0),
+        (1, 0, -1),
+        (1, 0, LOOKAHEAD + 1),
+        (1, 1, -1),
+        (1, 2, -2),
+        (2, 4, 6),
+        (1, 5, 3),
+    ],
+)
+def test_a_bad_number_in_a_table_is_refused_by_row_and_column(
+    row: int, column: int, value: int
+) -> None:
+    with pytest.raises(FrameError, match=f"row {row}, column {column}: {value} "):
+        unpack_tables(altered(TABLES_RW, row, column, value), LOOKAHEAD)
+
+
+@pytest.mark.parametrize(
+    ("row", "column", "value"),
+    [
+        (0, 0, -1),
+        (0, 1, -1),
+        (0, 2, LOOKAHEAD + 1),
+        (0, 2, -1),
+        (0, 3, -1),
+        (0, 4, -2),
+        (0, 5, -1),
+        (0, 5, LOOKAHEAD + 1),
+        (0, 7, 3),
+        (1, 7, -1),
+        (1, 8, 0),
+        (1, 6, -2),
+    ],
+)
+def test_a_bad_number_in_a_commit_is_refused_by_row_and_column(
+    row: int, column: int, value: int
+) -> None:
+    with pytest.raises(FrameError, match=f"row {row}, column {column}: {value} "):
+        unpack_commits(altered(COMMITS_RW, row, column, value), LOOKAHEAD)
+
+
+def test_repeated_outcomes_tables_and_commits_are_refused() -> None:
+    outcome_twice_RW = altered(altered(TABLES_RW, 2, 0, 0), 2, 1, 7)
+    with pytest.raises(FrameError, match=r"outcome .* twice"):
+        unpack_tables(outcome_twice_RW, LOOKAHEAD)
+    with pytest.raises(FrameError, match=r"table .* twice"):
+        unpack_tables(altered(TABLES_RW, 3, 0, 4), LOOKAHEAD)
+    with pytest.raises(FrameError, match=r"commit .* twice"):
+        unpack_commits(COMMITS_RW[[0, 1, 0]], LOOKAHEAD)
+
+
+def test_two_tables_may_foresee_the_same_outcome() -> None:
+    sent = [make_table([(0, 7)], [[1, 2, 3]], session) for session in (1, 2)]
+    assert len(unpack_tables(pack_tables(sent, WIDTH), LOOKAHEAD)) == 2
+
+
+@pytest.mark.parametrize(
+    "rows_RW",
+    [
+        np.zeros((2, WIDTH - 1), dtype=np.int32),
+        np.zeros((2, WIDTH + 1), dtype=np.int32),
+        np.zeros(WIDTH, dtype=np.int32),
+        np.zeros((2, WIDTH), dtype=np.int64),
+    ],
+)
+def test_rows_of_another_shape_or_type_are_refused(rows_RW: Int32s) -> None:
+    with pytest.raises(FrameError):
+        unpack_tables(rows_RW, LOOKAHEAD)
+    with pytest.raises(FrameError):
+        unpack_commits(rows_RW, LOOKAHEAD)
+
+
+elements = st.one_of(st.integers(-2, 4), st.integers(-(2**31), 2**31 - 1))
+shapes = st.tuples(st.integers(0, 6), st.sampled_from([WIDTH, WIDTH, WIDTH, 0, 3, WIDTH + 2]))
+
+
+@given(arrays.arrays(np.int32, shapes, elements=elements))
+@settings(max_examples=150, deadline=None)
+def test_noise_for_rows_raises_nothing_but_a_frame_error(rows_RW: Int32s) -> None:
+    for unpack in (unpack_tables, unpack_commits):
+        try:
+            unpack(rows_RW, LOOKAHEAD)
+        except FrameError:
+            continue
+
+
+@given(st.integers(0, 4), st.integers(0, WIDTH - 1), elements)
+@settings(max_examples=150, deadline=None)
+def test_what_is_accepted_after_one_change_packs_back_to_the_same_rows(
+    row: int, column: int, value: int
+) -> None:
+    tables_RW = altered(TABLES_RW, row, column, value)
+    try:
+        received = unpack_tables(tables_RW, LOOKAHEAD)
+    except FrameError:
+        return
+    np.testing.assert_array_equal(pack_tables(received, WIDTH), tables_RW)

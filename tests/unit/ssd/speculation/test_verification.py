@@ -1,0 +1,60 @@
+"""Coupled verification: the longest agreeing prefix, then the target's own token."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd.speculation.verification import verify_coupled
+
+NUM_TOKENS = 3
+LOOKAHEAD = 4
+
+
+def verify(proposal: list[int], num_proposed: int, chosen: list[int]) -> tuple[int, int]:
+    """The outcome (k, t*) of one sequence."""
+    outcomes = verify_coupled(
+        torch.tensor([proposal]), torch.tensor([num_proposed]), torch.tensor([chosen])
+    )
+    return int(outcomes.accepted_B[0]), int(outcomes.bonus_B[0])
+
+
+def test_a_proposal_that_agrees_throughout_is_kept_and_the_bonus_follows_it() -> None:
+    assert verify([5, 6, 7], 3, [5, 6, 7, 8]) == (3, 8)
+
+
+def test_the_first_disagreement_ends_the_proposal_and_gives_the_bonus() -> None:
+    assert verify([5, 9, 7], 3, [5, 6, 7, 8]) == (1, 6)
+
+
+def test_an_agreement_after_a_disagreement_counts_for_nothing() -> None:
+    assert verify([9, 6, 7], 3, [5, 6, 7, 8]) == (0, 5)
+
+
+def test_padding_is_never_accepted_even_where_it_agrees() -> None:
+    assert verify([5, 6, 7], 1, [5, 6, 7, 8]) == (1, 6)
+
+
+def test_no_proposal_is_plain_decoding() -> None:
+    assert verify([-1, -1, -1], 0, [5, -1, -1, -1]) == (0, 5)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[list[int], int, list[int]]:
+    """A proposal, its length and what the target says, over few tokens."""
+    token = st.integers(0, NUM_TOKENS - 1)
+    proposal = draw(st.lists(token, min_size=LOOKAHEAD, max_size=LOOKAHEAD))
+    chosen = draw(st.lists(token, min_size=LOOKAHEAD + 1, max_size=LOOKAHEAD + 1))
+    return proposal, draw(st.integers(0, LOOKAHEAD)), chosen
+
+
+@given(st.lists(rows(), min_size=1, max_size=5))
+@settings(max_examples=200, deadline=None)
+def test_each_row_keeps_its_longest_agreeing_prefix(
+    batch: list[tuple[list[int], int, list[int]]],
+) -> None:
+    proposals, nums, chosens = zip(*batch, strict=True)
+    outcomes = verify_coupled(torch.tensor(proposals), torch.tensor(nums), torch.tensor(chosens))
+    for row, (proposal, num, chosen) in enumerate(batch):
+        prefixes = [k for k in range(num + 1) if proposal[:k] == chosen[:k]]
+        assert outcomes.accepted_B[row] == max(prefixes)
+        assert outcomes.bonus_B[row] == chosen[max(prefixes)]

@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd.errors import FrameError
+from ssd.transport.frame import (
+    HEADER_WORDS,
+    MAGIC,
+    VERSION,
+    Frame,
+    FrameKind,
+    FrameLimits,
+    decode,
+    encode,
+)
+
+WORD = st.integers(0, 2**31 - 1)
+CELL = st.integers(-(2**31), 2**31 - 1)
+
+
+def some_frame(rows: int = 2, width: int = 3) -> Frame:
+    rows_RW = np.arange(rows * width, dtype=np.int32).reshape(rows, width)
+    return Frame(FrameKind.TABLES, 7, 9, rows_RW)
+
+
+def payload_with(**changes: int) -> bytes:
+    names = ("magic", "version", "kind", "epoch", "number", "rows", "width", "flags")
+    header = dict(zip(names, (MAGIC, VERSION, 2, 7, 9, 2, 3, 0), strict=True)) | changes
+    return np.array([*header.values(), *range(6)], dtype="<i4").tobytes()
+
+
+@given(st.sampled_from(FrameKind), WORD, WORD, WORD, st.data())
+def test_a_frame_survives_the_wire(
+    kind: FrameKind, epoch: int, number: int, flags: int, data: st.DataObject
+) -> None:
+    rows, width = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 5))
+    cells = data.draw(st.lists(CELL, min_size=rows * width, max_size=rows * width))
+    rows_RW = np.array(cells, dtype=np.int32).reshape(rows, width)
+    found = decode(encode(Frame(kind, epoch, number, rows_RW, flags)))
+    assert (found.kind, found.epoch, found.sequence_number, found.flags) == (
+        kind,
+        epoch,
+        number,
+        flags,
+    )
+    assert found.rows_RW.dtype == np.int32
+    assert np.array_equal(found.rows_RW, rows_RW)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_a_frame_error_or_a_frame(payload: bytes) -> None:
+    try:
+        decode(payload)
+    except FrameError:
+        return
+
+
+@given(st.integers(0, 13), CELL)
+def test_a_frame_with_one_wrong_word_never_breaks_the_decoder(index: int, word: int) -> None:
+    words = np.frombuffer(payload_with(), dtype="<i4").copy()
+    words[index] = word
+    try:
+        frame = decode(words.tobytes(), max_rows=4, max_width=4)
+    except FrameError:
+        return
+    assert frame.rows_RW.shape == (2, 3) or frame.rows_RW.size == 6
+
+
+@pytest.mark.parametrize(
+    ("payload", "says"),
+    [
+        (b"", "0 bytes"),
+        (b"x" * 31, "31 bytes"),
+        (payload_with() + b"x", "whole words"),
+        (payload_with(magic=1), "begins with"),
+        (payload_with(version=2), "version 2"),
+        (payload_with(kind=3), "kind 3"),
+        (payload_with(epoch=-1), "negative"),
+        (payload_with(number=-1), "negative"),
+        (payload_with(rows=3), "expected 68"),
+        (payload_with(rows=-1), "-1 rows"),
+        (payload_with(width=0), "rows of 0"),
+        (payload_with(rows=2**31 - 1, width=2**31 - 1), "allowed are"),
+        (payload_with()[:-4], "expected 56"),
+    ],
+)
+def test_a_malformed_frame_is_refused_with_the_reason(payload: bytes, says: str) -> None:
+    with pytest.raises(FrameError, match=says):
+        decode(payload)
+
+
+def test_limits_hold_on_both_ways() -> None:
+    with pytest.raises(FrameError, match="5 rows of 3, allowed are 4 of 3"):
+        encode(some_frame(5, 3), FrameLimits(max_rows=4, max_width=3))
+    with pytest.raises(FrameError, match="2 rows of 3, allowed are 4 of 2"):
+        decode(encode(some_frame()), max_rows=4, max_width=2)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(FrameKind.COMMITS, 1, 1, np.zeros(3, dtype=np.int32)),
+        Frame(FrameKind.COMMITS, 1, 1, np.zeros((1, 3), dtype=np.int64)),  # type: ignore[arg-type]
+        Frame(FrameKind.COMMITS, -1, 1, np.zeros((1, 3), dtype=np.int32)),
+        Frame(FrameKind.COMMITS, 2**31, 1, np.zeros((1, 3), dtype=np.int32)),
+    ],
+)
+def test_what_is_not_a_frame_is_not_sent(frame: Frame) -> None:
+    with pytest.raises(FrameError):
+        encode(frame)
+
+
+def test_rows_that_are_not_contiguous_are_sent_in_their_order() -> None:
+    wide_RW = np.arange(12, dtype=np.int32).reshape(3, 4)
+    rows_RW = wide_RW[::2, ::-1]
+    assert np.array_equal(decode(encode(Frame(FrameKind.TABLES, 1, 1, rows_RW))).rows_RW, rows_RW)
+
+
+def test_the_largest_default_frame_fits_a_grpc_message() -> None:
+    assert FrameLimits().max_bytes + 64 < 16 * 1024 * 1024
+
+
+def test_the_header_is_little_endian_and_32_bytes() -> None:
+    payload = encode(some_frame(0, 3))
+    assert len(payload) == 4 * HEADER_WORDS == 32
+    assert payload[:4] == b"FDSS"

@@ -1,0 +1,54 @@
+"""A process whose step thread fails must end, and say why."""
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from ssd.engine.config import EngineConfig
+from ssd.errors import WeightsError
+from ssd.telemetry import SystemClock
+from ssd_draft import step_thread
+from ssd_draft.draft import Draft
+from ssd_draft.links import LinkTerms
+from ssd_draft.settings import DraftSettings
+from ssd_draft.step_thread import StepSettings
+
+
+def make_draft() -> Draft:
+    step = StepSettings(
+        folder=Path("nowhere"),
+        engine=EngineConfig(max_model_len=64, branches=4),
+        num_reserved_positions=14,
+        num_threads=1,
+        cpus=frozenset({0, 1}),
+    )
+    terms = LinkTerms(vocab_size=8, tokenizer_fingerprint="", lookahead=6, branches=4, capacity=1)
+    return Draft(DraftSettings(port=0, http_port=0), step, terms, SystemClock())
+
+
+async def test_a_crash_of_the_step_thread_ends_the_process_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def crash(*_args: object) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(step_thread, "load_runner", crash)
+    monkeypatch.setattr(threading, "excepthook", lambda _crash: None)
+    monkeypatch.setattr(step_thread.os, "sched_setaffinity", lambda _thread, _cpus: None)
+    with caplog.at_level(logging.ERROR):
+        assert await make_draft().run() == 1
+    assert "failed" in [record.getMessage() for record in caplog.records]
+
+
+async def test_weights_that_do_not_fit_are_the_setup_error_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_args: object) -> None:
+        raise WeightsError("no tensor")
+
+    monkeypatch.setattr(step_thread, "load_runner", refuse)
+    monkeypatch.setattr(step_thread.os, "sched_setaffinity", lambda _thread, _cpus: None)
+    with pytest.raises(WeightsError):
+        await make_draft().run()

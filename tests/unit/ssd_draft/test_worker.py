@@ -1,0 +1,509 @@
+"""The draft against brute force: every branch of every table is recomputed from plain text."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.errors import LinkError
+from ssd.speculation.fan_out import make_policy
+from ssd.speculation.noise import NoiseRing, gumbel_noise
+from ssd.speculation.table import OutcomeTable
+from ssd.testing.ledger_runner import law
+from ssd.testing.ledger_tree import LedgerTreeRunner
+from ssd.types import (
+    Branch,
+    Commit,
+    Explicit,
+    LinkPolicy,
+    Outcome,
+    SessionOpening,
+)
+from ssd_draft.inbox import Closing, Commits, Inbox, LinkLost, Opening
+from ssd_draft.sessions import Refusal, Sessions
+from ssd_draft.tree import Tree, TreeShape
+from ssd_draft.worker import Parts, Worker
+
+K = 3
+N = 12
+VOCAB = 61
+MAX_LEN = 96
+CHUNK = 8
+SLOTS = 4
+BLOCK = 4
+
+
+class StillClock:
+    def now(self) -> float:
+        return 0.0
+
+
+@dataclass
+class FakeLink:
+    """Keeps what the draft says."""
+
+    number: int = 1
+    policy: LinkPolicy = field(default_factory=lambda: LinkPolicy(fan_out_policy="uniform"))
+    frames: list[list[OutcomeTable]] = field(default_factory=list)
+    refused: list[tuple[int, Refusal]] = field(default_factory=list)
+    errors: list[LinkError] = field(default_factory=list)
+
+    def push(self, tables: Collection[OutcomeTable]) -> None:
+        self.frames.append(list(tables))
+
+    def refuse(self, session: int, reason: Refusal) -> None:
+        self.refused.append((session, reason))
+
+    def fail(self, error: LinkError) -> None:
+        self.errors.append(error)
+
+    def newest(self, session: int = 1) -> OutcomeTable:
+        return next(
+            table
+            for frame in reversed(self.frames)
+            for table in reversed(frame)
+            if table.session == session
+        )
+
+
+class Draft:
+    """A worker over a ledger, stepped by hand."""
+
+    def __init__(self, num_blocks: int = 200) -> None:
+        self.runner = LedgerTreeRunner(
+            num_slots=SLOTS,
+            num_branches=N,
+            lookahead=K,
+            num_blocks=num_blocks,
+            vocab_size=VOCAB,
+        )
+        shape = TreeShape(
+            max_sessions=SLOTS,
+            lookahead=K,
+            branches=N,
+            prefill_chunk=CHUNK,
+            num_blocks_each=MAX_LEN // BLOCK,
+            vocab_size=VOCAB,
+        )
+        self.pool = BlockPool(num_blocks)
+        self.sessions = Sessions(
+            self.pool, max_sessions=SLOTS, block_size=BLOCK, max_len=MAX_LEN, reserved=2 * K + 2
+        )
+        self.inbox = Inbox(1000)
+        policies: dict[LinkPolicy, object] = {}
+        self.counts: list[int] = []
+        self.worker = Worker(
+            Parts(
+                inbox=self.inbox,
+                sessions=self.sessions,
+                tree=Tree(self.runner, NoiseRing(SLOTS, shape.num_noise_rows, VOCAB), shape),
+                policy_of=lambda policy: policies.setdefault(  # type: ignore[arg-type,return-value]
+                    policy, make_policy(policy.fan_out_policy, policy.fan_out)
+                ),
+                prefill_chunk=CHUNK,
+                clock=StillClock(),
+                on_count=self.counts.append,
+            )
+        )
+
+    def settle(self) -> None:
+        while self.worker.run_step():
+            pass
+        self.sessions.check()
+
+    def open(self, link: FakeLink, text: "Text", session: int = 1, max_len: int = 90) -> None:
+        opening = SessionOpening(
+            session=session,
+            token_ids=tuple(text.committed),
+            seed=text.seed,
+            temperature=text.temperature,
+            max_len=max_len,
+        )
+        self.inbox.put(Opening(link, opening, 0.0))
+
+    def commit(self, link: FakeLink, *commits: Commit) -> None:
+        self.inbox.put(Commits(link, commits, 0.0))
+
+
+@dataclass
+class Text:
+    """The same sequence, kept as plain text: what a draft without any cache would say."""
+
+    committed: list[int]
+    temperature: float = 1.0
+    seed: int = 0xFEDCBA9876543210
+    proposal: tuple[int, ...] = ()
+
+    def scores(self, tokens: list[int]) -> torch.Tensor:
+        noise_V = torch.from_numpy(gumbel_noise(self.seed, [len(tokens)], VOCAB)[0])
+        logits_V = law(torch.tensor(tokens), VOCAB)
+        return torch.log_softmax(logits_V, -1) + self.temperature * noise_V
+
+    def continuation(self, accepted: int, bonus: int) -> list[int]:
+        tokens = [*self.committed, *self.proposal[:accepted], bonus]
+        for _ in range(K):
+            tokens.append(int(self.scores(tokens).argmax()))
+        return tokens[-K:]
+
+    def forks(self, accepted: int, count: int) -> list[int]:
+        scores_V = self.scores([*self.committed, *self.proposal[:accepted]])
+        if accepted < len(self.proposal):
+            scores_V[self.proposal[accepted]] = -torch.inf
+        return scores_V.topk(count).indices.tolist()
+
+    def commit(self, accepted: int, bonus: int, following: Branch | Explicit) -> Commit:
+        return Commit(1, len(self.committed), Outcome(accepted, bonus), following)
+
+    def move(self, accepted: int, bonus: int, proposal: tuple[int, ...]) -> None:
+        self.committed += [*self.proposal[:accepted], bonus]
+        self.proposal = proposal
+
+    def check(self, table: OutcomeTable) -> None:
+        assert table.base_len == len(self.committed)
+        accepted, bonus = table.accepted_N.tolist(), table.bonus_N.tolist()
+        assert len(set(zip(accepted, bonus, strict=True))) == len(accepted)
+        assert set(accepted) <= set(range(len(self.proposal) + 1))
+        for k in set(accepted):
+            mine = [t for each, t in zip(accepted, bonus, strict=True) if each == k]
+            assert set(mine) == set(self.forks(k, len(mine)))
+        for k, t, tokens in zip(accepted, bonus, table.tokens_NK.tolist(), strict=True):
+            assert tokens == self.continuation(k, t)
+
+    def hit(self, table: OutcomeTable, accepted: int, num_proposed: int) -> Commit:
+        """Commit to a branch of that accepted length."""
+        index = table.accepted_N.tolist().index(accepted)
+        bonus = int(table.bonus_N[index])
+        commit = self.commit(accepted, bonus, Branch(index, num_proposed))
+        self.move(accepted, bonus, table.proposal(index, num_proposed))
+        return commit
+
+    def miss(self, table: OutcomeTable, accepted: int, proposal: tuple[int, ...]) -> Commit:
+        """Commit to an outcome that is in no branch."""
+        known = zip(table.accepted_N.tolist(), table.bonus_N.tolist(), strict=True)
+        taken = {bonus for k, bonus in known if k == accepted}
+        bonus = next(each for each in range(VOCAB) if each not in taken)
+        commit = self.commit(accepted, bonus, Explicit(proposal))
+        self.move(accepted, bonus, proposal)
+        return commit
+
+
+Opened = tuple[Draft, FakeLink, Text]
+
+
+@pytest.fixture(params=[0.0, 0.7, 1.0])
+def opened(request: pytest.FixtureRequest) -> Opened:
+    draft, link = Draft(), FakeLink()
+    text = Text([5, 9, 2, 7, 1, 1, 3, 8, 4, 30, 11], temperature=request.param)
+    draft.open(link, text)
+    draft.settle()
+    return draft, link, text
+
+
+def test_the_first_table_foresees_the_first_token(opened: Opened) -> None:
+    _, link, text = opened
+    table = link.newest()
+    text.check(table)
+    assert set(table.accepted_N.tolist()) == {0}
+    assert len(table.bonus_N) == N
+
+
+@pytest.mark.parametrize("prompt_len", [1, 2, CHUNK, CHUNK + 1, CHUNK + 2, 3 * CHUNK])
+def test_prompts_of_any_length_open(prompt_len: int) -> None:
+    draft, link, text = Draft(), FakeLink(), Text([(7 * i) % VOCAB for i in range(prompt_len)])
+    draft.open(link, text)
+    draft.settle()
+    text.check(link.newest())
+
+
+def test_every_hit_is_followed_without_computing_anything_again(opened: Opened) -> None:
+    draft, link, text = opened
+    draft.commit(link, text.hit(link.newest(), 0, K))
+    draft.settle()
+    for accepted in range(K + 1):
+        passes = draft.runner.num_explicit_passes
+        text.check(link.newest())
+        draft.commit(link, text.hit(link.newest(), accepted, K))
+        draft.settle()
+        assert draft.runner.num_explicit_passes == passes
+    text.check(link.newest())
+
+
+@pytest.mark.parametrize("num_proposed", range(K + 1))
+def test_a_shorter_proposal_ends_the_forks_at_its_own_length(
+    opened: Opened, num_proposed: int
+) -> None:
+    draft, link, text = opened
+    draft.commit(link, text.hit(link.newest(), 0, num_proposed))
+    draft.settle()
+    text.check(link.newest())
+    assert max(link.newest().accepted_N.tolist()) == num_proposed
+    draft.commit(link, text.hit(link.newest(), num_proposed, K))
+    draft.settle()
+    text.check(link.newest())
+
+
+@pytest.mark.parametrize("guess", [(), (4,), (4, 4, 30)])
+def test_a_miss_is_followed_by_a_table_around_the_targets_own_token(
+    opened: Opened, guess: tuple[int, ...]
+) -> None:
+    draft, link, text = opened
+    draft.commit(link, text.hit(link.newest(), 0, K))
+    draft.settle()
+    draft.commit(link, text.miss(link.newest(), 2, guess))
+    draft.settle()
+    text.check(link.newest())
+    assert len(link.newest().bonus_N) == N
+    draft.commit(link, text.hit(link.newest(), len(guess), K))
+    draft.settle()
+    text.check(link.newest())
+
+
+@pytest.mark.parametrize("count", range(K + 1))
+def test_guesses_that_stand_in_a_branch_adopt_it(opened: Opened, count: int) -> None:
+    draft, link, text = opened
+    table = link.newest()
+    tokens = table.proposal(3, count)
+    bonus = int(table.bonus_N[3])
+    draft.commit(link, text.commit(0, bonus, Explicit(tokens)))
+    text.move(0, bonus, tokens)
+    draft.settle()
+    assert draft.runner.num_explicit_passes == 1
+    text.check(link.newest())
+
+
+def test_several_commits_at_once_cost_one_table(opened: Opened) -> None:
+    draft, link, text = opened
+    commits = [
+        text.hit(link.newest(), 0, 2),
+        text.miss(_nothing(), 1, (9, 9)),
+        text.miss(_nothing(), 2, ()),
+    ]
+    steps = draft.runner.num_branch_steps
+    draft.commit(link, *commits)
+    draft.settle()
+    assert draft.runner.num_branch_steps == steps + K + 1
+    text.check(link.newest())
+
+
+def test_commits_that_come_before_the_prompt_is_stored_are_followed() -> None:
+    draft, link, text = Draft(), FakeLink(), Text(list(range(2 * CHUNK)))
+    draft.open(link, text)
+    draft.worker.run_step()
+    draft.commit(link, text.miss(_nothing(), 0, (3, 4)))
+    draft.worker.run_step()
+    draft.commit(link, text.miss(_nothing(), 1, (5, 6)))
+    draft.settle()
+    assert len(link.frames) == 1
+    text.check(link.newest())
+    draft.commit(link, text.hit(link.newest(), 2, K))
+    draft.settle()
+    text.check(link.newest())
+
+
+def test_sessions_whose_commits_come_together_grow_together() -> None:
+    draft, link = Draft(), FakeLink()
+    texts = {1: Text([1, 2, 3]), 2: Text([4, 5], temperature=0.0), 3: Text([6] * 12, seed=3)}
+    for session, text in texts.items():
+        draft.open(link, text, session)
+    draft.settle()
+    steps = draft.runner.num_branch_steps
+    commits = []
+    for session, text in texts.items():
+        commit = text.hit(link.newest(session), 0, K)
+        commits.append(Commit(session, commit.base_len, commit.outcome, commit.next))
+    draft.commit(link, *commits)
+    draft.settle()
+    assert draft.runner.num_branch_steps == steps + K + 1
+    assert [table.session for table in link.frames[-1]] == [1, 2, 3]
+    for session, text in texts.items():
+        text.check(link.newest(session))
+
+
+def test_links_with_different_policies_get_what_they_asked_for() -> None:
+    draft, texts = Draft(), [Text([1, 2, 3]), Text([1, 2, 3])]
+    split = LinkPolicy(fan_out_policy="explicit", fan_out=(N - 3, 1, 1, 1))
+    links = [FakeLink(1), FakeLink(2, policy=split)]
+    for link, text in zip(links, texts, strict=True):
+        draft.open(link, text)
+    draft.settle()
+    for link, text in zip(links, texts, strict=True):
+        draft.commit(link, text.hit(link.newest(), 0, K))
+    draft.settle()
+    for link, text in zip(links, texts, strict=True):
+        text.check(link.newest())
+    counts = [link.newest().accepted_N.tolist().count(0) for link in links]
+    assert counts == [N // (K + 1), N - 3]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text, table: text.commit(0, 1, Explicit()).base_len + 1,
+        lambda text, table: text.commit(0, 1, Explicit()).base_len - 1,
+    ],
+)
+def test_a_gap_closes_the_session(opened: Opened, spoil: Callable[..., int]) -> None:
+    draft, link, text = opened
+    base_len = spoil(text, link.newest())
+    draft.commit(link, Commit(1, base_len, Outcome(0, 1), Explicit()))
+    draft.settle()
+    assert link.refused == [(1, Refusal.GAP)]
+    assert len(draft.sessions) == 0
+
+
+@pytest.mark.parametrize(
+    ("outcome", "following"),
+    [
+        (Outcome(1, 1), Explicit()),
+        (Outcome(0, 1), Branch(N, 1)),
+        (Outcome(0, VOCAB - 1), Branch(0, 1)),
+    ],
+)
+def test_a_commit_about_what_never_was_closes_the_session(
+    opened: Opened, outcome: Outcome, following: Branch | Explicit
+) -> None:
+    draft, link, text = opened
+    if int(link.newest().bonus_N[0]) == VOCAB - 1:
+        pytest.skip("the law says so")
+    draft.commit(link, Commit(1, len(text.committed), outcome, following))
+    draft.settle()
+    assert link.refused == [(1, Refusal.GAP)]
+
+
+def test_a_session_ends_where_no_tree_fits_into_the_models_length() -> None:
+    draft, link = Draft(), FakeLink()
+    last = MAX_LEN - (2 * K + 2)
+    text = Text([i % VOCAB for i in range(last)])
+    draft.open(link, text, max_len=2 * MAX_LEN)
+    draft.settle()
+    text.check(link.newest())
+    draft.commit(link, text.hit(link.newest(), 0, K))
+    draft.settle()
+    assert link.refused == [(1, Refusal.LENGTH)]
+    too_long = Text([i % VOCAB for i in range(last + 1)])
+    draft.open(link, too_long, session=2)
+    draft.settle()
+    assert link.refused[1:] == [(2, Refusal.LENGTH)]
+
+
+def test_sessions_over_the_bound_are_refused() -> None:
+    draft, link = Draft(), FakeLink()
+    for session in range(SLOTS + 1):
+        draft.open(link, Text([1, 2]), session)
+    draft.settle()
+    assert link.refused == [(SLOTS, Refusal.CAPACITY)]
+
+
+def test_sessions_over_the_blocks_are_refused() -> None:
+    draft, link = Draft(num_blocks=1 + 90 // BLOCK + 1), FakeLink()
+    draft.open(link, Text([1, 2]), 1)
+    draft.open(link, Text([1, 2]), 2)
+    draft.settle()
+    assert link.refused == [(2, Refusal.CAPACITY)]
+
+
+def test_an_id_in_use_ends_the_link() -> None:
+    draft, link = Draft(), FakeLink()
+    draft.open(link, Text([1, 2]))
+    draft.open(link, Text([1, 2]))
+    draft.settle()
+    assert len(link.errors) == 1
+
+
+def test_a_draft_that_leaves_keeps_its_sessions_and_takes_no_more(opened: Opened) -> None:
+    draft, link, text = opened
+    draft.worker.start_draining()
+    draft.open(link, Text([1, 2]), 2)
+    draft.commit(link, text.hit(link.newest(), 0, K))
+    draft.settle()
+    assert link.refused == [(2, Refusal.DRAINING)]
+    text.check(link.newest())
+
+
+def test_a_lost_link_takes_its_sessions_along_and_no_others() -> None:
+    draft, links = Draft(), [FakeLink(1), FakeLink(2)]
+    for link in links:
+        draft.open(link, Text([1, 2]))
+    draft.settle()
+    draft.inbox.put(LinkLost(links[0]))
+    draft.settle()
+    assert [session.link.number for session in draft.sessions] == [2]
+    assert draft.counts[-1] == 1
+
+
+def test_a_prompt_is_stored_while_others_are_served(opened: Opened) -> None:
+    draft, link, text = opened
+    draft.open(link, Text([i % VOCAB for i in range(6 * CHUNK)]), 2)
+    for _ in range(30):
+        draft.commit(link, text.hit(link.newest(), 0, 0))
+        draft.worker.run_step()
+        draft.worker.run_step()
+    assert any(table.session == 2 for frame in link.frames for table in frame)
+
+
+Action = tuple[str, int, int]
+_ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["open", "close", "hit", "gap", "explicit", "lose", "step"]),
+        st.integers(1, 6),
+        st.integers(0, K),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(actions=_ACTIONS)
+def test_whatever_is_opened_and_closed_no_block_leaks(actions: list[Action]) -> None:
+    draft, links = Draft(num_blocks=60), {1: FakeLink(1), 2: FakeLink(2)}
+    free = draft.pool.num_free
+    opened: set[tuple[int, int]] = set()
+    for action, session, count in actions:
+        link = links[1 + session % 2]
+        key = (link.number, session)
+        found = draft.sessions.find(link, session)
+        match action:
+            case "open" if key not in opened:
+                opened.add(key)
+                draft.open(link, Text([1 + i for i in range(6 * count + 1)]), session)
+            case "close":
+                draft.inbox.put(Closing(link, session))
+            case "gap":
+                draft.commit(link, Commit(session, 1, Outcome(0, 1), Branch(0, 0)))
+            case "explicit" if found:
+                outcome = Outcome(0, count)
+                guess = Explicit(tuple(range(count)))
+                draft.commit(link, Commit(session, found.num_committed, outcome, guess))
+            case "hit" if found and found.table is not None:
+                table = found.table
+                outcome = Outcome(int(table.accepted_N[count]), int(table.bonus_N[count]))
+                draft.commit(link, Commit(session, table.base_len, outcome, Branch(count, count)))
+            case "lose":
+                draft.inbox.put(LinkLost(link))
+            case "step":
+                draft.worker.run_step()
+            case _:
+                pass
+    draft.settle()
+    for link in links.values():
+        draft.inbox.put(LinkLost(link))
+    draft.settle()
+    assert draft.pool.num_free == free
+    assert len(draft.sessions) == 0
+
+
+def _nothing() -> OutcomeTable:
+    """A table without branches, for commits that come before any."""
+    empty = torch.zeros(0, dtype=torch.int32).numpy()
+    return OutcomeTable(
+        session=1,
+        base_len=1,
+        part=0,
+        accepted_N=empty,
+        bonus_N=empty,
+        tokens_NK=empty.reshape(0, K),
+    )

@@ -1,0 +1,236 @@
+"""A target without a model and without threads: the decode loop around a ledger."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from ssd.engine.config import EngineConfig
+from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.engine.sampling.choose import choose
+from ssd.errors import FrameError, LinkError
+from ssd.speculation.noise import NoiseRing
+from ssd.testing.ledger_runner import LedgerRunner, law
+from ssd.testing.scripted_draft import Behaviour, ScriptedDraft
+from ssd.transport.frame import Frame
+from ssd.transport.inprocess import pair
+from ssd.types import (
+    FinishReason,
+    GenerationChunk,
+    Mode,
+    Request,
+    SamplingParams,
+    SpeculationStatistics,
+    TokenId,
+)
+from ssd_target.batch_builder import BatchBuilder, Chooser
+from ssd_target.decode_loop import DecodeLoop, Parts
+from ssd_target.draft_link import DraftLink
+from ssd_target.draft_pool import DraftPool, PoolSettings
+from ssd_target.inbox import Inbox
+from ssd_target.scheduler import Limits, Scheduler
+from ssd_target.sequence import Arrival
+
+VOCAB = 13
+LOOKAHEAD = 3
+COLUMNS = LOOKAHEAD + 1
+ENGINE = EngineConfig(
+    dtype="float32",
+    block_size=4,
+    max_model_len=64,
+    max_num_seqs=4,
+    num_columns=COLUMNS,
+    prefill_chunk=8,
+)
+
+
+class StepClock:
+    """Moves a millisecond each time it is read."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        self.time += 0.001
+        return self.time
+
+
+class NoWakeups:
+    def mark(self, stream: object) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+@dataclass
+class Collector:
+    """A sink that keeps all."""
+
+    chunks: list[GenerationChunk] = field(default_factory=list)
+    error: Exception | None = None
+    is_abandoned: bool = False
+
+    def put(self, chunk: GenerationChunk) -> None:
+        assert not self.is_over, "a chunk after the last one"
+        self.chunks.append(chunk)
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or self.finish_reason is not None
+
+    @property
+    def tokens(self) -> list[TokenId]:
+        return [token for chunk in self.chunks for token in chunk.token_ids]
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.chunks[-1].finish_reason if self.chunks else None
+
+    @property
+    def statistics(self) -> SpeculationStatistics:
+        statistics = self.chunks[-1].statistics
+        assert statistics is not None
+        return statistics
+
+
+class Bench:
+    """A decode loop that is stepped by hand, with a pool that scripted drafts can join."""
+
+    def __init__(self, *, backup: str = "none", may_quarantine: bool = True) -> None:
+        self.clock = StepClock()
+        self.blocks = BlockPool(80)
+        self.runner = LedgerRunner(ENGINE, num_blocks=80, vocab_size=VOCAB)
+        self.inbox = Inbox(100)
+        limits = Limits(max_num_seqs=4, max_queue=10, block_size=4, prefill_chunk=8)
+        self.scheduler = Scheduler(limits, self.blocks)
+        self.pool = DraftPool(
+            PoolSettings(
+                lookahead=LOOKAHEAD,
+                num_token_ids=VOCAB,
+                deadline_seconds=0.0,
+                backup=backup,
+                may_quarantine=may_quarantine,
+            ),
+            self.clock,
+        )
+        ring = NoiseRing(4, 2 * COLUMNS, VOCAB)
+        self.loop = DecodeLoop(
+            Parts(
+                inbox=self.inbox,
+                scheduler=self.scheduler,
+                runner=self.runner,
+                builder=BatchBuilder(max_num_seqs=4, num_columns=COLUMNS, num_blocks_each=16),
+                chooser=Chooser(ring, max_num_seqs=4, num_columns=COLUMNS),
+                drafts=self.pool,
+                wakeups=NoWakeups(),
+                clock=self.clock,
+            )
+        )
+        self.num_submitted = 0
+        self.all_free = self.blocks.num_free
+
+    def submit(
+        self,
+        prompt: Iterable[TokenId],
+        limit: int = 20,
+        *,
+        sampling: SamplingParams | None = None,
+        mode: Mode = Mode.AUTO,
+        eos: Iterable[TokenId] = (),
+    ) -> Collector:
+        self.num_submitted += 1
+        sink = Collector()
+        self.inbox.submit(
+            Arrival(
+                sequence_id=self.num_submitted,
+                request=Request(
+                    request_id=str(self.num_submitted),
+                    prompt_ids=tuple(prompt),
+                    sampling=sampling or SamplingParams(temperature=0.0),
+                    mode=mode,
+                ),
+                limit=limit,
+                eos_token_ids=frozenset(eos),
+                sink=sink,
+            )
+        )
+        return sink
+
+    def join(
+        self,
+        script: Iterable[Behaviour],
+        *,
+        sampling: SamplingParams | None = None,
+        epoch: int = 1,
+        name: str = "scripted",
+    ) -> ScriptedDraft:
+        """Attach a draft that knows what the target will say."""
+        mine, theirs = pair()
+        how = sampling or SamplingParams(temperature=0.0)
+        draft = ScriptedDraft(
+            channel=theirs,
+            continuations=lambda tokens: (*tokens, *naive(tokens, 64 - len(tokens), how)),
+            lookahead=LOOKAHEAD,
+            vocab_size=VOCAB,
+            script=tuple(script),
+            epoch=epoch,
+        )
+        link = DraftLink(name, epoch, 16, mine, draft.hear)
+        mine.start(
+            lambda frame: self._receive(link, frame),
+            lambda error: self.pool.detach(link, str(error)),
+        )
+        draft.start()
+        self.pool.attach(link)
+        return draft
+
+    def _receive(self, link: DraftLink, frame: Frame) -> None:
+        try:
+            self.pool.receive(link, frame)
+        except FrameError as error:
+            self.pool.detach(link, str(error))
+
+    def run(self, max_rounds: int = 400) -> None:
+        """Step until nothing is left to do, then look for leaks."""
+        for _ in range(max_rounds):
+            self.loop.run_round()
+            if self.scheduler.is_idle:
+                break
+        assert self.scheduler.is_idle, "a sequence does not end"
+        self.scheduler.check()
+        assert self.blocks.num_free == self.all_free
+
+
+def naive(prompt: Iterable[TokenId], count: int, sampling: SamplingParams) -> list[TokenId]:
+    """Plain decoding, one token at a time, straight from the law."""
+    tokens = list(prompt)
+    ring = NoiseRing(1, 2, VOCAB)
+    ring.assign(0, sampling.seed, 0, sampling.temperature)
+    emitted: list[TokenId] = []
+    for _ in range(count):
+        position = len(tokens)
+        ring.fill(0, position, position)
+        noise_RV = ring.rows(torch.tensor([0]), torch.tensor([position]))
+        logits_RV = law(torch.tensor(tokens), VOCAB)[None]
+        chosen_R = choose(logits_RV, torch.tensor([sampling.temperature]), noise_RV)
+        tokens.append(int(chosen_R[0]))
+        emitted.append(tokens[-1])
+    return emitted
+
+
+@pytest.fixture(scope="session")
+def make_bench() -> Callable[..., Bench]:
+    return Bench
+
+
+@pytest.fixture(scope="session")
+def plain() -> Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]:
+    return naive
+
+
+@pytest.fixture(scope="session")
+def link_error() -> type[LinkError]:
+    return LinkError

@@ -1,0 +1,257 @@
+"""The round gives the tokens of plain decoding, whatever the drafts do."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd.errors import OverloadedError
+from ssd.testing.scripted_draft import Behaviour
+from ssd.types import FinishReason, Mode, SamplingParams, SessionOpening, TokenId
+
+GREEDY = SamplingParams(temperature=0.0)
+WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
+LIES = [
+    Behaviour.BAD_ID,
+    Behaviour.AHEAD,
+    Behaviour.GARBAGE,
+    Behaviour.FOREIGN,
+    Behaviour.OLD_EPOCH,
+]
+
+MakeBench = Callable[..., Any]
+Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("length", [1, 2, 8, 9, 17, 30])
+def test_plain_decoding_is_the_law_token_by_token(
+    make_bench: MakeBench, plain: Plain, sampling: SamplingParams, length: int
+) -> None:
+    bench = make_bench()
+    prompt = [(3 * i + 1) % 13 for i in range(length)]
+    sink = bench.submit(prompt, 20, sampling=sampling, mode=Mode.AUTOREGRESSIVE)
+    bench.run()
+    assert sink.tokens == plain(prompt, 20, sampling)
+    assert sink.finish_reason is FinishReason.LENGTH
+    assert sink.statistics.mode is Mode.AUTOREGRESSIVE
+    assert sink.statistics.rounds == 20
+
+
+@pytest.mark.parametrize("backup", ["none", "ngram"])
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("behaviour", list(Behaviour))
+def test_no_behaviour_of_a_draft_changes_a_token(
+    make_bench: MakeBench,
+    plain: Plain,
+    behaviour: Behaviour,
+    sampling: SamplingParams,
+    backup: str,
+) -> None:
+    bench = make_bench(backup=backup)
+    bench.join([Behaviour.HIT, Behaviour.HIT, behaviour], sampling=sampling)
+    sink = bench.submit([1, 2, 3, 4, 5], 30, sampling=sampling)
+    bench.run()
+    assert sink.tokens == plain([1, 2, 3, 4, 5], 30, sampling)
+
+
+@pytest.mark.parametrize("behaviour", LIES)
+def test_a_lie_in_the_first_table_changes_no_token(
+    make_bench: MakeBench, plain: Plain, behaviour: Behaviour
+) -> None:
+    bench = make_bench()
+    bench.join([behaviour])
+    sink = bench.submit([1, 2, 3], 20)
+    bench.run()
+    assert sink.tokens == plain([1, 2, 3], 20, GREEDY)
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour.BAD_ID, Behaviour.AHEAD, Behaviour.GARBAGE])
+def test_a_draft_that_lies_loses_its_link(make_bench: MakeBench, behaviour: Behaviour) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT, behaviour])
+    bench.submit([1, 2, 3], 20)
+    bench.run()
+    assert bench.pool.links() == ()
+
+
+def test_a_draft_that_foresees_everything_gives_a_full_proposal_a_round(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT])
+    sink = bench.submit([1, 2, 3], 1 + 4 * 5)
+    bench.run()
+    statistics = sink.statistics
+    assert statistics.rounds == 1 + 5
+    assert (statistics.hits, statistics.misses, statistics.late) == (5, 0, 0)
+    assert statistics.accepted_tokens == statistics.proposed_tokens == 15
+    assert statistics.mode is Mode.SPECULATIVE
+
+
+def test_the_proposal_shrinks_near_the_limit(make_bench: MakeBench, plain: Plain) -> None:
+    for limit in range(1, 12):
+        bench = make_bench()
+        bench.join([Behaviour.HIT])
+        sink = bench.submit([1, 2, 3], limit)
+        bench.run()
+        assert sink.tokens == plain([1, 2, 3], limit, GREEDY)
+
+
+def test_a_miss_or_a_late_table_still_yields_one_token(make_bench: MakeBench) -> None:
+    bench = make_bench(may_quarantine=False)
+    bench.join([Behaviour.MISS, Behaviour.MISS, Behaviour.SILENT])
+    sink = bench.submit([1, 2, 3], 10)
+    bench.run()
+    assert sink.statistics.misses == 2
+    assert sink.statistics.late == 7
+    assert sink.statistics.rounds == 10
+
+
+def test_a_session_is_not_waited_for_before_its_first_table(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.SILENT])
+    sink = bench.submit([1, 2, 3], 10)
+    bench.run()
+    assert sink.statistics.late == 0
+
+
+def test_three_late_rounds_put_a_link_in_quarantine_and_it_comes_back(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench()
+    draft = bench.join([Behaviour.HIT, *[Behaviour.SILENT] * 3, Behaviour.HIT])
+    sink = bench.submit([1, 2, 3], 16)
+    for _ in range(8):
+        bench.loop.run_round()
+    assert draft.num_sessions == 0
+    bench.clock.time += 6.0
+    bench.run()
+    assert len([each for each in draft.heard if isinstance(each, SessionOpening)]) == 2
+    assert sink.statistics.hits >= 2
+
+
+def test_a_dead_drafts_sequences_reopen_on_another_link(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    bench = make_bench()
+    first = bench.join([Behaviour.HIT, Behaviour.DIE], name="first")
+    sink = bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    second = bench.join([Behaviour.HIT], name="second")
+    bench.run()
+    assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
+    opening = next(each for each in second.heard if isinstance(each, SessionOpening))
+    assert len(opening.token_ids) > 3, "it opens with what is committed, not with the prompt"
+    assert sink.statistics.hits > 5
+    assert first.num_sessions == 1
+
+
+def test_a_session_ends_with_its_sequence(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    draft = bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 9)
+    bench.run()
+    assert draft.num_sessions == 0
+
+
+def test_cancelling_frees_sequence_and_session_within_a_round(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    draft = bench.join([Behaviour.HIT])
+    sink = bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    bench.inbox.cancel(1)
+    bench.loop.run_round()
+    assert sink.finish_reason is FinishReason.CANCELLED
+    assert draft.num_sessions == 0
+    assert bench.blocks.num_free == bench.all_free
+
+
+def test_an_abandoned_reader_cancels_its_sequence(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    sink = bench.submit([1, 2, 3], 40)
+    sink.is_abandoned = True
+    bench.loop.run_round()
+    bench.loop.run_round()
+    assert sink.finish_reason is FinishReason.CANCELLED
+
+
+def test_an_end_of_text_token_inside_a_proposal_ends_the_text(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    text = plain([1, 2, 3], 30, GREEDY)
+    end = text[9]
+    expected = text[: text.index(end) + 1]
+    for script in ([Behaviour.HIT], [Behaviour.MISS]):
+        bench = make_bench()
+        draft = bench.join(script)
+        sink = bench.submit([1, 2, 3], 30, eos=[end])
+        bench.run()
+        assert sink.tokens == expected
+        assert sink.finish_reason is FinishReason.STOP
+        assert draft.num_sessions == 0
+
+
+def test_requests_beyond_the_queue_fail_and_the_others_finish(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    sinks = [bench.submit([1, 2, number % 13], 4) for number in range(16)]
+    bench.run()
+    failed = [sink for sink in sinks if isinstance(sink.error, OverloadedError)]
+    assert len(failed) == 2
+    assert all(len(sink.tokens) == 4 for sink in sinks if sink.error is None)
+
+
+def test_a_crash_leaves_nobody_without_an_answer(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    running, waiting = bench.submit([1, 2, 3], 40), bench.submit([1], 40)
+
+    def explode(batch: object) -> None:
+        raise ZeroDivisionError
+
+    bench.runner.forward = explode
+    with pytest.raises(ZeroDivisionError):
+        bench.loop.run()
+    assert isinstance(running.error, RuntimeError)
+    assert isinstance(waiting.error, RuntimeError)
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 12), min_size=1, max_size=24),
+        st.integers(1, 30),
+        st.integers(0, 12),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    requests=REQUESTS,
+    script=st.lists(st.sampled_from(list(Behaviour)), min_size=1, max_size=30),
+    backup=st.sampled_from(["none", "ngram"]),
+    warm=st.booleans(),
+)
+def test_any_batch_with_any_draft_gives_plain_decodings_tokens(
+    make_bench: MakeBench,
+    plain: Plain,
+    requests: list[tuple[list[TokenId], int, int]],
+    script: list[Behaviour],
+    backup: str,
+    *,
+    warm: bool,
+) -> None:
+    sampling = WARM if warm else GREEDY
+    bench = make_bench(backup=backup)
+    bench.join(script, sampling=sampling)
+    sinks = []
+    for prompt, limit, delay in requests:
+        sinks.append(bench.submit(prompt, limit, sampling=sampling))
+        for _ in range(delay):
+            bench.loop.run_round()
+    bench.run()
+    for sink, (prompt, limit, _) in zip(sinks, requests, strict=True):
+        assert sink.tokens == plain(prompt, limit, sampling)
