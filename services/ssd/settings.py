@@ -13,6 +13,7 @@ import math
 import os
 import sys
 import textwrap
+import types
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
@@ -90,8 +91,11 @@ def load(
 
 
 def field_help(cls: type) -> dict[str, str]:
-    """Return the docstring of each field of a class, whitespace folded."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    """Return the docstring of each field of a class, whitespace folded; {} without its source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except OSError:
+        return {}
     body = typing.cast("ast.ClassDef", tree.body[0]).body
     found = {}
     for statement, follower in pairwise(body):
@@ -131,7 +135,8 @@ def _arguments(
             )
     arguments, rest = parser.parse_known_args(list(argv))
     if rest:
-        raise SettingsError(_unknown(rest[0], [f"--{name.replace('_', '-')}" for name in known]))
+        valid = ["--config", *(f"--{name.replace('_', '-')}" for name in known)]
+        raise SettingsError(_unknown(rest[0].partition("=")[0], valid))
     return arguments
 
 
@@ -140,7 +145,7 @@ def _from_file(path: Path, known: Mapping[str, object]) -> dict[str, tuple[Any, 
         document = yaml.safe_load(path.read_text())
     except OSError as error:
         raise SettingsError(f"--config {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"--config {path}: not YAML: {error}") from error
     if document is None:
         return {}
@@ -189,10 +194,9 @@ def _checked(item: "Field[Any]", kind: Any, value: Any, source: str) -> Any:
 def _convert(where: str, kind: Any, value: Any) -> Any:
     origin = get_origin(kind)
     if origin is Literal:
-        if value not in get_args(kind):
-            choices = ", ".join(map(str, get_args(kind)))
-            raise SettingsError(f"{where}: {value!r} is not one of {choices}")
-        return value
+        return _choice(where, get_args(kind), value)
+    if origin in (typing.Union, types.UnionType):
+        return None if value in (None, "", "none") else _convert(where, _present(kind), value)
     if origin is tuple:
         parts = [part for part in value.split(",") if part] if isinstance(value, str) else value
         if not isinstance(parts, list | tuple):
@@ -200,15 +204,37 @@ def _convert(where: str, kind: Any, value: Any) -> Any:
         return tuple(_convert(where, get_args(kind)[0], part) for part in parts)
     if kind is bool:
         return _boolean(where, value)
-    if kind in (int, float) and not isinstance(value, bool):
-        try:
-            return kind(value)
-        except (TypeError, ValueError) as error:
-            noun = "a whole number" if kind is int else "a number"
-            raise SettingsError(f"{where}: {value!r} is not {noun}") from error
+    if kind in (int, float):
+        return _number(where, kind, value)
     if kind is str and isinstance(value, str):
         return value
     raise SettingsError(f"{where}: {value!r} is not {_shape(kind)}")
+
+
+def _choice(where: str, choices: Sequence[Any], value: Any) -> Any:
+    for choice in choices:
+        if value in (choice, str(choice)):
+            return choice
+    near = difflib.get_close_matches(str(value), list(map(str, choices)), n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise SettingsError(f"{where}: {value!r} is not one of {', '.join(map(str, choices))}{hint}")
+
+
+def _number(where: str, kind: type[int] | type[float], value: Any) -> int | float:
+    noun = "a whole number" if kind is int else "a number"
+    # YAML brings booleans and fractions; int() would take both without a word.
+    is_lossy = isinstance(value, bool) or (kind is int and isinstance(value, float))
+    try:
+        if is_lossy:
+            raise ValueError(value)
+        return kind(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SettingsError(f"{where}: {value!r} is not {noun}") from error
+
+
+def _present(kind: Any) -> Any:
+    """Return T of ``T | None``."""
+    return next(each for each in get_args(kind) if each is not type(None))
 
 
 def _boolean(where: str, value: Any) -> bool:
@@ -223,6 +249,8 @@ def _shape(kind: Any) -> str:
         return "|".join(map(str, get_args(kind)))
     if get_origin(kind) is tuple:
         return f"{_shape(get_args(kind)[0])},…"
+    if get_origin(kind) in (typing.Union, types.UnionType):
+        return _shape(_present(kind))
     return {int: "INT", float: "NUMBER", str: "TEXT"}.get(kind, "VALUE")
 
 
@@ -231,7 +259,7 @@ def _shown(value: object) -> str:
         return "none"
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
-    return "none" if value == "" else str(value)
+    return "none" if value in ("", None) else str(value)
 
 
 def _print_config(settings: Any, sources: Mapping[str, str]) -> NoReturn:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SECONDS, get_logger
 
 from ssd.errors import LinkError
 from ssd.ports import Clock
 from ssd.speculation.fan_out import FanOutPolicy
 from ssd.speculation.table import OutcomeTable
+from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SECONDS, get_logger
 from ssd.types import LinkPolicy
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, Opening
 from ssd_draft.sessions import GapError, LinkEnd, Move, Refusal, Session, Sessions

@@ -15,7 +15,7 @@ from ssd.ports import Clock
 from ssd.speculation.backup import propose_ngram
 from ssd.speculation.table import OutcomeTable, unpack_tables
 from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, STALE_FRAMES_TOTAL, get_logger
-from ssd.transport.frame import Frame
+from ssd.transport.frame import Frame, FrameKind
 from ssd.types import (
     Branch,
     Commit,
@@ -135,6 +135,8 @@ class DraftPool:
         if frame.epoch != link.epoch:
             STALE_FRAMES_TOTAL.inc()
             return
+        if frame.kind is not FrameKind.TABLES:
+            raise FrameError(f"a draft sent a frame of kind {frame.kind.name}")
         tables = unpack_tables(frame.rows_RW, self._settings.lookahead)
         for table in tables:
             self._refuse_nonsense(table)

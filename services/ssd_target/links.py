@@ -98,8 +98,8 @@ class DraftLinks:
     async def _keep_up(self, address: str) -> None:
         """Hold a link to one address, for ever."""
         pause = FIRST_REDIAL_SECONDS
+        self._report(LinkReport(address, LinkState.CONNECTING))
         while True:
-            self._report(LinkReport(address, LinkState.CONNECTING, self._reason(address)))
             loop = asyncio.get_running_loop()
             dialled_at = loop.time()
             try:
@@ -190,10 +190,6 @@ class DraftLinks:
         except FrameError as error:
             _log.warning("bad_frame", draft=link.name, reason=str(error))
             _end(ended, str(error))
-
-    def _reason(self, address: str) -> str:
-        report = self._reports.get(address)
-        return report.reason if report is not None else ""
 
     def _report(self, report: LinkReport) -> None:
         previous = self._reports.get(report.address)

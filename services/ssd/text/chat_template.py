@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ssd.errors import FieldError, UnsupportedError
+from ssd.errors import FieldError, TokenizerError, UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,21 @@ class ChatTurn:
 
 
 def load_template(folder: Path) -> str | None:
-    """Return a model folder's chat template, or None when it has none."""
+    """Return a model folder's chat template, or None when it has none.
+
+    Raises:
+        TokenizerError: the file that would hold it cannot be read.
+    """
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
     config = folder / "tokenizer_config.json"
     if not config.is_file():
         return None
-    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+    try:
+        template = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
+    except (ValueError, AttributeError) as error:
+        raise TokenizerError(f"{config}: not a JSON object: {error}") from error
     return template if isinstance(template, str) else None
 
 
@@ -46,7 +53,9 @@ def render_chat(template: str | None, turns: Sequence[ChatTurn], **tokens: Any) 
     """
     if template is None:
         raise UnsupportedError("chat", "this model has no chat template; send text or token_ids")
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.globals["raise_exception"] = _refuse
     try:
         return environment.from_string(template).render(

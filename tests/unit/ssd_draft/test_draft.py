@@ -1,6 +1,7 @@
 """A process whose step thread fails must end, and say why."""
 
 import logging
+import os
 import threading
 from pathlib import Path
 
@@ -36,7 +37,7 @@ async def test_a_crash_of_the_step_thread_ends_the_process_with_an_error(
 
     monkeypatch.setattr(step_thread, "load_runner", crash)
     monkeypatch.setattr(threading, "excepthook", lambda _crash: None)
-    monkeypatch.setattr(step_thread.os, "sched_setaffinity", lambda _thread, _cpus: None)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _thread, _cpus: None)
     with caplog.at_level(logging.ERROR):
         assert await make_draft().run() == 1
     assert "failed" in [record.getMessage() for record in caplog.records]
@@ -49,6 +50,6 @@ async def test_weights_that_do_not_fit_are_the_setup_error_they_are(
         raise WeightsError("no tensor")
 
     monkeypatch.setattr(step_thread, "load_runner", refuse)
-    monkeypatch.setattr(step_thread.os, "sched_setaffinity", lambda _thread, _cpus: None)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _thread, _cpus: None)
     with pytest.raises(WeightsError):
         await make_draft().run()

@@ -1,0 +1,232 @@
+"""The target as a process, over real gRPC, with a tiny model."""
+
+import asyncio
+import json
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from ssd.errors import (
+    ContextLengthError,
+    FieldError,
+    NotReadyError,
+    SSDError,
+    UnknownModelError,
+    UnsupportedError,
+)
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import GenerateCall
+from ssd.testing.process import ProcessUnderTest, running
+from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
+from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams
+from ssd.v1 import generate_pb2, generate_pb2_grpc, types_pb2
+
+pytestmark = pytest.mark.timeout(90)
+SMALL = ("--dtype", "float32", "--max-num-seqs", "4", "--prefill-chunk", "32", "--lookahead", "3")
+ANY_PORT = ("--port", "0", "--http-port", "0")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1)
+
+
+@dataclass
+class Answer:
+    token_ids: tuple[int, ...]
+    text: str
+    last: GenerationChunk
+
+
+async def ask(
+    client: TargetClient, prompt: str, sampling: SamplingParams = GREEDY, mode: Mode = Mode.AUTO
+) -> Answer:
+    chunks = [chunk async for chunk in client.generate(prompt, sampling, mode)]
+    return Answer(
+        tuple(token for chunk in chunks for token in chunk.token_ids),
+        "".join(chunk.text for chunk in chunks),
+        chunks[-1],
+    )
+
+
+@asynccontextmanager
+async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderTest, TargetClient]]:
+    async with running("ssd_target", "--model", str(folder), *ANY_PORT, *SMALL, *flags) as process:
+        await process.until("ready")
+        async with TargetClient(process.grpc_address) as client:
+            yield process, client
+
+
+async def test_bad_requests_fail_alone_and_are_told_why(folder: Path) -> None:
+    async with target(folder, "--max-model-len", "128") as (_, client):
+        alone = await ask(client, "abc")
+        running_on = asyncio.create_task(ask(client, "abc"))
+        with pytest.raises(FieldError, match="empty"):
+            await ask(client, "")
+        with pytest.raises(FieldError, match="temperature"):
+            await ask(client, "abc", SamplingParams(temperature=-1.0))
+        with pytest.raises(FieldError, match="temperature"):
+            await ask(client, "abc", SamplingParams(temperature=float("nan")))
+        with pytest.raises(FieldError, match="257"):
+            await anext(client.generate([1, 257, 2], GREEDY))
+        with pytest.raises(ContextLengthError) as caught:
+            await ask(client, "x" * 120)
+        assert (caught.value.prompt_tokens, caught.value.max_tokens) == (120, 24)
+        assert caught.value.max_model_len == 128
+        with pytest.raises(UnknownModelError):
+            await anext(client.generate(GenerateCall(prompt="abc", model="another")))
+        with pytest.raises(UnsupportedError, match="SYNCHRONOUS"):
+            await ask(client, "abc", mode=Mode.SYNCHRONOUS)
+        with pytest.raises(UnsupportedError, match="GetPoolStatus"):
+            await client.pool_status()
+        assert (await running_on).token_ids == alone.token_ids
+
+
+async def test_unset_fields_get_a_drawn_seed_and_as_many_tokens_as_fit(folder: Path) -> None:
+    async with target(folder, "--max-model-len", "64") as (process, client):
+        async with grpc.aio.insecure_channel(process.grpc_address) as channel:
+            stub = generate_pb2_grpc.GenerateServiceStub(channel)
+            request = generate_pb2.GenerateRequest(
+                text="ab", sampling=types_pb2.SamplingParams(ignore_eos=True)
+            )
+            messages = [message async for message in stub.Generate(request)]
+        assert messages[0].HasField("seed")
+        assert messages[-1].usage.completion_tokens == 62
+        again = SamplingParams(seed=messages[0].seed, max_tokens=62, ignore_eos=True)
+        replayed = await ask(client, "ab", again)
+        assert list(replayed.token_ids) == [
+            token for message in messages for token in message.token_ids
+        ]
+
+
+async def test_a_stop_string_ends_text_and_tokens(folder: Path) -> None:
+    async with target(folder) as (_, client):
+        whole = await ask(client, "abc")
+        stop = whole.text[9:11]
+        sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, stop=(stop,))
+        stopped = await ask(client, "abc", sampling)
+        assert stopped.text == whole.text[: whole.text.index(stop)]
+        assert stopped.last.finish_reason is FinishReason.STOP
+        assert whole.token_ids[: len(stopped.token_ids)] == stopped.token_ids
+        assert stopped.last.usage is not None
+        assert stopped.last.usage.completion_tokens == len(stopped.token_ids)
+
+
+async def test_cancelling_a_call_frees_its_place(folder: Path) -> None:
+    long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    async with target(folder, "--max-num-seqs", "1") as (_, client):
+        for _ in range(3):
+            stream = client.generate("abc", long)
+            await anext(stream)
+            await stream.aclose()
+        assert len((await ask(client, "abc")).token_ids) == 24
+
+
+async def test_tokens_do_not_depend_on_batch_mates(folder: Path) -> None:
+    async with target(folder, "--deterministic") as (_, client):
+        prompts = ["a", "some words", "x" * 70, "def f(n):"]
+        warm = SamplingParams(temperature=0.9, seed=2**64 - 3, max_tokens=20, ignore_eos=True)
+        alone = [await ask(client, prompt, warm) for prompt in prompts]
+        together = await asyncio.gather(*(ask(client, prompt, warm) for prompt in prompts))
+        assert [each.token_ids for each in alone] == [each.token_ids for each in together]
+
+
+async def test_probes_and_metrics_answer(folder: Path) -> None:
+    async with target(folder) as (process, client):
+        await ask(client, "abc")
+
+        def get(path: str) -> str:
+            with urllib.request.urlopen(f"http://{process.http_address}{path}") as answer:
+                return str(answer.read().decode())
+
+        assert "ready" in await asyncio.to_thread(get, "/readyz")
+        metrics = await asyncio.to_thread(get, "/metrics")
+        assert 'ssd_round_seconds_count{part="host"} 24.0' in metrics
+        assert 'ssd_tokens_total{kind="output"} 24.0' in metrics
+
+
+async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(folder: Path) -> None:
+    long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    async with target(folder) as (process, client):
+        stream = client.generate("abc", long)
+        first = await anext(stream)
+        process.signal(signal.SIGTERM)
+        await process.until("draining")
+        with pytest.raises((NotReadyError, SSDError)):
+            await ask(client, "abc")
+        rest = [chunk async for chunk in stream]
+        assert len(first.token_ids) + sum(len(chunk.token_ids) for chunk in rest) == 200
+        assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "code"),
+    [
+        (("--lookahaed", "4"), "SettingsError", 2),
+        (("--lookahead", "99"), "SettingsError", 2),
+        (("--max-model-len", "100000"), "SettingsError", 2),
+        (("--model", "/nowhere"), "ModelNotFoundError", 1),
+    ],
+)
+async def test_a_process_that_cannot_start_says_why_in_one_line(
+    folder: Path, flags: tuple[str, ...], error: str, code: int
+) -> None:
+    async with running("ssd_target", "--model", str(folder), *ANY_PORT, *flags) as process:
+        failed = await process.until("failed")
+        assert failed.fields["error"] == error
+        assert await process.wait() == code
+
+
+async def test_broken_model_folders_are_named(folder: Path, tmp_path: Path) -> None:
+    truncated = write_tiny_folder(tmp_path / "truncated")
+    weights = truncated / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    unknown = write_tiny_folder(tmp_path / "unknown")
+    (unknown / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    for path, error in (
+        (truncated, "WeightsError"),
+        (bare, "ModelNotFoundError"),
+        (unknown, "UnsupportedModelError"),
+    ):
+        async with running("ssd_target", "--model", str(path), *ANY_PORT) as process:
+            assert (await process.until("failed")).fields["error"] == error
+            assert await process.wait() == 1
+
+
+async def test_a_port_in_use_is_an_error_before_the_model_is_loaded(folder: Path) -> None:
+    async with target(folder) as (first, _):
+        port = first.grpc_address.rpartition(":")[2]
+        flags = ("--port", port, "--http-port", "0")
+        async with running("ssd_target", "--model", str(folder), *flags) as second:
+            failed = await second.until("failed")
+            assert failed.fields["error"] == "AddressError"
+            assert not any(event.name == "progress" for event in second.events)
+            assert await second.wait() == 1
+
+
+async def test_a_draft_with_another_tokenizer_is_refused_and_requests_run_plain(
+    folder: Path, tmp_path: Path
+) -> None:
+    strange = write_tiny_folder(tmp_path / "strange")
+    write_byte_tokenizer(strange, end="<|another|>")
+    flags = ("--model", str(strange), *ANY_PORT, *SMALL[:2], "--lookahead", "3")
+    async with running("ssd_draft", *flags) as draft:
+        await draft.until("ready")
+        async with target(folder, "--drafts", draft.grpc_address) as (process, client):
+            link = await process.until("link")
+            assert link.fields["state"] == "refused"
+            assert "tokenizer_fingerprint" in link.fields["reason"]
+            answer = await ask(client, "abc", mode=Mode.SPECULATIVE)
+            assert len(answer.token_ids) == 24
+            assert answer.last.statistics is not None
+            assert answer.last.statistics.mode is Mode.AUTOREGRESSIVE

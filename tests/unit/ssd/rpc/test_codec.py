@@ -1,0 +1,271 @@
+import math
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd.errors import FieldError, UnsupportedError
+from ssd.rpc.codec import (
+    ChatTurn,
+    Conversation,
+    GenerateCall,
+    ModelInfo,
+    generate_call,
+    generate_request,
+    generate_response,
+    generation_chunk,
+    model_info,
+    model_info_response,
+)
+from ssd.types import (
+    FinishReason,
+    GenerationChunk,
+    Mode,
+    SamplingParams,
+    SpeculationStatistics,
+    Usage,
+)
+from ssd.v1 import generate_pb2, types_pb2
+
+VOCAB = 100
+Sampling = types_pb2.SamplingParams
+
+
+def request(sampling: Sampling | None = None, **fields: object) -> generate_pb2.GenerateRequest:
+    arguments = {"text": "def f(", "sampling": sampling} | fields
+    return generate_pb2.GenerateRequest(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_bare_prompt_gets_the_defaults_and_no_seed() -> None:
+    call = generate_call(request(), VOCAB)
+    assert call == GenerateCall(prompt="def f(")
+    assert call.seed is None
+    assert call.max_tokens is None
+    assert call.sampling == SamplingParams(temperature=1.0, max_tokens=256)
+    assert call.mode is Mode.AUTO
+
+
+def test_seed_zero_and_temperature_zero_differ_from_unset() -> None:
+    call = generate_call(request(Sampling(seed=0, temperature=0.0, max_tokens=5)), VOCAB)
+    assert (call.seed, call.sampling.temperature, call.max_tokens) == (0, 0.0, 5)
+
+
+@given(
+    prompt=st.one_of(
+        st.text(min_size=1),
+        st.lists(st.integers(0, VOCAB - 1), min_size=1).map(tuple),
+        st.lists(st.builds(ChatTurn, st.just("user"), st.text()), min_size=1).map(
+            lambda turns: Conversation(tuple(turns))
+        ),
+    ),
+    temperature=st.floats(0, 2, width=32),
+    seed=st.one_of(st.none(), st.integers(0, 2**64 - 1)),
+    max_tokens=st.integers(1, 10_000),
+    stop=st.lists(st.text(min_size=1, max_size=5), max_size=16).map(tuple),
+    mode=st.sampled_from([Mode.AUTO, Mode.AUTOREGRESSIVE, Mode.SPECULATIVE]),
+)
+def test_a_call_survives_the_wire(
+    prompt: str | tuple[int, ...] | Conversation,
+    temperature: float,
+    seed: int | None,
+    max_tokens: int,
+    stop: tuple[str, ...],
+    mode: Mode,
+) -> None:
+    call = GenerateCall(
+        prompt=prompt,
+        sampling=SamplingParams(
+            temperature=temperature,
+            seed=seed or 0,
+            max_tokens=max_tokens,
+            stop=stop,
+            stop_token_ids=(1, 2),
+            ignore_eos=True,
+        ),
+        seed=seed,
+        max_tokens=max_tokens,
+        mode=mode,
+        model="m",
+        metadata={"a": "b"},
+    )
+    message = generate_pb2.GenerateRequest.FromString(generate_request(call).SerializeToString())
+    assert generate_call(message, VOCAB) == call
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (generate_pb2.GenerateRequest(), "input"),
+        (request(text=""), "text"),
+        (generate_pb2.GenerateRequest(token_ids=types_pb2.TokenIds()), "token_ids.ids"),
+        (
+            generate_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=[1, VOCAB])),
+            "token_ids.ids[1]",
+        ),
+        (generate_pb2.GenerateRequest(chat=types_pb2.ChatMessages()), "chat.messages"),
+        (
+            generate_pb2.GenerateRequest(
+                chat=types_pb2.ChatMessages(messages=[types_pb2.ChatMessage(role="root")])
+            ),
+            "chat.messages[0].role",
+        ),
+        (request(model="m" * 257), "model"),
+        (request(mode=99), "mode"),
+        (request(sampling_mode=99), "sampling_mode"),
+        (request(priority=101), "priority"),
+        (request(metadata={str(index): "" for index in range(17)}), "metadata"),
+        (request(metadata={"a": "x" * 257}), "metadata[a]"),
+        (request(Sampling(temperature=math.nan)), "sampling.temperature"),
+        (request(Sampling(temperature=math.inf)), "sampling.temperature"),
+        (request(Sampling(temperature=-0.1)), "sampling.temperature"),
+        (request(Sampling(temperature=2.1)), "sampling.temperature"),
+        (request(Sampling(max_tokens=0)), "sampling.max_tokens"),
+        (request(Sampling(stop=["x"] * 17)), "sampling.stop"),
+        (request(Sampling(stop=["x", ""])), "sampling.stop[1]"),
+        (request(Sampling(stop=["x" * 257])), "sampling.stop[0]"),
+        (request(Sampling(stop_token_ids=[1] * 17)), "sampling.stop_token_ids"),
+        (request(Sampling(stop_token_ids=[1, VOCAB])), "sampling.stop_token_ids[1]"),
+        (request(Sampling(top_k=0)), "sampling.top_k"),
+        (request(Sampling(top_k=VOCAB + 1)), "sampling.top_k"),
+        (request(Sampling(top_p=0.0)), "sampling.top_p"),
+        (request(Sampling(top_p=1.5)), "sampling.top_p"),
+        (request(Sampling(min_p=-1.0)), "sampling.min_p"),
+        (request(Sampling(repetition_penalty=0.0)), "sampling.repetition_penalty"),
+        (request(Sampling(repetition_penalty=math.inf)), "sampling.repetition_penalty"),
+        (request(Sampling(presence_penalty=2.5)), "sampling.presence_penalty"),
+        (request(Sampling(frequency_penalty=math.nan)), "sampling.frequency_penalty"),
+        (request(Sampling(logprobs=21)), "sampling.logprobs"),
+        (request(Sampling(n=0)), "sampling.n"),
+        (request(Sampling(n=9)), "sampling.n"),
+        (request(Sampling(logit_bias={1: 101.0})), "sampling.logit_bias[1]"),
+        (request(Sampling(logit_bias={VOCAB: 1.0})), "sampling.logit_bias[0]"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused_by_the_name_of_its_field(
+    message: generate_pb2.GenerateRequest, field: str
+) -> None:
+    with pytest.raises(FieldError) as caught:
+        generate_call(message, VOCAB)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        (request(mode=types_pb2.MODE_SYNCHRONOUS), "mode"),
+        (request(sampling_mode=types_pb2.SAMPLING_MODE_REJECTION), "sampling_mode"),
+        (request(priority=1), "priority"),
+        (request(Sampling(top_k=5)), "sampling.top_k"),
+        (request(Sampling(top_p=0.9)), "sampling.top_p"),
+        (request(Sampling(min_p=0.1)), "sampling.min_p"),
+        (request(Sampling(repetition_penalty=1.1)), "sampling.repetition_penalty"),
+        (request(Sampling(presence_penalty=0.5)), "sampling.presence_penalty"),
+        (request(Sampling(frequency_penalty=-0.5)), "sampling.frequency_penalty"),
+        (request(Sampling(min_tokens=1)), "sampling.min_tokens"),
+        (request(Sampling(logprobs=0)), "sampling.logprobs"),
+        (request(Sampling(n=2)), "sampling.n"),
+        (request(Sampling(echo=True)), "sampling.echo"),
+        (request(Sampling(logit_bias={1: 1.0})), "sampling.logit_bias"),
+    ],
+)
+def test_what_is_declared_and_not_served_is_refused_by_name(
+    message: generate_pb2.GenerateRequest, field: str
+) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        generate_call(message, VOCAB)
+    assert caught.value.field == field
+
+
+def test_values_that_change_nothing_pass() -> None:
+    sampling = Sampling(
+        top_k=VOCAB,
+        top_p=1.0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        min_tokens=0,
+        n=1,
+        logit_bias={1: 0.0},
+    )
+    message = request(sampling, sampling_mode=types_pb2.SAMPLING_MODE_COUPLED, priority=0)
+    assert generate_call(message, VOCAB).prompt == "def f("
+
+
+@given(st.binary(max_size=60))
+def test_any_decodable_message_is_a_call_or_an_error_that_names_a_field(payload: bytes) -> None:
+    try:
+        message = generate_pb2.GenerateRequest.FromString(payload)
+    except DecodeError:
+        return
+    try:
+        generate_call(message, VOCAB)
+    except (FieldError, UnsupportedError) as error:
+        assert error.field
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        GenerateCall(prompt="\ud800"),
+        GenerateCall(prompt=(-1,)),
+        GenerateCall(prompt=(2**32,)),
+        GenerateCall(prompt="x", seed=-1),
+        GenerateCall(prompt="x", seed=2**64),
+    ],
+)
+def test_what_the_wire_cannot_carry_is_a_field_error_before_it_is_sent(call: GenerateCall) -> None:
+    with pytest.raises(FieldError):
+        generate_request(call)
+
+
+def test_a_chunk_survives_the_wire() -> None:
+    first = GenerationChunk(token_ids=(1, 2), text="ab", seed=0)
+    last = GenerationChunk(
+        token_ids=(3,),
+        text="\N{SNOWMAN}",
+        choice=1,
+        finish_reason=FinishReason.LENGTH,
+        usage=Usage(prompt_tokens=4, completion_tokens=3, cached_tokens=2),
+        statistics=SpeculationStatistics(
+            mode=Mode.SPECULATIVE,
+            rounds=9,
+            hits=5,
+            misses=2,
+            late=1,
+            proposed_tokens=30,
+            accepted_tokens=20,
+            time_to_first_token_seconds=0.1,
+            wall_seconds=2.0,
+            decode_seconds=1.9,
+            verify_seconds=0.02,
+            round_seconds=0.03,
+        ),
+    )
+    for chunk in (first, last):
+        wire = generate_response(chunk).SerializeToString()
+        assert generation_chunk(generate_pb2.GenerateResponse.FromString(wire)) == chunk
+
+
+def test_a_models_description_survives_the_wire_and_holds_every_field() -> None:
+    info = ModelInfo(
+        model="demo",
+        family="llama",
+        num_parameters=5,
+        vocab_size=VOCAB,
+        max_model_len=64,
+        dtype="bfloat16",
+        attention_backend="cpu",
+        device="cpu",
+        version="0.1",
+        tokenizer_fingerprint="f",
+        lookahead=6,
+        branches=24,
+        active_drafts=1,
+        max_num_seqs=16,
+        deterministic=True,
+    )
+    assert model_info(model_info_response(info)) == info
+    names = {field.name for field in generate_pb2.GetModelInfoResponse.DESCRIPTOR.fields}
+    assert names == set(ModelInfo.__dataclass_fields__)

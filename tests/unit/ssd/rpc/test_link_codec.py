@@ -1,0 +1,145 @@
+import math
+
+import pytest
+
+from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.rpc.link_codec import (
+    draft_message,
+    speculate_request,
+    speculate_response,
+    target_message,
+)
+from ssd.types import (
+    Beat,
+    DraftMessage,
+    Draining,
+    FramePayload,
+    LinkHello,
+    LinkPolicy,
+    LinkWelcome,
+    Peer,
+    SessionClosing,
+    SessionOpening,
+    SessionRefusal,
+    TargetMessage,
+)
+from ssd.v1 import speculation_pb2 as pb2
+from ssd.v1 import types_pb2
+
+HELLO = LinkHello(
+    wire_version=1,
+    vocab_size=2048,
+    tokenizer_fingerprint="ab",
+    lookahead=6,
+    branches=24,
+    channel="grpc",
+    epoch=3,
+    peer=Peer(pod="p", node="n", cell="c"),
+)
+WELCOME = LinkWelcome(epoch=3, capacity=16, lookahead=6, branches=24, peer=Peer(pod="d"))
+OPENING = SessionOpening(
+    session=1, token_ids=(5, 6), seed=2**64 - 1, choice=2, temperature=0.5, max_len=64
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        HELLO,
+        OPENING,
+        SessionClosing(9),
+        LinkPolicy(fan_out_policy="explicit", fan_out=(4, 3, 2), backup="none"),
+        Beat(),
+        FramePayload(b"\x00\xff"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_what_a_target_says_survives_the_wire(message: TargetMessage) -> None:
+    wire = speculate_request(message).SerializeToString()
+    assert target_message(pb2.SpeculateRequest.FromString(wire)) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [WELCOME, SessionRefusal(4, "capacity"), Draining(), Beat(), FramePayload(b"")],
+    ids=lambda each: type(each).__name__,
+)
+def test_what_a_draft_says_survives_the_wire(message: DraftMessage) -> None:
+    wire = speculate_response(message).SerializeToString()
+    assert draft_message(pb2.SpeculateResponse.FromString(wire)) == message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("vocab_size", 0),
+        ("vocab_size", 2**31),
+        ("lookahead", 0),
+        ("lookahead", 17),
+        ("branches", 0),
+        ("branches", 129),
+        ("epoch", 0),
+        ("epoch", 2**31),
+        ("sampling_mode", types_pb2.SAMPLING_MODE_REJECTION),
+        ("sampling_mode", 77),
+    ],
+)
+def test_a_hello_out_of_bounds_names_its_field(field: str, value: int) -> None:
+    message = speculate_request(HELLO)
+    setattr(message.hello, field, value)
+    with pytest.raises(HandshakeError) as caught:
+        target_message(message)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("epoch", 0), ("lookahead", 0), ("branches", 999), ("capacity", 2**31)]
+)
+def test_a_welcome_out_of_bounds_names_its_field(field: str, value: int) -> None:
+    message = speculate_response(WELCOME)
+    setattr(message.welcome, field, value)
+    with pytest.raises(HandshakeError) as caught:
+        draft_message(message)
+    assert caught.value.field == field
+
+
+def opening(**changes: object) -> pb2.SpeculateRequest:
+    fields = {"session": 1, "token_ids": [5], "temperature": 1.0, "max_len": 8} | changes
+    return pb2.SpeculateRequest(open_session=pb2.OpenSession(**fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb2.SpeculateRequest(),
+        opening(session=0),
+        opening(session=2**31),
+        opening(token_ids=[]),
+        opening(token_ids=[2**31]),
+        opening(temperature=math.nan),
+        opening(temperature=-1.0),
+        opening(temperature=2.5),
+        opening(max_len=0),
+        opening(token_ids=[1, 2], max_len=1),
+        pb2.SpeculateRequest(close_session=pb2.CloseSession(session=0)),
+        pb2.SpeculateRequest(link_settings=pb2.LinkSettings(fan_out=[1] * 18)),
+        pb2.SpeculateRequest(link_settings=pb2.LinkSettings(fan_out=[129])),
+        pb2.SpeculateRequest(link_settings=pb2.LinkSettings(backup="x" * 257)),
+    ],
+)
+def test_a_control_message_out_of_bounds_is_a_frame_error(message: pb2.SpeculateRequest) -> None:
+    with pytest.raises(FrameError):
+        target_message(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pb2.SpeculateResponse(),
+        pb2.SpeculateResponse(session_refused=pb2.SessionRefused(session=0)),
+        pb2.SpeculateResponse(session_refused=pb2.SessionRefused(session=1, reason="x" * 257)),
+    ],
+)
+def test_an_answer_out_of_bounds_is_a_link_error(message: pb2.SpeculateResponse) -> None:
+    with pytest.raises(LinkError):
+        draft_message(message)

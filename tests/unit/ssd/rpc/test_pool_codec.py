@@ -1,0 +1,47 @@
+from ssd.rpc.pool_codec import (
+    DraftStatus,
+    LinkStatus,
+    PoolStatus,
+    draft_status,
+    draft_status_response,
+    pool_status,
+    pool_status_response,
+)
+from ssd.v1 import admin_pb2, speculation_pb2
+
+
+def test_a_pools_state_survives_the_wire() -> None:
+    pool = PoolStatus(
+        links=(
+            LinkStatus(address="a:1", state="active", epoch=2, hits=5, round_trip_seconds=0.25),
+            LinkStatus(address="b:1", state="refused", reason="lookahead: 6 here, 8 there"),
+        ),
+        running_sequences=3,
+        waiting_sequences=1,
+        hit_rate=0.5,
+        desired_drafts=2,
+    )
+    wire = pool_status_response(pool).SerializeToString()
+    assert pool_status(admin_pb2.GetPoolStatusResponse.FromString(wire)) == pool
+
+
+def test_every_state_of_a_link_has_its_word() -> None:
+    for name in admin_pb2.LinkState.keys():  # noqa: SIM118 - an enum wrapper, not a dict
+        word = name.removeprefix("LINK_STATE_").lower()
+        pool = PoolStatus(links=(LinkStatus(address="a", state=word),))
+        assert pool_status(pool_status_response(pool)).links[0].state == word
+
+
+def test_a_state_of_a_later_version_is_unspecified() -> None:
+    message = admin_pb2.GetPoolStatusResponse(
+        links=[admin_pb2.LinkStatus(state=77)]  # type: ignore[arg-type]
+    )
+    assert pool_status(message).links[0].state == "unspecified"
+
+
+def test_a_drafts_state_survives_the_wire() -> None:
+    status = DraftStatus(
+        model="d", sessions=1, capacity=16, links=2, draining=True, table_seconds=0.5
+    )
+    wire = draft_status_response(status).SerializeToString()
+    assert draft_status(speculation_pb2.GetStatusResponse.FromString(wire)) == status

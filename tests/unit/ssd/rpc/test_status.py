@@ -1,0 +1,154 @@
+import grpc
+import grpc.aio
+import pytest
+from google.rpc import error_details_pb2
+
+from ssd import errors
+from ssd.errors import (
+    AccessError,
+    CancelledError,
+    ContextLengthError,
+    FieldError,
+    FrameError,
+    HandshakeError,
+    LinkError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+    SSDError,
+    UnknownModelError,
+    UnsupportedError,
+)
+from ssd.rpc.status import (
+    DeadlineError,
+    InternalError,
+    from_rpc_error,
+    http_status,
+    rule_of,
+    to_status,
+    trailers_of,
+)
+
+Code = grpc.StatusCode
+TABLE: list[tuple[Exception, grpc.StatusCode, int]] = [
+    (FieldError("sampling.temperature", "is 3, must be in 0..2"), Code.INVALID_ARGUMENT, 400),
+    (ContextLengthError(100, 50, 128), Code.INVALID_ARGUMENT, 400),
+    (RequestError("the message cannot be decoded"), Code.INVALID_ARGUMENT, 400),
+    (UnknownModelError("model 'x' is not served"), Code.NOT_FOUND, 404),
+    (UnsupportedError("sampling.top_k"), Code.UNIMPLEMENTED, 400),
+    (OverloadedError("256 requests wait", 2.5), Code.RESOURCE_EXHAUSTED, 429),
+    (NotReadyError("the model is loading"), Code.UNAVAILABLE, 503),
+    (AccessError("no token"), Code.UNAUTHENTICATED, 401),
+    (DeadlineError("600 s have passed"), Code.DEADLINE_EXCEEDED, 408),
+    (CancelledError("the target drained"), Code.CANCELLED, 499),
+    (FrameError("a frame has 3 bytes"), Code.RESOURCE_EXHAUSTED, 413),
+    (HandshakeError("lookahead", "6 here, 8 there"), Code.FAILED_PRECONDITION, 409),
+    (LinkError("no sign of life for 1.5 s"), Code.UNAVAILABLE, 503),
+]
+
+
+def as_heard(error: Exception) -> grpc.aio.AioRpcError:
+    """What a client's stub raises when a server ends a call with this error."""
+    status = to_status(error, "r1")
+    return grpc.aio.AioRpcError(
+        rule_of(error).code,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(*trailers_of(error, status)),
+        details=status.message,
+    )
+
+
+def bare(code: grpc.StatusCode, details: str = "words") -> grpc.aio.AioRpcError:
+    """A status of gRPC's own making, without details."""
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+
+
+def facts_of(error: BaseException) -> dict[str, object]:
+    return {name: found for name, found in vars(error).items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("error", "code", "http"), TABLE, ids=lambda each: type(each).__name__)
+def test_each_error_has_its_code_and_its_http_status(
+    error: Exception, code: grpc.StatusCode, http: int
+) -> None:
+    assert to_status(error).code == code.value[0]
+    assert http_status(error) == http
+
+
+@pytest.mark.parametrize("error", [row[0] for row in TABLE], ids=lambda each: type(each).__name__)
+def test_a_client_raises_what_the_server_raised(error: Exception) -> None:
+    found = from_rpc_error(as_heard(error), "host:1")
+    assert type(found) is type(error)
+    assert str(found) == str(error)
+    assert facts_of(found) == facts_of(error)
+
+
+def test_every_class_of_the_error_tree_stands_in_the_table_or_cannot_reach_a_caller() -> None:
+    served = {type(row[0]) for row in TABLE}
+    for error in vars(errors).values():
+        if isinstance(error, type) and issubclass(error, SSDError) and error is not SSDError:
+            assert error in served or issubclass(error, errors.SetupError), error
+
+
+def test_a_field_error_carries_the_violation() -> None:
+    violation = error_details_pb2.BadRequest()
+    assert any(each.Unpack(violation) for each in to_status(FieldError("text", "is empty")).details)
+    assert violation.field_violations[0].field == "text"
+    assert violation.field_violations[0].description == "is empty"
+
+
+def test_overload_says_when_to_try_again() -> None:
+    error = OverloadedError("full", 2.5)
+    status = to_status(error)
+    retry = error_details_pb2.RetryInfo()
+    assert any(each.Unpack(retry) for each in status.details)
+    assert retry.retry_delay.ToMilliseconds() == 2500
+    assert ("grpc-retry-pushback-ms", "2500") in trailers_of(error, status)
+
+
+def test_a_bug_tells_its_request_id_and_nothing_else() -> None:
+    for bug in (ValueError("secret prompt"), SSDError("secret"), errors.WeightsError("secret")):
+        status = to_status(bug, "r42")
+        assert status.code == Code.INTERNAL.value[0]
+        assert "r42" in status.message
+        assert "secret" not in str(status)
+    assert isinstance(from_rpc_error(as_heard(KeyError("secret")), "host:1"), InternalError)
+
+
+def test_a_timeout_in_a_servicer_is_a_deadline() -> None:
+    assert to_status(TimeoutError()).code == Code.DEADLINE_EXCEEDED.value[0]
+    assert isinstance(from_rpc_error(as_heard(TimeoutError()), "host:1"), DeadlineError)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (Code.UNAVAILABLE, NotReadyError),
+        (Code.DEADLINE_EXCEEDED, DeadlineError),
+        (Code.CANCELLED, CancelledError),
+        (Code.RESOURCE_EXHAUSTED, OverloadedError),
+        (Code.PERMISSION_DENIED, AccessError),
+        (Code.UNIMPLEMENTED, UnsupportedError),
+        (Code.INVALID_ARGUMENT, RequestError),
+        (Code.NOT_FOUND, UnknownModelError),
+        (Code.INTERNAL, InternalError),
+        (Code.DATA_LOSS, InternalError),
+    ],
+)
+def test_a_status_of_another_origin_is_read_by_its_code_and_names_the_endpoint(
+    code: grpc.StatusCode, kind: type[SSDError]
+) -> None:
+    found = from_rpc_error(bare(code), "host:1")
+    assert type(found) is kind
+    assert "host:1" in str(found)
+
+
+def test_details_that_cannot_be_read_are_not_believed() -> None:
+    trailers = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff"))
+    error = grpc.aio.AioRpcError(Code.UNAVAILABLE, grpc.aio.Metadata(), trailers, details="gone")
+    assert isinstance(from_rpc_error(error, "host:1"), NotReadyError)
+
+
+def test_a_huge_message_is_cut_to_fit_a_trailer() -> None:
+    status = to_status(FieldError("text", "x" * 100_000))
+    assert status.ByteSize() < 8192

@@ -1,0 +1,135 @@
+"""The tree over the real engine, against a second implementation that runs plain text."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ssd.demo.model import TrainableLlama, load_model
+from ssd.engine.config import EngineConfig
+from ssd.engine.runner import ModelRunner, load_runner
+from ssd.speculation.fan_out import Adaptive
+from ssd.speculation.noise import NoiseRing, gumbel_noise
+from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
+from ssd_draft.sessions import Move
+from ssd_draft.tree import Growth, NewSession, Tree, TreeShape
+
+K = 3
+N = 8
+CHUNK = 16
+BLOCKS_EACH = 16
+SHAPE = TreeShape(
+    max_sessions=3,
+    lookahead=K,
+    branches=N,
+    prefill_chunk=CHUNK,
+    num_blocks_each=BLOCKS_EACH,
+    vocab_size=VOCAB_SIZE,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def runner(folder: Path) -> ModelRunner:
+    engine = EngineConfig(
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=SHAPE.max_sessions,
+        num_columns=SHAPE.num_columns,
+        branches=N,
+        prefill_chunk=CHUNK,
+        num_token_ids=VOCAB_SIZE,
+    )
+    return load_runner(folder, engine, lambda _stage, _fraction: None)
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> TrainableLlama:
+    return load_model(folder).float().eval()
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@dataclass
+class Text:
+    """One sequence as plain text."""
+
+    model: TrainableLlama
+    committed: list[int]
+    temperature: float
+    seed: int
+    proposal: list[int] = field(default_factory=list)
+
+    def next_token(self, tokens: list[int]) -> int:
+        logits_V = self.model(torch.tensor([tokens]))[0, -1].float()
+        noise_V = torch.from_numpy(gumbel_noise(self.seed, [len(tokens)], VOCAB_SIZE)[0])
+        return int((torch.log_softmax(logits_V, -1) + self.temperature * noise_V).argmax())
+
+    def continuation(self, accepted: int, bonus: int) -> list[int]:
+        tokens = [*self.committed, *self.proposal[:accepted], bonus]
+        for _ in range(K):
+            tokens.append(self.next_token(tokens))
+        return tokens[-K:]
+
+    def check(self, growth: Growth, row: int) -> None:
+        for branch in range(int(growth.num_branches_B[row])):
+            accepted, bonus = growth.accepted_BN[row, branch], growth.bonus_BN[row, branch]
+            found = growth.tokens_BNK[row, branch].tolist()
+            assert found == self.continuation(int(accepted), int(bonus))
+
+    def follow(self, growth: Growth, row: int, branch: int, num_proposed: int) -> Move:
+        accepted, bonus = int(growth.accepted_BN[row, branch]), int(growth.bonus_BN[row, branch])
+        self.committed += [*self.proposal[:accepted], bonus]
+        self.proposal = growth.tokens_BNK[row, branch, :num_proposed].tolist()
+        return Move(accepted + 1, bonus, tuple(self.proposal), branch)
+
+    def stray(self, accepted: int, bonus: int, guess: list[int]) -> Move:
+        self.committed += [*self.proposal[:accepted], bonus]
+        self.proposal = guess
+        return Move(accepted + 1, bonus, tuple(guess), None)
+
+
+def test_trees_over_pages_and_segments_are_trees_over_text(
+    runner: ModelRunner, plain: TrainableLlama
+) -> None:
+    tree = Tree(runner, NoiseRing(SHAPE.max_sessions, SHAPE.num_noise_rows, VOCAB_SIZE), SHAPE)
+    digits = np.random.default_rng(5)
+    texts = [
+        Text(plain, digits.integers(0, 256, length).tolist(), temperature, seed=length)
+        for length, temperature in ((40, 0.0), (1, 1.0), (17, 0.6))
+    ]
+    slots = [2, 0, 1]
+    for slot, text in zip(slots, texts, strict=True):
+        first_block = 1 + slot * BLOCKS_EACH
+        blocks = list(range(first_block, first_block + BLOCKS_EACH))
+        tree.open(NewSession(slot, blocks, text.seed, 0, text.temperature))
+        prompt = text.committed[:-1]
+        for first in range(0, len(prompt), CHUNK):
+            tree.store(slot, first, prompt[first : first + CHUNK])
+        tree.start(slot, text.committed[-1], ())
+    policies = [Adaptive()] * len(slots)
+    growth = tree.grow(slots, policies)
+    for turn in range(5):
+        for row, text in enumerate(texts):
+            text.check(growth, row)
+        count = turn % (K + 1)
+        moves = [
+            texts[0].follow(growth, 0, int(growth.accepted_BN[0].argmax()), K),
+            texts[1].follow(growth, 1, turn % int(growth.num_branches_B[1]), count),
+            texts[2].stray(min(1, len(texts[2].proposal)), 50 + turn, [60, 61, 62][:count]),
+        ]
+        tree.advance(slots, moves)
+        growth = tree.grow(slots, policies)
+        while tree.fill_ahead():
+            pass
