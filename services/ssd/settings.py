@@ -9,6 +9,7 @@ import argparse
 import ast
 import difflib
 import inspect
+import json
 import math
 import os
 import sys
@@ -94,7 +95,7 @@ def field_help(cls: type) -> dict[str, str]:
     """Return the docstring of each field of a class, whitespace folded; {} without its source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except OSError:
+    except (OSError, TypeError):
         return {}
     body = typing.cast("ast.ClassDef", tree.body[0]).body
     found = {}
@@ -265,7 +266,6 @@ def _shown(value: object) -> str:
 def _print_config(settings: Any, sources: Mapping[str, str]) -> NoReturn:
     document = {item.name: getattr(settings, item.name) for item in fields(settings)}
     for name, value in document.items():
-        shown = list(value) if isinstance(value, tuple) else value
-        line = yaml.safe_dump({name: shown}, default_flow_style=None, width=1000).strip()
-        sys.stdout.write(f"{line}  # {sources[name]}\n")
+        # JSON values are YAML: the output is a file that --config reads.
+        sys.stdout.write(f"{name}: {json.dumps(value)}  # {sources[name]}\n")
     raise SystemExit(0)

@@ -66,7 +66,7 @@ class Worker:
     @property
     def table_seconds(self) -> float:
         """Median time from a commit's arrival to its table's departure, of the newest tables."""
-        return median(list(self._recent_seconds))
+        return median(self._recent_seconds.copy())
 
     def start_draining(self) -> None:
         """Refuse sessions from now on."""

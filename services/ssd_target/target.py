@@ -73,9 +73,9 @@ class Target:
         started_at = self._clock.now()
         async with self._listening() as server:
             self._step.start()
-            await self._first_of(self._step.loaded)
+            await self._first_of(self._step.loaded, self._step.ended)
             if not self._step.loaded.done():
-                return 0
+                return self._crash_code()
             self._desk.open(self._step.loaded.result(), self._step.wakeups)
             server.set_serving(True)
             _log.info("ready", seconds=round(self._clock.now() - started_at, 3))
@@ -83,19 +83,25 @@ class Target:
             try:
                 await self._first_of(self._step.ended)
                 if self._step.ended.done():
-                    return 1
+                    return self._crash_code()
                 server.set_serving(False)
                 return await self._drain()
             finally:
                 links.cancel()
                 await asyncio.gather(links, return_exceptions=True)
 
-    async def _first_of(self, event: "asyncio.Future[Any]") -> None:
-        """Wait until the event, or until told to leave."""
+    async def _first_of(self, *events: "asyncio.Future[Any]") -> None:
+        """Wait for one of the events, or until told to leave."""
         leaving = asyncio.create_task(self._leaving.wait())
-        waiting: set[asyncio.Future[Any]] = {event, leaving}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({*events, leaving}, return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()
+
+    def _crash_code(self) -> int:
+        """Exit code of a step thread that ended unasked, or of a start that was called off."""
+        if not self._step.ended.done():
+            return 0
+        _log.error("failed", error="StepThreadError", message="the step thread crashed; see above")
+        return 1
 
     async def _drain(self) -> int:
         """Let running requests finish, within bounds, then end the step thread."""

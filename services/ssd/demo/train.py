@@ -50,7 +50,7 @@ TARGET_RECIPE = Recipe(
     compiled=False,
 )
 DRAFT_RECIPE = Recipe(
-    num_steps=600, batch_size=12, length=512, adam_rate=4e-3, muon_rate=6e-3, warmup_steps=40
+    num_steps=450, batch_size=12, length=512, adam_rate=4e-3, muon_rate=6e-3, warmup_steps=40
 )
 DISTIL_RECIPE = Recipe(
     num_steps=2400,
@@ -61,7 +61,7 @@ DISTIL_RECIPE = Recipe(
     weight_decay=0.02,
     warmup_steps=60,
 )
-NUM_SAMPLED_WINDOWS = 1536
+NUM_SAMPLED_WINDOWS = 960
 """Windows of 256 tokens that the target writes for the draft to learn on."""
 SAMPLING_TEMPERATURES = (1.0, 0.6, 0.0)
 """Taken in turn by the sampled windows: the temperatures at which the pair will be used."""

@@ -7,7 +7,7 @@ server raised is raised here again, class and fields included.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -132,8 +132,8 @@ class TargetClient(_Client):
         mode: Mode = Mode.AUTO,
         *,
         timeout_seconds: float | None = None,
-    ) -> AsyncIterator[GenerationChunk]:
-        """Continue a prompt; leaving the iterator early cancels the call and frees what it holds.
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Continue a prompt; ``aclose`` before the end cancels the call and frees what it holds.
 
         ``sampling`` None leaves everything to the server, which draws a seed and returns it in the
         first chunk; otherwise all of it is said, the seed included. A ``GenerateCall`` as prompt

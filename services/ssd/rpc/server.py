@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ssd import telemetry
-from ssd.errors import AddressError, RequestError, SSDError
+from ssd.errors import AddressError, RequestError, SSDError, UnsupportedError
 from ssd.rpc.status import REQUEST_ID_KEY, abort_with
 
 _log = telemetry.get_logger(__name__)
@@ -160,6 +160,8 @@ def _begin(context: Any) -> str:
 async def _answer(context: Any, method: str, error: Exception, request_id: str) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if isinstance(error, NotImplementedError):  # what generated servicers raise
+        error = UnsupportedError(method.rpartition("/")[2])
     if not isinstance(error, SSDError | TimeoutError):
         _log.exception("call_failed", method=method)
     await abort_with(context, error, request_id)

@@ -57,7 +57,7 @@ def _weights(seed: int) -> dict[str, torch.Tensor]:
 
     def normal(*shape: int) -> torch.Tensor:
         drawn = torch.randn(shape, generator=generator)
-        return drawn * shape[-1] ** -0.5
+        return torch.mul(drawn, shape[-1] ** -0.5)
 
     weights = {
         "model.embed_tokens.weight": normal(VOCAB_SIZE, 32) * 4,

@@ -55,12 +55,13 @@ def as_heard(error: Exception) -> grpc.aio.AioRpcError:
         grpc.aio.Metadata(),
         grpc.aio.Metadata(*trailers_of(error, status)),
         details=status.message,
+        debug_error_string="",
     )
 
 
 def bare(code: grpc.StatusCode, details: str = "words") -> grpc.aio.AioRpcError:
     """A status of gRPC's own making, without details."""
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, "")
 
 
 def facts_of(error: BaseException) -> dict[str, object]:
@@ -145,7 +146,7 @@ def test_a_status_of_another_origin_is_read_by_its_code_and_names_the_endpoint(
 
 def test_details_that_cannot_be_read_are_not_believed() -> None:
     trailers = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff"))
-    error = grpc.aio.AioRpcError(Code.UNAVAILABLE, grpc.aio.Metadata(), trailers, details="gone")
+    error = grpc.aio.AioRpcError(Code.UNAVAILABLE, grpc.aio.Metadata(), trailers, "gone", "")
     assert isinstance(from_rpc_error(error, "host:1"), NotReadyError)
 
 

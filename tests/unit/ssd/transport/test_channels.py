@@ -160,7 +160,12 @@ async def test_frames_that_came_before_the_start_are_not_lost(ends: Ends) -> Non
 async def test_frames_may_be_sent_from_any_thread(ends: Ends) -> None:
     Ear().listen(ends.left)
     right = Ear().listen(ends.right)
-    await asyncio.to_thread(lambda: [ends.left.send(frame(number)) for number in range(20)])
+
+    def send_all() -> None:
+        for number in range(20):
+            ends.left.send(frame(number))
+
+    await asyncio.to_thread(send_all)
     await right.hear(20)
     assert right.numbers == list(range(20))
 

@@ -101,7 +101,7 @@ def test_limits_hold_on_both_ways() -> None:
     "frame",
     [
         Frame(FrameKind.COMMITS, 1, 1, np.zeros(3, dtype=np.int32)),
-        Frame(FrameKind.COMMITS, 1, 1, np.zeros((1, 3), dtype=np.int64)),  # type: ignore[arg-type]
+        Frame(FrameKind.COMMITS, 1, 1, np.zeros((1, 3), dtype=np.int64)),
         Frame(FrameKind.COMMITS, -1, 1, np.zeros((1, 3), dtype=np.int32)),
         Frame(FrameKind.COMMITS, 2**31, 1, np.zeros((1, 3), dtype=np.int32)),
     ],

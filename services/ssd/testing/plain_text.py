@@ -1,0 +1,81 @@
+"""A sequence without a cache: the brute force that tables are compared with."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ssd.speculation.noise import gumbel_noise
+from ssd.speculation.table import OutcomeTable
+from ssd.testing.ledger_runner import law
+from ssd.types import Branch, Commit, Explicit, Outcome
+
+
+@dataclass
+class PlainText:
+    """One sequence as plain text, and all that a draft without any cache would say of it."""
+
+    lookahead: int
+    vocab_size: int
+    committed: list[int]
+    temperature: float = 1.0
+    seed: int = 0xFEDCBA9876543210
+    proposal: tuple[int, ...] = ()
+
+    def scores(self, tokens: list[int]) -> torch.Tensor:
+        """Scores log q + T g of the token after these."""
+        noise_V = torch.from_numpy(gumbel_noise(self.seed, [len(tokens)], self.vocab_size)[0])
+        logits_V = law(torch.tensor(tokens), self.vocab_size)
+        return torch.log_softmax(logits_V, -1) + self.temperature * noise_V
+
+    def continuation(self, accepted: int, bonus: int) -> list[int]:
+        """The tokens after an outcome."""
+        tokens = [*self.committed, *self.proposal[:accepted], bonus]
+        for _ in range(self.lookahead):
+            tokens.append(int(self.scores(tokens).argmax()))
+        return tokens[-self.lookahead :]
+
+    def forks(self, accepted: int, count: int) -> list[int]:
+        """The likeliest bonus tokens after so many accepted ones."""
+        scores_V = self.scores([*self.committed, *self.proposal[:accepted]])
+        if accepted < len(self.proposal):
+            scores_V[self.proposal[accepted]] = -torch.inf
+        return scores_V.topk(count).indices.tolist()
+
+    def commit(self, accepted: int, bonus: int, following: Branch | Explicit) -> Commit:
+        """The word on a round, for session 1."""
+        return Commit(1, len(self.committed), Outcome(accepted, bonus), following)
+
+    def move(self, accepted: int, bonus: int, proposal: tuple[int, ...]) -> None:
+        """Follow an outcome."""
+        self.committed += [*self.proposal[:accepted], bonus]
+        self.proposal = proposal
+
+    def check(self, table: OutcomeTable) -> None:
+        """Assert that a table is what this text foresees, branch by branch."""
+        assert table.base_len == len(self.committed)
+        accepted, bonus = table.accepted_N.tolist(), table.bonus_N.tolist()
+        assert len(set(zip(accepted, bonus, strict=True))) == len(accepted)
+        assert set(accepted) <= set(range(len(self.proposal) + 1))
+        for k in set(accepted):
+            mine = [t for each, t in zip(accepted, bonus, strict=True) if each == k]
+            assert set(mine) == set(self.forks(k, len(mine)))
+        for k, t, tokens in zip(accepted, bonus, table.tokens_NK.tolist(), strict=True):
+            assert tokens == self.continuation(k, t)
+
+    def hit(self, table: OutcomeTable, accepted: int, num_proposed: int) -> Commit:
+        """Commit to a branch of that accepted length."""
+        index = table.accepted_N.tolist().index(accepted)
+        bonus = int(table.bonus_N[index])
+        commit = self.commit(accepted, bonus, Branch(index, num_proposed))
+        self.move(accepted, bonus, table.proposal(index, num_proposed))
+        return commit
+
+    def miss(self, table: OutcomeTable | None, accepted: int, proposal: tuple[int, ...]) -> Commit:
+        """Commit to an outcome that is in no branch."""
+        taken = (
+            set() if table is None else set(table.bonus_N[table.accepted_N == accepted].tolist())
+        )
+        bonus = next(each for each in range(self.vocab_size) if each not in taken)
+        commit = self.commit(accepted, bonus, Explicit(proposal))
+        self.move(accepted, bonus, proposal)
+        return commit

@@ -1,0 +1,115 @@
+"""``python -m ssd_bench``: plain and speculative decoding in one run."""
+
+import asyncio
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ssd import demo
+from ssd.demo.corpus import held_out_prompts
+from ssd.demo.widen import widen
+from ssd.errors import SSDError
+from ssd.launch import Deployment
+from ssd_bench.machine import read_bandwidth
+from ssd_bench.report import markdown, records
+from ssd_bench.runs import MODES, Plan, Results, run
+
+NUM_PROMPTS = 64
+out = Console()
+err = Console(stderr=True)
+Numbers = Annotated[str, typer.Option(help="Separated by commas.")]
+
+
+def bench(
+    *,
+    target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
+    draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
+    widen_target: Annotated[int, typer.Option(help="Same function, this much wider.")] = 1,
+    widen_draft: Annotated[int, typer.Option(help="Same function, this much wider.")] = 1,
+    lookahead: int = 6,
+    branches: int = 24,
+    batch: Numbers = "1,8",
+    temperature: Numbers = "0,1",
+    max_tokens: int = 128,
+    repetitions: Annotated[int, typer.Option(min=1)] = 5,
+    dtype: str = "bfloat16",
+    deadline_ms: Annotated[float, typer.Option(help="Longest wait for a table.")] = 20.0,
+    deterministic: bool = False,
+    output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
+    is_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
+) -> None:
+    """Measure AR and SSD side by side on held-out prompts; write results.json and results.md."""
+    settings = {name: str(value) for name, value in locals().items() if name != "is_json"}
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = [
+            _widened(model, factor, Path(scratch))
+            for model, factor in ((target, widen_target), (draft, widen_draft))
+        ]
+        flags = ("--lookahead", str(lookahead), "--branches", str(branches), "--dtype", dtype)
+        plan = Plan(
+            deployment=Deployment(
+                target=str(folders[0]),
+                draft=str(folders[1]),
+                common_flags=(*flags, "--max-model-len", "1024"),
+                target_flags=(
+                    *("--draft-deadline-ms", str(deadline_ms)),
+                    *(("--deterministic",) if deterministic else ()),
+                ),
+            ),
+            target_folder=folders[0],
+            prompts=held_out_prompts(NUM_PROMPTS),
+            batches=tuple(int(number) for number in batch.split(",")),
+            temperatures=tuple(float(number) for number in temperature.split(",")),
+            max_tokens=max_tokens,
+            repetitions=repetitions,
+        )
+        results = _run(plan)
+    bandwidth = read_bandwidth(min(os.sched_getaffinity(0)))
+    found = {
+        "records": records(results, settings),
+        "ready_seconds": results.ready_seconds,
+        "target_peak_bytes": results.target_peak_bytes,
+        "draft_peak_bytes": results.draft_peak_bytes,
+        "read_bandwidth_bytes_per_second": bandwidth,
+    }
+    table = markdown(results, bandwidth)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "results.json").write_text(json.dumps(found, indent=1))
+    (output / "results.md").write_text(table)
+    if is_json:
+        out.print_json(json.dumps(found))
+    else:
+        out.print(Markdown(table))
+        err.print(f"written to {output}/results.json and results.md")
+
+
+def _widened(model: str, factor: int, scratch: Path) -> Path:
+    folder = demo.folder(model) if demo.is_demo(model) else Path(model)
+    if factor == 1:
+        return folder
+    err.print(f"widening {model} {factor} times")
+    return widen(folder, factor, scratch / f"{folder.name}-{factor}")
+
+
+def _run(plan: Plan) -> Results:
+    cells = len(plan.batches) * len(plan.temperatures)
+    total = cells * (1 + len(MODES) * plan.repetitions)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
+        task = progress.add_task("batches", total=total)
+        try:
+            return asyncio.run(run(plan, lambda: progress.advance(task)))
+        except SSDError as error:
+            err.print(f"[red]error:[/red] {error}")
+            raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    typer.run(bench)

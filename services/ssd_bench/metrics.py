@@ -1,0 +1,89 @@
+"""The figures, each defined once.
+
+tokens/s: tokens after the first of a sequence over the time from its first to its last; summed over
+the sequences of a batch. Tokens a round: output tokens over rounds. Hit rate: hits over rounds that
+needed a table. Efficiency: median verify over median round of a sequence; the batch's is the median
+over its sequences.
+"""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ssd.types import SpeculationStatistics, TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """One finished sequence."""
+
+    token_ids: tuple[TokenId, ...]
+    statistics: SpeculationStatistics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFigures:
+    """What one batch in one mode took."""
+
+    tokens_per_second: float
+    """Summed over the batch."""
+    hit_rate: float | None
+    late_rate: float | None
+    tokens_per_round: float
+    verify_ms: float
+    round_ms: float
+    efficiency: float
+    time_to_first_token_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and quartiles over repetitions."""
+
+    median: float
+    q1: float
+    q3: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.q1:.3g}–{self.q3:.3g})"
+
+
+def batch_figures(batch: Sequence[Continuation]) -> BatchFigures:
+    """Return the figures of a batch whose sequences ran together."""
+    stats = [sequence.statistics for sequence in batch]
+    looked_up = sum(item.hits + item.misses + item.late for item in stats)
+    verify = statistics.median(item.verify_seconds for item in stats)
+    whole = statistics.median(item.round_seconds for item in stats)
+    return BatchFigures(
+        tokens_per_second=sum(
+            (len(sequence.token_ids) - 1) / sequence.statistics.decode_seconds for sequence in batch
+        ),
+        hit_rate=sum(item.hits for item in stats) / looked_up if looked_up else None,
+        late_rate=sum(item.late for item in stats) / looked_up if looked_up else None,
+        tokens_per_round=sum(len(sequence.token_ids) for sequence in batch)
+        / sum(item.rounds for item in stats),
+        verify_ms=verify * 1000,
+        round_ms=whole * 1000,
+        efficiency=verify / whole,
+        time_to_first_token_ms=1000
+        * statistics.median(item.time_to_first_token_seconds for item in stats),
+    )
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return median and quartiles; of a single value, that value."""
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(median, q1, q3)
+
+
+def spreads(repetitions: Sequence[BatchFigures]) -> dict[str, Spread]:
+    """Return the spread of each figure; one that some repetition lacks is left out."""
+    rows: list[dict[str, Any]] = [asdict(figures) for figures in repetitions]
+    return {
+        name: spread([row[name] for row in rows])
+        for name in rows[0]
+        if all(row[name] is not None for row in rows)
+    }

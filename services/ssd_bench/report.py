@@ -1,0 +1,94 @@
+"""Results for people and for machines."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ssd_bench.metrics import Spread, spread, spreads
+from ssd_bench.runs import Cell, Results
+
+COLUMNS = {
+    "tokens_per_second": "tokens/s",
+    "hit_rate": "hit rate",
+    "late_rate": "late",
+    "tokens_per_round": "tokens a round",
+    "verify_ms": "verify ms",
+    "round_ms": "round ms",
+    "efficiency": "efficiency",
+    "time_to_first_token_ms": "TTFT ms",
+}
+
+
+def speed_up(cell: Cell) -> Spread:
+    """Return SSD over AR in tokens/s, pair by pair of the interleaved repetitions."""
+    pairs = zip(cell.figures["ar"], cell.figures["ssd"], strict=True)
+    return spread([ssd.tokens_per_second / ar.tokens_per_second for ar, ssd in pairs])
+
+
+def verify_bandwidth(results: Results) -> float | None:
+    """Return the rate at which a plain verify at batch 1 reads weights, bytes a second."""
+    alone = [cell for cell in results.cells if cell.batch == 1]
+    if not alone:
+        return None
+    milliseconds = spreads(alone[0].figures["ar"])["verify_ms"].median
+    return results.weight_bytes / (milliseconds / 1000)
+
+
+def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return one record a figure: mode, figure, median, quartiles, repetitions, settings."""
+    found = []
+    for cell in results.cells:
+        figures = {
+            (mode, name): value
+            for mode, repetitions in cell.figures.items()
+            for name, value in spreads(repetitions).items()
+        }
+        figures["ssd/ar", "speed_up"] = speed_up(cell)
+        for (mode, name), value in figures.items():
+            found.append(
+                {
+                    "workload": "demo",
+                    "batch": cell.batch,
+                    "temperature": cell.temperature,
+                    "mode": mode,
+                    "figure": name,
+                    "median": value.median,
+                    "q1": value.q1,
+                    "q3": value.q3,
+                    "repetitions": len(cell.figures["ar"]),
+                    "settings": dict(settings),
+                }
+            )
+    return found
+
+
+def markdown(results: Results, bandwidth: float) -> str:
+    """Return the run as Markdown: a table of modes, then what concerns the whole run."""
+    header = ["batch", "T", "mode", *COLUMNS.values(), "SSD/AR", "texts that differ"]
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for cell in results.cells:
+        for mode, repetitions in cell.figures.items():
+            found = spreads(repetitions)
+            row = [str(cell.batch), f"{cell.temperature:g}", mode]
+            row += [str(found.get(name, "–")) for name in COLUMNS]
+            is_ssd = mode == "ssd"
+            row.append(str(speed_up(cell)) if is_ssd else "")
+            row.append(f"{cell.num_different} of {cell.num_compared}" if is_ssd else "")
+            lines.append("| " + " | ".join(row) + " |")
+    lines += ["", *_whole_run(results, bandwidth)]
+    return "\n".join(lines) + "\n"
+
+
+def _whole_run(results: Results, bandwidth: float) -> list[str]:
+    lines = [
+        "Medians (quartiles) over interleaved repetitions.",
+        f"- start to ready: {results.ready_seconds:.1f} s",
+        f"- peak memory: target {results.target_peak_bytes / 2**20:.0f} MiB, "
+        f"draft {results.draft_peak_bytes / 2**20:.0f} MiB",
+    ]
+    reached = verify_bandwidth(results)
+    if reached is not None:
+        lines.append(
+            f"- verify at batch 1 reads weights at {reached / 1e9:.1f} GB/s, "
+            f"{reached / bandwidth:.0%} of one core's {bandwidth / 1e9:.1f} GB/s"
+        )
+    return lines

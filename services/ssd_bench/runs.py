@@ -1,0 +1,148 @@
+"""One run: a target and a draft, plain and speculative decoding interleaved."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ssd.errors import SSDError
+from ssd.launch import Deployment, RunningDeployment, deployed
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import GenerateCall
+from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
+from ssd_bench.machine import peak_memory_bytes, weight_bytes
+from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
+
+MODES = {"ar": Mode.AUTOREGRESSIVE, "ssd": Mode.SPECULATIVE}
+LINK_SECONDS = 30.0
+
+
+class NoHitsError(SSDError):
+    """Speculation never hit: whatever was measured is not what it says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    deployment: Deployment
+    target_folder: Path
+    prompts: Sequence[str]
+    batches: tuple[int, ...]
+    temperatures: tuple[float, ...]
+    max_tokens: int
+    repetitions: int
+
+
+@dataclass(slots=True)
+class Cell:
+    """One batch size at one temperature: the figures of each repetition, by mode."""
+
+    batch: int
+    temperature: float
+    figures: dict[str, list[BatchFigures]] = field(
+        default_factory=lambda: {name: [] for name in MODES}
+    )
+    num_compared: int = 0
+    num_different: int = 0
+    """Texts whose two modes differ; 0 in deterministic mode, ties in the fast one."""
+
+
+@dataclass(slots=True)
+class Results:
+    """What a run measured."""
+
+    cells: list[Cell] = field(default_factory=list)
+    ready_seconds: float = 0.0
+    target_peak_bytes: int = 0
+    draft_peak_bytes: int = 0
+    weight_bytes: int = 0
+
+
+async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
+    """Measure a plan.
+
+    Args:
+        plan: what.
+        on_batch: called after each batch: ``2 * repetitions`` times a cell, and once to warm up.
+
+    Raises:
+        SSDError: a process could not start, a request failed, or no table ever hit.
+    """
+    results = Results(weight_bytes=weight_bytes(plan.target_folder))
+    started = time.perf_counter()
+    async with (
+        deployed(plan.deployment) as running,
+        TargetClient(running.target.grpc_address) as client,
+    ):
+        results.ready_seconds = time.perf_counter() - started
+        await _linked(client)
+        for batch in plan.batches:
+            for temperature in plan.temperatures:
+                cell = Cell(batch, temperature)
+                await _measure(client, plan, cell, on_batch)
+                results.cells.append(cell)
+        _take_memory(results, running)
+    return results
+
+
+async def _measure(
+    client: TargetClient, plan: Plan, cell: Cell, on_batch: Callable[[], None]
+) -> None:
+    for mode in MODES.values():
+        await _complete(client, plan, cell, mode, repetition=0)
+    on_batch()
+    for repetition in range(plan.repetitions):
+        texts: list[list[tuple[TokenId, ...]]] = []
+        for name, mode in MODES.items():
+            batch = await _complete(client, plan, cell, mode, repetition)
+            cell.figures[name].append(batch_figures(batch))
+            texts.append([sequence.token_ids for sequence in batch])
+            on_batch()
+        plain, ahead = texts
+        cell.num_compared += len(plain)
+        cell.num_different += sum(a != b for a, b in zip(plain, ahead, strict=True))
+    if not any(figures.hit_rate for figures in cell.figures["ssd"]):
+        raise NoHitsError(f"batch {cell.batch}, temperature {cell.temperature:g}: no table hit")
+
+
+async def _complete(
+    client: TargetClient, plan: Plan, cell: Cell, mode: Mode, repetition: int
+) -> list[Continuation]:
+    first = repetition * cell.batch
+    calls = []
+    for index in range(cell.batch):
+        prompt = plan.prompts[(first + index) % len(plan.prompts)]
+        call = GenerateCall(
+            prompt=prompt,
+            sampling=SamplingParams(temperature=cell.temperature, ignore_eos=True),
+            seed=first + index,
+            max_tokens=plan.max_tokens,
+            mode=mode,
+        )
+        calls.append(_one(client, call))
+    return list(await asyncio.gather(*calls))
+
+
+async def _one(client: TargetClient, call: GenerateCall) -> Continuation:
+    token_ids: list[TokenId] = []
+    last: GenerationChunk | None = None
+    async for chunk in client.generate(call):
+        token_ids.extend(chunk.token_ids)
+        last = chunk
+    assert last is not None
+    assert last.statistics is not None
+    return Continuation(tuple(token_ids), last.statistics)
+
+
+async def _linked(client: TargetClient) -> None:
+    async with asyncio.timeout(LINK_SECONDS):
+        # The link belongs to another process: there is no event to wait on.
+        while (await client.model_info()).active_drafts == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+def _take_memory(results: Results, running: RunningDeployment) -> None:
+    results.target_peak_bytes = peak_memory_bytes(running.target.pid)
+    results.draft_peak_bytes = max(peak_memory_bytes(draft.pid) for draft in running.drafts)

@@ -1,0 +1,193 @@
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from ssd.errors import AddressError, FieldError, OverloadedError, RequestError
+from ssd.rpc.client import TargetClient
+from ssd.rpc.server import (
+    MAX_MESSAGE_BYTES,
+    RpcServer,
+    bind,
+    current_request_id,
+    join_address,
+    make_server,
+)
+from ssd.rpc.status import InternalError
+from ssd.v1 import generate_pb2, generate_pb2_grpc
+
+SERVICE = "ssd.v1.GenerateService"
+
+
+class Servicer(generate_pb2_grpc.GenerateServiceServicer):
+    """Answers, or raises what it is told to."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.request_ids: list[str] = []
+        self.started = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def Tokenize(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.request_ids.append(current_request_id())
+        if self.error is not None:
+            raise self.error
+        return generate_pb2.TokenizeResponse(token_ids=[len(request.text)])
+
+    async def Generate(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        try:
+            yield generate_pb2.GenerateResponse(text="a")
+            if self.error is not None:
+                raise self.error
+            self.started.set()
+            await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+
+@pytest.fixture
+async def servicer() -> Servicer:
+    return Servicer()
+
+
+@pytest.fixture
+async def server(servicer: Servicer) -> AsyncIterator[RpcServer]:
+    running = RpcServer("127.0.0.1", 0, reflection=True)
+    register = generate_pb2_grpc.add_GenerateServiceServicer_to_server
+    running.add(SERVICE, partial(register, servicer))
+    await running.start()
+    yield running
+    await running.stop(0)
+
+
+@pytest.fixture
+async def client(server: RpcServer) -> AsyncIterator[TargetClient]:
+    async with TargetClient(f"127.0.0.1:{server.port}") as running:
+        yield running
+
+
+async def test_an_error_of_ours_arrives_as_it_was_raised(
+    servicer: Servicer, client: TargetClient
+) -> None:
+    servicer.error = FieldError("text", "is empty")
+    with pytest.raises(FieldError, match="text: is empty"):
+        await client.tokenize("x")
+    servicer.error = OverloadedError("full", 2.5)
+    with pytest.raises(OverloadedError) as caught:
+        await client.tokenize("x")
+    assert caught.value.retry_after_seconds == 2.5
+    servicer.error = None
+    assert await client.tokenize("xyz") == (3,)
+
+
+async def test_a_bug_is_logged_with_its_stack_and_told_by_its_request_id_alone(
+    servicer: Servicer, client: TargetClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    servicer.error = ZeroDivisionError("secret words")
+    with pytest.raises(InternalError) as caught:
+        await client.tokenize("x")
+    assert servicer.request_ids[0] in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "secret words" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+async def test_an_error_in_the_middle_of_a_stream_follows_what_was_sent(
+    servicer: Servicer, client: TargetClient
+) -> None:
+    servicer.error = OverloadedError("late")
+    texts = []
+    with pytest.raises(OverloadedError, match="late"):  # noqa: PT012 - the stream is the point
+        async for chunk in client.generate("x"):
+            texts.append(chunk.text)
+    assert texts == ["a"]
+
+
+async def test_a_caller_that_leaves_closes_the_servicers_generator(
+    servicer: Servicer, client: TargetClient
+) -> None:
+    chunks = client.generate("x")
+    assert (await anext(chunks)).text == "a"
+    await servicer.started.wait()
+    await chunks.aclose()
+    await servicer.closed.wait()
+
+
+async def test_a_callers_request_id_is_used_if_it_is_sane(
+    servicer: Servicer, server: RpcServer
+) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        stub: Any = generate_pb2_grpc.GenerateServiceStub(channel)  # type: ignore[no-untyped-call]
+        for given in ("mine", "x" * 129):
+            await stub.Tokenize(generate_pb2.TokenizeRequest(), metadata=(("x-request-id", given),))
+    assert servicer.request_ids[0] == "mine"
+    assert 0 < len(servicer.request_ids[1]) < 129
+
+
+@pytest.mark.parametrize("payload", [b"\xff\xff", b"\x0a\x02\xff\xfe"], ids=["garbage", "utf-8"])
+async def test_what_cannot_be_decoded_is_the_callers_fault(
+    server: RpcServer, payload: bytes
+) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        raw: Any = channel
+        stub = raw.unary_unary(f"/{SERVICE}/Tokenize")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub(payload)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "cannot be decoded" in (caught.value.details() or "")
+
+
+async def test_a_message_over_the_limit_is_resource_exhausted(client: TargetClient) -> None:
+    with pytest.raises((OverloadedError, RequestError)):
+        await client.tokenize("x" * (MAX_MESSAGE_BYTES + 1))
+    assert await client.tokenize("x") == (1,)
+
+
+@pytest.mark.parametrize("listen", [lambda server, port: bind(server, "127.0.0.1", port)])
+async def test_a_port_in_use_is_an_error_that_names_the_address(
+    server: RpcServer, listen: Callable[[grpc.aio.Server, int], int]
+) -> None:
+    second = make_server()
+    with pytest.raises(AddressError, match=f"127.0.0.1:{server.port}"):
+        listen(second, server.port)
+    await second.stop(None)
+
+
+async def test_a_port_taken_by_another_program_is_an_error_too() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressError, match=str(port)):
+            await RpcServer("127.0.0.1", port).start()
+
+
+async def test_port_zero_takes_any_and_says_which(server: RpcServer) -> None:
+    assert server.port > 0
+
+
+async def test_health_follows_set_serving(server: RpcServer, client: TargetClient) -> None:
+    assert not await client._is_serving()
+    server.set_serving(True)
+    await client.wait_ready(5.0)
+    server.set_serving(False)
+    while await client._is_serving():
+        pass
+
+
+async def test_stopping_twice_is_fine_and_the_port_is_free_again(server: RpcServer) -> None:
+    await server.stop(0)
+    await server.stop(0)
+    again = RpcServer("127.0.0.1", server.port)
+    await again.start()
+    await again.stop(0)
+
+
+def test_an_ipv6_host_gets_brackets() -> None:
+    assert join_address("::1", 5) == "[::1]:5"
+    assert join_address("[::1]", 5) == "[::1]:5"
+    assert join_address("localhost", 5) == "localhost:5"

@@ -1,0 +1,198 @@
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import REGISTRY, generate_latest
+
+from ssd import telemetry
+from ssd.telemetry import (
+    JsonFormatter,
+    Logger,
+    SystemClock,
+    TextFormatter,
+    configure_logging,
+    get_logger,
+    parse_event,
+    request_id,
+)
+
+
+class Lines(logging.Handler):
+    """Keeps formatted lines."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+
+
+def listen(formatter: logging.Formatter) -> tuple[Logger, list[str]]:
+    logger = logging.Logger("listened", level=logging.INFO)
+    lines = Lines(formatter)
+    logger.addHandler(lines)
+    return Logger(logger), lines.lines
+
+
+@contextmanager
+def bound(number: str) -> Iterator[None]:
+    token = request_id.set(number)
+    try:
+        yield
+    finally:
+        request_id.reset(token)
+
+
+@pytest.fixture
+def root_logger() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield root
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_a_json_line_carries_time_level_process_event_and_fields() -> None:
+    log, lines = listen(JsonFormatter("target"))
+    log.info("listening", grpc="127.0.0.1:50051", http="127.0.0.1:9090")
+    document = json.loads(lines[0])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", document.pop("ts"))
+    assert document == {
+        "level": "info",
+        "process": "target",
+        "event": "listening",
+        "grpc": "127.0.0.1:50051",
+        "http": "127.0.0.1:9090",
+    }
+
+
+def test_a_line_carries_the_request_id_only_where_one_is_bound() -> None:
+    for formatter in (JsonFormatter("target"), TextFormatter("target")):
+        log, lines = listen(formatter)
+        with bound("r-17"):
+            log.warning("link lost")
+        log.warning("link lost")
+        assert "r-17" in lines[0]
+        assert "r-17" not in lines[1]
+
+
+def test_a_json_line_is_one_line_whatever_the_fields_hold() -> None:
+    log, lines = listen(JsonFormatter("draft"))
+    log.error("failed", message="first\nsecond", cause=ValueError("x"), text="Grüße")
+    assert "\n" not in lines[0]
+    assert json.loads(lines[0])["message"] == "first\nsecond"
+    assert json.loads(lines[0])["text"] == "Grüße"
+
+
+def test_an_exception_brings_its_stack_inside_the_json_line() -> None:
+    log, lines = listen(JsonFormatter("draft"))
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.exception("failed")
+    assert "ValueError: broken" in json.loads(lines[0])["stack"]
+    assert "\n" not in lines[0]
+
+
+def test_a_text_line_reads_from_left_to_right_and_the_stack_stands_below() -> None:
+    log, lines = listen(TextFormatter("target"))
+    log.info("ready", seconds=1.9)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} target info ready seconds=1\.9", lines[0])
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.exception("failed", number=3)
+    assert lines[1].splitlines()[0].endswith("target error failed number=3")
+    assert lines[1].endswith("ValueError: broken")
+
+
+def test_what_is_below_the_level_is_not_formatted() -> None:
+    log, lines = listen(JsonFormatter("target"))
+    log.debug("detail")
+    assert lines == []
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_configured_logging_goes_to_standard_error_alone(
+    form: str, capsys: pytest.CaptureFixture[str], root_logger: logging.Logger
+) -> None:
+    configure_logging(form, "target")
+    get_logger("ssd.somewhere").info("draining")
+    logging.getLogger("another.library").warning("theirs")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert ["draining" in lines[0], "theirs" in lines[1], len(lines)] == [True, True, 2]
+    assert (parse_event(lines[0]) is not None) == (form == "json")
+
+
+def test_an_event_survives_the_way_over_a_log_line() -> None:
+    log, lines = listen(JsonFormatter("draft"))
+    log.info("progress", stage="warm-up", fraction=0.4)
+    event = parse_event(lines[0])
+    assert event is not None
+    assert event.name == "progress"
+    assert (event.fields["stage"], event.fields["fraction"]) == ("warm-up", 0.4)
+    assert event.fields["process"] == "draft"
+
+
+@pytest.mark.parametrize("line", ["", "{", "[]", "7", "null", '{"event": 3}', '{"level": "info"}'])
+def test_other_text_is_no_event(line: str) -> None:
+    assert parse_event(line) is None
+
+
+@given(st.text())
+def test_no_text_breaks_the_parser(line: str) -> None:
+    parse_event(line)
+
+
+def test_the_clock_never_goes_back() -> None:
+    clock = SystemClock()
+    readings = [clock.now() for _ in range(100)]
+    assert readings == sorted(readings)
+
+
+SERVED = """
+ssd_requests_total ssd_time_to_first_token_seconds ssd_inter_token_seconds ssd_e2e_seconds
+ssd_tokens_total ssd_running_sequences ssd_waiting_sequences ssd_kv_blocks ssd_round_seconds
+ssd_rounds_total ssd_accepted_tokens_total ssd_proposed_tokens_total ssd_draft_table_seconds
+ssd_draft_sessions ssd_draft_capacity ssd_link_state ssd_link_rtt_seconds ssd_link_bytes_total
+ssd_commit_to_wire_seconds ssd_wire_to_table_seconds ssd_draft_startup_seconds
+ssd_stale_frames_total
+""".split()
+
+
+def test_every_metric_is_exposed_with_help_under_its_agreed_name() -> None:
+    exposed = generate_latest(REGISTRY).decode()
+    helps = dict(re.findall(r"^# HELP (ssd_\w+) (.+)$", exposed, re.MULTILINE))
+    assert set(SERVED) - set(helps) == set()
+    for name in SERVED:
+        assert helps[name].strip().endswith(".")
+
+
+def test_seconds_say_so_and_queries_name_only_metrics_that_exist() -> None:
+    exposed = generate_latest(REGISTRY).decode()
+    helps = dict(re.findall(r"^# HELP (ssd_\w+) (.+)$", exposed, re.MULTILINE))
+    for name, text in helps.items():
+        assert not name.endswith("_seconds") or "econds" in text
+        for mentioned in re.findall(r"ssd_\w+", text):
+            assert re.sub(r"_(sum|count|bucket)$", "", mentioned) in helps, mentioned
+        assert text.count("(") == text.count(")")
+
+
+def test_metric_labels_are_few_and_known() -> None:
+    labels = {
+        label
+        for metric in vars(telemetry).values()
+        for label in getattr(metric, "_labelnames", ())
+    }
+    assert labels == {"outcome", "kind", "state", "part", "result", "position", "draft"} | {
+        "direction"
+    }

@@ -1,0 +1,157 @@
+"""Admission, and what a commit may say. No model, no threads."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.errors import LinkError
+from ssd.speculation.table import OutcomeTable
+from ssd.types import Branch, Commit, Explicit, LinkPolicy, Outcome, SessionOpening
+from ssd_draft.sessions import GapError, Move, Refusal, Session, Sessions
+
+MAX_LEN = 64
+BLOCK = 8
+RESERVED = 10
+
+
+@dataclass
+class SilentLink:
+    number: int = 1
+    policy: LinkPolicy = field(default_factory=LinkPolicy)
+
+    def push(self, tables: Collection[OutcomeTable]) -> None:
+        raise AssertionError
+
+    def refuse(self, session: int, reason: Refusal) -> None:
+        raise AssertionError
+
+    def fail(self, error: LinkError) -> None:
+        raise AssertionError
+
+
+def make_sessions(*, max_sessions: int = 2, num_blocks: int = 100) -> Sessions:
+    return Sessions(
+        BlockPool(num_blocks),
+        max_sessions=max_sessions,
+        block_size=BLOCK,
+        max_len=MAX_LEN,
+        reserved=RESERVED,
+    )
+
+
+def opening(session: int = 1, *, num_tokens: int = 5, max_len: int = 40) -> SessionOpening:
+    return SessionOpening(
+        session=session, token_ids=(3,) * num_tokens, seed=1, temperature=1.0, max_len=max_len
+    )
+
+
+def open_one(sessions: Sessions) -> Session:
+    session = sessions.open(SilentLink(), opening(), 0.0)
+    assert isinstance(session, Session)
+    return session
+
+
+def with_table(proposal: tuple[int, ...] = (10, 11)) -> Session:
+    """A session whose table has the branches (0, 20), (1, 21), (2, 22)."""
+    session = open_one(make_sessions())
+    session.is_open = True
+    session.proposal = proposal
+    session.table = OutcomeTable(
+        session=1,
+        base_len=5,
+        part=0,
+        accepted_N=np.array([0, 1, 2], dtype=np.int32),
+        bonus_N=np.array([20, 21, 22], dtype=np.int32),
+        tokens_NK=np.array([[30, 31], [40, 41], [50, 51]], dtype=np.int32),
+    )
+    return session
+
+
+def test_slots_bound_the_sessions() -> None:
+    sessions, link = make_sessions(max_sessions=1), SilentLink()
+    first = sessions.open(link, opening(1), 0.0)
+    assert isinstance(first, Session)
+    assert sessions.open(link, opening(2), 0.0) is Refusal.CAPACITY
+    sessions.close(first)
+    assert isinstance(sessions.open(link, opening(3), 0.0), Session)
+
+
+def test_blocks_bound_the_sessions() -> None:
+    sessions, link = make_sessions(num_blocks=1 + 40 // BLOCK), SilentLink()
+    assert isinstance(sessions.open(link, opening(1), 0.0), Session)
+    assert sessions.open(link, opening(2, max_len=8), 0.0) is Refusal.CAPACITY
+
+
+def test_the_same_id_on_two_links_is_two_sessions() -> None:
+    sessions = make_sessions()
+    for number in (1, 2):
+        assert isinstance(sessions.open(SilentLink(number), opening(), 0.0), Session)
+    with pytest.raises(LinkError):
+        sessions.open(SilentLink(1), opening(), 0.0)
+    sessions.check()
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_len", "fits"),
+    [
+        (MAX_LEN - RESERVED, 1000, True),
+        (MAX_LEN - RESERVED + 1, 1000, False),
+        (12, 13, True),
+        (13, 13, False),
+    ],
+)
+def test_a_session_needs_room_for_a_tree_in_the_models_length(
+    num_tokens: int, max_len: int, *, fits: bool
+) -> None:
+    asked = opening(num_tokens=num_tokens, max_len=max_len)
+    answer = make_sessions().open(SilentLink(), asked, 0.0)
+    assert (answer is not Refusal.LENGTH) == fits
+
+
+@pytest.mark.parametrize(
+    ("outcome", "following", "move"),
+    [
+        (Outcome(1, 21), Branch(1, 2), Move(2, 21, (40, 41), 1)),
+        (Outcome(1, 21), Branch(1, 1), Move(2, 21, (40,), 1)),
+        (Outcome(2, 22), Branch(2, 0), Move(3, 22, (), 2)),
+        (Outcome(1, 21), Explicit((40,)), Move(2, 21, (40,), 1)),
+        (Outcome(1, 21), Explicit(), Move(2, 21, (), 1)),
+        (Outcome(1, 21), Explicit((40, 9)), Move(2, 21, (40, 9), None)),
+        (Outcome(1, 99), Explicit((40,)), Move(2, 99, (40,), None)),
+    ],
+)
+def test_a_branch_is_adopted_wherever_the_next_proposal_stands_in_it(
+    outcome: Outcome, following: Branch | Explicit, move: Move
+) -> None:
+    assert with_table().plan(Commit(1, 5, outcome, following)) == move
+
+
+@pytest.mark.parametrize(
+    "commit",
+    [
+        Commit(1, 4, Outcome(1, 21), Branch(1, 2)),
+        Commit(1, 6, Outcome(1, 21), Branch(1, 2)),
+        Commit(1, 5, Outcome(1, 21), Branch(0, 2)),
+        Commit(1, 5, Outcome(1, 99), Branch(1, 2)),
+        Commit(1, 5, Outcome(3, 21), Explicit()),
+    ],
+)
+def test_a_commit_that_does_not_match_exactly_is_a_gap(commit: Commit) -> None:
+    with pytest.raises(GapError):
+        with_table().plan(commit)
+
+
+def test_a_branch_of_a_table_that_was_never_grown_is_a_gap() -> None:
+    session = with_table()
+    session.table = None
+    with pytest.raises(GapError):
+        session.plan(Commit(1, 5, Outcome(1, 21), Branch(1, 2)))
+
+
+def test_a_commit_counts_the_accepted_tokens_and_the_targets_own() -> None:
+    session = with_table()
+    session.apply(session.plan(Commit(1, 5, Outcome(2, 22), Branch(2, 2))))
+    assert (session.num_committed, session.proposal, session.table) == (8, (50, 51), None)
