@@ -6,9 +6,10 @@ to whoever asked for them, on the loop's thread and with no hop between, all els
 ``receive``. A loop is woken only when its outbox was empty.
 
 *Decision*: asyncio gRPC streams, on the loop's thread. *Because*: the round trip of a 1 KiB frame,
-from a thread of one process through another and back, took 0.34 ms (median; 99 %: 0.5 ms) on two
-busy cores, and one thread fewer competes for the interpreter with the step thread. *Not chosen*:
-synchronous gRPC with two threads a link. *Revisit when* a host shows more than 1 ms.
+from a thread of one process through another and back, took 0.31 to 0.37 ms in the median and 0.5
+to 3.8 ms at 99 % (six runs of 2000 on two CPUs shared with other work), and one thread fewer
+competes for the interpreter with the step thread. *Not chosen*: synchronous gRPC with two threads a
+link; not measured. *Revisit when* the median passes 1 ms.
 """
 
 import asyncio
@@ -205,6 +206,8 @@ class _Link(ABC, Generic[Said, Heard]):
             self._end(error)
         except grpc.aio.AioRpcError as error:
             self._end(_as_link_error(from_rpc_error(error, self.name), self.name))
+        except grpc.aio.BaseError as error:
+            self._end(LinkError(f"{self.name} is gone: {error}"))
 
     async def _write_all(self) -> None:
         try:
@@ -215,7 +218,7 @@ class _Link(ABC, Generic[Said, Heard]):
                     return
                 await self._wake.wait()
                 self._wake.clear()
-        except (grpc.RpcError, grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             # The reader learns why; until it has, nothing more is taken.
             with self._lock:
                 self._refusal = self._refusal or LinkError(f"{self.name}: cannot send: {error}")
@@ -304,7 +307,8 @@ class LinkServerCall(_Link[DraftMessage, TargetMessage]):
     """The draft's end, made by its servicer: ``async with LinkServerCall(context) as call``.
 
     The handler must be a coroutine that yields nothing. When the target vanishes without a goodbye,
-    gRPC cancels the handler; that is its word, besides ``receive`` raising.
+    whoever listens for frames is told at once and gRPC cancels the handler, so clean up in
+    ``finally``.
     """
 
     def __init__(

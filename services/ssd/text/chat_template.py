@@ -11,6 +11,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ssd.errors import FieldError, TokenizerError, UnsupportedError
 
+RENDERING_ERRORS = (TemplateError, ArithmeticError, LookupError, TypeError, ValueError)
+"""What an expression inside a template can raise."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
@@ -61,7 +64,7 @@ def render_chat(template: str | None, turns: Sequence[ChatTurn], **tokens: Any) 
         return environment.from_string(template).render(
             messages=[asdict(turn) for turn in turns], add_generation_prompt=True, **tokens
         )
-    except TemplateError as error:
+    except RENDERING_ERRORS as error:
         raise FieldError("chat", f"the model's template refuses it: {error}") from error
 
 

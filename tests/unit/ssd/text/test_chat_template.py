@@ -1,0 +1,82 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from ssd.errors import FieldError, TokenizerError, UnsupportedError
+from ssd.text.chat_template import ChatTurn, load_template, render_chat
+
+TURNS = [ChatTurn("system", "Be brief."), ChatTurn("user", "2 < 3?")]
+TEMPLATE = """
+{%- for message in messages %}
+    {%- if message.role not in ('system', 'user', 'assistant') %}
+        {{- raise_exception('no role ' + message.role) }}
+    {%- endif %}
+    {{- '<' + message['role'] + '>' + message.content | trim }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<assistant>' }}{% endif %}
+"""
+
+
+def test_a_conversation_becomes_a_prompt_that_asks_for_the_next_turn() -> None:
+    assert render_chat(TEMPLATE, TURNS) == "<system>Be brief.<user>2 < 3?<assistant>"
+
+
+def test_templates_see_the_special_tokens_they_name() -> None:
+    assert render_chat("{{ bos_token }}{{ eos_token }}", TURNS, bos_token="<s>") == "<s>"
+
+
+def test_templates_may_leave_a_loop_early() -> None:
+    template = "{% for m in messages %}{{ m.role }}{% if loop.first %}{% break %}{% endif %}"
+    template += "{% endfor %}"
+    assert render_chat(template, TURNS) == "system"
+
+
+def test_without_a_template_chat_is_unsupported_by_name() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        render_chat(None, TURNS)
+    assert caught.value.field == "chat"
+
+
+def test_a_template_may_refuse_a_conversation() -> None:
+    with pytest.raises(FieldError, match="no role tool") as caught:
+        render_chat(TEMPLATE, [ChatTurn("tool", "x")])
+    assert caught.value.field == "chat"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ render.__globals__ }}{{ raise_exception.__globals__['json'] }}",
+        "{% for x in range(10 ** 9) %}{% endfor %}",
+        "{% include '/etc/passwd' %}",
+        "{{ 'unclosed' ",
+    ],
+)
+def test_a_template_reaches_nothing_outside_its_sandbox(template: str) -> None:
+    with pytest.raises(FieldError):
+        render_chat(template, TURNS)
+
+
+def test_a_template_file_comes_before_the_tokenizers_config(tmp_path: Path) -> None:
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": "from config"}))
+    assert load_template(tmp_path) == "from config"
+    (tmp_path / "chat_template.jinja").write_text("from file")
+    assert load_template(tmp_path) == "from file"
+
+
+@pytest.mark.parametrize("content", [None, "{}", '{"chat_template": 3}'])
+def test_a_folder_without_a_template_has_none(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer_config.json").write_text(content)
+    assert load_template(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+def test_a_corrupt_config_is_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "tokenizer_config.json").write_bytes(content)
+    with pytest.raises(TokenizerError, match=r"tokenizer_config\.json"):
+        load_template(tmp_path)

@@ -1,0 +1,149 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from ssd import demo
+from ssd.errors import TokenizerError
+from ssd.ports import Tokenizer
+from ssd.testing.tokenizer import ByteTokenizer
+from ssd.text.detokenizer import IncrementalDetokenizer
+from ssd.text.tokenizer import HFTokenizer, check_same, load_tokenizer
+
+BEGIN, END = "<|begin|>", "<|end|>"
+
+
+def library(*, merges: tuple[tuple[str, str], ...] = (("d", "e"), ("de", "f"))) -> LibraryTokenizer:
+    """Byte-level BPE with a begin token that its post-processor puts first, as Llama's does."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in merges)]
+    vocab = {token: index for index, token in enumerate(tokens)}
+    made = LibraryTokenizer(models.BPE(vocab=vocab, merges=list(merges)))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([BEGIN, END])
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", special_tokens=[(BEGIN, made.token_to_id(BEGIN))]
+    )
+    return made
+
+
+def write(folder: Path, made: LibraryTokenizer, **configs: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    for name, content in configs.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+PLAIN = HFTokenizer(library(), frozenset())
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> HFTokenizer:
+    return load_tokenizer(write(tmp_path / "model", library()))
+
+
+def test_encoding_applies_merges_and_the_models_own_prefix(tokenizer: HFTokenizer) -> None:
+    ids = tokenizer.encode("def")
+    assert len(ids) == 2
+    assert tokenizer.encode("") == ids[:1]
+
+
+def test_decoding_leaves_special_tokens_out(tokenizer: HFTokenizer) -> None:
+    assert tokenizer.decode([*tokenizer.encode("def f"), tokenizer.vocab_size - 1]) == "def f"
+
+
+def test_vocab_size_counts_added_tokens(tokenizer: HFTokenizer) -> None:
+    assert tokenizer.vocab_size == 256 + 2 + 2
+
+
+@given(st.text(max_size=30))
+def test_a_text_survives_the_way_to_ids_and_back_in_pieces(text: str) -> None:
+    ids = PLAIN.encode(text)
+    assert PLAIN.decode(ids) == text
+    detokenizer = IncrementalDetokenizer(PLAIN)
+    assert "".join([*(detokenizer.push([each]) for each in ids), detokenizer.finish()]) == text
+
+
+@given(st.lists(st.integers(0, PLAIN.vocab_size - 1), max_size=60))
+def test_pieces_of_any_ids_make_what_the_whole_decodes_to(ids: list[int]) -> None:
+    detokenizer = IncrementalDetokenizer(PLAIN)
+    pieces = [*(detokenizer.push([each]) for each in ids), detokenizer.finish()]
+    assert "".join(pieces) == PLAIN.decode(ids)
+
+
+def test_ids_that_end_a_text_come_from_all_files_that_name_them(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path / "model",
+        library(),
+        config={"eos_token_id": 7},
+        generation_config={"eos_token_id": [7, 8]},
+        tokenizer_config={"eos_token": {"content": END}},
+    )
+    end = library().token_to_id(END)
+    assert load_tokenizer(folder).eos_token_ids == {7, 8, end}
+
+
+def test_without_such_files_nothing_ends_a_text(tokenizer: HFTokenizer) -> None:
+    assert tokenizer.eos_token_ids == frozenset()
+
+
+def test_the_fingerprint_depends_on_tokens_and_special_ids_and_on_nothing_else(
+    tmp_path: Path,
+) -> None:
+    other_merges = library(merges=(("d", "e"), ("de", "g")))
+    more_special = library()
+    more_special.add_special_tokens([AddedToken("def", special=True)])
+    same = load_tokenizer(write(tmp_path / "b", library(), config={"eos_token_id": 3}))
+    prints = [
+        load_tokenizer(write(tmp_path / name, made)).fingerprint
+        for name, made in [("a", library()), ("c", other_merges), ("d", more_special)]
+    ]
+    assert len(set(prints)) == 3
+    assert same.fingerprint == prints[0]
+    assert len(prints[0]) == 64
+
+
+def test_a_pair_must_speak_of_the_same_tokens(tokenizer: HFTokenizer) -> None:
+    check_same(tokenizer, HFTokenizer(library(), frozenset({1})))
+    with pytest.raises(TokenizerError, match=r"260 tokens, .* and 257, "):
+        check_same(tokenizer, ByteTokenizer())
+
+
+def test_the_embedded_pair_has_one_tokenizer_that_keeps_every_text() -> None:
+    target, draft = (load_tokenizer(demo.folder(name)) for name in ("target", "draft"))
+    check_same(target, draft)
+    assert target.eos_token_ids
+    text = "def fib(n):\n\treturn 'Grüße 😀 日本語'\n"
+    assert target.decode(target.encode(text)) == text
+
+
+def test_a_missing_tokenizer_is_an_error_that_names_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match=f"{tmp_path}.*tokenizer.json"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"version": "1.0"}'])
+def test_a_corrupt_tokenizer_is_an_error_that_names_the_file(
+    tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: not a tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config", "generation_config", "tokenizer_config"])
+def test_a_corrupt_config_is_an_error_that_names_the_file(tmp_path: Path, name: str) -> None:
+    write(tmp_path, library())
+    (tmp_path / f"{name}.json").write_bytes(b'{"eos_token_id": \xff')
+    with pytest.raises(TokenizerError, match=rf"/{name}\.json: not JSON"):
+        load_tokenizer(tmp_path)
+
+
+def test_it_is_a_tokenizer_of_the_ports(tokenizer: HFTokenizer) -> None:
+    port: Tokenizer = tokenizer
+    assert port.vocab_size == tokenizer.vocab_size

@@ -1,0 +1,49 @@
+"""The knobs of the target."""
+
+import pytest
+
+from ssd.errors import SettingsError
+from ssd.settings import field_help, load
+from ssd_target.settings import TargetSettings, parse_cpus
+
+
+def settings(*argv: str) -> TargetSettings:
+    return load(TargetSettings, argv, prefix="SSD_TARGET", environ={}).settings
+
+
+def test_every_field_says_what_it_means() -> None:
+    helps = field_help(TargetSettings)
+    assert all(len(helps.get(name, "")) > 10 for name in TargetSettings.__dataclass_fields__)
+
+
+def test_drafts_are_a_list_of_addresses() -> None:
+    assert settings("--drafts", "127.0.0.1:1,localhost:2").drafts == ("127.0.0.1:1", "localhost:2")
+    assert settings("--drafts", "").drafts == ()
+
+
+def test_an_explicit_fan_out_must_fill_the_table() -> None:
+    explicit = ("--fan-out", "explicit", "--lookahead", "2", "--branches", "6")
+    assert settings(*explicit, "--fan-out-split", "1,2,3").fan_out_split == (1, 2, 3)
+    with pytest.raises(SettingsError, match="3 numbers"):
+        settings(*explicit)
+    with pytest.raises(SettingsError, match="adds up to 7"):
+        settings(*explicit, "--fan-out-split", "1,2,4")
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "served"),
+    [
+        ("demo://target", "", "target"),
+        ("/models/llama/", "", "llama"),
+        ("/models/llama", "mine", "mine"),
+    ],
+)
+def test_the_served_name_follows_the_model(model: str, name: str, served: str) -> None:
+    assert settings("--model", model, "--model-name", name).served_name == served
+
+
+def test_cpus_are_numbers_and_ranges() -> None:
+    assert parse_cpus("cpus", "0,2-4") == {0, 2, 3, 4}
+    assert parse_cpus("cpus", "") == frozenset()
+    with pytest.raises(SettingsError, match="io_cpus"):
+        settings("--io-cpus", "one")
