@@ -10,6 +10,8 @@
     ├── NotReadyError             loading or draining
     ├── AccessError               no or wrong credentials
     ├── CancelledError            the request was cancelled by its caller or a drain
+    │   └── DeadlineError         its deadline passed
+    ├── InternalError             a server's own fault, as its client sees it
     ├── LinkError                 a target-draft link; costs speed, never a token
     │   ├── FrameError            malformed or oversize rows
     │   └── HandshakeError        the peers do not fit; ``field`` names the reason
@@ -95,6 +97,14 @@ class AccessError(SSDError):
 
 class CancelledError(SSDError):
     """The request was cancelled by its caller or by a drain."""
+
+
+class DeadlineError(CancelledError):
+    """The deadline of a call passed before its end."""
+
+
+class InternalError(SSDError):
+    """The server failed by a fault of its own; its log says more under the request id."""
 
 
 class LinkError(SSDError):

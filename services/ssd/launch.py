@@ -11,13 +11,16 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ssd import errors
 from ssd.errors import SetupError
 from ssd.telemetry import Event, parse_event
 
 PR_SET_PDEATHSIG = 1
+TOPOLOGY = Path("/sys/devices/system/cpu")
 STOP_SECONDS = 10.0
 """A child that has not ended this long after SIGTERM is killed."""
 EventListener = Callable[[str, Event], None]
@@ -53,6 +56,21 @@ def plan_cpus(allowed: Sequence[int], num_drafts: int) -> CpuPlan:
     return CpuPlan(_listed(ours), tuple(map(_listed, shares)), _listed(theirs), is_shared=False)
 
 
+def one_cpu_a_core(allowed: Iterable[int], topology: Path = TOPOLOGY) -> tuple[int, ...]:
+    """Return the first allowed CPU of each physical core, ascending.
+
+    Two hardware threads of one core are no two cores. Without a topology all CPUs count.
+    """
+    first: dict[str, int] = {}
+    for cpu in sorted(allowed):
+        try:
+            core = (topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
+        except OSError:
+            core = str(cpu)
+        first.setdefault(core.strip(), cpu)
+    return tuple(first.values())
+
+
 def _listed(cpus: Sequence[int]) -> str:
     return ",".join(map(str, cpus))
 
@@ -78,7 +96,7 @@ class ChildProcess:
         self._listening = asyncio.Event()
         self._ready = asyncio.Event()
         self._last_lines: deque[str] = deque(maxlen=12)
-        self._failure: str | None = None
+        self._failure: SetupError | None = None
 
     @property
     def pid(self) -> int:
@@ -143,13 +161,14 @@ class ChildProcess:
             await self._reader
         return code
 
-    def failure(self) -> str:
-        """Why the process ended, in its own words where it had any."""
+    def failure(self) -> SetupError:
+        """Why the process ended, in its own words and of its own kind where it had any."""
         if self._failure is not None:
             return self._failure
         said = " | ".join(line for line in self._last_lines if line.strip())
         code = self._process.returncode if self._process is not None else None
-        return f"{self.name} ended with exit code {code}" + (f": {said}" if said else "")
+        said = f": {said}" if said else ""
+        return SetupError(f"{self.name} ended with exit code {code}{said}")
 
     async def _wait(self, event: asyncio.Event, what: str, timeout_seconds: float) -> None:
         assert self._process is not None
@@ -168,7 +187,7 @@ class ChildProcess:
             raise SetupError(f"{self.name} did not {what} within {timeout_seconds:g} s")
         if self._reader is not None:
             await self._reader
-        raise SetupError(self.failure())
+        raise self.failure()
 
     async def _read(self) -> None:
         assert self._process is not None
@@ -190,7 +209,15 @@ class ChildProcess:
         elif event.name == "ready":
             self._ready.set()
         elif event.name == "failed":
-            self._failure = f"{self.name}: {event.fields.get('message', 'failed')}"
+            self._failure = setup_error(self.name, event)
+
+
+def setup_error(name: str, event: Event) -> SetupError:
+    """Return what a ``failed`` event of a child says, as the error that the child had."""
+    kind = getattr(errors, str(event.fields.get("error")), SetupError)
+    if not (isinstance(kind, type) and issubclass(kind, SetupError)):
+        kind = SetupError
+    return kind(f"{name}: {event.fields.get('message', 'failed')}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ class Clock(Protocol):
 class TokenSink(Protocol):
     """Where the step loop puts the tokens of one request. Never blocks.
 
-    Called from the step thread only; ``put`` after a chunk with a finish reason is an error of ours.
+    Called from the step thread only, and never again after a chunk with a finish reason.
     """
 
     def put(self, chunk: GenerationChunk) -> None:

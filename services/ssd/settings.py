@@ -110,6 +110,21 @@ def field_help(cls: type) -> dict[str, str]:
     return found
 
 
+def parse_cpus(name: str, text: str) -> frozenset[int]:
+    """CPU numbers of ``0,2-3``.
+
+    Raises:
+        SettingsError: the text is something else.
+    """
+    cpus: set[int] = set()
+    for part in filter(None, text.replace(" ", "").split(",")):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise SettingsError(f"{name}: {text!r} is not a list of CPUs such as 0,2-3")
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
 def _arguments(
     cls: type,
     known: Mapping[str, "Field[Any]"],

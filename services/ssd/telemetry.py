@@ -85,6 +85,7 @@ WIRE_TO_TABLE_SECONDS = Histogram(
     buckets=_FAST_SECONDS,
 )
 DRAFT_STARTUP_SECONDS = Gauge("ssd_draft_startup_seconds", "Seconds of a start.", ["part"])
+BAD_FRAMES_TOTAL = Counter("ssd_bad_frames", "Malformed or oversize frames; each ended its link.")
 STALE_FRAMES_TOTAL = Counter(
     "ssd_stale_frames",
     "Frames or rows dropped because epoch, session or base length did not match.",

@@ -9,6 +9,8 @@ from enum import StrEnum
 
 TokenId = int
 SequenceId = int
+WIRE_VERSION = 1
+"""Version of messages and frames on a link; both ends must speak the same."""
 
 
 class Mode(StrEnum):

@@ -1,11 +1,11 @@
 """``ssd``, or ``python -m ssd_cli``."""
 
-from ssd_cli.app import app
+from ssd_cli.app import run
 
 
 def main() -> None:
-    """Run the command line."""
-    app()
+    """Run the command line; the exit code is 0, 2 for bad input, 130 for Ctrl-C, 1 otherwise."""
+    raise SystemExit(run())
 
 
 if __name__ == "__main__":

@@ -2,21 +2,23 @@
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 import ssd
-from ssd.errors import RequestError, SettingsError, SSDError
-from ssd.launch import Deployment
+from ssd.errors import ModelNotFoundError, RequestError, SettingsError, SSDError
+from ssd.launch import Deployment, one_cpu_a_core, plan_cpus
 from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams
 from ssd_cli.demo import DemoOptions, demo
-from ssd_cli.display import err, out, summary
+from ssd_cli.display import err, out, say, summary, write
 from ssd_cli.generate import GenerateOptions, generate
 from ssd_cli.models import local_models, models_table
 from ssd_cli.up import up
@@ -30,21 +32,39 @@ app = typer.Typer(
 )
 # Set by the callback, read where an error ends the command.
 _debug = False
+BAD_INPUT = (RequestError, SettingsError, ModelNotFoundError)
+"""Errors whose cause is what the caller typed: exit code 2."""
 
 Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
 Draft = Annotated[str, typer.Option("--draft", help="Model folder, demo://draft or hf://…")]
 NumDrafts = Annotated[int, typer.Option("--num-drafts", min=0, max=64, help="Draft processes.")]
 Lookahead = Annotated[int, typer.Option("--lookahead", min=1, max=16, help="K: tokens proposed.")]
 Branches = Annotated[int, typer.Option("--branches", min=1, max=128, help="N: outcomes prepared.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="bfloat16 or float32.")]
+Dtype = Annotated[
+    Literal["bfloat16", "float32"], typer.Option("--dtype", help="Of weights and KV.")
+]
+Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="New tokens at most.")]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="How rounds are run.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001
+    if wanted:
+        out.print(ssd.__version__)
+        raise typer.Exit
 
 
 @app.callback()
 def common(
     *,
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and leave."
+        ),
+    ] = False,
 ) -> None:
     """Take what all commands share."""
     global _debug  # noqa: PLW0603
@@ -61,9 +81,11 @@ def generate_command(
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
     mode: ModeOption = Mode.AUTO,
-    seed: Annotated[int | None, typer.Option(help="Of the noise; drawn if unset.")] = None,
-    temperature: Annotated[float, typer.Option(help="0..2; 0 is greedy.")] = 1.0,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="New tokens at most.")] = 128,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**64 - 1, help="Of the noise; drawn if unset.")
+    ] = None,
+    temperature: Temperature = 1.0,
+    max_tokens: MaxTokens = 128,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
     lookahead: Lookahead = 6,
     branches: Branches = 24,
@@ -89,12 +111,13 @@ def generate_command(
         ),
         is_quiet=is_json or not err.is_terminal,
     )
-    show = (lambda _text: None) if is_json else (lambda text: out.print(text, end="", markup=False))
-    result = _run(generate(options, call, show))
+    if endpoint is None:
+        _warn_of_one_cpu(options.deployment)
+    result = _run(generate(options, call, (lambda _text: None) if is_json else write))
     if is_json:
-        out.print(json.dumps(result.as_json(), ensure_ascii=False), markup=False)
+        write(json.dumps(result.as_json()) + "\n")
         return
-    out.print()
+    write("\n")
     err.print(summary([("", result.figures)]))
 
 
@@ -125,6 +148,7 @@ def up_command(
         http_port=http_port,
         common_flags=_common_flags(lookahead, branches, dtype),
     )
+    _warn_of_one_cpu(deployment)
     _run(up(deployment, is_json=is_json))
 
 
@@ -133,7 +157,7 @@ def demo_command(
     *,
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
-    temperature: Annotated[float, typer.Option(help="0..2; 0 is greedy.")] = 0.0,
+    temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Of the noise.")] = 7,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="New tokens.")] = 200,
     lookahead: Lookahead = 6,
@@ -144,7 +168,10 @@ def demo_command(
         target=target,
         draft=draft,
         common_flags=_common_flags(lookahead, branches, "bfloat16"),
+        # One core each, however many there are: the ratio is of equal parts.
+        allowed_cpus=one_cpu_a_core(os.sched_getaffinity(0))[:2],
     )
+    _warn_of_one_cpu(deployment)
     options = DemoOptions(temperature=temperature, seed=seed, max_tokens=max_tokens)
     _run(demo(deployment, options))
 
@@ -161,9 +188,20 @@ def models_command(
     """List the embedded pair and the models in folders."""
     models = local_models(folders or [])
     if is_json:
-        out.print(json.dumps([asdict(model) for model in models]))
+        write(json.dumps([asdict(model) for model in models]) + "\n")
     else:
         out.print(models_table(models))
+
+
+@app.command(
+    "bench", context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    add_help_option=False,
+)
+def bench_command(context: typer.Context) -> None:
+    """Measure plain and speculative decoding side by side; flags of python -m ssd_bench."""
+    # A program of its own: it needs torch, which the command never loads.
+    command = [sys.executable, "-m", "ssd_bench", *context.args]
+    raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 @app.command("version")
@@ -176,15 +214,40 @@ def _common_flags(lookahead: int, branches: int, dtype: str) -> tuple[str, ...]:
     return ("--lookahead", str(lookahead), "--branches", str(branches), "--dtype", dtype)
 
 
+def _warn_of_one_cpu(deployment: Deployment) -> None:
+    if deployment.num_drafts and plan_cpus(deployment.allowed_cpus, 1).is_shared:
+        say("one CPU", "target and drafts share it; expect no speed-up")
+
+
 def _run(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a command's work; an error of ours becomes one line and an exit code."""
     try:
         return asyncio.run(work)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
     except SSDError as error:
         if _debug:
             raise
-        err.print("[red]error:[/red] ", end="")
-        err.print(str(error), markup=False)
-        raise typer.Exit(2 if isinstance(error, RequestError | SettingsError) else 1) from None
+        say("error", str(error), "red")
+        raise typer.Exit(2 if isinstance(error, BAD_INPUT) else 1) from None
+
+
+def run(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns its exit code.
+
+    Args:
+        argv: without the program's name; the process's own when None.
+    """
+    try:
+        return int(app(argv, prog_name="ssd", standalone_mode=False) or 0)
+    except UsageError as error:
+        if error.ctx is not None and not error.message:  # no arguments at all
+            write(error.ctx.get_help() + "\n")
+            return 2
+        command = error.ctx.command_path if error.ctx is not None else "ssd"
+        say("error", f"{error.format_message()} (see: {command} --help)", "red")
+        return 2
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # Whoever read the output has left; nothing may be flushed to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,14 +1,15 @@
 """``ssd demo``: the same prompt with and without speculation, side by side."""
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ssd.errors import SSDError
 from ssd.launch import Deployment, deployed
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
-from ssd.types import Mode, SamplingParams
-from ssd_cli.display import err, out, startup_progress, summary
+from ssd.types import Mode, SamplingParams, TokenId
+from ssd_cli.display import err, out, startup_progress, summary, write
 from ssd_cli.figures import Generation
 from ssd_cli.generate import linked, stream
 
@@ -65,12 +66,8 @@ async def _show(client: TargetClient, mode: Mode, options: DemoOptions) -> Gener
     # One short run first, so that neither mode pays for what the process does only once.
     await stream(client, _call(mode, options, max_tokens=16), lambda _text: None)
     out.rule(TITLES[mode], align="left")
-    out.print(DEMO_PROMPT, end="", style="dim", markup=False)
-    result = await stream(
-        client,
-        _call(mode, options, max_tokens=options.max_tokens),
-        lambda text: out.print(text, end="", markup=False),
-    )
+    out.print(DEMO_PROMPT, end="", style="dim", markup=False, emoji=False)
+    result = await stream(client, _call(mode, options, max_tokens=options.max_tokens), write)
     out.print("\n")
     return result
 
@@ -87,17 +84,18 @@ def _call(mode: Mode, options: DemoOptions, max_tokens: int) -> GenerateCall:
 
 def _compare(alone: Generation, ahead: Generation) -> None:
     out.print(summary([("AR", alone.figures), ("SSD", ahead.figures)]))
-    if alone.token_ids != ahead.token_ids:
-        index = next(
-            (
-                i
-                for i, pair in enumerate(zip(alone.token_ids, ahead.token_ids, strict=False))
-                if pair[0] != pair[1]
-            ),
-            min(len(alone.token_ids), len(ahead.token_ids)),
-        )
+    index = first_difference(alone.token_ids, ahead.token_ids)
+    if index is not None:
         raise DifferentTextError(f"the texts differ from token {index} on; please report this")
     out.print(f"\n[green]identical[/green]: {len(alone.token_ids)} tokens, one for one")
     if alone.figures.tokens_per_second and ahead.figures.tokens_per_second:
         ratio = ahead.figures.tokens_per_second / alone.figures.tokens_per_second
         out.print(f"SSD is [bold]{ratio:.2f}x[/bold] as fast as AR here")
+
+
+def first_difference(one: Sequence[TokenId], other: Sequence[TokenId]) -> int | None:
+    """Return the index of the first token that differs or is missing; None for equal texts."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return index
+    return None if len(one) == len(other) else min(len(one), len(other))

@@ -1,5 +1,6 @@
 """What a person sees: progress of processes, summaries, errors."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,10 +14,26 @@ from ssd_cli.figures import Figures
 
 out = Console(highlight=False, soft_wrap=True)
 """For results: text and tables that somebody may redirect."""
-err = Console(stderr=True, highlight=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
 """For everything else: progress, summaries beside piped text, errors."""
+_CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 
 _STAGES = {"load": "reading weights", "pack": "packing weights", "warm-up": "warming up"}
+
+
+def write(text: str) -> None:
+    """Write text to standard output as it is: no markup, no emoji codes, tabs stay tabs.
+
+    On a terminal control characters become U+FFFD: a model must not move anybody's cursor.
+    """
+    out.file.write(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if out.is_terminal else text)
+    out.file.flush()
+
+
+def say(label: str, message: str, style: str = "yellow") -> None:
+    """Say something on one line of standard error: ``label: message``."""
+    err.print(f"[{style}]{label}:[/{style}] ", end="")
+    err.print(" ".join(message.split()), markup=False, emoji=False)
 
 
 @contextmanager

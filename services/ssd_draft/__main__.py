@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.errors import SettingsError, SetupError
+from ssd.model_source import resolve
 from ssd.ports import Tokenizer
 from ssd.settings import load
 from ssd.telemetry import SystemClock, configure_logging, get_logger
@@ -18,7 +19,6 @@ from ssd.text.tokenizer import load_tokenizer
 from ssd.types import LinkPolicy, Peer
 from ssd_draft.draft import Draft
 from ssd_draft.links import LinkTerms
-from ssd_draft.model_source import resolve
 from ssd_draft.settings import DraftSettings
 from ssd_draft.step_thread import StepSettings
 

@@ -17,6 +17,7 @@ from ssd.telemetry import STALE_FRAMES_TOTAL, get_logger
 from ssd.transport.frame import Frame, FrameKind, TensorChannel
 from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import (
+    WIRE_VERSION,
     Beat,
     Branch,
     Commit,
@@ -33,7 +34,6 @@ from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, Opening
 from ssd_draft.sessions import Refusal
 
 _log = get_logger(__name__)
-WIRE_VERSION = 1
 BEAT_SECONDS = 0.25
 LEASE_SECONDS = 1.5
 HANDSHAKE_SECONDS = 5.0

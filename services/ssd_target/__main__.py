@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.errors import SettingsError, SetupError
+from ssd.model_source import resolve
 from ssd.ports import Tokenizer
 from ssd.settings import load
 from ssd.telemetry import SystemClock, configure_logging, get_logger
 from ssd.text.tokenizer import load_tokenizer
-from ssd_target.model_source import resolve
 from ssd_target.settings import TargetSettings
 from ssd_target.target import Target
 

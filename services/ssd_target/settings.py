@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd.errors import SettingsError
+from ssd.settings import parse_cpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +112,3 @@ class TargetSettings:
     def served_name(self) -> str:
         """Id that clients use."""
         return self.model_name or self.model.rstrip("/").rpartition("/")[2]
-
-
-def parse_cpus(name: str, text: str) -> frozenset[int]:
-    """CPU numbers of ``0,2-3``.
-
-    Raises:
-        SettingsError: the text is something else.
-    """
-    cpus: set[int] = set()
-    for part in filter(None, text.replace(" ", "").split(",")):
-        first, _, last = part.partition("-")
-        if not first.isdecimal() or not (last or first).isdecimal():
-            raise SettingsError(f"{name}: {text!r} is not a list of CPUs such as 0,2-3")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return frozenset(cpus)

@@ -17,7 +17,7 @@ from ssd.rpc.http import ProbeServer
 from ssd.rpc.server import RpcServer
 from ssd.telemetry import get_logger
 from ssd.text.chat_template import load_template
-from ssd.types import LinkHello, LinkPolicy
+from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy
 from ssd_target.draft_pool import DraftPool, PoolSettings
 from ssd_target.front_desk import DeskSettings, FrontDesk
 from ssd_target.inbox import Inbox
@@ -27,7 +27,6 @@ from ssd_target.settings import TargetSettings
 from ssd_target.step_thread import StepSettings, StepThread
 
 _log = get_logger("ssd_target")
-WIRE_VERSION = 1
 _LAST_WORDS_SECONDS = 5.0
 """After the drain: time for cancelled requests to be told."""
 

@@ -20,9 +20,11 @@ from ssd.errors import (
     AccessError,
     CancelledError,
     ContextLengthError,
+    DeadlineError,
     FieldError,
     FrameError,
     HandshakeError,
+    InternalError,
     LinkError,
     NotReadyError,
     OverloadedError,
@@ -42,14 +44,6 @@ _MESSAGE_CHARACTERS = 2000
 
 Code = grpc.StatusCode
 Trailers = tuple[tuple[str, str | bytes], ...]
-
-
-class DeadlineError(CancelledError):
-    """The deadline of a call passed before its end."""
-
-
-class InternalError(SSDError):
-    """The server failed by a fault of its own; its log says more under the request id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from ssd.errors import FrameError
 from ssd.ports import ByteStream
-from ssd.telemetry import LINK_BYTES_TOTAL, get_logger
+from ssd.telemetry import BAD_FRAMES_TOTAL, LINK_BYTES_TOTAL, get_logger
 from ssd.transport.frame import DEFAULT_LIMITS, Frame, FrameLimits, decode, encode
 
 _log = get_logger(__name__)
@@ -52,6 +52,7 @@ class GrpcChannel:
         try:
             frame = decode(payload, self._limits.max_rows, self._limits.max_width)
         except FrameError as error:
+            BAD_FRAMES_TOTAL.inc()
             _log.warning("bad_frame", reason=str(error))
             self._stream.close()
             self._lose(error)

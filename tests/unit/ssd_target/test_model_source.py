@@ -6,7 +6,7 @@ import pytest
 
 from ssd.errors import ModelNotFoundError
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd_target.model_source import resolve
+from ssd.model_source import resolve
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from ssd.errors import CancelledError, FieldError, NotReadyError, UnsupportedError
+from ssd.errors import CancelledError, DeadlineError, FieldError, NotReadyError, UnsupportedError
 from ssd.rpc import codec
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer
-from ssd.rpc.status import DeadlineError
 from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams
 from ssd.v1 import (
     admin_pb2_grpc,

@@ -7,7 +7,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from ssd.errors import AddressError, FieldError, OverloadedError, RequestError
+from ssd.errors import AddressError, FieldError, InternalError, OverloadedError, RequestError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.server import (
     MAX_MESSAGE_BYTES,
@@ -17,7 +17,6 @@ from ssd.rpc.server import (
     join_address,
     make_server,
 )
-from ssd.rpc.status import InternalError
 from ssd.v1 import generate_pb2, generate_pb2_grpc
 
 SERVICE = "ssd.v1.GenerateService"
