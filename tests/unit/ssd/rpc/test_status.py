@@ -89,7 +89,7 @@ def test_every_class_of_the_error_tree_stands_in_the_table_or_cannot_reach_a_cal
     for error in vars(errors).values():
         if isinstance(error, type) and issubclass(error, SSDError) and error is not SSDError:
             is_ours_alone = issubclass(error, errors.SetupError | errors.InternalError)
-                assert error in served or is_ours_alone, error
+            assert error in served or is_ours_alone, error
 
 
 def test_a_field_error_carries_the_violation() -> None:
