@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.exceptions import TyperException
 
 import ssd
 from ssd.errors import ModelNotFoundError, RequestError, SettingsError, SSDError
@@ -26,7 +27,6 @@ from ssd_cli.up import up
 app = typer.Typer(
     name="ssd",
     help="Speculative speculative decoding: the target's own text, sooner.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -194,7 +194,8 @@ def models_command(
 
 
 @app.command(
-    "bench", context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    "bench",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     add_help_option=False,
 )
 def bench_command(context: typer.Context) -> None:
@@ -236,13 +237,13 @@ def run(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: without the program's name; the process's own when None.
     """
+    words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
-        return int(app(argv, prog_name="ssd", standalone_mode=False) or 0)
-    except UsageError as error:
-        if error.ctx is not None and not error.message:  # no arguments at all
-            write(error.ctx.get_help() + "\n")
-            return 2
-        command = error.ctx.command_path if error.ctx is not None else "ssd"
+        return int(app(words, prog_name="ssd", standalone_mode=False) or 0)
+    except TyperException as error:
+        # The usage box of typer is many lines; the hint leads to it.
+        context = getattr(error, "ctx", None)
+        command = "ssd" if context is None else context.command_path
         say("error", f"{error.format_message()} (see: {command} --help)", "red")
         return 2
     except (KeyboardInterrupt, typer.Abort):

@@ -1,14 +1,19 @@
 """``ssd models``: what can be named with ``--target`` and ``--draft`` on this machine."""
 
 import json
+import math
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.table import Table
 
+from huggingface_hub.constants import HF_HUB_CACHE
 from ssd import demo
 
+MAX_HEADER_BYTES = 100 << 20
+"""Of a safetensors file, as its own library has it."""
 FAMILIES = frozenset({"llama", "qwen3"})
 
 
@@ -22,12 +27,16 @@ class Model:
     num_layers: int
     hidden_size: int
     vocab_size: int
+    num_parameters: int
     weights_bytes: int
 
 
-def local_models(roots: Iterable[Path]) -> list[Model]:
-    """Return the embedded pair and the model folders directly below some folders."""
+def local_models(roots: Iterable[Path], hub: Path = Path(HF_HUB_CACHE)) -> list[Model]:
+    """Return the models that run here: embedded, downloaded, and in or directly below folders."""
     found = [_read(f"{demo.SCHEME}{name}", demo.folder(name)) for name in demo.NAMES]
+    for snapshot in sorted(hub.glob("models--*--*/snapshots/*")):
+        owner, _, name = snapshot.parents[1].name.removeprefix("models--").partition("--")
+        found.append(_read(f"hf://{owner}/{name}@{snapshot.name}", snapshot))
     for root in roots:
         folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
         found += [_read(str(folder), folder) for folder in folders]
@@ -35,29 +44,45 @@ def local_models(roots: Iterable[Path]) -> list[Model]:
 
 
 def _read(name: str, folder: Path) -> Model | None:
-    path = folder / "config.json"
-    if not path.is_file():
-        return None
+    """Return the model in a folder; None for what is none, or of no family that runs."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not isinstance(config, dict) or config.get("model_type") not in FAMILIES:
+            return None
+        files = sorted(folder.glob("*.safetensors"))
+        return Model(
+            name=name,
+            family=config["model_type"],
+            num_layers=int(config.get("num_hidden_layers", 0)),
+            hidden_size=int(config.get("hidden_size", 0)),
+            vocab_size=int(config.get("vocab_size", 0)),
+            num_parameters=sum(map(_count_parameters, files)),
+            weights_bytes=sum(file.stat().st_size for file in files),
+        )
+    except (OSError, ValueError, TypeError):
         return None
-    if not isinstance(config, dict) or config.get("model_type") not in FAMILIES:
-        return None
-    return Model(
-        name=name,
-        family=config["model_type"],
-        num_layers=int(config.get("num_hidden_layers", 0)),
-        hidden_size=int(config.get("hidden_size", 0)),
-        vocab_size=int(config.get("vocab_size", 0)),
-        weights_bytes=sum(file.stat().st_size for file in folder.glob("*.safetensors")),
+
+
+def _count_parameters(file: Path) -> int:
+    """Return the numbers in a safetensors file, from its header alone.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        if len(start) < 8 or (length := struct.unpack("<Q", start)[0]) > MAX_HEADER_BYTES:
+            raise ValueError(f"{file}: no safetensors header")
+        header = json.loads(stream.read(length))
+    return sum(
+        math.prod(tensor["shape"]) for key, tensor in header.items() if key != "__metadata__"
     )
 
 
 def models_table(models: Iterable[Model]) -> Table:
     """Return a table of models."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("model", "family", "layers", "width", "vocabulary", "weights"):
+    for title in ("model", "family", "layers", "width", "vocabulary", "parameters", "weights"):
         table.add_column(title, justify="left" if title in ("model", "family") else "right")
     for model in models:
         table.add_row(
@@ -66,6 +91,7 @@ def models_table(models: Iterable[Model]) -> Table:
             str(model.num_layers),
             str(model.hidden_size),
             str(model.vocab_size),
+            f"{model.num_parameters / 1e6:.1f}M",
             f"{model.weights_bytes / 1e6:.1f} MB",
         )
     return table

@@ -6,12 +6,12 @@ import json
 import signal
 import urllib.request
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 from rich.live import Live
 from rich.text import Text
 
-from ssd.errors import SetupError
 from ssd.launch import (
     ChildProcess,
     CpuPlan,
@@ -21,8 +21,8 @@ from ssd.launch import (
     draft_process,
     plan_cpus,
 )
-from ssd.telemetry import Event
-from ssd_cli.display import err, out, startup_progress
+from ssd.telemetry import Event, SystemClock
+from ssd_cli.display import err, say, startup_progress, write
 
 REFRESH_SECONDS = 1.0
 RESTART_SECONDS = 1.0
@@ -31,31 +31,40 @@ LONGEST_RESTART_SECONDS = 60.0
 
 
 async def up(deployment: Deployment, *, is_json: bool) -> None:
-    """Run until SIGINT or SIGTERM.
+    """Run until SIGINT or SIGTERM, which may also come while the processes start.
 
     Raises:
         SetupError: a process cannot start, or the target ended by itself.
     """
+    leaving = asyncio.create_task(_signalled())
+    work = asyncio.create_task(_run(deployment, is_json=is_json))
+    try:
+        await asyncio.wait({leaving, work}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and not is_json:
+            err.print("stopping")
+    finally:
+        leaving.cancel()
+        # Leaving the block below the task stops the processes and waits for them.
+        work.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+
+async def _run(deployment: Deployment, *, is_json: bool) -> None:
+    """Start everything, then watch it until cancelled or until the target ends."""
     plan = plan_cpus(deployment.allowed_cpus, deployment.num_drafts)
-    if plan.is_shared:
-        err.print("[yellow]one CPU:[/yellow] target and drafts share it; expect no speed-up")
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=is_json) as on_event:
             running = await stack.enter_async_context(deployed(deployment, on_event))
         _announce(running, is_json=is_json)
-        watchers = await stack.enter_async_context(_watching(running, deployment, plan))
-        leaving = asyncio.create_task(_signalled())
+        await stack.enter_async_context(_watching(running, deployment, plan))
         status = asyncio.create_task(_show_status(running, is_quiet=is_json))
-        target = asyncio.create_task(running.target.wait())
-        await asyncio.wait({leaving, target}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (leaving, status, *watchers):
-            task.cancel()
-        await asyncio.gather(leaving, status, *watchers, return_exceptions=True)
-        if target.done():
-            raise SetupError(running.target.failure())
-        target.cancel()
-        if not is_json:
-            err.print("stopping")
+        try:
+            await running.target.wait()
+        finally:
+            status.cancel()
+            await asyncio.gather(status, return_exceptions=True)
+        raise running.target.failure()
 
 
 def _announce(running: RunningDeployment, *, is_json: bool) -> None:
@@ -66,7 +75,7 @@ def _announce(running: RunningDeployment, *, is_json: bool) -> None:
         ],
     }
     if is_json:
-        out.print(json.dumps(addresses))
+        write(json.dumps(addresses) + "\n")
         return
     for child in (running.target, *running.drafts):
         err.print(f"[bold]{child.name}[/bold] {child.grpc_address}  http {child.http_address}")
@@ -76,16 +85,19 @@ def _announce(running: RunningDeployment, *, is_json: bool) -> None:
 @contextlib.asynccontextmanager
 async def _watching(
     running: RunningDeployment, deployment: Deployment, plan: CpuPlan
-) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Start dead drafts again, at their old address; yields the watching tasks."""
+) -> AsyncIterator[None]:
+    """Inside, a dead draft is started again, at its old address."""
     replacements: list[ChildProcess] = []
     tasks = [
         asyncio.create_task(_revive(draft, index, deployment, plan, replacements))
         for index, draft in enumerate(running.drafts)
     ]
     try:
-        yield tasks
+        yield
     finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(child.stop() for child in replacements))
 
 
@@ -100,16 +112,17 @@ async def _revive(
     port = int(draft.grpc_address.rpartition(":")[2])
     while True:
         await draft.wait()
-        err.print(f"[yellow]{draft.failure()}[/yellow]; starting it again in {delay:g} s")
+        say(draft.name, f"{draft.failure()}; starting it again in {delay:g} s")
         await asyncio.sleep(delay)
         delay = min(2 * delay, LONGEST_RESTART_SECONDS)
-        draft = draft_process(deployment, plan, index, _ignore, port=port)
+        draft = draft_process(deployment, plan, index, _say_ready, port=port)
         replacements.append(draft)
         await draft.start()
 
 
-def _ignore(_name: str, _event: Event) -> None:
-    """Nobody watches the start of a replacement."""
+def _say_ready(name: str, event: Event) -> None:
+    if event.name == "ready":
+        say(name, "ready again", "green")
 
 
 async def _signalled() -> None:
@@ -125,40 +138,54 @@ async def _show_status(running: RunningDeployment, *, is_quiet: bool) -> None:
     if is_quiet or not err.is_terminal:
         return
     url = f"http://{running.target.http_address}/metrics"
-    last: dict[str, float] = {}
+    last: Reading | None = None
     with Live(console=err, transient=True, auto_refresh=False) as live:
         while True:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 now = await asyncio.to_thread(_read_metrics, url)
                 live.update(Text(status_line(last or now, now), style="dim"), refresh=True)
                 last = now
             await asyncio.sleep(REFRESH_SECONDS)
 
 
-def _read_metrics(url: str) -> dict[str, float]:
-    """Return the samples of a target, labels in the name: ``ssd_rounds_total{hit}``."""
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a target's metrics said at one time."""
+
+    seconds: float
+    """Of a monotonic clock."""
+    samples: dict[str, float]
+    """By name with the labels' values in it: ``ssd_rounds_total{hit}``."""
+
+
+def _read_metrics(url: str) -> Reading:
     with urllib.request.urlopen(url, timeout=REFRESH_SECONDS) as answer:  # noqa: S310
         families = text_string_to_metric_families(answer.read().decode())
-    return {
+    samples = {
         sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
         for family in families
         for sample in family.samples
     }
+    return Reading(SystemClock().now(), samples)
 
 
-def status_line(before: dict[str, float], now: dict[str, float]) -> str:
-    """Return one line about what happened between two readings, a second apart."""
+def status_line(before: Reading, now: Reading) -> str:
+    """Return one line about what happened between two readings."""
 
     def grown(name: str) -> float:
-        return now.get(name, 0.0) - before.get(name, 0.0)
+        return now.samples.get(name, 0.0) - before.samples.get(name, 0.0)
 
+    seconds = now.seconds - before.seconds
+    speed = grown("ssd_tokens_total{output}") / seconds if seconds > 0 else 0.0
     tables = {kind: grown(f"ssd_rounds_total{{{kind}}}") for kind in ("hit", "miss", "late")}
     looked_up = sum(tables.values())
     hits = f"{tables['hit'] / looked_up:.0%}" if looked_up else "–"
-    running = now.get("ssd_running_sequences", 0.0)
-    waiting = now.get("ssd_waiting_sequences", 0.0)
+    ended = sum(
+        value for name, value in now.samples.items() if name.startswith("ssd_requests_total{")
+    )
+    running = now.samples.get("ssd_running_sequences", 0.0)
+    waiting = now.samples.get("ssd_waiting_sequences", 0.0)
     return (
-        f"running {running:.0f}  waiting {waiting:.0f}  "
-        f"{grown('ssd_tokens_total{output}') / REFRESH_SECONDS:.0f} tokens/s  hits {hits}  "
-        "Ctrl-C stops"
+        f"requests {ended:.0f}  running {running:.0f}  waiting {waiting:.0f}  "
+        f"{speed:.0f} tokens/s  hits {hits}  Ctrl-C stops"
     )

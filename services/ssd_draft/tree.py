@@ -5,6 +5,7 @@ project's. With n committed tokens, branch j of outcome (k_j, t_j) chooses in st
 position n + k_j + s + 1, with the noise of that position.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Protocol
@@ -177,8 +178,17 @@ class Tree:
             tokens = [(moves[row].bonus, *moves[row].proposal) for row in running]
             self._run_explicit([slots[row] for row in running], tokens)
 
-    def grow(self, slots: Rows[int], policies: Rows[FanOutPolicy]) -> Growth:
-        """Grow one table a session: choose the outcomes, then decode K tokens after each."""
+    def grow(
+        self,
+        slots: Rows[int],
+        policies: Rows[FanOutPolicy],
+        on_tables: Callable[[Growth], None],
+    ) -> None:
+        """Grow one table a session: choose the outcomes, then decode K tokens after each.
+
+        ``on_tables`` is called one pass before the end: the last pass only yields the forks behind
+        the tables' last tokens, and no target should wait for those.
+        """
         shape = self._shape
         num_sessions, num_branches = len(slots), shape.branches
         slots_B = torch.tensor(slots)
@@ -192,6 +202,9 @@ class Tree:
         first_R = (lengths_B[:, None] + 2 + accepted_BN).flatten()
         grid = (num_sessions, num_branches, shape.num_kept)
         for step in range(shape.num_columns):
+            if step == shape.lookahead:
+                tokens_BNK = self._branch_ids_XNPM[slots, :, : shape.lookahead, 0]
+                on_tables(_growth(forks, tokens_BNK))
             logits_BNV = self._runner.run_branches(
                 BranchBatch(slots_B, tokens_BN, accepted_BN, step, lengths_B, tables_BJ)
             )
@@ -201,8 +214,6 @@ class Tree:
             tokens_BN = ids_RM[:, 0].view(num_sessions, num_branches)
             self._branch_ids_XNPM[slots, :, step] = ids_RM.view(grid).numpy(force=True)
             self._branch_scores_XNPM[slots, :, step] = scores_RM.view(grid).numpy(force=True)
-        tokens_BNK = self._branch_ids_XNPM[slots, :, : shape.lookahead, 0].astype(np.int32)
-        return Growth(forks.accepted_BN, forks.bonus_BN, forks.num_branches_B, tokens_BNK)
 
     def fill_ahead(self) -> bool:
         """Compute the noise of one position that a coming table may need; False if there is none.
@@ -289,3 +300,9 @@ class Tree:
         for slot, proposal in zip(slots, proposals, strict=True):
             self._proposals_XK[slot, : len(proposal)] = proposal
             self._num_proposed_X[slot] = len(proposal)
+
+
+def _growth(forks: ForkSet, tokens_BNK: Ints) -> Growth:
+    return Growth(
+        forks.accepted_BN, forks.bonus_BN, forks.num_branches_B, tokens_BNK.astype(np.int32)
+    )

@@ -176,11 +176,17 @@ class Worker:
             session.tokens = []
 
     def _grow(self, due: Rows[Session]) -> None:
-        """Grow the tables of these sessions in one batch and push one frame a link."""
+        """Grow the tables of these sessions in one batch; they leave as soon as they are known."""
         started = self._clock.now()
-        growth = self._tree.grow(
-            [each.slot for each in due], [self._policy_of(each.link.policy) for each in due]
+        self._tree.grow(
+            [each.slot for each in due],
+            [self._policy_of(each.link.policy) for each in due],
+            lambda growth: self._push(due, growth),
         )
+        DRAFT_TABLE_SECONDS.observe(self._clock.now() - started)
+
+    def _push(self, due: Rows[Session], growth: Growth) -> None:
+        """Send the tables, one frame a link."""
         by_link: dict[int, tuple[LinkEnd, list[OutcomeTable]]] = {}
         for row, session in enumerate(due):
             session.table = _table(session, growth, row)
@@ -188,7 +194,6 @@ class Worker:
         for link, tables in by_link.values():
             link.push(tables)
         now = self._clock.now()
-        DRAFT_TABLE_SECONDS.observe(now - started)
         for session in due:
             WIRE_TO_TABLE_SECONDS.observe(now - session.arrived_at)
             self._recent_seconds.append(now - session.arrived_at)

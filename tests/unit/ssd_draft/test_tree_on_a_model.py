@@ -1,6 +1,6 @@
 """The tree over the real engine, against a second implementation that runs plain text."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from ssd.demo.model import TrainableLlama, load_model
 from ssd.engine.config import EngineConfig
 from ssd.engine.runner import ModelRunner, load_runner
-from ssd.speculation.fan_out import Adaptive
+from ssd.speculation.fan_out import Adaptive, FanOutPolicy
 from ssd.speculation.noise import NoiseRing, gumbel_noise
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
 from ssd_draft.sessions import Move
@@ -48,6 +48,13 @@ def runner(folder: Path) -> ModelRunner:
         num_token_ids=VOCAB_SIZE,
     )
     return load_runner(folder, engine, lambda _stage, _fraction: None)
+
+
+def grown(tree: Tree, slots: list[int], policies: Sequence[FanOutPolicy]) -> Growth:
+    tables: list[Growth] = []
+    tree.grow(slots, policies, tables.append)
+    (growth,) = tables
+    return growth
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +126,7 @@ def test_trees_over_pages_and_segments_are_trees_over_text(
             tree.store(slot, first, prompt[first : first + CHUNK])
         tree.start(slot, text.committed[-1], ())
     policies = [Adaptive()] * len(slots)
-    growth = tree.grow(slots, policies)
+    growth = grown(tree, slots, policies)
     for turn in range(5):
         for row, text in enumerate(texts):
             text.check(growth, row)
@@ -130,6 +137,6 @@ def test_trees_over_pages_and_segments_are_trees_over_text(
             texts[2].stray(min(1, len(texts[2].proposal)), 50 + turn, [60, 61, 62][:count]),
         ]
         tree.advance(slots, moves)
-        growth = tree.grow(slots, policies)
+        growth = grown(tree, slots, policies)
         while tree.fill_ahead():
             pass

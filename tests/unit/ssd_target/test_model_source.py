@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ssd.errors import ModelNotFoundError
-from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.model_source import resolve
+from ssd.testing.tiny_folder import write_tiny_folder
 
 
 def test_a_folder_is_itself(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 import pytest
 
 from ssd.errors import SettingsError
-from ssd.settings import field_help, load
-from ssd_target.settings import TargetSettings, parse_cpus
+from ssd.settings import field_help, load, parse_cpus
+from ssd_target.settings import TargetSettings
 
 
 def settings(*argv: str) -> TargetSettings:
