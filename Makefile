@@ -47,18 +47,23 @@ bench: $(TOOLS) ## AR against SSD in one run, medians into results/
 	$(BIN)/python -m ssd_bench
 
 $(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is wanted: make setup PYTHON=python3.12" >&2; exit 1; }
 	@echo "making $(VENV)"
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# A torch with CUDA brings gigabytes; asking what pip would install costs seconds.
+# A torch with CUDA brings gigabytes. pip names what it collects before it downloads it, and dies
+# with the pipe: grep leaves at the first CUDA package. (--dry-run alone downloads everything.)
 $(RUNTIME): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@if ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
 	  if [ -z "$(SSD_ALLOW_CUDA)" ] && ! command -v nvidia-smi >/dev/null 2>&1; then \
-	    plan=$$($(BIN)/python -m pip --disable-pip-version-check install --dry-run -c constraints.txt torch 2>/dev/null | grep '^Would install' || true); \
-	    case "$$plan" in *nvidia-*|*cuda-*) \
+	    if $(BIN)/python -m pip --disable-pip-version-check install --dry-run -c constraints.txt torch \
+	        2>/dev/null | grep -Eqm1 '^(Collecting|Processing) (.*/)?(nvidia|cuda)[-_]'; then \
 	      echo "no GPU here, but pip would install torch with several GB of CUDA packages." >&2; \
-	      echo "hint: point pip at a CPU build of torch 2.13.0 (--find-links or an index), or set SSD_ALLOW_CUDA=1" >&2; \
-	      exit 1;; esac; \
+	      echo "hint: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS to a folder" >&2; \
+	      echo "      with a CPU wheel; SSD_ALLOW_CUDA=1 installs what pip wants" >&2; \
+	      exit 1; \
+	    fi; \
 	  fi; \
 	  echo "installing torch"; $(PIP) -c constraints.txt torch; \
 	fi

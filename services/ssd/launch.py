@@ -21,6 +21,10 @@ from ssd.telemetry import Event, parse_event
 
 PR_SET_PDEATHSIG = 1
 TOPOLOGY = Path("/sys/devices/system/cpu")
+LOCAL_DEADLINE_MS = 100.0
+"""Longest wait for a table here, milliseconds: on a shared machine a thread may lose its core for
+tens of them, and a target that gives up too soon takes three such moments for a broken draft. The
+adaptive deadline keeps usual waits far below."""
 STOP_SECONDS = 10.0
 """A child that has not ended this long after SIGTERM is killed."""
 EventListener = Callable[[str, Event], None]
@@ -318,6 +322,7 @@ def _target_process(
             *("--http-port", str(deployment.http_port)),
             *(("--drafts", ",".join(drafts)) if drafts else ()),
             *_cpu_flags(plan.target, plan.others),
+            *("--draft-deadline-ms", str(LOCAL_DEADLINE_MS)),
             *deployment.common_flags,
             *deployment.target_flags,
         ],

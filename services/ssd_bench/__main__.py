@@ -5,11 +5,10 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ssd import demo
@@ -18,11 +17,14 @@ from ssd.demo.widen import widen
 from ssd.errors import SSDError
 from ssd.launch import Deployment
 from ssd_bench.machine import read_bandwidth
-from ssd_bench.report import markdown, records
+from ssd_bench.report import markdown, records, terminal_table, whole_run
 from ssd_bench.runs import MODES, Plan, Results, run
 
 NUM_PROMPTS = 64
-out = Console()
+BYTES_PER_WEIGHT = {"bfloat16": 2, "float32": 4}
+MAX_BATCH = 16
+"""Sequences that a target runs together; more would queue and measure the queue."""
+out = Console(highlight=False)
 err = Console(stderr=True)
 Numbers = Annotated[str, typer.Option(help="Separated by commas.")]
 
@@ -37,16 +39,18 @@ def bench(
     branches: int = 24,
     batch: Numbers = "1,8",
     temperature: Numbers = "0,1",
-    max_tokens: int = 128,
+    max_tokens: Annotated[int, typer.Option(min=16)] = 128,
     repetitions: Annotated[int, typer.Option(min=1)] = 5,
-    dtype: str = "bfloat16",
-    deadline_ms: Annotated[float, typer.Option(help="Longest wait for a table.")] = 20.0,
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    deadline_ms: Annotated[float, typer.Option(help="Longest wait for a table.")] = 100.0,
     deterministic: bool = False,
     output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
     is_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
 ) -> None:
     """Measure AR and SSD side by side on held-out prompts; write results.json and results.md."""
     settings = {name: str(value) for name, value in locals().items() if name != "is_json"}
+    batches = tuple(int(number) for number in numbers(batch, "--batch", 1, MAX_BATCH))
+    temperatures = numbers(temperature, "--temperature", 0, 2)
     with tempfile.TemporaryDirectory() as scratch:
         folders = [
             _widened(model, factor, Path(scratch))
@@ -64,9 +68,10 @@ def bench(
                 ),
             ),
             target_folder=folders[0],
+            bytes_per_weight=BYTES_PER_WEIGHT[dtype],
             prompts=held_out_prompts(NUM_PROMPTS),
-            batches=tuple(int(number) for number in batch.split(",")),
-            temperatures=tuple(float(number) for number in temperature.split(",")),
+            batches=batches,
+            temperatures=temperatures,
             max_tokens=max_tokens,
             repetitions=repetitions,
         )
@@ -86,8 +91,24 @@ def bench(
     if is_json:
         out.print_json(json.dumps(found))
     else:
-        out.print(Markdown(table))
+        out.print(terminal_table(results))
+        out.print("\n".join(whole_run(results, bandwidth)))
         err.print(f"written to {output}/results.json and results.md")
+
+
+def numbers(text: str, flag: str, least: float, most: float) -> tuple[float, ...]:
+    """Return the numbers of a list like ``1,8``.
+
+    Raises:
+        typer.BadParameter: not numbers, or one of them out of bounds.
+    """
+    try:
+        found = tuple(float(number) for number in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{flag} {text!r}: numbers with commas are wanted") from None
+    if not all(least <= number <= most for number in found):
+        raise typer.BadParameter(f"{flag} {text!r}: each must be in {least:g}..{most:g}")
+    return found
 
 
 def _widened(model: str, factor: int, scratch: Path) -> Path:

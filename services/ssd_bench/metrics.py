@@ -28,6 +28,8 @@ class BatchFigures:
 
     tokens_per_second: float
     """Summed over the batch."""
+    tokens_per_second_each: float
+    """Median over the batch's sequences."""
     hit_rate: float | None
     late_rate: float | None
     tokens_per_round: float
@@ -49,6 +51,12 @@ class Spread:
         return f"{self.median:.3g} ({self.q1:.3g}–{self.q3:.3g})"
 
 
+def tokens_per_second(sequence: Continuation) -> float:
+    """Return the decoding speed of one sequence; 0 where all came at once."""
+    seconds = sequence.statistics.decode_seconds
+    return (len(sequence.token_ids) - 1) / seconds if seconds > 0 else 0.0
+
+
 def batch_figures(batch: Sequence[Continuation]) -> BatchFigures:
     """Return the figures of a batch whose sequences ran together."""
     stats = [sequence.statistics for sequence in batch]
@@ -56,9 +64,8 @@ def batch_figures(batch: Sequence[Continuation]) -> BatchFigures:
     verify = statistics.median(item.verify_seconds for item in stats)
     whole = statistics.median(item.round_seconds for item in stats)
     return BatchFigures(
-        tokens_per_second=sum(
-            (len(sequence.token_ids) - 1) / sequence.statistics.decode_seconds for sequence in batch
-        ),
+        tokens_per_second=sum(map(tokens_per_second, batch)),
+        tokens_per_second_each=statistics.median(map(tokens_per_second, batch)),
         hit_rate=sum(item.hits for item in stats) / looked_up if looked_up else None,
         late_rate=sum(item.late for item in stats) / looked_up if looked_up else None,
         tokens_per_round=sum(len(sequence.token_ids) for sequence in batch)

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from rich.table import Table
+
 from ssd_bench.metrics import Spread, spread, spreads
-from ssd_bench.runs import Cell, Results
+from ssd_bench.runs import MODES, Cell, Results
 
 COLUMNS = {
     "tokens_per_second": "tokens/s",
@@ -24,12 +26,15 @@ def speed_up(cell: Cell) -> Spread:
     return spread([ssd.tokens_per_second / ar.tokens_per_second for ar, ssd in pairs])
 
 
-def verify_bandwidth(results: Results) -> float | None:
-    """Return the rate at which a plain verify at batch 1 reads weights, bytes a second."""
+def verify_bandwidth(results: Results, mode: str) -> float | None:
+    """Return the rate at which a verify at batch 1 reads weights, bytes a second.
+
+    Mode "ar" verifies one row, "ssd" a row for each proposed token and one more.
+    """
     alone = [cell for cell in results.cells if cell.batch == 1]
     if not alone:
         return None
-    milliseconds = spreads(alone[0].figures["ar"])["verify_ms"].median
+    milliseconds = spreads(alone[0].figures[mode])["verify_ms"].median
     return results.weight_bytes / (milliseconds / 1000)
 
 
@@ -74,21 +79,39 @@ def markdown(results: Results, bandwidth: float) -> str:
             row.append(str(speed_up(cell)) if is_ssd else "")
             row.append(f"{cell.num_different} of {cell.num_compared}" if is_ssd else "")
             lines.append("| " + " | ".join(row) + " |")
-    lines += ["", *_whole_run(results, bandwidth)]
+    lines += ["", *whole_run(results, bandwidth)]
     return "\n".join(lines) + "\n"
 
 
-def _whole_run(results: Results, bandwidth: float) -> list[str]:
+def terminal_table(results: Results) -> Table:
+    """Return the medians alone, narrow enough for a terminal."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("batch", "T", "mode", *COLUMNS.values(), "SSD/AR", "differ"):
+        table.add_column(title, justify="right")
+    for cell in results.cells:
+        for mode, repetitions in cell.figures.items():
+            found = spreads(repetitions)
+            shown = [f"{found[name].median:.3g}" if name in found else "–" for name in COLUMNS]
+            last = ["", ""]
+            if mode == "ssd":
+                last = [f"{speed_up(cell).median:.2f}", f"{cell.num_different}/{cell.num_compared}"]
+            table.add_row(str(cell.batch), f"{cell.temperature:g}", mode, *shown, *last)
+    return table
+
+
+def whole_run(results: Results, bandwidth: float) -> list[str]:
+    """Return lines on what concerns no single mode: start, memory, bandwidth."""
     lines = [
         "Medians (quartiles) over interleaved repetitions.",
         f"- start to ready: {results.ready_seconds:.1f} s",
         f"- peak memory: target {results.target_peak_bytes / 2**20:.0f} MiB, "
         f"draft {results.draft_peak_bytes / 2**20:.0f} MiB",
     ]
-    reached = verify_bandwidth(results)
-    if reached is not None:
-        lines.append(
-            f"- verify at batch 1 reads weights at {reached / 1e9:.1f} GB/s, "
-            f"{reached / bandwidth:.0%} of one core's {bandwidth / 1e9:.1f} GB/s"
-        )
+    for mode in MODES:
+        reached = verify_bandwidth(results, mode)
+        if reached is not None:
+            lines.append(
+                f"- {mode}, batch 1: verify reads weights at {reached / 1e9:.1f} GB/s, "
+                f"{reached / bandwidth:.0%} of one core's {bandwidth / 1e9:.1f} GB/s"
+            )
     return lines

@@ -11,7 +11,7 @@ from ssd.launch import Deployment, RunningDeployment, deployed
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
-from ssd_bench.machine import peak_memory_bytes, weight_bytes
+from ssd_bench.machine import count_weights, peak_memory_bytes
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
 
 MODES = {"ar": Mode.AUTOREGRESSIVE, "ssd": Mode.SPECULATIVE}
@@ -28,6 +28,8 @@ class Plan:
 
     deployment: Deployment
     target_folder: Path
+    bytes_per_weight: int
+    """As the target computes with them."""
     prompts: Sequence[str]
     batches: tuple[int, ...]
     temperatures: tuple[float, ...]
@@ -58,6 +60,7 @@ class Results:
     target_peak_bytes: int = 0
     draft_peak_bytes: int = 0
     weight_bytes: int = 0
+    """What one forward pass of the target reads at least."""
 
 
 async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
@@ -70,7 +73,7 @@ async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
     Raises:
         SSDError: a process could not start, a request failed, or no table ever hit.
     """
-    results = Results(weight_bytes=weight_bytes(plan.target_folder))
+    results = Results(weight_bytes=count_weights(plan.target_folder) * plan.bytes_per_weight)
     started = time.perf_counter()
     async with (
         deployed(plan.deployment) as running,

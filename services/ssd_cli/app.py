@@ -59,7 +59,7 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001
 def common(
     *,
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback has done it
         bool,
         typer.Option(
             "--version", callback=_show_version, is_eager=True, help="Print the version and leave."

@@ -44,13 +44,16 @@ def startup_progress(*, is_quiet: bool) -> Iterator[EventListener]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as progress:
-        yield _bars(progress)
+        # Importing takes a process seconds before it can say anything.
+        first = progress.add_task("starting", total=None)
+        yield _bars(progress, first)
 
 
-def _bars(progress: Progress) -> EventListener:
+def _bars(progress: Progress, first: TaskID) -> EventListener:
     tasks: dict[str, TaskID] = {}
 
     def on_event(name: str, event: Event) -> None:
+        progress.update(first, visible=False)
         if name not in tasks:
             tasks[name] = progress.add_task(f"{name}: starting", total=1.0)
         if event.name == "progress":

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub.constants import HF_HUB_CACHE
 from rich.table import Table
 
-from huggingface_hub.constants import HF_HUB_CACHE
 from ssd import demo
 
 MAX_HEADER_BYTES = 100 << 20

@@ -11,14 +11,14 @@ environment keeps freed tensors mapped and saves a fifth of the time where page 
 
 import argparse
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from ssd.demo.corpus import training_modules
 from ssd.demo.evaluate import evaluate
@@ -33,12 +33,22 @@ from ssd.demo.model import (
     write_json,
 )
 from ssd.demo.package import corpus_record
-from ssd.demo.training import Recipe, learn, teacher_loss, text_loss, windows
+from ssd.demo.training import Recipe, agreement_loss, learn, teacher_loss, text_loss, windows
 from ssd.demo.vocabulary import encode_modules, save_tokenizer, train_tokenizer
 
 logger = logging.getLogger(__name__)
 
-STAGES = ("tokenizer", "target", "draft", "sample", "distil", "evaluate")
+STAGES = (
+    "tokenizer",
+    "target",
+    "draft",
+    "sample",
+    "distil",
+    "agree",
+    "sample-again",
+    "distil-again",
+    "evaluate",
+)
 
 TARGET_RECIPE = Recipe(
     num_steps=1650,
@@ -53,14 +63,26 @@ DRAFT_RECIPE = Recipe(
     num_steps=450, batch_size=12, length=512, adam_rate=4e-3, muon_rate=6e-3, warmup_steps=40
 )
 DISTIL_RECIPE = Recipe(
-    num_steps=2400,
+    num_steps=700,
     batch_size=16,
     length=256,
-    adam_rate=1.5e-3,
-    muon_rate=3e-3,
+    adam_rate=2e-3,
+    muon_rate=4e-3,
     weight_decay=0.02,
-    warmup_steps=60,
+    warmup_steps=30,
 )
+AGREE_RECIPE = Recipe(
+    num_steps=400,
+    batch_size=16,
+    length=256,
+    adam_rate=1e-3,
+    muon_rate=1.5e-3,
+    weight_decay=0.02,
+    warmup_steps=15,
+)
+DISTIL_AGAIN_RECIPE = replace(DISTIL_RECIPE, num_steps=1800, adam_rate=1.5e-3, muon_rate=2e-3)
+AGREEMENT_WEIGHT = 1.0
+"""Nats of text loss that the target gives up for a nat of divergence from its draft."""
 NUM_SAMPLED_WINDOWS = 960
 """Windows of 256 tokens that the target writes for the draft to learn on."""
 SAMPLING_TEMPERATURES = (1.0, 0.6, 0.0)
@@ -140,10 +162,10 @@ def sample_windows(
     return tokens_BS
 
 
-def sample_from_target(output: Path, num_windows: int, seed: int) -> None:
-    """Stage ``sample``: text that the target continues from training prompts, 257 tokens each."""
-    generator = torch.Generator().manual_seed(seed + 2)
-    model = load_model(output / "target").eval()
+def sample_from_target(output: Path, source: str, made: str, num_windows: int, seed: int) -> None:
+    """Stages ``sample``: text that a target continues from training prompts, 257 tokens each."""
+    generator = torch.Generator().manual_seed(seed)
+    model = load_model(output / source).eval()
     stream_S = read_stream(output)
     batch, pieces = 96, []
     for index in range(-(-num_windows // batch)):
@@ -153,8 +175,8 @@ def sample_from_target(output: Path, num_windows: int, seed: int) -> None:
         pieces.append(sample_windows(model, prompts_BS, 257, generator))
         logger.info("sample: %d of %d windows", (index + 1) * batch, num_windows)
     sampled_BS = torch.cat(pieces)[:num_windows]
-    (output / "sample").mkdir(parents=True, exist_ok=True)
-    save_file({"sampled_BS": sampled_BS.contiguous()}, output / "sample" / "sampled.safetensors")
+    (output / made).mkdir(parents=True, exist_ok=True)
+    save_file({"sampled_BS": sampled_BS.contiguous()}, output / made / "sampled.safetensors")
 
 
 def mixed_batches(
@@ -169,21 +191,59 @@ def mixed_batches(
             yield torch.cat((next(corpus), sampled_BS[order_N[first : first + half]]))
 
 
-def distil(output: Path, recipe: Recipe, seed: int) -> None:
-    """Stage ``distil``: move the trained draft towards the target's law."""
-    generator = torch.Generator().manual_seed(seed + 3)
-    student = load_model(output / "draft")
-    teacher = load_model(output / "target").eval()
-    sampled_BS = load_file(output / "sample" / "sampled.safetensors")["sampled_BS"]
+def read_sampled(output: Path, source: str) -> Tensor:
+    """Return what a ``sample`` stage wrote, int64 [num_windows, 257]."""
+    return load_file(output / source / "sampled.safetensors")["sampled_BS"]
+
+
+def distil(
+    output: Path, sources: tuple[str, str, str], made: str, recipe: Recipe, seed: int
+) -> None:
+    """Stages ``distil``: move a draft towards a target's law.
+
+    Args:
+        output: Folder of all stages.
+        sources: The stages that made the target, the draft and the sampled text.
+        made: This stage's own folder.
+        recipe: Rates and lengths.
+        seed: Decides the order of the batches.
+    """
+    target, draft, sampled = sources
+    generator = torch.Generator().manual_seed(seed)
+    student = load_model(output / draft)
+    teacher = load_model(output / target).eval()
+    sampled_BS = read_sampled(output, sampled)
     batches = mixed_batches(read_stream(output), sampled_BS, recipe, generator)
-    progressed = learn(student, recipe, batches, teacher_loss(student, teacher), title="distil")
-    save_model(student, output / "distil")
-    write_record(output / "distil", recipe, seed, asdict(progressed))
+    progressed = learn(student, recipe, batches, teacher_loss(student, teacher), title=made)
+    save_model(student, output / made)
+    write_record(output / made, recipe, seed, asdict(progressed))
+
+
+def agree(output: Path, recipe: Recipe, seed: int) -> None:
+    """Stage ``agree``: both models move, the target on text and towards its draft too.
+
+    A target of this size is still a student of the text itself; asked for a law that its draft can
+    follow, it gives up little on text. Real pairs are trained apart, but are also far better
+    matched than a model of 14 and one of 1 million parameters can be.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    target, draft = load_model(output / "target"), load_model(output / "distil")
+    sampled_BS = read_sampled(output, "sample")
+    batches = mixed_batches(read_stream(output), sampled_BS, recipe, generator)
+    num_text_rows = recipe.batch_size - recipe.batch_size // 2
+    loss_of = agreement_loss(target, draft, AGREEMENT_WEIGHT, num_text_rows)
+    pair = nn.ModuleList((target, draft))
+    progressed = learn(pair, recipe, batches, loss_of, title="agree")
+    save_model(target, output / "agree" / "target")
+    save_model(draft, output / "agree" / "draft")
+    write_record(output / "agree", recipe, seed, asdict(progressed))
 
 
 def judge(output: Path, seed: int) -> None:
     """Stage ``evaluate``: write ``evaluation.json``, what the distilled pair does on new text."""
-    found = evaluate(output / "target", output / "distil", output / "tokenizer", seed=seed)
+    found = evaluate(
+        output / "agree" / "target", output / "distil-again", output / "tokenizer", seed=seed
+    )
     write_json(output / "evaluation.json", asdict(found))
 
 
@@ -193,19 +253,22 @@ def run_stage(stage: str, output: Path, seed: int, num_steps: int | None) -> Non
     def told(recipe: Recipe) -> Recipe:
         return recipe if num_steps is None else replace(recipe, num_steps=num_steps)
 
+    num_windows = num_steps or NUM_SAMPLED_WINDOWS
+    first = ("target", "draft", "sample")
+    second = ("agree/target", "agree/draft", "sample-again")
+    actions: dict[str, Callable[[], None]] = {
+        "tokenizer": lambda: train_vocabulary(output),
+        "target": lambda: train_on_text(output, stage, TARGET, told(TARGET_RECIPE), seed),
+        "draft": lambda: train_on_text(output, stage, DRAFT, told(DRAFT_RECIPE), seed + 1),
+        "sample": lambda: sample_from_target(output, first[0], stage, num_windows, seed + 2),
+        "distil": lambda: distil(output, first, stage, told(DISTIL_RECIPE), seed + 3),
+        "agree": lambda: agree(output, told(AGREE_RECIPE), seed + 4),
+        "sample-again": lambda: sample_from_target(output, second[0], stage, num_windows, seed + 5),
+        "distil-again": lambda: distil(output, second, stage, told(DISTIL_AGAIN_RECIPE), seed + 6),
+        "evaluate": lambda: judge(output, seed),
+    }
     output.mkdir(parents=True, exist_ok=True)
-    if stage == "tokenizer":
-        train_vocabulary(output)
-    elif stage == "target":
-        train_on_text(output, "target", TARGET, told(TARGET_RECIPE), seed)
-    elif stage == "draft":
-        train_on_text(output, "draft", DRAFT, told(DRAFT_RECIPE), seed + 1)
-    elif stage == "sample":
-        sample_from_target(output, num_steps or NUM_SAMPLED_WINDOWS, seed)
-    elif stage == "distil":
-        distil(output, told(DISTIL_RECIPE), seed)
-    elif stage == "evaluate":
-        judge(output, seed)
+    actions[stage]()
 
 
 def main() -> None:

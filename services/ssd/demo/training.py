@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW, Muon, Optimizer
 
-from ssd.demo.model import TrainableLlama
-
 logger = logging.getLogger(__name__)
 
 LossFunction = Callable[[Tensor], Tensor]
@@ -148,6 +146,35 @@ def teacher_loss(
     return loss
 
 
+def agreement_loss(
+    target: Callable[[Tensor], Tensor],
+    draft: Callable[[Tensor], Tensor],
+    weight: float,
+    num_text_rows: int,
+) -> LossFunction:
+    """Return cross entropy of the target on text plus ``weight`` KL(target || draft) on all rows.
+
+    Args:
+        target: Learns both: the text, and to stay where its draft can follow.
+        draft: Learns the target's law.
+        weight: Nats of text for a nat of divergence.
+        num_text_rows: So many first rows of a batch are text of the corpus; the others are the
+            target's own and teach nothing about text.
+    """
+
+    def loss(tokens_BS: Tensor) -> Tensor:
+        inputs_BS, goals_BS = tokens_BS[:, :-1], tokens_BS[:, 1:]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            wanted_BSV = target(inputs_BS)
+            logits_BSV = draft(inputs_BS)
+        text = functional.cross_entropy(
+            wanted_BSV[:num_text_rows].flatten(0, 1).float(), goals_BS[:num_text_rows].flatten()
+        )
+        return text + weight * divergence(wanted_BSV, logits_BSV)
+
+    return loss
+
+
 def divergence(wanted_BSV: Tensor, logits_BSV: Tensor) -> Tensor:
     """Return the mean KL divergence from ``wanted`` to ``logits``, nats a token."""
     log_p_RV = functional.log_softmax(wanted_BSV.flatten(0, 1).float(), dim=-1)
@@ -156,7 +183,7 @@ def divergence(wanted_BSV: Tensor, logits_BSV: Tensor) -> Tensor:
 
 
 def learn(
-    model: TrainableLlama,
+    model: nn.Module,
     recipe: Recipe,
     batches: Iterator[Tensor],
     loss_of: LossFunction,

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ssd.errors import ModelNotFoundError, UnsupportedModelError
+import torch
 
+from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 FAMILIES = {"llama": "llama", "qwen3": "qwen3"}
 
 
@@ -47,7 +50,7 @@ class ModelConfig:
             ModelNotFoundError: no such folder, or no readable config in it.
             UnsupportedModelError: another family, or a feature that changes the arithmetic.
         """
-        raw = _read_json(folder)
+        raw = _read_config(folder)
         family = raw.get("model_type")
         if family not in FAMILIES:
             supported = ", ".join(sorted(FAMILIES))
@@ -57,6 +60,8 @@ class ModelConfig:
         for feature in ("attention_bias", "mlp_bias", "use_sliding_window"):
             if raw.get(feature):
                 raise UnsupportedModelError(f"{folder}: {feature}=true is not supported")
+        if raw.get("quantization_config"):
+            raise UnsupportedModelError(f"{folder}: quantised checkpoints are not supported")
         if raw.get("hidden_act", "silu") != "silu":
             raise UnsupportedModelError(f"{folder}: hidden_act {raw['hidden_act']!r}, not 'silu'")
         try:
@@ -80,14 +85,19 @@ class ModelConfig:
             )
         except KeyError as error:
             raise ModelNotFoundError(f"{folder}/config.json lacks {error.args[0]!r}") from error
+        except (TypeError, ValueError) as error:
+            raise ModelNotFoundError(f"{folder}/config.json: {error}") from error
 
 
-def _read_json(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
+def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ModelNotFoundError(f"{folder}: no such model folder")
-    if not path.is_file():
+    if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"{folder}: no config.json in this folder")
+    return _read_json(folder / "config.json")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(path.read_text())
     except (ValueError, OSError) as error:
@@ -119,7 +129,7 @@ def _eos_ids(folder: Path, raw: dict[str, Any]) -> frozenset[int]:
     generation = folder / "generation_config.json"
     sources = [raw]
     if generation.is_file():
-        sources.append(json.loads(generation.read_text()))
+        sources.append(_read_json(generation))
     for source in sources:
         value = source.get("eos_token_id")
         if value is not None:
@@ -158,6 +168,15 @@ class EngineConfig:
     """Every verify has one shape, so that the bits of a row depend on nothing but its sequence."""
     num_token_ids: int | None = None
     """Ids from here on are padding of the vocabulary and are never chosen."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise SettingsError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.context_chunk % self.block_size:
+            raise SettingsError(
+                f"context_chunk {self.context_chunk} is not a multiple of block_size "
+                f"{self.block_size}"
+            )
 
     @property
     def blocks_per_sequence(self) -> int:

@@ -9,19 +9,26 @@ from ssd.engine.kv_cache.storage import bytes_per_slot, segment_slots
 from ssd.errors import MemoryBudgetError
 
 MEMINFO = Path("/proc/meminfo")
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-CGROUP_USAGE = Path("/sys/fs/cgroup/memory.current")
+CGROUP = Path("/sys/fs/cgroup")
 
 
-def free_bytes(device: str) -> int:
-    """Return the memory that an allocation may still take, bytes."""
+def free_bytes(device: str, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
+    """Return the memory that an allocation may still take, bytes.
+
+    In a container the group's limit counts, less its working set: cached file pages are given back
+    when memory is short, and mapped weights are just that.
+    """
     if device != "cpu":
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
-    fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+    fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
     available = int(fields["MemAvailable"].split()[0]) * 1024
-    if CGROUP_LIMIT.is_file() and (limit := CGROUP_LIMIT.read_text().strip()) != "max":
-        available = min(available, int(limit) - int(CGROUP_USAGE.read_text()))
-    return available
+    limit_file = cgroup / "memory.max"
+    if limit_file.is_file() and (limit := limit_file.read_text().strip()) != "max":
+        pairs = (line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        cached = int(dict(pairs).get("inactive_file", 0))
+        used = int((cgroup / "memory.current").read_text()) - cached
+        available = min(available, int(limit) - used)
+    return max(0, available)
 
 
 def plan_blocks(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) -> int:

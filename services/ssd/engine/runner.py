@@ -16,14 +16,19 @@ import torch
 from torch import Tensor
 
 from ssd.engine.attention.backend import AttentionBackend, make_backend
-from ssd.engine.attention.context import AttentionPass, ContextChunk, make_chunk
+from ssd.engine.attention.context import (
+    MAX_CHUNKS_A_CALL,
+    AttentionPass,
+    ContextRun,
+    make_run,
+    shorten,
+)
 from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
-from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
 from ssd.engine.kv_cache.storage import KVStorage, SlotMap
 from ssd.engine.memory import plan_blocks
 from ssd.engine.models.registry import CausalModel, load_model
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 Progress = Callable[[str, float], None]
 
 
@@ -52,7 +57,7 @@ class ModelRunner:
         self._slots = storage.slots
         self._group = model.num_heads // model.num_kv_heads
         self._last_position = engine.max_model_len - 1
-        self._branch_context: ContextChunk | None = None
+        self._branch_context: ContextRun | None = None
         self._buckets = sequence_buckets(engine)
 
     @torch.inference_mode()
@@ -67,8 +72,8 @@ class ModelRunner:
         padded = _pad_sequences(batch, self._bucket(num_sequences))
         hidden_RD = self._run_paged(padded)
         columns = padded.tokens_BP.shape[1]
-        logits_RV = self._logits(hidden_RD)
-        return logits_RV.unflatten(0, (-1, columns))[:num_sequences]
+        logits_BPV = self._logits(hidden_RD, columns)
+        return logits_BPV[:num_sequences]
 
     @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> None:
@@ -95,12 +100,12 @@ class ModelRunner:
             ),
             dim=2,
         )
-        chunk = self._chunk(torch.cat((trunk_BS, proposal_BP), dim=1), visible_BPS)
+        run = self._context(torch.cat((trunk_BS, proposal_BP), dim=1)[None], visible_BPS[None])
         positions_BP = batch.trunk_lengths_B[:, None] + column_P
         hidden_RD = self._run(
-            batch.tokens_BP, positions_BP, proposal_BP.where(is_real_BP, 0), [chunk]
+            batch.tokens_BP, positions_BP, proposal_BP.where(is_real_BP, 0), [run]
         )
-        return self._logits(hidden_RD).unflatten(0, (num_sequences, columns))
+        return self._logits(hidden_RD, columns)
 
     @torch.inference_mode()
     def run_branches(self, batch: BranchBatch) -> Tensor:
@@ -108,16 +113,16 @@ class ModelRunner:
 
         Steps are run in order from 0; slots, accepted lengths and trunks of step 0 hold for all.
         """
-        num_sequences, branches = batch.tokens_BN.shape
+        branches = batch.tokens_BN.shape[1]
         own_BPN = self._slots.own(batch.slots_B)
         if batch.step == 0:
-            self._branch_context = self._branch_chunk(batch, own_BPN)
+            self._branch_context = self._branch_run(batch, own_BPN)
         assert self._branch_context is not None
         unused = (self.engine.num_columns - 1 - batch.step) * branches
-        chunk = _shorten(self._branch_context, unused, num_sequences)
+        run = shorten(self._branch_context, unused)
         positions_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step
-        hidden_RD = self._run(batch.tokens_BN, positions_BN, own_BPN[:, batch.step], [chunk])
-        return self._logits(hidden_RD).unflatten(0, (num_sequences, branches))
+        hidden_RD = self._run(batch.tokens_BN, positions_BN, own_BPN[:, batch.step], [run])
+        return self._logits(hidden_RD, branches)
 
     @torch.inference_mode()
     def append_proposal(
@@ -149,15 +154,11 @@ class ModelRunner:
 
     def warm_up(self, on_progress: Progress) -> None:
         """Run every shape once, so that the first request pays for nothing."""
-        shapes = [self._warm_prefill]
-        if self.engine.branches:
-            counts = self._buckets
-            shapes += [lambda count=count: self._warm_branches(count) for count in counts]
-        else:
-            shapes += [lambda count=count: self._warm_forward(count) for count in self._buckets]
-        for index, run in enumerate(shapes):
-            run()
-            on_progress("warm-up", (index + 1) / len(shapes))
+        warm = self._warm_branches if self.engine.branches else self._warm_forward
+        self._warm_prefill()
+        for index, count in enumerate(self._buckets):
+            warm(count)
+            on_progress("warm-up", (index + 1) / len(self._buckets))
 
     def _bucket(self, num_sequences: int) -> int:
         return next(count for count in self._buckets if count >= num_sequences)
@@ -172,25 +173,29 @@ class ModelRunner:
         paged_BS = self._slots.paged(_fit(batch.block_tables_BJ, blocks))
         write_BP = paged_BS.gather(1, position_BP)
         write_BP = write_BP.where(column_P < batch.num_columns_B[:, None], 0)
-        seen_S = torch.arange(num_chunks * width)
-        chunks = [
-            self._chunk(
-                paged_BS[:, start : start + width],
-                seen_S[start : start + width] <= position_BP[:, :, None],
+        # Chunk by chunk: absolute runs of positions, whatever else is in the batch.
+        slots_XBS = paged_BS.view(-1, num_chunks, width).transpose(0, 1)
+        seen_XS = torch.arange(num_chunks * width).view(num_chunks, width)
+        visible_XBQS = seen_XS[:, None, None] <= position_BP[:, :, None]
+        runs = [
+            self._context(
+                slots_XBS[first : first + MAX_CHUNKS_A_CALL],
+                visible_XBQS[first : first + MAX_CHUNKS_A_CALL],
             )
-            for start in range(0, num_chunks * width, width)
+            for first in range(0, num_chunks, MAX_CHUNKS_A_CALL)
         ]
-        return self._run(batch.tokens_BP, position_BP, write_BP, chunks)
+        return self._run(batch.tokens_BP, position_BP, write_BP, runs)
 
     def _trunk(self, block_tables_BJ: Tensor, trunk_lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the trunks' slots, rounded up to whole context chunks, and which are in use."""
-        width = self.engine.context_chunk
-        num_slots = -(-int(trunk_lengths_B.max()) // width) * width
-        tables_BJ = _fit(block_tables_BJ, num_slots // self.engine.block_size)
+        """Return the trunks' slots, in whole blocks, and which are in use."""
+        width = self.engine.block_size
+        num_blocks = -(-int(trunk_lengths_B.max()) // width)
+        num_slots = num_blocks * width
+        tables_BJ = _fit(block_tables_BJ, num_blocks)
         in_use_BS = torch.arange(num_slots) < trunk_lengths_B[:, None]
         return self._slots.paged(tables_BJ), in_use_BS
 
-    def _branch_chunk(self, batch: BranchBatch, own_BPN: Tensor) -> ContextChunk:
+    def _branch_run(self, batch: BranchBatch, own_BPN: Tensor) -> ContextRun:
         """Build the context of the last step; earlier steps see a prefix of its slots."""
         num_sequences, branches = batch.tokens_BN.shape
         columns = self.engine.num_columns
@@ -205,33 +210,32 @@ class ModelRunner:
             ),
             dim=2,
         )
-        return self._chunk(
-            torch.cat((trunk_BS, proposal_BP, own_BPN.flatten(1)), dim=1), visible_BNS
-        )
+        slots_BS = torch.cat((trunk_BS, proposal_BP, own_BPN.flatten(1)), dim=1)
+        return self._context(slots_BS[None], visible_BNS[None])
 
-    def _chunk(self, slots_BS: Tensor, visible_BQS: Tensor) -> ContextChunk:
+    def _context(self, slots_XBS: Tensor, visible_XBQS: Tensor) -> ContextRun:
         like = self._storage.entries_L2ZW
-        return make_chunk(slots_BS, visible_BQS, self._group, self._slots.num_slots, like)
+        return make_run(slots_XBS, visible_XBQS, self._group, self._slots.num_slots, like)
 
     def _run(
-        self, tokens_BQ: Tensor, positions_BQ: Tensor, write_BQ: Tensor, chunks: list[ContextChunk]
+        self, tokens_BQ: Tensor, positions_BQ: Tensor, write_BQ: Tensor, runs: list[ContextRun]
     ) -> Tensor:
         device = self.engine.device
         attention = AttentionPass(
             self._backend,
             self._storage,
             write_BQ.flatten().to(device),
-            chunks,
+            runs,
             len(tokens_BQ),
         )
         positions_R = positions_BQ.flatten().clamp(max=self._last_position).to(device)
         return self._decoder.forward(tokens_BQ.flatten().to(device), positions_R, attention)
 
-    def _logits(self, hidden_RD: Tensor) -> Tensor:
+    def _logits(self, hidden_RD: Tensor, queries: int) -> Tensor:
         logits_RV = self._decoder.logits(hidden_RD)
         if self.engine.num_token_ids is not None:
             logits_RV[:, self.engine.num_token_ids :] = -torch.inf
-        return logits_RV
+        return logits_RV.view(-1, queries, logits_RV.shape[1])
 
     def _warm_prefill(self) -> None:
         self.prefill(_blank_paged(1, self.engine.prefill_chunk))
@@ -319,18 +323,6 @@ def _pad_sequences(batch: PagedBatch, count: int) -> PagedBatch:
         first_positions_B=pad(batch.first_positions_B, (0, missing)),
         num_columns_B=pad(batch.num_columns_B, (0, missing)),
         block_tables_BJ=pad(batch.block_tables_BJ, (0, 0, 0, missing)),
-    )
-
-
-def _shorten(chunk: ContextChunk, unused: int, num_sequences: int) -> ContextChunk:
-    """Drop the last ``unused`` slots of a chunk."""
-    if unused == 0:
-        return chunk
-    gather_2BS = chunk.gather_X.view(2, num_sequences, -1)
-    return ContextChunk(
-        gather_X=gather_2BS[..., :-unused].flatten(),
-        mask_B1US=chunk.mask_B1US[..., :-unused],
-        dead_B1U=chunk.dead_B1U,
     )
 
 

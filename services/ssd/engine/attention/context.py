@@ -1,6 +1,7 @@
 """What one forward pass attends to: made once a pass, used by every layer.
 
-Q: queries of a sequence; U = Q x heads of a group; S: slots of one context chunk.
+Q: queries of a sequence; U = Q x heads of a group; S: slots of one context chunk; X: chunks that
+one kernel call covers; Y = X x B.
 """
 
 from dataclasses import dataclass
@@ -12,16 +13,20 @@ from ssd.engine.attention.backend import AttentionBackend
 from ssd.engine.attention.merge import merge_partials
 from ssd.engine.kv_cache.storage import KVStorage
 
+MAX_CHUNKS_A_CALL = 8
+"""Bounds what is gathered at a time."""
+
 
 @dataclass(frozen=True, slots=True)
-class ContextChunk:
-    """A run of context slots: where to gather, and what each query may see."""
+class ContextRun:
+    """Context chunks of one width for one kernel call: where to gather, what each query sees."""
 
-    gather_X: Tensor
-    """Slots of the keys, then of the values, flattened over sequences: [2 * B * S]."""
-    mask_B1US: Tensor
-    dead_B1U: Tensor | None
-    """Rows that see nothing here; None when every row sees something."""
+    num_chunks: int
+    gather_Z: Tensor
+    """Slots of the keys, then of the values: [2, X, B, S], flat."""
+    mask_Y1US: Tensor
+    dead_Y1U: Tensor | None
+    """Rows that see nothing of a chunk; None when every row sees something of every chunk."""
 
 
 class AttentionPass:
@@ -32,13 +37,13 @@ class AttentionPass:
         backend: AttentionBackend,
         storage: KVStorage,
         write_slots_R: Tensor,
-        chunks: list[ContextChunk],
+        runs: list[ContextRun],
         num_sequences: int,
     ) -> None:
         self._backend = backend
         self._storage = storage
         self._write_slots_R = write_slots_R
-        self._chunks = chunks
+        self._runs = runs
         self._num_sequences = num_sequences
 
     def attend(
@@ -56,47 +61,77 @@ class AttentionPass:
             .transpose(1, 2)
             .reshape(batch, num_kv_heads, -1, head_size)
         )
-        outs, masses = [], []
-        for chunk in self._chunks:
-            entries = storage.flat[layer].index_select(0, chunk.gather_X)
-            keys_BSGE, values_BSGE = entries.view(2, batch, -1, num_kv_heads, head_size).unbind(0)
-            out_BGUE, mass_BGU = self._backend.attend(
-                queries_BGUE, keys_BSGE, values_BSGE, chunk.mask_B1US
+        parts = [self._attend_run(layer, queries_BGUE, run) for run in self._runs]
+        if len(parts) == 1 and self._runs[0].num_chunks == 1:
+            out_BGUE = parts[0][0]
+        else:
+            outs_YGUE, masses_YGU = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+            out_BGUE = merge_partials(
+                outs_YGUE.view(-1, *queries_BGUE.shape),
+                masses_YGU.view(-1, *queries_BGUE.shape[:3]),
             )
-            outs.append(out_BGUE)
-            if chunk.dead_B1U is not None:
-                mass_BGU = mass_BGU.masked_fill(chunk.dead_B1U, -torch.inf)
-            masses.append(mass_BGU)
-        out_BGUE = outs[0] if len(outs) == 1 else merge_partials(outs, masses)
         out_BGQXE = out_BGUE.view(batch, num_kv_heads, -1, group, head_size)
         return out_BGQXE.transpose(1, 2).reshape(rows, -1)
 
+    def _attend_run(
+        self, layer: int, queries_BGUE: Tensor, run: ContextRun
+    ) -> tuple[Tensor, Tensor]:
+        """Return the partial results of a run's chunks, [Y, G, U, E] and [Y, G, U]."""
+        entries_ZW = self._storage.flat[layer].index_select(0, run.gather_Z)
+        keys_YSGE, values_YSGE = entries_ZW.view(
+            2, len(run.mask_Y1US), -1, *self._storage.shape_GE
+        ).unbind(0)
+        queries_YGUE = (
+            queries_BGUE if run.num_chunks == 1 else queries_BGUE.repeat(run.num_chunks, 1, 1, 1)
+        )
+        out_YGUE, mass_YGU = self._backend.attend(
+            queries_YGUE, keys_YSGE, values_YSGE, run.mask_Y1US
+        )
+        if run.dead_Y1U is not None:
+            mass_YGU = mass_YGU.masked_fill(run.dead_Y1U, -torch.inf)
+        return out_YGUE, mass_YGU
 
-def make_chunk(
-    slots_BS: Tensor, visible_BQS: Tensor, group: int, num_slots: int, like: Tensor
-) -> ContextChunk:
-    """Build a chunk.
+
+def make_run(
+    slots_XBS: Tensor, visible_XBQS: Tensor, group: int, num_slots: int, like: Tensor
+) -> ContextRun:
+    """Build a run.
 
     Args:
-        slots_BS: int64, the slots of this run.
-        visible_BQS: bool, which of them a query sees.
+        slots_XBS: int64, the slots of each chunk.
+        visible_XBQS: bool, which of them a query sees.
         group: query heads of a key/value head.
         num_slots: slots of the storage; the values of slot z stand at row num_slots + z.
         like: gives the mask's dtype and device.
 
     Returns:
-        The chunk. Rows that see nothing get an open mask and are marked dead, since a kernel's
-        answer to an all-masked row is not specified.
+        The run. Rows that see nothing of a chunk get an open mask and are marked dead, since a
+        kernel's answer to an all-masked row is not specified.
     """
-    flat_X = slots_BS.flatten()
-    sees_BQ = visible_BQS.any(dim=2)
-    open_BQS = visible_BQS | ~sees_BQ[:, :, None]
-    mask_BQS = torch.zeros(open_BQS.shape, dtype=like.dtype).masked_fill_(~open_BQS, -torch.inf)
+    flat_Z = slots_XBS.flatten()
+    visible_YQS = visible_XBQS.flatten(0, 1)
+    sees_YQ = visible_YQS.any(dim=2)
+    open_YQS = visible_YQS | ~sees_YQ[:, :, None]
+    mask_YQS = torch.zeros(open_YQS.shape, dtype=like.dtype).masked_fill_(~open_YQS, -torch.inf)
     dead = None
-    if not bool(sees_BQ.all()):
-        dead = (~sees_BQ).repeat_interleave(group, dim=1)[:, None].to(like.device)
-    return ContextChunk(
-        gather_X=torch.cat((flat_X, flat_X + num_slots)).to(like.device),
-        mask_B1US=mask_BQS.repeat_interleave(group, dim=1)[:, None].to(like.device),
-        dead_B1U=dead,
+    if not bool(sees_YQ.all()):
+        dead = (~sees_YQ).repeat_interleave(group, dim=1)[:, None].to(like.device)
+    return ContextRun(
+        num_chunks=len(slots_XBS),
+        gather_Z=torch.cat((flat_Z, flat_Z + num_slots)).to(like.device),
+        mask_Y1US=mask_YQS.repeat_interleave(group, dim=1)[:, None].to(like.device),
+        dead_Y1U=dead,
+    )
+
+
+def shorten(run: ContextRun, unused: int) -> ContextRun:
+    """Drop the last ``unused`` slots of a run's chunks."""
+    if unused == 0:
+        return run
+    gather_2YS = run.gather_Z.view(2, len(run.mask_Y1US), -1)
+    return ContextRun(
+        num_chunks=run.num_chunks,
+        gather_Z=gather_2YS[..., :-unused].flatten(),
+        mask_Y1US=run.mask_Y1US[..., :-unused],
+        dead_Y1U=run.dead_Y1U,
     )

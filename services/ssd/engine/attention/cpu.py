@@ -13,7 +13,8 @@ class FlashCpuAttention:
         self, queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See ``AttentionBackend.attend``."""
-        out_BGUE, mass_BGU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 the only one that returns the mass
+        out_BGUE, mass_BGU = attend(
             queries_BGUE,
             keys_BSGE.transpose(1, 2),
             values_BSGE.transpose(1, 2),

@@ -47,9 +47,8 @@ class SlotMap:
         first = self.num_blocks * self.block_size + self.num_sessions * self.num_columns
         columns = torch.arange(self.num_columns * self.branches)
         span = self.num_columns * self.branches
-        return (first + slots_B[:, None] * span + columns).unflatten(
-            1, (self.num_columns, self.branches)
-        )
+        slots_BX = first + slots_B[:, None] * span + columns
+        return slots_BX.view(-1, self.num_columns, self.branches)
 
 
 class KVStorage:

@@ -16,7 +16,7 @@ def can_pack(weight_OI: Tensor) -> bool:
     """Tell whether this build of torch packs weights of this kind."""
     return (
         weight_OI.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and weight_OI.dtype in (torch.bfloat16, torch.float32)
     )
@@ -28,7 +28,9 @@ class Linear:
     def __init__(self, weight_OI: Tensor, *, packed: bool = True, typical_rows: int = 8) -> None:
         self._is_packed = packed and can_pack(weight_OI)
         self._weight = (
-            torch.ops.mkldnn._reorder_linear_weight(weight_OI.contiguous(), typical_rows)
+            torch.ops.mkldnn._reorder_linear_weight(  # noqa: SLF001 private, see above
+                weight_OI.contiguous(), typical_rows
+            )
             if self._is_packed
             else weight_OI
         )
@@ -36,7 +38,7 @@ class Linear:
     def __call__(self, input_RI: Tensor) -> Tensor:
         """Return [R, O] in the dtype of the input."""
         if self._is_packed:
-            output: Tensor = torch.ops.mkldnn._linear_pointwise(
+            output: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 private, see above
                 input_RI, self._weight, None, "none", [], ""
             )
             return output

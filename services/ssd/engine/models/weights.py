@@ -1,14 +1,31 @@
 """Checkpoints in safetensors: found, checked against what the model needs, read one by one."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ssd.errors import WeightsError
+
+STORED_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
+"""Other kinds are quantised: reading them as numbers would be wrong without an error."""
+
+
+class _Header(Protocol):
+    def get_shape(self) -> list[int]: ...
+    def get_dtype(self) -> str: ...
+
+
+class _TensorFile(Protocol):
+    """What is used of ``safetensors.safe_open``, which has no types."""
+
+    def keys(self) -> Iterable[str]: ...
+    def get_slice(self, name: str) -> _Header: ...
+    def get_tensor(self, name: str) -> Tensor: ...
 
 
 class Checkpoint:
@@ -37,16 +54,28 @@ class Checkpoint:
                 if name in ignored:
                     continue
                 raise WeightsError(f"{path}: tensor {name} belongs to no layer of this model")
-            found = tuple(self._handles[path].get_slice(name).get_shape())
+            header = self._header(name)
+            found = tuple(header.get_shape())
             if found != shapes[name]:
                 raise WeightsError(
                     f"{path}: tensor {name} has shape {list(found)}, not {list(shapes[name])}"
                 )
+            if header.get_dtype() not in STORED_DTYPES:
+                raise WeightsError(
+                    f"{path}: tensor {name} is stored as {header.get_dtype()}, and quantised "
+                    "checkpoints are not supported"
+                )
 
     def read(self, name: str) -> Tensor:
         """Return one tensor, as stored."""
-        tensor: Tensor = self._handles[self._file_of[name]].get_tensor(name)
-        return tensor
+        return self._handles[self._file_of[name]].get_tensor(name)
+
+    def _header(self, name: str) -> _Header:
+        path = self._file_of[name]
+        try:
+            return self._handles[path].get_slice(name)
+        except SafetensorError as error:
+            raise WeightsError(f"{path}: the index places tensor {name} here: {error}") from error
 
 
 class TensorReader:
@@ -79,14 +108,16 @@ class TensorReader:
 
 
 def _locate(folder: Path) -> dict[str, Path]:
+    """Find each tensor's file: by the index, in model.safetensors, or in whatever there is."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = json.loads(index.read_text())["weight_map"]
-        except (ValueError, KeyError) as error:
+            names = dict(json.loads(index.read_text())["weight_map"])
+        except (ValueError, KeyError, TypeError) as error:
             raise WeightsError(f"{index}: not a checkpoint index: {error}") from error
         return {name: folder / file for name, file in names.items()}
-    files = sorted(folder.glob("*.safetensors"))
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise WeightsError(f"{folder}: no *.safetensors file in this folder")
     located: dict[str, Path] = {}
@@ -95,10 +126,11 @@ def _locate(folder: Path) -> dict[str, Path]:
     return located
 
 
-def _open(path: Path) -> safe_open:
+def _open(path: Path) -> _TensorFile:
     try:
-        return safe_open(path, framework="pt")
+        handle: _TensorFile = safe_open(path, framework="pt")
     except FileNotFoundError as error:
         raise WeightsError(f"{path}: named by the index, but not there") from error
     except (SafetensorError, OSError) as error:
         raise WeightsError(f"{path}: truncated or not safetensors: {error}") from error
+    return handle

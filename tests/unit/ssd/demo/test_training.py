@@ -9,6 +9,7 @@ from ssd.demo.model import Shape, TrainableLlama
 from ssd.demo.train import mixed_batches, sample_windows
 from ssd.demo.training import (
     Recipe,
+    agreement_loss,
     divergence,
     learn,
     rate_factor,
@@ -154,3 +155,28 @@ def test_tokens_a_round_counts_accepted_runs_and_the_bonus(
     agrees: list[bool], lookahead: int, wanted: float
 ) -> None:
     assert tokens_a_round(torch.tensor([agrees]), lookahead) == wanted
+
+
+def test_a_pair_that_learns_to_agree_diverges_less_and_both_models_move() -> None:
+    target, draft = fresh_model(1), fresh_model(2)
+    with torch.no_grad():
+        target.model.embed_tokens.weight.mul_(20.0)
+    recipe = replace(RECIPE, num_steps=20)
+    batch_BS = next(windows(STREAM_S, recipe, torch.Generator()))
+    apart = teacher_loss(draft, target)
+    before = float(apart(batch_BS).detach())
+    old_target, old_draft = weights(target), weights(draft)
+    loss_of = agreement_loss(target, draft, 1.0, 2)
+    batches = windows(STREAM_S, recipe, torch.Generator())
+    learn(torch.nn.ModuleList((target, draft)), recipe, batches, loss_of, title="tiny")
+    assert float(apart(batch_BS).detach()) < 0.8 * before
+    assert not torch.equal(weights(target), old_target)
+    assert not torch.equal(weights(draft), old_draft)
+
+
+def test_only_rows_of_text_teach_a_pair_about_text() -> None:
+    model = fresh_model(1)
+    batch_BS = next(windows(STREAM_S, RECIPE, torch.Generator()))
+    with torch.no_grad():
+        agreed = float(agreement_loss(model, model, 1.0, 2)(batch_BS))
+        assert agreed == pytest.approx(float(text_loss(model)(batch_BS[:2])), abs=1e-3)

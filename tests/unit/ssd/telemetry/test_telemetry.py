@@ -161,32 +161,30 @@ def test_the_clock_never_goes_back() -> None:
     assert readings == sorted(readings)
 
 
-SERVED = set(
-    [
-        "ssd_requests_total",
-        "ssd_time_to_first_token_seconds",
-        "ssd_inter_token_seconds",
-        "ssd_e2e_seconds",
-        "ssd_tokens_total",
-        "ssd_running_sequences",
-        "ssd_waiting_sequences",
-        "ssd_kv_blocks",
-        "ssd_round_seconds",
-        "ssd_rounds_total",
-        "ssd_accepted_tokens_total",
-        "ssd_proposed_tokens_total",
-        "ssd_draft_table_seconds",
-        "ssd_draft_sessions",
-        "ssd_draft_capacity",
-        "ssd_link_state",
-        "ssd_link_rtt_seconds",
-        "ssd_link_bytes_total",
-        "ssd_commit_to_wire_seconds",
-        "ssd_wire_to_table_seconds",
-        "ssd_draft_startup_seconds",
-        "ssd_stale_frames_total",
-    ]
-)
+SERVED = {
+    "ssd_requests_total",
+    "ssd_time_to_first_token_seconds",
+    "ssd_inter_token_seconds",
+    "ssd_e2e_seconds",
+    "ssd_tokens_total",
+    "ssd_running_sequences",
+    "ssd_waiting_sequences",
+    "ssd_kv_blocks",
+    "ssd_round_seconds",
+    "ssd_rounds_total",
+    "ssd_accepted_tokens_total",
+    "ssd_proposed_tokens_total",
+    "ssd_draft_table_seconds",
+    "ssd_draft_sessions",
+    "ssd_draft_capacity",
+    "ssd_link_state",
+    "ssd_link_rtt_seconds",
+    "ssd_link_bytes_total",
+    "ssd_commit_to_wire_seconds",
+    "ssd_wire_to_table_seconds",
+    "ssd_draft_startup_seconds",
+    "ssd_stale_frames_total",
+}
 
 
 def test_every_metric_is_exposed_with_help_under_its_agreed_name() -> None:

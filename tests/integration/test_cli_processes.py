@@ -1,0 +1,176 @@
+"""The ``ssd`` command with real processes: what it prints, and what it leaves behind."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import ssd
+from ssd.testing.tiny_folder import write_tiny_folder
+
+pytestmark = pytest.mark.timeout(120)
+SERVICES = Path(ssd.__file__).parents[1]
+SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8")
+SAID_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = str(write_tiny_folder(tmp_path_factory.mktemp("pair"), seed=1))
+    return ("--target", folder, "--draft", folder, *SHAPE)
+
+
+@asynccontextmanager
+async def command(*argv: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ssd_cli", *argv),
+        cwd=SERVICES,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(SAID_SECONDS):
+            yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        # Reads what is left, so that the pipes are closed.
+        await process.communicate()
+
+
+async def completed(*argv: str, prompt: str = "") -> tuple[int, str, str]:
+    async with command(*argv) as process:
+        out, err = await process.communicate(prompt.encode())
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+
+@asynccontextmanager
+async def up(
+    *argv: str,
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any], list[int]]]:
+    async with command("up", "--json", "--port", "0", "--http-port", "0", *argv) as process:
+        assert process.stdout is not None
+        addresses = json.loads(await process.stdout.readline())
+        children = [child.pid for child in psutil.Process(process.pid).children()]
+        yield process, addresses, children
+
+
+async def gone(pids: list[int]) -> None:
+    async with asyncio.timeout(20):
+        while any(is_running(pid) for pid in pids):  # noqa: ASYNC110 - nobody tells a non-parent
+            await asyncio.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_generate_prints_one_json_object_and_both_modes_write_the_same(
+    pair: tuple[str, ...],
+) -> None:
+    found = {}
+    for mode in ("autoregressive", "speculative"):
+        code, out, err = await completed(
+            *("generate", "def fib(n):", "--json", "--mode", mode, "--seed", "5"),
+            *("--max-tokens", "40", *pair),
+        )
+        assert (code, err) == (0, "")
+        found[mode] = json.loads(out)
+    plain, ahead = found["autoregressive"], found["speculative"]
+    assert plain["token_ids"] == ahead["token_ids"]
+    assert plain["text"] == ahead["text"]
+    assert plain["finish_reason"] in ("length", "stop")
+    assert plain["statistics"]["seed"] == ahead["statistics"]["seed"] == 5
+    assert plain["statistics"]["tokens"] == len(plain["token_ids"])
+    assert plain["statistics"]["hit_rate"] is None
+
+
+async def test_up_serves_generate_and_ends_on_ctrl_c_leaving_nothing(
+    pair: tuple[str, ...],
+) -> None:
+    async with up("--num-drafts", "2", *pair) as (process, addresses, children):
+        assert len(children) == 3
+        assert len(addresses["drafts"]) == 2
+        code, out, err = await completed(
+            *("generate", "-", "--endpoint", addresses["target"]["grpc"]),
+            *("--max-tokens", "8", "--temperature", "0"),
+            prompt="import os\n",
+        )
+        assert code == 0
+        assert out.endswith("\n")
+        assert "tokens a round" in err  # the summary stays out of piped text
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+        assert not any(map(is_running, children))
+
+
+async def test_a_kill_of_up_takes_its_children_along(pair: tuple[str, ...]) -> None:
+    async with up(*pair) as (process, _, children):
+        process.kill()
+        await process.wait()
+        await gone(children)
+
+
+async def test_a_dead_draft_is_said_and_started_again_where_it_was(pair: tuple[str, ...]) -> None:
+    async with up(*pair) as (process, addresses, children):
+        victim = next(pid for pid in children if "ssd_draft" in psutil.Process(pid).cmdline())
+        os.kill(victim, signal.SIGKILL)
+        assert process.stderr is not None
+        assert b"starting it again in 1 s" in await process.stderr.readline()
+        assert await process.stderr.readline() == b"draft 0: ready again\n"
+        now = [child.pid for child in psutil.Process(process.pid).children()]
+        port = addresses["drafts"][0]["grpc"].rpartition(":")[2]
+        assert any(port in psutil.Process(pid).cmdline() for pid in now)
+        process.terminate()
+        assert await process.wait() == 0
+        assert not any(map(is_running, now))
+
+
+async def test_the_end_of_the_target_ends_up_with_an_error(pair: tuple[str, ...]) -> None:
+    async with up(*pair) as (process, _, children):
+        victim = next(pid for pid in children if "ssd_target" in psutil.Process(pid).cmdline())
+        os.kill(victim, signal.SIGKILL)
+        assert await process.wait() == 1
+        assert process.stderr is not None
+        assert b"error: target ended with exit code -9" in await process.stderr.read()
+        assert not any(map(is_running, children))
+
+
+async def test_ctrl_c_while_the_processes_start_leaves_nothing(pair: tuple[str, ...]) -> None:
+    async with command("up", "--port", "0", "--http-port", "0", *pair) as process:
+        watched = psutil.Process(process.pid)
+        while not (children := watched.children()):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        assert not any(is_running(child.pid) for child in children)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--target", "/no/such/folder"), "no config.json there"),
+        (("--max-tokens", "100000"), "over max_model_len"),
+    ],
+)
+async def test_what_a_process_refuses_is_one_line_and_exit_code_2(
+    pair: tuple[str, ...], flags: tuple[str, ...], words: str
+) -> None:
+    code, out, err = await completed("generate", "x", *pair, *flags)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert words in err

@@ -1,0 +1,119 @@
+"""Figures, spreads and tables of a run, from known counters."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.types import Mode, SpeculationStatistics
+from ssd_bench.__main__ import numbers
+from ssd_bench.machine import count_weights
+from ssd_bench.metrics import BatchFigures, Continuation, batch_figures, spread, spreads
+from ssd_bench.report import markdown, records, speed_up, verify_bandwidth
+from ssd_bench.runs import Cell, Results
+
+
+def sequence(tokens: int, seconds: float, hits: int = 0, misses: int = 0) -> Continuation:
+    return Continuation(
+        tuple(range(tokens)),
+        SpeculationStatistics(
+            mode=Mode.SPECULATIVE,
+            rounds=10,
+            hits=hits,
+            misses=misses,
+            late=1 if hits else 0,
+            time_to_first_token_seconds=0.1,
+            decode_seconds=seconds,
+            verify_seconds=0.02,
+            round_seconds=0.025,
+        ),
+    )
+
+
+def figures(tokens_per_second: float, verify_ms: float = 10.0) -> BatchFigures:
+    return BatchFigures(
+        tokens_per_second=tokens_per_second,
+        tokens_per_second_each=tokens_per_second,
+        hit_rate=None,
+        late_rate=None,
+        tokens_per_round=1.0,
+        verify_ms=verify_ms,
+        round_ms=12.0,
+        efficiency=0.8,
+        time_to_first_token_ms=5.0,
+    )
+
+
+def cell() -> Cell:
+    plain = [figures(speed) for speed in (10.0, 20.0, 10.0)]
+    ahead = [figures(speed, verify_ms=20.0) for speed in (30.0, 40.0, 40.0)]
+    return Cell(1, 0.0, {"ar": plain, "ssd": ahead}, num_compared=3, num_different=1)
+
+
+def test_speeds_of_a_batch_add_up_and_rates_are_over_all_its_rounds() -> None:
+    found = batch_figures([sequence(21, 2.0, hits=6, misses=3), sequence(31, 1.0, hits=10)])
+    assert found.tokens_per_second == 40.0
+    assert found.tokens_per_second_each == 20.0
+    assert found.hit_rate == pytest.approx(16 / 21)
+    assert found.late_rate == pytest.approx(2 / 21)
+    assert found.tokens_per_round == 2.6
+    assert found.efficiency == pytest.approx(0.8)
+
+
+def test_plain_decoding_has_no_hit_rate() -> None:
+    assert batch_figures([sequence(5, 1.0)]).hit_rate is None
+
+
+def test_a_text_that_came_at_once_has_no_speed() -> None:
+    assert batch_figures([sequence(5, 0.0)]).tokens_per_second == 0.0
+
+
+def test_a_spread_is_median_and_quartiles() -> None:
+    found = spread([5.0, 1.0, 4.0, 2.0, 3.0])
+    assert (found.q1, found.median, found.q3) == (2.0, 3.0, 4.0)
+    assert spread([7.0]).q3 == 7.0
+
+
+def test_a_figure_that_a_repetition_lacks_has_no_spread() -> None:
+    assert "hit_rate" not in spreads([figures(1.0)])
+
+
+def test_the_speed_up_is_taken_pair_by_pair() -> None:
+    assert speed_up(cell()).median == 3.0  # of 3, 2, 4
+
+
+def test_records_carry_mode_figure_spread_and_settings() -> None:
+    found = records(Results(cells=[cell()]), {"lookahead": "6"})
+    ratio = next(record for record in found if record["mode"] == "ssd/ar")
+    assert (ratio["figure"], ratio["median"], ratio["repetitions"]) == ("speed_up", 3.0, 3)
+    assert ratio["settings"] == {"lookahead": "6"}
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_the_table_shows_both_modes_the_ratio_and_texts_that_differ() -> None:
+    table = markdown(Results(cells=[cell()], weight_bytes=10**8), 2e10)
+    ahead = next(line for line in table.splitlines() if "| ssd |" in line)
+    assert "3 (2.5–3.5)" in ahead
+    assert "1 of 3" in ahead
+    assert "ar, batch 1: verify reads weights at 10.0 GB/s, 50% of one core's 20.0 GB/s" in table
+    assert "ssd, batch 1: verify reads weights at 5.0 GB/s, 25%" in table
+
+
+def test_without_batch_1_there_is_no_bandwidth_of_a_verify() -> None:
+    assert verify_bandwidth(Results(cells=[Cell(8, 0.0)]), "ar") is None
+
+
+def test_weights_are_counted_without_reading_them(tmp_path: Path) -> None:
+    assert count_weights(write_tiny_folder(tmp_path)) == 26816
+
+
+@pytest.mark.parametrize("text", ["", "1,,8", "a", "0", "17"])
+def test_a_bad_list_of_numbers_is_a_usage_error(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="--batch"):
+        numbers(text, "--batch", 1, 16)
+
+
+def test_a_list_of_numbers_is_read() -> None:
+    assert numbers("1,8", "--batch", 1, 16) == (1.0, 8.0)

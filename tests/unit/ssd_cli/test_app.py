@@ -1,0 +1,75 @@
+"""What the command refuses before it starts anything, and how it says so."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ssd
+from ssd_cli.app import run
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["genrate"],
+        ["generate"],
+        ["generate", "x", "--temperature", "3"],
+        ["generate", "x", "--max-tokens", "0"],
+        ["generate", "x", "--seed", "-1"],
+        ["generate", "x", "--dtype", "float99"],
+        ["generate", "x", "--mode", "fast"],
+        ["up", "--lookahead", "0"],
+        ["up", "--colour"],
+    ],
+)
+def test_bad_usage_is_one_line_with_a_hint_and_exit_code_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(argv) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("error: ")
+    assert "--help)" in said.err
+
+
+def test_an_unreachable_endpoint_is_one_line_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert "127.0.0.1:1 cannot be reached" in said.err
+
+
+def test_a_prompt_that_is_no_utf8_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "\udcff", "--endpoint", "127.0.0.1:1"]) == 2
+    assert "utf-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["version"]])
+def test_the_version_is_the_packages(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(argv) == 0
+    assert capsys.readouterr().out == f"{ssd.__version__}\n"
+
+
+def test_no_arguments_show_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    said = capsys.readouterr().out
+    assert all(word in said for word in ("generate", "up", "demo", "models", "bench"))
+
+
+def test_models_as_json_are_one_array(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["models", str(tmp_path), "--json"]) == 0
+    names = [model["name"] for model in json.loads(capsys.readouterr().out)]
+    assert set(names) >= {"demo://target", "demo://draft"} or names == []
+
+
+def test_the_command_loads_no_torch() -> None:
+    code = "import sys, ssd_cli.app; sys.exit('torch' in sys.modules)"
+    folder = Path(ssd.__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=folder, check=False).returncode == 0

@@ -1,0 +1,82 @@
+"""What reaches the two outputs."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from ssd.telemetry import Event
+from ssd.types import Mode, SpeculationStatistics
+from ssd_cli import display
+from ssd_cli.figures import figures
+from ssd_cli.up import Reading, status_line
+
+ODD = "a[b]:smile: [red]x[/red]\t\x1b[2J\r\n"
+
+
+def test_piped_text_is_written_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    display.write(ODD)
+    assert capsys.readouterr().out == ODD
+
+
+def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(display, "out", Console(file=screen, force_terminal=True))
+    display.write(ODD)
+    assert screen.getvalue() == "a[b]:smile: [red]x[/red]\t�[2J�\n"
+
+
+def test_a_long_message_stays_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    display.say("error", "[/bold] " + "word " * 60 + "\n  end :smile:", "red")
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("error: [/bold] word")
+    assert said.endswith("end :smile:\n")
+
+
+def test_the_progress_of_each_process_has_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(display, "err", Console(file=screen, force_terminal=True, width=80))
+    with display.startup_progress(is_quiet=False) as on_event:
+        on_event("draft 0", Event("listening", {"grpc": "a:1", "http": "a:2"}))
+        on_event("target", Event("progress", {"stage": "pack", "fraction": 0.5}))
+        on_event("draft 0", Event("ready", {"seconds": 1.0}))
+    shown = screen.getvalue()
+    assert "target: packing weights" in shown
+    assert "draft 0: ready" in shown
+
+
+def test_quiet_progress_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with display.startup_progress(is_quiet=True) as on_event:
+        on_event("target", Event("progress", {"stage": "load", "fraction": 1.0}))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_summary_has_a_column_a_generation_and_dashes_for_what_is_unknown() -> None:
+    screen = io.StringIO()
+    nothing = figures(1, 0, SpeculationStatistics(mode=Mode.AUTOREGRESSIVE))
+    Console(file=screen, width=80).print(display.summary([("AR", nothing), ("SSD", nothing)]))
+    assert "AR" in screen.getvalue()
+    assert "hit rate                          –               –" in screen.getvalue()
+
+
+def test_the_status_line_is_what_grew_over_the_time_between_two_readings() -> None:
+    before = Reading(10.0, {"ssd_tokens_total{output}": 100.0, "ssd_rounds_total{hit}": 5.0})
+    now = Reading(
+        12.0,
+        {
+            "ssd_tokens_total{output}": 300.0,
+            "ssd_rounds_total{hit}": 8.0,
+            "ssd_rounds_total{late}": 1.0,
+            "ssd_requests_total{ok}": 2.0,
+            "ssd_running_sequences": 1.0,
+        },
+    )
+    assert status_line(before, now).startswith(
+        "requests 2  running 1  waiting 0  100 tokens/s  hits 75%"
+    )
+
+
+def test_the_first_status_line_divides_by_no_time() -> None:
+    first = Reading(1.0, {})
+    assert "0 tokens/s  hits –" in status_line(first, first)

@@ -1,0 +1,68 @@
+"""Figures of a generation, from what the target measured."""
+
+import json
+
+import pytest
+
+from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics
+from ssd_cli.demo import first_difference
+from ssd_cli.figures import Collector, figures
+
+STATISTICS = SpeculationStatistics(
+    mode=Mode.SPECULATIVE,
+    rounds=5,
+    hits=3,
+    misses=1,
+    late=0,
+    time_to_first_token_seconds=0.25,
+    wall_seconds=3.0,
+    decode_seconds=2.0,
+    verify_seconds=0.009,
+    round_seconds=0.01,
+)
+
+
+def test_figures_are_ratios_of_the_targets_counters() -> None:
+    found = figures(21, 7, STATISTICS)
+    assert found.tokens_per_second == 10.0  # 20 tokens after the first in 2 s
+    assert found.hit_rate == 0.75
+    assert found.tokens_per_round == 4.2
+    assert found.efficiency == pytest.approx(0.9)
+
+
+def test_a_ratio_without_a_denominator_is_none() -> None:
+    found = figures(1, 7, SpeculationStatistics(mode=Mode.AUTOREGRESSIVE))
+    assert found.tokens_per_second is None
+    assert found.hit_rate is None
+    assert found.tokens_per_round is None
+    assert found.efficiency is None
+
+
+def test_chunks_become_one_json_object_with_text_ids_reason_and_statistics() -> None:
+    collector = Collector()
+    collector.add(GenerationChunk(token_ids=(4, 5), text="de", seed=2**64 - 1))
+    collector.add(
+        GenerationChunk(
+            token_ids=(6,), text="f", finish_reason=FinishReason.STOP, statistics=STATISTICS
+        )
+    )
+    found = json.loads(json.dumps(collector.finish().as_json()))
+    assert found["text"] == "def"
+    assert found["token_ids"] == [4, 5, 6]
+    assert found["finish_reason"] == "stop"
+    assert found["statistics"]["seed"] == 2**64 - 1
+    assert set(found["statistics"]) >= {
+        *("tokens", "tokens_per_second", "time_to_first_token_seconds", "rounds", "hits"),
+        *("misses", "late", "hit_rate", "tokens_per_round", "verify_seconds"),
+        *("round_seconds", "efficiency", "mode", "seed"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "index"),
+    [((1, 2), (1, 2), None), ((), (), None), ((1, 2), (1, 3), 1), ((1,), (1, 2), 1)],
+)
+def test_the_first_difference_is_found(
+    one: tuple[int, ...], other: tuple[int, ...], index: int | None
+) -> None:
+    assert first_difference(one, other) == index
