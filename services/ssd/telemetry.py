@@ -72,11 +72,13 @@ DRAFT_TABLE_SECONDS = Histogram(
 DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Sessions open now.")
 DRAFT_CAPACITY = Gauge("ssd_draft_capacity", "Sessions that a draft keeps at most.")
 LINK_STATE = Gauge("ssd_link_state", "1 while a link takes sessions, else 0.", ["draft"])
-LINK_RTT_SECONDS = Gauge("ssd_link_rtt_seconds", "Seconds of a round trip.", ["draft"])
+LINK_RTT_SECONDS = Gauge(
+    "ssd_link_rtt_seconds", "Seconds from a beat to its echo, event loop to event loop.", ["draft"]
+)
 LINK_BYTES_TOTAL = Counter("ssd_link_bytes", "Bytes of frames, by direction.", ["direction"])
 COMMIT_TO_WIRE_SECONDS = Histogram(
     "ssd_commit_to_wire_seconds",
-    "Seconds from a decided round to its commit's hand-over to the link.",
+    "Seconds from a decided round to its commit's hand-over to the link, waiting included.",
     buckets=_FAST_SECONDS,
 )
 WIRE_TO_TABLE_SECONDS = Histogram(
@@ -84,7 +86,9 @@ WIRE_TO_TABLE_SECONDS = Histogram(
     "Seconds from a commit's arrival at a draft to its table's departure.",
     buckets=_FAST_SECONDS,
 )
-DRAFT_STARTUP_SECONDS = Gauge("ssd_draft_startup_seconds", "Seconds of a start.", ["part"])
+DRAFT_STARTUP_SECONDS = Gauge(
+    "ssd_draft_startup_seconds", "Seconds of a draft's start, by part: load, warm-up.", ["part"]
+)
 BAD_FRAMES_TOTAL = Counter("ssd_bad_frames", "Malformed or oversize frames; each ended its link.")
 STALE_FRAMES_TOTAL = Counter(
     "ssd_stale_frames",

@@ -219,6 +219,11 @@ class LinkPolicy:
 class Beat:
     """Sign of life of one end of a link."""
 
+    nonce: int = 0
+    """Unsigned 64 bits: the peer sends it back at once; 0 asks nothing."""
+    echo: int = 0
+    """A nonce of the peer's, sent back; 0 answers nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Draining:

@@ -228,6 +228,8 @@ class LinkDesk:
                     case LinkPolicy():
                         check_policy(message, self._terms)
                         link.policy = message
+                    case Beat(nonce=nonce) if nonce:
+                        call.send(Beat(echo=nonce))
                     case LinkHello():
                         return LinkError("a second Hello")
                     case _:

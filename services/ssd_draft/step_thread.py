@@ -17,6 +17,7 @@ from ssd.errors import SetupError
 from ssd.ports import Clock
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
+from ssd.telemetry import DRAFT_STARTUP_SECONDS
 from ssd_draft.inbox import Inbox
 from ssd_draft.sessions import Sessions
 from ssd_draft.tree import Tree, TreeShape
@@ -80,8 +81,12 @@ class StepThread:
         os.sched_setaffinity(0, settings.cpus)
         torch.set_num_threads(settings.num_threads)
         try:
+            started_at = self._clock.now()
             runner = load_runner(settings.folder, settings.engine, self._on_progress)
+            loaded_at = self._clock.now()
             runner.warm_up(self._on_progress)
+            DRAFT_STARTUP_SECONDS.labels(part="load").set(loaded_at - started_at)
+            DRAFT_STARTUP_SECONDS.labels(part="warm-up").set(self._clock.now() - loaded_at)
         except SetupError as error:
             self._loop.call_soon_threadsafe(self.loaded.set_exception, error)
             return False

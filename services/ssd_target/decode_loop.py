@@ -131,12 +131,13 @@ class DecodeLoop:
         chosen_BP = self._chooser.choose(rows, proposals.num_proposed_B, logits_BPV)
         outcomes = verify_coupled(proposals.tokens_BK, proposals.num_proposed_B, chosen_BP)
         decisions = self._commit(rows, proposals, read_back(outcomes))
-        self._rounds.verified(verify.seconds, self._clock.now())
+        decided_at = self._clock.now()
+        self._rounds.verified(verify.seconds, decided_at)
         self._push(decisions)
         self._chooser.fill([row for row in rows if row.finish_reason is None])
         with self._metrics.span("wait"):
             lookups = self._drafts.look_up(decisions)
-        self._drafts.send(decisions, lookups)
+        self._drafts.send(decisions, lookups, decided_at)
         self._conclude(decisions, lookups)
         self._metrics.end_round(self._clock.now() - started, decisions, lookups)
 
@@ -154,13 +155,12 @@ class DecodeLoop:
             self._chooser.admit(sequence)
             self._metrics.admitted(sequence.num_prompt)
             self._tallies[sequence.sequence_id] = Tally(sequence.arrival.arrived_at)
-        if plan.admitted or plan.cancelled:
-            self._metrics.publish(self._scheduler, self._drafts)
         self._drafts.open_sessions(
             each
             for each in plan.running
             if each.wants_draft and not self._proposed.get(each.sequence_id)
         )
+        self._metrics.publish(self._scheduler, self._drafts)
 
     def _prefill(self, plan: Plan) -> None:
         if plan.prefill is not None:

@@ -8,7 +8,15 @@ from enum import StrEnum
 from ssd.errors import LinkError
 from ssd.speculation.table import OutcomeTable, pack_commits
 from ssd.transport.frame import Frame, FrameKind, TensorChannel
-from ssd.types import Commit, SequenceId, SessionClosing, SessionOpening, TargetMessage
+from ssd.types import (
+    Beat,
+    Commit,
+    LookupResult,
+    SequenceId,
+    SessionClosing,
+    SessionOpening,
+    TargetMessage,
+)
 from ssd_target.patience import Patience, Quarantine
 
 
@@ -41,12 +49,51 @@ class Session:
 
 @dataclass(slots=True)
 class LinkCounts:
-    """Rounds by result since the link came up."""
+    """Rounds by result, since the link came up or the process began."""
 
     hits: int = 0
     misses: int = 0
     late: int = 0
-    stale_tables: int = 0
+
+    def note(self, result: LookupResult) -> None:
+        """Count one round of one sequence."""
+        self.hits += result is LookupResult.HIT
+        self.misses += result is LookupResult.MISS
+        self.late += result is LookupResult.LATE
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over rounds that needed a table; 0 before the first."""
+        return self.hits / max(1, self.hits + self.misses + self.late)
+
+
+class RoundTrip:
+    """Times a link by the beats that the draft sends back. Asyncio loop.
+
+    One question at a time, so that a slow answer is measured and not overtaken.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """The newest measurement; 0 before the first."""
+        self._nonce = 0
+        self._asked_at: float | None = None
+
+    def beat(self, now: float) -> Beat:
+        """The next beat to send."""
+        if self._asked_at is not None:
+            return Beat()
+        self._nonce += 1
+        self._asked_at = now
+        return Beat(nonce=self._nonce)
+
+    def hear(self, beat: Beat, now: float) -> bool:
+        """Take a beat of the draft; true if it was the answer."""
+        if self._asked_at is None or beat.echo != self._nonce:
+            return False
+        self.seconds = now - self._asked_at
+        self._asked_at = None
+        return True
 
 
 class DraftLink:
@@ -67,6 +114,7 @@ class DraftLink:
         self.epoch = epoch
         self.capacity = max(1, capacity)
         self.counts = LinkCounts()
+        self.round_trip = RoundTrip()
         self.sessions: dict[int, Session] = {}
         self.patience = Patience(is_adaptive=False)
         self.quarantine = Quarantine(is_enabled=True)

@@ -14,7 +14,13 @@ from ssd.errors import FrameError, LinkError
 from ssd.ports import Clock
 from ssd.speculation.backup import propose_ngram
 from ssd.speculation.table import OutcomeTable, unpack_tables
-from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, STALE_FRAMES_TOTAL, get_logger
+from ssd.telemetry import (
+    COMMIT_TO_WIRE_SECONDS,
+    DRAFT_SESSIONS,
+    DRAFT_TABLE_SECONDS,
+    STALE_FRAMES_TOTAL,
+    get_logger,
+)
 from ssd.transport.frame import Frame, FrameKind
 from ssd.types import (
     Branch,
@@ -27,8 +33,9 @@ from ssd.types import (
     SessionRefusal,
     TokenId,
 )
-from ssd_target.draft_link import DraftLink, Session
+from ssd_target.draft_link import DraftLink, LinkCounts, LinkState, Session
 from ssd_target.patience import Patience, Quarantine
+from ssd_target.scheduler import Load
 from ssd_target.sequence import Emission, Sequence
 
 _log = get_logger(__name__)
@@ -88,6 +95,10 @@ class DraftPool:
         self._sessions: dict[SequenceId, Session] = {}
         self._barred: set[SequenceId] = set()
         """Sequences that no draft can hold."""
+        self.counts = LinkCounts()
+        """Rounds of all links since the start."""
+        self.load = Load()
+        """What the target had to do when it last said so."""
 
     # The asyncio loop.
 
@@ -167,7 +178,6 @@ class DraftPool:
         if session is not None:
             session.is_opened = True
         if session is None or table.base_len != session.base_len:
-            link.counts.stale_tables += 1
             STALE_FRAMES_TOTAL.inc()
             return
         session.table = table
@@ -180,6 +190,10 @@ class DraftPool:
         """Links that are up."""
         with self._changed:
             return tuple(self._links.values())
+
+    def state(self, link: DraftLink) -> LinkState:
+        """What a link is good for now."""
+        return link.state(self._clock.now())
 
     @property
     def num_active(self) -> int:
@@ -233,7 +247,7 @@ class DraftPool:
             for each in decisions
         ]
 
-    def send(self, decisions: Rows[Decision], lookups: Rows[Lookup]) -> None:
+    def send(self, decisions: Rows[Decision], lookups: Rows[Lookup], decided_at: float) -> None:
         """Tell the drafts what was decided: one frame a link, with all its sessions."""
         commits: dict[DraftLink, list[Commit]] = {}
         now = self._clock.now()
@@ -252,6 +266,8 @@ class DraftPool:
                 link.send(link_commits, self._settings.lookahead)
             except LinkError as error:
                 self.detach(link, str(error))
+            else:
+                COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - decided_at)
 
     def _least_loaded(self) -> DraftLink | None:
         now = self._clock.now()
@@ -340,21 +356,24 @@ class DraftPool:
     ) -> Lookup:
         if session is None or not session.is_opened:
             return _NOTHING
-        counts = session.link.counts
         limit = min(self._settings.lookahead, decision.sequence.num_remaining - 1)
         index = table.look_up(decision.outcome) if table is not None else None
         if table is not None and index is not None:
-            counts.hits += 1
+            self._note(session.link, LookupResult.HIT)
             tokens = table.proposal(index, limit)
             return Lookup(LookupResult.HIT, Branch(index, len(tokens)), tokens)
         result = LookupResult.LATE if table is None else LookupResult.MISS
-        counts.late += result is LookupResult.LATE
-        counts.misses += result is LookupResult.MISS
+        self._note(session.link, result)
         tokens = ()
         if self._settings.backup == "ngram" and limit > 0:
             tokens = propose_ngram(decision.sequence.tokens, limit)
         return Lookup(result, Explicit(tokens), tokens)
 
-    def publish(self) -> None:
-        """Refresh the gauges of the pool."""
+    def _note(self, link: DraftLink, result: LookupResult) -> None:
+        link.counts.note(result)
+        self.counts.note(result)
+
+    def publish(self, load: Load) -> None:
+        """Refresh the gauges of the pool and keep what the target has to do."""
+        self.load = load
         DRAFT_SESSIONS.set(len(self._sessions))

@@ -2,7 +2,8 @@
 
 One task an address. A lost link is dialled again within a second, so that speed is back within
 seconds; a refused one every ten. A DNS name is resolved every two seconds: addresses that appear
-are dialled, addresses that go are dropped.
+are dialled, addresses that go are dropped; a name that cannot be resolved keeps its last answer,
+since drafts that are up need no name server.
 """
 
 import asyncio
@@ -10,13 +11,15 @@ import ipaddress
 import itertools
 import random
 import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkFrames
 from ssd.rpc.server import join_address
-from ssd.telemetry import LINK_STATE, get_logger
+from ssd.telemetry import LINK_RTT_SECONDS, LINK_STATE, get_logger
 from ssd.transport.frame import Frame
 from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import Beat, Draining, LinkHello, LinkPolicy, LinkWelcome, SessionRefusal
@@ -31,6 +34,20 @@ RESOLVE_SECONDS = 2.0
 FIRST_REDIAL_SECONDS = 0.1
 LONGEST_REDIAL_SECONDS = 1.0
 REFUSED_REDIAL_SECONDS = 10.0
+
+Resolver = Callable[[str, int], Awaitable[set[str]]]
+"""Host and port to the addresses behind them; raises ``OSError`` where there is no answer."""
+
+
+async def resolve(host: str, port: int) -> set[str]:
+    """Ask the system's resolver.
+
+    Raises:
+        OSError: the name has no address, or nobody answers for it.
+    """
+    loop = asyncio.get_running_loop()
+    answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return {join_address(str(answer[4][0]), int(answer[4][1])) for answer in answers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +64,18 @@ class DraftLinks:
     """Holds one link to each draft. ``run`` until cancelled."""
 
     def __init__(
-        self, pool: DraftPool, addresses: tuple[str, ...], hello: LinkHello, policy: LinkPolicy
+        self,
+        pool: DraftPool,
+        addresses: tuple[str, ...],
+        hello: LinkHello,
+        policy: LinkPolicy,
+        resolver: Resolver = resolve,
     ) -> None:
         self._pool = pool
+        self._resolver = resolver
         self._literal = {address for address in addresses if is_literal(address)}
         self._names = [address for address in addresses if not is_literal(address)]
+        self._answers: dict[str, set[str]] = {}
         self._hello = hello
         self._policy = policy
         self._epochs = itertools.count(1)
@@ -75,23 +99,21 @@ class DraftLinks:
             self._tasks.clear()
 
     async def _resolve(self) -> set[str]:
-        found: set[str] = set()
         for name in self._names:
             host, _, port = name.rpartition(":")
             try:
-                answers = await asyncio.get_running_loop().getaddrinfo(
-                    host, int(port), type=socket.SOCK_STREAM
-                )
+                self._answers[name] = await self._resolver(host, int(port))
             except OSError as error:
                 _log.info("drafts_not_resolved", name=name, reason=str(error))
-                continue
-            found |= {join_address(str(answer[4][0]), int(answer[4][1])) for answer in answers}
-        return found
+        return set().union(*self._answers.values())
 
     def _follow(self, group: asyncio.TaskGroup, addresses: set[str]) -> None:
         for address in self._tasks.keys() - addresses:
             self._tasks.pop(address).cancel()
             self._reports.pop(address, None)
+            for gauge in (LINK_STATE, LINK_RTT_SECONDS):
+                with suppress(KeyError):
+                    gauge.remove(address)
         for address in addresses - self._tasks.keys():
             self._tasks[address] = group.create_task(self._keep_up(address))
 
@@ -156,7 +178,7 @@ class DraftLinks:
         tasks = {
             asyncio.ensure_future(ended),
             asyncio.create_task(self._listen(link, call)),
-            asyncio.create_task(_beat(link, call)),
+            asyncio.create_task(self._beat(link, call)),
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -178,11 +200,30 @@ class DraftLinks:
                 return str(error)
             if message is None:
                 return "the draft closed the link"
-            if isinstance(message, SessionRefusal):
+            if isinstance(message, Beat):
+                self._note_beat(link, message)
+            elif isinstance(message, SessionRefusal):
                 self._pool.refuse(link, message)
             elif isinstance(message, Draining):
                 self._pool.drain(link)
                 self._report(LinkReport(link.name, LinkState.DRAINING, link=link))
+
+    async def _beat(self, link: DraftLink, call: LinkCall) -> str:
+        """Give signs of life until the link is lost; returns why it was."""
+        now = asyncio.get_running_loop().time
+        while link.lost_because is None:
+            try:
+                call.send(link.round_trip.beat(now()))
+            except LinkError as error:
+                return str(error)
+            is_active = self._pool.state(link) is LinkState.ACTIVE
+            LINK_STATE.labels(draft=link.name).set(is_active)
+            await asyncio.sleep(BEAT_SECONDS)
+        return link.lost_because
+
+    def _note_beat(self, link: DraftLink, beat: Beat) -> None:
+        if link.round_trip.hear(beat, asyncio.get_running_loop().time()):
+            LINK_RTT_SECONDS.labels(draft=link.name).set(link.round_trip.seconds)
 
     def _on_frame(self, link: DraftLink, frame: Frame, ended: "asyncio.Future[str]") -> None:
         try:
@@ -236,17 +277,6 @@ async def _first_answer(call: LinkCall) -> LinkWelcome:
     if not isinstance(message, LinkWelcome):
         raise LinkError("the draft closed the link, or spoke before its Welcome")
     return message
-
-
-async def _beat(link: DraftLink, call: LinkCall) -> str:
-    """Give signs of life until the link is lost; returns why it was."""
-    while link.lost_because is None:
-        try:
-            call.send(Beat())
-        except LinkError as error:
-            return str(error)
-        await asyncio.sleep(BEAT_SECONDS)
-    return link.lost_because
 
 
 def _end(ended: "asyncio.Future[str]", reason: str) -> None:

@@ -40,6 +40,9 @@ class RoundMetrics:
         ]
         self._output_tokens = telemetry.TOKENS_TOTAL.labels(kind="output")
         self._prompt_tokens = telemetry.TOKENS_TOTAL.labels(kind="prompt")
+        self._kv_blocks = {
+            state: telemetry.KV_BLOCKS.labels(state=state) for state in ("free", "used")
+        }
         self._elsewhere_seconds = 0.0
 
     @contextmanager
@@ -73,6 +76,9 @@ class RoundMetrics:
 
     def publish(self, scheduler: Scheduler, drafts: DraftPool) -> None:
         """Refresh the gauges."""
-        telemetry.RUNNING_SEQUENCES.set(scheduler.num_running)
-        telemetry.WAITING_SEQUENCES.set(scheduler.num_waiting)
-        drafts.publish()
+        load = scheduler.load
+        telemetry.RUNNING_SEQUENCES.set(load.running)
+        telemetry.WAITING_SEQUENCES.set(load.waiting)
+        self._kv_blocks["free"].set(scheduler.num_free_blocks)
+        self._kv_blocks["used"].set(scheduler.num_used_blocks)
+        drafts.publish(load)

@@ -40,6 +40,16 @@ class Limits:
     prefill_chunk: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What there is to do."""
+
+    running: int = 0
+    waiting: int = 0
+    wanting: int = 0
+    """Those of both that want a draft."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prefill:
     """Positions [first, last) of a prompt, to be stored before the round."""
@@ -85,6 +95,25 @@ class Scheduler:
     def num_waiting(self) -> int:
         """Sequences in the queue."""
         return len(self._waiting)
+
+    @property
+    def load(self) -> Load:
+        """Counts of what runs and waits."""
+        return Load(
+            running=self.num_running,
+            waiting=self.num_waiting,
+            wanting=sum(arrival.wants_draft for arrival in self.everyone()),
+        )
+
+    @property
+    def num_free_blocks(self) -> int:
+        """KV blocks that nobody holds."""
+        return self._blocks.num_free
+
+    @property
+    def num_used_blocks(self) -> int:
+        """KV blocks of running sequences."""
+        return self._blocks.num_taken
 
     @property
     def is_idle(self) -> bool:

@@ -40,6 +40,11 @@ class Arrival:
         """Tokens that the sequence never grows beyond."""
         return len(self.request.prompt_ids) + self.limit
 
+    @property
+    def wants_draft(self) -> bool:
+        """Whether its mode asks for speculation."""
+        return self.request.mode is not Mode.AUTOREGRESSIVE
+
 
 @dataclass(frozen=True, slots=True)
 class Emission:
@@ -102,7 +107,7 @@ class Sequence:
     @property
     def wants_draft(self) -> bool:
         """Whether its mode asks for speculation."""
-        return self.arrival.request.mode is not Mode.AUTOREGRESSIVE
+        return self.arrival.wants_draft
 
     def next_chunk(self, chunk: int) -> tuple[int, int]:
         """Positions [first, last) of the next prefill, which ends at a multiple of ``chunk``."""

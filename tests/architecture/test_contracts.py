@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from importlinter.cli import lint_imports
 
 STAND_INS = {
     "services/ssd/ports.py:Clock": "services/ssd/testing/clock.py:FakeClock",
@@ -27,7 +26,7 @@ STAND_INS = {
         "services/ssd/engine/attention/context.py:AttentionPass"
     ),
     "services/ssd/engine/models/registry.py:CausalModel": (
-        "services/ssd/engine/models/decoder.py:Decoder"
+        "services/ssd/testing/tiny_model.py:TinyModel"
     ),
     "services/ssd_target/decode_loop.py:Runner": (
         "services/ssd/testing/ledger_runner.py:LedgerRunner"
@@ -83,10 +82,13 @@ def find(root: Path, address: str) -> ast.ClassDef:
 
 
 def protocols(root: Path, files: list[Path]) -> Iterator[str]:
+    """Seams; a private Protocol only types what another library leaves untyped."""
     for path in files:
         if path.parts[0] != "tests":
             for name, node in classes(root / path).items():
-                if any(ast.unparse(base).startswith("Protocol") for base in node.bases):
+                if not name.startswith("_") and any(
+                    ast.unparse(base).startswith("Protocol") for base in node.bases
+                ):
                     yield f"{path.as_posix()}:{name}"
 
 
@@ -101,9 +103,20 @@ def test_a_stand_in_has_all_members_of_its_protocol(
     assert members(find(root, protocol)) - members(find(root, stand_in)) == set()
 
 
-def test_import_contracts_hold(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(root)
-    assert lint_imports(config_filename="pyproject.toml", is_debug_mode=False) == 0
+def test_import_contracts_hold(root: Path) -> None:
+    # In this process it would reconfigure logging under the feet of other tests.
+    command = [
+        "import sys; sys.path.insert(0, 'services')",
+        "from importlinter.cli import lint_imports_command; lint_imports_command()",
+    ]
+    checked = subprocess.run(
+        [sys.executable, "-c", "; ".join(command)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_generated_code_is_what_the_protos_say(root: Path, tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def speculate_request(message: TargetMessage) -> speculation_pb2.SpeculateReques
     match message:
         case FramePayload(payload):
             return _Request(frame=speculation_pb2.FrameBytes(payload=payload))
-        case Beat():
-            return _Request(beat=speculation_pb2.Beat())
+        case Beat(nonce, echo):
+            return _Request(beat=speculation_pb2.Beat(nonce=nonce, echo=echo))
         case SessionOpening():
             return _Request(
                 open_session=speculation_pb2.OpenSession(
@@ -78,7 +78,7 @@ def target_message(message: speculation_pb2.SpeculateRequest) -> TargetMessage:
         case "frame":
             return FramePayload(message.frame.payload)
         case "beat":
-            return Beat()
+            return Beat(message.beat.nonce, message.beat.echo)
         case "open_session":
             return _opening(message.open_session)
         case "close_session":
@@ -95,8 +95,8 @@ def speculate_response(message: DraftMessage) -> speculation_pb2.SpeculateRespon
     match message:
         case FramePayload(payload):
             return _Response(frame=speculation_pb2.FrameBytes(payload=payload))
-        case Beat():
-            return _Response(beat=speculation_pb2.Beat())
+        case Beat(nonce, echo):
+            return _Response(beat=speculation_pb2.Beat(nonce=nonce, echo=echo))
         case Draining():
             return _Response(draining=speculation_pb2.Draining())
         case SessionRefusal(session, reason):
@@ -126,7 +126,7 @@ def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage:
         case "frame":
             return FramePayload(message.frame.payload)
         case "beat":
-            return Beat()
+            return Beat(message.beat.nonce, message.beat.echo)
         case "draining":
             return Draining()
         case "session_refused":

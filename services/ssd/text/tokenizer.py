@@ -24,10 +24,10 @@ class HFTokenizer:
         self._library = library
         self._eos_token_ids = eos_token_ids
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Token ids are 0..vocab_size - 1."""
-        return self._library.get_vocab_size(with_added_tokens=True)
+        """Token ids are 0..vocab_size - 1; ids that the vocabulary skips count too."""
+        return 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
     def eos_token_ids(self) -> frozenset[TokenId]:

@@ -76,8 +76,12 @@ class LinkSettings(_message.Message):
     def __init__(self, fan_out_policy: _Optional[str] = ..., fan_out: _Optional[_Iterable[int]] = ..., backup: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("nonce", "echo")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    nonce: int
+    echo: int
+    def __init__(self, nonce: _Optional[int] = ..., echo: _Optional[int] = ...) -> None: ...
 
 class FrameBytes(_message.Message):
     __slots__ = ("payload",)

@@ -50,6 +50,7 @@ OPENING = SessionOpening(
         SessionClosing(9),
         LinkPolicy(fan_out_policy="explicit", fan_out=(4, 3, 2), backup="none"),
         Beat(),
+        Beat(nonce=2**64 - 1),
         FramePayload(b"\x00\xff"),
     ],
     ids=lambda each: type(each).__name__,
@@ -61,7 +62,7 @@ def test_what_a_target_says_survives_the_wire(message: TargetMessage) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [WELCOME, SessionRefusal(4, "capacity"), Draining(), Beat(), FramePayload(b"")],
+    [WELCOME, SessionRefusal(4, "capacity"), Draining(), Beat(), Beat(echo=7), FramePayload(b"")],
     ids=lambda each: type(each).__name__,
 )
 def test_what_a_draft_says_survives_the_wire(message: DraftMessage) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ssd
@@ -224,6 +224,7 @@ def test_every_knob_of_a_process_is_explained(cls: type[TargetSettings | DraftSe
     assert set(cls.__dataclass_fields__) - set(field_help(cls)) == set()
 
 
+@settings(max_examples=25)
 @given(st.text(max_size=12))
 def test_no_flag_value_raises_anything_but_a_settings_error(value: str) -> None:
     for name in ("port", "patience", "dtype", "level", "split", "limit"):

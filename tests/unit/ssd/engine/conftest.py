@@ -1,0 +1,75 @@
+"""A runner of a tiny random model, and the truth about any text: one dense causal pass."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssd.engine.batch import PagedBatch
+from ssd.engine.config import EngineConfig
+from ssd.engine.runner import ModelRunner, load_runner
+from ssd.testing.tiny_folder import write_tiny_folder
+
+MakeRunner = Callable[[EngineConfig], ModelRunner]
+PlainLogits = Callable[[ModelRunner, Sequence[int]], Tensor]
+
+
+class DenseAttention:
+    """Causal attention over one pass, without a KV cache: softmax written out in fp64."""
+
+    def attend(
+        self, layer: int, queries_RHE: Tensor, keys_RGE: Tensor, values_RGE: Tensor
+    ) -> Tensor:
+        rows, heads, size = queries_RHE.shape
+        group = heads // keys_RGE.shape[1]
+        keys_HRE = keys_RGE.double().repeat_interleave(group, dim=1).transpose(0, 1)
+        values_HRE = values_RGE.double().repeat_interleave(group, dim=1).transpose(0, 1)
+        scores_HRR = queries_RHE.double().transpose(0, 1) @ keys_HRE.transpose(1, 2) * size**-0.5
+        hidden_RR = torch.ones(rows, rows, dtype=torch.bool).triu(1)
+        weights_HRR = scores_HRR.masked_fill(hidden_RR, -torch.inf).softmax(dim=-1)
+        seen_RHE: Tensor = (weights_HRR @ values_HRE).transpose(0, 1)
+        return seen_RHE.reshape(rows, -1).to(queries_RHE.dtype)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("engine") / "tiny", max_len=1024)
+
+
+@pytest.fixture(scope="session")
+def make_runner(folder: Path) -> MakeRunner:
+    return lambda engine: load_runner(folder, engine, lambda _stage, _fraction: None)
+
+
+@pytest.fixture(scope="session")
+def plain_logits() -> PlainLogits:
+    """Logits [R, V] after each token of a text."""
+
+    @torch.inference_mode()
+    def logits(runner: ModelRunner, tokens: Sequence[int]) -> Tensor:
+        tokens_R = torch.tensor(list(tokens))
+        hidden_RD = runner._decoder.forward(tokens_R, torch.arange(len(tokens)), DenseAttention())
+        return runner._decoder.logits(hidden_RD)
+
+    return logits
+
+
+@pytest.fixture(scope="session")
+def store() -> Callable[[ModelRunner, Sequence[int], Tensor], None]:
+    """Prefills a text into the pages of a block table, chunk by chunk."""
+
+    def prefill(runner: ModelRunner, tokens: Sequence[int], blocks_J: Tensor) -> None:
+        chunk = runner.engine.prefill_chunk
+        for first in range(0, len(tokens), chunk):
+            piece = list(tokens[first : first + chunk])
+            tokens_1P = torch.zeros((1, chunk), dtype=torch.int64)
+            tokens_1P[0, : len(piece)] = torch.tensor(piece)
+            runner.prefill(
+                PagedBatch(
+                    tokens_1P, torch.tensor([first]), torch.tensor([len(piece)]), blocks_J[None]
+                )
+            )
+
+    return prefill

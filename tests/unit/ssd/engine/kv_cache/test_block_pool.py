@@ -1,0 +1,46 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd.engine.kv_cache.block_pool import BlockPool
+
+
+@given(
+    num_blocks=st.integers(2, 20),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(0, 8)), max_size=40),
+)
+def test_no_block_is_owned_twice_and_none_leaks(
+    num_blocks: int, steps: list[tuple[bool, int]]
+) -> None:
+    pool = BlockPool(num_blocks)
+    owners: list[list[int]] = []
+    for is_allocation, number in steps:
+        if is_allocation and pool.can_allocate(number):
+            owners.append(pool.allocate(number))
+            assert len(owners[-1]) == number
+        elif not is_allocation and owners:
+            pool.free(owners.pop(number % len(owners)))
+        owned = [block for blocks in owners for block in blocks]
+        assert len(owned) == len(set(owned)) == pool.num_taken
+        assert pool.num_free == num_blocks - 1 - len(owned)
+        assert 0 not in owned
+        pool.check()
+    for blocks in owners:
+        pool.free(blocks)
+    pool.check()
+    assert pool.num_free == num_blocks - 1
+
+
+def test_more_blocks_than_there_are_can_not_be_had() -> None:
+    pool = BlockPool(4)
+    assert pool.can_allocate(3)
+    assert not pool.can_allocate(4)
+    with pytest.raises(AssertionError, match="4 blocks asked, 3 free"):
+        pool.allocate(4)
+    assert pool.num_free == 3
+
+
+def test_a_block_that_nobody_owns_can_not_be_freed() -> None:
+    pool = BlockPool(4)
+    with pytest.raises(KeyError):
+        pool.free([1])

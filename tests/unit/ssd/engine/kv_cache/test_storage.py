@@ -1,0 +1,62 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.kv_cache.storage import KVStorage, SlotMap, bytes_per_slot, segment_slots
+from ssd.testing.tiny_model import TinyModel
+
+SIZES = st.integers(1, 5)
+
+
+def model() -> ModelConfig:
+    return TinyModel(3).config()
+
+
+@given(num_blocks=SIZES, block_size=SIZES, columns=SIZES, branches=SIZES, sessions=SIZES)
+def test_pages_and_segments_of_all_sessions_share_no_slot_and_leave_none(
+    num_blocks: int, block_size: int, columns: int, branches: int, sessions: int
+) -> None:
+    slots = SlotMap(num_blocks, block_size, columns, branches, sessions)
+    everyone_B = torch.arange(sessions)
+    parts = (
+        slots.paged(torch.arange(num_blocks)[None]),
+        slots.proposal(everyone_B),
+        slots.own(everyone_B),
+    )
+    used = torch.cat([part.flatten() for part in parts])
+    assert used.sort().values.tolist() == list(range(slots.num_slots))
+
+
+def test_a_block_table_gives_the_slots_of_positions_in_order() -> None:
+    slots = SlotMap(4, 2, 1, 0, 0)
+    assert slots.paged(torch.tensor([[3, 1]])).tolist() == [[6, 7, 2, 3]]
+
+
+def test_columns_of_early_steps_are_one_run_of_slots() -> None:
+    own_BPN = SlotMap(1, 1, 3, 4, 2).own(torch.tensor([1]))
+    first = int(own_BPN[0, 0, 0])
+    assert own_BPN[0, :2].flatten().tolist() == list(range(first, first + 8))
+
+
+def test_a_target_has_no_segments() -> None:
+    assert SlotMap(4, 2, 7, 0, 0).num_slots == 8
+    assert segment_slots(EngineConfig(max_model_len=8)) == 0
+
+
+def test_segments_are_counted_as_they_are_laid_out() -> None:
+    engine = EngineConfig(max_model_len=8, max_num_seqs=3, num_columns=4, branches=5)
+    assert segment_slots(engine) == SlotMap(0, 1, 4, 5, 3).num_slots
+
+
+def test_copying_slots_that_overlap_reads_before_it_writes() -> None:
+    storage = KVStorage(model(), SlotMap(4, 1, 1, 0, 0), torch.float32, "cpu")
+    storage.entries_L2ZW += torch.arange(4.0)[:, None]
+    storage.copy(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3]))
+    assert storage.entries_L2ZW[0, 1, :, 0].tolist() == [0.0, 0.0, 1.0, 2.0]
+
+
+def test_storage_starts_as_zeros_of_the_promised_size() -> None:
+    storage = KVStorage(model(), SlotMap(4, 2, 1, 0, 0), torch.bfloat16, "cpu")
+    assert not storage.entries_L2ZW.any()
+    assert storage.entries_L2ZW.nbytes == 8 * bytes_per_slot(model(), torch.bfloat16)

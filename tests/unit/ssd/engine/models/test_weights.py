@@ -1,0 +1,149 @@
+"""Whatever is wrong with a checkpoint is said by tensor and file, before anything runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ssd.engine.config import EngineConfig
+from ssd.engine.runner import ModelRunner, load_runner
+from ssd.errors import WeightsError
+from ssd.testing.tiny_folder import write_tiny_folder
+
+NAME = "model.layers.1.mlp.up_proj.weight"
+ENGINE = EngineConfig(max_model_len=64, max_num_seqs=1, dtype="float32")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny_folder(tmp_path / "model")
+
+
+def load(folder: Path) -> ModelRunner:
+    return load_runner(folder, ENGINE, lambda _stage, _fraction: None)
+
+
+def change(folder: Path, **tensors: Tensor | None) -> None:
+    """Replace or remove tensors of the one file."""
+    path = folder / "model.safetensors"
+    weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    for name, tensor in tensors.items():
+        if tensor is None:
+            del weights[name]
+        else:
+            weights[name] = tensor
+    save_file(weights, path)
+
+
+def split(folder: Path) -> dict[str, str]:
+    """Split the one file in two, with an index; where each tensor is."""
+    whole = folder / "model.safetensors"
+    weights = load_file(whole)
+    files = {name: f"model-{1 + len(name) % 2}-of-2.safetensors" for name in weights}
+    for file in set(files.values()):
+        part = {name: tensor.clone() for name, tensor in weights.items() if files[name] == file}
+        save_file(part, folder / file)
+    whole.unlink()
+    write_index(folder, files)
+    return files
+
+
+def write_index(folder: Path, files: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def head_of(runner: ModelRunner) -> Tensor:
+    hidden_RD = torch.linspace(-1, 1, 32)[None]
+    return runner._decoder.logits(hidden_RD)
+
+
+def test_progress_ends_at_one_and_parameters_are_counted(folder: Path) -> None:
+    fractions: list[float] = []
+    runner = load_runner(folder, ENGINE, lambda stage, fraction: fractions.append(fraction))
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    stored = load_file(folder / "model.safetensors")
+    assert runner.num_parameters == sum(tensor.numel() for tensor in stored.values())
+
+
+def test_a_split_checkpoint_is_the_same_model(folder: Path) -> None:
+    expected_RV = head_of(load(folder))
+    split(folder)
+    assert torch.equal(head_of(load(folder)), expected_RV)
+    (folder / "model.safetensors.index.json").unlink()
+    assert torch.equal(head_of(load(folder)), expected_RV)
+
+
+def test_other_files_beside_the_model_are_left_alone(folder: Path) -> None:
+    save_file({"norm.weight": torch.ones(1)}, folder / "consolidated.safetensors")
+    load(folder)
+
+
+def test_a_derived_tensor_may_be_there(folder: Path) -> None:
+    change(folder, **{"lm_head.weight": torch.zeros(257, 32)})
+    load(folder)
+
+
+def test_a_missing_tensor_is_named(folder: Path) -> None:
+    change(folder, **{NAME: None})
+    with pytest.raises(WeightsError, match=rf"model: tensor {NAME} is missing"):
+        load(folder)
+
+
+def test_a_surplus_tensor_is_named(folder: Path) -> None:
+    change(folder, extra=torch.ones(1))
+    with pytest.raises(WeightsError, match=r"model\.safetensors: tensor extra belongs to no layer"):
+        load(folder)
+
+
+def test_a_tensor_of_another_shape_is_named(folder: Path) -> None:
+    change(folder, **{NAME: torch.ones(64, 31)})
+    with pytest.raises(
+        WeightsError, match=rf"safetensors: tensor {NAME} has shape \[64, 31\], not \[64, 32\]"
+    ):
+        load(folder)
+
+
+def test_a_quantised_tensor_is_named(folder: Path) -> None:
+    change(folder, **{NAME: torch.ones((64, 32), dtype=torch.int8)})
+    with pytest.raises(WeightsError, match=rf"tensor {NAME} is stored as I8"):
+        load(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 300, -1])
+def test_a_truncated_file_is_named(folder: Path, kept: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(WeightsError, match=r"model\.safetensors: truncated"):
+        load(folder)
+
+
+def test_a_folder_without_weights_says_so(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"no \*\.safetensors"):
+        load(folder)
+
+
+def test_an_index_that_names_a_missing_file_is_refused(folder: Path) -> None:
+    files = split(folder)
+    (folder / files[NAME]).unlink()
+    with pytest.raises(WeightsError, match=rf"{files[NAME]}: named by the index"):
+        load(folder)
+
+
+def test_an_index_that_misplaces_a_tensor_is_refused(folder: Path) -> None:
+    files = split(folder)
+    other = next(file for file in files.values() if file != files[NAME])
+    write_index(folder, files | {NAME: other})
+    with pytest.raises(WeightsError, match=rf"{other}: the index places tensor {NAME} here"):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_an_index_that_is_none_is_refused(folder: Path, text: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(WeightsError, match="not a checkpoint index"):
+        load(folder)

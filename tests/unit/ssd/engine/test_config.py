@@ -1,0 +1,107 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ssd.engine.config import EngineConfig, ModelConfig, RopeScaling
+from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 7,
+}
+
+
+def write(folder: Path, **changes: object) -> Path:
+    (folder / "config.json").write_text(json.dumps(LLAMA | changes))
+    return folder
+
+
+def test_what_a_config_leaves_out_follows_from_the_rest(tmp_path: Path) -> None:
+    model = ModelConfig.from_folder(write(tmp_path))
+    assert (model.num_kv_heads, model.head_size) == (4, 8)
+    assert (model.rope_theta, model.rope_scaling) == (10000.0, None)
+    assert not model.tie_word_embeddings
+
+
+def test_texts_end_at_the_ids_of_both_files(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert ModelConfig.from_folder(write(tmp_path)).eos_token_ids == {7, 9}
+
+
+@pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
+def test_rope_scaling_is_found_in_old_and_new_configs(tmp_path: Path, place: str) -> None:
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    rope = {"rope_type": "llama3", "rope_theta": 5e5, **scaling}
+    model = ModelConfig.from_folder(write(tmp_path, **{place: rope}))
+    assert model.rope_theta == 5e5
+    assert model.rope_scaling == RopeScaling(
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, r"'mamba' is not supported; supported: llama, qwen3"),
+        ({"model_type": None}, r"None is not supported; supported: llama, qwen3"),
+        ({"attention_bias": True}, "attention_bias=true"),
+        ({"mlp_bias": True}, "mlp_bias=true"),
+        ({"use_sliding_window": True}, "use_sliding_window=true"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope scaling 'yarn'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
+    ],
+)
+def test_what_would_change_the_arithmetic_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        ModelConfig.from_folder(write(tmp_path, **changes))
+
+
+def test_a_folder_that_is_none_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no such model folder"):
+        ModelConfig.from_folder(tmp_path / "nowhere")
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        ModelConfig.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "llama"}', "\x00"])
+def test_a_config_that_says_too_little_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelNotFoundError, match=r"config\.json"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_a_number_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="many"):
+        ModelConfig.from_folder(write(tmp_path, vocab_size="many"))
+
+
+def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ModelNotFoundError, match=r"generation_config\.json"):
+        ModelConfig.from_folder(write(tmp_path))
+
+
+def test_an_engine_is_refused_a_precision_or_a_chunk_that_it_can_not_run() -> None:
+    with pytest.raises(SettingsError, match="'float16' is not one of bfloat16, float32"):
+        EngineConfig(max_model_len=64, dtype="float16")
+    with pytest.raises(SettingsError, match="context_chunk 100 is not a multiple of block_size 16"):
+        EngineConfig(max_model_len=64, context_chunk=100)

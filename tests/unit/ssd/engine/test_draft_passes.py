@@ -1,0 +1,187 @@
+"""A draft's passes over trunk, proposal and own segments say what each branch's plain text says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssd.engine.batch import BranchBatch, ExplicitBatch
+from ssd.engine.config import EngineConfig
+from ssd.engine.runner import ModelRunner
+
+Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
+Plain = Callable[[ModelRunner, Sequence[int]], Tensor]
+Make = Callable[[EngineConfig], ModelRunner]
+
+K, N = 3, 6
+P = K + 1
+VOCAB = 257
+BLOCKS = 16
+ENGINE = EngineConfig(
+    max_model_len=256,
+    max_num_seqs=4,
+    num_columns=P,
+    branches=N,
+    dtype="float32",
+    prefill_chunk=32,
+    context_chunk=64,
+)
+
+
+@dataclass
+class Session:
+    """What is committed, what is proposed after it, and the tokens of each branch."""
+
+    slot: int
+    committed: list[int]
+    proposal: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    own: list[list[int]] = field(default_factory=list)
+
+    def fork(self, generator: torch.Generator) -> None:
+        """Take branches at random, one of them after full acceptance."""
+        m = len(self.proposal)
+        self.accepted = torch.randint(0, m + 1, (N,), generator=generator).tolist()
+        self.accepted[0] = m
+        self.own = torch.randint(0, VOCAB, (N, P), generator=generator).tolist()
+
+    def text(self, branch: int) -> list[int]:
+        return [*self.committed, *self.proposal[: self.accepted[branch]], *self.own[branch]]
+
+    def commit(self, branch: int, num_proposed: int) -> None:
+        self.committed = self.text(branch)[: 1 - P]
+        self.proposal = self.own[branch][1 : 1 + num_proposed]
+
+
+class Harness:
+    """Drives the passes as a draft does."""
+
+    def __init__(self, runner: ModelRunner, plain: Plain, sessions: list[Session]) -> None:
+        self.runner = runner
+        self.plain = plain
+        self.sessions = sessions
+        self.slots_B = torch.tensor([session.slot for session in sessions])
+        generator = torch.Generator().manual_seed(3)
+        blocks = torch.randperm(4 * BLOCKS, generator=generator) + 1
+        self.tables_BJ = blocks.view(4, BLOCKS)[self.slots_B]
+
+    @property
+    def trunk_lengths_B(self) -> Tensor:
+        return torch.tensor([len(session.committed) - 1 for session in self.sessions])
+
+    def explicit(self) -> None:
+        rows = [[session.committed[-1], *session.proposal] for session in self.sessions]
+        tokens_BP = torch.full((len(rows), P), 99)
+        for index, row in enumerate(rows):
+            tokens_BP[index, : len(row)] = torch.tensor(row)
+        counts_B = torch.tensor([len(row) for row in rows])
+        logits_BPV = self.runner.run_explicit(
+            ExplicitBatch(self.slots_B, tokens_BP, counts_B, self.trunk_lengths_B, self.tables_BJ)
+        )
+        for session, row, logits_PV in zip(self.sessions, rows, logits_BPV, strict=True):
+            expected_RV = self.plain(self.runner, [*session.committed, *session.proposal])
+            close(logits_PV[: len(row)], expected_RV[-len(row) :])
+
+    def branches(self) -> None:
+        accepted_BN = torch.tensor([session.accepted for session in self.sessions])
+        own_BNP = torch.tensor([session.own for session in self.sessions])
+        found = [
+            self.runner.run_branches(
+                BranchBatch(
+                    self.slots_B,
+                    own_BNP[:, :, step],
+                    accepted_BN,
+                    step,
+                    self.trunk_lengths_B,
+                    self.tables_BJ,
+                )
+            )
+            for step in range(P)
+        ]
+        found_BNPV = torch.stack(found, dim=2)
+        for session, found_NPV in zip(self.sessions, found_BNPV, strict=True):
+            for branch in range(N):
+                expected_RV = self.plain(self.runner, session.text(branch))[-P:]
+                close(found_NPV[branch], expected_RV)
+
+    def append(self, branches: list[int]) -> None:
+        entries = [s.accepted[branch] + 1 for s, branch in zip(self.sessions, branches, strict=True)]
+        self.runner.append_proposal(
+            self.slots_B, torch.tensor(entries), self.trunk_lengths_B, self.tables_BJ
+        )
+
+    def adopt(self, branches: list[int], num_proposed: list[int]) -> None:
+        self.append(branches)
+        self.runner.promote_branches(self.slots_B, torch.tensor(branches))
+        for session, branch, m in zip(self.sessions, branches, num_proposed, strict=True):
+            session.commit(branch, m)
+
+    def stray(self, branches: list[int], guesses: list[list[int]]) -> None:
+        self.append(branches)
+        for session, branch, guess in zip(self.sessions, branches, guesses, strict=True):
+            session.commit(branch, 0)
+            session.committed[-1] = 5
+            session.proposal = guess
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("attention", ["cpu", "reference"])
+@pytest.mark.parametrize("lengths", [[1], [40, 1, 130], [64, 65]])
+def test_branches_equal_their_plain_texts_round_after_round(
+    make_runner: Make, plain_logits: Plain, store: Store, attention: str, lengths: list[int]
+) -> None:
+    runner = make_runner(replace(ENGINE, attention=attention))
+    generator = torch.Generator().manual_seed(sum(lengths))
+    sessions = [
+        Session(slot, torch.randint(0, VOCAB, (length,), generator=generator).tolist())
+        for slot, length in zip([2, 0, 3], lengths, strict=False)
+    ]
+    harness = Harness(runner, plain_logits, sessions)
+    for session, blocks_J in zip(sessions, harness.tables_BJ, strict=True):
+        store(runner, session.committed[:-1], blocks_J)
+    count = len(sessions)
+
+    def grow() -> None:
+        for session in sessions:
+            session.fork(generator)
+        harness.branches()
+
+    harness.explicit()
+    grow()
+    harness.adopt([0, 1, 2][:count], [K, 2, 0][:count])
+    grow()
+    harness.adopt([0, 0, 5][:count], [K, K, K][:count])
+    grow()
+    harness.stray([3, 0, 1][:count], [[7, 8], [], [1, 2, 3]][:count])
+    harness.explicit()
+    grow()
+    harness.adopt([0, 4, 2][:count], [1, K, K][:count])
+    grow()
+
+
+def test_a_draft_warms_up_and_reports_its_progress(make_runner: Make) -> None:
+    reports: list[float] = []
+    make_runner(ENGINE).warm_up(lambda _stage, fraction: reports.append(fraction))
+    assert reports[-1] == 1.0
+
+
+def test_sessions_of_other_slots_are_left_alone(make_runner: Make) -> None:
+    runner = make_runner(ENGINE)
+    runner.warm_up(lambda _stage, _fraction: None)
+    slots = runner._slots
+    others_B = torch.tensor([0, 2, 3])
+    theirs = torch.cat((slots.proposal(others_B).flatten(), slots.own(others_B).flatten()))
+    before = runner._storage.entries_L2ZW[:, :, theirs].clone()
+    one_B, table_B1 = torch.tensor([1]), torch.tensor([[1]])
+    tokens_BP, tokens_BN = torch.ones((1, P)).long(), torch.ones((1, N)).long()
+    runner.run_explicit(ExplicitBatch(one_B, tokens_BP, one_B * 2, one_B, table_B1))
+    for step in range(P):
+        runner.run_branches(BranchBatch(one_B, tokens_BN, tokens_BN, step, one_B, table_B1))
+    runner.append_proposal(one_B, one_B, one_B, table_B1)
+    runner.promote_branches(one_B, one_B)
+    assert torch.equal(runner._storage.entries_L2ZW[:, :, theirs], before)

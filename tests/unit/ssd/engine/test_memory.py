@@ -1,0 +1,72 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssd.engine.config import EngineConfig
+from ssd.engine.memory import free_bytes, plan_blocks
+from ssd.errors import MemoryBudgetError
+from ssd.testing.tiny_model import TinyModel
+
+MODEL = TinyModel(4).config()
+SLOT_BYTES = 2 * 8 * 4
+ENGINE = EngineConfig(max_model_len=40, max_num_seqs=2, dtype="float32", kv_cache_bytes=10**9)
+BLOCKS_A_SEQUENCE = 3
+
+
+def plan(engine: EngineConfig) -> int:
+    return plan_blocks(MODEL, engine, torch.float32)
+
+
+def test_no_more_blocks_than_all_sequences_can_use() -> None:
+    assert plan(ENGINE) == 1 + 2 * BLOCKS_A_SEQUENCE
+
+
+def test_a_small_budget_is_filled() -> None:
+    budget = 5 * 16 * SLOT_BYTES + 1
+    assert plan(replace(ENGINE, kv_cache_bytes=budget)) == 5
+
+
+def test_one_sequence_of_full_length_must_fit_and_the_numbers_are_said() -> None:
+    needed = (1 + BLOCKS_A_SEQUENCE) * 16 * SLOT_BYTES
+    assert plan(replace(ENGINE, kv_cache_bytes=needed)) == 1 + BLOCKS_A_SEQUENCE
+    with pytest.raises(MemoryBudgetError, match=rf"{needed - 1} bytes.* 40 needs {needed};"):
+        plan(replace(ENGINE, kv_cache_bytes=needed - 1))
+
+
+def test_the_segments_of_a_draft_are_part_of_the_budget() -> None:
+    segments = 2 * 7 * (1 + 4) * SLOT_BYTES
+    pages = (1 + BLOCKS_A_SEQUENCE) * 16 * SLOT_BYTES
+    draft = replace(ENGINE, branches=4, kv_cache_bytes=segments + pages)
+    assert plan(draft) == 1 + BLOCKS_A_SEQUENCE
+    with pytest.raises(MemoryBudgetError):
+        plan(replace(draft, kv_cache_bytes=segments + pages - 1))
+
+
+def test_without_a_number_a_fraction_of_free_memory_is_taken() -> None:
+    assert plan(replace(ENGINE, kv_cache_bytes=None)) == 1 + 2 * BLOCKS_A_SEQUENCE
+    with pytest.raises(MemoryBudgetError):
+        plan(replace(ENGINE, kv_cache_bytes=None, kv_cache_fraction=0.0))
+
+
+@pytest.fixture
+def meminfo(tmp_path: Path) -> Path:
+    path = tmp_path / "meminfo"
+    path.write_text("MemTotal: 9000 kB\nMemAvailable:  4000 kB\n")
+    return path
+
+
+def test_a_machine_without_limit_has_what_is_available(meminfo: Path, tmp_path: Path) -> None:
+    assert free_bytes("cpu", meminfo, tmp_path / "none") == 4000 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_bytes("cpu", meminfo, tmp_path) == 4000 * 1024
+
+
+def test_a_container_has_its_limit_less_its_working_set(meminfo: Path, tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 500000\n")
+    assert free_bytes("cpu", meminfo, tmp_path) == 600000
+    (tmp_path / "memory.current").write_text("1900000\n")
+    assert free_bytes("cpu", meminfo, tmp_path) == 0

@@ -1,0 +1,159 @@
+"""Prefill and verify over pages say what one dense pass over the whole text says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssd.engine.batch import PagedBatch
+from ssd.engine.config import EngineConfig
+from ssd.engine.runner import ModelRunner, sequence_buckets
+
+Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
+Plain = Callable[[ModelRunner, Sequence[int]], Tensor]
+Make = Callable[[EngineConfig], ModelRunner]
+
+P = 4
+VOCAB = 257
+MAX_LEN = 320
+BLOCKS = 20
+ENGINE = EngineConfig(
+    max_model_len=MAX_LEN,
+    max_num_seqs=4,
+    num_columns=P,
+    dtype="float32",
+    prefill_chunk=32,
+    context_chunk=32,
+)
+
+
+@pytest.fixture(scope="module", params=["cpu", "reference"])
+def runner(make_runner: Make, request: pytest.FixtureRequest) -> ModelRunner:
+    return make_runner(replace(ENGINE, attention=request.param))
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(0, VOCAB, (length,), generator=generator).tolist()
+
+
+def tables(count: int) -> Tensor:
+    """Block tables in no order."""
+    generator = torch.Generator().manual_seed(7)
+    blocks = torch.randperm(count * BLOCKS, generator=generator) + 1
+    return blocks.view(count, BLOCKS)
+
+
+def columns(texts: Sequence[Sequence[int]], firsts: Sequence[int], tables_BJ: Tensor) -> PagedBatch:
+    """What stands from ``firsts`` on, up to P columns; the rest is padding."""
+    tokens_BP = torch.full((len(texts), P), 200)
+    counts = [min(P, len(tokens) - first) for tokens, first in zip(texts, firsts, strict=True)]
+    for row, (tokens, first) in enumerate(zip(texts, firsts, strict=True)):
+        tokens_BP[row, : counts[row]] = torch.tensor(tokens[first : first + P])
+    return PagedBatch(tokens_BP, torch.tensor(firsts), torch.tensor(counts), tables_BJ)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("length", [1, 17, 100, 300])
+def test_chunked_prefill_and_columns_equal_one_pass(
+    runner: ModelRunner, plain_logits: Plain, store: Store, length: int
+) -> None:
+    tokens = text(length)
+    blocks_J = tables(1)[0]
+    stored = max(0, length - 3 * P)
+    store(runner, tokens[:stored], blocks_J)
+    expected_RV = plain_logits(runner, tokens)
+    for first in range(stored, length, P):
+        logits_BPV = runner.forward(columns([tokens], [first], blocks_J[None]))
+        real = min(P, length - first)
+        assert logits_BPV.shape == (1, P, VOCAB)
+        assert logits_BPV.dtype == torch.float32
+        close(logits_BPV[0, :real], expected_RV[first : first + real])
+
+
+def test_sequences_of_all_lengths_share_a_pass(
+    runner: ModelRunner, plain_logits: Plain, store: Store
+) -> None:
+    texts = [text(length) for length in (290, 3, 40)]
+    firsts = [286, 0, 39]
+    tables_BJ = tables(3)
+    for tokens, first, blocks_J in zip(texts, firsts, tables_BJ, strict=True):
+        store(runner, tokens[:first], blocks_J)
+    logits_BPV = runner.forward(columns(texts, firsts, tables_BJ))
+    for row, (tokens, first) in enumerate(zip(texts, firsts, strict=True)):
+        expected_RV = plain_logits(runner, tokens)[first:]
+        close(logits_BPV[row, : len(expected_RV)], expected_RV)
+
+
+def test_rejected_columns_are_overwritten_before_they_are_seen(
+    runner: ModelRunner, plain_logits: Plain, store: Store
+) -> None:
+    tokens = text(60)
+    tables_BJ = tables(1)
+    store(runner, tokens[:50], tables_BJ[0])
+    wrong = [*tokens[:51], 1, 2, 3]
+    runner.forward(columns([wrong], [50], tables_BJ))
+    logits_BPV = runner.forward(columns([tokens[:55]], [51], tables_BJ))
+    close(logits_BPV[0], plain_logits(runner, tokens[:55])[51:])
+
+
+def test_padding_columns_write_to_block_0_only(make_runner: Make) -> None:
+    runner = make_runner(ENGINE)
+    runner._storage.entries_L2ZW.fill_(5.0)
+    runner.forward(columns([text(2)], [0], tables(1)))
+    is_touched_Z = (runner._storage.entries_L2ZW != 5.0).any(dim=3).any(dim=1).any(dim=0)
+    first = int(tables(1)[0, 0]) * ENGINE.block_size
+    touched = set(is_touched_Z.nonzero().flatten().tolist())
+    assert touched - set(range(ENGINE.block_size)) == {first, first + 1}
+
+
+def test_the_last_positions_of_a_full_sequence_are_right(
+    runner: ModelRunner, plain_logits: Plain, store: Store
+) -> None:
+    tokens = text(MAX_LEN)
+    tables_BJ = tables(1)
+    store(runner, tokens[: MAX_LEN - 2], tables_BJ[0])
+    logits_BPV = runner.forward(columns([tokens], [MAX_LEN - 2], tables_BJ))
+    close(logits_BPV[0, :2], plain_logits(runner, tokens)[-2:])
+
+
+def test_a_block_table_may_be_no_longer_than_its_text(
+    runner: ModelRunner, plain_logits: Plain
+) -> None:
+    tokens = text(3)
+    logits_BPV = runner.forward(columns([tokens], [0], tables(1)[:, :1]))
+    close(logits_BPV[0, :3], plain_logits(runner, tokens))
+
+
+def test_ids_beyond_the_tokenizer_can_not_be_chosen(make_runner: Make) -> None:
+    runner = make_runner(replace(ENGINE, num_token_ids=200))
+    logits_BPV = runner.forward(columns([text(4)], [0], tables(1)))
+    assert (logits_BPV[..., 200:] == -torch.inf).all()
+    assert logits_BPV[..., :200].isfinite().all()
+
+
+def test_warming_up_runs_every_shape_and_reports_its_progress(make_runner: Make) -> None:
+    runner = make_runner(ENGINE)
+    reports: list[tuple[str, float]] = []
+    runner.warm_up(lambda stage, fraction: reports.append((stage, fraction)))
+    assert reports[-1] == ("warm-up", 1.0)
+    assert len(reports) == len(sequence_buckets(ENGINE))
+
+
+def test_shapes_are_few_and_one_when_deterministic() -> None:
+    engine = replace(ENGINE, max_num_seqs=12)
+    assert sequence_buckets(engine) == [1, 2, 4, 8, 12]
+    assert sequence_buckets(replace(engine, deterministic=True)) == [12]
+
+
+def test_bfloat16_stays_near_the_truth(make_runner: Make, plain_logits: Plain) -> None:
+    tokens = text(P)
+    truth_RV = plain_logits(make_runner(ENGINE), tokens)
+    runner = make_runner(replace(ENGINE, dtype="bfloat16"))
+    found_RV = runner.forward(columns([tokens], [0], tables(1)))[0]
+    assert (found_RV - truth_RV).abs().max() < 0.02 * truth_RV.abs().max()
