@@ -20,6 +20,8 @@ from ssd.errors import SetupError
 from ssd.telemetry import Event, parse_event
 
 PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+"""Opened here: between fork and exec a child may not load anything."""
 TOPOLOGY = Path("/sys/devices/system/cpu")
 LOCAL_DEADLINE_MS = 100.0
 """Longest wait for a table here, milliseconds: on a shared machine a thread may lose its core for
@@ -81,7 +83,7 @@ def _listed(cpus: Sequence[int]) -> str:
 
 def _die_with_parent() -> None:
     """Ask the kernel to end this child when its parent is gone, however the parent ended."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class ChildProcess:

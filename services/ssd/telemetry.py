@@ -7,6 +7,7 @@ Lines carry the request id where one is bound, never a prompt and never a secret
 import json
 import logging
 import sys
+import threading
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from prometheus_client import Counter, Gauge, Histogram
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The request that the current task serves; log lines carry it."""
 
+_log = logging.getLogger(__name__)
 _FAST_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
 
@@ -37,10 +39,10 @@ E2E_SECONDS = Histogram(
     "Seconds from a request's arrival to its last token.",
     buckets=_SLOW_SECONDS,
 )
-TOKENS_TOTAL = Counter("ssd_tokens", "Tokens, by kind: prompt, cached, output.", ["kind"])
+TOKENS_TOTAL = Counter("ssd_tokens", "Tokens, by kind: prompt, output.", ["kind"])
 RUNNING_SEQUENCES = Gauge("ssd_running_sequences", "Sequences in the batch.")
 WAITING_SEQUENCES = Gauge("ssd_waiting_sequences", "Sequences in the queue.")
-KV_BLOCKS = Gauge("ssd_kv_blocks", "Blocks of the KV cache, by state: free, used.", ["state"])
+KV_BLOCKS = Gauge("ssd_kv_blocks", "Blocks of a target's KV cache, by state: free, used.", ["state"])
 ROUND_SECONDS = Histogram(
     "ssd_round_seconds",
     "Seconds of a round, by part: verify (the forward pass), wait (for tables), host (the rest). "
@@ -194,6 +196,12 @@ def configure_logging(form: str, process: str, level: str = "INFO") -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if form == "json" else TextFormatter(process))
     logging.basicConfig(handlers=[handler], level=level, force=True)
+
+
+def log_crash(crash: threading.ExceptHookArgs) -> None:
+    """Log what ended a thread, with its stack; for ``threading.excepthook``."""
+    name = crash.thread.name if crash.thread is not None else "unknown"
+    _log.error("thread_crashed", exc_info=crash.exc_value, extra={"fields": {"thread": name}})
 
 
 @dataclass(frozen=True, slots=True)

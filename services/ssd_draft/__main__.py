@@ -1,7 +1,6 @@
 """``python -m ssd_draft``: read settings, find the model, construct the draft, run it."""
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -14,7 +13,7 @@ from ssd.errors import SettingsError, SetupError
 from ssd.model_source import resolve
 from ssd.ports import Tokenizer
 from ssd.settings import load
-from ssd.telemetry import SystemClock, configure_logging, get_logger
+from ssd.telemetry import SystemClock, configure_logging, get_logger, log_crash
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import LinkPolicy, Peer
 from ssd_draft.draft import Draft
@@ -124,12 +123,6 @@ def link_terms(settings: DraftSettings, tokenizer: Tokenizer) -> LinkTerms:
         default_policy=LinkPolicy(fan_out_policy=settings.fan_out),
         peer=Peer(pod=f"{socket.gethostname()}:{os.getpid()}"),
     )
-
-
-def log_crash(crash: threading.ExceptHookArgs) -> None:
-    """Log what ended a thread, with its stack."""
-    name = crash.thread.name if crash.thread is not None else "unknown"
-    logging.getLogger("ssd_draft").error("crash of thread %s", name, exc_info=crash.exc_value)
 
 
 def _fail(error: SetupError) -> int:

@@ -14,7 +14,7 @@ from ssd.rpc.link import LinkFrames, LinkServerCall
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
 from ssd.telemetry import STALE_FRAMES_TOTAL, get_logger
-from ssd.transport.frame import Frame, FrameKind, TensorChannel
+from ssd.transport.frame import Frame, FrameKind, FrameLimits, TensorChannel
 from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import (
     WIRE_VERSION,
@@ -54,6 +54,13 @@ class LinkTerms:
     default_policy: LinkPolicy = field(default_factory=LinkPolicy)
     peer: Peer = field(default_factory=Peer)
 
+    @property
+    def frame_limits(self) -> FrameLimits:
+        """Tables of all sessions in one frame; no honest frame has more rows."""
+        return FrameLimits(
+            max_rows=self.capacity * (self.branches + 1), max_width=row_width(self.lookahead)
+        )
+
 
 class DraftLink:
     """One link after its handshake. ``push``, ``refuse`` and ``fail`` from any thread.
@@ -70,7 +77,7 @@ class DraftLink:
         self.policy = terms.default_policy
         self._call = call
         self._terms = terms
-        self._channel: TensorChannel = GrpcChannel(LinkFrames(call))
+        self._channel: TensorChannel = GrpcChannel(LinkFrames(call), terms.frame_limits)
         self._loop = asyncio.get_running_loop()
         self._sequence_numbers = itertools.count(1)
         self._newest_heard = 0

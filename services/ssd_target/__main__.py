@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 
 from ssd.engine.config import EngineConfig, ModelConfig
@@ -11,7 +12,7 @@ from ssd.errors import SettingsError, SetupError
 from ssd.model_source import resolve
 from ssd.ports import Tokenizer
 from ssd.settings import load
-from ssd.telemetry import SystemClock, configure_logging, get_logger
+from ssd.telemetry import SystemClock, configure_logging, get_logger, log_crash
 from ssd.text.tokenizer import load_tokenizer
 from ssd_target.settings import TargetSettings
 from ssd_target.target import Target
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _log.error("failed", error=type(error).__name__, message=str(error))
         return 2
     configure_logging(settings.settings.log_format, "target")
+    threading.excepthook = log_crash
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         return asyncio.run(serve(settings.settings))

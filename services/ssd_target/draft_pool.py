@@ -373,7 +373,6 @@ class DraftPool:
         link.counts.note(result)
         self.counts.note(result)
 
-    def publish(self, load: Load) -> None:
-        """Refresh the gauges of the pool and keep what the target has to do."""
-        self.load = load
+    def publish(self) -> None:
+        """Refresh the gauges of the pool."""
         DRAFT_SESSIONS.set(len(self._sessions))

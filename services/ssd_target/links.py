@@ -111,11 +111,17 @@ class DraftLinks:
         for address in self._tasks.keys() - addresses:
             self._tasks.pop(address).cancel()
             self._reports.pop(address, None)
+        for address in addresses - self._tasks.keys():
+            self._tasks[address] = group.create_task(self._keep_up_and_forget(address))
+
+    async def _keep_up_and_forget(self, address: str) -> None:
+        try:
+            await self._keep_up(address)
+        finally:
+            # Only now has the last beat of the link set its gauges.
             for gauge in (LINK_STATE, LINK_RTT_SECONDS):
                 with suppress(KeyError):
                     gauge.remove(address)
-        for address in addresses - self._tasks.keys():
-            self._tasks[address] = group.create_task(self._keep_up(address))
 
     async def _keep_up(self, address: str) -> None:
         """Hold a link to one address, for ever."""

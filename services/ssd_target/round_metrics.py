@@ -44,6 +44,7 @@ class RoundMetrics:
             state: telemetry.KV_BLOCKS.labels(state=state) for state in ("free", "used")
         }
         self._elsewhere_seconds = 0.0
+        self._num_changes = -1
 
     @contextmanager
     def span(self, part: str) -> Iterator[Span]:
@@ -75,10 +76,14 @@ class RoundMetrics:
         self._prompt_tokens.inc(prompt_tokens)
 
     def publish(self, scheduler: Scheduler, drafts: DraftPool) -> None:
-        """Refresh the gauges."""
+        """Refresh the gauges; those of the load only when it has changed."""
+        drafts.publish()
+        if scheduler.num_changes == self._num_changes:
+            return
+        self._num_changes = scheduler.num_changes
         load = scheduler.load
+        drafts.load = load
         telemetry.RUNNING_SEQUENCES.set(load.running)
         telemetry.WAITING_SEQUENCES.set(load.waiting)
         self._kv_blocks["free"].set(scheduler.num_free_blocks)
         self._kv_blocks["used"].set(scheduler.num_used_blocks)
-        drafts.publish(load)

@@ -85,6 +85,8 @@ class Scheduler:
         self._waiting: deque[Arrival] = deque()
         self._running: dict[SequenceId, Sequence] = {}
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self.num_changes = 0
+        """Grows whenever who runs or waits has changed."""
 
     @property
     def num_running(self) -> int:
@@ -125,6 +127,7 @@ class Scheduler:
         dropped: list[Arrival] = []
         cancelled: list[Sequence] = []
         for event in events:
+            self.num_changes += 1
             if isinstance(event, Arrival):
                 self._waiting.append(event)
             elif event.sequence_id in self._running:
@@ -180,6 +183,7 @@ class Scheduler:
                 blocks=tuple(self._blocks.allocate(count)),
             )
             self._running[sequence.sequence_id] = sequence
+            self.num_changes += 1
             admitted.append(sequence)
         return admitted
 
@@ -197,6 +201,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         del self._running[sequence.sequence_id]
+        self.num_changes += 1
         self._free_slots.append(sequence.slot)
         self._blocks.free(list(sequence.blocks))
 

@@ -2,16 +2,19 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import NoReturn
 
 import grpc.aio
 
 from ssd import __version__, telemetry
-from ssd.errors import UnknownModelError, UnsupportedError
+from ssd.errors import DeadlineError, UnknownModelError, UnsupportedError
 from ssd.rpc import codec
+from ssd.rpc.pool_codec import PoolStatus, pool_status_response
 from ssd.rpc.server import RpcServer, current_request_id
-from ssd.v1 import admin_pb2_grpc, generate_pb2, generate_pb2_grpc
+from ssd.types import GenerationChunk
+from ssd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc
 from ssd_target.draft_pool import DraftPool
 from ssd_target.front_desk import FrontDesk
 from ssd_target.settings import TargetSettings
@@ -46,12 +49,32 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             )
         request_id = current_request_id()
         telemetry.request_id.set(request_id)
-        async with (
-            asyncio.timeout(self._settings.request_timeout_seconds),
-            contextlib.aclosing(self._desk.generate(call, request_id)) as chunks,
-        ):
-            async for chunk in chunks:
-                await context.write(codec.generate_response(chunk))
+        allowed = self._settings.request_timeout_seconds
+        try:
+            async with (
+                asyncio.timeout(allowed),
+                contextlib.aclosing(self._desk.generate(call, request_id)) as chunks,
+            ):
+                await self._write_all(chunks, context)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"the request ran for {allowed:g} s, the longest this target allows "
+                "(request_timeout_seconds); ask for fewer tokens"
+            ) from error
+
+    async def _write_all(
+        self, chunks: AsyncGenerator[GenerationChunk, None], context: GenerateContext
+    ) -> None:
+        """Write until the end, or until the reader has taken nothing for too long."""
+        patience = self._settings.stream_stall_seconds
+        async for chunk in chunks:
+            try:
+                async with asyncio.timeout(patience):
+                    await context.write(codec.generate_response(chunk))
+            except TimeoutError as error:
+                raise DeadlineError(
+                    f"the stream was not read for {patience:g} s (stream_stall_seconds)"
+                ) from error
 
     async def Tokenize(  # noqa: N802 - the rpc's name
         self, request: generate_pb2.TokenizeRequest, _context: object
@@ -93,16 +116,21 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """``ssd.v1.AdminService``: declared, and each method says that it is not served yet."""
+    """``ssd.v1.AdminService``: the pool can be seen, and not yet steered. Asyncio loop."""
+
+    def __init__(self, status: Callable[[], PoolStatus]) -> None:
+        self._status = status
 
     def add_to(self, server: RpcServer) -> None:
         """Have this service served."""
         register = partial(admin_pb2_grpc.add_AdminServiceServicer_to_server, self)
         server.add("ssd.v1.AdminService", register)
 
-    async def GetPoolStatus(self, *_call: object) -> NoReturn:  # noqa: N802 - the rpc's name
-        """Not served yet."""
-        raise UnsupportedError("AdminService.GetPoolStatus")
+    async def GetPoolStatus(  # noqa: N802 - the rpc's name
+        self, _request: admin_pb2.GetPoolStatusRequest, _context: object
+    ) -> admin_pb2.GetPoolStatusResponse:
+        """Links, sessions, hit rates, as measured."""
+        return pool_status_response(self._status())
 
     async def WatchPool(self, *_call: object) -> NoReturn:  # noqa: N802 - the rpc's name
         """Not served yet."""

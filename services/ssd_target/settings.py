@@ -83,6 +83,8 @@ class TargetSettings:
 
     def __post_init__(self) -> None:
         _ = self.step_cpus, self.other_cpus
+        for address in self.drafts:
+            check_address(address)
         if self.fan_out == "explicit" and len(self.fan_out_split) != self.lookahead + 1:
             raise SettingsError(
                 f"fan_out explicit needs fan_out_split of {self.lookahead + 1} numbers "
@@ -112,3 +114,14 @@ class TargetSettings:
     def served_name(self) -> str:
         """Id that clients use."""
         return self.model_name or self.model.rstrip("/").rpartition("/")[2]
+
+
+def check_address(address: str) -> None:
+    """Refuse what cannot be dialled.
+
+    Raises:
+        SettingsError: no host, or no port of 1..65535.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise SettingsError(f"drafts holds {address!r}, which is not host:port with port 1..65535")

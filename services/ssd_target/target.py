@@ -14,6 +14,7 @@ from typing import Any
 from ssd.engine.config import EngineConfig
 from ssd.ports import Clock, Tokenizer
 from ssd.rpc.http import ProbeServer
+from ssd.rpc.pool_codec import PoolStatus
 from ssd.rpc.server import RpcServer
 from ssd.telemetry import get_logger
 from ssd.text.chat_template import load_template
@@ -22,6 +23,7 @@ from ssd_target.draft_pool import DraftPool, PoolSettings
 from ssd_target.front_desk import DeskSettings, FrontDesk
 from ssd_target.inbox import Inbox
 from ssd_target.links import DraftLinks
+from ssd_target.pool_status import pool_status
 from ssd_target.servicer import AdminServicer, GenerateServicer
 from ssd_target.settings import TargetSettings
 from ssd_target.step_thread import StepSettings, StepThread
@@ -79,6 +81,7 @@ class Target:
             server.set_serving(True)
             _log.info("ready", seconds=round(self._clock.now() - started_at, 3))
             links = asyncio.create_task(self._links.run())
+            links.add_done_callback(note_end_of_links)
             try:
                 await self._first_of(self._step.ended)
                 if self._step.ended.done():
@@ -123,7 +126,7 @@ class Target:
         probes = ProbeServer(settings.host, settings.http_port, self._is_live, self._is_ready)
         server = RpcServer(settings.host, settings.port, reflection=settings.reflection)
         GenerateServicer(settings, self._desk, self._pool).add_to(server)
-        AdminServicer().add_to(server)
+        AdminServicer(self._pool_status).add_to(server)
         try:
             probes.start()
             await server.start()
@@ -137,6 +140,10 @@ class Target:
             await server.stop()
             probes.close()
 
+    def _pool_status(self) -> PoolStatus:
+        pool = self._pool
+        return pool_status(self._links.reports(), pool.counts, pool.load, self._clock.now())
+
     def _is_live(self) -> bool:
         return not self._step.ended.done()
 
@@ -144,6 +151,12 @@ class Target:
         if self._desk.is_open:
             return True, "ready"
         return False, "draining" if self._leaving.is_set() else "loading"
+
+
+def note_end_of_links(links: "asyncio.Task[None]") -> None:
+    """Say that a bug ended the links; requests run plain from then on."""
+    if not links.cancelled() and (crash := links.exception()) is not None:
+        _log.error("links_crashed", error=repr(crash))
 
 
 def log_progress(stage: str, fraction: float) -> None:

@@ -83,8 +83,8 @@ async def test_bad_requests_fail_alone_and_are_told_why(folder: Path) -> None:
             await anext(client.generate(GenerateCall(prompt="abc", model="another")))
         with pytest.raises(UnsupportedError, match="SYNCHRONOUS"):
             await ask(client, "abc", mode=Mode.SYNCHRONOUS)
-        with pytest.raises(UnsupportedError, match="GetPoolStatus"):
-            await client.pool_status()
+        with pytest.raises(UnsupportedError, match=r"AdminService\.Drain"):
+            await client.drain(0)
         assert (await running_on).token_ids == alone.token_ids
 
 

@@ -22,6 +22,8 @@ from ssd.types import (
 from ssd.v1 import generate_pb2, types_pb2
 
 MAX_STOPS = 16
+MAX_TURNS = 4096
+"""Of a conversation; a template takes microseconds a turn, on the event loop."""
 MAX_STOP_CHARACTERS = 256
 MAX_PRIORITY = 100
 MAX_METADATA_ENTRIES = 16
@@ -292,9 +294,12 @@ def _prompt(request: generate_pb2.GenerateRequest, vocab_size: int | None) -> Pr
             check_token_ids("token_ids.ids", ids, vocab_size)
             return ids
         case "chat":
+            num_turns = len(request.chat.messages)
+            if not 1 <= num_turns <= MAX_TURNS:
+                raise FieldError(
+                    "chat.messages", f"has {num_turns} turns, must have 1..{MAX_TURNS}"
+                )
             turns = tuple(ChatTurn(turn.role, turn.content) for turn in request.chat.messages)
-            if not turns:
-                raise FieldError("chat.messages", "the conversation is empty; 1 turn at least")
             for index, turn in enumerate(turns):
                 if turn.role not in ROLES:
                     raise FieldError(

@@ -99,7 +99,13 @@ class Collector:
 class Bench:
     """A decode loop that is stepped by hand, with a pool that scripted drafts can join."""
 
-    def __init__(self, *, backup: str = "none", may_quarantine: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        backup: str = "none",
+        may_quarantine: bool = True,
+        deadline_seconds: float = 0.0,
+    ) -> None:
         self.clock = StepClock()
         self.blocks = BlockPool(80)
         self.runner = LedgerRunner(ENGINE, num_blocks=80, vocab_size=VOCAB)
@@ -110,7 +116,7 @@ class Bench:
             PoolSettings(
                 lookahead=LOOKAHEAD,
                 num_token_ids=VOCAB,
-                deadline_seconds=0.0,
+                deadline_seconds=deadline_seconds,
                 backup=backup,
                 may_quarantine=may_quarantine,
             ),
@@ -166,6 +172,7 @@ class Bench:
         sampling: SamplingParams | None = None,
         epoch: int = 1,
         name: str = "scripted",
+        capacity: int = 16,
     ) -> ScriptedDraft:
         """Attach a draft that knows what the target will say."""
         mine, theirs = pair()
@@ -178,7 +185,7 @@ class Bench:
             script=tuple(script),
             epoch=epoch,
         )
-        link = DraftLink(name, epoch, 16, mine, draft.hear)
+        link = DraftLink(name, epoch, capacity, mine, draft.hear)
         mine.start(
             lambda frame: self._receive(link, frame),
             lambda error: self.pool.detach(link, str(error)),

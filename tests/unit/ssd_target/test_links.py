@@ -1,12 +1,24 @@
-"""Which addresses are dialled, and what a draft must agree to."""
+"""Which addresses are dialled, when links come and go, and what a draft must agree to."""
 
-from dataclasses import replace
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import pytest
 
 from ssd.errors import HandshakeError
-from ssd.types import LinkHello, LinkWelcome
-from ssd_target.links import check_welcome, is_literal
+from ssd.rpc.link import LinkServerCall
+from ssd.rpc.server import RpcServer
+from ssd.telemetry import LINK_RTT_SECONDS, LINK_STATE, SystemClock
+from ssd.types import Beat, LinkHello, LinkPolicy, LinkWelcome
+from ssd.v1 import speculation_pb2_grpc
+from ssd_target import links
+from ssd_target.draft_link import DraftLink, LinkState
+from ssd_target.draft_pool import DraftPool, PoolSettings
+from ssd_target.links import DraftLinks, check_welcome, is_literal
 
 HELLO = LinkHello(
     wire_version=1,
@@ -18,6 +30,7 @@ HELLO = LinkHello(
     epoch=3,
 )
 WELCOME = LinkWelcome(epoch=3, capacity=4, lookahead=6, branches=24)
+PATIENCE_SECONDS = 10.0
 
 
 @pytest.mark.parametrize(
@@ -38,3 +51,159 @@ def test_a_welcome_must_repeat_what_was_proposed() -> None:
     for change in ({"epoch": 2}, {"lookahead": 5}, {"branches": 12}):
         with pytest.raises(HandshakeError, match=next(iter(change))):
             check_welcome(HELLO, replace(WELCOME, **change))  # type: ignore[arg-type]
+
+
+class PoliteDraft(speculation_pb2_grpc.SpeculationServiceServicer):
+    """Shakes hands and answers beats; ``heard`` has the nonces."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[int] = asyncio.Queue()
+
+    async def Speculate(self, request_iterator: object, context: Any) -> None:  # noqa: N802
+        async with LinkServerCall(context) as call:
+            hello = await call.receive()
+            assert isinstance(hello, LinkHello)
+            call.send(replace(WELCOME, epoch=hello.epoch))
+            while (message := await call.receive()) is not None:
+                if isinstance(message, Beat):
+                    self.heard.put_nowait(message.nonce)
+                    call.send(Beat(echo=message.nonce))
+
+
+class WatchedPool(DraftPool):
+    """Says when a link comes and when it goes."""
+
+    def __init__(self) -> None:
+        settings = PoolSettings(lookahead=6, num_token_ids=10, deadline_seconds=0.0)
+        super().__init__(settings, SystemClock())
+        self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+    def attach(self, link: DraftLink) -> None:
+        super().attach(link)
+        self.news.put_nowait(("up", link.name))
+
+    def detach(self, link: DraftLink, reason: str) -> None:
+        super().detach(link, reason)
+        self.news.put_nowait(("down", link.name))
+
+    async def next(self) -> tuple[str, str]:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self.news.get()
+
+
+@dataclass
+class Names:
+    """A resolver whose answers are set by hand; ``asked`` counts."""
+
+    answers: dict[str, set[str]] = field(default_factory=dict)
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def __call__(self, host: str, port: int) -> set[str]:
+        async with self.changed:
+            self.asked.append((host, port))
+            self.changed.notify_all()
+        if host not in self.answers:
+            raise OSError("no such name")
+        return self.answers[host]
+
+    async def until_asked_again(self, times: int = 2) -> None:
+        goal = len(self.asked) + times
+        async with self.changed, asyncio.timeout(PATIENCE_SECONDS):
+            await self.changed.wait_for(lambda: len(self.asked) >= goal)
+
+
+@contextlib.asynccontextmanager
+async def polite() -> AsyncIterator[tuple[PoliteDraft, int]]:
+    server = RpcServer("127.0.0.1", 0)
+    draft = PoliteDraft()
+    register = partial(speculation_pb2_grpc.add_SpeculationServiceServicer_to_server, draft)
+    server.add("ssd.v1.SpeculationService", register)
+    await server.start()
+    try:
+        yield draft, server.port
+    finally:
+        await server.stop(0.0)
+
+
+@contextlib.asynccontextmanager
+async def kept_up(pool: DraftPool, drafts: DraftLinks) -> AsyncIterator[DraftLinks]:
+    running = asyncio.create_task(drafts.run())
+    try:
+        yield drafts
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert pool.links() == ()
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert links.RESOLVE_SECONDS == 2.0
+    monkeypatch.setattr(links, "RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr(links, "BEAT_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("fast")
+async def test_drafts_behind_a_name_join_and_leave_as_it_says() -> None:
+    async with polite() as (_, port), polite() as (_, other_port):
+        one, two = f"127.0.0.1:{port}", f"127.0.0.1:{other_port}"
+        names = Names({"drafts.svc": {one}})
+        pool = WatchedPool()
+        drafts = DraftLinks(pool, ("drafts.svc:50052",), HELLO, LinkPolicy(), names)
+        async with kept_up(pool, drafts):
+            assert await pool.next() == ("up", one)
+            assert names.asked[0] == ("drafts.svc", 50052)
+            names.answers["drafts.svc"] = {one, two}
+            assert await pool.next() == ("up", two)
+            names.answers["drafts.svc"] = {two}
+            assert await pool.next() == ("down", one)
+            assert [report.address for report in drafts.reports()] == [two]
+            names.answers["drafts.svc"] = set()
+            assert await pool.next() == ("down", two)
+            assert drafts.reports() == []
+        assert not {(one,), (two,)} & LINK_STATE._metrics.keys(), "what is gone shows nothing"
+
+
+@pytest.mark.usefixtures("fast")
+async def test_a_name_server_that_fails_costs_no_link() -> None:
+    async with polite() as (_, port):
+        names = Names({"drafts.svc": {f"127.0.0.1:{port}"}})
+        pool = WatchedPool()
+        drafts = DraftLinks(pool, ("drafts.svc:1", "nowhere.svc:1"), HELLO, LinkPolicy(), names)
+        async with kept_up(pool, drafts):
+            await pool.next()
+            del names.answers["drafts.svc"]
+            await names.until_asked_again(times=6)
+            assert pool.num_active == 1
+            assert pool.news.empty()
+
+
+@pytest.mark.usefixtures("fast")
+async def test_numbers_and_localhost_are_dialled_as_they_are() -> None:
+    async with polite() as (_, port):
+        names = Names()
+        pool = WatchedPool()
+        addresses = (f"127.0.0.1:{port}", f"localhost:{port}")
+        async with kept_up(pool, DraftLinks(pool, addresses, HELLO, LinkPolicy(), names)):
+            assert {(await pool.next())[1], (await pool.next())[1]} == set(addresses)
+        assert names.asked == []
+
+
+@pytest.mark.usefixtures("fast")
+async def test_the_round_trip_of_a_link_is_measured_by_its_beats() -> None:
+    async with polite() as (draft, port):
+        pool = WatchedPool()
+        address = f"127.0.0.1:{port}"
+        async with kept_up(pool, DraftLinks(pool, (address,), HELLO, LinkPolicy())) as drafts:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while (
+                    await draft.heard.get() < 2
+                ):  # The second question means an answer to the first.
+                    pass
+            report = drafts.reports()[0]
+            assert report.state is LinkState.ACTIVE
+            assert report.link is not None
+            assert 0 < report.link.round_trip.seconds < PATIENCE_SECONDS
+            assert LINK_RTT_SECONDS.labels(draft=address)._value.get() > 0
+            assert LINK_STATE.labels(draft=address)._value.get() == 1

@@ -21,6 +21,14 @@ def test_drafts_are_a_list_of_addresses() -> None:
     assert settings("--drafts", "").drafts == ()
 
 
+@pytest.mark.parametrize(
+    "address", ["drafts", "drafts:", ":50052", "drafts:0", "drafts:65536", "drafts:http", "a:-1"]
+)
+def test_an_address_that_cannot_be_dialled_is_refused_at_the_start(address: str) -> None:
+    with pytest.raises(SettingsError, match="host:port"):
+        settings("--drafts", f"127.0.0.1:1,{address}")
+
+
 def test_an_explicit_fan_out_must_fill_the_table() -> None:
     explicit = ("--fan-out", "explicit", "--lookahead", "2", "--branches", "6")
     assert settings(*explicit, "--fan-out-split", "1,2,3").fan_out_split == (1, 2, 3)

@@ -1,5 +1,5 @@
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -30,21 +30,36 @@ def stages(tmp_path: Path) -> Path:
     folder = tmp_path / "stages"
     save_tokenizer(train_tokenizer(["x = 1\n"], vocab_size=300), folder / "tokenizer")
     write_json(folder / "tokenizer" / "record.json", package.corpus_record(3, 1234))
-    for stage in ("target", "draft", "distil"):
+    for stage in ("target", "draft", "distil", "agree/target", "distil-again"):
         model = TrainableLlama(SHAPE)
         model.initialise(torch.Generator().manual_seed(1))
         save_model(model, folder / stage)
+    for stage in package.ROWS:
         write_record(folder / stage, DISTIL_RECIPE, 0, {"loss": 0.0625, "seconds": 60.0})
+    write_json(folder / "evaluation-apart.json", asdict(replace(FOUND, target_loss=2.25)))
     write_json(folder / "evaluation.json", asdict(FOUND))
     return folder
 
 
 def test_a_card_holds_the_figures_of_the_run(stages: Path) -> None:
     card = package.model_card("draft", stages)
-    for figure in ("4.125", "3.25", "1,234 tokens", "last KL 0.062", "PSF-2.0", "MIT"):
+    for figure in ("4.125", "3.25", "1,234 tokens", "KL 0.062", "PSF-2.0", "MIT"):
         assert figure in card
-    assert "Distillation" not in package.model_card("target", stages)
     assert "$" not in card
+
+
+def test_a_card_shows_what_moving_the_target_cost(stages: Path) -> None:
+    card = package.model_card("target", stages, "agreed")
+    assert "| 2.5 | 2.25 |" in card
+    assert "did not stay apart" in card
+
+
+def test_the_pair_that_stayed_apart_tells_of_its_own_stages_only(stages: Path) -> None:
+    card = package.model_card("target", stages, "apart")
+    assert "| Loss of the target, nats a token | 2.25 |" in card
+    assert "3. draft" in card
+    assert "4. both" not in card
+    assert "did not stay apart" not in card
 
 
 def test_a_card_counts_the_parameters_that_there_are(stages: Path) -> None:
@@ -72,7 +87,7 @@ def test_a_pair_that_is_too_large_or_unfinished_is_refused(
     monkeypatch.setattr(package, "MAX_PAIR_BYTES", 1000)
     with pytest.raises(SetupError, match="allowed are 1000"):
         package.assemble(stages, tmp_path / "weights")
-    (stages / "distil" / "model.safetensors").unlink()
+    (stages / "distil-again" / "model.safetensors").unlink()
     with pytest.raises(SetupError, match="is missing"):
         package.assemble(stages, tmp_path / "weights")
     assert list((tmp_path / "weights").iterdir()) == []

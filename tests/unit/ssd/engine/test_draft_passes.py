@@ -15,12 +15,12 @@ Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 Plain = Callable[[ModelRunner, Sequence[int]], Tensor]
 Make = Callable[[EngineConfig], ModelRunner]
 
-K, N = 3, 6
+K, N = 3, 4
 P = K + 1
 VOCAB = 257
-BLOCKS = 16
+BLOCKS = 8
 ENGINE = EngineConfig(
-    max_model_len=256,
+    max_model_len=128,
     max_num_seqs=4,
     num_columns=P,
     branches=N,
@@ -68,7 +68,7 @@ class Harness:
         self.tables_BJ = blocks.view(4, BLOCKS)[self.slots_B]
 
     @property
-    def trunk_lengths_B(self) -> Tensor:
+    def trunk_lengths(self) -> Tensor:
         return torch.tensor([len(session.committed) - 1 for session in self.sessions])
 
     def explicit(self) -> None:
@@ -78,7 +78,7 @@ class Harness:
             tokens_BP[index, : len(row)] = torch.tensor(row)
         counts_B = torch.tensor([len(row) for row in rows])
         logits_BPV = self.runner.run_explicit(
-            ExplicitBatch(self.slots_B, tokens_BP, counts_B, self.trunk_lengths_B, self.tables_BJ)
+            ExplicitBatch(self.slots_B, tokens_BP, counts_B, self.trunk_lengths, self.tables_BJ)
         )
         for session, row, logits_PV in zip(self.sessions, rows, logits_BPV, strict=True):
             expected_RV = self.plain(self.runner, [*session.committed, *session.proposal])
@@ -94,7 +94,7 @@ class Harness:
                     own_BNP[:, :, step],
                     accepted_BN,
                     step,
-                    self.trunk_lengths_B,
+                    self.trunk_lengths,
                     self.tables_BJ,
                 )
             )
@@ -107,9 +107,11 @@ class Harness:
                 close(found_NPV[branch], expected_RV)
 
     def append(self, branches: list[int]) -> None:
-        entries = [s.accepted[branch] + 1 for s, branch in zip(self.sessions, branches, strict=True)]
+        entries = [
+            s.accepted[branch] + 1 for s, branch in zip(self.sessions, branches, strict=True)
+        ]
         self.runner.append_proposal(
-            self.slots_B, torch.tensor(entries), self.trunk_lengths_B, self.tables_BJ
+            self.slots_B, torch.tensor(entries), self.trunk_lengths, self.tables_BJ
         )
 
     def adopt(self, branches: list[int], num_proposed: list[int]) -> None:
@@ -131,7 +133,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("attention", ["cpu", "reference"])
-@pytest.mark.parametrize("lengths", [[1], [40, 1, 130], [64, 65]])
+@pytest.mark.parametrize("lengths", [[1], [33, 1, 70]])
 def test_branches_equal_their_plain_texts_round_after_round(
     make_runner: Make, plain_logits: Plain, store: Store, attention: str, lengths: list[int]
 ) -> None:
@@ -155,12 +157,12 @@ def test_branches_equal_their_plain_texts_round_after_round(
     grow()
     harness.adopt([0, 1, 2][:count], [K, 2, 0][:count])
     grow()
-    harness.adopt([0, 0, 5][:count], [K, K, K][:count])
+    harness.adopt([0, 0, 3][:count], [K, K, K][:count])
     grow()
     harness.stray([3, 0, 1][:count], [[7, 8], [], [1, 2, 3]][:count])
     harness.explicit()
     grow()
-    harness.adopt([0, 4, 2][:count], [1, K, K][:count])
+    harness.adopt([0, 3, 2][:count], [1, K, K][:count])
     grow()
 
 

@@ -1,52 +1,136 @@
 """A row's bits do not depend on its column, its batch mates, nor on how far they reach.
 
-So plain decoding and verification of proposals give the same logits, bit for bit. The model is as
-wide as a real small one: narrower matrices would not show what the kernels do.
+So plain decoding and verification of proposals give the same logits, bit for bit. The layers are as
+wide as those of a real small model: narrow matrices would not show what the kernels do.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ssd.engine.batch import PagedBatch
-from ssd.engine.config import EngineConfig
+from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.layers import linear
+from ssd.engine.models.llama import shapes
 from ssd.engine.runner import ModelRunner, load_runner
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 
 P = 7
-VOCAB = 512
+VOCAB = 1024
 BLOCKS = 48
-LENGTHS = (5, 40, 252, 300, 600)
-MAX_LEN = 700
+LENGTHS = (5, 252, 600)
+"""Contexts within a chunk, across a border, and of three chunks."""
+PADDING = torch.Generator().manual_seed(9)
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
 
 
 @pytest.fixture(scope="module")
 def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from ssd.testing.tiny_folder import write_random_llama
-
-    return write_random_llama(tmp_path_factory.mktemp("wide") / "model")
+    folder = tmp_path_factory.mktemp("wide")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    generator = torch.Generator().manual_seed(1)
+    weights = {}
+    for name, shape in shapes(ModelConfig.from_folder(folder)).items():
+        drawn = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+        weights[name] = (drawn if len(shape) > 1 else drawn + 1).bfloat16()
+    save_file(weights, folder / "model.safetensors")
+    return folder
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((dtype, packed), id=f"{dtype}-{'packed' if packed else 'plain'}")
+        pytest.param((dtype, is_packed), id=f"{dtype}-{'packed' if is_packed else 'plain'}")
         for dtype in ("bfloat16", "float32")
-        for packed in (True, False)
+        for is_packed in (True, False)
     ],
 )
 def runner(wide_folder: Path, request: pytest.FixtureRequest) -> ModelRunner:
-    dtype, packed = request.param
+    dtype, is_packed = request.param
     engine = EngineConfig(
-        max_model_len=MAX_LEN, max_num_seqs=4, num_columns=P, dtype=dtype, deterministic=True
+        max_model_len=BLOCKS * 16,
+        max_num_seqs=4,
+        num_columns=P,
+        dtype=dtype,
+        deterministic=True,
     )
     with pytest.MonkeyPatch.context() as patch:
-        if not packed:
+        if not is_packed:
             patch.setattr(linear, "can_pack", lambda _weight: False)
         return load_runner(wide_folder, engine, lambda _stage, _fraction: None)
+
+
+def text(length: int) -> list[int]:
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(0, VOCAB, (length,), generator=generator).tolist()
+
+
+def table(row: int) -> Tensor:
+    return torch.arange(1 + row * BLOCKS, 1 + (row + 1) * BLOCKS)
+
+
+def stack(rows: Sequence[tuple[Sequence[int], int, int]]) -> PagedBatch:
+    """A batch of (columns, first position, which block table); what is padded is noise."""
+    tokens_BP = torch.randint(0, VOCAB, (len(rows), P), generator=PADDING)
+    for index, (tokens, _, _) in enumerate(rows):
+        tokens_BP[index, : len(tokens)] = torch.tensor(tokens)
+    return PagedBatch(
+        tokens_BP,
+        torch.tensor([first for _, first, _ in rows]),
+        torch.tensor([len(tokens) for tokens, _, _ in rows]),
+        torch.stack([table(row) for _, _, row in rows]),
+    )
+
+
+def decode_plainly(runner: ModelRunner, tokens: Sequence[int], first: int) -> Tensor:
+    """Logits of P tokens run one by one, each in column 0 of its own pass."""
+    passes = [
+        runner.forward(stack([(tokens[first + i : first + i + 1], first + i, 0)])) for i in range(P)
+    ]
+    return torch.stack([logits_BPV[0, 0] for logits_BPV in passes])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_token_has_the_bits_of_column_0_in_every_column(
+    runner: ModelRunner, store: Store, length: int
+) -> None:
+    tokens = text(length + P)
+    store(runner, tokens[:length], table(0))
+    store(runner, tokens[:length], table(1))
+    plain_PV = decode_plainly(runner, tokens, length)
+    for start in (0, 3):
+        columns = tokens[length + start :]
+        logits_BPV = runner.forward(stack([(tokens[length:], length, 1)]))
+        assert torch.equal(logits_BPV[0], plain_PV)
+        logits_BPV = runner.forward(stack([(columns, length + start, 1)]))
+        assert torch.equal(logits_BPV[0, : len(columns)], plain_PV[start:])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_batch_mates_change_no_bit_however_far_they_reach(
+    runner: ModelRunner, store: Store, length: int
+) -> None:
+    tokens, mate = text(length + P), text(700)
+    store(runner, tokens[:length], table(0))
+    store(runner, mate[:650], table(1))
+    alone_PV = runner.forward(stack([(tokens[length:], length, 0)]))[0]
+    mine, theirs = (tokens[length:], length, 0), (mate[650 : 650 + P], 650, 1)
+    short = (mate[:2], 0, 2)
+    for rows in ([mine, theirs], [theirs, mine], [theirs, short, (mate[:1], 0, 3), mine]):
+        logits_BPV = runner.forward(stack(rows))
+        assert torch.equal(logits_BPV[rows.index(mine)], alone_PV)

@@ -107,6 +107,12 @@ def test_a_call_survives_the_wire(
         (generate_pb2.GenerateRequest(chat=types_pb2.ChatMessages()), "chat.messages"),
         (
             generate_pb2.GenerateRequest(
+                chat=types_pb2.ChatMessages(messages=[types_pb2.ChatMessage(role="user")] * 4097)
+            ),
+            "chat.messages",
+        ),
+        (
+            generate_pb2.GenerateRequest(
                 chat=types_pb2.ChatMessages(messages=[types_pb2.ChatMessage(role="root")])
             ),
             "chat.messages[0].role",

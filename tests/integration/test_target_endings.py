@@ -1,0 +1,169 @@
+"""How a real target ends: told to while it loads or works, or because its step thread crashed."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import ssd
+from ssd.errors import InternalError, NotReadyError, SSDError
+from ssd.rpc.client import TargetClient
+from ssd.testing.process import ProcessUnderTest, running
+from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.types import FinishReason, SamplingParams
+
+pytestmark = pytest.mark.timeout(90)
+SERVICES = Path(ssd.__file__).parent.parent
+MAX_LEN = 4000
+SHAPE = (
+    *("--dtype", "float32", "--lookahead", "3", "--max-model-len", str(MAX_LEN)),
+    *("--max-num-seqs", "4", "--kv-cache-bytes", "64000000", "--port", "0", "--http-port", "0"),
+)
+LONG = SamplingParams(temperature=0.0, max_tokens=800, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=MAX_LEN - 100, ignore_eos=True)
+
+BREAKS_AT_POSITION_60 = """
+import sys
+from ssd_target import __main__, step_thread
+
+load = step_thread.load_runner
+
+def load_what_breaks(*arguments):
+    runner = load(*arguments)
+    forward = runner.forward
+    def forward_until_60(batch):
+        if int(batch.first_positions_B.max()) == 60:
+            raise ZeroDivisionError("broken on purpose")
+        return forward(batch)
+    runner.forward = forward_until_60
+    return runner
+
+step_thread.load_runner = load_what_breaks
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+NEVER_LOADS = """
+import sys, threading
+from ssd_target import __main__, step_thread
+
+step_thread.load_runner = lambda *_arguments: threading.Event().wait()
+sys.exit(__main__.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1, max_len=MAX_LEN)
+
+
+@asynccontextmanager
+async def altered(code: str, folder: Path, *flags: str) -> AsyncIterator[ProcessUnderTest]:
+    """A target with something in it replaced."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code, "--model", str(folder), *SHAPE, *flags),
+        cwd=SERVICES,
+        stdin=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        yield ProcessUnderTest(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderTest, TargetClient]]:
+    async with running("ssd_target", "--model", str(folder), *SHAPE, *flags) as process:
+        await process.until("ready")
+        async with TargetClient(process.grpc_address) as client:
+            yield process, client
+
+
+async def read(client: TargetClient, prompt: str, sampling: SamplingParams = LONG) -> int:
+    """Number of tokens of a whole answer."""
+    chunks = [chunk async for chunk in client.generate(prompt, sampling)]
+    assert chunks[-1].finish_reason is FinishReason.LENGTH
+    return sum(len(chunk.token_ids) for chunk in chunks)
+
+
+async def test_a_crash_of_the_step_thread_is_told_to_all_and_ends_the_process(folder: Path) -> None:
+    async with altered(BREAKS_AT_POSITION_60, folder, "--max-num-seqs", "2") as process:
+        await process.until("ready")
+        async with TargetClient(process.grpc_address) as client:
+            calls = [asyncio.create_task(read(client, f"call {n}")) for n in range(5)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            for answer in answers:
+                assert isinstance(answer, InternalError | NotReadyError)
+            assert any(isinstance(answer, InternalError) for answer in answers)
+            assert not any("broken on purpose" in str(answer) for answer in answers)
+        assert await process.wait() == 1
+    crash = next(each for each in process.events if each.name == "thread_crashed")
+    assert "broken on purpose" in crash.fields["stack"]
+    assert any(each.name == "failed" for each in process.events)
+
+
+async def test_a_target_that_is_told_to_leave_while_it_loads_leaves_at_once(folder: Path) -> None:
+    async with altered(NEVER_LOADS, folder) as process:
+        await process.until("listening")
+        async with TargetClient(process.grpc_address) as client:
+            with pytest.raises(NotReadyError, match="loading"):
+                await read(client, "abc")
+        process.signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        assert process.events[-1].name == "stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_running_streams_finish_and_new_ones_are_refused(
+    folder: Path, number: signal.Signals
+) -> None:
+    async with target(folder) as (process, client):
+        streams = [client.generate(f"stream {n}", LONG) for n in range(3)]
+        counts = [len((await anext(stream)).token_ids) for stream in streams]
+        process.signal(number)
+        assert (await process.until("draining")).fields["requests"] == 3
+        with pytest.raises(NotReadyError, match="draining"):
+            await read(client, "too late")
+        for index, stream in enumerate(streams):
+            async for chunk in stream:
+                counts[index] += len(chunk.token_ids)
+        assert counts == [800] * 3
+        assert await process.wait() == 0
+
+
+async def test_what_runs_longer_than_the_drain_is_cancelled_and_told_so(folder: Path) -> None:
+    async with target(folder, "--drain-seconds", "0.2") as (process, client):
+        stream = client.generate("abc", ENDLESS)
+        last = await anext(stream)
+        process.signal(signal.SIGTERM)
+        async for chunk in stream:
+            last = chunk
+        assert last.finish_reason is FinishReason.CANCELLED
+        assert await process.wait() == 0
+
+
+async def test_a_second_signal_does_no_harm(folder: Path) -> None:
+    async with target(folder) as (process, client):
+        stream = client.generate("abc", LONG)
+        await anext(stream)
+        process.signal(signal.SIGTERM)
+        await process.until("draining")
+        process.signal(signal.SIGTERM)
+        process.signal(signal.SIGINT)
+        rest = [chunk async for chunk in stream]
+        assert rest[-1].finish_reason is FinishReason.LENGTH
+        assert await process.wait() == 0
+
+
+async def test_a_killed_target_is_told_to_its_callers_as_ours(folder: Path) -> None:
+    async with target(folder) as (process, client):
+        stream = client.generate("abc", ENDLESS)
+        await anext(stream)
+        process.signal(signal.SIGKILL)
+        with pytest.raises(SSDError):
+            _ = [chunk async for chunk in stream]

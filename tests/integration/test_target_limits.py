@@ -1,0 +1,249 @@
+"""A real target at its limits: stalled readers, time that is up, leaving callers, full queues."""
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from ssd.errors import DeadlineError, OverloadedError
+from ssd.rpc.client import DraftClient, TargetClient
+from ssd.rpc.codec import GenerateCall, generate_request
+from ssd.rpc.pool_codec import LinkStatus
+from ssd.rpc.status import PUSHBACK_TRAILER
+from ssd.testing.process import ProcessUnderTest, running
+from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.types import FinishReason, Mode, SamplingParams
+from ssd.v1 import generate_pb2_grpc
+
+pytestmark = pytest.mark.timeout(90)
+MAX_LEN = 20_000
+SHAPE = (
+    *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", str(MAX_LEN)),
+    *("--kv-cache-bytes", "64000000", "--port", "0", "--http-port", "0"),
+)
+PATIENCE_SECONDS = 20.0
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, ignore_eos=True)
+NEVER_READS = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
+
+Metrics = dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1, max_len=MAX_LEN)
+
+
+@asynccontextmanager
+async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderTest, TargetClient]]:
+    async with running("ssd_target", "--model", str(folder), *SHAPE, *flags) as process:
+        await process.until("ready")
+        async with TargetClient(process.grpc_address) as client:
+            yield process, client
+
+
+@asynccontextmanager
+async def draft(folder: Path) -> AsyncIterator[ProcessUnderTest]:
+    async with running("ssd_draft", "--model", str(folder), *SHAPE) as process:
+        await process.until("ready")
+        yield process
+
+
+async def scrape(process: ProcessUnderTest) -> Metrics:
+    def get() -> str:
+        with urllib.request.urlopen(f"http://{process.http_address}/metrics") as answer:
+            return str(answer.read().decode())
+
+    text = await asyncio.to_thread(get)
+    samples = re.findall(r"^(ssd_[^ ]+) (\S+)$", text, re.MULTILINE)
+    return {name: float(number) for name, number in samples}
+
+
+async def until(process: ProcessUnderTest, is_so: Callable[[Metrics], bool]) -> Metrics:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not is_so(metrics := await scrape(process)):
+            pass
+    return metrics
+
+
+def is_free(metrics: Metrics) -> bool:
+    return (
+        metrics["ssd_running_sequences"] == metrics["ssd_waiting_sequences"] == 0
+        and metrics['ssd_kv_blocks{state="used"}'] == 0
+    )
+
+
+async def ask(client: TargetClient, prompt: str, mode: Mode = Mode.AUTO) -> list[int]:
+    chunks = [chunk async for chunk in client.generate(prompt, GREEDY, mode)]
+    assert chunks[-1].finish_reason is FinishReason.LENGTH
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+def generate_stub(channel: grpc.aio.Channel) -> Any:
+    make: Any = generate_pb2_grpc.GenerateServiceStub
+    return make(channel)
+
+
+async def drain(call: "grpc.aio.UnaryStreamCall[Any, Any]") -> None:
+    while await call.read():
+        pass
+
+
+async def test_every_documented_metric_says_something_sensible(folder: Path) -> None:
+    async with draft(folder) as helper:
+        flags = ("--drafts", helper.grpc_address, "--draft-deadline-ms", "10000")
+        async with target(folder, *flags) as (process, client):
+            assert (await process.until("link")).fields["state"] == "active"
+            await ask(client, "abc")
+            rtt = f'ssd_link_rtt_seconds{{draft="{helper.grpc_address}"}}'
+            metrics = await until(process, lambda found: is_free(found) and rtt in found)
+            assert metrics['ssd_requests_total{outcome="length"}'] == 1
+            assert metrics['ssd_tokens_total{kind="prompt"}'] == 3
+            assert metrics['ssd_tokens_total{kind="output"}'] == 24
+            for name in ("time_to_first_token", "e2e"):
+                assert metrics[f"ssd_{name}_seconds_count"] == 1
+                assert 0 < metrics[f"ssd_{name}_seconds_sum"] < PATIENCE_SECONDS
+            assert metrics["ssd_inter_token_seconds_count"] >= 1
+            assert metrics['ssd_kv_blocks{state="free"}'] > 0
+            for part in ("verify", "wait", "host"):
+                assert metrics[f'ssd_round_seconds_count{{part="{part}"}}'] >= 1
+            results = [f'ssd_rounds_total{{result="{r}"}}' for r in ("hit", "miss", "late", "none")]
+            rounds = metrics['ssd_round_seconds_count{part="verify"}']
+            assert sum(metrics[name] for name in results) == rounds
+            assert metrics[results[0]] > 0
+            first = metrics['ssd_accepted_tokens_total{position="1"}']
+            assert 0 < first <= metrics["ssd_proposed_tokens_total"]
+            assert metrics["ssd_draft_table_seconds_count"] >= 1
+            assert metrics["ssd_commit_to_wire_seconds_count"] >= metrics[results[0]]
+            assert metrics["ssd_draft_sessions"] == 0
+            assert metrics[f'ssd_link_state{{draft="{helper.grpc_address}"}}'] == 1
+            assert 0 < metrics[rtt] < PATIENCE_SECONDS
+            assert metrics['ssd_link_bytes_total{direction="in"}'] > 0
+            assert metrics['ssd_link_bytes_total{direction="out"}'] > 0
+            assert metrics["ssd_bad_frames_total"] == 0
+            there = await scrape(helper)
+            assert there['ssd_draft_startup_seconds{part="load"}'] > 0
+            assert there['ssd_draft_startup_seconds{part="warm-up"}'] > 0
+            assert there["ssd_draft_capacity"] == 16
+            assert there["ssd_wire_to_table_seconds_count"] > 0
+            assert there["ssd_draft_sessions"] == 0
+
+
+async def test_the_state_of_the_pool_can_be_asked_for(folder: Path) -> None:
+    async with draft(folder) as helper:
+        nobody = "127.0.0.1:1"
+        flags = ("--drafts", f"{helper.grpc_address},{nobody}", "--draft-deadline-ms", "10000")
+        async with target(folder, *flags) as (_, client):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                links: dict[str, LinkStatus] = {}
+                while {"active", "lost"} != {link.state for link in links.values()}:
+                    links = {link.address: link for link in (await client.pool_status()).links}
+            assert links[nobody].state == "lost"
+            assert links[nobody].reason
+            stream = client.generate("abc", ENDLESS)
+            for _ in range(5):
+                await anext(stream)
+            busy = await client.pool_status()
+            assert (busy.running_sequences, busy.waiting_sequences) == (1, 0)
+            assert busy.desired_drafts == 1
+            mine = next(link for link in busy.links if link.address == helper.grpc_address)
+            assert (mine.sessions, mine.capacity, mine.channel) == (1, 16, "grpc")
+            assert (mine.epoch > 0, mine.reason) == (True, "")
+            assert mine.hits > 0
+            assert 0 < busy.hit_rate <= 1
+            await stream.aclose()
+
+
+async def test_a_reader_that_takes_nothing_is_cancelled_and_the_others_go_on(folder: Path) -> None:
+    async with target(folder, "--stream-stall-seconds", "0.5") as (process, client):
+        alone = await ask(client, "abc")
+        async with grpc.aio.insecure_channel(process.grpc_address, options=NEVER_READS) as channel:
+            stub = generate_stub(channel)
+            wish = GenerateCall(prompt="x", sampling=ENDLESS, max_tokens=ENDLESS.max_tokens)
+            stalled = stub.Generate(generate_request(wish))
+            await stalled.read()
+            assert (await scrape(process))['ssd_kv_blocks{state="used"}'] > 0
+            while not is_free(await scrape(process)):
+                assert await ask(client, "abc") == alone
+            with pytest.raises(grpc.aio.AioRpcError, match=r"was not read for 0\.5 s") as caught:
+                await drain(stalled)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert await ask(client, "abc") == alone
+
+
+async def test_a_request_that_runs_too_long_ends_and_is_told_why(folder: Path) -> None:
+    async with target(folder, "--request-timeout-seconds", "0.5") as (process, client):
+        with pytest.raises(DeadlineError, match=r"0\.5 s.*request_timeout_seconds"):
+            async for _ in client.generate("abc", ENDLESS):
+                pass
+        await until(process, is_free)
+        assert len(await ask(client, "abc")) == 24
+
+
+async def test_a_callers_own_deadline_frees_its_sequence(folder: Path) -> None:
+    async with target(folder) as (process, client):
+        with pytest.raises(DeadlineError):
+            async for _ in client.generate("abc", ENDLESS, timeout_seconds=0.3):
+                pass
+        await until(process, is_free)
+
+
+async def test_a_caller_that_leaves_frees_the_sequence_and_the_drafts_session(folder: Path) -> None:
+    async with (
+        draft(folder) as helper,
+        target(folder, "--drafts", helper.grpc_address) as (process, client),
+        DraftClient(helper.grpc_address) as watcher,
+    ):
+        assert (await process.until("link")).fields["state"] == "active"
+        stream = client.generate("abc", ENDLESS)
+        for _ in range(5):
+            await anext(stream)
+        assert (await watcher.get_status()).sessions == 1
+        assert (await scrape(process))["ssd_draft_sessions"] == 1
+        await stream.aclose()
+        async with asyncio.timeout(2.0):
+            while (await watcher.get_status()).sessions:
+                pass
+        metrics = await until(process, is_free)
+        assert metrics["ssd_draft_sessions"] == 0
+        assert metrics['ssd_requests_total{outcome="cancelled"}'] == 1
+
+
+async def test_a_full_queue_refuses_with_a_time_to_come_back(folder: Path) -> None:
+    flags = ("--max-num-seqs", "1", "--max-queue", "2")
+    async with target(folder, *flags) as (process, client):
+        stream = client.generate("abc", ENDLESS)
+        await anext(stream)
+        waiting = [asyncio.create_task(ask(client, f"wait {n}")) for n in range(2)]
+        await until(process, lambda found: found["ssd_waiting_sequences"] == 2)
+        with pytest.raises(OverloadedError, match="2 requests are waiting") as caught:
+            await ask(client, "one too many")
+        assert caught.value.retry_after_seconds > 0
+        async with grpc.aio.insecure_channel(process.grpc_address) as channel:
+            stub = generate_stub(channel)
+            call = stub.Generate(generate_request(GenerateCall(prompt="x", sampling=GREEDY)))
+            assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            trailers = dict(await call.trailing_metadata())
+            assert int(trailers[PUSHBACK_TRAILER]) > 0
+        await stream.aclose()
+        assert [len(tokens) for tokens in await asyncio.gather(*waiting)] == [24, 24]
+        await until(process, is_free)
+
+
+async def test_more_requests_than_places_all_get_their_own_tokens(folder: Path) -> None:
+    async with draft(folder) as helper:
+        flags = ("--drafts", helper.grpc_address, "--max-num-seqs", "16", "--deterministic")
+        async with target(folder, *flags) as (process, client):
+            prompts = [f"number {n} " * (1 + n % 5) for n in range(40)]
+            together = await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
+            for number in (0, 1, 17, 39):
+                alone = await ask(client, prompts[number], Mode.AUTOREGRESSIVE)
+                assert together[number] == alone
+            metrics = await until(process, is_free)
+            assert metrics['ssd_requests_total{outcome="length"}'] == 44

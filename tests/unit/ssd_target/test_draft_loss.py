@@ -1,0 +1,183 @@
+"""Drafts that go, come back or are busy: who waits, who goes on, who gets a session and when."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from ssd.testing.scripted_draft import Behaviour
+from ssd.types import (
+    SamplingParams,
+    SessionClosing,
+    SessionOpening,
+    SessionRefusal,
+    TokenId,
+)
+
+GREEDY = SamplingParams(temperature=0.0)
+PATIENCE_SECONDS = 20.0
+
+MakeBench = Callable[..., Any]
+Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
+
+
+class WatchedCondition(threading.Condition):
+    """Says when somebody begins to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_waited_for = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.is_waited_for.set()
+        return super().wait(timeout)
+
+
+def openings(draft: Any) -> list[SessionOpening]:
+    return [each for each in draft.heard if isinstance(each, SessionOpening)]
+
+
+def test_a_round_that_waits_for_a_draft_goes_on_the_moment_it_is_lost(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    bench = make_bench(deadline_seconds=600.0)
+    bench.join([Behaviour.HIT, Behaviour.SILENT])
+    sink = bench.submit([1, 2, 3], 20)
+    bench.loop.run_round()
+    bench.pool._changed = changed = WatchedCondition()
+    waiting_round = threading.Thread(target=bench.loop.run_round, daemon=True)
+    waiting_round.start()
+    assert changed.is_waited_for.wait(PATIENCE_SECONDS)
+    (link,) = bench.pool.links()
+    bench.pool.detach(link, "gone")
+    waiting_round.join(PATIENCE_SECONDS)
+    assert not waiting_round.is_alive()
+    bench.run()
+    assert sink.tokens == plain([1, 2, 3], 20, GREEDY)
+
+
+def test_a_round_that_waits_goes_on_when_its_sessions_are_refused(make_bench: MakeBench) -> None:
+    bench = make_bench(deadline_seconds=600.0)
+    bench.join([Behaviour.HIT, Behaviour.SILENT])
+    bench.submit([1, 2, 3], 20)
+    bench.loop.run_round()
+    bench.pool._changed = changed = WatchedCondition()
+    waiting_round = threading.Thread(target=bench.loop.run_round, daemon=True)
+    waiting_round.start()
+    assert changed.is_waited_for.wait(PATIENCE_SECONDS)
+    (link,) = bench.pool.links()
+    (session,) = link.sessions
+    bench.pool.refuse(link, SessionRefusal(session, "gap"))
+    waiting_round.join(PATIENCE_SECONDS)
+    assert not waiting_round.is_alive()
+
+
+def test_a_proposal_outlives_the_draft_whose_table_it_came_from(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT])
+    sink = bench.submit([1, 2, 3], 20)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    bench.pool.detach(link, "gone")
+    bench.loop.run_round()
+    assert len(sink.tokens) == 1 + 4, "the proposal was verified, and all of it was right"
+    bench.run()
+    assert sink.tokens == plain([1, 2, 3], 20, GREEDY)
+    assert sink.statistics.accepted_tokens == 3
+    assert sink.statistics.rounds == 2 + 15
+
+
+@pytest.fixture
+def gushing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup that proposes in every round, whatever the text."""
+    monkeypatch.setattr(
+        "ssd_target.draft_pool.propose_ngram", lambda _tokens, count: (1, 2, 3)[:count]
+    )
+
+
+@pytest.mark.usefixtures("gushing")
+def test_after_a_quarantine_sessions_reopen_at_once_though_rows_always_propose(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(backup="ngram")
+    draft = bench.join([*[Behaviour.MISS] * 3, *[Behaviour.SILENT] * 3, Behaviour.MISS])
+    sink = bench.submit([1, 2, 3], 60)
+    for _ in range(12):
+        bench.loop.run_round()
+    (link,) = bench.pool.links()
+    assert link.quarantine.until > bench.clock.now()
+    assert draft.num_sessions == 0
+    bench.clock.time = link.quarantine.until
+    bench.loop.run_round()
+    assert draft.num_sessions == 1
+    bench.run()
+    assert sink.statistics.proposed_tokens > 0
+
+
+@pytest.mark.usefixtures("gushing")
+def test_a_link_that_comes_back_gets_its_sessions_in_two_rounds_at_most(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    bench = make_bench(backup="ngram")
+    bench.join([Behaviour.MISS], name="first")
+    sinks = [bench.submit([1, 2, number], 40) for number in range(4)]
+    for _ in range(5):
+        bench.loop.run_round()
+    (link,) = bench.pool.links()
+    bench.pool.detach(link, "gone")
+    second = bench.join([Behaviour.HIT], name="second")
+    for _ in range(2):
+        bench.loop.run_round()
+    assert second.num_sessions == 4
+    bench.run()
+    for number, sink in enumerate(sinks):
+        assert sink.tokens == plain([1, 2, number], 40, GREEDY)
+        assert sink.statistics.hits > 0
+
+
+@pytest.mark.usefixtures("gushing")
+def test_a_place_that_becomes_free_goes_to_who_was_without_a_draft(make_bench: MakeBench) -> None:
+    bench = make_bench(backup="ngram")
+    draft = bench.join([Behaviour.MISS], capacity=1)
+    bench.submit([1, 2, 3], 5)
+    bench.submit([4, 5, 6], 40)
+    for _ in range(4):
+        bench.loop.run_round()
+        assert len(openings(draft)) == 1, "beyond its capacity a draft is not asked"
+    for _ in range(3):
+        bench.loop.run_round()
+    assert len(openings(draft)) == 2
+    assert draft.num_sessions == 1
+    bench.run()
+
+
+def test_a_draft_that_was_full_is_asked_again_after_a_second(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    draft = bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 60)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    bench.pool.refuse(link, SessionRefusal(openings(draft)[0].session, "capacity"))
+    draft.hear(SessionClosing(openings(draft)[0].session))
+    for _ in range(3):
+        bench.loop.run_round()
+    assert len(openings(draft)) == 1
+    bench.clock.time += 1.0
+    bench.loop.run_round()
+    assert len(openings(draft)) == 2
+    bench.run()
+
+
+def test_a_sequence_that_no_draft_can_hold_is_not_offered_again(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    draft = bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 20)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    bench.pool.refuse(link, SessionRefusal(openings(draft)[0].session, "length"))
+    draft.hear(SessionClosing(openings(draft)[0].session))
+    bench.run()
+    assert len(openings(draft)) == 1

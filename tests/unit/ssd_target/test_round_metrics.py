@@ -1,0 +1,88 @@
+"""What the rounds tell Prometheus and the pool."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from ssd.testing.scripted_draft import Behaviour
+from ssd.types import Mode
+from ssd_target.scheduler import Load
+
+MakeBench = Callable[..., Any]
+
+
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def gauges() -> tuple[float, float, float]:
+    return (
+        value("ssd_running_sequences"),
+        value("ssd_waiting_sequences"),
+        value("ssd_kv_blocks", state="used"),
+    )
+
+
+@pytest.fixture
+def growth() -> Callable[[str], float]:
+    """How much a sample has grown since it was first asked for."""
+    before: dict[str, float] = {}
+
+    def grown(name: str) -> float:
+        now = value(name)
+        return now - before.setdefault(name, now)
+
+    return grown
+
+
+def test_gauges_follow_who_runs_waits_and_has_ended(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    for number in range(6):
+        bench.submit([1, 2, 3, number], 3 + number)
+    bench.loop.run_round()
+    assert gauges() == (4, 2, bench.blocks.num_taken)
+    for _ in range(3):
+        bench.loop.run_round()
+    assert gauges() == (4, 1, bench.blocks.num_taken)
+    bench.inbox.cancel(6)
+    bench.run()
+    bench.loop.run_round()
+    assert gauges() == (0, 0, 0)
+    assert value("ssd_kv_blocks", state="free") == bench.all_free
+
+
+def test_the_pool_knows_how_many_want_a_draft(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    for number in range(6):
+        bench.submit([1, number], 9, mode=Mode.AUTOREGRESSIVE if number == 3 else Mode.AUTO)
+    bench.loop.run_round()
+    assert bench.pool.load == Load(running=4, waiting=2, wanting=5)
+
+
+def test_a_commit_is_timed_from_the_decision_to_the_hand_over(
+    make_bench: MakeBench, growth: Callable[[str], float]
+) -> None:
+    growth("ssd_commit_to_wire_seconds_count")
+    growth("ssd_commit_to_wire_seconds_sum")
+    bench = make_bench()
+    bench.submit([1, 2, 3], 9, mode=Mode.AUTOREGRESSIVE)
+    bench.run()
+    assert growth("ssd_commit_to_wire_seconds_count") == 0, "nobody was told anything"
+    bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 9)
+    bench.run()
+    assert growth("ssd_commit_to_wire_seconds_count") == 2
+    assert growth("ssd_commit_to_wire_seconds_sum") > 0
+
+
+def test_the_pool_remembers_hits_and_misses_of_links_that_are_gone(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.MISS, Behaviour.DIE])
+    bench.submit([1, 2, 3], 30)
+    bench.run()
+    assert bench.pool.links() == ()
+    counts = bench.pool.counts
+    assert (counts.hits, counts.misses) == (2, 1)
+    assert counts.hit_rate == pytest.approx(2 / 3)
