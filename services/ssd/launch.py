@@ -198,7 +198,7 @@ class ChildProcess:
     async def _read(self) -> None:
         assert self._process is not None
         assert self._process.stderr is not None
-        async for raw in self._process.stderr:
+        while raw := await self._next_line(self._process.stderr):
             line = raw.decode(errors="replace").rstrip()
             event = parse_event(line)
             if event is None:
@@ -207,10 +207,22 @@ class ChildProcess:
             self._take(event)
             self._on_event(self.name, event)
 
+    async def _next_line(self, stream: asyncio.StreamReader) -> bytes:
+        """Return the next line, empty at the end; one over the limit comes in pieces.
+
+        Somebody has to keep reading: a child whose pipe is full blocks in its next log line.
+        """
+        try:
+            return await stream.readuntil()
+        except asyncio.IncompleteReadError as error:
+            return error.partial
+        except asyncio.LimitOverrunError as error:
+            return await stream.readexactly(error.consumed)
+
     def _take(self, event: Event) -> None:
         if event.name == "listening":
-            self.grpc_address = str(event.fields["grpc"])
-            self.http_address = str(event.fields["http"])
+            self.grpc_address = str(event.fields.get("grpc", ""))
+            self.http_address = str(event.fields.get("http", ""))
             self._listening.set()
         elif event.name == "ready":
             self._ready.set()
@@ -280,7 +292,10 @@ async def deployed(
         await asyncio.gather(*(child.ready() for child in started))
         yield RunningDeployment(target, tuple(drafts))
     finally:
-        await asyncio.gather(*(child.stop() for child in reversed(started)))
+        stops = [child.stop() for child in reversed(started)]
+        for result in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
 
 def draft_process(

@@ -42,7 +42,9 @@ E2E_SECONDS = Histogram(
 TOKENS_TOTAL = Counter("ssd_tokens", "Tokens, by kind: prompt, output.", ["kind"])
 RUNNING_SEQUENCES = Gauge("ssd_running_sequences", "Sequences in the batch.")
 WAITING_SEQUENCES = Gauge("ssd_waiting_sequences", "Sequences in the queue.")
-KV_BLOCKS = Gauge("ssd_kv_blocks", "Blocks of a target's KV cache, by state: free, used.", ["state"])
+KV_BLOCKS = Gauge(
+    "ssd_kv_blocks", "Blocks of a target's KV cache, by state: free, used.", ["state"]
+)
 ROUND_SECONDS = Histogram(
     "ssd_round_seconds",
     "Seconds of a round, by part: verify (the forward pass), wait (for tables), host (the rest). "

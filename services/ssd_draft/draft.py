@@ -116,7 +116,8 @@ class Draft:
         self._inbox.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                return 0 if await self._step.ended else 1
+                # Shielded: a time-out must not cancel the future that the thread will set.
+                return 0 if await asyncio.shield(self._step.ended) else 1
         return 1
 
     def _on_count(self, num_sessions: int) -> None:

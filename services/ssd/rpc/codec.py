@@ -22,6 +22,8 @@ from ssd.types import (
 from ssd.v1 import generate_pb2, types_pb2
 
 MAX_STOPS = 16
+LEAST_TEMPERATURE = 1e-6
+"""Temperatures below it are taken as 0."""
 MAX_TURNS = 4096
 """Of a conversation; a template takes microseconds a turn, on the event loop."""
 MAX_STOP_CHARACTERS = 256
@@ -163,7 +165,8 @@ def sampling_params(
             )
     check_token_ids("sampling.stop_token_ids", message.stop_token_ids, vocab_size)
     return SamplingParams(
-        temperature=temperature,
+        # Below this, logits over temperature leave float32: the limit of the law is greedy.
+        temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
         seed=message.seed,
         max_tokens=max_tokens,
         stop=tuple(message.stop),

@@ -153,7 +153,7 @@ def unpack_commits(rows_RW: Int32s, lookahead: int) -> list[Commit]:
     """Commits of one frame.
 
     Raises:
-        FrameError: a row is not as described above, or a round is committed twice.
+        FrameError: a row is not as described above, or a session stands in it twice.
     """
     _check_shape(rows_RW, lookahead)
     highest_W = np.full(rows_RW.shape[1], np.iinfo(np.int32).max, dtype=np.int64)
@@ -165,7 +165,8 @@ def unpack_commits(rows_RW: Int32s, lookahead: int) -> list[Commit]:
     is_token_RK = np.arange(lookahead) < num_spelt_R[:, None]
     is_bad_RW[:, _COMMIT_COLUMNS:] |= (rows_RW[:, _COMMIT_COLUMNS:] != _PAD) != is_token_RK
     _refuse(rows_RW, is_bad_RW, "commit")
-    _refuse_repeats(rows_RW[:, :2], "commit")
+    # A target commits one round of a session at a time; more would let it hog the draft.
+    _refuse_repeats(rows_RW[:, :1], "commit")
     return [_commit_from(row) for row in rows_RW.tolist()]
 
 

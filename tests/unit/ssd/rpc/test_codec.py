@@ -60,7 +60,7 @@ def test_seed_zero_and_temperature_zero_differ_from_unset() -> None:
             lambda turns: Conversation(tuple(turns))
         ),
     ),
-    temperature=st.floats(0, 2, width=32),
+    temperature=st.just(0.0) | st.floats(2**-16, 2, width=32),
     seed=st.one_of(st.none(), st.integers(0, 2**64 - 1)),
     max_tokens=st.integers(1, 10_000),
     stop=st.lists(st.text(min_size=1, max_size=5), max_size=16).map(tuple),
@@ -274,3 +274,8 @@ def test_a_models_description_survives_the_wire_and_holds_every_field() -> None:
     assert model_info(model_info_response(info)) == info
     names = {field.name for field in generate_pb2.GetModelInfoResponse.DESCRIPTOR.fields}
     assert names == set(ModelInfo.__dataclass_fields__)
+
+
+def test_a_temperature_too_small_for_float32_is_greedy() -> None:
+    call = generate_call(request(Sampling(temperature=1e-38)), VOCAB)
+    assert call.sampling.temperature == 0.0
