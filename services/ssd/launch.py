@@ -6,84 +6,29 @@ The command, the benchmarks and the tests stand on it. A child speaks by JSON lo
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ssd import errors
-from ssd.errors import SetupError
+from ssd.cpu_plan import CpuPlan, plan_cpus
+from ssd.errors import SettingsError, SetupError
 from ssd.telemetry import Event, parse_event
 
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
-"""Opened here: between fork and exec a child may not load anything."""
-TOPOLOGY = Path("/sys/devices/system/cpu")
+TARGET = "target"
+"""Name of the target's process in events and errors."""
 LOCAL_DEADLINE_MS = 100.0
 """Longest wait for a table here, milliseconds: on a shared machine a thread may lose its core for
 tens of them, and a target that gives up too soon takes three such moments for a broken draft. The
 adaptive deadline keeps usual waits far below."""
+LINK_SECONDS = 10.0
+"""A target that has no link to its drafts this long after the start serves without them."""
 STOP_SECONDS = 10.0
 """A child that has not ended this long after SIGTERM is killed."""
 EventListener = Callable[[str, Event], None]
 """Called with a child's name and each of its events."""
-
-
-@dataclass(frozen=True, slots=True)
-class CpuPlan:
-    """Which CPUs run what, as the processes' flags want them."""
-
-    target: str
-    drafts: tuple[str, ...]
-    others: str
-    """Threads that run no model: gRPC, HTTP, the command."""
-    is_shared: bool
-    """Target and drafts share a core: there is only one."""
-
-
-def plan_cpus(allowed: Sequence[int], num_drafts: int) -> CpuPlan:
-    """Give the target the first half of the CPUs and the drafts the rest.
-
-    Drafts share their half evenly; with more drafts than CPUs there they take turns.
-    """
-    cpus = sorted(allowed)
-    if len(cpus) == 1:
-        only = str(cpus[0])
-        return CpuPlan(only, (only,) * num_drafts, only, is_shared=True)
-    half = (len(cpus) + 1) // 2
-    ours, theirs = cpus[:half], cpus[half:]
-    if num_drafts == 0:
-        return CpuPlan(_listed(ours), (), _listed(theirs), is_shared=False)
-    shares = [theirs[i::num_drafts] or [theirs[i % len(theirs)]] for i in range(num_drafts)]
-    return CpuPlan(_listed(ours), tuple(map(_listed, shares)), _listed(theirs), is_shared=False)
-
-
-def one_cpu_a_core(allowed: Iterable[int], topology: Path = TOPOLOGY) -> tuple[int, ...]:
-    """Return the first allowed CPU of each physical core, ascending.
-
-    Two hardware threads of one core are no two cores. Without a topology all CPUs count.
-    """
-    first: dict[str, int] = {}
-    for cpu in sorted(allowed):
-        try:
-            core = (topology / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text()
-        except OSError:
-            core = str(cpu)
-        first.setdefault(core.strip(), cpu)
-    return tuple(first.values())
-
-
-def _listed(cpus: Sequence[int]) -> str:
-    return ",".join(map(str, cpus))
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel to end this child when its parent is gone, however the parent ended."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class ChildProcess:
@@ -95,7 +40,8 @@ class ChildProcess:
         self.name = name
         self.grpc_address = ""
         self.http_address = ""
-        self._command = [sys.executable, "-m", module, "--log-format", "json", *flags]
+        self._module = module
+        self._flags = ["--log-format", "json", *flags]
         self._on_event = on_event
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -113,14 +59,14 @@ class ChildProcess:
     async def start(self) -> None:
         """Start the process; it is not yet listening."""
         self._process = await asyncio.create_subprocess_exec(
-            *self._command,
+            *(sys.executable, "-m", "ssd.child", str(os.getpid())),
+            *(self._module, *self._flags),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             limit=1 << 20,
             # The own session keeps a terminal's Ctrl-C for the parent, which stops children itself.
             start_new_session=True,
-            preexec_fn=_die_with_parent,
         )
         self._reader = asyncio.create_task(self._read())
 
@@ -130,7 +76,7 @@ class ChildProcess:
         Raises:
             SetupError: the process ended, or the time is over.
         """
-        await self._wait(self._listening, "listen", timeout_seconds)
+        await self._wait(self._listening, "listening", timeout_seconds)
 
     async def ready(self, timeout_seconds: float = 1800.0) -> None:
         """Wait until the process serves.
@@ -138,7 +84,7 @@ class ChildProcess:
         Raises:
             SetupError: the process ended, or the time is over.
         """
-        await self._wait(self._ready, "be ready", timeout_seconds)
+        await self._wait(self._ready, "ready", timeout_seconds)
 
     async def wait(self) -> int:
         """Wait for the end; returns the exit code."""
@@ -190,7 +136,7 @@ class ChildProcess:
         if event.is_set():
             return
         if self._process.returncode is None:
-            raise SetupError(f"{self.name} did not {what} within {timeout_seconds:g} s")
+            raise SetupError(f"{self.name} was not {what} within {timeout_seconds:g} s")
         if self._reader is not None:
             await self._reader
         raise self.failure()
@@ -266,14 +212,61 @@ class RunningDeployment:
     drafts: tuple[ChildProcess, ...]
 
 
+class LinkWatch:
+    """An ``EventListener`` that knows when a target has linked its drafts."""
+
+    def __init__(self, num_drafts: int, on_event: EventListener) -> None:
+        self._num_drafts = num_drafts
+        self._on_event = on_event
+        self._active: set[str] = set()
+        self._refusal: SettingsError | None = None
+        self._settled = asyncio.Event()
+        self._note()
+
+    def __call__(self, name: str, event: Event) -> None:
+        """Pass an event on and learn from the target's about its links."""
+        self._on_event(name, event)
+        if event.name != "link" or name != TARGET:
+            return
+        state, address = event.fields.get("state"), str(event.fields.get("draft"))
+        if state == "active":
+            self._active.add(address)
+        elif state == "refused":
+            self._refusal = SettingsError(
+                f"target and draft do not fit: {event.fields.get('reason')}; "
+                "they need the same tokenizer, lookahead and branches"
+            )
+        else:
+            self._active.discard(address)
+        self._note()
+
+    async def linked(self, timeout_seconds: float) -> None:
+        """Wait until all drafts are linked, or the time is over: drafts only add speed.
+
+        Raises:
+            SettingsError: target and draft do not fit.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                await self._settled.wait()
+        if self._refusal is not None:
+            raise self._refusal
+
+    def _note(self) -> None:
+        if self._refusal is not None or len(self._active) >= self._num_drafts:
+            self._settled.set()
+
+
 @contextlib.asynccontextmanager
 async def deployed(
     deployment: Deployment, on_event: EventListener = lambda _name, _event: None
 ) -> AsyncIterator[RunningDeployment]:
     """Run a target and its drafts; inside, all are ready. Leaving stops them all.
 
+    Links are waited for, up to ``LINK_SECONDS``: a first request should meet its drafts.
+
     Raises:
-        SetupError: one of them could not start, in its own words.
+        SetupError: one of them could not start, in its own words, or they do not fit.
     """
     plan = plan_cpus(deployment.allowed_cpus, deployment.num_drafts)
     drafts = [
@@ -286,10 +279,12 @@ async def deployed(
             await draft.start()
         await asyncio.gather(*(draft.listening() for draft in drafts))
         addresses = [draft.grpc_address for draft in drafts]
-        target = _target_process(deployment, plan, addresses, on_event)
+        links = LinkWatch(deployment.num_drafts, on_event)
+        target = _target_process(deployment, plan, addresses, links)
         started.append(target)
         await target.start()
         await asyncio.gather(*(child.ready() for child in started))
+        await links.linked(LINK_SECONDS)
         yield RunningDeployment(target, tuple(drafts))
     finally:
         stops = [child.stop() for child in reversed(started)]
@@ -331,7 +326,7 @@ def _target_process(
     deployment: Deployment, plan: CpuPlan, drafts: Sequence[str], on_event: EventListener
 ) -> ChildProcess:
     return ChildProcess(
-        "target",
+        TARGET,
         "ssd_target",
         [
             *("--model", deployment.target),

@@ -3,7 +3,8 @@
 tokens/s: tokens after the first of a sequence over the time from its first to its last; summed over
 the sequences of a batch. Tokens a round: output tokens over rounds. Hit rate: hits over rounds that
 needed a table. Efficiency: median verify over median round of a sequence; the batch's is the median
-over its sequences.
+over its sequences. Cost: the summed tokens/s over the CPUs that run a model in that mode:
+speculation pays for its drafts.
 """
 
 import statistics
@@ -30,6 +31,8 @@ class BatchFigures:
     """Summed over the batch."""
     tokens_per_second_each: float
     """Median over the batch's sequences."""
+    tokens_per_second_per_cpu: float
+    """Summed, over the CPUs that the mode uses."""
     hit_rate: float | None
     late_rate: float | None
     tokens_per_round: float
@@ -57,15 +60,17 @@ def tokens_per_second(sequence: Continuation) -> float:
     return (len(sequence.token_ids) - 1) / seconds if seconds > 0 else 0.0
 
 
-def batch_figures(batch: Sequence[Continuation]) -> BatchFigures:
-    """Return the figures of a batch whose sequences ran together."""
+def batch_figures(batch: Sequence[Continuation], num_cpus: int) -> BatchFigures:
+    """Return the figures of a batch whose sequences ran together on ``num_cpus``."""
+    summed = sum(map(tokens_per_second, batch))
     stats = [sequence.statistics for sequence in batch]
     looked_up = sum(item.hits + item.misses + item.late for item in stats)
     verify = statistics.median(item.verify_seconds for item in stats)
     whole = statistics.median(item.round_seconds for item in stats)
     return BatchFigures(
-        tokens_per_second=sum(map(tokens_per_second, batch)),
+        tokens_per_second=summed,
         tokens_per_second_each=statistics.median(map(tokens_per_second, batch)),
+        tokens_per_second_per_cpu=summed / num_cpus,
         hit_rate=sum(item.hits for item in stats) / looked_up if looked_up else None,
         late_rate=sum(item.late for item in stats) / looked_up if looked_up else None,
         tokens_per_round=sum(len(sequence.token_ids) for sequence in batch)

@@ -10,6 +10,8 @@ from ssd_bench.runs import MODES, Cell, Results
 
 COLUMNS = {
     "tokens_per_second": "tokens/s",
+    "tokens_per_second_each": "each",
+    "tokens_per_second_per_cpu": "a CPU",
     "hit_rate": "hit rate",
     "late_rate": "late",
     "tokens_per_round": "tokens a round",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ssd.cpu_plan import plan_cpus
 from ssd.errors import SSDError
 from ssd.launch import Deployment, RunningDeployment, deployed
 from ssd.rpc.client import TargetClient
@@ -15,7 +16,6 @@ from ssd_bench.machine import count_weights, peak_memory_bytes
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
 
 MODES = {"ar": Mode.AUTOREGRESSIVE, "ssd": Mode.SPECULATIVE}
-LINK_SECONDS = 30.0
 
 
 class NoHitsError(SSDError):
@@ -80,7 +80,8 @@ async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
         TargetClient(running.target.grpc_address) as client,
     ):
         results.ready_seconds = time.perf_counter() - started
-        await _linked(client)
+        if (await client.model_info()).active_drafts == 0:
+            raise NoHitsError("no draft is linked to the target: there is nothing to compare")
         for batch in plan.batches:
             for temperature in plan.temperatures:
                 cell = Cell(batch, temperature)
@@ -96,18 +97,39 @@ async def _measure(
     for mode in MODES.values():
         await _complete(client, plan, cell, mode, repetition=0)
     on_batch()
+    cpus = plan_cpus(plan.deployment.allowed_cpus, plan.deployment.num_drafts)
+    num_cpus = {
+        mode: cpus.num_cpus(with_drafts=mode is Mode.SPECULATIVE) for mode in MODES.values()
+    }
     for repetition in range(plan.repetitions):
         texts: list[list[tuple[TokenId, ...]]] = []
         for name, mode in MODES.items():
             batch = await _complete(client, plan, cell, mode, repetition)
-            cell.figures[name].append(batch_figures(batch))
+            cell.figures[name].append(batch_figures(batch, num_cpus[mode]))
             texts.append([sequence.token_ids for sequence in batch])
             on_batch()
         plain, ahead = texts
         cell.num_compared += len(plain)
         cell.num_different += sum(a != b for a, b in zip(plain, ahead, strict=True))
     if not any(figures.hit_rate for figures in cell.figures["ssd"]):
-        raise NoHitsError(f"batch {cell.batch}, temperature {cell.temperature:g}: no table hit")
+        why = why_no_hits(cell.figures["ssd"])
+        raise NoHitsError(
+            f"batch {cell.batch}, temperature {cell.temperature:g}: no table hit: {why}"
+        )
+
+
+def why_no_hits(repetitions: Sequence[BatchFigures]) -> str:
+    """Return what the counters say about rounds of which none hit."""
+    lates = [figures.late_rate for figures in repetitions if figures.late_rate is not None]
+    if not lates:
+        return "no round had a table to wait for; the link is lost, refused or in quarantine"
+    late = sum(lates) / len(lates)
+    if late > 0.5:
+        return (
+            f"{late:.0%} of the tables came late; the draft is too slow or its core is taken: "
+            "try a higher --deadline-ms or fewer --branches"
+        )
+    return "tables came in time and held no outcome; the draft does not foresee this target"
 
 
 async def _complete(
@@ -137,13 +159,6 @@ async def _one(client: TargetClient, call: GenerateCall) -> Continuation:
     assert last is not None
     assert last.statistics is not None
     return Continuation(tuple(token_ids), last.statistics)
-
-
-async def _linked(client: TargetClient) -> None:
-    async with asyncio.timeout(LINK_SECONDS):
-        # The link belongs to another process: there is no event to wait on.
-        while (await client.model_info()).active_drafts == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
 
 
 def _take_memory(results: Results, running: RunningDeployment) -> None:

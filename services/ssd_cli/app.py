@@ -14,8 +14,9 @@ import typer
 from typer.exceptions import TyperException
 
 import ssd
-from ssd.errors import ModelNotFoundError, RequestError, SettingsError, SSDError
-from ssd.launch import Deployment, one_cpu_a_core, plan_cpus
+from ssd.cpu_plan import one_cpu_a_core, plan_cpus
+from ssd.errors import ModelNotFoundError, NotReadyError, RequestError, SettingsError, SSDError
+from ssd.launch import Deployment
 from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams
 from ssd_cli.demo import DemoOptions, demo
@@ -109,7 +110,7 @@ def generate_command(
             num_drafts=0 if mode is Mode.AUTOREGRESSIVE else num_drafts,
             common_flags=_common_flags(lookahead, branches, dtype),
         ),
-        is_quiet=is_json or not err.is_terminal,
+        is_quiet=is_json,
     )
     if endpoint is None:
         _warn_of_one_cpu(options.deployment)
@@ -227,8 +228,14 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
     except SSDError as error:
         if _debug:
             raise
-        say("error", str(error), "red")
+        say("error", _with_hint(error), "red")
         raise typer.Exit(2 if isinstance(error, BAD_INPUT) else 1) from None
+
+
+def _with_hint(error: SSDError) -> str:
+    if isinstance(error, NotReadyError):
+        return f"{error} (is a target there? 'ssd up' starts one and prints its address)"
+    return str(error)
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams, TokenId
 from ssd_cli.display import err, out, startup_progress, summary, write
 from ssd_cli.figures import Generation
-from ssd_cli.generate import linked, stream
+from ssd_cli.generate import stream
 
 DEMO_PROMPT = '''class Stack:
     """A last-in, first-out stack."""
@@ -50,7 +50,6 @@ async def demo(deployment: Deployment, options: DemoOptions) -> None:
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=False) as on_event:
             running = await stack.enter_async_context(deployed(deployment, on_event))
-            await linked(running.target.grpc_address, len(running.drafts))
         client = await stack.enter_async_context(TargetClient(running.target.grpc_address))
         info = await client.model_info()
         err.print(

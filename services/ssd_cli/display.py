@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from ssd.launch import EventListener
 from ssd.telemetry import Event
@@ -32,14 +33,17 @@ def write(text: str) -> None:
 
 def say(label: str, message: str, style: str = "yellow") -> None:
     """Say something on one line of standard error: ``label: message``."""
-    err.print(f"[{style}]{label}:[/{style}] ", end="")
-    err.print(" ".join(message.split()), markup=False, emoji=False)
+    # One print: above a live line, what has no end of line yet would be overwritten.
+    err.print(Text.assemble((f"{label}:", style), " ", " ".join(message.split())))
 
 
 @contextmanager
 def startup_progress(*, is_quiet: bool) -> Iterator[EventListener]:
-    """Show a bar for each process until the block ends; yields the listener of their events."""
-    if is_quiet:
+    """Show a bar for each process until the block ends; yields the listener of their events.
+
+    Without a terminal nothing is shown.
+    """
+    if is_quiet or not err.is_terminal:
         yield lambda _name, _event: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
@@ -87,7 +91,8 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 
 def summary(columns: Sequence[tuple[str, Figures]]) -> Table:
     """Return a table of figures, one column a generation."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    is_titled = any(title for title, _ in columns)
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=is_titled)
     table.add_column("")
     for title, _ in columns:
         table.add_column(title, justify="right")

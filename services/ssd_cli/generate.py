@@ -1,6 +1,5 @@
 """``ssd generate``: one continuation, from a running target or from one started for it."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -10,8 +9,6 @@ from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd_cli.display import startup_progress
 from ssd_cli.figures import Collector, Generation
-
-POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +58,4 @@ async def _endpoint(options: GenerateOptions) -> AsyncIterator[str]:
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=options.is_quiet) as on_event:
             running = await stack.enter_async_context(deployed(options.deployment, on_event))
-            await linked(running.target.grpc_address, len(running.drafts))
         yield running.target.grpc_address
-
-
-async def linked(endpoint: str, num_drafts: int, timeout_seconds: float = 10.0) -> None:
-    """Wait until a target's drafts are linked; a first request should meet them.
-
-    Drafts are an accelerator: when they do not come, the wait just ends.
-    """
-    async with TargetClient(endpoint) as client:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_seconds):
-                # The links belong to another process: there is no event to wait on.
-                while (await client.model_info()).active_drafts < num_drafts:  # noqa: ASYNC110
-                    await asyncio.sleep(POLL_SECONDS)

@@ -12,15 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.live import Live
 from rich.text import Text
 
-from ssd.launch import (
-    ChildProcess,
-    CpuPlan,
-    Deployment,
-    RunningDeployment,
-    deployed,
-    draft_process,
-    plan_cpus,
-)
+from ssd.cpu_plan import CpuPlan, plan_cpus
+from ssd.launch import ChildProcess, Deployment, RunningDeployment, deployed, draft_process
 from ssd.telemetry import Event, SystemClock
 from ssd_cli.display import err, say, startup_progress, write
 
@@ -112,7 +105,7 @@ async def _revive(
     port = int(draft.grpc_address.rpartition(":")[2])
     while True:
         await draft.wait()
-        say(draft.name, f"{draft.failure()}; starting it again in {delay:g} s")
+        say("warning", f"{draft.failure()}; starting it again in {delay:g} s")
         await asyncio.sleep(delay)
         delay = min(2 * delay, LONGEST_RESTART_SECONDS)
         draft = draft_process(deployment, plan, index, _say_ready, port=port)

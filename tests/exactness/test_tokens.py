@@ -19,13 +19,8 @@ from safetensors.torch import load_file, save_file
 from tests.exactness.conftest import Report, Row
 
 from ssd import demo
-from ssd.launch import (
-    Deployment,
-    RunningDeployment,
-    deployed,
-    draft_process,
-    plan_cpus,
-)
+from ssd.cpu_plan import plan_cpus
+from ssd.launch import Deployment, RunningDeployment, deployed, draft_process
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.types import GenerationChunk, Mode, SamplingParams, SpeculationStatistics, TokenId

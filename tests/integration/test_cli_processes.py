@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -174,3 +175,20 @@ async def test_what_a_process_refuses_is_one_line_and_exit_code_2(
     assert out == ""
     assert err.count("\n") == 1
     assert words in err
+
+
+async def test_a_pair_with_two_tokenizers_is_refused_before_it_writes_anything(
+    pair: tuple[str, ...], tmp_path: Path
+) -> None:
+    other = shutil.copytree(pair[1], tmp_path / "other")
+    path = other / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    one, two = sorted(vocab, key=vocab.get)[-2:]
+    vocab[one], vocab[two] = vocab[two], vocab[one]
+    path.write_text(json.dumps(tokenizer))
+    code, out, err = await completed("generate", "x", *pair, "--draft", str(other))
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: target and draft do not fit: tokenizer_fingerprint")
+    assert err.count("\n") == 1

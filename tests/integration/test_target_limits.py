@@ -28,7 +28,9 @@ SHAPE = (
     *("--kv-cache-bytes", "64000000", "--port", "0", "--http-port", "0"),
 )
 PATIENCE_SECONDS = 20.0
+PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-quarantine")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, ignore_eos=True)
 NEVER_READS = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
 
@@ -79,8 +81,13 @@ def is_free(metrics: Metrics) -> bool:
     )
 
 
-async def ask(client: TargetClient, prompt: str, mode: Mode = Mode.AUTO) -> list[int]:
-    chunks = [chunk async for chunk in client.generate(prompt, GREEDY, mode)]
+async def ask(
+    client: TargetClient,
+    prompt: str,
+    mode: Mode = Mode.AUTO,
+    sampling: SamplingParams = GREEDY,
+) -> list[int]:
+    chunks = [chunk async for chunk in client.generate(prompt, sampling, mode)]
     assert chunks[-1].finish_reason is FinishReason.LENGTH
     return [token for chunk in chunks for token in chunk.token_ids]
 
@@ -97,15 +104,15 @@ async def drain(call: "grpc.aio.UnaryStreamCall[Any, Any]") -> None:
 
 async def test_every_documented_metric_says_something_sensible(folder: Path) -> None:
     async with draft(folder) as helper:
-        flags = ("--drafts", helper.grpc_address, "--draft-deadline-ms", "10000")
+        flags = ("--drafts", helper.grpc_address, *PATIENT)
         async with target(folder, *flags) as (process, client):
             assert (await process.until("link")).fields["state"] == "active"
-            await ask(client, "abc")
+            await ask(client, "abc", sampling=LONG)
             rtt = f'ssd_link_rtt_seconds{{draft="{helper.grpc_address}"}}'
             metrics = await until(process, lambda found: is_free(found) and rtt in found)
             assert metrics['ssd_requests_total{outcome="length"}'] == 1
             assert metrics['ssd_tokens_total{kind="prompt"}'] == 3
-            assert metrics['ssd_tokens_total{kind="output"}'] == 24
+            assert metrics['ssd_tokens_total{kind="output"}'] == 2000
             for name in ("time_to_first_token", "e2e"):
                 assert metrics[f"ssd_{name}_seconds_count"] == 1
                 assert 0 < metrics[f"ssd_{name}_seconds_sum"] < PATIENCE_SECONDS
@@ -138,7 +145,7 @@ async def test_every_documented_metric_says_something_sensible(folder: Path) -> 
 async def test_the_state_of_the_pool_can_be_asked_for(folder: Path) -> None:
     async with draft(folder) as helper:
         nobody = "127.0.0.1:1"
-        flags = ("--drafts", f"{helper.grpc_address},{nobody}", "--draft-deadline-ms", "10000")
+        flags = ("--drafts", f"{helper.grpc_address},{nobody}", *PATIENT)
         async with target(folder, *flags) as (_, client):
             async with asyncio.timeout(PATIENCE_SECONDS):
                 links: dict[str, LinkStatus] = {}
@@ -147,9 +154,10 @@ async def test_the_state_of_the_pool_can_be_asked_for(folder: Path) -> None:
             assert links[nobody].state == "lost"
             assert links[nobody].reason
             stream = client.generate("abc", ENDLESS)
-            for _ in range(5):
-                await anext(stream)
-            busy = await client.pool_status()
+            await anext(stream)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while not (busy := await client.pool_status()).hit_rate:
+                    await anext(stream)
             assert (busy.running_sequences, busy.waiting_sequences) == (1, 0)
             assert busy.desired_drafts == 1
             mine = next(link for link in busy.links if link.address == helper.grpc_address)
@@ -202,10 +210,11 @@ async def test_a_caller_that_leaves_frees_the_sequence_and_the_drafts_session(fo
     ):
         assert (await process.until("link")).fields["state"] == "active"
         stream = client.generate("abc", ENDLESS)
-        for _ in range(5):
-            await anext(stream)
-        assert (await watcher.get_status()).sessions == 1
-        assert (await scrape(process))["ssd_draft_sessions"] == 1
+        await anext(stream)
+        await until(process, lambda found: found["ssd_draft_sessions"] == 1)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not (await watcher.get_status()).sessions:
+                pass
         await stream.aclose()
         async with asyncio.timeout(2.0):
             while (await watcher.get_status()).sessions:

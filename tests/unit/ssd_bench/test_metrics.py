@@ -12,7 +12,7 @@ from ssd_bench.__main__ import numbers
 from ssd_bench.machine import count_weights
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures, spread, spreads
 from ssd_bench.report import markdown, records, speed_up, verify_bandwidth
-from ssd_bench.runs import Cell, Results
+from ssd_bench.runs import Cell, Results, why_no_hits
 
 
 def sequence(tokens: int, seconds: float, hits: int = 0, misses: int = 0) -> Continuation:
@@ -32,12 +32,15 @@ def sequence(tokens: int, seconds: float, hits: int = 0, misses: int = 0) -> Con
     )
 
 
-def figures(tokens_per_second: float, verify_ms: float = 10.0) -> BatchFigures:
+def figures(
+    tokens_per_second: float, verify_ms: float = 10.0, late_rate: float | None = None
+) -> BatchFigures:
     return BatchFigures(
         tokens_per_second=tokens_per_second,
         tokens_per_second_each=tokens_per_second,
+        tokens_per_second_per_cpu=tokens_per_second,
         hit_rate=None,
-        late_rate=None,
+        late_rate=late_rate,
         tokens_per_round=1.0,
         verify_ms=verify_ms,
         round_ms=12.0,
@@ -53,9 +56,10 @@ def cell() -> Cell:
 
 
 def test_speeds_of_a_batch_add_up_and_rates_are_over_all_its_rounds() -> None:
-    found = batch_figures([sequence(21, 2.0, hits=6, misses=3), sequence(31, 1.0, hits=10)])
+    found = batch_figures([sequence(21, 2.0, hits=6, misses=3), sequence(31, 1.0, hits=10)], 2)
     assert found.tokens_per_second == 40.0
     assert found.tokens_per_second_each == 20.0
+    assert found.tokens_per_second_per_cpu == 20.0
     assert found.hit_rate == pytest.approx(16 / 21)
     assert found.late_rate == pytest.approx(2 / 21)
     assert found.tokens_per_round == 2.6
@@ -63,11 +67,11 @@ def test_speeds_of_a_batch_add_up_and_rates_are_over_all_its_rounds() -> None:
 
 
 def test_plain_decoding_has_no_hit_rate() -> None:
-    assert batch_figures([sequence(5, 1.0)]).hit_rate is None
+    assert batch_figures([sequence(5, 1.0)], 1).hit_rate is None
 
 
 def test_a_text_that_came_at_once_has_no_speed() -> None:
-    assert batch_figures([sequence(5, 0.0)]).tokens_per_second == 0.0
+    assert batch_figures([sequence(5, 0.0)], 1).tokens_per_second == 0.0
 
 
 def test_a_spread_is_median_and_quartiles() -> None:
@@ -107,6 +111,14 @@ def test_without_batch_1_there_is_no_bandwidth_of_a_verify() -> None:
 
 def test_weights_are_counted_without_reading_them(tmp_path: Path) -> None:
     assert count_weights(write_tiny_folder(tmp_path)) == 26816
+
+
+@pytest.mark.parametrize(
+    ("late_rate", "words"),
+    [(None, "quarantine"), (0.9, "90% of the tables came late"), (0.1, "held no outcome")],
+)
+def test_a_run_without_hits_says_why(late_rate: float | None, words: str) -> None:
+    assert words in why_no_hits([figures(1.0, late_rate=late_rate)])
 
 
 @pytest.mark.parametrize("text", ["", "1,,8", "a", "0", "17"])

@@ -44,6 +44,7 @@ def test_an_unreachable_endpoint_is_one_line_and_exit_code_1(
     assert said.out == ""
     assert said.err.count("\n") == 1
     assert "127.0.0.1:1 cannot be reached" in said.err
+    assert "ssd up" in said.err
 
 
 def test_a_prompt_that_is_no_utf8_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:

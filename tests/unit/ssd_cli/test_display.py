@@ -4,6 +4,7 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 from ssd.telemetry import Event
 from ssd.types import Mode, SpeculationStatistics
@@ -32,6 +33,22 @@ def test_a_long_message_stays_on_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert said.count("\n") == 1
     assert said.startswith("error: [/bold] word")
     assert said.endswith("end :smile:\n")
+
+
+def test_what_is_said_above_a_live_line_keeps_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(display, "err", Console(file=screen, force_terminal=True, no_color=True))
+    with Live("status", console=display.err, auto_refresh=False):
+        display.say("draft 0", "ready again")
+    assert "draft 0: ready again\n" in screen.getvalue()
+
+
+def test_a_pipe_gets_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(display, "err", Console(file=screen))
+    with display.startup_progress(is_quiet=False) as on_event:
+        on_event("target", Event("progress", {"stage": "pack", "fraction": 0.5}))
+    assert screen.getvalue() == ""
 
 
 def test_the_progress_of_each_process_has_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssd.cpu_plan import one_cpu_a_core, plan_cpus
 from ssd.errors import AddressError, SettingsError, SetupError
-from ssd.launch import ChildProcess, one_cpu_a_core, plan_cpus, setup_error
+from ssd.launch import ChildProcess, LinkWatch, setup_error
 from ssd.telemetry import Event
+
+FAKE_CHILD = """
+import signal, sys
+def leave(*_):
+    print('{"event": "stopped"}', file=sys.stderr, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("a line of some library", file=sys.stderr)
+print('{"event": "listening", "grpc": "a:1", "http": "a:2"}', file=sys.stderr)
+print('{"event": "ready", "seconds": 0.1}', file=sys.stderr, flush=True)
+signal.pause()
+"""
+"""Speaks as a process of ours does."""
+
+
+def link(state: str, address: str = "a:1") -> Event:
+    return Event("link", {"draft": address, "state": state, "reason": "tokenizer_fingerprint: x"})
+
+
+def nobody_listens(_name: str, _event: Event) -> None: ...
 
 
 def cpus(text: str) -> list[int]:
@@ -39,6 +60,15 @@ def test_one_cpu_is_shared_and_said_so() -> None:
     assert (plan.target, plan.drafts, plan.others) == ("3", ("3", "3"), "3")
 
 
+@pytest.mark.parametrize(
+    ("num_allowed", "plain", "speculative"), [(1, 1, 1), (2, 1, 2), (3, 2, 3), (8, 4, 8)]
+)
+def test_the_cpus_of_a_mode_are_counted(num_allowed: int, plain: int, speculative: int) -> None:
+    plan = plan_cpus(range(num_allowed), 2)
+    assert plan.num_cpus(with_drafts=False) == plain
+    assert plan.num_cpus(with_drafts=True) == speculative
+
+
 def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:
     for cpu, siblings in {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}.items():
         folder = tmp_path / f"cpu{cpu}" / "topology"
@@ -64,7 +94,7 @@ def test_a_childs_failure_keeps_its_kind(said: str, kind: type[SetupError]) -> N
 
 
 async def test_a_child_that_dies_unheard_is_told_with_its_last_lines() -> None:
-    child = ChildProcess("draft 0", "ssd_no_such_module", (), lambda _name, _event: None)
+    child = ChildProcess("draft 0", "ssd_no_such_module", (), nobody_listens)
     await child.start()
     with pytest.raises(SetupError, match=r"draft 0 ended with exit code 1: .*ssd_no_such_module"):
         await child.ready()
@@ -72,6 +102,61 @@ async def test_a_child_that_dies_unheard_is_told_with_its_last_lines() -> None:
 
 
 async def test_stopping_what_never_started_is_no_error() -> None:
-    child = ChildProcess("draft 0", "ssd_draft", (), lambda _name, _event: None)
+    child = ChildProcess("draft 0", "ssd_draft", (), nobody_listens)
     async with asyncio.timeout(1):
         assert await child.stop() == 0
+
+
+async def test_a_childs_events_are_heard_in_order_and_its_addresses_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fake_child.py").write_text(FAKE_CHILD)
+    monkeypatch.chdir(tmp_path)
+    heard: list[tuple[str, str]] = []
+    child = ChildProcess("draft 3", "fake_child", (), lambda name, e: heard.append((name, e.name)))
+    await child.start()
+    await child.listening()
+    assert (child.grpc_address, child.http_address) == ("a:1", "a:2")
+    await child.ready()
+    assert await child.stop() == 0
+    assert await child.stop() == 0
+    assert heard == [("draft 3", word) for word in ("listening", "ready", "stopped")]
+
+
+async def test_a_child_that_says_nothing_in_time_is_a_setup_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fake_child.py").write_text("import signal; signal.pause()")
+    monkeypatch.chdir(tmp_path)
+    child = ChildProcess("target", "fake_child", (), nobody_listens)
+    await child.start()
+    with pytest.raises(SetupError, match=r"target was not ready within 0.01 s"):
+        await child.ready(0.01)
+    child.kill()
+    assert await child.stop() == -9
+
+
+async def test_links_are_waited_for_until_all_drafts_are_in() -> None:
+    heard: list[str] = []
+    watch = LinkWatch(2, lambda _name, event: heard.append(event.name))
+    for event in (link("active", "a:1"), link("lost", "a:1"), link("active", "a:2")):
+        watch("target", event)
+    watch("draft 0", link("active", "a:9"))  # a draft's own view does not count
+    waiting = asyncio.create_task(watch.linked(5))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    watch("target", link("active", "a:1"))
+    await waiting
+    assert heard == ["link"] * 5
+
+
+async def test_a_pair_that_does_not_fit_is_refused_by_name() -> None:
+    watch = LinkWatch(1, nobody_listens)
+    watch("target", link("refused"))
+    with pytest.raises(SettingsError, match=r"do not fit: tokenizer_fingerprint: x"):
+        await watch.linked(5)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 1])
+async def test_drafts_that_do_not_come_are_no_error(num_drafts: int) -> None:
+    await LinkWatch(num_drafts, nobody_listens).linked(0.001)
