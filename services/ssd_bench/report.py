@@ -22,6 +22,14 @@ COLUMNS = {
 }
 
 
+_TERMINAL_COLUMNS = {
+    name: title
+    for name, title in COLUMNS.items()
+    if name not in ("tokens_per_second_each", "late_rate") and not name.endswith("_ms")
+}
+"""What fits on 80 columns; the files have them all."""
+
+
 def speed_up(cell: Cell) -> Spread:
     """Return SSD over AR in tokens/s, pair by pair of the interleaved repetitions."""
     pairs = zip(cell.figures["ar"], cell.figures["ssd"], strict=True)
@@ -87,13 +95,15 @@ def markdown(results: Results, bandwidth: float) -> str:
 
 def terminal_table(results: Results) -> Table:
     """Return the medians alone, narrow enough for a terminal."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("batch", "T", "mode", *COLUMNS.values(), "SSD/AR", "differ"):
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for title in ("batch", "T", "mode", *_TERMINAL_COLUMNS.values(), "SSD/AR", "differ"):
         table.add_column(title, justify="right")
     for cell in results.cells:
         for mode, repetitions in cell.figures.items():
             found = spreads(repetitions)
-            shown = [f"{found[name].median:.3g}" if name in found else "–" for name in COLUMNS]
+            shown = [
+                f"{found[name].median:.3g}" if name in found else "–" for name in _TERMINAL_COLUMNS
+            ]
             last = ["", ""]
             if mode == "ssd":
                 last = [f"{speed_up(cell).median:.2f}", f"{cell.num_different}/{cell.num_compared}"]

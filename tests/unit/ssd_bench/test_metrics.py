@@ -1,17 +1,19 @@
 """Figures, spreads and tables of a run, from known counters."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SpeculationStatistics
 from ssd_bench.__main__ import numbers
 from ssd_bench.machine import count_weights
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures, spread, spreads
-from ssd_bench.report import markdown, records, speed_up, verify_bandwidth
+from ssd_bench.report import markdown, records, speed_up, terminal_table, verify_bandwidth
 from ssd_bench.runs import Cell, Results, why_no_hits
 
 
@@ -129,3 +131,11 @@ def test_a_bad_list_of_numbers_is_a_usage_error(text: str) -> None:
 
 def test_a_list_of_numbers_is_read() -> None:
     assert numbers("1,8", "--batch", 1, 16) == (1.0, 8.0)
+
+
+def test_the_terminals_table_fits_on_80_columns() -> None:
+    screen = io.StringIO()
+    Console(file=screen, width=80).print(terminal_table(Results(cells=[cell()])))
+    assert "…" not in screen.getvalue()
+    assert "efficiency" in screen.getvalue()
+    assert "tokens/s" in screen.getvalue()

@@ -1,6 +1,6 @@
 """A runner of a tiny random model, and the truth about any text: one dense causal pass."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,15 @@ class DenseAttention:
         weights_HRR = scores_HRR.masked_fill(hidden_RR, -torch.inf).softmax(dim=-1)
         seen_RHE: Tensor = (weights_HRR @ values_HRE).transpose(0, 1)
         return seen_RHE.reshape(rows, -1).to(queries_RHE.dtype)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """A second thread waits at each tiny kernel: 3 times slower on a busy machine of two cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,11 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.engine.kv_cache.block_pool import BlockPool
 
 
+@settings(deadline=None)
 @given(
     num_blocks=st.integers(2, 20),
     steps=st.lists(st.tuples(st.booleans(), st.integers(0, 8)), max_size=40),

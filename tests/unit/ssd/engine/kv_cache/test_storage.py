@@ -1,5 +1,5 @@
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.engine.config import EngineConfig, ModelConfig
@@ -13,6 +13,7 @@ def model() -> ModelConfig:
     return TinyModel(3).config()
 
 
+@settings(deadline=None)
 @given(num_blocks=SIZES, block_size=SIZES, columns=SIZES, branches=SIZES, sessions=SIZES)
 def test_pages_and_segments_of_all_sessions_share_no_slot_and_leave_none(
     num_blocks: int, block_size: int, columns: int, branches: int, sessions: int
