@@ -21,6 +21,8 @@ from ssd_bench.report import markdown, records, terminal_table, whole_run
 from ssd_bench.runs import MODES, Plan, Results, run
 
 NUM_PROMPTS = 64
+PROMPT_CHARS = 450
+"""About 128 tokens: the workload of the model cards, with 192 new tokens."""
 BYTES_PER_WEIGHT = {"bfloat16": 2, "float32": 4}
 MAX_BATCH = 16
 """Sequences that a target runs together; more would queue and measure the queue."""
@@ -69,7 +71,7 @@ def bench(
             ),
             target_folder=folders[0],
             bytes_per_weight=BYTES_PER_WEIGHT[dtype],
-            prompts=held_out_prompts(NUM_PROMPTS),
+            prompts=held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS),
             batches=batches,
             temperatures=temperatures,
             max_tokens=max_tokens,

@@ -154,11 +154,14 @@ class ModelRunner:
 
     def warm_up(self, on_progress: Progress) -> None:
         """Run every shape once, so that the first request pays for nothing."""
-        warm = self._warm_branches if self.engine.branches else self._warm_forward
         self._warm_prefill()
-        for index, count in enumerate(self._buckets):
+        # A draft's passes are not padded: each number of sessions is a shape.
+        is_draft = self.engine.branches > 0
+        warm = self._warm_branches if is_draft else self._warm_forward
+        counts = range(1, self.engine.max_num_seqs + 1) if is_draft else self._buckets
+        for index, count in enumerate(counts):
             warm(count)
-            on_progress("warm-up", (index + 1) / len(self._buckets))
+            on_progress("warm-up", (index + 1) / len(counts))
 
     def _bucket(self, num_sequences: int) -> int:
         return next(count for count in self._buckets if count >= num_sequences)
@@ -250,8 +253,7 @@ class ModelRunner:
         one_B = zero_B + 1
         self.run_explicit(ExplicitBatch(slot_B, tokens_BP, one_B, one_B, table_B1))
         tokens_BN = zero_B[:, None].expand(-1, self.engine.branches)
-        for step in range(self.engine.num_columns):
-            self.run_branches(BranchBatch(slot_B, tokens_BN, tokens_BN, step, one_B, table_B1))
+        self.run_branches(BranchBatch(slot_B, tokens_BN, tokens_BN, 0, one_B, table_B1))
 
 
 def sequence_buckets(engine: EngineConfig) -> list[int]:

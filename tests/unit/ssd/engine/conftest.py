@@ -13,6 +13,7 @@ from ssd.engine.runner import ModelRunner, load_runner
 from ssd.testing.tiny_folder import write_tiny_folder
 
 MakeRunner = Callable[[EngineConfig], ModelRunner]
+LENGTH_STEP = 128
 PlainLogits = Callable[[ModelRunner, Sequence[int]], Tensor]
 
 
@@ -58,9 +59,13 @@ def plain_logits() -> PlainLogits:
 
     @torch.inference_mode()
     def logits(runner: ModelRunner, tokens: Sequence[int]) -> Tensor:
-        tokens_R = torch.tensor(list(tokens))
-        hidden_RD = runner._decoder.forward(tokens_R, torch.arange(len(tokens)), DenseAttention())
-        return runner._decoder.logits(hidden_RD)
+        # Of few lengths, since each costs the matrix kernels a compilation; the tail is not seen.
+        length = -(-len(tokens) // LENGTH_STEP) * LENGTH_STEP
+        tokens_R = torch.zeros(length, dtype=torch.int64)
+        tokens_R[: len(tokens)] = torch.tensor(tokens)
+        positions_R = torch.arange(length).clamp(max=runner.engine.max_model_len - 1)
+        hidden_RD = runner._decoder.forward(tokens_R, positions_R, DenseAttention())
+        return runner._decoder.logits(hidden_RD)[: len(tokens)]
 
     return logits
 
