@@ -35,8 +35,9 @@ def top_candidates(
     Returns:
         ids int64 [R, count] and scores fp32 [R, count].
     """
-    scores_RV = logits_RV - torch.logsumexp(logits_RV, dim=-1, keepdim=True)
+    noisy_RV = logits_RV
     if noise_RV is not None:
-        scores_RV = torch.addcmul(scores_RV, temperature_R[:, None], noise_RV)
-    best = scores_RV.topk(count, dim=-1)
-    return best.indices, best.values
+        noisy_RV = torch.addcmul(logits_RV, temperature_R[:, None], noise_RV)
+    best = noisy_RV.topk(count, dim=-1)
+    # The mass is the same for all of a row: taken off last, it costs no tensor of R x V.
+    return best.indices, best.values - torch.logsumexp(logits_RV, dim=-1, keepdim=True)
