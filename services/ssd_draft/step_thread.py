@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ssd.engine.config import EngineConfig
+from ssd.engine.config import DTYPES, EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import ModelRunner, load_runner
 from ssd.errors import SetupError
@@ -105,6 +105,7 @@ class StepThread:
             prefill_chunk=engine.prefill_chunk,
             num_blocks_each=-(-engine.max_model_len // engine.block_size),
             vocab_size=engine.num_token_ids or runner.model.vocab_size,
+            logits_dtype=DTYPES[engine.dtype],
         )
         ring = NoiseRing(shape.max_sessions, shape.num_noise_rows, runner.model.vocab_size)
         return Parts(

@@ -21,7 +21,8 @@ NO_TOKENS: tuple[TokenId, ...] = ()
 class Proposals:
     """What each row of the round proposes.
 
-    ``tokens_BK`` int64, padded with -1, which is never a token; ``num_proposed_B`` int64, 0..K.
+    ``tokens_BK`` int64, padded with -1, which is never a token, and of width 0 in a round of one
+    column; ``num_proposed_B`` int64, 0..K.
     ``tokens`` and ``num_proposed`` are the same for the bookkeeping.
     """
 
@@ -36,8 +37,10 @@ class BatchBuilder:
     Arrays are allocated a round: for 16 rows of 7 columns that is cheaper than a lock around views.
     """
 
-    def __init__(self, *, max_num_seqs: int, num_columns: int, num_blocks_each: int) -> None:
-        self._num_columns = num_columns
+    def __init__(
+        self, *, max_num_seqs: int, verify_columns: tuple[int, ...], num_blocks_each: int
+    ) -> None:
+        self._verify_columns = verify_columns
         self._block_tables_SJ = torch.zeros((max_num_seqs, num_blocks_each), dtype=torch.int64)
 
     def admit(self, sequence: Sequence) -> None:
@@ -51,7 +54,8 @@ class BatchBuilder:
     ) -> Proposals:
         """Gather what the rows propose."""
         tokens = tuple(proposed.get(row.sequence_id, NO_TOKENS) for row in rows)
-        tokens_BK = np.full((len(rows), self._num_columns - 1), -1, dtype=np.int64)
+        columns = self._verify_columns[-1 if any(tokens) else 0]
+        tokens_BK = np.full((len(rows), columns - 1), -1, dtype=np.int64)
         for index, row_tokens in enumerate(tokens):
             tokens_BK[index, : len(row_tokens)] = row_tokens
         num_proposed_B = np.fromiter((len(each) for each in tokens), np.int64, len(rows))
@@ -114,7 +118,7 @@ class Chooser:
     ) -> torch.Tensor:
         """What the target itself would say at each row, ``chosen_BP`` int64, -1 at padding."""
         self.fill(rows)
-        column_P = torch.arange(self._num_columns)
+        column_P = torch.arange(logits_BPV.shape[1])
         counts_BP = column_P <= num_proposed_B[:, None]
         row_R, column_R = counts_BP.nonzero(as_tuple=True)
         slots_B = torch.tensor([row.slot for row in rows], dtype=torch.int64)

@@ -98,7 +98,6 @@ class StepThread:
             block_size=engine.block_size,
             prefill_chunk=engine.prefill_chunk,
         )
-        shape = {"max_num_seqs": engine.max_num_seqs, "num_columns": engine.num_columns}
         # Rows of the round in progress, and of the next one, which are filled while waiting.
         ring = NoiseRing(engine.max_num_seqs, 2 * engine.num_columns, runner.model.vocab_size)
         return Parts(
@@ -106,9 +105,11 @@ class StepThread:
             scheduler=Scheduler(limits, BlockPool(runner.num_blocks)),
             runner=runner,
             builder=BatchBuilder(
-                num_blocks_each=-(-engine.max_model_len // engine.block_size), **shape
+                max_num_seqs=engine.max_num_seqs,
+                verify_columns=engine.verify_columns,
+                num_blocks_each=-(-engine.max_model_len // engine.block_size),
             ),
-            chooser=Chooser(ring, **shape),
+            chooser=Chooser(ring, num_columns=engine.num_columns, max_num_seqs=engine.max_num_seqs),
             drafts=self._drafts,
             wakeups=self.wakeups,
             clock=self._clock,

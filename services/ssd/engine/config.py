@@ -179,6 +179,12 @@ class EngineConfig:
             )
 
     @property
+    def verify_columns(self) -> tuple[int, ...]:
+        """Column counts that a verify may have, ascending; the last one fits every proposal."""
+        one_shape = self.deterministic or self.num_columns == 1
+        return (self.num_columns,) if one_shape else (1, self.num_columns)
+
+    @property
     def blocks_per_sequence(self) -> int:
         """Blocks of a sequence of maximum length, rounded up to whole context chunks."""
         chunks = -(-self.max_model_len // self.context_chunk)

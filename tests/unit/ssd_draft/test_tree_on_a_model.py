@@ -28,6 +28,7 @@ SHAPE = TreeShape(
     prefill_chunk=CHUNK,
     num_blocks_each=BLOCKS_EACH,
     vocab_size=VOCAB_SIZE,
+    logits_dtype=torch.float32,
 )
 
 

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,6 +94,7 @@ class Draft:
             prefill_chunk=CHUNK,
             num_blocks_each=MAX_LEN // BLOCK,
             vocab_size=VOCAB,
+            logits_dtype=torch.float32,
         )
         self.pool = BlockPool(num_blocks)
         self.sessions = Sessions(

