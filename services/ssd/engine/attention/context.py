@@ -42,7 +42,7 @@ class AttentionPass:
         *,
         is_whole: bool,
     ) -> None:
-        """Args are the pass's; ``is_whole`` says that the one run there is has one chunk."""
+        """Prepare a pass; ``is_whole`` if its one run has one chunk that holds all there is."""
         self._is_whole = is_whole
         self._backend = backend
         self._storage = storage

@@ -76,6 +76,24 @@ def test_chunked_prefill_and_columns_equal_one_pass(
         close(logits_BPV[0, :real], expected_RV[first : first + real])
 
 
+def test_one_column_says_what_the_first_of_several_says(runner: ModelRunner, store: Store) -> None:
+    texts = [text(length, seed=3) for length in (9, 70)]
+    tables_BJ = tables(2)
+    for tokens, blocks_J in zip(texts, tables_BJ, strict=True):
+        store(runner, tokens[:-1], blocks_J)
+    wide = columns(texts, [len(tokens) - 1 for tokens in texts], tables_BJ)
+    narrow = replace(wide, tokens_BP=wide.tokens_BP[:, :1])
+    assert runner.engine.verify_columns == (1, P)
+    logits_B1V = runner.forward(narrow)
+    assert logits_B1V.shape == (2, 1, VOCAB)
+    close(logits_B1V[:, 0], runner.forward(wide)[:, 0])
+
+
+def test_there_is_one_shape_in_deterministic_mode() -> None:
+    assert replace(ENGINE, deterministic=True).verify_columns == (P,)
+    assert replace(ENGINE, num_columns=1).verify_columns == (1,)
+
+
 def test_sequences_of_all_lengths_share_a_pass(
     runner: ModelRunner, plain_logits: Plain, store: Store
 ) -> None:

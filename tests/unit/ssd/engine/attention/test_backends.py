@@ -43,6 +43,19 @@ def test_a_backend_agrees_with_the_formula_in_double(
     assert mass.dtype == torch.float32
 
 
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_attending_to_all_at_once_gives_the_same_values(
+    name: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    queries, keys, values, mask = tensors(dtype, 3)
+    backend = make_backend(name)
+    out, _ = backend.attend(queries, keys, values, mask)
+    whole = backend.attend_whole(queries, keys, values, mask)
+    assert whole.dtype == dtype
+    torch.testing.assert_close(whole, out, atol=tolerance, rtol=0)
+
+
 def attend_by_parts(backend: AttentionBackend, width: int) -> list[Partial]:
     queries, keys, values, mask = tensors(torch.float32, 2)
     mask[..., ::width] = 0.0
