@@ -1,7 +1,7 @@
 """Which outcomes of a proposal get a branch: policies over candidates, vectorised over sessions.
 
-The draft keeps, at each position of a proposal, its best tokens with scores u = log q + T * g. A
-policy picks N outcomes (k, v): k tokens accepted, followed by v. At k < m the proposed token
+The draft keeps, at each position of a proposal, its best tokens with scores u = log q + T * g,
+up to a constant of the position. A policy picks N outcomes (k, v): k tokens accepted, followed by v. At k < m the proposed token
 d_{k+1} is no outcome, since it would have been accepted; at k = m nothing is excluded, and the pair
 (m, best candidate) always has a branch.
 
@@ -41,7 +41,7 @@ class Candidates:
 
     ids_BPM: Int64s
     scores_BPM: Float32s
-    """u = log q + T * g, descending; -inf where a candidate is absent."""
+    """u = log q + T * g up to a constant of the position, descending; -inf where one is absent."""
 
 
 @dataclass(frozen=True, slots=True)

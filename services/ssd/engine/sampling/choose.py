@@ -40,18 +40,14 @@ def top_candidates(
 ) -> tuple[Tensor, Tensor]:
     """Return the ``count`` best tokens of each row and their scores, best first.
 
-    The score is u = log q + T g, in logit units: continuous down to T = 0, and ordered like the
-    choice itself, so that candidate 0 is the token that ``choose`` takes.
+    The score is u = log q + T g, in logit units and up to a constant of its row: continuous down to
+    T = 0, and ordered like the choice itself, so that candidate 0 is the token ``choose`` takes.
 
     Returns:
         ids int64 [R, count] and scores fp32 [R, count].
     """
-    noisy_RV = logits_RV
+    scores_RV = logits_RV
     if noise_RV is not None:
-        noisy_RV = torch.addcmul(logits_RV, temperature_R[:, None], noise_RV)
-    best = noisy_RV.topk(count, dim=-1)
-    # The fused log-softmax takes half the time of a log-sum-exp: the mass is read off a column that
-    # is surely finite. Taken off last, it cannot make ties of scores that were none.
-    best_R1 = best.indices[:, :1]
-    mass_R1 = logits_RV.gather(1, best_R1) - torch.log_softmax(logits_RV, dim=-1).gather(1, best_R1)
-    return best.indices, best.values - mass_R1
+        scores_RV = torch.addcmul(logits_RV, temperature_R[:, None], noise_RV)
+    best = scores_RV.topk(count, dim=-1)
+    return best.indices, best.values
