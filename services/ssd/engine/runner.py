@@ -187,7 +187,9 @@ class ModelRunner:
         # Chunk by chunk: absolute runs of positions, whatever else is in the batch.
         slots_XBS = paged_BS.view(-1, num_chunks, width).transpose(0, 1)
         seen_XS = torch.arange(num_chunks * width).view(num_chunks, width)
-        visible_XBQS = seen_XS[:, None, None] <= position_BP[:, :, None]
+        # The kernel's bits depend on its number of queries: a narrow verify asks as many as a wide.
+        asking_BP = position_BP.expand(-1, self.engine.num_columns) if columns == 1 else position_BP
+        visible_XBQS = seen_XS[:, None, None] <= asking_BP[:, :, None]
         runs = [
             self._context(
                 slots_XBS[first : first + MAX_CHUNKS_A_CALL],

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ssd.engine.attention.backend import AttentionBackend
 from ssd.engine.attention.merge import merge_partials
@@ -30,7 +31,10 @@ class ContextRun:
 
 
 class AttentionPass:
-    """One pass over the KV storage: writes the new entries of a layer, then attends."""
+    """One pass over the KV storage: writes the new entries of a layer, then attends.
+
+    Masks may have more query rows than there are queries: a kernel's bits depend on their number.
+    """
 
     def __init__(
         self,
@@ -65,8 +69,11 @@ class AttentionPass:
             .transpose(1, 2)
             .reshape(batch, num_kv_heads, -1, head_size)
         )
+        num_real = queries_BGUE.shape[2]
+        if num_idle := self._runs[0].mask_Y1US.shape[2] - num_real:
+            queries_BGUE = functional.pad(queries_BGUE, (0, 0, 0, num_idle))
         attend = self._attend_whole if self._is_whole else self._attend_chunks
-        out_BGUE = attend(layer, queries_BGUE)
+        out_BGUE = attend(layer, queries_BGUE)[:, :, :num_real]
         out_BGQXE = out_BGUE.view(batch, num_kv_heads, -1, group, head_size)
         return out_BGQXE.transpose(1, 2).reshape(rows, -1)
 

@@ -122,6 +122,26 @@ def test_a_token_has_the_bits_of_column_0_in_every_column(
 
 
 @pytest.mark.parametrize("length", LENGTHS)
+def test_a_verify_of_one_column_has_the_bits_of_a_wide_one(
+    runner: ModelRunner, store: Store, length: int
+) -> None:
+    """True of packed bf16, the default of CPUs; the others promise it in deterministic mode only."""
+    if runner.engine.dtype != "bfloat16" or not linear.can_pack(
+        torch.zeros(1, dtype=torch.bfloat16)
+    ):
+        pytest.skip("not promised")
+    tokens = text(length + P)
+    store(runner, tokens[:length], table(0))
+    wide_PV = runner.forward(stack([(tokens[length:], length, 0)]))[0]
+    for column in range(P):
+        token, first = tokens[length + column], length + column
+        narrow = PagedBatch(
+            torch.tensor([[token]]), torch.tensor([first]), torch.tensor([1]), table(0)[None]
+        )
+        assert torch.equal(runner.forward(narrow)[0, 0], wide_PV[column])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
 def test_batch_mates_change_no_bit_however_far_they_reach(
     runner: ModelRunner, store: Store, length: int
 ) -> None:
