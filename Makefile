@@ -20,6 +20,9 @@ setup: $(TOOLS) ## make .venv with everything for development
 run: $(RUNTIME) ## AR against SSD on the embedded pair: same text, other speed
 	@$(BIN)/ssd demo
 
+# A second thread waits at each tiny kernel, and the processes of a test would fight for the cores.
+test exactness: export OMP_NUM_THREADS := 1
+
 test: $(TOOLS) ## all tests that need no GPU and no cluster
 	$(BIN)/python -m pytest
 

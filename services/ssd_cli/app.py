@@ -48,6 +48,9 @@ Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="New tokens at most.")]
 ModeOption = Annotated[Mode, typer.Option("--mode", help="How rounds are run.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
+OF_A_DEPLOYMENT = ("target", "draft", "lookahead", "branches", "num_drafts", "dtype")
+"""Parameters that only say what is started: a target that runs has its own."""
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001
@@ -59,7 +62,7 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001
 @app.callback()
 def common(
     *,
-    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
+    debug: Debug = False,
     version: Annotated[  # noqa: ARG001 - its callback has done it
         bool,
         typer.Option(
@@ -74,6 +77,7 @@ def common(
 
 @app.command("generate")
 def generate_command(
+    context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
     *,
     endpoint: Annotated[
@@ -93,8 +97,11 @@ def generate_command(
     num_drafts: NumDrafts = 1,
     dtype: Dtype = "bfloat16",
     is_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Continue a prompt."""
+    if endpoint is not None:
+        _refuse_beside_endpoint(context)
     call = GenerateCall(
         prompt=sys.stdin.read() if prompt == "-" else prompt,
         sampling=SamplingParams(temperature=temperature, stop=tuple(stop or ())),
@@ -114,7 +121,8 @@ def generate_command(
     )
     if endpoint is None:
         _warn_of_one_cpu(options.deployment)
-    result = _run(generate(options, call, (lambda _text: None) if is_json else write))
+    work = generate(options, call, (lambda _text: None) if is_json else write)
+    result = _run(work, is_debug=debug)
     if is_json:
         write(json.dumps(result.as_json()) + "\n")
         return
@@ -139,6 +147,7 @@ def up_command(
         int, typer.Option("--http-port", min=0, max=65000, help="Target's HTTP port; 0: any.")
     ] = 9090,
     is_json: Json = False,
+    debug: Debug = False,
 ) -> None:
     """Run a target and its drafts on this machine until Ctrl-C."""
     deployment = Deployment(
@@ -150,7 +159,7 @@ def up_command(
         common_flags=_common_flags(lookahead, branches, dtype),
     )
     _warn_of_one_cpu(deployment)
-    _run(up(deployment, is_json=is_json))
+    _run(up(deployment, is_json=is_json), is_debug=debug)
 
 
 @app.command("demo")
@@ -163,6 +172,7 @@ def demo_command(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="New tokens.")] = 200,
     lookahead: Lookahead = 6,
     branches: Branches = 24,
+    debug: Debug = False,
 ) -> None:
     """Write one text twice, plain and speculative, and compare."""
     deployment = Deployment(
@@ -174,7 +184,7 @@ def demo_command(
     )
     _warn_of_one_cpu(deployment)
     options = DemoOptions(temperature=temperature, seed=seed, max_tokens=max_tokens)
-    _run(demo(deployment, options))
+    _run(demo(deployment, options), is_debug=debug)
 
 
 @app.command("models")
@@ -221,12 +231,24 @@ def _warn_of_one_cpu(deployment: Deployment) -> None:
         say("one CPU", "target and drafts share it; expect no speed-up")
 
 
-def _run(work: Coroutine[Any, Any, Any]) -> Any:
+def _refuse_beside_endpoint(context: typer.Context) -> None:
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in OF_A_DEPLOYMENT
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    ]
+    if given:
+        raise typer.BadParameter(
+            f"--endpoint names a target that runs already; it does not go with {', '.join(given)}"
+        )
+
+
+def _run(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
     """Run a command's work; an error of ours becomes one line and an exit code."""
     try:
         return asyncio.run(work)
     except SSDError as error:
-        if _debug:
+        if _debug or is_debug:
             raise
         say("error", _with_hint(error), "red")
         raise typer.Exit(2 if isinstance(error, BAD_INPUT) else 1) from None

@@ -19,8 +19,10 @@ from ssd_cli.display import err, say, startup_progress, write
 
 REFRESH_SECONDS = 1.0
 RESTART_SECONDS = 1.0
-"""Before a dead draft is started again; doubled each time, up to a minute."""
+"""Before a dead draft is started again; doubled each time that it dies young, up to a minute."""
 LONGEST_RESTART_SECONDS = 60.0
+STEADY_SECONDS = 120.0
+"""A draft that has lived this long, its start included, did not die of how it is started."""
 
 
 async def up(deployment: Deployment, *, is_json: bool) -> None:
@@ -101,16 +103,30 @@ async def _revive(
     plan: CpuPlan,
     replacements: list[ChildProcess],
 ) -> None:
-    delay = RESTART_SECONDS
+    clock = SystemClock()
+    delay = 0.0
     port = int(draft.grpc_address.rpartition(":")[2])
     while True:
+        started = clock.now()
         await draft.wait()
+        delay = restart_delay(delay, clock.now() - started)
         say("warning", f"{draft.failure()}; starting it again in {delay:g} s")
         await asyncio.sleep(delay)
-        delay = min(2 * delay, LONGEST_RESTART_SECONDS)
         draft = draft_process(deployment, plan, index, _say_ready, port=port)
         replacements.append(draft)
         await draft.start()
+
+
+def restart_delay(last_seconds: float, lived_seconds: float) -> float:
+    """Return how long to wait before a dead draft is started again, seconds.
+
+    Args:
+        last_seconds: the wait before it was started; 0 for the first start.
+        lived_seconds: from that start to its death.
+    """
+    if lived_seconds >= STEADY_SECONDS:
+        return RESTART_SECONDS
+    return max(RESTART_SECONDS, min(2 * last_seconds, LONGEST_RESTART_SECONDS))
 
 
 def _say_ready(name: str, event: Event) -> None:

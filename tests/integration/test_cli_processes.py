@@ -5,8 +5,9 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from ssd.testing.tiny_folder import write_tiny_folder
 pytestmark = pytest.mark.timeout(120)
 SERVICES = Path(ssd.__file__).parents[1]
 SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8")
+COMMAND = (sys.executable, "-m", "ssd_cli")
 SAID_SECONDS = 60.0
 
 
@@ -29,10 +31,32 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return ("--target", folder, "--draft", folder, *SHAPE)
 
 
+@pytest.fixture(scope="module")
+def shared(pair: tuple[str, ...]) -> Iterator[str]:
+    """The target's address of an ``ssd up`` with two drafts, for tests that leave it as it is."""
+    with subprocess.Popen(
+        [*COMMAND, "up", "--json", "--port", "0", "--http-port", "0", "--num-drafts", "2", *pair],
+        cwd=SERVICES,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            addresses = json.loads(process.stdout.readline())
+            children = [child.pid for child in psutil.Process(process.pid).children()]
+            assert len(addresses["drafts"]) == 2
+            assert len(children) == 3
+            yield addresses["target"]["grpc"]
+            process.terminate()
+            assert process.wait(SAID_SECONDS) == 0
+            assert not any(map(is_running, children))
+        finally:
+            process.kill()
+
+
 @asynccontextmanager
 async def command(*argv: str) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ssd_cli", *argv),
+        *(*COMMAND, *argv),
         cwd=SERVICES,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -80,13 +104,14 @@ def is_running(pid: int) -> bool:
 
 
 async def test_generate_prints_one_json_object_and_both_modes_write_the_same(
-    pair: tuple[str, ...],
+    shared: str, pair: tuple[str, ...]
 ) -> None:
     found = {}
-    for mode in ("autoregressive", "speculative"):
+    # One from the target that runs, one from a pair that the command starts and stops.
+    for mode, where in (("autoregressive", ("--endpoint", shared)), ("speculative", pair)):
         code, out, err = await completed(
             *("generate", "def fib(n):", "--json", "--mode", mode, "--seed", "5"),
-            *("--max-tokens", "40", *pair),
+            *("--max-tokens", "40", *where),
         )
         assert (code, err) == (0, "")
         found[mode] = json.loads(out)
@@ -97,25 +122,20 @@ async def test_generate_prints_one_json_object_and_both_modes_write_the_same(
     assert plain["statistics"]["seed"] == ahead["statistics"]["seed"] == 5
     assert plain["statistics"]["tokens"] == len(plain["token_ids"])
     assert plain["statistics"]["hit_rate"] is None
+    assert ahead["statistics"]["mode"] == "speculative"
 
 
-async def test_up_serves_generate_and_ends_on_ctrl_c_leaving_nothing(
-    pair: tuple[str, ...],
+async def test_a_prompt_on_standard_input_is_continued_and_the_summary_stays_out_of_the_text(
+    shared: str,
 ) -> None:
-    async with up("--num-drafts", "2", *pair) as (process, addresses, children):
-        assert len(children) == 3
-        assert len(addresses["drafts"]) == 2
-        code, out, err = await completed(
-            *("generate", "-", "--endpoint", addresses["target"]["grpc"]),
-            *("--max-tokens", "8", "--temperature", "0"),
-            prompt="import os\n",
-        )
-        assert code == 0
-        assert out.endswith("\n")
-        assert "tokens a round" in err  # the summary stays out of piped text
-        process.send_signal(signal.SIGINT)
-        assert await process.wait() == 0
-        assert not any(map(is_running, children))
+    code, out, err = await completed(
+        *("generate", "-", "--endpoint", shared, "--max-tokens", "8", "--temperature", "0"),
+        prompt="import os\n",
+    )
+    assert code == 0
+    assert out.endswith("\n")
+    assert "tokens a round" not in out
+    assert "tokens a round" in err
 
 
 async def test_a_kill_of_up_takes_its_children_along(pair: tuple[str, ...]) -> None:
@@ -125,7 +145,9 @@ async def test_a_kill_of_up_takes_its_children_along(pair: tuple[str, ...]) -> N
         await gone(children)
 
 
-async def test_a_dead_draft_is_said_and_started_again_where_it_was(pair: tuple[str, ...]) -> None:
+async def test_a_dead_draft_is_started_again_where_it_was_and_ctrl_c_leaves_nothing(
+    pair: tuple[str, ...],
+) -> None:
     async with up(*pair) as (process, addresses, children):
         victim = next(pid for pid in children if "ssd_draft" in psutil.Process(pid).cmdline())
         os.kill(victim, signal.SIGKILL)
@@ -135,7 +157,7 @@ async def test_a_dead_draft_is_said_and_started_again_where_it_was(pair: tuple[s
         now = [child.pid for child in psutil.Process(process.pid).children()]
         port = addresses["drafts"][0]["grpc"].rpartition(":")[2]
         assert any(port in psutil.Process(pid).cmdline() for pid in now)
-        process.terminate()
+        process.send_signal(signal.SIGINT)
         assert await process.wait() == 0
         assert not any(map(is_running, now))
 
@@ -160,17 +182,18 @@ async def test_ctrl_c_while_the_processes_start_leaves_nothing(pair: tuple[str, 
         assert not any(is_running(child.pid) for child in children)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (("--target", "/no/such/folder"), "no config.json there"),
-        (("--max-tokens", "100000"), "over max_model_len"),
-    ],
-)
-async def test_what_a_process_refuses_is_one_line_and_exit_code_2(
-    pair: tuple[str, ...], flags: tuple[str, ...], words: str
-) -> None:
-    code, out, err = await completed("generate", "x", *pair, *flags)
+async def test_what_the_target_refuses_is_one_line_and_exit_code_2(shared: str) -> None:
+    refused = await completed("generate", "x", "--endpoint", shared, "--max-tokens", "100000")
+    assert_bad_input(refused, "over max_model_len")
+
+
+async def test_a_folder_without_a_model_is_one_line_and_exit_code_2(pair: tuple[str, ...]) -> None:
+    refused = await completed("generate", "x", *pair, "--target", "/no/such/folder")
+    assert_bad_input(refused, "no config.json there")
+
+
+def assert_bad_input(ended: tuple[int, str, str], words: str) -> None:
+    code, out, err = ended
     assert code == 2
     assert out == ""
     assert err.count("\n") == 1
@@ -187,8 +210,5 @@ async def test_a_pair_with_two_tokenizers_is_refused_before_it_writes_anything(
     one, two = sorted(vocab, key=vocab.get)[-2:]
     vocab[one], vocab[two] = vocab[two], vocab[one]
     path.write_text(json.dumps(tokenizer))
-    code, out, err = await completed("generate", "x", *pair, "--draft", str(other))
-    assert code == 2
-    assert out == ""
-    assert err.startswith("error: target and draft do not fit: tokenizer_fingerprint")
-    assert err.count("\n") == 1
+    refused = await completed("generate", "x", *pair, "--draft", str(other))
+    assert_bad_input(refused, "error: target and draft do not fit: tokenizer_fingerprint")

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssd.engine.batch import PagedBatch
 from ssd.errors import OverloadedError
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, Mode, SamplingParams, SessionOpening, TokenId
@@ -91,13 +93,41 @@ def test_a_draft_that_foresees_everything_gives_a_full_proposal_a_round(
     assert statistics.mode is Mode.SPECULATIVE
 
 
-def test_the_proposal_shrinks_near_the_limit(make_bench: MakeBench, plain: Plain) -> None:
+@pytest.mark.parametrize("backup", ["none", "ngram"])
+@pytest.mark.parametrize("script", [[Behaviour.HIT], [Behaviour.HIT, Behaviour.MISS]])
+def test_the_proposal_shrinks_near_the_limit(
+    make_bench: MakeBench, plain: Plain, script: list[Behaviour], backup: str
+) -> None:
+    prompt = [1, 2, 3]
+    sizes: set[int] = set()
     for limit in range(1, 12):
-        bench = make_bench()
-        bench.join([Behaviour.HIT])
-        sink = bench.submit([1, 2, 3], limit)
+        bench = make_bench(backup=backup)
+        bench.join(script)
+        sink = bench.submit(prompt, limit)
+        batches = recorded(bench)
         bench.run()
-        assert sink.tokens == plain([1, 2, 3], limit, GREEDY)
+        assert sink.tokens == plain(prompt, limit, GREEDY)
+        assert len(batches) == sink.statistics.rounds
+        for batch in batches:
+            num_proposed = int(batch.num_columns_B[0]) - 1
+            num_emitted = int(batch.first_positions_B[0]) + 1 - len(prompt)
+            assert num_proposed <= limit - num_emitted - 1
+            sizes.add(num_proposed)
+    assert sizes == {0, 1, 2, 3}
+
+
+def recorded(bench: Any) -> list[PagedBatch]:
+    """The batches that a bench verifies from now on."""
+    batches: list[PagedBatch] = []
+    forward = bench.runner.forward
+
+    def record(batch: PagedBatch) -> torch.Tensor:
+        batches.append(batch)
+        logits_BPV: torch.Tensor = forward(batch)
+        return logits_BPV
+
+    bench.runner.forward = record
+    return batches
 
 
 def test_a_miss_or_a_late_table_still_yields_one_token(make_bench: MakeBench) -> None:

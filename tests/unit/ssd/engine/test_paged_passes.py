@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ssd.engine.attention.context import MAX_CHUNKS_A_CALL
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.runner import ModelRunner, sequence_buckets
@@ -106,6 +107,52 @@ def test_sequences_of_all_lengths_share_a_pass(
     for row, (tokens, first) in enumerate(zip(texts, firsts, strict=True)):
         expected_RV = plain_logits(runner, tokens)[first:]
         close(logits_BPV[row, : len(expected_RV)], expected_RV)
+
+
+@pytest.mark.parametrize("attention", ["cpu", "reference"])
+@pytest.mark.parametrize("num_chunks", [MAX_CHUNKS_A_CALL, MAX_CHUNKS_A_CALL + 1, 20])
+def test_a_context_of_several_kernel_calls_equals_one_pass(
+    make_runner: Make, plain_logits: Plain, store: Store, attention: str, num_chunks: int
+) -> None:
+    width = ENGINE.block_size
+    runner = make_runner(replace(ENGINE, attention=attention, context_chunk=width))
+    # The mate reaches no further than the first call: it sees nothing of the later ones.
+    texts = [text(num_chunks * width - 2), text(20)]
+    firsts = [len(tokens) - P for tokens in texts]
+    tables_BJ = tables(2)
+    for tokens, first, blocks_J in zip(texts, firsts, tables_BJ, strict=True):
+        store(runner, tokens[:first], blocks_J)
+    logits_BPV = runner.forward(columns(texts, firsts, tables_BJ))
+    for logits_PV, tokens in zip(logits_BPV, texts, strict=True):
+        close(logits_PV, plain_logits(runner, tokens)[-P:])
+
+
+def test_greedy_tokens_agree_whatever_the_batch_is_padded_to(
+    make_runner: Make, store: Store
+) -> None:
+    runner = make_runner(ENGINE)
+    assert sequence_buckets(ENGINE) == [1, 2, 4]
+    tables_BJ = tables(4)
+    prompts = [text(length, seed=5) for length in (61, 3, 130, 32)]
+    alone = [greedy(runner, store, [prompt], tables_BJ)[0] for prompt in prompts]
+    for count in (2, 3, 4):
+        assert greedy(runner, store, prompts[:count], tables_BJ) == alone[:count]
+
+
+def greedy(
+    runner: ModelRunner, store: Store, prompts: Sequence[list[int]], tables_BJ: Tensor
+) -> list[list[int]]:
+    """Continue prompts together by 12 tokens each, one column a round."""
+    texts = [list(prompt) for prompt in prompts]
+    firsts = [len(prompt) - 1 for prompt in prompts]
+    for tokens, first, blocks_J in zip(texts, firsts, tables_BJ, strict=False):
+        store(runner, tokens[:first], blocks_J)
+    for _ in range(12):
+        firsts = [len(tokens) - 1 for tokens in texts]
+        logits_BPV = runner.forward(columns(texts, firsts, tables_BJ[: len(texts)]))
+        for tokens, token in zip(texts, logits_BPV[:, 0].argmax(dim=1).tolist(), strict=True):
+            tokens.append(token)
+    return [tokens[len(prompt) :] for tokens, prompt in zip(texts, prompts, strict=True)]
 
 
 def test_rejected_columns_are_overwritten_before_they_are_seen(

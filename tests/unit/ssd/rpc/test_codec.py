@@ -1,8 +1,8 @@
-import contextlib
 import math
 
 import pytest
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -200,14 +200,56 @@ def test_values_that_change_nothing_pass() -> None:
     assert generate_call(message, VOCAB).prompt == "def f("
 
 
-@given(st.binary(max_size=60))
-def test_any_decodable_message_is_a_call_or_an_error_that_names_a_field(payload: bytes) -> None:
+KINDS = {
+    FieldDescriptor.CPPTYPE_INT32: st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 40),
+    FieldDescriptor.CPPTYPE_UINT32: st.integers(0, 2**32 - 1) | st.integers(0, 40),
+    FieldDescriptor.CPPTYPE_UINT64: st.integers(0, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_FLOAT: st.floats(width=32) | st.floats(0, 1, width=32),
+    FieldDescriptor.CPPTYPE_DOUBLE: st.floats() | st.floats(0, 1),
+    FieldDescriptor.CPPTYPE_BOOL: st.booleans(),
+    FieldDescriptor.CPPTYPE_STRING: st.text(max_size=8),
+    FieldDescriptor.CPPTYPE_ENUM: st.integers(-1, 9),
+}
+"""What a client may put into a field, in and out of bounds."""
+
+
+def fill(message: Message, data: st.DataObject) -> None:
+    """Set up to three fields of a message, and of the messages in it."""
+    for name in data.draw(st.lists(st.sampled_from(settable(message)), max_size=3, unique=True)):
+        field, place = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
+        if field.message_type is not None:
+            fill(place.add() if field.is_repeated else place, data)
+        elif field.is_repeated:
+            place.extend(data.draw(st.lists(KINDS[field.cpp_type], max_size=3)))
+        else:
+            setattr(message, name, data.draw(KINDS[field.cpp_type]))
+
+
+def settable(message: Message) -> list[str]:
+    """Names of the fields that are no maps."""
+    return [
+        field.name
+        for field in message.DESCRIPTOR.fields
+        if field.message_type is None or not field.message_type.GetOptions().map_entry
+    ]
+
+
+def read(message: generate_pb2.GenerateRequest) -> GenerateCall | FieldError | UnsupportedError:
     try:
-        message = generate_pb2.GenerateRequest.FromString(payload)
-    except DecodeError:
-        return
-    with contextlib.suppress(FieldError, UnsupportedError):
-        generate_call(message, VOCAB)
+        return generate_call(message, VOCAB)
+    except (FieldError, UnsupportedError) as error:
+        return error
+
+
+@given(st.data())
+def test_any_message_is_a_call_or_an_error_that_names_a_field(data: st.DataObject) -> None:
+    message = request()
+    fill(message, data)
+    found = read(message)
+    if isinstance(found, GenerateCall):
+        assert generate_call(generate_request(found), VOCAB) == found
+    else:
+        assert found.field.split(".")[0] in {*message.DESCRIPTOR.fields_by_name, "input"}
 
 
 @pytest.mark.parametrize(

@@ -150,9 +150,29 @@ def test_other_text_is_no_event(line: str) -> None:
     assert parse_event(line) is None
 
 
-@given(st.text())
-def test_no_text_breaks_the_parser(line: str) -> None:
-    parse_event(line)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["event", "level", "x"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_a_line_is_an_event_if_it_is_an_object_that_names_one(document: object) -> None:
+    event = parse_event(json.dumps(document))
+    if isinstance(document, dict) and isinstance(document.get("event"), str):
+        assert event is not None
+        assert {"event": event.name, **event.fields} == document
+    else:
+        assert event is None
+
+
+@given(st.text().filter(lambda line: not line.lstrip().startswith("{")))
+def test_text_that_is_no_object_is_no_event(line: str) -> None:
+    assert parse_event(line) is None
 
 
 def test_the_clock_never_goes_back() -> None:
@@ -198,6 +218,7 @@ def test_every_metric_is_exposed_with_help_under_its_agreed_name() -> None:
 def test_seconds_say_so_and_queries_name_only_metrics_that_exist() -> None:
     exposed = generate_latest(REGISTRY).decode()
     helps = dict(re.findall(r"^# HELP (ssd_\w+) (.+)$", exposed, re.MULTILINE))
+    assert "ssd_round_seconds" in helps
     for name, text in helps.items():
         assert not name.endswith("_seconds") or "econds" in text
         for mentioned in re.findall(r"ssd_\w+", text):

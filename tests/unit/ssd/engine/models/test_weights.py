@@ -78,13 +78,17 @@ def test_a_split_checkpoint_is_the_same_model(folder: Path) -> None:
 
 
 def test_other_files_beside_the_model_are_left_alone(folder: Path) -> None:
+    expected = load(folder)
     save_file({"norm.weight": torch.ones(1)}, folder / "consolidated.safetensors")
-    load(folder)
+    found = load(folder)
+    assert found.num_parameters == expected.num_parameters
+    assert torch.equal(head_of(found), head_of(expected))
 
 
 def test_a_derived_tensor_may_be_there(folder: Path) -> None:
+    expected_RV = head_of(load(folder))
     change(folder, **{"lm_head.weight": torch.zeros(257, 32)})
-    load(folder)
+    assert torch.equal(head_of(load(folder)), expected_RV), "the embedding is the head"
 
 
 def test_a_missing_tensor_is_named(folder: Path) -> None:

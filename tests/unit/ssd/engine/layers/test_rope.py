@@ -1,0 +1,119 @@
+"""Rotary tables against transformers' own, and the rotation against complex numbers."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from ssd.engine.config import ModelConfig, RopeScaling
+from ssd.engine.layers.rope import RotaryTable, inverse_frequencies, rotate
+
+E = 64
+MAX_LEN = 4096
+# Llama 3.1's own numbers: with 64 dimensions there are fast, blended and slow pairs.
+SCALING = RopeScaling(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=2048
+)
+POSITIONS_R = torch.tensor([0, 1, 2, 77, 2047, 2048, MAX_LEN - 1])
+CASES = [
+    pytest.param(1e4, None, id="plain"),
+    pytest.param(5e5, None, id="plain, slow"),
+    pytest.param(5e5, SCALING, id="llama3"),
+]
+
+
+def config(theta: float, scaling: RopeScaling | None) -> ModelConfig:
+    return ModelConfig(
+        family="llama",
+        vocab_size=8,
+        hidden_size=E,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=E,
+        intermediate_size=E,
+        rms_norm_eps=1e-5,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        max_position_embeddings=MAX_LEN,
+        tie_word_embeddings=True,
+        eos_token_ids=frozenset(),
+    )
+
+
+def reference(theta: float, scaling: RopeScaling | None) -> LlamaRotaryEmbedding:
+    rope: dict[str, object] = {"rope_type": "default", "rope_theta": theta}
+    if scaling is not None:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position_embeddings,
+        }
+    return LlamaRotaryEmbedding(
+        LlamaConfig(
+            hidden_size=E,
+            num_attention_heads=1,
+            max_position_embeddings=MAX_LEN,
+            rope_parameters=rope,
+        )
+    )
+
+
+def heads(count: int) -> Tensor:
+    return torch.randn((len(POSITIONS_R), count, E), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize(("theta", "scaling"), CASES)
+def test_rotated_heads_are_those_of_transformers(theta: float, scaling: RopeScaling | None) -> None:
+    heads_RHE = heads(3)
+    table = RotaryTable(config(theta, scaling), MAX_LEN, torch.float32, "cpu")
+    found_RHE = rotate(heads_RHE, *table.gather(POSITIONS_R))
+    cos_1RE, sin_1RE = reference(theta, scaling)(heads_RHE, POSITIONS_R[None])
+    heads_1HRE = heads_RHE.transpose(0, 1)[None]
+    expected_1HRE, _ = apply_rotary_pos_emb(heads_1HRE, heads_1HRE, cos_1RE, sin_1RE)
+    torch.testing.assert_close(found_RHE, expected_1HRE[0].transpose(0, 1), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("theta", "scaling"), CASES)
+def test_the_angular_speeds_are_those_of_the_formula(
+    theta: float, scaling: RopeScaling | None
+) -> None:
+    expected = [speed(theta ** (-pair / E), scaling) for pair in range(0, E, 2)]
+    found_E = inverse_frequencies(config(theta, scaling))
+    torch.testing.assert_close(found_E, torch.tensor(expected), atol=0, rtol=1e-5)
+
+
+def speed(plain: float, scaling: RopeScaling | None) -> float:
+    """Radians a position: Llama 3.1 divides slow pairs by the factor and blends the middle."""
+    if scaling is None:
+        return plain
+    turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = min(1.0, max(0.0, (turns - scaling.low_freq_factor) / span))
+    return kept * plain + (1 - kept) * plain / scaling.factor
+
+
+def test_the_scaling_keeps_fast_pairs_slows_slow_ones_and_blends_between() -> None:
+    ratio_E = inverse_frequencies(config(5e5, SCALING)) / inverse_frequencies(config(5e5, None))
+    assert ratio_E[0] == 1.0
+    assert ratio_E[-1] == 1 / SCALING.factor
+    assert ((ratio_E > 1 / SCALING.factor) & (ratio_E < 1.0)).any()
+    assert (ratio_E.diff() <= 0).all()
+
+
+def test_pairs_of_dimensions_turn_as_complex_numbers_do() -> None:
+    plain = config(1e4, None)
+    heads_RHE = heads(2).double()
+    table = RotaryTable(plain, MAX_LEN, torch.float64, "cpu")
+    found_RHE = rotate(heads_RHE, *table.gather(POSITIONS_R))
+    angle_RE = torch.outer(POSITIONS_R.float(), inverse_frequencies(plain)).double()
+    turned = torch.complex(heads_RHE[..., : E // 2], heads_RHE[..., E // 2 :]) * torch.polar(
+        torch.ones_like(angle_RE), angle_RE
+    ).unsqueeze(1)
+    expected_RHE = torch.cat((turned.real, turned.imag), dim=2)
+    torch.testing.assert_close(found_RHE, expected_RHE, atol=1e-5, rtol=0)

@@ -1,0 +1,23 @@
+"""How long ``ssd up`` waits before it starts a dead draft again."""
+
+from ssd_cli.up import LONGEST_RESTART_SECONDS, RESTART_SECONDS, STEADY_SECONDS, restart_delay
+
+
+def delays(lives: list[float]) -> list[float]:
+    found = [0.0]
+    for lived in lives:
+        found.append(restart_delay(found[-1], lived))
+    return found[1:]
+
+
+def test_a_draft_that_dies_young_is_waited_for_twice_as_long_each_time_up_to_a_minute() -> None:
+    assert delays([1.0] * 8) == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+
+
+def test_a_draft_that_has_lived_a_while_is_started_again_soon() -> None:
+    assert delays([1.0, 1.0, 1.0, STEADY_SECONDS, 1.0]) == [1.0, 2.0, 4.0, 1.0, 2.0]
+    assert restart_delay(LONGEST_RESTART_SECONDS, STEADY_SECONDS) == RESTART_SECONDS
+
+
+def test_a_draft_that_dies_just_before_that_is_still_young() -> None:
+    assert restart_delay(4.0, STEADY_SECONDS - 0.1) == 8.0
