@@ -1,9 +1,9 @@
 """Which outcomes of a proposal get a branch: policies over candidates, vectorised over sessions.
 
-The draft keeps, at each position of a proposal, its best tokens with scores u = log q + T * g, up to
-a constant of the position. A policy picks N outcomes (k, v): k tokens accepted, followed by v. At
-k < m the proposed token d_{k+1} is no outcome, since it would have been accepted; at k = m nothing
-is excluded, and the pair (m, best candidate) always has a branch.
+The draft keeps, at each position of a proposal, its best tokens with scores u = log q + T * g, up
+to a constant of the position. A policy picks N outcomes (k, v): k tokens accepted, followed by v.
+At k < m the proposed token d_{k+1} is no outcome, since it would have been accepted; at k = m
+nothing is excluded, and the pair (m, best candidate) always has a branch.
 
 Source: arXiv 2603.03251 (``geometric`` is Theorem 12); ``adaptive`` is this project's own.
 
