@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 
 from ssd.errors import FrameError, HandshakeError, LinkError, SettingsError
 from ssd.ports import Clock
+from ssd.process import post
 from ssd.rpc.link import LinkFrames, LinkServerCall
+from ssd.rpc.link_life import BEAT_SECONDS, HANDSHAKE_SECONDS, LEASE_SECONDS, first_result
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
-from ssd.telemetry import STALE_FRAMES_TOTAL, get_logger
+from ssd.telemetry import BAD_FRAMES_TOTAL, STALE_FRAMES_TOTAL, get_logger
 from ssd.transport.frame import Frame, FrameKind, FrameLimits, TensorChannel
 from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import (
@@ -34,9 +36,6 @@ from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, Opening
 from ssd_draft.sessions import Refusal
 
 _log = get_logger(__name__)
-BEAT_SECONDS = 0.25
-LEASE_SECONDS = 1.5
-HANDSHAKE_SECONDS = 5.0
 CHANNEL = "grpc"
 
 
@@ -96,7 +95,7 @@ class DraftLink:
         frame = Frame(FrameKind.TABLES, self.epoch, next(self._sequence_numbers), rows_RW)
         if self._terms.delay_seconds:
             delay = self._terms.delay_seconds
-            self._loop.call_soon_threadsafe(self._loop.call_later, delay, self._send, frame)
+            post(self._loop, self._loop.call_later, delay, self._send, frame)
         else:
             self._send(frame)
 
@@ -109,7 +108,7 @@ class DraftLink:
 
     def fail(self, error: LinkError) -> None:
         """End the link because of an error."""
-        self._loop.call_soon_threadsafe(self.end, error)
+        post(self._loop, self.end, error)
 
     def end(self, error: LinkError) -> None:
         """End the link; the first reason counts. Loop's thread only."""
@@ -145,6 +144,7 @@ class DraftLink:
             for commit in commits:
                 check_commit(commit, self._terms.vocab_size)
         except FrameError as error:
+            BAD_FRAMES_TOTAL.inc()
             self.end(error)
             return
         on_commits(commits)
@@ -195,7 +195,7 @@ class LinkDesk:
         _log.info("link", target=link.name, state="active", epoch=link.epoch)
         error: LinkError | None = LinkError("the target vanished")
         try:
-            error = await self._until_it_ends(link, call)
+            error = await first_result(link.ended, self._listen(link, call), _beat(call))
         finally:
             del self._links[link.number]
             self._inbox.put(LinkLost(link))
@@ -203,20 +203,6 @@ class LinkDesk:
             _log.info("link", target=link.name, state="ended", reason=str(error or "goodbye"))
         if error is not None:
             raise error
-
-    async def _until_it_ends(self, link: DraftLink, call: LinkServerCall) -> LinkError | None:
-        tasks: set[asyncio.Future[LinkError | None]] = {
-            link.ended,
-            asyncio.create_task(self._listen(link, call)),
-            asyncio.create_task(_beat(call)),
-        }
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _listen(self, link: DraftLink, call: LinkServerCall) -> LinkError | None:
         """Hear the target out; returns why it is over."""

@@ -8,11 +8,10 @@ are loaded; what is asked while the model loads is answered UNAVAILABLE.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-from ssd.engine.config import EngineConfig
 from ssd.ports import Clock, Tokenizer
+from ssd.process import StepThread
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.rpc.server import RpcServer
@@ -26,7 +25,8 @@ from ssd_target.links import DraftLinks
 from ssd_target.pool_status import pool_status
 from ssd_target.servicer import AdminServicer, GenerateServicer
 from ssd_target.settings import TargetSettings
-from ssd_target.step_thread import StepSettings, StepThread
+from ssd_target.step_thread import StepLife, StepSettings
+from ssd_target.streams import Wakeups
 
 _log = get_logger("ssd_target")
 _LAST_WORDS_SECONDS = 5.0
@@ -42,8 +42,7 @@ class Target:
     def __init__(
         self,
         settings: TargetSettings,
-        engine: EngineConfig,
-        folder: Path,
+        step: StepSettings,
         tokenizer: Tokenizer,
         clock: Clock,
     ) -> None:
@@ -56,10 +55,11 @@ class Target:
         self._links = DraftLinks(
             self._pool, settings.drafts, hello(settings, tokenizer), policy(settings)
         )
-        template = load_template(folder)
+        template = load_template(step.folder)
         self._desk = FrontDesk(desk_settings(settings), tokenizer, template, inbox, clock)
-        step = step_settings(settings, engine, folder)
-        self._step = StepThread(step, inbox, self._pool, clock, log_progress)
+        self._wakeups = Wakeups(asyncio.get_running_loop())
+        life = StepLife(step, inbox, self._pool, self._wakeups, clock, log_progress)
+        self._step = StepThread(life.load, inbox.close, step.cpus)
 
     def leave(self) -> None:
         """Begin to drain; once is enough."""
@@ -77,7 +77,7 @@ class Target:
             await self._first_of(self._step.loaded, self._step.ended)
             if not self._step.loaded.done():
                 return self._crash_code()
-            self._desk.open(self._step.loaded.result(), self._step.wakeups)
+            self._desk.open(self._step.loaded.result(), self._wakeups)
             server.set_serving(True)
             _log.info("ready", seconds=round(self._clock.now() - started_at, 3))
             links = asyncio.create_task(self._links.run())
@@ -201,15 +201,4 @@ def desk_settings(settings: TargetSettings) -> DeskSettings:
     return DeskSettings(
         stream_stall_seconds=settings.stream_stall_seconds,
         stream_buffer_tokens=settings.stream_buffer_tokens,
-    )
-
-
-def step_settings(settings: TargetSettings, engine: EngineConfig, folder: Path) -> StepSettings:
-    """The step thread's share of the settings."""
-    return StepSettings(
-        folder=folder,
-        engine=engine,
-        max_queue=settings.max_queue,
-        num_threads=settings.threads,
-        cpus=settings.step_cpus,
     )
