@@ -188,6 +188,7 @@ def pool_settings(settings: TargetSettings, tokenizer: Tokenizer) -> PoolSetting
     """The pool's share of the settings."""
     return PoolSettings(
         lookahead=settings.lookahead,
+        branches=settings.branches,
         num_token_ids=tokenizer.vocab_size,
         deadline_seconds=settings.draft_deadline_ms / 1000,
         is_adaptive=settings.adaptive_deadline,

@@ -75,7 +75,7 @@ class WatchedPool(DraftPool):
     """Says when a link comes and when it goes."""
 
     def __init__(self) -> None:
-        settings = PoolSettings(lookahead=6, num_token_ids=10, deadline_seconds=0.0)
+        settings = PoolSettings(lookahead=6, branches=4, num_token_ids=10, deadline_seconds=0.0)
         super().__init__(settings, SystemClock())
         self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
