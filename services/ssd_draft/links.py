@@ -16,8 +16,8 @@ from ssd.rpc.link_life import BEAT_SECONDS, HANDSHAKE_SECONDS, LEASE_SECONDS, fi
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
 from ssd.telemetry import BAD_FRAMES_TOTAL, STALE_FRAMES_TOTAL, get_logger
-from ssd.transport.frame import Frame, FrameKind, FrameLimits, TensorChannel
-from ssd.transport.grpc_channel import GrpcChannel
+from ssd.transport.channels import CHANNELS
+from ssd.transport.frame import Frame, FrameKind, FrameLimits
 from ssd.types import (
     WIRE_VERSION,
     Beat,
@@ -36,7 +36,6 @@ from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, Opening
 from ssd_draft.sessions import Refusal
 
 _log = get_logger(__name__)
-CHANNEL = "grpc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ class DraftLink:
         self.policy = terms.default_policy
         self._call = call
         self._terms = terms
-        self._channel: TensorChannel = GrpcChannel(LinkFrames(call), terms.frame_limits)
+        self._channel = CHANNELS[hello.channel](LinkFrames(call), terms.frame_limits)
         self._loop = asyncio.get_running_loop()
         self._sequence_numbers = itertools.count(1)
         self._newest_heard = 0
@@ -265,12 +264,14 @@ def check_hello(hello: LinkHello, terms: LinkTerms) -> None:
         "tokenizer_fingerprint": terms.tokenizer_fingerprint,
         "lookahead": terms.lookahead,
         "branches": terms.branches,
-        "channel": CHANNEL,
     }
     for name, value in mine.items():
         theirs = getattr(hello, name)
         if theirs != value:
             raise HandshakeError(name, f"this draft has {value}, the target said {theirs}")
+    if hello.channel not in CHANNELS:
+        known = ", ".join(CHANNELS)
+        raise HandshakeError("channel", f"this draft has {known}, the target said {hello.channel}")
 
 
 def check_policy(policy: LinkPolicy, terms: LinkTerms) -> None:

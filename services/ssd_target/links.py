@@ -22,8 +22,8 @@ from ssd.rpc.link_life import BEAT_SECONDS, HANDSHAKE_SECONDS, LEASE_SECONDS, fi
 from ssd.rpc.server import join_address
 from ssd.speculation.table import row_width
 from ssd.telemetry import BAD_FRAMES_TOTAL, LINK_RTT_SECONDS, LINK_STATE, get_logger
+from ssd.transport.channels import CHANNELS
 from ssd.transport.frame import Frame, FrameLimits
-from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import Beat, Draining, LinkHello, LinkPolicy, LinkWelcome, SessionRefusal
 from ssd_target.draft_link import DraftLink, LinkState
 from ssd_target.draft_pool import DraftPool
@@ -168,7 +168,7 @@ class DraftLinks:
         call.send(hello)
         welcome = await _first_answer(call)
         check_welcome(hello, welcome)
-        channel = GrpcChannel(LinkFrames(call), frame_limits(welcome))
+        channel = CHANNELS[hello.channel](LinkFrames(call), frame_limits(welcome))
         link = DraftLink(address, hello.epoch, welcome.capacity, channel, call.send)
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         channel.start(
