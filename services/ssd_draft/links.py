@@ -38,6 +38,11 @@ BEAT_SECONDS = 0.25
 LEASE_SECONDS = 1.5
 HANDSHAKE_SECONDS = 5.0
 CHANNEL = "grpc"
+_SHOWN_CHARACTERS = 12
+_CURES = dict.fromkeys(
+    ("vocab_size", "tokenizer_fingerprint"), "; take a draft of the target's family"
+)
+"""What to do about a field that differs, where the values do not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +289,17 @@ def check_hello(hello: LinkHello, terms: LinkTerms) -> None:
     for name, value in mine.items():
         theirs = getattr(hello, name)
         if theirs != value:
-            raise HandshakeError(name, f"this draft has {value}, the target said {theirs}")
+            raise HandshakeError(
+                name,
+                f"this draft has {_short(value)}, the target said {_short(theirs)}"
+                + _CURES.get(name, ""),
+            )
+
+
+def _short(value: object) -> str:
+    """A value in a message; of a fingerprint its beginning tells enough."""
+    text = str(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def check_policy(policy: LinkPolicy, terms: LinkTerms) -> None:
