@@ -36,6 +36,11 @@ from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, Opening
 from ssd_draft.sessions import Refusal
 
 _log = get_logger(__name__)
+_SHOWN_CHARACTERS = 12
+_CURES = dict.fromkeys(
+    ("vocab_size", "tokenizer_fingerprint"), "; take a draft of the target's family"
+)
+"""What to do about a field that differs, where the values do not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,10 +273,20 @@ def check_hello(hello: LinkHello, terms: LinkTerms) -> None:
     for name, value in mine.items():
         theirs = getattr(hello, name)
         if theirs != value:
-            raise HandshakeError(name, f"this draft has {value}, the target said {theirs}")
+            raise HandshakeError(
+                name,
+                f"this draft has {_short(value)}, the target said {_short(theirs)}"
+                + _CURES.get(name, ""),
+            )
     if hello.channel not in CHANNELS:
         known = ", ".join(CHANNELS)
         raise HandshakeError("channel", f"this draft has {known}, the target said {hello.channel}")
+
+
+def _short(value: object) -> str:
+    """A value in a message; of a fingerprint its beginning tells enough."""
+    text = str(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def check_policy(policy: LinkPolicy, terms: LinkTerms) -> None:

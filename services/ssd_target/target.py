@@ -1,8 +1,8 @@
 """The target process as one object: how it starts, serves, drains and ends.
 
-Life cycle: bind the ports, load on the step thread, serve; after SIGTERM or SIGINT refuse what is
-new, let what runs finish, close. Ports come first, so that a taken one is known before gigabytes
-are loaded; what is asked while the model loads is answered UNAVAILABLE.
+Life cycle: bind the ports, load on the step thread, serve; after SIGTERM, SIGINT or ``Drain``
+refuse what is new, let what runs finish, close. Ports come first, so that a taken one is known
+before gigabytes are loaded; what is asked while the model loads is answered UNAVAILABLE.
 """
 
 import asyncio
@@ -49,6 +49,7 @@ class Target:
         self._settings = settings
         self._clock = clock
         self._leaving = asyncio.Event()
+        self._drain_seconds = settings.drain_seconds
         inbox = Inbox(settings.max_queue + settings.max_num_seqs)
         self._inbox = inbox
         self._pool = DraftPool(pool_settings(settings, tokenizer), clock)
@@ -62,8 +63,15 @@ class Target:
         self._step = StepThread(life.load, inbox.close, step.cpus)
 
     def leave(self) -> None:
-        """Begin to drain; once is enough."""
+        """Begin to drain, for as long as the settings say; once is enough."""
         self._leaving.set()
+
+    def drain(self, seconds: float) -> int:
+        """Begin to drain, for so long at most; returns the requests running or waiting now."""
+        if not self._leaving.is_set():
+            self._drain_seconds = seconds
+            self._leaving.set()
+        return self._desk.num_requests
 
     async def run(self) -> int:
         """Serve until told to leave, or until the step thread crashes.
@@ -110,13 +118,14 @@ class Target:
         _log.info("draining", requests=self._desk.num_requests)
         self._desk.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.drain_seconds):
+            async with asyncio.timeout(self._drain_seconds):
                 await self._desk.wait_until_idle()
         self._inbox.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await self._desk.wait_until_idle()
-                return 0 if await self._step.ended else 1
+                # Shielded: a time-out must not cancel the future that the thread will set.
+                return 0 if await asyncio.shield(self._step.ended) else 1
         return 1
 
     @contextlib.asynccontextmanager
@@ -126,7 +135,8 @@ class Target:
         probes = ProbeServer(settings.host, settings.http_port, self._is_live, self._is_ready)
         server = RpcServer(settings.host, settings.port, reflection=settings.reflection)
         GenerateServicer(settings, self._desk, self._pool).add_to(server)
-        AdminServicer(self._pool_status).add_to(server)
+        admin = AdminServicer(self._pool_status, drain=self.drain)
+        admin.add_to(server)
         try:
             probes.start()
             await server.start()
@@ -137,6 +147,7 @@ class Target:
             )
             yield server
         finally:
+            admin.close()
             await server.stop()
             probes.close()
 
