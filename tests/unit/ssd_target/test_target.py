@@ -10,6 +10,7 @@ from ssd.telemetry import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd_target import target as module
 from ssd_target.settings import TargetSettings
+from ssd_target.step_thread import StepSettings
 from ssd_target.target import Target
 
 
@@ -17,9 +18,14 @@ from ssd_target.target import Target
 async def target(tmp_path: Path) -> Target:
     """One whose step thread was never started, so that nothing ends by itself."""
     settings = TargetSettings(port=0, http_port=0, drain_seconds=3600.0)
-    return Target(
-        settings, EngineConfig(max_model_len=64), tmp_path, ByteTokenizer(), SystemClock()
+    step = StepSettings(
+        folder=tmp_path,
+        engine=EngineConfig(max_model_len=64),
+        max_queue=1,
+        num_threads=1,
+        cpus=frozenset({0}),
     )
+    return Target(settings, step, ByteTokenizer(), SystemClock())
 
 
 async def test_a_step_thread_that_outlives_the_drain_can_still_say_how_it_ended(
