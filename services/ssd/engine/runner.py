@@ -37,7 +37,7 @@ from ssd.engine.models.registry import CausalModel, load_model
 
 Progress = Callable[[str, float], None]
 MIN_ROWS = 2
-"""Rows of a pass at least: a single one takes other kernels (matrix times vector), and other bits."""
+"""Rows of a pass at least: a single one takes other kernels, matrix times vector: other bits."""
 
 
 class ModelRunner:
