@@ -10,7 +10,7 @@ deterministic mode there is one shape only, so a row's bits do not depend on its
 mates or speculation.
 
 *Decision*: the fast mode has the one-column shape. *Because*: 8 sequences of the pair widened 4x
-took 31 ms instead of 91, one took 17 instead of 22, and in bf16 the rows came out bit for bit the
+took 31 ms instead of 91, one took 18 instead of 22, and in bf16 the rows came out bit for bit the
 same (fp32: 1e-5 apart). *Not chosen*: a shape for each proposal length, since their number is what
 start-up time and CUDA graphs pay for. *Revisit when* proposals are mostly shorter than K.
 """
@@ -36,6 +36,8 @@ from ssd.engine.memory import plan_blocks
 from ssd.engine.models.registry import CausalModel, load_model
 
 Progress = Callable[[str, float], None]
+MIN_ROWS = 2
+"""Rows of a pass at least: a single one takes other kernels, matrix times vector: other bits."""
 
 
 class ModelRunner:
@@ -74,10 +76,9 @@ class ModelRunner:
             fp32 logits [B, P, V]; row i of a sequence chooses the token after column i. Rows of
             padding columns mean nothing.
         """
-        num_sequences = len(batch.first_positions_B)
-        padded = _pad_sequences(batch, self._bucket(num_sequences))
+        num_sequences, columns = batch.tokens_BP.shape
+        padded = _pad_sequences(batch, self._bucket(num_sequences, columns))
         hidden_RD = self._run_paged(padded)
-        columns = padded.tokens_BP.shape[1]
         logits_BPV = self._logits(hidden_RD, columns)
         return logits_BPV[:num_sequences]
 
@@ -171,8 +172,9 @@ class ModelRunner:
             warm(count)
             on_progress("warm-up", (index + 1) / len(counts))
 
-    def _bucket(self, num_sequences: int) -> int:
-        return next(count for count in self._buckets if count >= num_sequences)
+    def _bucket(self, num_sequences: int, columns: int) -> int:
+        bucket = next(count for count in self._buckets if count >= num_sequences)
+        return max(bucket, MIN_ROWS) if columns == 1 else bucket
 
     def _run_paged(self, batch: PagedBatch) -> Tensor:
         columns = batch.tokens_BP.shape[1]
