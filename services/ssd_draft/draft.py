@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from ssd.ports import Clock
-from ssd.process import StepThread, post
+from ssd.process import Pulse, StepThread, post
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer, join_address
@@ -47,7 +47,8 @@ class Draft:
         self._worker: Worker | None = None
         self._inbox = Inbox(_INBOX_CAPACITY)
         self._desk = LinkDesk(terms, self._inbox, clock)
-        life = StepLife(step, self._inbox, clock, log_progress, self._on_count)
+        self._pulse = Pulse(clock)
+        life = StepLife(step, self._inbox, clock, self._on_count, self._pulse)
         self._step = StepThread(life.load, self._inbox.close, step.cpus)
 
     def leave(self) -> None:
@@ -151,17 +152,14 @@ class Draft:
             probes.close()
 
     def _is_live(self) -> bool:
-        return not self._step.ended.done()
+        return not self._step.ended.done() and not self._pulse.is_stuck
 
     def _is_loaded(self) -> bool:
         return self._worker is not None
 
     def _is_ready(self) -> tuple[bool, str]:
+        if self._step.ended.done():
+            return False, "the step thread has ended"
         if self._leaving.is_set():
             return False, "draining"
         return (True, "ready") if self._worker is not None else (False, "loading")
-
-
-def log_progress(stage: str, fraction: float) -> None:
-    """Say how far loading is. Any thread."""
-    _log.info("progress", stage=stage, fraction=round(fraction, 3))

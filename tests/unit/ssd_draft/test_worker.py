@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
+from ssd.process import Pulse
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
 from ssd.speculation.table import OutcomeTable
@@ -114,6 +115,7 @@ class Draft:
                 prefill_chunk=CHUNK,
                 clock=StillClock(),
                 on_count=self.counts.append,
+                pulse=Pulse(StillClock()),
             )
         )
 
