@@ -156,7 +156,7 @@ async def test_the_state_of_the_pool_can_be_asked_for(folder: Path) -> None:
             stream = client.generate("abc", ENDLESS)
             await anext(stream)
             async with asyncio.timeout(PATIENCE_SECONDS):
-                while not (busy := await client.pool_status()).hit_rate:
+                while (busy := await client.pool_status()).tokens_per_round <= 1:
                     await anext(stream)
             assert (busy.running_sequences, busy.waiting_sequences) == (1, 0)
             assert busy.desired_drafts == 1
@@ -165,7 +165,6 @@ async def test_the_state_of_the_pool_can_be_asked_for(folder: Path) -> None:
             assert 1 <= mine.capacity <= 16
             assert 0 < busy.eligible_sequences <= 1
             assert 0 < busy.desired_draft_replicas <= 1
-            assert busy.tokens_per_round > 1
             assert busy.speculating
             assert 0 < (await scrape(process))["ssd_desired_draft_replicas"] <= 1
             assert (mine.epoch > 0, mine.reason) == (True, "")
