@@ -70,20 +70,6 @@ def load_tokenizer(folder: Path) -> HFTokenizer:
     return HFTokenizer(library, _eos_token_ids(folder, library))
 
 
-def check_same(target: Tokenizer, draft: Tokenizer) -> None:
-    """Make sure that two models speak of the same tokens.
-
-    Raises:
-        TokenizerError: their vocabularies differ, with both fingerprints.
-    """
-    if target.fingerprint != draft.fingerprint:
-        raise TokenizerError(
-            f"target and draft have different tokenizers ({target.vocab_size} tokens, "
-            f"{target.fingerprint[:12]}… and {draft.vocab_size}, {draft.fingerprint[:12]}…); "
-            "take a draft of the target's family"
-        )
-
-
 def _eos_token_ids(folder: Path, library: LibraryTokenizer) -> frozenset[TokenId]:
     ids: set[TokenId] = set()
     for name in CONFIGS:
