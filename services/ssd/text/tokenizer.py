@@ -11,7 +11,6 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from ssd.errors import TokenizerError
-from ssd.ports import Tokenizer
 from ssd.types import TokenId
 
 CONFIGS = ("generation_config.json", "config.json")

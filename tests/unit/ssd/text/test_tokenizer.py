@@ -10,7 +10,6 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from ssd import demo
 from ssd.errors import TokenizerError
 from ssd.ports import Tokenizer
-from ssd.testing.tokenizer import ByteTokenizer
 from ssd.text.detokenizer import IncrementalDetokenizer
 from ssd.text.tokenizer import HFTokenizer, load_tokenizer
 
