@@ -15,7 +15,7 @@ from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer, join_address
 from ssd.telemetry import DRAFT_CAPACITY, get_logger
-from ssd_draft.inbox import Inbox
+from ssd_draft.inbox import Inbox, enough_bytes
 from ssd_draft.links import LinkDesk, LinkTerms
 from ssd_draft.servicer import SpeculationServicer
 from ssd_draft.settings import DraftSettings
@@ -45,7 +45,8 @@ class Draft:
         self._is_empty.set()
         self._drain_seconds = settings.drain_seconds
         self._worker: Worker | None = None
-        self._inbox = Inbox(_INBOX_CAPACITY)
+        num_bytes = enough_bytes(settings.max_sessions, step.engine.max_model_len, _INBOX_CAPACITY)
+        self._inbox = Inbox(_INBOX_CAPACITY, num_bytes, clock)
         self._desk = LinkDesk(terms, self._inbox, clock)
         self._pulse = Pulse(clock)
         life = StepLife(step, self._inbox, clock, self._on_count, self._pulse)

@@ -32,7 +32,7 @@ from ssd.types import (
     SessionOpening,
     SessionRefusal,
 )
-from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, Opening
+from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
 from ssd_draft.sessions import Refusal
 
 _log = get_logger(__name__)
@@ -41,6 +41,9 @@ _CURES = dict.fromkeys(
     ("vocab_size", "tokenizer_fingerprint"), "; take a draft of the target's family"
 )
 """What to do about a field that differs, where the values do not tell."""
+STUCK_SECONDS = 20.0
+"""A step thread that leaves its inbox alone for this long is stuck: the longest step, a batch of
+tables for all sessions of a large draft on a CPU, takes a fraction of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +152,7 @@ class DraftLink:
                 check_commit(commit, self._terms.vocab_size)
         except FrameError as error:
             BAD_FRAMES_TOTAL.inc()
+            _log.warning("bad_frame", target=self.name, reason=str(error))
             self.end(error)
             return
         on_commits(commits)
@@ -186,20 +190,24 @@ class LinkDesk:
 
         Raises:
             HandshakeError: the target does not fit this draft.
-            LinkError: the peer broke the rules, fell silent or did not say Hello.
+            LinkError: the peer broke the rules, fell silent or did not say Hello; or nobody here
+                works any more.
         """
         hello = await _first_message(call)
+        if (stuck := self._stuck()) is not None:
+            raise stuck
         check_hello(hello, self._terms)
         link = DraftLink(next(self._numbers), hello, call, self._terms)
         call.send(welcome(hello, self._terms))
         link.start(lambda commits: self._put(link, Commits(link, commits, self._clock.now())))
         self._links[link.number] = link
+        self._inbox.put(LinkUp(link))
         if self._is_draining:
             link.say_draining()
         _log.info("link", target=link.name, state="active", epoch=link.epoch)
         error: LinkError | None = LinkError("the target vanished")
         try:
-            error = await first_result(link.ended, self._listen(link, call), _beat(call))
+            error = await first_result(link.ended, self._listen(link, call), self._beat(call))
         finally:
             del self._links[link.number]
             self._inbox.put(LinkLost(link))
@@ -235,6 +243,23 @@ class LinkDesk:
                 return LinkError(f"no sign of life for {LEASE_SECONDS} s")
             except LinkError as error:
                 return error
+
+    async def _beat(self, call: LinkServerCall) -> LinkError | None:
+        """Give signs of life while the step thread does; returns why that is over."""
+        while (stuck := self._stuck()) is None:
+            try:
+                call.send(Beat())
+            except LinkError as error:
+                return error
+            await asyncio.sleep(BEAT_SECONDS)
+        return stuck
+
+    def _stuck(self) -> LinkError | None:
+        """Why targets should look elsewhere: beats of a loop say nothing of the step thread."""
+        seconds = self._inbox.waiting_seconds(self._clock.now())
+        if seconds < STUCK_SECONDS:
+            return None
+        return LinkError(f"the draft's step thread has taken nothing for {seconds:.1f} s")
 
     def _put(self, link: DraftLink, event: Event) -> None:
         if not self._inbox.put(event):
@@ -340,13 +365,3 @@ async def _first_message(call: LinkServerCall) -> LinkHello:
     if not isinstance(message, LinkHello):
         raise LinkError("the first message of a link must be Hello")
     return message
-
-
-async def _beat(call: LinkServerCall) -> LinkError | None:
-    """Give signs of life until the stream refuses them; returns why it did."""
-    while True:
-        try:
-            call.send(Beat())
-        except LinkError as error:
-            return error
-        await asyncio.sleep(BEAT_SECONDS)

@@ -26,8 +26,9 @@ from ssd.engine.attention.context import (
     MAX_CHUNKS_A_CALL,
     AttentionPass,
     ContextRun,
+    first_slots,
     make_run,
-    shorten,
+    widen,
 )
 from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
 from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
@@ -67,6 +68,7 @@ class ModelRunner:
         self._group = model.num_heads // model.num_kv_heads
         self._last_position = engine.max_model_len - 1
         self._branch_context: ContextRun | None = None
+        self._num_shared = 0
         self._buckets = sequence_buckets(engine)
 
     @torch.inference_mode()
@@ -108,7 +110,7 @@ class ModelRunner:
             ),
             dim=2,
         )
-        run = self._context(torch.cat((trunk_BS, proposal_BP), dim=1)[None], visible_BPS[None])
+        run = self._whole_context(torch.cat((trunk_BS, proposal_BP), dim=1), visible_BPS)
         positions_BP = batch.trunk_lengths_B[:, None] + column_P
         hidden_RD = self._run(
             batch.tokens_BP, positions_BP, proposal_BP.where(is_real_BP, 0), [run], is_whole=True
@@ -124,10 +126,9 @@ class ModelRunner:
         branches = batch.tokens_BN.shape[1]
         own_BPN = self._slots.own(batch.slots_B)
         if batch.step == 0:
-            self._branch_context = self._branch_run(batch, own_BPN)
+            self._branch_context, self._num_shared = self._branch_run(batch, own_BPN)
         assert self._branch_context is not None
-        unused = (self.engine.num_columns - 1 - batch.step) * branches
-        run = shorten(self._branch_context, unused)
+        run = first_slots(self._branch_context, self._num_shared + (batch.step + 1) * branches)
         positions_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step
         hidden_RD = self._run(
             batch.tokens_BN, positions_BN, own_BPN[:, batch.step], [run], is_whole=True
@@ -211,8 +212,11 @@ class ModelRunner:
         in_use_BS = torch.arange(num_slots) < trunk_lengths_B[:, None]
         return self._slots.paged(tables_BJ), in_use_BS
 
-    def _branch_run(self, batch: BranchBatch, own_BPN: Tensor) -> ContextRun:
-        """Build the context of the last step; earlier steps see a prefix of its slots."""
+    def _branch_run(self, batch: BranchBatch, own_BPN: Tensor) -> tuple[ContextRun, int]:
+        """Build the context of the last step, and say how many of its slots all branches share.
+
+        Earlier steps see a prefix of its slots.
+        """
         num_sequences, branches = batch.tokens_BN.shape
         columns = self.engine.num_columns
         trunk_BS, in_trunk_BS = self._trunk(batch.block_tables_BJ, batch.trunk_lengths_B)
@@ -227,7 +231,11 @@ class ModelRunner:
             dim=2,
         )
         slots_BS = torch.cat((trunk_BS, proposal_BP, own_BPN.flatten(1)), dim=1)
-        return self._context(slots_BS[None], visible_BNS[None])
+        return self._whole_context(slots_BS, visible_BNS), trunk_BS.shape[1] + columns
+
+    def _whole_context(self, slots_BS: Tensor, visible_BQS: Tensor) -> ContextRun:
+        slots_BS, visible_BQS = widen(slots_BS, visible_BQS)
+        return self._context(slots_BS[None], visible_BQS[None])
 
     def _context(self, slots_XBS: Tensor, visible_XBQS: Tensor) -> ContextRun:
         like = self._storage.entries_L2ZW

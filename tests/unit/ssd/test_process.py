@@ -65,6 +65,7 @@ async def live(load: Callable[[], tuple[str, Callable[[], None]]]) -> tuple[Step
     thread.start()
     async with asyncio.timeout(10):
         ended_well = await thread.ended
+    thread._thread.join(10)
     assert ends == ["step"]
     return thread, ended_well
 

@@ -1,5 +1,6 @@
 """A process whose step thread fails must end, and say why."""
 
+import asyncio
 import logging
 import os
 import threading
@@ -80,3 +81,14 @@ async def test_a_draft_that_hangs_in_a_step_is_not_live() -> None:
         assert draft._is_live()
     draft._step.ended.set_result(True)
     assert not draft._is_live()
+
+
+def test_counting_sessions_after_the_loop_has_closed_is_no_error() -> None:
+    async def make() -> Draft:
+        return make_draft()
+
+    loop = asyncio.new_event_loop()
+    draft = loop.run_until_complete(make())
+    loop.close()
+    draft._on_count(0)
+    draft._on_count(1)
