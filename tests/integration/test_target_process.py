@@ -5,8 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -136,26 +134,17 @@ async def test_tokens_do_not_depend_on_batch_mates(folder: Path) -> None:
         assert [each.token_ids for each in alone] == [each.token_ids for each in together]
 
 
-def probe(process: ProcessUnderTest, path: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://{process.http_address}{path}") as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            return refusal.code, refusal.read().decode()
-
-
 async def test_probes_and_metrics_answer(folder: Path) -> None:
     async with target(folder) as (process, client):
         await ask(client, "abc")
-        assert await asyncio.to_thread(probe, process, "/readyz") == (200, "ready\n")
-        _, metrics = await asyncio.to_thread(probe, process, "/metrics")
+        assert await process.probe("/readyz") == (200, "ready\n")
+        _, metrics = await process.probe("/metrics")
         assert 'ssd_round_seconds_count{part="host"} 24.0' in metrics
         assert 'ssd_tokens_total{kind="output"} 24.0' in metrics
 
 
 async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(folder: Path) -> None:
-    long = SamplingParams(temperature=0.0, max_tokens=460, ignore_eos=True)
+    long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     async with target(folder) as (process, client):
         stream = client.generate("abc", long)
         first = await anext(stream)
@@ -163,10 +152,8 @@ async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(folder:
         await process.until("draining")
         with pytest.raises((NotReadyError, SSDError)):
             await ask(client, "abc")
-        assert await asyncio.to_thread(probe, process, "/readyz") == (503, "draining\n")
-        assert await asyncio.to_thread(probe, process, "/livez") == (200, "live\n")
         rest = [chunk async for chunk in stream]
-        assert len(first.token_ids) + sum(len(chunk.token_ids) for chunk in rest) == 460
+        assert len(first.token_ids) + sum(len(chunk.token_ids) for chunk in rest) == 200
         assert await process.wait() == 0
 
 
