@@ -1,0 +1,76 @@
+"""What the operator has seen: children, pods, and what the engines say of themselves. Data only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ssd_operator.spec import Object
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ref:
+    """An object of the resource's namespace. ``kind`` as in a manifest."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFact:
+    """One link, as the target's ``GetPoolStatus`` reports it."""
+
+    address: str
+    draft_pod: str
+    """Name of the draft's pod; empty until the handshake."""
+    state: str
+    """Active, Connecting, Quarantined, Draining, Lost, Refused."""
+    sessions: int = 0
+    capacity: int = 0
+    round_trip_seconds: float = 0.0
+    channel: str = "grpc"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFact:
+    """One target's answer, and when it came (the operator's clock)."""
+
+    target_pod: str
+    at: float
+    running: int = 0
+    """Sequences running that may speculate."""
+    waiting: int = 0
+    hit_rate: float = 0.0
+    tokens_per_round: float = 0.0
+    links: tuple[LinkFact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainFact:
+    """The state of a drain that was begun on a draft's pod."""
+
+    pod: str
+    is_done: bool = False
+    result: str = ""
+    """Drained, TimedOut, Unreachable; empty while it runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A snapshot for one pass."""
+
+    children: Mapping[Ref, Object] = field(default_factory=dict)
+    """Objects that the resource owns (controller owner reference by uid), pods excluded."""
+    pods: tuple[Object, ...] = ()
+    """Pods with the resource's ``ssd.dev/name`` label."""
+    foreign: frozenset[Ref] = frozenset()
+    """Wanted names that belong to somebody else."""
+    pools: Mapping[str, PoolFact] = field(default_factory=dict)
+    """By target pod; only pods that exist."""
+    drains: Mapping[str, DrainFact] = field(default_factory=dict)
+    """By draft pod."""
+    optional_apis: frozenset[str] = frozenset()
+    """Of HorizontalPodAutoscaler, ScaledObject, PodMonitor: those the cluster serves."""
+    rejected: Mapping[Ref, str] = field(default_factory=dict)
+    """What the API server said (422) to objects of this generation."""
+    status: Object = field(default_factory=dict)
+    """The resource's present status."""
