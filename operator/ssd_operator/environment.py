@@ -11,6 +11,8 @@ from ssd_operator.spec import Accelerator, Object, Resource, Source, Speculation
 
 MODELS_FOLDER = "/models"
 CACHE_FOLDER = "/var/cache/ssd"
+SCRATCH_FOLDER = "/tmp"  # noqa: S108 - the pod's own volume
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
 TERMINATION_LOG = "/dev/termination-log"
 IDENTITY = ("POD_NAME", "NODE_NAME", "CELL")
 RESERVED_ENV = frozenset(
@@ -31,7 +33,7 @@ def target_environment(resource: Resource, cell: int, num_threads: int) -> list[
         num_threads: of one forward pass on a CPU; ignored on a GPU.
     """
     spec, engine = resource.spec, resource.spec.target.engine
-    settings = {
+    settings: dict[str, object] = {
         "MODEL_NAME": spec.model.name or resource.name,
         "PORT": TARGET_PORT,
         "DRAFTS": f"{draft_deployment(resource, cell)}:{DRAFT_PORT}",
@@ -51,7 +53,7 @@ def target_environment(resource: Resource, cell: int, num_threads: int) -> list[
 def draft_environment(resource: Resource, cell: int | None, num_threads: int) -> list[Object]:
     """Settings of a draft; ``cell`` is None in a Pool."""
     spec = resource.spec
-    settings = {
+    settings: dict[str, object] = {
         "PORT": DRAFT_PORT,
         "MAX_SESSIONS": spec.draft.sequences_per_replica,
         "DRAIN_SECONDS": spec.draft.drain_seconds,
@@ -96,7 +98,7 @@ def _common(resource: Resource, source: Source, num_threads: int) -> dict[str, o
     is_cpu = spec.accelerator is Accelerator.CPU
     return {
         "MODEL": _model(source),
-        "HOST": "0.0.0.0",
+        "HOST": "0.0.0.0",  # noqa: S104 - a pod is reached by its own address
         "HTTP_PORT": HTTP_PORT,
         "DEVICE": "cpu" if is_cpu else "cuda",
         "DTYPE": spec.model.dtype if spec.model.dtype != PROCESS_DTYPE else None,

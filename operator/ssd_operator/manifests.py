@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from ssd_operator import pods
 from ssd_operator.config import OperatorConfig
 from ssd_operator.names import (
+    CELL_LABEL,
+    COMPONENT_LABEL,
+    NAME_LABEL,
     Component,
     account,
     draft_cell,
@@ -145,6 +148,6 @@ def _monitors(factory: ChildFactory) -> list[Object]:
     spec = {
         "selector": {"matchLabels": labels},
         "podMetricsEndpoints": [{"port": "http", "path": "/metrics"}],
-        "podTargetLabels": ["ssd.dev/name", "ssd.dev/component", "ssd.dev/cell"],
+        "podTargetLabels": [NAME_LABEL, COMPONENT_LABEL, CELL_LABEL],
     }
     return [factory.make("monitoring.coreos.com/v1", "PodMonitor", resource.name, {"spec": spec})]

@@ -45,7 +45,7 @@ def draft_deployment(resource: Resource, cell: int) -> str:
 
 
 def draft_cell(resource: Resource, cell: int) -> int | None:
-    """Value of the cell label of a cell's drafts; None in a Pool, whose drafts have no such label."""
+    """Cell that a cell's drafts are labelled with; None in a Pool, whose drafts have no cell."""
     return None if resource.spec.draft.sharing is Sharing.POOL else cell
 
 
@@ -97,3 +97,9 @@ def revision_of(workload: Object) -> str:
     template = workload.get("spec", {}).get("template", workload)
     labels = template.get("metadata", {}).get("labels") or {}
     return str(labels.get(REVISION_LABEL, ""))
+
+
+def cell_of(child: Object) -> int:
+    """Cell of a pod or Deployment; 0 for those of a Pool, which have no such label."""
+    labels = child.get("metadata", {}).get("labels") or {}
+    return int(labels.get(CELL_LABEL, 0))

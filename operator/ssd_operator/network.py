@@ -14,8 +14,6 @@ from ssd_operator.names import (
 from ssd_operator.objects import ChildFactory
 from ssd_operator.spec import Object
 
-ANY_POD: Object = {"namespaceSelector": {}}
-"""A peer of a NetworkPolicy: every pod of the cluster."""
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """A label that every namespace has."""
 
@@ -51,7 +49,7 @@ def network_policies(factory: ChildFactory) -> list[Object]:
         "namespaceSelector": {"matchLabels": {NAMESPACE_NAME: config.operator_namespace}},
         "podSelector": {"matchLabels": dict(config.operator_labels)},
     }
-    clients = list(resource.spec.security.clients) or [ANY_POD]
+    clients = list(resource.spec.security.clients) or [_any_pod()]
     targets: Object = {"podSelector": {"matchLabels": selector(resource, Component.TARGET)}}
     return [
         _network_policy(factory, Component.TARGET, [*clients, operator], TARGET_PORT),
@@ -95,13 +93,18 @@ def _network_policy(
         "ingress": [
             {"from": callers, "ports": [_tcp(port)]},
             # Metrics and probes: no prompt and no secret is there.
-            {"from": [ANY_POD], "ports": [_tcp(HTTP_PORT)]},
+            {"from": [_any_pod()], "ports": [_tcp(HTTP_PORT)]},
         ],
     }
     name = account(resource, component)
     return factory.make(
         "networking.k8s.io/v1", "NetworkPolicy", name, {"spec": spec}, of=(component, None)
     )
+
+
+def _any_pod() -> Object:
+    """Every pod of the cluster, as a peer."""
+    return {"namespaceSelector": {}}
 
 
 def _tcp(port: int) -> Object:

@@ -111,7 +111,9 @@ def _template(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
         annotations[RESTART_ANNOTATION] = restart
     labels = dict(pod.template.labels) | labels_of(resource, pod.component, pod.cell)
     spec = _pod_spec(resource, config, pod)
-    labels[REVISION_LABEL] = digest([labels, annotations, spec], REVISION_DIGITS)
+    labels[REVISION_LABEL] = digest(
+        {"labels": labels, "annotations": annotations, "spec": spec}, REVISION_DIGITS
+    )
     return {"metadata": {"labels": labels} | _present(annotations=annotations), "spec": spec}
 
 
@@ -199,9 +201,9 @@ def _volumes(resource: Resource, pod: _Pod) -> list[Object]:
 
 def _volume_mounts(pod: _Pod) -> list[Object]:
     mounts: list[Object] = [
-        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "tmp", "mountPath": environment.SCRATCH_FOLDER},
         {"name": "cache", "mountPath": environment.CACHE_FOLDER},
-        {"name": "shm", "mountPath": "/dev/shm"},
+        {"name": "shm", "mountPath": environment.SHARED_MEMORY},
     ]
     if environment.volume_claim(pod.source):
         mounts.append({"name": "models", "mountPath": environment.MODELS_FOLDER, "readOnly": True})
