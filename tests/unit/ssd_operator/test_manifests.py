@@ -7,6 +7,20 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.ssd_operator.resources import (
+    CONFIG,
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    LLAMA,
+    NAMES,
+    POOL,
+    SAMPLES,
+    SNAPSHOTS,
+    children,
+    cpu_demo,
+    resource,
+    specs,
+)
 
 from ssd_operator.config import OperatorConfig
 from ssd_operator.manifests import OPTIONAL_KINDS, wanted
@@ -30,20 +44,6 @@ from ssd_operator.spec import (
     Sharing,
     Spec,
     Target,
-)
-from tests.unit.ssd_operator.resources import (
-    CONFIG,
-    DEMO_DRAFT,
-    DEMO_TARGET,
-    LLAMA,
-    NAMES,
-    POOL,
-    SAMPLES,
-    SNAPSHOTS,
-    children,
-    cpu_demo,
-    resource,
-    specs,
 )
 
 ORDER = [
