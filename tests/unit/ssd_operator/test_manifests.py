@@ -27,7 +27,7 @@ from ssd_operator.manifests import OPTIONAL_KINDS, wanted
 from ssd_operator.names import (
     HASH_ANNOTATION,
     MANAGED_BY_LABEL,
-    MANAGER,
+    OPERATOR,
     REVISION_LABEL,
     cell_of,
     revision_of,
@@ -197,7 +197,7 @@ def test_every_child_has_its_owner_its_labels_and_a_hash(spec: Spec) -> None:
     for each in children(resource(spec)):
         (owner,) = each["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == (resource(spec).uid, True)
-        assert each["metadata"]["labels"][MANAGED_BY_LABEL] == MANAGER
+        assert each["metadata"]["labels"][MANAGED_BY_LABEL] == OPERATOR
         assert each["metadata"]["annotations"][HASH_ANNOTATION]
         assert each["metadata"]["namespace"] == "default"
 
