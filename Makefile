@@ -35,6 +35,7 @@ check: $(TOOLS) ## linters, types, import contracts, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python charts/readme.py --check
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
 	$(PROTOC) --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh $(PROTOS) && \
 	diff -r -x __init__.py -x __pycache__ $$fresh/ssd/v1 services/ssd/v1 \
