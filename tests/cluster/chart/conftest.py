@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ OPTIONAL_APIS = (
 
 Object = dict[str, Any]
 Helm = Callable[..., subprocess.CompletedProcess[str]]
+Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 Render = Callable[..., list[Object]]
 
 
@@ -44,16 +45,50 @@ def helm() -> Helm:
     return run
 
 
-def helm_of_the_cluster_tool() -> str:
+def cluster_tool() -> Path:
     beside = ROOT.parent / "shared" / "k8s" / "cluster"
     tool = Path(os.environ.get("SSD_CLUSTER_TOOL", beside))  # noqa: TID251
     if not tool.is_file():
-        pytest.skip(f"no helm on PATH, and no cluster tool at {tool} (SSD_CLUSTER_TOOL)")
-    subprocess.run([tool, "install"], check=True)
+        pytest.skip(f"no program for it on PATH, and no cluster tool at {tool} (SSD_CLUSTER_TOOL)")
+    return tool
+
+
+def exports_of(tool: Path) -> dict[str, str]:
+    """What ``cluster env`` sets."""
     said = subprocess.run([tool, "env"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"^export PATH=([^:]+):", said, re.MULTILINE)
-    assert found is not None, said
-    return f"{found[1]}/helm"
+    return dict(re.findall(r"^export (\w+)=(.+)$", said, re.MULTILINE))
+
+
+def helm_of_the_cluster_tool() -> str:
+    tool = cluster_tool()
+    subprocess.run([tool, "install"], check=True)
+    return exports_of(tool)["PATH"].partition(":")[0] + "/helm"
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Iterator[Kubectl]:
+    """Run kubectl on the cluster of KUBECONFIG, or on a control plane that lives this long."""
+    started, kubeconfig, program = None, os.environ.get("KUBECONFIG"), "kubectl"  # noqa: TID251
+    if kubeconfig is None:
+        started = cluster_tool()
+        subprocess.run([started, "up", "--control-plane"], check=True)
+        exports = exports_of(started)
+        kubeconfig, program = exports["KUBECONFIG"], exports["PATH"].partition(":")[0] + "/kubectl"
+
+    def run(*arguments: str | Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, "--kubeconfig", str(kubeconfig), *map(str, arguments)],
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", kubeconfig)  # helm reads it
+        yield run
+    if started is not None:
+        subprocess.run([started, "down"], check=True)
 
 
 @pytest.fixture(scope="session")
