@@ -95,5 +95,5 @@ $(RUNTIME): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(TOOLS): $(RUNTIME)
 	@echo "installing the tools of development"
-	@$(PIP) -c constraints.txt -e '.[test,dev]'
+	@$(PIP) -c constraints.txt -e '.[test,dev,operator]'
 	@touch $@
