@@ -43,6 +43,7 @@ _LASTING = (
 )
 """Causes that a restart cannot mend."""
 Loaded = TypeVar("Loaded")
+Result = TypeVar("Result")
 
 
 class _Settings(Protocol):
@@ -188,6 +189,33 @@ class Pulse:
         """Whether there has been work, and no progress with it, for ``STUCK_SECONDS``."""
         busy_since = self._busy_since
         return busy_since is not None and self._clock.now() - busy_since > STUCK_SECONDS
+
+
+async def in_daemon_thread(call: Callable[[], Result]) -> Result:
+    """Wait for a call in a thread of its own, which nobody waits for when the process ends.
+
+    For calls that may never return. The loop's own executor has few threads and is joined.
+
+    Raises:
+        Exception: what the call raised.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Result] = loop.create_future()
+
+    def tell(set_outcome: Callable[[Any], None], outcome: object) -> None:
+        if not answer.done():
+            set_outcome(outcome)
+
+    def run() -> None:
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001 - raised again where it is waited for
+            post(loop, tell, answer.set_exception, error)
+        else:
+            post(loop, tell, answer.set_result, result)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await answer
 
 
 class StepThread(Generic[Loaded]):

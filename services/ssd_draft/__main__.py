@@ -37,7 +37,9 @@ async def serve(settings: DraftSettings) -> int:
         num_threads=settings.threads,
         cpus=cpus,
     )
-    draft = Draft(settings, step, link_terms(settings, tokenizer), SystemClock())
+    draft = Draft(
+        settings, step, link_terms(settings, tokenizer, step.engine.max_model_len), SystemClock()
+    )
     return await run_until_signal(draft.run(), draft.leave)
 
 
@@ -74,7 +76,7 @@ def engine_config(
     )
 
 
-def link_terms(settings: DraftSettings, tokenizer: Tokenizer) -> LinkTerms:
+def link_terms(settings: DraftSettings, tokenizer: Tokenizer, max_len: int) -> LinkTerms:
     """What every target is held to."""
     return LinkTerms(
         vocab_size=tokenizer.vocab_size,
@@ -82,6 +84,7 @@ def link_terms(settings: DraftSettings, tokenizer: Tokenizer) -> LinkTerms:
         lookahead=settings.lookahead,
         branches=settings.branches,
         capacity=settings.max_sessions,
+        max_len=max_len,
         delay_seconds=settings.inject_delay_ms / 1000,
         default_policy=LinkPolicy(fan_out_policy=settings.fan_out),
         peer=peer(settings),

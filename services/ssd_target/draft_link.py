@@ -49,13 +49,13 @@ class Session:
     open_by: float = float("inf")
     """When a session that no table has opened is given up."""
     table: OutcomeTable | None = None
-    table_seconds: float = 0.0
-    """How long the table took, where there is one."""
+    table_seconds: float | None = None
+    """How long the table took; None for the first, which waited for the prompt's prefill."""
     is_opened: bool = False
     """Whether a first table has come; before, nobody waits for it."""
 
-    def seconds_taken(self, now: float) -> float:
-        """How long the draft has taken for the table, or takes already."""
+    def seconds_taken(self, now: float) -> float | None:
+        """How long the draft took for the table, or takes already; None if that says nothing."""
         return now - self.asked_at if self.table is None else self.table_seconds
 
 

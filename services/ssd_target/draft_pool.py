@@ -154,11 +154,14 @@ class DraftPool:
         if session is None or table.part != _MAIN_PART:
             STALE_FRAMES_TOTAL.inc()
             return
-        session.is_opened = True
+        was_opened, session.is_opened = session.is_opened, True
         if table.base_len != session.base_len or session.table is not None:
             STALE_FRAMES_TOTAL.inc()
             return
         session.table = table
+        if not was_opened:
+            # It took the prompt's prefill and the queue before it: no measure of tables.
+            return
         session.table_seconds = now - session.asked_at
         link.patience.observe(session.table_seconds)
         DRAFT_TABLE_SECONDS.observe(session.table_seconds)
@@ -344,7 +347,9 @@ class DraftPool:
                 by_link.setdefault(session.link, []).append(session)
         dropped: list[Session] = []
         for link, sessions in by_link.items():
-            link.table_pace.note([each.seconds_taken(now) for each in sessions])
+            taken = [each.seconds_taken(now) for each in sessions]
+            if known := [seconds for seconds in taken if seconds is not None]:
+                link.table_pace.note(known)
             any_in_time = any(each.table is not None for each in sessions)
             if not any_in_time:
                 link.patience.forget()

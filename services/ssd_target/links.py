@@ -15,8 +15,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.process import in_daemon_thread
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkFrames
 from ssd.rpc.link_life import BEAT_SECONDS, HANDSHAKE_SECONDS, LEASE_SECONDS, first_result
@@ -50,9 +52,10 @@ async def resolve(host: str, port: int) -> set[str]:
     Raises:
         OSError: nobody answers for the name.
     """
-    loop = asyncio.get_running_loop()
     try:
-        answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        answers = await in_daemon_thread(
+            partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        )
     except socket.gaierror as error:
         # What Kubernetes says of a Service with no pod that is ready.
         if error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}:
@@ -90,6 +93,8 @@ class DraftLinks:
         self._wanted: set[str] = set()
         """Addresses to dial: all literal ones, and those in the newest answers."""
         self._answers: dict[str, set[str]] = {}
+        self._asked: dict[str, asyncio.Future[set[str]]] = {}
+        """Questions without an answer so far: none is asked twice at a time."""
         self._hello = hello
         self._policy = policy
         self._epochs = itertools.count(1)
@@ -102,22 +107,31 @@ class DraftLinks:
 
     async def run(self) -> None:
         """Keep links to all addresses until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                self._follow(group, self._literal | await self._resolve())
-                if not self._names:
-                    return
-                await asyncio.sleep(RESOLVE_SECONDS)
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    self._follow(group, self._literal | await self._resolve())
+                    if not self._names:
+                        return
+                    await asyncio.sleep(RESOLVE_SECONDS)
+        finally:
+            for question in self._asked.values():
+                question.cancel()
 
     async def _resolve(self) -> set[str]:
         for name in self._names:
             host, _, port = name.rpartition(":")
+            if name not in self._asked:
+                self._asked[name] = asyncio.ensure_future(self._resolver(host, int(port)))
             try:
                 async with asyncio.timeout(LONGEST_RESOLVE_SECONDS):
-                    answer = await self._resolver(host, int(port))
+                    answer = await asyncio.shield(self._asked[name])
             except (OSError, UnicodeError) as error:
+                if self._asked[name].done():
+                    del self._asked[name]
                 _log.info("drafts_not_resolved", name=name, reason=str(error) or "no answer")
                 continue
+            del self._asked[name]
             if answer != self._answers.get(name):
                 _log.info("drafts_resolved", name=name, addresses=len(answer))
             self._answers[name] = answer

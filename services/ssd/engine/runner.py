@@ -4,15 +4,15 @@ Four passes: ``forward`` (a target's verify; plain decoding is its one-column ca
 and a draft's ``run_explicit`` and ``run_branches``. They differ in which slots the queries see and
 where new entries go; the model and the attention kernel are the same.
 
-*Same shape, same bits*: a verify has P columns, or one when nobody proposes; sequences are padded
-to few counts; and attention runs over context chunks of fixed width merged in order. In
+*Same shape, same bits*: a verify has P columns, in bf16 also one when nobody proposes; sequences
+are padded to few counts; and attention runs over context chunks of fixed width merged in order. In
 deterministic mode there is one shape only, so a row's bits do not depend on its column, its batch
 mates or speculation.
 
-*Decision*: the fast mode has the one-column shape. *Because*: 8 sequences of the pair widened 4x
-took 31 ms instead of 91, one took 18 instead of 22, and in bf16 the rows came out bit for bit the
-same (fp32: 1e-5 apart). *Not chosen*: a shape for each proposal length, since their number is what
-start-up time and CUDA graphs pay for. *Revisit when* proposals are mostly shorter than K.
+*Decision*: the fast mode has the one-column shape in bf16. *Because*: 8 sequences of the pair
+widened 4x took 31 ms instead of 91, one took 18 instead of 22, and the rows came out bit for bit
+the same (fp32 ones 1e-5 apart). *Not chosen*: a shape for each proposal length, since their number
+is what start-up time and CUDA graphs pay for. *Revisit when* proposals are mostly shorter than K.
 """
 
 from collections.abc import Callable

@@ -22,7 +22,7 @@ from ssd.errors import (
     UnsupportedModelError,
     WeightsError,
 )
-from ssd.process import Pulse, StepThread, peer, pin, post, run_process
+from ssd.process import Pulse, StepThread, in_daemon_thread, peer, pin, post, run_process
 from ssd.testing.clock import FakeClock
 from ssd.types import Peer
 
@@ -78,11 +78,32 @@ def thawed() -> None:
 @pytest.mark.usefixtures("thawed")
 async def test_what_is_loaded_is_announced_before_it_serves() -> None:
     served: list[int] = []
-    thread, ended_well = await live(lambda: ("model", lambda: served.append(gc.get_freeze_count())))
+    may_end = threading.Event()
+
+    def serve() -> None:
+        served.append(gc.get_freeze_count())
+        assert may_end.wait(10)
+
+    thread = StepThread(lambda: ("model", serve), lambda: None, HERE)
+    thread.start()
+    async with asyncio.timeout(10):
+        assert await thread.loaded == "model"
+        may_end.set()
+        assert await thread.ended
     gc.unfreeze()
-    assert thread.loaded.result() == "model"
-    assert ended_well
     assert served[0] > 1000, "what was loaded is out of the collector's way"
+
+
+async def test_a_call_that_never_returns_keeps_nobody() -> None:
+    async with asyncio.timeout(10):
+        assert await in_daemon_thread(lambda: threading.current_thread().daemon)
+        with pytest.raises(ZeroDivisionError):
+            await in_daemon_thread(lambda: 1 // 0)
+        hanging = asyncio.ensure_future(in_daemon_thread(threading.Event().wait))
+        await asyncio.sleep(0)
+        hanging.cancel()
+        await asyncio.gather(hanging, return_exceptions=True)
+    assert hanging.cancelled()
 
 
 async def test_a_set_up_that_fails_is_the_reason() -> None:

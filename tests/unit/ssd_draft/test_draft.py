@@ -29,7 +29,9 @@ def make_draft() -> Draft:
         num_threads=1,
         cpus=frozenset({0, 1}),
     )
-    terms = LinkTerms(vocab_size=8, tokenizer_fingerprint="", lookahead=6, branches=4, capacity=1)
+    terms = LinkTerms(
+        vocab_size=8, tokenizer_fingerprint="", lookahead=6, branches=4, capacity=1, max_len=64
+    )
     return Draft(DraftSettings(port=0, http_port=0), step, terms, SystemClock())
 
 

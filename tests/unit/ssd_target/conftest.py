@@ -38,7 +38,7 @@ LOOKAHEAD = 3
 COLUMNS = LOOKAHEAD + 1
 BRANCHES = 2
 ENGINE = EngineConfig(
-    dtype="float32",
+    dtype="bfloat16",
     block_size=4,
     max_model_len=64,
     max_num_seqs=4,
@@ -132,7 +132,7 @@ class Bench:
                 scheduler=self.scheduler,
                 runner=self.runner,
                 builder=BatchBuilder(
-                    max_num_seqs=4, verify_columns=(1, COLUMNS), num_blocks_each=16
+                    max_num_seqs=4, verify_columns=ENGINE.verify_columns, num_blocks_each=16
                 ),
                 chooser=Chooser(ring, max_num_seqs=4, num_columns=COLUMNS),
                 drafts=self.pool,

@@ -282,8 +282,13 @@ async def test_a_name_server_that_never_answers_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(links, "LONGEST_RESOLVE_SECONDS", 0.01)
+    asked: list[str] = []
+    asked_often = asyncio.Event()
 
     async def resolver(host: str, port: int) -> set[str]:
+        asked.append(host)
+        if asked.count("drafts.svc") == 4:
+            asked_often.set()
         if host == "silent":
             await asyncio.Event().wait()
         if host == "odd":
@@ -296,6 +301,9 @@ async def test_a_name_server_that_never_answers_is_not_waited_for(
         names = ("silent:1", "odd:1", "drafts.svc:1")
         async with kept_up(pool, DraftLinks(pool, names, HELLO, LinkPolicy(), resolver)):
             assert await pool.next() == ("up", address)
+            await asked_often.wait()
+    assert asked.count("silent") == 1, "one question at a time"
+    assert asked.count("odd") > 1
 
 
 @pytest.mark.parametrize("capacity", [links.LARGEST_CAPACITY + 1, 2**32 - 1])
