@@ -161,4 +161,4 @@ class Cell(RuleBasedStateMachine):
 
 
 TestDrains = Cell.TestCase
-TestDrains.settings = settings(max_examples=400, stateful_step_count=25)
+TestDrains.settings = settings(max_examples=250, stateful_step_count=25)
