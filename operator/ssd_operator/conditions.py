@@ -50,11 +50,6 @@ def unknown(kind: str, reason: str, message: str) -> Condition:
     return Condition(kind, Truth.UNKNOWN, reason, message)
 
 
-def first(*candidates: Condition | None) -> Condition:
-    """The first that is one; the last must be."""
-    return next(candidate for candidate in candidates if candidate is not None)
-
-
 def first_not_true(conditions: Iterable[Condition]) -> Condition | None:
     """The first that does not hold, for one that stands on others."""
     return next((condition for condition in conditions if not condition.holds), None)

@@ -5,7 +5,6 @@ from ssd_operator.conditions import (
     LONGEST_MESSAGE,
     Condition,
     Truth,
-    first,
     first_not_true,
     merge,
     no,
@@ -58,4 +57,3 @@ def test_the_first_reason_wins() -> None:
     good, bad, dim = yes("A", "", ""), no("B", "", ""), unknown("C", "", "")
     assert first_not_true([good, dim, bad]) == dim
     assert first_not_true([good]) is None
-    assert first(None, bad, good) == bad
