@@ -6,8 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ssd_operator.pod_state import condition_of, is_leaving, is_ready, is_scheduled, name_of
-from ssd_operator.pod_state import to_seconds as seconds_of
+from ssd_operator.pod_state import (
+    condition_of,
+    is_leaving,
+    is_ready,
+    is_scheduled,
+    is_unschedulable,
+    name_of,
+    to_seconds,
+)
 from ssd_operator.spec import Object
 
 CREATING_SECONDS = 60.0
@@ -101,9 +108,8 @@ def diagnose_absence(deployment: Object | None, what: str) -> Diagnosis | None:
 
 
 def _unscheduled(pod: Object) -> Diagnosis:
-    verdict = condition_of(pod, "PodScheduled")
-    if verdict.get("reason") == "Unschedulable":
-        words = _words(verdict.get("message", ""))
+    if is_unschedulable(pod):
+        words = _words(condition_of(pod, "PodScheduled").get("message", ""))
         return Diagnosis(Trouble.UNSCHEDULABLE, f"{name_of(pod)}: {words}")
     return Diagnosis(Trouble.LOADING, f"{name_of(pod)} waits for a node")
 
@@ -142,7 +148,7 @@ def _misconfigured(name: str, words: str) -> Diagnosis:
 
 def _was_too_slow(container: Object, ended: Object, startup_timeout_seconds: int) -> bool:
     """Whether the last run was killed by the startup probe, which leaves no other trace."""
-    began, end = seconds_of(ended.get("startedAt")), seconds_of(ended.get("finishedAt"))
+    began, end = to_seconds(ended.get("startedAt")), to_seconds(ended.get("finishedAt"))
     if began is None or end is None or container.get("started"):
         return False
     return end - began >= startup_timeout_seconds
@@ -166,7 +172,7 @@ def _progress(pod: Object, now: float) -> str:
         if (container.get("state") or {}).get("running"):
             ended = (container.get("lastState") or {}).get("terminated")
             return "loads" if not ended else f"loads again; it {_crash(container, ended)}"
-    since = seconds_of(condition_of(pod, "PodScheduled").get("lastTransitionTime"))
+    since = to_seconds(condition_of(pod, "PodScheduled").get("lastTransitionTime"))
     if since is not None and now - since > CREATING_SECONDS:
         return (
             f"is created for more than {CREATING_SECONDS:.0f} s: "

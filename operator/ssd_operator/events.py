@@ -161,8 +161,7 @@ def _refusals(old: Object, new: Object) -> list[Event]:
         }
         for status in (old, new)
     )
-    words = _condition(new, "SpeculationActive").get("message", "")
     return [
-        _warning("LinkRefused", f"{draft} refused {target}. {words}".strip())
+        _warning("LinkRefused", f"{draft} refused {target}; SpeculationActive may say why.")
         for target, draft in sorted(after - before)
     ]

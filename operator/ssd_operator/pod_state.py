@@ -26,6 +26,12 @@ def is_scheduled(pod: Object) -> bool:
     return bool(pod.get("spec", {}).get("nodeName"))
 
 
+def is_unschedulable(pod: Object) -> bool:
+    """Whether the scheduler looked for a node and found none."""
+    reason = str(condition_of(pod, "PodScheduled").get("reason"))
+    return reason == "Unschedulable" and not is_scheduled(pod)
+
+
 def is_ready(pod: Object) -> bool:
     """Whether it is live and Services send calls to it."""
     return is_live(pod) and condition_of(pod, "Ready").get("status") == "True"

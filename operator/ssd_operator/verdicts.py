@@ -8,7 +8,7 @@ from ssd_operator.conditions import Condition, first_not_true, no, unknown, yes
 from ssd_operator.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 from ssd_operator.facts import LinkFact, Ref
 from ssd_operator.names import Component, account, cell_of
-from ssd_operator.pod_state import condition_of, is_ready, is_scheduled, name_of
+from ssd_operator.pod_state import condition_of, is_ready, is_scheduled, is_unschedulable, name_of
 from ssd_operator.scaling import Reason
 from ssd_operator.spec import Object, ScalingMode, Sharing
 
@@ -117,9 +117,7 @@ def draft_capacity(census: Census) -> Condition:
     waiting = [
         pod
         for pod in census.staying_drafts
-        if condition_of(pod, "PodScheduled").get("reason") == "Unschedulable"
-        and not is_scheduled(pod)
-        and (placed if shares_all else cell_of(pod) in placed)
+        if is_unschedulable(pod) and (placed if shares_all else cell_of(pod) in placed)
     ]
     if not waiting:
         return yes("DraftCapacity", "Sufficient", "There is room for each draft.")
@@ -245,7 +243,7 @@ def _is_rolling(deployment: Object) -> bool:
 def _was_rolled(deployment: Object) -> bool:
     """Whether its pods are not its first ones."""
     annotations = deployment["metadata"].get("annotations") or {}
-    return annotations.get("deployment.kubernetes.io/revision", "1") != "1"
+    return str(annotations.get("deployment.kubernetes.io/revision", "1")) != "1"
 
 
 def _unlinked(census: Census, target: Object) -> Condition:
