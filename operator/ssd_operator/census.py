@@ -37,7 +37,9 @@ class Planned:
     revisions: Mapping[str, str] = field(default_factory=dict)
     """Revision wanted of each Deployment's pods, by its name."""
     decision: Decision | None = None
-    """Of the Internal loop; None if it did not run."""
+    """The newest of the Internal loop; None if it has not run."""
+    is_scaling: bool = False
+    """Whether this pass writes that decision's number."""
     spec_problem: tuple[str, str] | None = None
     """Reason and message of ``SpecValid=False`` for what a schema cannot say, as ReservedEnv."""
 

@@ -19,6 +19,8 @@ from ssd_operator.spec import Object
 
 CREATING_SECONDS = 60.0
 """A container that is created for longer waits for something that may not exist."""
+PROBE_SLACK_SECONDS = 15.0
+"""By which the kubelet may be late to notice a failed probe and to kill."""
 LONGEST_WORDS = 400
 """Characters quoted of what others say."""
 
@@ -91,7 +93,7 @@ def diagnose(pod: Object, startup_timeout_seconds: int, now: float) -> Diagnosis
         *(status.get("initContainerStatuses") or ()),
         *(status.get("containerStatuses") or ()),
     ):
-        found = _stopped(name, container, startup_timeout_seconds)
+        found = _stopped(pod, container, startup_timeout_seconds)
         if found is not None:
             return found
     return Diagnosis(Trouble.LOADING, f"{name} {_progress(pod, now)}")
@@ -114,8 +116,9 @@ def _unscheduled(pod: Object) -> Diagnosis:
     return Diagnosis(Trouble.LOADING, f"{name_of(pod)} waits for a node")
 
 
-def _stopped(name: str, container: Object, startup_timeout_seconds: int) -> Diagnosis | None:
+def _stopped(pod: Object, container: Object, startup_timeout_seconds: int) -> Diagnosis | None:
     """What keeps a container from running; None if nothing does."""
+    name = name_of(pod)
     state = container.get("state") or {}
     waiting = state.get("waiting") or {}
     waits_for, words = waiting.get("reason", ""), _words(waiting.get("message", ""))
@@ -131,7 +134,8 @@ def _stopped(name: str, container: Object, startup_timeout_seconds: int) -> Diag
     exit_code = ended.get("exitCode", 0)
     if exit_code == os.EX_CONFIG:
         return _misconfigured(name, _last_words(ended))
-    if _was_too_slow(container, ended, startup_timeout_seconds):
+    grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
+    if _was_too_slow(container, ended, startup_timeout_seconds, grace):
         return Diagnosis(
             Trouble.STARTUP_TIMEOUT,
             f"{name} was not up after {startup_timeout_seconds} s and was restarted; "
@@ -146,12 +150,18 @@ def _misconfigured(name: str, words: str) -> Diagnosis:
     return Diagnosis(trouble, f"{name}: {words or 'it refused its settings (exit code 78)'}")
 
 
-def _was_too_slow(container: Object, ended: Object, startup_timeout_seconds: int) -> bool:
-    """Whether the last run was killed by the startup probe, which leaves no other trace."""
+def _was_too_slow(
+    container: Object, ended: Object, startup_timeout_seconds: int, grace_seconds: int
+) -> bool:
+    """Whether the last run was killed by the startup probe, which leaves a trace in its times only.
+
+    A run that lasted longer than the kubelet lets one load did serve, and ended of something else.
+    """
     began, end = to_seconds(ended.get("startedAt")), to_seconds(ended.get("finishedAt"))
     if began is None or end is None or container.get("started"):
         return False
-    return end - began >= startup_timeout_seconds
+    longest = startup_timeout_seconds + grace_seconds + PROBE_SLACK_SECONDS
+    return startup_timeout_seconds <= end - began <= longest
 
 
 def _crash(container: Object, ended: Object) -> str:

@@ -99,7 +99,7 @@ def _draft(census: Census) -> Object:
 
 def _last_scale(census: Census) -> Object:
     decision, old = census.planned.decision, census.observed.status.get("draft", {})
-    if decision is not None and decision.replicas != census.num_drafts_wanted:
+    if decision is not None and census.planned.is_scaling:
         return {
             "lastScaleTime": to_text(census.now),
             "lastScaleReason": str(decision.reason),

@@ -4,9 +4,11 @@ from dataclasses import replace
 import pytest
 from tests.unit.ssd_operator.scenes import Scene, answer, draft, homeless, link, marked, target
 
-from ssd_operator.demand import policy_of, pool_load
+from ssd_operator.demand import drains_of, policy_of, pool_load
+from ssd_operator.drain import Drains
+from ssd_operator.facts import DrainFact
 from ssd_operator.scaling import Policy, PoolLoad, TargetLoad
-from ssd_operator.spec import Autoscaling, ScalingMode
+from ssd_operator.spec import Autoscaling, Object, Placement, ScalingMode
 
 
 def test_the_load_is_that_of_ready_targets_and_of_active_links() -> None:
@@ -53,3 +55,33 @@ def test_the_policy_is_the_users() -> None:
 )
 def test_a_number_that_another_writes_has_no_policy(mode: ScalingMode | None) -> None:
     assert policy_of(Scene(mode=mode).resource.spec.draft) is None
+
+
+def test_a_drain_knows_the_sessions_of_all_targets() -> None:
+    pools = (answer("t0", link("d0", sessions=3)), answer("t1", link("d0", sessions=4)))
+    pods = (target(), target("t1", cell=1), draft("d0"))
+    facts = {"drains": {"d0": DrainFact(pod="d0")}}
+    drains = drains_of(Scene(cells=2, pods=pods, pools=pools, facts=facts).census)
+    assert drains == Drains(facts=facts["drains"], sessions={"d0": 7}, drain_seconds=20)
+
+
+def elsewhere(thing: Object) -> Object:
+    return thing | {"spec": {"nodeName": "n2"}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "topology", "pods", "misplaced"),
+    [
+        ("Required", "kubernetes.io/hostname", (target(), elsewhere(draft("d0"))), {"d0"}),
+        ("Required", "kubernetes.io/hostname", (target(), draft("d0")), set()),
+        ("Required", "kubernetes.io/hostname", (target(), homeless(draft("d0"))), set()),
+        ("Required", "kubernetes.io/hostname", (homeless(target()), draft("d0")), set()),
+        ("Required", "rack", (target(), elsewhere(draft("d0"))), set()),
+        ("Preferred", "kubernetes.io/hostname", (target(), elsewhere(draft("d0"))), set()),
+    ],
+)
+def test_drafts_follow_their_target_where_they_must_be_beside_it(
+    policy: str, topology: str, pods: tuple[Object, ...], misplaced: set[str]
+) -> None:
+    placement = Placement(policy=policy, topology_key=topology)
+    assert drains_of(Scene(pods=pods, spec={"placement": placement}).census).misplaced == misplaced

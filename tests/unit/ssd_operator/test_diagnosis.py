@@ -100,6 +100,11 @@ CASES: list[tuple[Object, Trouble, str]] = [
         "was not up after 600 s and was restarted",
     ),
     (
+        pod(state=RUNNING, lastState=ended(1, seconds=7200), restartCount=1, started=False),
+        Trouble.LOADING,
+        "loads again; it ended with exit code 1, 1 restarts so far",
+    ),
+    (
         pod(state=RUNNING, lastState=ended(137, seconds=599), restartCount=1, started=False),
         Trouble.LOADING,
         "loads again; it ended with exit code 137, 1 restarts so far",

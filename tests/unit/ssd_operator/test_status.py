@@ -159,13 +159,13 @@ def test_outdated_pods_are_counted() -> None:
 
 
 def test_the_time_of_a_scale_is_kept_until_the_next() -> None:
-    up = Planned(decision=Decision(replicas=3, reason=Reason.SCALE_UP))
+    up = Planned(decision=Decision(replicas=3, reason=Reason.SCALE_UP), is_scaling=True)
     block = tell(Scene(planned=up))["draft"]
     told = {name: block[name] for name in ("lastScaleTime", "lastScaleReason")}
     assert told == {"lastScaleTime": STAMP, "lastScaleReason": "ScaleUp"}
-    steady = Planned(decision=Decision(replicas=2, reason=Reason.STEADY))
+    told_before = replace(up, is_scaling=False)
     before = {"draft": {"lastScaleTime": "then", "lastScaleReason": "ScaleUp"}}
-    block = tell(Scene(planned=steady, facts={"status": before}))["draft"]
+    block = tell(Scene(planned=told_before, facts={"status": before}))["draft"]
     assert block["lastScaleTime"] == "then"
 
 
