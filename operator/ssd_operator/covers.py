@@ -30,9 +30,14 @@ _MERGE_KEYS: Mapping[Path, tuple[str, ...]] = {
 _KEY_DEFAULTS = {"protocol": "TCP"}
 _QUANTITIES = frozenset({"requests", "limits"})
 """Maps of quantities."""
-_QUANTITY = frozenset({"sizeLimit", "averageValue"})
+_QUANTITY = frozenset({"sizeLimit", "averageValue", "divisor"})
 _DROPPED_WHEN_FALSE = frozenset({"publishNotReadyAddresses", "readOnly"})
 """Fields that the API server leaves out when they are false."""
+_DROPPED_WHEN_EMPTY = frozenset(
+    {"matchLabels", "labels", "annotations", "nodeSelector", *_QUANTITIES}
+)
+"""Maps that the API server leaves out when they are empty; other empty objects say something,
+``emptyDir`` for one."""
 
 
 def covers(live: Object, wanted: Object) -> bool:
@@ -83,7 +88,11 @@ def _identity(keys: tuple[str, ...]) -> Callable[[Object], tuple[Any, ...]]:
 
 def _is_dropped(value: Any, name: str) -> bool:
     """Whether the API server would store nothing for this value."""
-    return value in ("", None) or value == [] or (value is False and name in _DROPPED_WHEN_FALSE)
+    if value is False:
+        return name in _DROPPED_WHEN_FALSE
+    if value == {}:
+        return name in _DROPPED_WHEN_EMPTY
+    return value is None or value in ("", [])
 
 
 def _equals(live: Any, wanted: Any, path: Path) -> bool:

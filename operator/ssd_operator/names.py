@@ -17,7 +17,7 @@ HASH_ANNOTATION = f"{GROUP}/hash"
 RESTART_ANNOTATION = f"{GROUP}/restart"
 """A user's wish for new pods: from the resource to the pod templates."""
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
-MANAGER = "ssd-operator"
+OPERATOR = "ssd-operator"
 """Value of the managed-by label, and the field manager."""
 
 TARGET_PORT = 50051
@@ -85,7 +85,7 @@ def labels_of(
         "app.kubernetes.io/name": "ssd",
         "app.kubernetes.io/instance": resource.name,
         "app.kubernetes.io/part-of": "ssd",
-        MANAGED_BY_LABEL: MANAGER,
+        MANAGED_BY_LABEL: OPERATOR,
     }
     if component is not None:
         recommended["app.kubernetes.io/component"] = str(component)

@@ -182,7 +182,8 @@ def specs(draw: st.DrawFn) -> Spec:
         )
     )
     autoscaling = draw(
-        st.none() | st.builds(Autoscaling, mode=st.sampled_from(ScalingMode), max_replicas=st.just(9))
+        st.none()
+        | st.builds(Autoscaling, mode=st.sampled_from(ScalingMode), max_replicas=st.just(9))
     )
     return Spec(
         accelerator=accelerator,

@@ -7,13 +7,27 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.ssd_operator.resources import (
+    CONFIG,
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    LLAMA,
+    NAMES,
+    POOL,
+    SAMPLES,
+    SNAPSHOTS,
+    children,
+    cpu_demo,
+    resource,
+    specs,
+)
 
 from ssd_operator.config import OperatorConfig
 from ssd_operator.manifests import OPTIONAL_KINDS, wanted
 from ssd_operator.names import (
     HASH_ANNOTATION,
     MANAGED_BY_LABEL,
-    MANAGER,
+    OPERATOR,
     REVISION_LABEL,
     cell_of,
     revision_of,
@@ -30,20 +44,6 @@ from ssd_operator.spec import (
     Sharing,
     Spec,
     Target,
-)
-from tests.unit.ssd_operator.resources import (
-    CONFIG,
-    DEMO_DRAFT,
-    DEMO_TARGET,
-    LLAMA,
-    NAMES,
-    POOL,
-    SAMPLES,
-    SNAPSHOTS,
-    children,
-    cpu_demo,
-    resource,
-    specs,
 )
 
 ORDER = [
@@ -197,7 +197,7 @@ def test_every_child_has_its_owner_its_labels_and_a_hash(spec: Spec) -> None:
     for each in children(resource(spec)):
         (owner,) = each["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == (resource(spec).uid, True)
-        assert each["metadata"]["labels"][MANAGED_BY_LABEL] == MANAGER
+        assert each["metadata"]["labels"][MANAGED_BY_LABEL] == OPERATOR
         assert each["metadata"]["annotations"][HASH_ANNOTATION]
         assert each["metadata"]["namespace"] == "default"
 

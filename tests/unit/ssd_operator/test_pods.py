@@ -3,6 +3,17 @@
 from dataclasses import fields, replace
 
 import pytest
+from tests.unit.ssd_operator.resources import (
+    CONFIG,
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    LLAMA,
+    POOL,
+    QWEN,
+    SAMPLES,
+    cpu_demo,
+    resource,
+)
 
 from ssd.settings import load
 from ssd_draft.settings import DraftSettings
@@ -23,17 +34,6 @@ from ssd_operator.spec import (
     Target,
 )
 from ssd_target.settings import TargetSettings
-from tests.unit.ssd_operator.resources import (
-    CONFIG,
-    DEMO_DRAFT,
-    DEMO_TARGET,
-    LLAMA,
-    POOL,
-    QWEN,
-    SAMPLES,
-    cpu_demo,
-    resource,
-)
 
 SAID_BY_THE_POD = {"pod_name", "node_name", "cell", "termination_log"}
 """Settings of text that only a pod gives."""
@@ -205,9 +205,7 @@ def test_a_cpu_pod_asks_for_no_gpu() -> None:
         (replace(POOL, placement=Placement(policy="Required")), "Required"),
     ],
 )
-def test_drafts_stay_beside_their_target_as_far_as_the_policy_says(
-    spec: Spec, policy: str
-) -> None:
+def test_drafts_stay_beside_their_target_as_far_as_the_policy_says(spec: Spec, policy: str) -> None:
     assert effective_policy(resource(spec)) == policy
     affinity = draft_of(resource(spec))["spec"].get("affinity", {}).get("podAffinity", {})
     kinds = {
