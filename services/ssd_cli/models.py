@@ -83,8 +83,12 @@ def models_table(models: Iterable[Model]) -> Table:
     """Return a table of models."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("model", "family", "layers", "width", "vocabulary", "parameters", "weights"):
-        is_word = title in ("model", "family")
-        table.add_column(title, justify="left" if is_word else "right", overflow="fold", no_wrap=False)
+        table.add_column(
+            title,
+            justify="left" if title in ("model", "family") else "right",
+            overflow="fold",
+            no_wrap=title != "model",
+        )
     for model in models:
         table.add_row(
             model.name,
