@@ -25,8 +25,10 @@ tens of them, and a target that gives up too soon takes three such moments for a
 adaptive deadline keeps usual waits far below."""
 LINK_SECONDS = 10.0
 """A target that has no link to its drafts this long after the start serves without them."""
-STOP_SECONDS = 10.0
-"""A child that has not ended this long after SIGTERM is killed."""
+DRAIN_SECONDS = 5.0
+"""How long streams may go on after SIGTERM here: somebody waits for the prompt to come back."""
+STOP_SECONDS = DRAIN_SECONDS + 15.0
+"""A child that has not ended this long after SIGTERM is killed: longer than any honest drain."""
 EventListener = Callable[[str, Event], None]
 """Called with a child's name and each of its events."""
 
@@ -315,6 +317,7 @@ def draft_process(
             *("--port", str(port)),
             *("--http-port", str(deployment.http_port + 1 + index if deployment.http_port else 0)),
             *_cpu_flags(plan.drafts[index], plan.others),
+            *("--drain-seconds", str(DRAIN_SECONDS)),
             *deployment.common_flags,
             *deployment.draft_flags,
         ],
@@ -334,6 +337,7 @@ def _target_process(
             *("--http-port", str(deployment.http_port)),
             *(("--drafts", ",".join(drafts)) if drafts else ()),
             *_cpu_flags(plan.target, plan.others),
+            *("--drain-seconds", str(DRAIN_SECONDS)),
             *("--draft-deadline-ms", str(LOCAL_DEADLINE_MS)),
             *deployment.common_flags,
             *deployment.target_flags,

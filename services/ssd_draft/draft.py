@@ -10,15 +10,16 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from ssd.ports import Clock
+from ssd.process import StepThread, post
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer, join_address
 from ssd.telemetry import DRAFT_CAPACITY, get_logger
-from ssd_draft.inbox import Inbox
+from ssd_draft.inbox import Inbox, enough_bytes
 from ssd_draft.links import LinkDesk, LinkTerms
 from ssd_draft.servicer import SpeculationServicer
 from ssd_draft.settings import DraftSettings
-from ssd_draft.step_thread import StepSettings, StepThread
+from ssd_draft.step_thread import StepLife, StepSettings
 from ssd_draft.worker import Worker
 
 _log = get_logger("ssd_draft")
@@ -44,9 +45,11 @@ class Draft:
         self._is_empty.set()
         self._drain_seconds = settings.drain_seconds
         self._worker: Worker | None = None
-        self._inbox = Inbox(_INBOX_CAPACITY)
+        num_bytes = enough_bytes(settings.max_sessions, step.engine.max_model_len, _INBOX_CAPACITY)
+        self._inbox = Inbox(_INBOX_CAPACITY, num_bytes, clock)
         self._desk = LinkDesk(terms, self._inbox, clock)
-        self._step = StepThread(step, self._inbox, clock, log_progress, self._on_count)
+        life = StepLife(step, self._inbox, clock, log_progress, self._on_count)
+        self._step = StepThread(life.load, self._inbox.close, step.cpus)
 
     def leave(self) -> None:
         """Begin to drain, for as long as the settings say; once is enough."""
@@ -123,7 +126,7 @@ class Draft:
     def _on_count(self, num_sessions: int) -> None:
         """The number of sessions changed. Step thread."""
         change = self._is_empty.clear if num_sessions else self._is_empty.set
-        self._loop.call_soon_threadsafe(change)
+        post(self._loop, change)
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[RpcServer]:

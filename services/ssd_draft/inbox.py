@@ -4,8 +4,21 @@ import threading
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
+from ssd.ports import Clock
 from ssd.types import Commit, SessionOpening
 from ssd_draft.sessions import LinkEnd
+
+EVENT_BYTES = 512
+"""Of an event without the ids of an opening; a frame of commits holds that much for each."""
+ID_BYTES = 36
+"""Of one token id of an opening: an int and the reference to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """A link has shaken hands."""
+
+    link: LinkEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,33 +54,52 @@ class LinkLost:
     link: LinkEnd
 
 
-Event = Opening | Commits | Closing | LinkLost
+Event = LinkUp | Opening | Commits | Closing | LinkLost
 
 
 class Inbox:
     """The mailbox of the step thread. ``put`` and ``close`` from any thread, and never block.
 
-    Its bound is ``capacity`` events: a target sends one commit frame a round and waits for tables
-    between them, so only a peer that floods us reaches it.
+    It holds ``capacity`` events of ``max_bytes`` together at most: a target sends one commit frame
+    a round and waits for tables between them, so only a peer that floods us reaches either bound.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, max_bytes: int, clock: Clock) -> None:
         self._capacity = capacity
+        self._max_bytes = max_bytes
+        self._clock = clock
         self._events: list[Event] = []
+        self._num_bytes = 0
+        self._waiting_since: float | None = None
         self._filled = threading.Condition()
         self._is_closed = False
 
     def put(self, event: Event) -> bool:
-        """Queue an event; False if it was not taken because ``capacity`` events wait already.
+        """Queue an event; False if it was not taken because it is over the bounds.
 
-        The end of a link is always taken.
+        That a link comes or goes is always taken.
         """
+        num_bytes = size_of(event)
         with self._filled:
-            if len(self._events) >= self._capacity and not isinstance(event, LinkLost):
+            is_full = (
+                len(self._events) >= self._capacity or self._num_bytes + num_bytes > self._max_bytes
+            )
+            if is_full and not isinstance(event, LinkUp | LinkLost):
                 return False
+            if self._waiting_since is None:
+                self._waiting_since = self._clock.now()
             self._events.append(event)
+            self._num_bytes += num_bytes
             self._filled.notify()
             return True
+
+    def waiting_seconds(self, now: float) -> float:
+        """How long the step thread has left lying what is here; 0 if nothing is. Any thread.
+
+        Every step begins with ``drain``: this is the step thread's heartbeat.
+        """
+        since = self._waiting_since
+        return 0.0 if since is None else now - since
 
     def close(self) -> None:
         """Let the step thread end."""
@@ -84,9 +116,26 @@ class Inbox:
         """Everything that came since the last call, in order. Step thread only."""
         with self._filled:
             events, self._events = self._events, []
+            self._num_bytes = 0
+            self._waiting_since = None
         return events
 
     def wait(self) -> None:
         """Sleep until something comes or the inbox is closed. Step thread only."""
         with self._filled:
             self._filled.wait_for(lambda: bool(self._events) or self._is_closed)
+
+
+def size_of(event: Event) -> int:
+    """Bytes that an event holds, roughly."""
+    match event:
+        case Opening():
+            return EVENT_BYTES + ID_BYTES * len(event.opening.token_ids)
+        case Commits():
+            return EVENT_BYTES * (1 + len(event.commits))
+    return EVENT_BYTES
+
+
+def enough_bytes(max_sessions: int, max_len: int, capacity: int) -> int:
+    """A bound that honest targets never reach: all sessions opened twice, and the rest."""
+    return 2 * max_sessions * max_len * ID_BYTES + 2 * capacity * EVENT_BYTES

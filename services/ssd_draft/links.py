@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 
 from ssd.errors import FrameError, HandshakeError, LinkError, SettingsError
 from ssd.ports import Clock
+from ssd.process import post
 from ssd.rpc.link import LinkFrames, LinkServerCall
+from ssd.rpc.link_life import BEAT_SECONDS, HANDSHAKE_SECONDS, LEASE_SECONDS, first_result
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
-from ssd.telemetry import STALE_FRAMES_TOTAL, get_logger
-from ssd.transport.frame import Frame, FrameKind, FrameLimits, TensorChannel
-from ssd.transport.grpc_channel import GrpcChannel
+from ssd.telemetry import BAD_FRAMES_TOTAL, STALE_FRAMES_TOTAL, get_logger
+from ssd.transport.channels import CHANNELS
+from ssd.transport.frame import Frame, FrameKind, FrameLimits
 from ssd.types import (
     WIRE_VERSION,
     Beat,
@@ -30,14 +32,18 @@ from ssd.types import (
     SessionOpening,
     SessionRefusal,
 )
-from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, Opening
+from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
 from ssd_draft.sessions import Refusal
 
 _log = get_logger(__name__)
-BEAT_SECONDS = 0.25
-LEASE_SECONDS = 1.5
-HANDSHAKE_SECONDS = 5.0
-CHANNEL = "grpc"
+_SHOWN_CHARACTERS = 12
+_CURES = dict.fromkeys(
+    ("vocab_size", "tokenizer_fingerprint"), "; take a draft of the target's family"
+)
+"""What to do about a field that differs, where the values do not tell."""
+STUCK_SECONDS = 20.0
+"""A step thread that leaves its inbox alone for this long is stuck: the longest step, a batch of
+tables for all sessions of a large draft on a CPU, takes a fraction of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +83,7 @@ class DraftLink:
         self.policy = terms.default_policy
         self._call = call
         self._terms = terms
-        self._channel: TensorChannel = GrpcChannel(LinkFrames(call), terms.frame_limits)
+        self._channel = CHANNELS[hello.channel](LinkFrames(call), terms.frame_limits)
         self._loop = asyncio.get_running_loop()
         self._sequence_numbers = itertools.count(1)
         self._newest_heard = 0
@@ -96,7 +102,7 @@ class DraftLink:
         frame = Frame(FrameKind.TABLES, self.epoch, next(self._sequence_numbers), rows_RW)
         if self._terms.delay_seconds:
             delay = self._terms.delay_seconds
-            self._loop.call_soon_threadsafe(self._loop.call_later, delay, self._send, frame)
+            post(self._loop, self._loop.call_later, delay, self._send, frame)
         else:
             self._send(frame)
 
@@ -109,7 +115,7 @@ class DraftLink:
 
     def fail(self, error: LinkError) -> None:
         """End the link because of an error."""
-        self._loop.call_soon_threadsafe(self.end, error)
+        post(self._loop, self.end, error)
 
     def end(self, error: LinkError) -> None:
         """End the link; the first reason counts. Loop's thread only."""
@@ -145,6 +151,8 @@ class DraftLink:
             for commit in commits:
                 check_commit(commit, self._terms.vocab_size)
         except FrameError as error:
+            BAD_FRAMES_TOTAL.inc()
+            _log.warning("bad_frame", target=self.name, reason=str(error))
             self.end(error)
             return
         on_commits(commits)
@@ -182,20 +190,24 @@ class LinkDesk:
 
         Raises:
             HandshakeError: the target does not fit this draft.
-            LinkError: the peer broke the rules, fell silent or did not say Hello.
+            LinkError: the peer broke the rules, fell silent or did not say Hello; or nobody here
+                works any more.
         """
         hello = await _first_message(call)
+        if (stuck := self._stuck()) is not None:
+            raise stuck
         check_hello(hello, self._terms)
         link = DraftLink(next(self._numbers), hello, call, self._terms)
         call.send(welcome(hello, self._terms))
         link.start(lambda commits: self._put(link, Commits(link, commits, self._clock.now())))
         self._links[link.number] = link
+        self._inbox.put(LinkUp(link))
         if self._is_draining:
             link.say_draining()
         _log.info("link", target=link.name, state="active", epoch=link.epoch)
         error: LinkError | None = LinkError("the target vanished")
         try:
-            error = await self._until_it_ends(link, call)
+            error = await first_result(link.ended, self._listen(link, call), self._beat(call))
         finally:
             del self._links[link.number]
             self._inbox.put(LinkLost(link))
@@ -203,20 +215,6 @@ class LinkDesk:
             _log.info("link", target=link.name, state="ended", reason=str(error or "goodbye"))
         if error is not None:
             raise error
-
-    async def _until_it_ends(self, link: DraftLink, call: LinkServerCall) -> LinkError | None:
-        tasks: set[asyncio.Future[LinkError | None]] = {
-            link.ended,
-            asyncio.create_task(self._listen(link, call)),
-            asyncio.create_task(_beat(call)),
-        }
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _listen(self, link: DraftLink, call: LinkServerCall) -> LinkError | None:
         """Hear the target out; returns why it is over."""
@@ -245,6 +243,23 @@ class LinkDesk:
                 return LinkError(f"no sign of life for {LEASE_SECONDS} s")
             except LinkError as error:
                 return error
+
+    async def _beat(self, call: LinkServerCall) -> LinkError | None:
+        """Give signs of life while the step thread does; returns why that is over."""
+        while (stuck := self._stuck()) is None:
+            try:
+                call.send(Beat())
+            except LinkError as error:
+                return error
+            await asyncio.sleep(BEAT_SECONDS)
+        return stuck
+
+    def _stuck(self) -> LinkError | None:
+        """Why targets should look elsewhere: beats of a loop say nothing of the step thread."""
+        seconds = self._inbox.waiting_seconds(self._clock.now())
+        if seconds < STUCK_SECONDS:
+            return None
+        return LinkError(f"the draft's step thread has taken nothing for {seconds:.1f} s")
 
     def _put(self, link: DraftLink, event: Event) -> None:
         if not self._inbox.put(event):
@@ -279,12 +294,24 @@ def check_hello(hello: LinkHello, terms: LinkTerms) -> None:
         "tokenizer_fingerprint": terms.tokenizer_fingerprint,
         "lookahead": terms.lookahead,
         "branches": terms.branches,
-        "channel": CHANNEL,
     }
     for name, value in mine.items():
         theirs = getattr(hello, name)
         if theirs != value:
-            raise HandshakeError(name, f"this draft has {value}, the target said {theirs}")
+            raise HandshakeError(
+                name,
+                f"this draft has {_short(value)}, the target said {_short(theirs)}"
+                + _CURES.get(name, ""),
+            )
+    if hello.channel not in CHANNELS:
+        known = ", ".join(CHANNELS)
+        raise HandshakeError("channel", f"this draft has {known}, the target said {hello.channel}")
+
+
+def _short(value: object) -> str:
+    """A value in a message; of a fingerprint its beginning tells enough."""
+    text = str(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def check_policy(policy: LinkPolicy, terms: LinkTerms) -> None:
@@ -338,13 +365,3 @@ async def _first_message(call: LinkServerCall) -> LinkHello:
     if not isinstance(message, LinkHello):
         raise LinkError("the first message of a link must be Hello")
     return message
-
-
-async def _beat(call: LinkServerCall) -> LinkError | None:
-    """Give signs of life until the stream refuses them; returns why it did."""
-    while True:
-        try:
-            call.send(Beat())
-        except LinkError as error:
-            return error
-        await asyncio.sleep(BEAT_SECONDS)

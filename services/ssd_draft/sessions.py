@@ -141,7 +141,8 @@ class Session:
 class Sessions:
     """All sessions of the process: admission, slots and blocks. Step thread only.
 
-    At most ``max_sessions`` sessions, and no more than the blocks of the pool allow.
+    At most ``max_sessions`` sessions, and no more than the blocks of the pool allow. Links that are
+    up share the slots: see ``may_open``.
     """
 
     def __init__(
@@ -152,6 +153,8 @@ class Sessions:
         self._max_len = max_len
         self._reserved = reserved
         self._free_slots = list(range(max_sessions))[::-1]
+        self._max_sessions = max_sessions
+        self._links: set[int] = set()
         self._sessions: dict[tuple[int, int], Session] = {}
 
     def __len__(self) -> int:
@@ -159,6 +162,14 @@ class Sessions:
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
+
+    def join(self, link: LinkEnd) -> None:
+        """A link is up and has its share of the slots."""
+        self._links.add(link.number)
+
+    def leave(self, link: LinkEnd) -> None:
+        """A link is gone; its sessions are closed one by one."""
+        self._links.discard(link.number)
 
     def find(self, link: LinkEnd, number: int) -> Session | None:
         """The session of that id on that link."""
@@ -178,7 +189,7 @@ class Sessions:
         num_blocks = -(-max_len // self._block_size)
         if not self._has_room_for_a_tree(num_tokens, max_len):
             return Refusal.LENGTH
-        if not self._free_slots or not self._pool.can_allocate(num_blocks):
+        if not self._may_take_a_slot(link) or not self._pool.can_allocate(num_blocks):
             return Refusal.CAPACITY
         session = Session(
             number=opening.session,
@@ -216,5 +227,25 @@ class Sessions:
         held = [block for each in self for block in each.blocks]
         assert len(set(held)) == len(held), "a block is owned twice"
 
+    def _may_take_a_slot(self, link: LinkEnd) -> bool:
+        held = dict.fromkeys(self._links, 0)
+        for session in self:
+            held[session.link.number] = held.get(session.link.number, 0) + 1
+        mine = held.pop(link.number, 0)
+        return may_open(mine, list(held.values()), self._max_sessions)
+
     def _has_room_for_a_tree(self, num_committed: int, max_len: int) -> bool:
         return num_committed < max_len and num_committed + self._reserved <= self._max_len
+
+
+def may_open(mine: int, others: Collection[int], max_sessions: int) -> bool:
+    """Whether a link with so many sessions may open one more beside those of the other links.
+
+    A link takes any free slot up to its share, ceil(max_sessions / links). Beyond it, it leaves one
+    free for each link that is below its own: slots are not idle for links that want none, and a
+    target that comes late finds one at once and the rest as the sessions beyond the share end.
+    """
+    num_free = max_sessions - mine - sum(others)
+    share = -(-max_sessions // (1 + len(others)))
+    num_kept_free = 0 if mine < share else sum(each < share for each in others)
+    return num_free > num_kept_free

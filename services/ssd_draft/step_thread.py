@@ -1,8 +1,5 @@
-"""The thread that owns the model: it loads, warms up, grows tables, and says how it ended."""
+"""What the draft's step thread does: load the model, warm it up, grow tables."""
 
-import asyncio
-import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,8 +10,8 @@ import torch
 from ssd.engine.config import DTYPES, EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import ModelRunner, load_runner
-from ssd.errors import SetupError
 from ssd.ports import Clock
+from ssd.process import Progress
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
 from ssd.telemetry import DRAFT_STARTUP_SECONDS
@@ -37,19 +34,15 @@ class StepSettings:
     """CPUs it runs on."""
 
 
-class StepThread:
-    """A thread with one life: load, serve, end. Asyncio loop, but for ``_run``.
-
-    ``loaded`` has the worker, or the ``SetupError`` that prevented it; ``ended`` is set when the
-    thread is over, with False if it crashed.
-    """
+class StepLife:
+    """Loads the model and makes the worker around it. Step thread."""
 
     def __init__(
         self,
         settings: StepSettings,
         inbox: Inbox,
         clock: Clock,
-        on_progress: Callable[[str, float], None],
+        on_progress: Progress,
         on_count: Callable[[int], None],
     ) -> None:
         self._settings = settings
@@ -57,44 +50,22 @@ class StepThread:
         self._clock = clock
         self._on_progress = on_progress
         self._on_count = on_count
-        self._loop = asyncio.get_running_loop()
-        self.loaded: asyncio.Future[Worker] = self._loop.create_future()
-        self.ended: asyncio.Future[bool] = self._loop.create_future()
-        # A daemon: a forward pass that never returns must not keep a crashed process alive.
-        self._thread = threading.Thread(target=self._run, name="step", daemon=True)
 
-    def start(self) -> None:
-        """Begin to load."""
-        self._thread.start()
+    def load(self) -> tuple[Worker, Callable[[], None]]:
+        """Return the worker, and what runs it until the inbox is closed.
 
-    def _run(self) -> None:
-        ended_well = False
-        # What is raised here goes to threading.excepthook, which logs it.
-        try:
-            ended_well = self._load_and_serve()
-        finally:
-            self._inbox.close()
-            self._loop.call_soon_threadsafe(self.ended.set_result, ended_well)
-
-    def _load_and_serve(self) -> bool:
-        settings = self._settings
-        os.sched_setaffinity(0, settings.cpus)
-        torch.set_num_threads(settings.num_threads)
-        try:
-            started_at = self._clock.now()
-            runner = load_runner(settings.folder, settings.engine, self._on_progress)
-            loaded_at = self._clock.now()
-            runner.warm_up(self._on_progress)
-            DRAFT_STARTUP_SECONDS.labels(part="load").set(loaded_at - started_at)
-            DRAFT_STARTUP_SECONDS.labels(part="warm-up").set(self._clock.now() - loaded_at)
-        except SetupError as error:
-            self._loop.call_soon_threadsafe(self.loaded.set_exception, error)
-            return False
+        Raises:
+            SetupError: the model cannot be loaded.
+        """
+        torch.set_num_threads(self._settings.num_threads)
+        started_at = self._clock.now()
+        runner = load_runner(self._settings.folder, self._settings.engine, self._on_progress)
+        loaded_at = self._clock.now()
+        runner.warm_up(self._on_progress)
+        DRAFT_STARTUP_SECONDS.labels(part="load").set(loaded_at - started_at)
+        DRAFT_STARTUP_SECONDS.labels(part="warm-up").set(self._clock.now() - loaded_at)
         worker = Worker(self._assemble(runner))
-        self._loop.call_soon_threadsafe(self.loaded.set_result, worker)
-        with torch.inference_mode():
-            worker.run()
-        return True
+        return worker, torch.inference_mode()(worker.run)
 
     def _assemble(self, runner: ModelRunner) -> Parts:
         engine = runner.engine

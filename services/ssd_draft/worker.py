@@ -18,7 +18,7 @@ from ssd.speculation.fan_out import FanOutPolicy
 from ssd.speculation.table import OutcomeTable
 from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SECONDS, get_logger
 from ssd.types import LinkPolicy
-from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, Opening
+from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
 from ssd_draft.sessions import GapError, LinkEnd, Move, Refusal, Session, Sessions
 from ssd_draft.tree import Growth, NewSession, Tree
 
@@ -99,6 +99,8 @@ class Worker:
 
     def _hear(self, event: Event) -> None:
         match event:
+            case LinkUp():
+                self._sessions.join(event.link)
             case Opening():
                 self._open(event)
             case Commits():
@@ -112,6 +114,7 @@ class Worker:
                 if ended is not None:
                     self._close(ended)
             case LinkLost():
+                self._sessions.leave(event.link)
                 for session in self._sessions.of(event.link):
                     self._close(session)
 

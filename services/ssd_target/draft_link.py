@@ -42,6 +42,8 @@ class Session:
     """Committed tokens before the round in progress: the only table that fits has the same."""
     asked_at: float
     """When the commit or the opening left that asks for this table."""
+    open_by: float = float("inf")
+    """When a session that no table has opened is given up."""
     table: OutcomeTable | None = None
     is_opened: bool = False
     """Whether a first table has come; before, nobody waits for it."""
@@ -118,7 +120,8 @@ class DraftLink:
         self.sessions: dict[int, Session] = {}
         self.patience = Patience(is_adaptive=False)
         self.quarantine = Quarantine(is_enabled=True)
-        self.full_until = 0.0
+        self.not_asked_until = 0.0
+        """When it may be offered a session again, after one that came to nothing."""
         self.is_draining = False
         self.lost_because: str | None = None
         self._channel = channel
@@ -141,7 +144,7 @@ class DraftLink:
         return (
             self.state(now) is LinkState.ACTIVE
             and len(self.sessions) < self.capacity
-            and now >= self.full_until
+            and now >= self.not_asked_until
         )
 
     @property

@@ -34,13 +34,14 @@ from ssd.types import (
     TokenId,
 )
 from ssd_target.draft_link import DraftLink, LinkCounts, LinkState, Session
-from ssd_target.patience import Patience, Quarantine
+from ssd_target.patience import Patience, Quarantine, opening_seconds
 from ssd_target.scheduler import Load
 from ssd_target.sequence import Emission, Sequence
 
 _log = get_logger(__name__)
-_RETRY_FULL_SECONDS = 1.0
-"""How long a draft that refused a session for capacity is not asked again."""
+_ASK_AGAIN_SECONDS = 1.0
+"""How long a draft is not asked again after a session that it refused or never opened."""
+_MAIN_PART = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class PoolSettings:
     """What the pool needs to know of the process."""
 
     lookahead: int
+    branches: int
+    """Most branches of a table, as agreed in the handshake."""
     num_token_ids: int
     deadline_seconds: float
     """Longest wait of a round for its tables."""
@@ -78,6 +81,8 @@ class Lookup:
 
 
 _NOTHING = Lookup()
+Found = tuple[Session | None, OutcomeTable | None]
+"""A sequence's session and its table, where there are any."""
 
 
 class DraftPool:
@@ -93,8 +98,8 @@ class DraftPool:
         self._changed = threading.Condition()
         self._links: dict[str, DraftLink] = {}
         self._sessions: dict[SequenceId, Session] = {}
-        self._barred: set[SequenceId] = set()
-        """Sequences that no draft can hold."""
+        self._barred: dict[SequenceId, set[DraftLink]] = {}
+        """Links whose drafts cannot hold a sequence of that length."""
         self.counts = LinkCounts()
         """Rounds of all links since the start."""
         self.load = Load()
@@ -115,7 +120,7 @@ class DraftPool:
             link.lost_because = link.lost_because or reason
             if self._links.get(link.name) is link:
                 del self._links[link.name]
-            self._forget_sessions(link)
+            self._forget(list(link.sessions.values()))
             self._changed.notify_all()
 
     def drain(self, link: DraftLink) -> None:
@@ -130,10 +135,10 @@ class DraftPool:
             if session is None:
                 return
             self._sessions.pop(session.sequence_id, None)
-            if refusal.reason == "capacity":
-                link.full_until = self._clock.now() + _RETRY_FULL_SECONDS
-            elif refusal.reason == "length":
-                self._barred.add(session.sequence_id)
+            if refusal.reason == "length":
+                self._barred.setdefault(session.sequence_id, set()).add(link)
+            else:
+                link.not_asked_until = self._clock.now() + _ASK_AGAIN_SECONDS
             self._changed.notify_all()
         _log.info("session_refused", draft=link.name, reason=refusal.reason)
 
@@ -148,25 +153,16 @@ class DraftPool:
             return
         if frame.kind is not FrameKind.TABLES:
             raise FrameError(f"a draft sent a frame of kind {frame.kind.name}")
-        tables = unpack_tables(frame.rows_RW, self._settings.lookahead)
-        for table in tables:
-            self._refuse_nonsense(table)
+        settings = self._settings
+        tables = unpack_tables(frame.rows_RW, settings.lookahead, settings.num_token_ids)
+        widest = max((len(table.bonus_N) for table in tables), default=0)
+        if widest > settings.branches:
+            raise FrameError(f"a table has {widest} branches, agreed are {settings.branches}")
         now = self._clock.now()
         with self._changed:
             for table in tables:
                 self._keep(link, table, now)
             self._changed.notify_all()
-
-    def _refuse_nonsense(self, table: OutcomeTable) -> None:
-        highest = max(
-            int(table.bonus_N.max(initial=0)),
-            int(table.tokens_NK.max(initial=0)),
-        )
-        if highest >= self._settings.num_token_ids:
-            raise FrameError(
-                f"a table holds token id {highest}, the vocabulary has "
-                f"{self._settings.num_token_ids}"
-            )
 
     def _keep(self, link: DraftLink, table: OutcomeTable, now: float) -> None:
         session = link.sessions.get(table.session)
@@ -175,9 +171,11 @@ class DraftPool:
                 f"a table answers base length {table.base_len}, the newest commit is for "
                 f"{session.base_len}"
             )
-        if session is not None:
-            session.is_opened = True
-        if session is None or table.base_len != session.base_len:
+        if session is None or table.part != _MAIN_PART:
+            STALE_FRAMES_TOTAL.inc()
+            return
+        session.is_opened = True
+        if table.base_len != session.base_len or session.table is not None:
             STALE_FRAMES_TOTAL.inc()
             return
         session.table = table
@@ -214,25 +212,22 @@ class DraftPool:
         """
         if not self._links:
             return
+        self._give_up_openings()
         for sequence in sequences:
-            sequence_id = sequence.sequence_id
-            if sequence_id in self._sessions or sequence_id in self._barred:
+            if sequence.sequence_id in self._sessions or sequence.num_remaining <= 1:
                 continue
-            link = self._least_loaded()
-            if link is None:
-                return
-            if sequence.num_remaining > 1:
+            link = self._least_loaded(sequence.sequence_id)
+            if link is not None:
                 self._open(link, sequence)
 
     def close(self, sequence_id: SequenceId) -> None:
         """A sequence has ended: its draft forgets it too."""
         with self._changed:
-            self._barred.discard(sequence_id)
-            session = self._sessions.pop(sequence_id, None)
-            if session is not None:
-                session.link.sessions.pop(session.session, None)
-        if session is not None:
-            session.link.close_session(session.session)
+            self._barred.pop(sequence_id, None)
+            session = self._sessions.get(sequence_id)
+            ended = [session] if session is not None else []
+            self._forget(ended)
+        _tell_closed(ended)
 
     def look_up(self, decisions: Rows[Decision]) -> list[Lookup]:
         """Find each continuing row's outcome in its table, waiting no longer than the deadline."""
@@ -240,6 +235,8 @@ class DraftPool:
         with self._changed:
             self._wait_for_tables([each.sequence.sequence_id for each in going_on])
             tables = self._tables_in_time(going_on)
+            dropped = self._drop_late_links(tables.values())
+        _tell_closed(dropped)
         return [
             _NOTHING
             if each.emission.finish_reason is not None
@@ -269,11 +266,27 @@ class DraftPool:
             else:
                 COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - decided_at)
 
-    def _least_loaded(self) -> DraftLink | None:
+    def _give_up_openings(self) -> None:
+        """Close the openings of drafts that have left one without a table for too long."""
         now = self._clock.now()
         with self._changed:
-            open_links = [link for link in self._links.values() if link.has_room(now)]
-        return min(open_links, key=lambda link: link.load, default=None)
+            opening = [each for each in self._sessions.values() if not each.is_opened]
+            silent = {each.link for each in opening if now > each.open_by}
+            given_up = [each for each in opening if each.link in silent]
+            self._forget(given_up)
+            for link in silent:
+                link.not_asked_until = now + _ASK_AGAIN_SECONDS
+                link.quarantine.begin(now)
+                _log.warning("openings_unanswered", draft=link.name)
+        _tell_closed(given_up)
+
+    def _least_loaded(self, sequence_id: SequenceId) -> DraftLink | None:
+        now = self._clock.now()
+        with self._changed:
+            barred = self._barred.get(sequence_id, ())
+            links = [each for each in self._links.values() if each not in barred]
+            links = [each for each in links if each.has_room(now)]
+        return min(links, key=lambda link: link.load, default=None)
 
     def _open(self, link: DraftLink, sequence: Sequence) -> None:
         sampling = sequence.arrival.request.sampling
@@ -294,6 +307,9 @@ class DraftPool:
         with self._changed:
             if link.lost_because is not None:
                 return
+            # A draft prefills in turn: what is opening before this one comes first.
+            before = sum(each.base_len for each in link.sessions.values() if not each.is_opened)
+            session.open_by = session.asked_at + opening_seconds(before + session.base_len)
             link.sessions[session.session] = session
             self._sessions[session.sequence_id] = session
         try:
@@ -318,38 +334,38 @@ class DraftPool:
         )
         self._changed.wait_for(lambda: not missing(), max(0.0, until - now))
 
-    def _tables_in_time(
-        self, decisions: list[Decision]
-    ) -> dict[SequenceId, tuple[Session | None, OutcomeTable | None]]:
-        """Sessions and tables as they stand at the deadline; a link late again is left alone."""
-        now = self._clock.now()
-        found: dict[SequenceId, tuple[Session | None, OutcomeTable | None]] = {}
-        is_timely: dict[DraftLink, bool] = {}
+    def _tables_in_time(self, decisions: list[Decision]) -> dict[SequenceId, Found]:
+        """Sessions and tables as they stand at the deadline. Lock held."""
+        found: dict[SequenceId, Found] = {}
         for decision in decisions:
-            sequence_id = decision.sequence.sequence_id
-            session = self._sessions.get(sequence_id)
-            found[sequence_id] = (session, session.table if session else None)
+            session = self._sessions.get(decision.sequence.sequence_id)
+            found[decision.sequence.sequence_id] = (session, session.table if session else None)
+        return found
+
+    def _drop_late_links(self, found: Iterable[Found]) -> list[Session]:
+        """Take the sessions from links that were late once too often. Lock held."""
+        now = self._clock.now()
+        is_timely: dict[DraftLink, bool] = {}
+        for session, table in found:
             if session is not None and session.is_opened:
-                in_time = session.table is not None
+                in_time = table is not None
                 is_timely[session.link] = is_timely.get(session.link, False) or in_time
+        dropped: list[Session] = []
         for link, any_in_time in is_timely.items():
             if not any_in_time:
                 link.patience.forget()
             if link.quarantine.note_round(now, any_in_time=any_in_time):
-                self._quarantine(link, link.quarantine.until - now)
-        return found
+                dropped += link.sessions.values()
+                seconds = link.quarantine.until - now
+                _log.warning("link_quarantined", draft=link.name, seconds=seconds)
+        self._forget(dropped)
+        return dropped
 
-    def _quarantine(self, link: DraftLink, seconds: float) -> None:
-        sessions = list(link.sessions)
-        self._forget_sessions(link)
+    def _forget(self, sessions: Iterable[Session]) -> None:
+        """Take sessions off the books. Lock held."""
         for session in sessions:
-            link.close_session(session)
-        _log.warning("link_quarantined", draft=link.name, seconds=seconds)
-
-    def _forget_sessions(self, link: DraftLink) -> None:
-        for session in link.sessions.values():
             self._sessions.pop(session.sequence_id, None)
-        link.sessions.clear()
+            session.link.sessions.pop(session.session, None)
 
     def _look_up_one(
         self, decision: Decision, session: Session | None, table: OutcomeTable | None
@@ -376,3 +392,9 @@ class DraftPool:
     def publish(self) -> None:
         """Refresh the gauges of the pool."""
         DRAFT_SESSIONS.set(len(self._sessions))
+
+
+def _tell_closed(sessions: Iterable[Session]) -> None:
+    """Tell the drafts that these sessions are over. No lock held: this sends."""
+    for session in sessions:
+        session.link.close_session(session.session)

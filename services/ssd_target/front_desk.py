@@ -7,8 +7,9 @@ all is checked in ``ssd.rpc.codec``.
 import asyncio
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ssd.engine.runner import ModelRunner
 from ssd.errors import ContextLengthError, FieldError, NotReadyError
@@ -27,8 +28,10 @@ from ssd_target.sequence import Arrival
 from ssd_target.streams import TokenStream, Wakeups
 from ssd_target.text_output import StopStringWatch, TextWriter
 
-_LONG_TEXT = 20_000
-"""Characters from which a text is tokenised beside the asyncio loop, which has beats to send."""
+Result = TypeVar("Result")
+_LONG = 10_000
+"""Characters or token ids from which they are turned into the other beside the asyncio loop, which
+has beats to send."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +121,8 @@ class FrontDesk:
         arrived_at = self._clock.now()
         prompt_ids = await self._prompt_ids(call.prompt)
         limit = room_for(prompt_ids, call.max_tokens, runner.engine.max_model_len)
+        # Not before: a prompt that is too long is not worth reading through.
+        check_token_ids("token_ids.ids", prompt_ids, self.tokenizer.vocab_size)
         request = self._request(call, request_id, prompt_ids, limit)
         arrival = Arrival(
             sequence_id=next(self._sequence_ids),
@@ -165,16 +170,30 @@ class FrontDesk:
 
     async def encode(self, text: str) -> tuple[TokenId, ...]:
         """Token ids of a text, as ``generate`` would see them."""
-        if len(text) < _LONG_TEXT:
-            return tuple(self.tokenizer.encode(text))
-        return tuple(await asyncio.to_thread(self.tokenizer.encode, text))
+        return await self._aside(len(text), lambda: tuple(self.tokenizer.encode(text)))
+
+    async def decode(self, token_ids: Sequence[TokenId]) -> str:
+        """Text of token ids.
+
+        Raises:
+            FieldError: one of them is not of the vocabulary.
+        """
+
+        def decode() -> str:
+            check_token_ids("token_ids", token_ids, self.tokenizer.vocab_size)
+            return self.tokenizer.decode(token_ids)
+
+        return await self._aside(len(token_ids), decode)
+
+    async def _aside(self, size: int, work: Callable[[], Result]) -> Result:
+        """Do what takes long for large inputs beside the asyncio loop."""
+        return work() if size < _LONG else await asyncio.to_thread(work)
 
     async def _prompt_ids(self, prompt: Prompt) -> tuple[TokenId, ...]:
         if isinstance(prompt, Conversation):
             turns = [ChatTurn(turn.role, turn.content) for turn in prompt.turns]
             prompt = render_chat(self._chat_template, turns)
         ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
-        check_token_ids("token_ids.ids", ids, self.tokenizer.vocab_size)
         if not ids:
             raise FieldError("input", "the prompt is empty; it must hold 1 token at least")
         return ids

@@ -18,19 +18,22 @@ from dataclasses import dataclass, replace
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkFrames
+from ssd.rpc.link_life import BEAT_SECONDS, HANDSHAKE_SECONDS, LEASE_SECONDS, first_result
 from ssd.rpc.server import join_address
-from ssd.telemetry import LINK_RTT_SECONDS, LINK_STATE, get_logger
-from ssd.transport.frame import Frame
-from ssd.transport.grpc_channel import GrpcChannel
+from ssd.speculation.table import row_width
+from ssd.telemetry import BAD_FRAMES_TOTAL, LINK_RTT_SECONDS, LINK_STATE, get_logger
+from ssd.transport.channels import CHANNELS
+from ssd.transport.frame import Frame, FrameLimits
 from ssd.types import Beat, Draining, LinkHello, LinkPolicy, LinkWelcome, SessionRefusal
 from ssd_target.draft_link import DraftLink, LinkState
 from ssd_target.draft_pool import DraftPool
 
 _log = get_logger(__name__)
-BEAT_SECONDS = 0.25
-LEASE_SECONDS = 1.5
-HANDSHAKE_SECONDS = 5.0
 RESOLVE_SECONDS = 2.0
+LONGEST_RESOLVE_SECONDS = 5.0
+"""A name server that has not answered by then is taken for one that does not answer."""
+LARGEST_CAPACITY = 4096
+"""Sessions that a draft may offer: what it offers bounds the frames that are taken from it."""
 FIRST_REDIAL_SECONDS = 0.1
 LONGEST_REDIAL_SECONDS = 1.0
 REFUSED_REDIAL_SECONDS = 10.0
@@ -102,9 +105,10 @@ class DraftLinks:
         for name in self._names:
             host, _, port = name.rpartition(":")
             try:
-                self._answers[name] = await self._resolver(host, int(port))
-            except OSError as error:
-                _log.info("drafts_not_resolved", name=name, reason=str(error))
+                async with asyncio.timeout(LONGEST_RESOLVE_SECONDS):
+                    self._answers[name] = await self._resolver(host, int(port))
+            except (OSError, UnicodeError) as error:
+                _log.info("drafts_not_resolved", name=name, reason=str(error) or "no answer")
         return set().union(*self._answers.values())
 
     def _follow(self, group: asyncio.TaskGroup, addresses: set[str]) -> None:
@@ -140,6 +144,10 @@ class DraftLinks:
                 lived = loop.time() - dialled_at > 2 * LONGEST_REDIAL_SECONDS
                 longer = min(2 * pause, LONGEST_REDIAL_SECONDS)
                 pause = FIRST_REDIAL_SECONDS if lived else longer
+            except Exception as error:  # noqa: BLE001 a bug here must not cost the other links
+                _log.exception("link_crashed", draft=address, error=repr(error))
+                self._report(LinkReport(address, LinkState.LOST, f"crashed: {error!r}"))
+                pause = REFUSED_REDIAL_SECONDS
             # Spread out: targets that lost the same draft do not come back in one instant.
             await asyncio.sleep(pause * random.uniform(0.75, 1.0))  # noqa: S311
 
@@ -160,7 +168,7 @@ class DraftLinks:
         call.send(hello)
         welcome = await _first_answer(call)
         check_welcome(hello, welcome)
-        channel = GrpcChannel(LinkFrames(call))
+        channel = CHANNELS[hello.channel](LinkFrames(call), frame_limits(welcome))
         link = DraftLink(address, hello.epoch, welcome.capacity, channel, call.send)
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         channel.start(
@@ -172,27 +180,11 @@ class DraftLinks:
         self._report(LinkReport(address, LinkState.ACTIVE, link=link))
         reason = "cancelled"
         try:
-            reason = await self._until_it_ends(link, call, ended)
+            reason = await first_result(ended, self._listen(link, call), self._beat(link, call))
         finally:
             self._pool.detach(link, reason)
             link.close()
         raise LinkError(reason)
-
-    async def _until_it_ends(
-        self, link: DraftLink, call: LinkCall, ended: "asyncio.Future[str]"
-    ) -> str:
-        tasks = {
-            asyncio.ensure_future(ended),
-            asyncio.create_task(self._listen(link, call)),
-            asyncio.create_task(self._beat(link, call)),
-        }
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _listen(self, link: DraftLink, call: LinkCall) -> str:
         """Hear the draft out until it falls silent; returns why it did."""
@@ -235,6 +227,7 @@ class DraftLinks:
         try:
             self._pool.receive(link, frame)
         except FrameError as error:
+            BAD_FRAMES_TOTAL.inc()
             _log.warning("bad_frame", draft=link.name, reason=str(error))
             _end(ended, str(error))
 
@@ -268,10 +261,22 @@ def check_welcome(hello: LinkHello, welcome: LinkWelcome) -> None:
     Raises:
         HandshakeError: it agreed to something else.
     """
+    if welcome.capacity > LARGEST_CAPACITY:
+        raise HandshakeError(
+            "capacity", f"the draft offers {welcome.capacity} sessions, at most {LARGEST_CAPACITY}"
+        )
     for name in ("epoch", "lookahead", "branches"):
         mine, theirs = getattr(hello, name), getattr(welcome, name)
         if mine != theirs:
             raise HandshakeError(name, f"this target has {mine}, the draft answered {theirs}")
+
+
+def frame_limits(welcome: LinkWelcome) -> FrameLimits:
+    """Tables of all sessions in one frame; no honest frame has more rows."""
+    return FrameLimits(
+        max_rows=max(1, welcome.capacity) * (welcome.branches + 1),
+        max_width=row_width(welcome.lookahead),
+    )
 
 
 async def _first_answer(call: LinkCall) -> LinkWelcome:

@@ -17,6 +17,9 @@ LATE_ROUNDS = 3
 """Consecutive rounds without any table in time that put a link in quarantine."""
 FIRST_QUARANTINE_SECONDS = 5.0
 LONGEST_QUARANTINE_SECONDS = 60.0
+OPENING_SECONDS = 5.0
+OPENING_SECONDS_A_TOKEN = 0.001
+"""Slower than any draft that is worth having; only one that hangs is given up."""
 FORGIVEN_AFTER_ROUNDS = 50
 """Rounds in time after which the next quarantine is a first one again."""
 
@@ -79,9 +82,19 @@ class Quarantine:
             return False
         self._late_rounds += 1
         self._timely_rounds = 0
-        if not self._is_enabled or self._late_rounds < LATE_ROUNDS:
+        return self._late_rounds >= LATE_ROUNDS and self.begin(now)
+
+    def begin(self, now: float) -> bool:
+        """Leave the link alone, twice as long as last time; false where that is switched off."""
+        if not self._is_enabled:
             return False
         self._late_rounds = 0
+        self._timely_rounds = 0
         self.until = now + self._seconds
         self._seconds = min(2 * self._seconds, LONGEST_QUARANTINE_SECONDS)
         return True
+
+
+def opening_seconds(num_tokens: int) -> float:
+    """How long a draft may take until the first table, with so many tokens to prefill before it."""
+    return OPENING_SECONDS + num_tokens * OPENING_SECONDS_A_TOKEN

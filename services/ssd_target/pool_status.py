@@ -1,6 +1,7 @@
 """The state of the pool for those who operate it: a pure view of links, counts and load."""
 
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_target.draft_link import LinkCounts, LinkState
@@ -43,6 +44,17 @@ def link_status(report: LinkReport, now: float) -> LinkStatus:
         late=link.counts.late,
         round_trip_seconds=link.round_trip.seconds,
         reason=link.lost_because or _REASONS.get(state, report.reason),
+    )
+
+
+def is_news(status: PoolStatus, told: PoolStatus) -> bool:
+    """Whether a watcher is to be told; a round trip, which is never the same twice, is no news."""
+    return _but_round_trips(status) != _but_round_trips(told)
+
+
+def _but_round_trips(status: PoolStatus) -> PoolStatus:
+    return replace(
+        status, links=tuple(replace(link, round_trip_seconds=0.0) for link in status.links)
     )
 
 

@@ -2,23 +2,27 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from functools import partial
 from typing import NoReturn
 
 import grpc.aio
 
 from ssd import __version__, telemetry
-from ssd.errors import DeadlineError, UnknownModelError, UnsupportedError
-from ssd.rpc import codec
+from ssd.errors import DeadlineError, FieldError, UnknownModelError, UnsupportedError
+from ssd.rpc import bounds, codec
 from ssd.rpc.pool_codec import PoolStatus, pool_status_response
 from ssd.rpc.server import RpcServer, current_request_id
 from ssd.types import GenerationChunk
 from ssd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc
 from ssd_target.draft_pool import DraftPool
 from ssd_target.front_desk import FrontDesk
+from ssd_target.pool_status import is_news
 from ssd_target.settings import TargetSettings
 
+WATCH_SECONDS = 1.0
+"""Between two looks at a pool that is watched."""
+LONGEST_DRAIN_MS = 3_600_000
 GenerateContext = grpc.aio.ServicerContext[
     generate_pb2.GenerateRequest, generate_pb2.GenerateResponse
 ]
@@ -80,15 +84,15 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         self, request: generate_pb2.TokenizeRequest, _context: object
     ) -> generate_pb2.TokenizeResponse:
         """Text to token ids."""
+        bounds.check_text("text", request.text)
         return generate_pb2.TokenizeResponse(token_ids=await self._desk.encode(request.text))
 
     async def Detokenize(  # noqa: N802 - the rpc's name
         self, request: generate_pb2.DetokenizeRequest, _context: object
     ) -> generate_pb2.DetokenizeResponse:
         """Token ids to text."""
-        tokenizer = self._desk.tokenizer
-        codec.check_token_ids("token_ids", request.token_ids, tokenizer.vocab_size)
-        return generate_pb2.DetokenizeResponse(text=tokenizer.decode(request.token_ids))
+        bounds.check_length("token_ids", request.token_ids)
+        return generate_pb2.DetokenizeResponse(text=await self._desk.decode(request.token_ids))
 
     async def GetModelInfo(  # noqa: N802 - the rpc's name
         self, _request: generate_pb2.GetModelInfoRequest, _context: object
@@ -116,15 +120,28 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """``ssd.v1.AdminService``: the pool can be seen, and not yet steered. Asyncio loop."""
+    """``ssd.v1.AdminService``: the pool can be seen, and the target sent away. Asyncio loop."""
 
-    def __init__(self, status: Callable[[], PoolStatus]) -> None:
+    def __init__(
+        self,
+        status: Callable[[], PoolStatus],
+        *,
+        drain: Callable[[float], int],
+        watch_seconds: float = WATCH_SECONDS,
+    ) -> None:
         self._status = status
+        self._drain = drain
+        self._watch_seconds = watch_seconds
+        self._closing = asyncio.Event()
 
     def add_to(self, server: RpcServer) -> None:
         """Have this service served."""
         register = partial(admin_pb2_grpc.add_AdminServiceServicer_to_server, self)
         server.add("ssd.v1.AdminService", register)
+
+    def close(self) -> None:
+        """End all streams of ``WatchPool``: the server is about to stop."""
+        self._closing.set()
 
     async def GetPoolStatus(  # noqa: N802 - the rpc's name
         self, _request: admin_pb2.GetPoolStatusRequest, _context: object
@@ -132,14 +149,28 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Links, sessions, hit rates, as measured."""
         return pool_status_response(self._status())
 
-    async def WatchPool(self, *_call: object) -> NoReturn:  # noqa: N802 - the rpc's name
-        """Not served yet."""
-        raise UnsupportedError("AdminService.WatchPool")
+    async def WatchPool(  # noqa: N802 - the rpc's name
+        self, _request: admin_pb2.WatchPoolRequest, _context: object
+    ) -> AsyncIterator[admin_pb2.WatchPoolResponse]:
+        """The pool now, then whenever it has changed, until the server stops."""
+        told: PoolStatus | None = None
+        while not self._closing.is_set():
+            status = self._status()
+            if told is None or is_news(status, told):
+                told = status
+                yield admin_pb2.WatchPoolResponse(pool=pool_status_response(status))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._watch_seconds):
+                    await self._closing.wait()
 
     async def SetSpeculation(self, *_call: object) -> NoReturn:  # noqa: N802 - the rpc's name
         """Not served yet."""
         raise UnsupportedError("AdminService.SetSpeculation")
 
-    async def Drain(self, *_call: object) -> NoReturn:  # noqa: N802 - the rpc's name
-        """Not served yet."""
-        raise UnsupportedError("AdminService.Drain")
+    async def Drain(  # noqa: N802 - the rpc's name
+        self, request: admin_pb2.DrainTargetRequest, _context: object
+    ) -> admin_pb2.DrainTargetResponse:
+        """Begin to leave."""
+        if request.deadline_ms > LONGEST_DRAIN_MS:
+            raise FieldError("deadline_ms", f"is {request.deadline_ms}, at most {LONGEST_DRAIN_MS}")
+        return admin_pb2.DrainTargetResponse(requests=self._drain(request.deadline_ms / 1000))

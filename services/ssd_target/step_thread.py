@@ -1,8 +1,5 @@
-"""The thread that owns the model: it loads, warms up, runs rounds, and says how it ended."""
+"""What the target's step thread does: load the model, warm it up, run rounds."""
 
-import asyncio
-import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +9,8 @@ import torch
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import ModelRunner, load_runner
-from ssd.errors import SetupError
 from ssd.ports import Clock
+from ssd.process import Progress
 from ssd.speculation.noise import NoiseRing
 from ssd_target.batch_builder import BatchBuilder, Chooser
 from ssd_target.decode_loop import DecodeLoop, Parts
@@ -32,63 +29,38 @@ class StepSettings:
     max_queue: int
     num_threads: int
     cpus: frozenset[int]
-    """CPUs it runs on; empty for all."""
+    """CPUs it runs on."""
 
 
-class StepThread:
-    """A thread with one life: load, serve, end. Asyncio loop, but for ``_run``.
-
-    ``loaded`` has the runner, or the ``SetupError`` that prevented it; ``ended`` is set when the
-    thread is over, with False if it crashed.
-    """
+class StepLife:
+    """Loads the model and makes the decode loop around it. Step thread."""
 
     def __init__(
         self,
         settings: StepSettings,
         inbox: Inbox,
         drafts: DraftPool,
+        wakeups: Wakeups,
         clock: Clock,
-        on_progress: Callable[[str, float], None],
+        on_progress: Progress,
     ) -> None:
         self._settings = settings
         self._inbox = inbox
         self._drafts = drafts
+        self._wakeups = wakeups
         self._clock = clock
         self._on_progress = on_progress
-        self._loop = asyncio.get_running_loop()
-        self.wakeups = Wakeups(self._loop)
-        self.loaded: asyncio.Future[ModelRunner] = self._loop.create_future()
-        self.ended: asyncio.Future[bool] = self._loop.create_future()
-        # A daemon: a forward pass that never returns must not keep a crashed process alive.
-        self._thread = threading.Thread(target=self._run, name="step", daemon=True)
 
-    def start(self) -> None:
-        """Begin to load."""
-        self._thread.start()
+    def load(self) -> tuple[ModelRunner, Callable[[], None]]:
+        """Return the runner, and what serves with it until the inbox is closed.
 
-    def _run(self) -> None:
-        ended_well = False
-        try:
-            ended_well = self._load_and_serve()
-        finally:
-            self._inbox.close()
-            self._loop.call_soon_threadsafe(self.ended.set_result, ended_well)
-
-    def _load_and_serve(self) -> bool:
-        settings = self._settings
-        if settings.cpus:
-            os.sched_setaffinity(0, settings.cpus)
-        torch.set_num_threads(settings.num_threads)
-        try:
-            runner = load_runner(settings.folder, settings.engine, self._on_progress)
-            runner.warm_up(self._on_progress)
-        except SetupError as error:
-            self._loop.call_soon_threadsafe(self.loaded.set_exception, error)
-            return False
-        decode_loop = DecodeLoop(self._assemble(runner))
-        self._loop.call_soon_threadsafe(self.loaded.set_result, runner)
-        decode_loop.run()
-        return True
+        Raises:
+            SetupError: the model cannot be loaded.
+        """
+        torch.set_num_threads(self._settings.num_threads)
+        runner = load_runner(self._settings.folder, self._settings.engine, self._on_progress)
+        runner.warm_up(self._on_progress)
+        return runner, DecodeLoop(self._assemble(runner)).run
 
     def _assemble(self, runner: ModelRunner) -> Parts:
         engine = runner.engine
@@ -111,6 +83,6 @@ class StepThread:
             ),
             chooser=Chooser(ring, num_columns=engine.num_columns, max_num_seqs=engine.max_num_seqs),
             drafts=self._drafts,
-            wakeups=self.wakeups,
+            wakeups=self._wakeups,
             clock=self._clock,
         )

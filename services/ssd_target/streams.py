@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 
 from ssd.ports import Clock
+from ssd.process import post
 from ssd.types import FinishReason, GenerationChunk, SpeculationStatistics, TokenId, Usage
 
 
@@ -30,7 +31,7 @@ class Wakeups:
         """Wake the readers that were marked."""
         if self._marked:
             marked, self._marked = self._marked, []
-            self._loop.call_soon_threadsafe(self._wake, marked)
+            post(self._loop, self._wake, marked)
 
     @staticmethod
     def _wake(streams: list["TokenStream"]) -> None:

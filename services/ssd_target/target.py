@@ -1,18 +1,17 @@
 """The target process as one object: how it starts, serves, drains and ends.
 
-Life cycle: bind the ports, load on the step thread, serve; after SIGTERM or SIGINT refuse what is
-new, let what runs finish, close. Ports come first, so that a taken one is known before gigabytes
-are loaded; what is asked while the model loads is answered UNAVAILABLE.
+Life cycle: bind the ports, load on the step thread, serve; after SIGTERM, SIGINT or ``Drain``
+refuse what is new, let what runs finish, close. Ports come first, so that a taken one is known
+before gigabytes are loaded; what is asked while the model loads is answered UNAVAILABLE.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-from ssd.engine.config import EngineConfig
 from ssd.ports import Clock, Tokenizer
+from ssd.process import StepThread
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.rpc.server import RpcServer
@@ -26,7 +25,8 @@ from ssd_target.links import DraftLinks
 from ssd_target.pool_status import pool_status
 from ssd_target.servicer import AdminServicer, GenerateServicer
 from ssd_target.settings import TargetSettings
-from ssd_target.step_thread import StepSettings, StepThread
+from ssd_target.step_thread import StepLife, StepSettings
+from ssd_target.streams import Wakeups
 
 _log = get_logger("ssd_target")
 _LAST_WORDS_SECONDS = 5.0
@@ -42,28 +42,36 @@ class Target:
     def __init__(
         self,
         settings: TargetSettings,
-        engine: EngineConfig,
-        folder: Path,
+        step: StepSettings,
         tokenizer: Tokenizer,
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._leaving = asyncio.Event()
+        self._drain_seconds = settings.drain_seconds
         inbox = Inbox(settings.max_queue + settings.max_num_seqs)
         self._inbox = inbox
         self._pool = DraftPool(pool_settings(settings, tokenizer), clock)
         self._links = DraftLinks(
             self._pool, settings.drafts, hello(settings, tokenizer), policy(settings)
         )
-        template = load_template(folder)
+        template = load_template(step.folder)
         self._desk = FrontDesk(desk_settings(settings), tokenizer, template, inbox, clock)
-        step = step_settings(settings, engine, folder)
-        self._step = StepThread(step, inbox, self._pool, clock, log_progress)
+        self._wakeups = Wakeups(asyncio.get_running_loop())
+        life = StepLife(step, inbox, self._pool, self._wakeups, clock, log_progress)
+        self._step = StepThread(life.load, inbox.close, step.cpus)
 
     def leave(self) -> None:
-        """Begin to drain; once is enough."""
+        """Begin to drain, for as long as the settings say; once is enough."""
         self._leaving.set()
+
+    def drain(self, seconds: float) -> int:
+        """Begin to drain, for so long at most; returns the requests running or waiting now."""
+        if not self._leaving.is_set():
+            self._drain_seconds = seconds
+            self._leaving.set()
+        return self._desk.num_requests
 
     async def run(self) -> int:
         """Serve until told to leave, or until the step thread crashes.
@@ -77,7 +85,7 @@ class Target:
             await self._first_of(self._step.loaded, self._step.ended)
             if not self._step.loaded.done():
                 return self._crash_code()
-            self._desk.open(self._step.loaded.result(), self._step.wakeups)
+            self._desk.open(self._step.loaded.result(), self._wakeups)
             server.set_serving(True)
             _log.info("ready", seconds=round(self._clock.now() - started_at, 3))
             links = asyncio.create_task(self._links.run())
@@ -110,13 +118,14 @@ class Target:
         _log.info("draining", requests=self._desk.num_requests)
         self._desk.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.drain_seconds):
+            async with asyncio.timeout(self._drain_seconds):
                 await self._desk.wait_until_idle()
         self._inbox.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await self._desk.wait_until_idle()
-                return 0 if await self._step.ended else 1
+                # Shielded: a time-out must not cancel the future that the thread will set.
+                return 0 if await asyncio.shield(self._step.ended) else 1
         return 1
 
     @contextlib.asynccontextmanager
@@ -126,7 +135,8 @@ class Target:
         probes = ProbeServer(settings.host, settings.http_port, self._is_live, self._is_ready)
         server = RpcServer(settings.host, settings.port, reflection=settings.reflection)
         GenerateServicer(settings, self._desk, self._pool).add_to(server)
-        AdminServicer(self._pool_status).add_to(server)
+        admin = AdminServicer(self._pool_status, drain=self.drain)
+        admin.add_to(server)
         try:
             probes.start()
             await server.start()
@@ -137,6 +147,7 @@ class Target:
             )
             yield server
         finally:
+            admin.close()
             await server.stop()
             probes.close()
 
@@ -188,6 +199,7 @@ def pool_settings(settings: TargetSettings, tokenizer: Tokenizer) -> PoolSetting
     """The pool's share of the settings."""
     return PoolSettings(
         lookahead=settings.lookahead,
+        branches=settings.branches,
         num_token_ids=tokenizer.vocab_size,
         deadline_seconds=settings.draft_deadline_ms / 1000,
         is_adaptive=settings.adaptive_deadline,
@@ -201,15 +213,4 @@ def desk_settings(settings: TargetSettings) -> DeskSettings:
     return DeskSettings(
         stream_stall_seconds=settings.stream_stall_seconds,
         stream_buffer_tokens=settings.stream_buffer_tokens,
-    )
-
-
-def step_settings(settings: TargetSettings, engine: EngineConfig, folder: Path) -> StepSettings:
-    """The step thread's share of the settings."""
-    return StepSettings(
-        folder=folder,
-        engine=engine,
-        max_queue=settings.max_queue,
-        num_threads=settings.threads,
-        cpus=settings.step_cpus,
     )

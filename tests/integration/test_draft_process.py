@@ -127,7 +127,7 @@ class ScriptedTarget:
     def _on_frame(self, frame: Frame) -> None:
         assert frame.kind is FrameKind.TABLES
         assert frame.epoch == self.hello.epoch
-        for table in unpack_tables(frame.rows_RW, K):
+        for table in unpack_tables(frame.rows_RW, K, self.hello.vocab_size):
             self.tables.put_nowait(table)
 
     def open(self, session: int, tokens: tuple[int, ...] = PROMPT, max_len: int = 200) -> None:

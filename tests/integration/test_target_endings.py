@@ -147,6 +147,34 @@ async def test_what_runs_longer_than_the_drain_is_cancelled_and_told_so(folder: 
         assert await process.wait() == 0
 
 
+async def test_a_drain_that_is_called_for_is_that_of_a_signal_and_watchers_see_it_out(
+    folder: Path,
+) -> None:
+    async with target(folder) as (process, client):
+        watched = client.watch_pool()
+        assert (await anext(watched)).running_sequences == 0
+        stream = client.generate("abc", LONG)
+        await anext(stream)
+        assert await client.drain(60_000) == 1
+        with pytest.raises(NotReadyError, match="draining"):
+            await read(client, "too late")
+        rest = [chunk async for chunk in stream]
+        assert rest[-1].finish_reason is FinishReason.LENGTH
+        _ = [status async for status in watched]
+        assert await process.wait() == 0
+
+
+async def test_what_runs_longer_than_a_drain_was_given_is_cancelled(folder: Path) -> None:
+    async with target(folder) as (process, client):
+        stream = client.generate("abc", ENDLESS)
+        last = await anext(stream)
+        assert await client.drain(200) == 1
+        async for chunk in stream:
+            last = chunk
+        assert last.finish_reason is FinishReason.CANCELLED
+        assert await process.wait() == 0
+
+
 async def test_a_second_signal_does_no_harm(folder: Path) -> None:
     async with target(folder) as (process, client):
         stream = client.generate("abc", LONG)

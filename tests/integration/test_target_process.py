@@ -83,8 +83,8 @@ async def test_bad_requests_fail_alone_and_are_told_why(folder: Path) -> None:
             await anext(client.generate(GenerateCall(prompt="abc", model="another")))
         with pytest.raises(UnsupportedError, match="SYNCHRONOUS"):
             await ask(client, "abc", mode=Mode.SYNCHRONOUS)
-        with pytest.raises(UnsupportedError, match=r"AdminService\.Drain"):
-            await client.drain(0)
+        with pytest.raises(ContextLengthError):
+            await anext(client.generate([257] * 200, GREEDY))
         assert (await running_on).token_ids == alone.token_ids
 
 

@@ -10,6 +10,8 @@ import torch
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+LONGEST_DEFAULT_LEN = 4096
+"""Tokens of a sequence where the model allows more and the settings say nothing."""
 FAMILIES = {"llama": "llama", "qwen3": "qwen3"}
 
 
@@ -122,6 +124,22 @@ def _rope(folder: Path, raw: dict[str, Any]) -> tuple[float, RopeScaling | None]
         high_freq_factor=float(rope["high_freq_factor"]),
         original_max_position_embeddings=int(rope["original_max_position_embeddings"]),
     )
+
+
+def length_limit(asked: int, model: ModelConfig) -> int:
+    """Return the tokens that one sequence may have.
+
+    Args:
+        asked: by the settings; 0 takes what the model allows, at most ``LONGEST_DEFAULT_LEN``.
+        model: says what it was made for.
+
+    Raises:
+        SettingsError: more was asked than that.
+    """
+    longest = model.max_position_embeddings
+    if asked > longest:
+        raise SettingsError(f"max_model_len {asked} is over the model's own {longest}; lower it")
+    return asked or min(longest, LONGEST_DEFAULT_LEN)
 
 
 def _eos_ids(folder: Path, raw: dict[str, Any]) -> frozenset[int]:

@@ -31,6 +31,12 @@ def free_bytes(device: str, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> i
     return max(0, available)
 
 
+def branch_logits_bytes(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) -> int:
+    """Return what a draft's tree keeps beside the KV: logits of every step of every branch."""
+    rows = engine.max_num_seqs * engine.branches * engine.num_columns
+    return rows * model.vocab_size * dtype.itemsize
+
+
 def plan_blocks(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) -> int:
     """Return the number of KV blocks, block 0 included.
 
@@ -45,7 +51,8 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) ->
     useful = 1 + engine.max_num_seqs * per_sequence
     budget = engine.kv_cache_bytes
     if budget is None:
-        budget = int(free_bytes(engine.device) * engine.kv_cache_fraction)
+        free = free_bytes(engine.device) - branch_logits_bytes(model, engine, dtype)
+        budget = int(max(0, free) * engine.kv_cache_fraction)
     fitting = (budget - segment_slots(engine) * slot_bytes) // block_bytes
     if fitting < 1 + per_sequence:
         needed = (1 + per_sequence) * block_bytes + segment_slots(engine) * slot_bytes

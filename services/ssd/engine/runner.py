@@ -10,7 +10,7 @@ deterministic mode there is one shape only, so a row's bits do not depend on its
 mates or speculation.
 
 *Decision*: the fast mode has the one-column shape. *Because*: 8 sequences of the pair widened 4x
-took 31 ms instead of 91, one took 17 instead of 22, and in bf16 the rows came out bit for bit the
+took 31 ms instead of 91, one took 18 instead of 22, and in bf16 the rows came out bit for bit the
 same (fp32: 1e-5 apart). *Not chosen*: a shape for each proposal length, since their number is what
 start-up time and CUDA graphs pay for. *Revisit when* proposals are mostly shorter than K.
 """
@@ -26,8 +26,9 @@ from ssd.engine.attention.context import (
     MAX_CHUNKS_A_CALL,
     AttentionPass,
     ContextRun,
+    first_slots,
     make_run,
-    shorten,
+    widen,
 )
 from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
 from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
@@ -36,6 +37,8 @@ from ssd.engine.memory import plan_blocks
 from ssd.engine.models.registry import CausalModel, load_model
 
 Progress = Callable[[str, float], None]
+MIN_ROWS = 2
+"""Rows of a pass at least: a single one takes other kernels, matrix times vector: other bits."""
 
 
 class ModelRunner:
@@ -64,6 +67,7 @@ class ModelRunner:
         self._group = model.num_heads // model.num_kv_heads
         self._last_position = engine.max_model_len - 1
         self._branch_context: ContextRun | None = None
+        self._num_shared = 0
         self._buckets = sequence_buckets(engine)
 
     @torch.inference_mode()
@@ -74,10 +78,9 @@ class ModelRunner:
             fp32 logits [B, P, V]; row i of a sequence chooses the token after column i. Rows of
             padding columns mean nothing.
         """
-        num_sequences = len(batch.first_positions_B)
-        padded = _pad_sequences(batch, self._bucket(num_sequences))
+        num_sequences, columns = batch.tokens_BP.shape
+        padded = _pad_sequences(batch, self._bucket(num_sequences, columns))
         hidden_RD = self._run_paged(padded)
-        columns = padded.tokens_BP.shape[1]
         logits_BPV = self._logits(hidden_RD, columns)
         return logits_BPV[:num_sequences]
 
@@ -106,7 +109,7 @@ class ModelRunner:
             ),
             dim=2,
         )
-        run = self._context(torch.cat((trunk_BS, proposal_BP), dim=1)[None], visible_BPS[None])
+        run = self._whole_context(torch.cat((trunk_BS, proposal_BP), dim=1), visible_BPS)
         positions_BP = batch.trunk_lengths_B[:, None] + column_P
         hidden_RD = self._run(
             batch.tokens_BP, positions_BP, proposal_BP.where(is_real_BP, 0), [run], is_whole=True
@@ -122,10 +125,9 @@ class ModelRunner:
         branches = batch.tokens_BN.shape[1]
         own_BPN = self._slots.own(batch.slots_B)
         if batch.step == 0:
-            self._branch_context = self._branch_run(batch, own_BPN)
+            self._branch_context, self._num_shared = self._branch_run(batch, own_BPN)
         assert self._branch_context is not None
-        unused = (self.engine.num_columns - 1 - batch.step) * branches
-        run = shorten(self._branch_context, unused)
+        run = first_slots(self._branch_context, self._num_shared + (batch.step + 1) * branches)
         positions_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step
         hidden_RD = self._run(
             batch.tokens_BN, positions_BN, own_BPN[:, batch.step], [run], is_whole=True
@@ -171,8 +173,9 @@ class ModelRunner:
             warm(count)
             on_progress("warm-up", (index + 1) / len(counts))
 
-    def _bucket(self, num_sequences: int) -> int:
-        return next(count for count in self._buckets if count >= num_sequences)
+    def _bucket(self, num_sequences: int, columns: int) -> int:
+        bucket = next(count for count in self._buckets if count >= num_sequences)
+        return max(bucket, MIN_ROWS) if columns == 1 else bucket
 
     def _run_paged(self, batch: PagedBatch) -> Tensor:
         columns = batch.tokens_BP.shape[1]
@@ -208,8 +211,11 @@ class ModelRunner:
         in_use_BS = torch.arange(num_slots) < trunk_lengths_B[:, None]
         return self._slots.paged(tables_BJ), in_use_BS
 
-    def _branch_run(self, batch: BranchBatch, own_BPN: Tensor) -> ContextRun:
-        """Build the context of the last step; earlier steps see a prefix of its slots."""
+    def _branch_run(self, batch: BranchBatch, own_BPN: Tensor) -> tuple[ContextRun, int]:
+        """Build the context of the last step, and say how many of its slots all branches share.
+
+        Earlier steps see a prefix of its slots.
+        """
         num_sequences, branches = batch.tokens_BN.shape
         columns = self.engine.num_columns
         trunk_BS, in_trunk_BS = self._trunk(batch.block_tables_BJ, batch.trunk_lengths_B)
@@ -224,7 +230,11 @@ class ModelRunner:
             dim=2,
         )
         slots_BS = torch.cat((trunk_BS, proposal_BP, own_BPN.flatten(1)), dim=1)
-        return self._context(slots_BS[None], visible_BNS[None])
+        return self._whole_context(slots_BS, visible_BNS), trunk_BS.shape[1] + columns
+
+    def _whole_context(self, slots_BS: Tensor, visible_BQS: Tensor) -> ContextRun:
+        slots_BS, visible_BQS = widen(slots_BS, visible_BQS)
+        return self._context(slots_BS[None], visible_BQS[None])
 
     def _context(self, slots_XBS: Tensor, visible_XBQS: Tensor) -> ContextRun:
         like = self._storage.entries_L2ZW

@@ -1,6 +1,7 @@
-"""Bounds of numbers on the wire; sampling fields that are declared and not served yet."""
+"""Bounds of numbers, texts and lists on the wire; sampling fields that are not served yet."""
 
 import math
+from collections.abc import Sized
 
 from ssd.errors import FieldError, UnsupportedError
 from ssd.v1 import types_pb2
@@ -12,6 +13,10 @@ MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 LARGEST_ID = 2**31 - 1
 """Token ids, sessions and epochs travel in frames as int32."""
+MAX_TOKEN_IDS = 1_000_000
+"""Of a list in one message."""
+MAX_TEXT_BYTES = 4 * 1024 * 1024
+"""Of a text or a conversation, as UTF-8; its token ids still fit one message."""
 _ABOVE_ZERO = math.ulp(0.0)
 
 
@@ -23,6 +28,27 @@ def check_range(name: str, found: float, lowest: float, highest: float) -> None:
     """
     if not (lowest <= found <= highest and math.isfinite(found)):
         raise FieldError(name, f"is {found:g}, must be in {lowest:g}..{highest:g}")
+
+
+def check_length(name: str, token_ids: Sized) -> None:
+    """Refuse a list of token ids that is too long to be looked at.
+
+    Raises:
+        FieldError: naming the field, the length and the bound.
+    """
+    if len(token_ids) > MAX_TOKEN_IDS:
+        raise FieldError(name, f"has {len(token_ids)} token ids, allowed are {MAX_TOKEN_IDS}")
+
+
+def check_text(name: str, *texts: str) -> None:
+    """Refuse texts that are together too long to be tokenised.
+
+    Raises:
+        FieldError: naming the field, the length and the bound.
+    """
+    num_bytes = sum(len(text.encode()) for text in texts)
+    if num_bytes > MAX_TEXT_BYTES:
+        raise FieldError(name, f"has {num_bytes} bytes, allowed are {MAX_TEXT_BYTES}")
 
 
 def refuse_unserved(message: types_pb2.SamplingParams, vocab_size: int | None) -> None:

@@ -187,6 +187,16 @@ class TargetClient(_Client):
         request = admin_pb2.GetPoolStatusRequest()
         return pool_status(await self._ask(stub.GetPoolStatus(request, timeout=CALL_SECONDS)))
 
+    async def watch_pool(self) -> AsyncGenerator[PoolStatus, None]:
+        """The pool now and whenever it has changed, until the target stops or this is closed."""
+        call = self._stub(admin_pb2_grpc.AdminServiceStub).WatchPool(admin_pb2.WatchPoolRequest())
+        try:
+            with _told_as_ours(self.endpoint):
+                async for message in call:
+                    yield pool_status(message.pool)
+        finally:
+            call.cancel()
+
     async def drain(self, deadline_ms: int) -> int:
         """Ask it to leave; returns the requests that were running or waiting."""
         stub = self._stub(admin_pb2_grpc.AdminServiceStub)

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ssd.errors import FieldError, UnsupportedError
-from ssd.rpc.bounds import LARGEST_ID, MAX_TEMPERATURE, check_range, refuse_unserved
+from ssd.rpc.bounds import (
+    LARGEST_ID,
+    MAX_TEMPERATURE,
+    check_length,
+    check_range,
+    check_text,
+    refuse_unserved,
+)
 from ssd.types import (
     FinishReason,
     GenerationChunk,
@@ -114,6 +121,9 @@ def generate_call(
 ) -> GenerateCall:
     """Check a request and make it a value; ``vocab_size`` None leaves token ids to the caller.
 
+    The ids of a prompt are left to the caller in any case: only one that fits the model's length
+    is worth reading through.
+
     Raises:
         FieldError: a field is missing or out of range.
         UnsupportedError: a field asks for what is declared and not served yet.
@@ -122,7 +132,7 @@ def generate_call(
         raise FieldError(
             "model", f"has {len(request.model)} characters, allowed are {MAX_NAME_CHARACTERS}"
         )
-    prompt = _prompt(request, vocab_size)
+    prompt = _prompt(request)
     sampling = request.sampling
     check_token_ids("sampling.logit_bias", sorted(sampling.logit_bias), vocab_size)
     refuse_unserved(sampling, vocab_size)
@@ -284,18 +294,19 @@ def mode_number(mode: Mode) -> types_pb2.Mode:
     return _MODE_NUMBERS[mode]
 
 
-def _prompt(request: generate_pb2.GenerateRequest, vocab_size: int | None) -> Prompt:
+def _prompt(request: generate_pb2.GenerateRequest) -> Prompt:
     match request.WhichOneof("input"):
         case "text":
             if not request.text:
                 raise FieldError("text", "the prompt is empty; it must hold 1 token at least")
+            check_text("text", request.text)
             return request.text
         case "token_ids":
-            ids = tuple(request.token_ids.ids)
+            ids = request.token_ids.ids
             if not ids:
                 raise FieldError("token_ids.ids", "the prompt is empty; 1 token at least")
-            check_token_ids("token_ids.ids", ids, vocab_size)
-            return ids
+            check_length("token_ids.ids", ids)
+            return tuple(ids)
         case "chat":
             num_turns = len(request.chat.messages)
             if not 1 <= num_turns <= MAX_TURNS:
@@ -309,6 +320,7 @@ def _prompt(request: generate_pb2.GenerateRequest, vocab_size: int | None) -> Pr
                         f"chat.messages[{index}].role",
                         f"is {turn.role[:32]!r}, must be one of {', '.join(ROLES)}",
                     )
+            check_text("chat", *(turn.content for turn in turns))
             return Conversation(turns)
     raise FieldError("input", "no prompt; set text, token_ids or chat")
 

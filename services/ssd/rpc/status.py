@@ -39,8 +39,10 @@ DETAILS_TRAILER = "grpc-status-details-bin"
 PUSHBACK_TRAILER = "grpc-retry-pushback-ms"
 REQUEST_ID_KEY = "x-request-id"
 NOT_READY_RETRY_SECONDS = 1.0
-_MESSAGE_CHARACTERS = 2000
-"""A longer message would not fit a trailer."""
+_MESSAGE_BYTES = 900
+_NAME_BYTES = 200
+"""All trailers of a call must fit 8 KiB, gRPC's default. A message stands in them four times: once
+with up to three bytes a byte (percent), and three times in the details with 4/3 (base64)."""
 
 Code = grpc.StatusCode
 Trailers = tuple[tuple[str, str | bytes], ...]
@@ -147,21 +149,24 @@ def to_status(error: Exception, request_id: str = "") -> status_pb2.Status:
     message = str(error) or type(error).__name__
     if rule is INTERNAL:
         message = f"internal error; the server's log says more about request {request_id!r}"
-    status = status_pb2.Status(code=rule.code.value[0], message=message[:_MESSAGE_CHARACTERS])
+    status = status_pb2.Status(code=rule.code.value[0], message=_cut(message, _MESSAGE_BYTES))
     facts = {name: str(getattr(error, name)) for name in _FACTS if hasattr(error, name)}
     pause_seconds = retry_after_seconds(error)
     if isinstance(error, OverloadedError):
         facts["retry_after_seconds"] = repr(error.retry_after_seconds)
     if request_id:
         facts["request_id"] = request_id
-    facts = {name: text[:_MESSAGE_CHARACTERS] for name, text in facts.items()}
+    facts = {
+        name: _cut(text, _MESSAGE_BYTES if name == "description" else _NAME_BYTES)
+        for name, text in facts.items()
+    }
     if rule is INTERNAL:
         facts = {"request_id": request_id}
     info = error_details_pb2.ErrorInfo(reason=rule.reason, domain=DOMAIN, metadata=facts)
     details: list[error_details_pb2.ErrorInfo | error_details_pb2.BadRequest] = [info]
     if isinstance(error, FieldError):
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=facts["description"]
+            field=facts["field"], description=facts["description"]
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     for detail in details:
@@ -225,6 +230,11 @@ def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
         Code.OUT_OF_RANGE: RequestError(text),
     }
     return kinds.get(code, InternalError(f"{endpoint}: {code.name}: {message}"))
+
+
+def _cut(text: str, num_bytes: int) -> str:
+    """The beginning of a text, in whole characters of UTF-8."""
+    return text.encode(errors="replace")[:num_bytes].decode(errors="ignore")
 
 
 def _pack(

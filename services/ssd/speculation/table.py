@@ -77,11 +77,12 @@ def pack_tables(tables: Collection[OutcomeTable], width: int) -> Int32s:
     return rows_RW
 
 
-def unpack_tables(rows_RW: Int32s, lookahead: int) -> list[OutcomeTable]:
+def unpack_tables(rows_RW: Int32s, lookahead: int, vocab_size: int) -> list[OutcomeTable]:
     """Tables of one frame, as views of its rows.
 
     Raises:
-        FrameError: a row is not as described above, or an outcome or a table comes twice.
+        FrameError: a row is not as described above, an outcome or a table comes twice, or a token
+            is outside the vocabulary.
     """
     _check_shape(rows_RW, lookahead)
     heads = _find_heads(rows_RW)
@@ -100,6 +101,9 @@ def unpack_tables(rows_RW: Int32s, lookahead: int) -> list[OutcomeTable]:
     keys_R3 = np.hstack((table_R[:, None], rows_RW[:, :_BRANCH_COLUMNS]))
     _refuse_repeats(keys_R3[~is_head_R], "outcome")
     _refuse_repeats(rows_RW[heads, :3], "table")
+    highest = int(rows_RW[~is_head_R, 1 : _BRANCH_COLUMNS + lookahead].max(initial=0))
+    if highest >= vocab_size:
+        raise FrameError(f"a table holds token id {highest}, the vocabulary has {vocab_size}")
     return [_table_at(rows_RW, first, lookahead) for first in heads]
 
 

@@ -11,7 +11,6 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from ssd.errors import TokenizerError
-from ssd.ports import Tokenizer
 from ssd.types import TokenId
 
 CONFIGS = ("generation_config.json", "config.json")
@@ -68,20 +67,6 @@ def load_tokenizer(folder: Path) -> HFTokenizer:
     except Exception as error:
         raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
     return HFTokenizer(library, _eos_token_ids(folder, library))
-
-
-def check_same(target: Tokenizer, draft: Tokenizer) -> None:
-    """Make sure that two models speak of the same tokens.
-
-    Raises:
-        TokenizerError: their vocabularies differ, with both fingerprints.
-    """
-    if target.fingerprint != draft.fingerprint:
-        raise TokenizerError(
-            f"target and draft have different tokenizers ({target.vocab_size} tokens, "
-            f"{target.fingerprint[:12]}… and {draft.vocab_size}, {draft.fingerprint[:12]}…); "
-            "take a draft of the target's family"
-        )
 
 
 def _eos_token_ids(folder: Path, library: LibraryTokenizer) -> frozenset[TokenId]:

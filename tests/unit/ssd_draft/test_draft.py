@@ -1,5 +1,6 @@
 """A process whose step thread fails must end, and say why."""
 
+import asyncio
 import logging
 import os
 import threading
@@ -53,3 +54,14 @@ async def test_weights_that_do_not_fit_are_the_setup_error_they_are(
     monkeypatch.setattr(os, "sched_setaffinity", lambda _thread, _cpus: None)
     with pytest.raises(WeightsError):
         await make_draft().run()
+
+
+def test_counting_sessions_after_the_loop_has_closed_is_no_error() -> None:
+    async def make() -> Draft:
+        return make_draft()
+
+    loop = asyncio.new_event_loop()
+    draft = loop.run_until_complete(make())
+    loop.close()
+    draft._on_count(0)
+    draft._on_count(1)

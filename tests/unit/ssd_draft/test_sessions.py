@@ -10,7 +10,7 @@ from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Branch, Commit, Explicit, LinkPolicy, Outcome, SessionOpening
-from ssd_draft.sessions import GapError, Move, Refusal, Session, Sessions
+from ssd_draft.sessions import GapError, Move, Refusal, Session, Sessions, may_open
 
 MAX_LEN = 64
 BLOCK = 8
@@ -155,3 +155,58 @@ def test_a_commit_counts_the_accepted_tokens_and_the_targets_own() -> None:
     session = with_table()
     session.apply(session.plan(Commit(1, 5, Outcome(2, 22), Branch(2, 2))))
     assert (session.num_committed, session.proposal, session.table) == (8, (50, 51), None)
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "may"),
+    [
+        (0, [], True),
+        (7, [], True),
+        (8, [], False),
+        (4, [0], True),  # beyond its share, but more than one slot is free
+        (6, [0], True),
+        (7, [0], False),  # the last free slot is the other link's
+        (3, [4], True),  # its own share, to the last slot
+        (0, [7], True),
+        (4, [3], False),
+        (5, [2], False),
+        (4, [0, 0], True),
+        (6, [0, 0], False),
+        (0, [8], False),
+    ],
+)
+def test_beyond_its_share_a_link_leaves_a_slot_for_each_link_that_has_less(
+    mine: int, others: list[int], *, may: bool
+) -> None:
+    assert may_open(mine, others, 8) == may
+
+
+def fill(sessions: Sessions, link: SilentLink, first: int = 1) -> list[Session]:
+    """Open sessions until one is refused."""
+    opened: list[Session] = []
+    while isinstance(session := sessions.open(link, opening(first + len(opened)), 0.0), Session):
+        opened.append(session)
+    return opened
+
+
+def test_a_target_that_takes_all_it_can_leaves_room_for_one_that_comes_late() -> None:
+    sessions, greedy, late = make_sessions(max_sessions=8), SilentLink(1), SilentLink(2)
+    sessions.join(greedy)
+    sessions.join(late)
+    taken = fill(sessions, greedy)
+    assert len(taken) == 7
+    assert len(fill(sessions, late)) == 1
+    for number, session in enumerate(taken[:3]):
+        sessions.close(session)
+        assert sessions.open(greedy, opening(100 + number), 0.0) is Refusal.CAPACITY
+        assert len(fill(sessions, late, first=10 * number + 10)) == 1
+    assert [len(sessions.of(link)) for link in (greedy, late)] == [4, 4]
+    sessions.check()
+
+
+def test_a_link_alone_has_all_slots_also_after_another_has_left() -> None:
+    sessions, alone, gone = make_sessions(max_sessions=8), SilentLink(1), SilentLink(2)
+    for link in (alone, gone):
+        sessions.join(link)
+    sessions.leave(gone)
+    assert len(fill(sessions, alone)) == 8

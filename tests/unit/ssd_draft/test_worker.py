@@ -100,7 +100,7 @@ class Draft:
         self.sessions = Sessions(
             self.pool, max_sessions=SLOTS, block_size=BLOCK, max_len=MAX_LEN, reserved=2 * K + 2
         )
-        self.inbox = Inbox(1000)
+        self.inbox = Inbox(1000, 1 << 20, StillClock())
         policies: dict[LinkPolicy, object] = {}
         self.counts: list[int] = []
         self.worker = Worker(

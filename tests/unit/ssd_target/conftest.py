@@ -35,6 +35,7 @@ from ssd_target.sequence import Arrival
 VOCAB = 13
 LOOKAHEAD = 3
 COLUMNS = LOOKAHEAD + 1
+BRANCHES = 2
 ENGINE = EngineConfig(
     dtype="float32",
     block_size=4,
@@ -115,6 +116,7 @@ class Bench:
         self.pool = DraftPool(
             PoolSettings(
                 lookahead=LOOKAHEAD,
+                branches=BRANCHES,
                 num_token_ids=VOCAB,
                 deadline_seconds=deadline_seconds,
                 backup=backup,

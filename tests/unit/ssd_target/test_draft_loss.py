@@ -154,23 +154,6 @@ def test_a_place_that_becomes_free_goes_to_who_was_without_a_draft(make_bench: M
     bench.run()
 
 
-def test_a_draft_that_was_full_is_asked_again_after_a_second(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    draft = bench.join([Behaviour.HIT])
-    bench.submit([1, 2, 3], 60)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
-    bench.pool.refuse(link, SessionRefusal(openings(draft)[0].session, "capacity"))
-    draft.hear(SessionClosing(openings(draft)[0].session))
-    for _ in range(3):
-        bench.loop.run_round()
-    assert len(openings(draft)) == 1
-    bench.clock.time += 1.0
-    bench.loop.run_round()
-    assert len(openings(draft)) == 2
-    bench.run()
-
-
 def test_a_sequence_that_no_draft_can_hold_is_not_offered_again(make_bench: MakeBench) -> None:
     bench = make_bench()
     draft = bench.join([Behaviour.HIT])

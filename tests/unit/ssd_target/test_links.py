@@ -12,6 +12,7 @@ import pytest
 from ssd.errors import HandshakeError
 from ssd.rpc.link import LinkServerCall
 from ssd.rpc.server import RpcServer
+from ssd.speculation.table import row_width
 from ssd.telemetry import LINK_RTT_SECONDS, LINK_STATE, SystemClock
 from ssd.types import Beat, LinkHello, LinkPolicy, LinkWelcome
 from ssd.v1 import speculation_pb2_grpc
@@ -74,7 +75,7 @@ class WatchedPool(DraftPool):
     """Says when a link comes and when it goes."""
 
     def __init__(self) -> None:
-        settings = PoolSettings(lookahead=6, num_token_ids=10, deadline_seconds=0.0)
+        settings = PoolSettings(lookahead=6, branches=4, num_token_ids=10, deadline_seconds=0.0)
         super().__init__(settings, SystemClock())
         self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
@@ -207,3 +208,63 @@ async def test_the_round_trip_of_a_link_is_measured_by_its_beats() -> None:
             assert 0 < report.link.round_trip.seconds < PATIENCE_SECONDS
             assert LINK_RTT_SECONDS.labels(draft=address)._value.get() > 0
             assert LINK_STATE.labels(draft=address)._value.get() == 1
+
+
+class BrokenPool(WatchedPool):
+    """Breaks at the first draft it is shown."""
+
+    def attach(self, link: DraftLink) -> None:
+        if self.news.empty() and not self.num_broken:
+            self.num_broken += 1
+            raise ZeroDivisionError("a bug")
+        super().attach(link)
+
+    num_broken = 0
+
+
+@pytest.mark.usefixtures("fast")
+async def test_a_bug_in_one_link_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "REFUSED_REDIAL_SECONDS", 0.05)
+    async with polite() as (_, port), polite() as (_, other_port):
+        addresses = (f"127.0.0.1:{port}", f"127.0.0.1:{other_port}")
+        pool = BrokenPool()
+        async with kept_up(pool, DraftLinks(pool, addresses, HELLO, LinkPolicy())):
+            ups = {await pool.next(), await pool.next()}
+            assert ups == {("up", address) for address in addresses}
+            assert pool.num_broken == 1
+
+
+@pytest.mark.usefixtures("fast")
+async def test_a_name_server_that_never_answers_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(links, "LONGEST_RESOLVE_SECONDS", 0.01)
+
+    async def resolver(host: str, port: int) -> set[str]:
+        if host == "silent":
+            await asyncio.Event().wait()
+        if host == "odd":
+            raise UnicodeError("label too long")
+        return {address}
+
+    async with polite() as (_, port):
+        address = f"127.0.0.1:{port}"
+        pool = WatchedPool()
+        names = ("silent:1", "odd:1", "drafts.svc:1")
+        async with kept_up(pool, DraftLinks(pool, names, HELLO, LinkPolicy(), resolver)):
+            assert await pool.next() == ("up", address)
+
+
+@pytest.mark.parametrize("capacity", [links.LARGEST_CAPACITY + 1, 2**32 - 1])
+def test_a_draft_that_offers_too_much_is_refused_by_name(capacity: int) -> None:
+    welcome = LinkWelcome(
+        epoch=HELLO.epoch, capacity=capacity, lookahead=HELLO.lookahead, branches=HELLO.branches
+    )
+    with pytest.raises(HandshakeError, match="capacity"):
+        links.check_welcome(HELLO, welcome)
+
+
+def test_a_frame_holds_the_tables_of_all_sessions_and_no_more() -> None:
+    welcome = LinkWelcome(epoch=1, capacity=3, lookahead=2, branches=4)
+    limits = links.frame_limits(welcome)
+    assert (limits.max_rows, limits.max_width) == (3 * (4 + 1), row_width(2))

@@ -8,6 +8,7 @@ from ssd_target.patience import (
     LONGEST_QUARANTINE_SECONDS,
     Patience,
     Quarantine,
+    opening_seconds,
 )
 
 
@@ -71,6 +72,20 @@ def test_a_link_that_has_long_been_in_time_starts_with_a_clean_sheet() -> None:
         quarantine.note_round(100.0, any_in_time=True)
     fall_late(quarantine, 200.0)
     assert quarantine.until == 200.0 + FIRST_QUARANTINE_SECONDS
+
+
+def test_a_link_can_be_left_alone_without_late_rounds() -> None:
+    quarantine = Quarantine(is_enabled=True)
+    assert quarantine.begin(1.0)
+    assert quarantine.until == 1.0 + FIRST_QUARANTINE_SECONDS
+    assert fall_late(quarantine, 100.0)
+    assert quarantine.until == 100.0 + 2 * FIRST_QUARANTINE_SECONDS
+    assert not Quarantine(is_enabled=False).begin(1.0)
+
+
+def test_an_opening_may_take_longer_the_more_there_is_to_prefill() -> None:
+    assert opening_seconds(0) == 5.0
+    assert opening_seconds(2000) == 7.0
 
 
 def test_without_quarantine_a_late_link_stays_in_service() -> None:

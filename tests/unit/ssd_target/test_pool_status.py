@@ -8,7 +8,7 @@ from ssd.transport.inprocess import pair
 from ssd.types import LookupResult
 from ssd_target.draft_link import DraftLink, LinkCounts, LinkState, Session
 from ssd_target.links import LinkReport
-from ssd_target.pool_status import desired_drafts, pool_status
+from ssd_target.pool_status import desired_drafts, is_news, pool_status
 from ssd_target.scheduler import Load
 
 
@@ -59,6 +59,16 @@ def test_a_draining_and_a_refused_link_say_why() -> None:
     assert (draining.state, draining.reason) == ("draining", "the draft is leaving")
     assert (refused.state, refused.reason) == ("refused", "vocab_size differs")
     assert status.hit_rate == 0.0
+
+
+def test_a_watcher_hears_of_everything_but_round_trips() -> None:
+    mine = link()
+    told = pool_status([up(mine)], mine.counts, Load(), now=0.0)
+    mine.round_trip.seconds = 0.002
+    assert not is_news(pool_status([up(mine)], mine.counts, Load(), now=0.0), told)
+    assert is_news(pool_status([up(mine)], mine.counts, Load(waiting=1), now=0.0), told)
+    mine.is_draining = True
+    assert is_news(pool_status([up(mine)], mine.counts, Load(), now=0.0), told)
 
 
 @pytest.mark.parametrize(("wanting", "drafts"), [(0, 0), (1, 1), (6, 1), (7, 2), (13, 3)])

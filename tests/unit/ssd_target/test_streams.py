@@ -89,3 +89,16 @@ async def test_the_buffer_of_a_reader_is_bounded() -> None:
     assert not ends.stream.is_abandoned
     ends.stream.put(chunk(4))
     assert ends.stream.is_abandoned
+
+
+def test_waking_readers_after_the_loop_has_closed_is_no_error() -> None:
+    async def make() -> tuple[Wakeups, TokenStream]:
+        wakeups = Wakeups(asyncio.get_running_loop())
+        stream = TokenStream(wakeups, StillClock(), buffer_tokens=1, stall_seconds=1.0)
+        return wakeups, stream
+
+    loop = asyncio.new_event_loop()
+    wakeups, stream = loop.run_until_complete(make())
+    loop.close()
+    wakeups.mark(stream)
+    wakeups.flush()

@@ -39,7 +39,6 @@ class FlashCpuAttention:
         # Contiguous: on strided keys the products fall back to a loop that is ten times slower.
         keys_BGSE = keys_BSGE.transpose(1, 2).contiguous()
         values_BGSE = values_BSGE.transpose(1, 2).contiguous()
-        scores_BGUS = (queries_BGUE @ keys_BGSE.transpose(2, 3)).float()
-        scores_BGUS = torch.add(mask_B1US, scores_BGUS, alpha=scale)
-        weights_BGUS = torch.softmax(scores_BGUS, dim=-1).to(queries_BGUE.dtype)
-        return weights_BGUS @ values_BGSE
+        scores_BGUS = (queries_BGUE @ keys_BGSE.mT).float()
+        weights_BGUS = torch.softmax(torch.add(mask_B1US, scores_BGUS, alpha=scale), dim=-1)
+        return weights_BGUS.to(queries_BGUE.dtype) @ values_BGSE

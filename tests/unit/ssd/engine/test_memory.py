@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ssd.engine import memory
 from ssd.engine.config import EngineConfig
 from ssd.engine.memory import free_bytes, plan_blocks
 from ssd.errors import MemoryBudgetError
@@ -48,6 +49,17 @@ def test_without_a_number_a_fraction_of_free_memory_is_taken() -> None:
     assert plan(replace(ENGINE, kv_cache_bytes=None)) == 1 + 2 * BLOCKS_A_SEQUENCE
     with pytest.raises(MemoryBudgetError):
         plan(replace(ENGINE, kv_cache_bytes=None, kv_cache_fraction=0.0))
+
+
+def test_the_logits_that_branches_keep_are_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = replace(ENGINE, branches=4, kv_cache_bytes=None, kv_cache_fraction=1.0)
+    kept = 2 * 4 * 7 * MODEL.vocab_size * 4
+    needed = 2 * 7 * (1 + 4) * SLOT_BYTES + (1 + BLOCKS_A_SEQUENCE) * 16 * SLOT_BYTES
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: kept + needed)
+    assert plan(draft) == 1 + BLOCKS_A_SEQUENCE
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: kept + needed - 1)
+    with pytest.raises(MemoryBudgetError):
+        plan(draft)
 
 
 @pytest.fixture

@@ -201,6 +201,7 @@ async def test_a_draft_answers_about_itself(endpoint: str) -> None:
 
 async def test_closing_twice_is_fine(endpoint: str) -> None:
     client = TargetClient(endpoint)
-    await client.tokenize("x")
+    assert await client.tokenize("x") == (120,)
     await client.close()
     await client.close()
+    assert client._opened is None

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.errors import FieldError, UnsupportedError
+from ssd.rpc.bounds import MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from ssd.rpc.codec import (
     ChatTurn,
     Conversation,
@@ -45,6 +46,19 @@ def test_a_bare_prompt_gets_the_defaults_and_no_seed() -> None:
     assert call.max_tokens is None
     assert call.sampling == SamplingParams(temperature=1.0, max_tokens=256)
     assert call.mode is Mode.AUTO
+
+
+def test_the_ids_of_a_prompt_are_left_to_who_knows_the_models_length() -> None:
+    message = generate_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=[1, VOCAB]))
+    assert generate_call(message, VOCAB).prompt == (1, VOCAB)
+
+
+def test_texts_and_lists_may_be_as_long_as_allowed() -> None:
+    text = "é" * (MAX_TEXT_BYTES // 2)
+    assert generate_call(request(text=text), VOCAB).prompt == text
+    ids = types_pb2.TokenIds(ids=[1] * MAX_TOKEN_IDS)
+    call = generate_call(generate_pb2.GenerateRequest(token_ids=ids), VOCAB)
+    assert call.prompt == (1,) * MAX_TOKEN_IDS
 
 
 def test_seed_zero_and_temperature_zero_differ_from_unset() -> None:
@@ -101,8 +115,23 @@ def test_a_call_survives_the_wire(
         (request(text=""), "text"),
         (generate_pb2.GenerateRequest(token_ids=types_pb2.TokenIds()), "token_ids.ids"),
         (
-            generate_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=[1, VOCAB])),
-            "token_ids.ids[1]",
+            generate_pb2.GenerateRequest(
+                token_ids=types_pb2.TokenIds(ids=[VOCAB] * (MAX_TOKEN_IDS + 1))
+            ),
+            "token_ids.ids",
+        ),
+        (request(text="x" * (MAX_TEXT_BYTES + 1)), "text"),
+        (
+            generate_pb2.GenerateRequest(
+                chat=types_pb2.ChatMessages(
+                    messages=[
+                        types_pb2.ChatMessage(role="user", content="é" * (MAX_TEXT_BYTES // 4)),
+                        types_pb2.ChatMessage(role="user", content="x" * (MAX_TEXT_BYTES // 2)),
+                        types_pb2.ChatMessage(role="user", content="x"),
+                    ]
+                )
+            ),
+            "chat",
         ),
         (generate_pb2.GenerateRequest(chat=types_pb2.ChatMessages()), "chat.messages"),
         (

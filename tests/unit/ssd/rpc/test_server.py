@@ -183,6 +183,7 @@ async def test_stopping_twice_is_fine_and_the_port_is_free_again(server: RpcServ
     await server.stop(0)
     again = RpcServer("127.0.0.1", server.port)
     await again.start()
+    assert again.port == server.port
     await again.stop(0)
 
 

@@ -1,3 +1,7 @@
+import base64
+from functools import partial
+from urllib.parse import quote
+
 import grpc
 import grpc.aio
 import pytest
@@ -21,6 +25,8 @@ from ssd.errors import (
     UnknownModelError,
     UnsupportedError,
 )
+from ssd.rpc.client import TargetClient
+from ssd.rpc.server import RpcServer
 from ssd.rpc.status import (
     from_rpc_error,
     http_status,
@@ -28,6 +34,7 @@ from ssd.rpc.status import (
     to_status,
     trailers_of,
 )
+from ssd.v1 import generate_pb2_grpc
 
 Code = grpc.StatusCode
 TABLE: list[tuple[Exception, grpc.StatusCode, int]] = [
@@ -151,6 +158,37 @@ def test_details_that_cannot_be_read_are_not_believed() -> None:
     assert isinstance(from_rpc_error(error, "host:1"), NotReadyError)
 
 
-def test_a_huge_message_is_cut_to_fit_a_trailer() -> None:
-    status = to_status(FieldError("text", "x" * 100_000))
-    assert status.ByteSize() < 8192
+@pytest.mark.parametrize("character", ["x", "%", "é", "漢", "😀", "\ud800"])
+def test_a_huge_message_is_cut_to_fit_a_trailer(character: str) -> None:
+    error = FieldError(character * 100_000, character * 100_000)
+    status = to_status(error, "r" * 128)
+    num_bytes = 2 * len("r" * 128) + len(quote(status.message, safe=""))
+    for _, value in trailers_of(error, status):
+        num_bytes += len(base64.b64encode(value) if isinstance(value, bytes) else value)
+    assert 4096 < num_bytes < 8192 - 256, "of 8 KiB the names of the entries take some"
+
+
+@pytest.mark.parametrize("character", ["é", "漢", "😀"])
+def test_a_message_is_cut_between_two_characters(character: str) -> None:
+    for shift in range(len(character.encode())):
+        status = to_status(RequestError("x" * shift + character * 5000))
+        assert set(status.message) == {"x", character} - ({"x"} if shift == 0 else set())
+
+
+async def test_a_cut_error_reaches_its_caller_as_what_it_was() -> None:
+    async def refuse(_request: object, _context: object) -> None:
+        raise FieldError("text", "😀" * 100_000)
+
+    class Servicer(generate_pb2_grpc.GenerateServiceServicer):
+        Tokenize = staticmethod(refuse)
+
+    server = RpcServer("127.0.0.1", 0)
+    register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, Servicer())
+    server.add("ssd.v1.GenerateService", register)
+    await server.start()
+    async with TargetClient(f"127.0.0.1:{server.port}") as client:
+        with pytest.raises(FieldError) as caught:
+            await client.tokenize("x")
+    await server.stop(0)
+    assert caught.value.field == "text"
+    assert set(caught.value.description) == {"😀"}

@@ -1,5 +1,7 @@
 """Outcome tables and commits: looking up, and the rows they travel as."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,6 +21,7 @@ from ssd.speculation.table import (
 from ssd.types import Branch, Commit, Explicit, Outcome
 
 LOOKAHEAD = 3
+VOCAB = 2**31
 WIDTH = row_width(LOOKAHEAD)
 Plain = tuple[int, int, int, tuple[tuple[int, int, tuple[int, ...]], ...]]
 
@@ -86,7 +89,7 @@ def test_a_commit_travels_as_one_row() -> None:
 
 def test_an_empty_frame_holds_nothing() -> None:
     assert pack_tables([], WIDTH).shape == (0, WIDTH)
-    assert unpack_tables(pack_tables([], WIDTH), LOOKAHEAD) == []
+    assert unpack_tables(pack_tables([], WIDTH), LOOKAHEAD, VOCAB) == []
     assert unpack_commits(pack_commits([], LOOKAHEAD), LOOKAHEAD) == []
 
 
@@ -108,7 +111,7 @@ def tables(draw: st.DrawFn) -> OutcomeTable:
 @given(st.lists(tables(), max_size=5, unique_by=lambda table: table.session))
 @settings(max_examples=60, deadline=None)
 def test_tables_come_back_as_they_went(sent: list[OutcomeTable]) -> None:
-    received = unpack_tables(pack_tables(sent, WIDTH), LOOKAHEAD)
+    received = unpack_tables(pack_tables(sent, WIDTH), LOOKAHEAD, VOCAB)
     assert [plain(table) for table in received] == [plain(table) for table in sent]
 
 
@@ -172,7 +175,7 @@ def test_a_bad_number_in_a_table_is_refused_by_row_and_column(
     row: int, column: int, value: int
 ) -> None:
     with pytest.raises(FrameError, match=f"row {row}, column {column}: {value} "):
-        unpack_tables(altered(TABLES_RW, row, column, value), LOOKAHEAD)
+        unpack_tables(altered(TABLES_RW, row, column, value), LOOKAHEAD, VOCAB)
 
 
 @pytest.mark.parametrize(
@@ -202,16 +205,28 @@ def test_a_bad_number_in_a_commit_is_refused_by_row_and_column(
 def test_repeated_outcomes_tables_and_commits_are_refused() -> None:
     outcome_twice_RW = altered(altered(TABLES_RW, 2, 0, 0), 2, 1, 7)
     with pytest.raises(FrameError, match=r"outcome .* twice"):
-        unpack_tables(outcome_twice_RW, LOOKAHEAD)
+        unpack_tables(outcome_twice_RW, LOOKAHEAD, VOCAB)
     with pytest.raises(FrameError, match=r"table .* twice"):
-        unpack_tables(altered(TABLES_RW, 3, 0, 4), LOOKAHEAD)
+        unpack_tables(altered(TABLES_RW, 3, 0, 4), LOOKAHEAD, VOCAB)
     with pytest.raises(FrameError, match=r"commit .* twice"):
         unpack_commits(COMMITS_RW[[0, 1, 0]], LOOKAHEAD)
 
 
+def test_a_token_outside_the_vocabulary_is_refused_wherever_it_stands() -> None:
+    assert len(unpack_tables(TABLES_RW, LOOKAHEAD, 9)) == 2
+    for row, column in ((1, 1), (2, 1), (4, 4)):
+        with pytest.raises(FrameError, match="a table holds token id 9, the vocabulary has 9"):
+            unpack_tables(altered(TABLES_RW, row, column, 9), LOOKAHEAD, 9)
+
+
+def test_session_and_base_length_may_be_larger_than_the_vocabulary() -> None:
+    rows_RW = pack_tables([make_table([(0, 7)], [[1, 2, 3]], session=70, base_len=90)], WIDTH)
+    assert len(unpack_tables(rows_RW, LOOKAHEAD, 9)) == 1
+
+
 def test_two_tables_may_foresee_the_same_outcome() -> None:
     sent = [make_table([(0, 7)], [[1, 2, 3]], session) for session in (1, 2)]
-    assert len(unpack_tables(pack_tables(sent, WIDTH), LOOKAHEAD)) == 2
+    assert len(unpack_tables(pack_tables(sent, WIDTH), LOOKAHEAD, VOCAB)) == 2
 
 
 @pytest.mark.parametrize(
@@ -225,7 +240,7 @@ def test_two_tables_may_foresee_the_same_outcome() -> None:
 )
 def test_rows_of_another_shape_or_type_are_refused(rows_RW: Int32s) -> None:
     with pytest.raises(FrameError):
-        unpack_tables(rows_RW, LOOKAHEAD)
+        unpack_tables(rows_RW, LOOKAHEAD, VOCAB)
     with pytest.raises(FrameError):
         unpack_commits(rows_RW, LOOKAHEAD)
 
@@ -237,11 +252,10 @@ shapes = st.tuples(st.integers(0, 6), st.sampled_from([WIDTH, WIDTH, WIDTH, 0, 3
 @given(arrays.arrays(np.int32, shapes, elements=elements))
 @settings(max_examples=150, deadline=None)
 def test_noise_for_rows_raises_nothing_but_a_frame_error(rows_RW: Int32s) -> None:
-    for unpack in (unpack_tables, unpack_commits):
-        try:
-            unpack(rows_RW, LOOKAHEAD)
-        except FrameError:
-            continue
+    with suppress(FrameError):
+        unpack_tables(rows_RW, LOOKAHEAD, VOCAB)
+    with suppress(FrameError):
+        unpack_commits(rows_RW, LOOKAHEAD)
 
 
 @given(st.integers(0, 4), st.integers(0, WIDTH - 1), elements)
@@ -251,7 +265,7 @@ def test_what_is_accepted_after_one_change_packs_back_to_the_same_rows(
 ) -> None:
     tables_RW = altered(TABLES_RW, row, column, value)
     try:
-        received = unpack_tables(tables_RW, LOOKAHEAD)
+        received = unpack_tables(tables_RW, LOOKAHEAD, VOCAB)
     except FrameError:
         return
     np.testing.assert_array_equal(pack_tables(received, WIDTH), tables_RW)

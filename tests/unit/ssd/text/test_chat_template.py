@@ -2,6 +2,8 @@ import json
 from pathlib import Path
 
 import pytest
+from jinja2 import Template
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ssd.errors import FieldError, TokenizerError, UnsupportedError
 from ssd.text.chat_template import ChatTurn, load_template, render_chat
@@ -24,6 +26,26 @@ def test_a_conversation_becomes_a_prompt_that_asks_for_the_next_turn() -> None:
 
 def test_templates_see_the_special_tokens_they_name() -> None:
     assert render_chat("{{ bos_token }}{{ eos_token }}", TURNS, bos_token="<s>") == "<s>"
+
+
+def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    from_string = ImmutableSandboxedEnvironment.from_string
+
+    def count(environment: ImmutableSandboxedEnvironment, source: str) -> Template:
+        compiled.append(source)
+        return from_string(environment, source)
+
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", count)
+    template = "compiled once: {{ messages[0].content }}"
+    for turn in (ChatTurn("user", "a"), ChatTurn("user", "b")):
+        assert render_chat(template, [turn]) == f"compiled once: {turn.content}"
+    assert compiled == [template]
+
+
+def test_one_conversation_leaves_nothing_behind_for_the_next() -> None:
+    template = "{{ seen is defined }}{% set seen = messages %}{{ seen | length }}"
+    assert [render_chat(template, TURNS) for _ in range(2)] == ["False2"] * 2
 
 
 def test_templates_may_leave_a_loop_early() -> None:

@@ -10,9 +10,8 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from ssd import demo
 from ssd.errors import TokenizerError
 from ssd.ports import Tokenizer
-from ssd.testing.tokenizer import ByteTokenizer
 from ssd.text.detokenizer import IncrementalDetokenizer
-from ssd.text.tokenizer import HFTokenizer, check_same, load_tokenizer
+from ssd.text.tokenizer import HFTokenizer, load_tokenizer
 
 BEGIN, END = "<|begin|>", "<|end|>"
 
@@ -108,15 +107,9 @@ def test_the_fingerprint_depends_on_tokens_and_special_ids_and_on_nothing_else(
     assert len(prints[0]) == 64
 
 
-def test_a_pair_must_speak_of_the_same_tokens(tokenizer: HFTokenizer) -> None:
-    check_same(tokenizer, HFTokenizer(library(), frozenset({1})))
-    with pytest.raises(TokenizerError, match=r"260 tokens, .* and 257, "):
-        check_same(tokenizer, ByteTokenizer())
-
-
 def test_the_embedded_pair_has_one_tokenizer_that_keeps_every_text() -> None:
     target, draft = (load_tokenizer(demo.folder(name)) for name in ("target", "draft"))
-    check_same(target, draft)
+    assert target.fingerprint == draft.fingerprint
     assert target.eos_token_ids
     text = "def fib(n):\n\treturn 'Grüße 😀 日本語'\n"
     assert target.decode(target.encode(text)) == text

@@ -1,0 +1,30 @@
+"""How the two ends of a link know that it lives, and what they do when it does not."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+BEAT_SECONDS = 0.25
+"""Pause between two signs of life."""
+LEASE_SECONDS = 1.5
+"""Silence after which a peer counts as gone."""
+HANDSHAKE_SECONDS = 5.0
+"""How long either end waits for the other's first word."""
+
+Ending = TypeVar("Ending")
+
+
+async def first_result(*endings: Awaitable[Ending]) -> Ending:
+    """Wait for the first of several endings; the others are cancelled and waited for.
+
+    Raises:
+        Exception: what the first one raised.
+    """
+    tasks = {asyncio.ensure_future(ending) for ending in endings}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

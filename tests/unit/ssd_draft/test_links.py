@@ -1,0 +1,173 @@
+"""The draft's end of a link, over real gRPC, with nobody at work behind the inbox."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from ssd.errors import HandshakeError, LinkError
+from ssd.rpc.client import DraftClient
+from ssd.rpc.link import LinkCall, LinkFrames
+from ssd.rpc.pool_codec import DraftStatus
+from ssd.rpc.server import RpcServer
+from ssd.telemetry import BAD_FRAMES_TOTAL
+from ssd.testing.clock import FakeClock
+from ssd.transport.frame import Frame, FrameKind
+from ssd.transport.grpc_channel import GrpcChannel
+from ssd.types import Beat, LinkHello, LinkWelcome, SessionClosing
+from ssd_draft.inbox import Inbox, LinkLost, LinkUp
+from ssd_draft.links import STUCK_SECONDS, DraftLink, LinkDesk, LinkTerms
+from ssd_draft.servicer import SpeculationServicer
+from ssd_draft.sessions import Refusal
+
+TERMS = LinkTerms(vocab_size=10, tokenizer_fingerprint="f", lookahead=6, branches=24, capacity=4)
+HELLO = LinkHello(
+    wire_version=1,
+    vocab_size=10,
+    tokenizer_fingerprint="f",
+    lookahead=6,
+    branches=24,
+    channel="grpc",
+    epoch=3,
+)
+
+
+@dataclass
+class Desk:
+    """A draft's end with a clock that is moved by hand."""
+
+    clock: FakeClock
+    inbox: Inbox
+    client: DraftClient
+
+    @contextlib.asynccontextmanager
+    async def dialled(self, hello: LinkHello = HELLO) -> AsyncIterator[LinkCall]:
+        """A link that has said Hello."""
+        call = await self.client.open_link()
+        try:
+            call.send(hello)
+            yield call
+        finally:
+            await call.close()
+
+    @contextlib.asynccontextmanager
+    async def linked(self) -> AsyncIterator[LinkCall]:
+        """A link that was welcomed."""
+        async with self.dialled() as call:
+            assert isinstance(await call.receive(), LinkWelcome)
+            yield call
+
+
+def no_status() -> DraftStatus:
+    raise AssertionError
+
+
+def no_drain(_seconds: float) -> int:
+    raise AssertionError
+
+
+async def hear_out(call: LinkCall) -> None:
+    while await call.receive() is not None:
+        pass
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    clock = FakeClock()
+    inbox = Inbox(100, 1 << 20, clock)
+    server = RpcServer("127.0.0.1", 0)
+    SpeculationServicer(
+        LinkDesk(TERMS, inbox, clock), is_ready=lambda: True, status=no_status, drain=no_drain
+    ).add_to(server)
+    await server.start()
+    client = DraftClient(f"127.0.0.1:{server.port}")
+    try:
+        yield Desk(clock, inbox, client)
+    finally:
+        await client.close()
+        await server.stop(0.0)
+
+
+async def test_the_step_thread_learns_of_a_link_before_anything_it_says(desk: Desk) -> None:
+    async with desk.linked() as call:
+        call.send(SessionClosing(1))
+        call.send(Beat(nonce=1))
+        while await call.receive() != Beat(echo=1):
+            pass
+        heard = [type(event).__name__ for event in desk.inbox.drain()]
+    assert heard == ["LinkUp", "Closing"]
+
+
+async def test_a_step_thread_that_takes_nothing_loses_the_links_and_gets_no_new_ones(
+    desk: Desk,
+) -> None:
+    async with desk.linked() as call:
+        desk.clock.advance(STUCK_SECONDS)
+        with pytest.raises(LinkError, match=r"taken nothing for 20\.0 s"):
+            await hear_out(call)
+    async with desk.dialled() as call:
+        with pytest.raises(LinkError, match="taken nothing"):
+            await call.receive()
+    desk.inbox.drain()
+    async with desk.linked():
+        pass
+
+
+async def test_a_step_thread_with_nothing_to_do_may_rest_for_ever(desk: Desk) -> None:
+    async with desk.linked() as call:
+        desk.inbox.drain()
+        desk.clock.advance(1000 * STUCK_SECONDS)
+        call.send(Beat(nonce=1))
+        beats = 0
+        while beats < 3:
+            assert await call.receive() is not None
+            beats += 1
+
+
+@pytest.mark.parametrize(
+    "kind", [FrameKind.COMMITS, FrameKind.TABLES], ids=["rows of nonsense", "the drafts own kind"]
+)
+async def test_a_bad_frame_ends_its_link_and_is_counted_once(desk: Desk, kind: FrameKind) -> None:
+    before = BAD_FRAMES_TOTAL._value.get()
+    async with desk.linked() as call:
+        rows_RW = np.full((1, 12), -7, dtype=np.int32)
+        GrpcChannel(LinkFrames(call)).send(Frame(kind, HELLO.epoch, 1, rows_RW))
+        with pytest.raises(LinkError):
+            await hear_out(call)
+    assert BAD_FRAMES_TOTAL._value.get() == before + 1
+
+
+async def test_a_channel_that_is_not_here_is_refused_by_name(desk: Desk) -> None:
+    async with desk.dialled(replace(HELLO, channel="pigeon")) as call:
+        with pytest.raises(HandshakeError, match=r"channel: this draft has grpc, .* pigeon"):
+            await call.receive()
+    assert not any(isinstance(event, LinkUp | LinkLost) for event in desk.inbox.drain())
+
+
+class SilentCall:
+    """A link that takes everything and starts nothing."""
+
+    def send(self, message: object) -> None:
+        raise LinkError("the link is closed")
+
+    def hear_frames(self, on_payload: object, on_lost: object) -> None: ...
+
+
+@pytest.mark.parametrize("delay_seconds", [0.0, 1.0])
+def test_what_the_step_thread_says_after_the_loop_has_closed_is_lost_without_an_error(
+    delay_seconds: float,
+) -> None:
+    async def make() -> DraftLink:
+        terms = replace(TERMS, delay_seconds=delay_seconds)
+        return DraftLink(1, HELLO, SilentCall(), terms)  # type: ignore[arg-type]
+
+    loop = asyncio.new_event_loop()
+    link = loop.run_until_complete(make())
+    loop.close()
+    link.push([])
+    link.refuse(1, Refusal.GAP)
+    link.fail(LinkError("gone"))
+    assert not link.ended.done()

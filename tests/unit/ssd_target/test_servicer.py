@@ -1,0 +1,145 @@
+"""What the target's servicers answer by themselves: bounds, a watched pool, a drain."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from ssd.errors import FieldError, UnsupportedError
+from ssd.rpc.bounds import MAX_TEXT_BYTES, MAX_TOKEN_IDS
+from ssd.rpc.client import TargetClient
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus, pool_status
+from ssd.rpc.server import RpcServer
+from ssd.v1 import admin_pb2, generate_pb2
+from ssd_target.draft_pool import DraftPool
+from ssd_target.front_desk import FrontDesk
+from ssd_target.servicer import AdminServicer, GenerateServicer
+from ssd_target.settings import TargetSettings
+
+PATIENCE_SECONDS = 20.0
+LINK = LinkStatus(address="10.0.0.1:1", state="active", round_trip_seconds=0.001)
+POOL = PoolStatus(links=(LINK,), running_sequences=1)
+
+
+class Pool:
+    """A pool whose state a test sets."""
+
+    def __init__(self) -> None:
+        self.status = POOL
+        self.drained: list[float] = []
+
+    def look(self) -> PoolStatus:
+        return self.status
+
+    def drain(self, seconds: float) -> int:
+        self.drained.append(seconds)
+        return 3
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+@pytest.fixture
+async def admin(pool: Pool) -> AdminServicer:
+    return AdminServicer(pool.look, drain=pool.drain, watch_seconds=0.001)
+
+
+@pytest.fixture
+async def client(admin: AdminServicer) -> AsyncIterator[TargetClient]:
+    server = RpcServer("127.0.0.1", 0)
+    admin.add_to(server)
+    await server.start()
+    async with TargetClient(f"127.0.0.1:{server.port}") as client:
+        yield client
+    admin.close()
+    await server.stop(0)
+
+
+@pytest.fixture
+def generate() -> GenerateServicer:
+    """One whose calls must be refused before desk and pool are asked."""
+    return GenerateServicer(TargetSettings(), cast(FrontDesk, None), cast(DraftPool, None))
+
+
+async def test_a_text_that_is_too_long_is_not_tokenised(generate: GenerateServicer) -> None:
+    text = "é" * (MAX_TEXT_BYTES // 2) + "x"
+    with pytest.raises(FieldError, match=f"text: has {MAX_TEXT_BYTES + 1} .* {MAX_TEXT_BYTES}"):
+        await generate.Tokenize(generate_pb2.TokenizeRequest(text=text), None)
+
+
+async def test_a_list_that_is_too_long_is_not_decoded(generate: GenerateServicer) -> None:
+    request = generate_pb2.DetokenizeRequest(token_ids=[0] * (MAX_TOKEN_IDS + 1))
+    with pytest.raises(FieldError, match=f"token_ids: has {MAX_TOKEN_IDS + 1} .* {MAX_TOKEN_IDS}"):
+        await generate.Detokenize(request, None)
+
+
+async def test_a_watcher_is_told_the_pool_and_every_change_of_it(
+    client: TargetClient, pool: Pool
+) -> None:
+    watched = client.watch_pool()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await anext(watched) == POOL
+        changing = asyncio.ensure_future(anext(watched))
+        pool.status = replace(POOL, running_sequences=2)
+        assert await changing == pool.status
+    await watched.aclose()
+
+
+async def test_a_watcher_is_not_told_what_is_no_news() -> None:
+    same = replace(POOL, links=(replace(LINK, round_trip_seconds=0.002),))
+    changed = replace(POOL, running_sequences=2)
+    looks = iter([POOL, POOL, same, changed])
+    admin = AdminServicer(lambda: next(looks), drain=lambda _seconds: 0, watch_seconds=0.0)
+    watched = admin.WatchPool(admin_pb2.WatchPoolRequest(), None)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        told = [pool_status((await anext(watched)).pool) for _ in range(2)]
+    assert told == [POOL, changed]
+
+
+async def test_a_watch_ends_with_the_server(
+    client: TargetClient, admin: AdminServicer, pool: Pool
+) -> None:
+    watched = client.watch_pool()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await anext(watched) == POOL
+        admin.close()
+        assert [status async for status in watched] == []
+
+
+async def test_a_watcher_that_leaves_is_forgotten(admin: AdminServicer, pool: Pool) -> None:
+    watched = admin.WatchPool(admin_pb2.WatchPoolRequest(), None)
+    await anext(watched)
+    waiting = asyncio.ensure_future(anext(watched))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(StopAsyncIteration):
+        await anext(watched)
+
+
+async def test_a_pool_is_looked_at_once_a_second_by_default(pool: Pool) -> None:
+    admin = AdminServicer(pool.look, drain=pool.drain)
+    assert admin._watch_seconds == 1.0
+
+
+async def test_a_drain_begins_with_the_deadline_and_tells_what_ran(
+    client: TargetClient, pool: Pool
+) -> None:
+    assert await client.drain(1500) == 3
+    assert pool.drained == [1.5]
+
+
+async def test_a_drain_beyond_an_hour_is_refused(client: TargetClient, pool: Pool) -> None:
+    with pytest.raises(FieldError, match="deadline_ms: is 3600001, at most 3600000"):
+        await client.drain(3_600_001)
+    assert pool.drained == []
+
+
+async def test_steering_speculation_is_not_served_yet(admin: AdminServicer) -> None:
+    with pytest.raises(UnsupportedError, match=r"AdminService\.SetSpeculation"):
+        await admin.SetSpeculation()

@@ -1,0 +1,53 @@
+"""How a target leaves."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ssd.engine.config import EngineConfig
+from ssd.telemetry import SystemClock
+from ssd.testing.tokenizer import ByteTokenizer
+from ssd_target import target as module
+from ssd_target.settings import TargetSettings
+from ssd_target.step_thread import StepSettings
+from ssd_target.target import Target
+
+
+@pytest.fixture
+async def target(tmp_path: Path) -> Target:
+    """One whose step thread was never started, so that nothing ends by itself."""
+    settings = TargetSettings(port=0, http_port=0, drain_seconds=3600.0)
+    step = StepSettings(
+        folder=tmp_path,
+        engine=EngineConfig(max_model_len=64),
+        max_queue=1,
+        num_threads=1,
+        cpus=frozenset({0}),
+    )
+    return Target(settings, step, ByteTokenizer(), SystemClock())
+
+
+async def test_a_step_thread_that_outlives_the_drain_can_still_say_how_it_ended(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LAST_WORDS_SECONDS", 0.0)
+    assert await target._drain() == 1
+    target._step.ended.set_result(True)
+
+
+async def test_a_drain_lasts_as_long_as_was_asked_for_and_the_first_word_counts(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_LAST_WORDS_SECONDS", 0.0)
+    target._desk._enter()
+    assert target.drain(0.0) == 1
+    assert target.drain(3600.0) == 1
+    async with asyncio.timeout(20.0):
+        assert await target._drain() == 1
+
+
+async def test_a_drain_after_a_signal_changes_nothing(target: Target) -> None:
+    target.leave()
+    target.drain(0.0)
+    assert target._drain_seconds == 3600.0
