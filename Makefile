@@ -7,10 +7,14 @@ TOOLS := $(VENV)/.tools
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q
 PROTOS := $(wildcard protos/ssd/v1/*.proto)
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I protos
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' services/ssd/__init__.py)
+SSD_CLUSTER_TOOL ?= ../shared/k8s/cluster
+# Said to every image build: --build-arg TORCH_INDEX=..., for one.
+IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format protos exactness bench
+.PHONY: help setup run test check format protos exactness bench images
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +35,7 @@ check: $(TOOLS) ## linters, types, import contracts, generated code
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python charts/readme.py --check
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
 	$(PROTOC) --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh $(PROTOS) && \
 	diff -r -x __init__.py -x __pycache__ $$fresh/ssd/v1 services/ssd/v1 \
@@ -48,6 +53,20 @@ exactness: $(TOOLS) ## the whole proof: AR = SSD, token for token, through every
 
 bench: $(TOOLS) ## AR against SSD in one run, medians into results/
 	$(BIN)/python -m ssd_bench
+
+# One name for both: what is built here is what the chart's defaults ask for.
+images: ## build localhost/ssd-{target,draft,operator} with docker, podman or the test cluster's tool
+	@if docker info >/dev/null 2>&1; then build="docker build"; \
+	elif command -v podman >/dev/null 2>&1; then build="podman build"; \
+	elif [ -x "$(SSD_CLUSTER_TOOL)" ]; then \
+	  base=$$("$(SSD_CLUSTER_TOOL)" base-image) || exit 1; \
+	  build="$(SSD_CLUSTER_TOOL) build --layers --build-arg BASE_IMAGE=$$base"; \
+	else \
+	  echo "images are built by docker (its daemon running), podman, or SSD_CLUSTER_TOOL=path/of/cluster" >&2; exit 1; \
+	fi; set -e; \
+	$$build $(IMAGE_ARGS) -f services/Dockerfile --target target -t localhost/ssd-target:$(VERSION) .; \
+	$$build $(IMAGE_ARGS) -f services/Dockerfile --target draft -t localhost/ssd-draft:$(VERSION) .; \
+	$$build $(IMAGE_ARGS) -f operator/Dockerfile -t localhost/ssd-operator:$(VERSION) .
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -76,5 +95,5 @@ $(RUNTIME): pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(TOOLS): $(RUNTIME)
 	@echo "installing the tools of development"
-	@$(PIP) -c constraints.txt -e '.[test,dev]'
+	@$(PIP) -c constraints.txt -e '.[test,dev,operator]'
 	@touch $@

@@ -9,6 +9,7 @@ import ssd
 
 ROOT_NAMES = {
     ".ci",
+    ".dockerignore",
     ".gitignore",
     "CHANGELOG.md",
     "LICENSE",
@@ -22,7 +23,18 @@ ROOT_NAMES = {
     "services",
     "tests",
 }
-VERBS = ["help", "setup", "run", "test", "check", "format", "protos", "exactness", "bench"]
+VERBS = [
+    "help",
+    "setup",
+    "run",
+    "test",
+    "check",
+    "format",
+    "protos",
+    "exactness",
+    "bench",
+    "images",
+]
 MAX_LINES = 400
 LONGER_FILES: dict[str, str] = {}
 """Path to the reason; a file that has become short again leaves the list."""

@@ -1,0 +1,144 @@
+{{/* Name of the operator's objects. */}}
+{{- define "ssd.name" -}}
+{{- printf "%s-operator" (.Release.Name | trunc 54 | trimSuffix "-") -}}
+{{- end -}}
+
+{{/* Name of objects outside the release's namespace: equal release names in two namespaces are two names. */}}
+{{- define "ssd.globalName" -}}
+{{- printf "%s.%s" (include "ssd.name" .) .Release.Namespace -}}
+{{- end -}}
+
+{{- define "ssd.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (include "ssd.name" .) -}}
+{{- end -}}
+
+{{/* Labels that never change: selectors, and what engines' NetworkPolicies let in. */}}
+{{- define "ssd.selector" -}}
+app.kubernetes.io/name: ssd-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "ssd.labels" -}}
+{{ include "ssd.selector" . }}
+app.kubernetes.io/part-of: ssd
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* Labels of what helm test and helm uninstall run: not the operator's, so that no Service or policy selects it. */}}
+{{- define "ssd.hookLabels" -}}
+app.kubernetes.io/name: ssd-{{ .hook }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/part-of: ssd
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{- end -}}
+
+{{/* An image: a dict of root and image {repository, tag, digest}. */}}
+{{- define "ssd.image" -}}
+{{- $name := .image.repository -}}
+{{- if not (contains "/" $name) -}}{{- $name = printf "%s/%s" .root.Values.imageRegistry $name -}}{{- end -}}
+{{- if .image.digest -}}
+{{- printf "%s@%s" $name .image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $name (.image.tag | default .root.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* "true" if an optional object is wanted: a dict of root, wanted (true, false, null) and api. */}}
+{{- define "ssd.optional" -}}
+{{- if kindIs "invalid" .wanted -}}
+{{- if .root.Capabilities.APIVersions.Has .api -}}true{{- end -}}
+{{- else if .wanted -}}true{{- end -}}
+{{- end -}}
+
+{{/* Owner "namespace/release" of the live CRD, "-" if it is nobody's; empty if it is ours or absent. */}}
+{{- define "ssd.crdOwner" -}}
+{{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "ssddeployments.ssd.dev" -}}
+{{- if $live -}}
+{{- $notes := $live.metadata.annotations | default dict -}}
+{{- $release := index $notes "meta.helm.sh/release-name" | default "" -}}
+{{- $namespace := index $notes "meta.helm.sh/release-namespace" | default "" -}}
+{{- if not $release -}}-
+{{- else if or (ne $release .Release.Name) (ne $namespace .Release.Namespace) -}}{{ $namespace }}/{{ $release }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "ssd.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "ssd.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* The pod spec of a hook: a dict of root, account, args. It runs the operator's image once. */}}
+{{- define "ssd.hookPod" -}}
+serviceAccountName: {{ .account }}
+restartPolicy: Never
+enableServiceLinks: false
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.operator.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.operator.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext: {{- include "ssd.podSecurity" . | nindent 2 }}
+containers:
+- name: run
+  image: {{ include "ssd.image" (dict "root" .root "image" .root.Values.image) }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  command: [python, -m, ssd_operator.installation]
+  args: {{- toYaml .args | nindent 2 }}
+  resources: {requests: {cpu: 50m, memory: 64Mi}, limits: {memory: 256Mi}}
+  securityContext: {{- include "ssd.containerSecurity" . | nindent 4 }}
+  volumeMounts:
+  - {name: tmp, mountPath: /tmp}
+volumes:
+- {name: tmp, emptyDir: {}}
+{{- end -}}
+
+{{/* Rights on SSDDeployments for hooks: a dict of root, name, hook, annotations, verbs, namespaces ([""] is the cluster). */}}
+{{- define "ssd.hookRights" -}}
+{{- $ := . -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  labels: {{- include "ssd.hookLabels" . | nindent 4 }}
+  annotations: {{- toYaml .annotations | nindent 4 }}
+{{- range $namespace := .namespaces }}
+{{- $prefix := ternary "" "Cluster" (ne $namespace "") }}
+{{- range $kind := list "Role" "RoleBinding" }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $prefix }}{{ $kind }}
+metadata:
+  name: {{ $.name }}.{{ $.root.Release.Namespace }}
+  {{- with $namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels: {{- include "ssd.hookLabels" $ | nindent 4 }}
+  annotations: {{- toYaml $.annotations | nindent 4 }}
+{{- if eq $kind "Role" }}
+rules:
+- {apiGroups: [ssd.dev], resources: [ssddeployments], verbs: {{ toJson $.verbs }}}
+{{- else }}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: {{ $prefix }}Role, name: {{ $.name }}.{{ $.root.Release.Namespace }}}
+subjects:
+- {kind: ServiceAccount, name: {{ $.name }}, namespace: {{ $.root.Release.Namespace }}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,113 @@
+"""The images: what their recipes say is what the project says."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OPERATOR = "operator/Dockerfile"
+ENGINES = "services/Dockerfile"
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules that a file imports, as written; ``from a import b`` also as ``a.b``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def file_of(root: Path, module: str) -> Path | None:
+    """The file under services/ or operator/ of a module of ours."""
+    for base in ("services", "operator"):
+        place = root / base / module.replace(".", "/")
+        for path in (place.with_suffix(".py"), place / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def closure(root: Path, starts: list[Path]) -> set[Path]:
+    """All files of ours that some files need, packages' own ``__init__`` included."""
+    found: set[Path] = set()
+    waiting = list(starts)
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.add(path)
+        for module in imports(path):
+            parts = module.split(".")
+            for end in range(1, len(parts) + 1):
+                needed = file_of(root, ".".join(parts[:end]))
+                waiting += [needed] if needed is not None else []
+    return found
+
+
+def copied(root: Path, dockerfile: str) -> list[Path]:
+    lines = re.findall(
+        r"^COPY ((?:services|operator)/.*) \S+$", (root / dockerfile).read_text(), re.M
+    )
+    return [root / source for line in lines for source in line.split()]
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "entries"),
+    [
+        (OPERATOR, ["operator/ssd_operator"]),
+        (ENGINES, ["services/ssd_target", "services/ssd_draft", "services/ssd_cli"]),
+    ],
+)
+def test_an_image_has_every_module_that_it_imports(
+    root: Path, dockerfile: str, entries: list[str]
+) -> None:
+    starts = [path for entry in entries for path in (root / entry).rglob("*.py")]
+    there = copied(root, dockerfile)
+    left_out = [
+        line.strip("/")
+        for line in (root / ".dockerignore").read_text().splitlines()
+        if line.startswith("services/")
+    ]
+    missing = [
+        path.relative_to(root).as_posix()
+        for path in closure(root, starts)
+        if not any(path.is_relative_to(source) for source in there)
+        or any(path.is_relative_to(root / each) for each in left_out)
+    ]
+    assert missing == []
+
+
+def test_every_path_that_an_image_copies_exists(root: Path) -> None:
+    paths = [path for dockerfile in (OPERATOR, ENGINES) for path in copied(root, dockerfile)]
+    assert paths
+    assert [path for path in paths if not path.exists()] == []
+
+
+def test_the_images_torch_is_the_one_that_is_tested(root: Path) -> None:
+    (pin,) = re.findall(r"^ARG TORCH=(.+)$", (root / ENGINES).read_text(), re.MULTILINE)
+    assert pin in (root / "constraints.txt").read_text().splitlines()
+
+
+def test_the_operators_packages_have_bounds_in_the_project(
+    root: Path, project: dict[str, Any]
+) -> None:
+    (line,) = re.findall(r"^ +(kopf .+) \\$", (root / OPERATOR).read_text(), re.MULTILINE)
+    settings = project["project"]
+    known = [*settings["dependencies"], *settings["optional-dependencies"]["operator"]]
+    names = {re.split(r"[<>=]", each)[0] for each in known}
+    assert set(line.split()) - names == set()
+
+
+def test_nothing_in_an_image_runs_as_root_or_under_a_shell(root: Path) -> None:
+    for dockerfile in (OPERATOR, ENGINES):
+        text = (root / dockerfile).read_text()
+        for stage in re.split(r"^FROM ", text, flags=re.MULTILINE)[1:]:
+            if "ENTRYPOINT" in stage:
+                users = re.findall(r"^USER (.+)$", text[: text.index(stage) + len(stage)], re.M)
+                assert users[-1] == "10001:10001"
+                assert re.search(r'^ENTRYPOINT \["python", "-m", "ssd_\w+"\]$', stage, re.M)

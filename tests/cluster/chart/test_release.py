@@ -1,0 +1,177 @@
+"""Releases on a real API server; no node is needed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+CHART = Path(__file__).resolve().parents[3] / "charts" / "ssd"
+CRD = "crd/ssddeployments.ssd.dev"
+NAMESPACES = ("here", "there", "team-a", "team-b")
+ALL = ("get", "list", "watch", "create", "patch", "delete")
+MINIMUM = {
+    ("deployments", "apps"): ALL,
+    ("events", ""): ("create", "patch"),
+    ("horizontalpodautoscalers", "autoscaling"): ALL,
+    ("networkpolicies", "networking.k8s.io"): ALL,
+    ("poddisruptionbudgets", "policy"): ALL,
+    ("pods", ""): ("get", "list", "watch", "patch", "delete"),
+    ("serviceaccounts", ""): ALL,
+    ("services", ""): ALL,
+    ("ssddeployments", "ssd.dev"): ("get", "list", "watch"),
+    ("ssddeployments/finalizers", "ssd.dev"): ("update",),
+    ("ssddeployments/scale", "ssd.dev"): ("get", "patch"),
+    ("ssddeployments/status", "ssd.dev"): ("get", "patch"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces(kubectl: Any) -> Iterator[None]:
+    for name in NAMESPACES:
+        assert kubectl("create", "namespace", name).returncode == 0
+    yield
+    kubectl("delete", "namespace", *NAMESPACES, "--wait=false")
+    kubectl("delete", CRD, "--ignore-not-found")
+
+
+@pytest.fixture
+def release(helm: Any, kubectl: Any) -> Iterator[Any]:
+    """Install a release; what was installed is uninstalled after the test, the CRD too."""
+    installed = []
+
+    def install(name: str, namespace: str, *arguments: str) -> Any:
+        said = helm("upgrade", "--install", name, CHART, "--namespace", namespace, *arguments)
+        if said.returncode == 0:
+            installed.append((name, namespace))
+        return said
+
+    yield install
+    for name, namespace in set(installed):
+        said = helm("uninstall", name, "--namespace", namespace, "--no-hooks", "--ignore-not-found")
+        assert said.returncode == 0, said.stderr
+    kubectl("delete", CRD, "--ignore-not-found")
+
+
+def owner_of_the_crd(kubectl: Any) -> str:
+    crd = json.loads(kubectl("get", CRD, "-o", "json").stdout)
+    return str(crd["metadata"]["annotations"]["meta.helm.sh/release-name"])
+
+
+@pytest.mark.parametrize(
+    "values", sorted((CHART / "ci").glob("*.yaml")), ids=lambda path: path.name
+)
+def test_the_api_server_takes_every_object_as_it_is(
+    kubectl: Any, render: Any, values: Path
+) -> None:
+    monitors = "--set=metrics.serviceMonitor.enabled=false,metrics.prometheusRule.enabled=false"
+    objects = render("--values", values, monitors)
+    # Admission of a pod looks its account up.
+    accounts = [each for each in objects if each["kind"] == "ServiceAccount"]
+    kubectl("apply", "-f", "-", given=yaml.safe_dump_all(accounts))
+    said = kubectl(
+        *("apply", "--dry-run=server", "--validate=strict", "-f", "-"),
+        given=yaml.safe_dump_all(objects),
+    )
+    kubectl("delete", "-f", "-", given=yaml.safe_dump_all(accounts))
+    assert said.returncode == 0, said.stderr
+
+
+def test_the_operator_has_the_rights_of_the_table_and_no_other(kubectl: Any, release: Any) -> None:
+    said = release("ssd", "here")
+    assert said.returncode == 0, said.stderr
+    account = "system:serviceaccount:here:ssd-operator"
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": "there"},
+    }
+    answer = kubectl(
+        *("create", "--validate=false", "--as", account, "-o", "json", "-f", "-"),
+        given=json.dumps(review),
+    )
+    assert answer.returncode == 0, answer.stderr
+    found = {
+        (resource, group): tuple(rule["verbs"])
+        for rule in json.loads(answer.stdout)["status"]["resourceRules"]
+        for resource in rule["resources"]
+        for group in rule["apiGroups"]
+        if not group.startswith(("authorization.k8s.io", "authentication.k8s.io"))
+    }
+    assert found == MINIMUM
+
+
+def test_users_get_their_rights_through_the_clusters_roles(kubectl: Any, release: Any) -> None:
+    assert release("ssd", "here").returncode == 0
+    for role, verb, expected in [("view", "get", "yes"), ("view", "create", "no")] + [
+        (role, verb, "yes") for role in ("edit", "admin") for verb in ("create", "delete")
+    ]:
+        user = f"{role}-user"
+        kubectl("create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}", "-nthere")
+        asked = ("auth", "can-i", verb, "ssddeployments.ssd.dev", "--as", user, "-nthere")
+        if expected == "yes":  # aggregation is a controller's work: it may lag
+            assert eventually(kubectl, *asked) == "yes"
+        else:
+            assert kubectl(*asked).stdout.strip() == "no"
+
+
+def eventually(kubectl: Any, *asked: str) -> str:
+    """The answer, once it is yes; each question takes long enough to wait by."""
+    answers = (str(kubectl(*asked).stdout.strip()) for _ in range(100))
+    return next((each for each in answers if each == "yes"), "no")
+
+
+def test_a_second_operator_of_the_same_namespaces_is_refused(release: Any) -> None:
+    assert release("ssd", "here").returncode == 0
+    second = release("ssd", "there")
+    assert second.returncode != 0
+    assert "release ssd of namespace here already watches all namespaces" in second.stderr
+
+
+def test_operators_of_different_namespaces_live_side_by_side(release: Any) -> None:
+    alone = "--set=crds.install=false,rbac.aggregate=false"
+    assert release("ssd", "here", alone, "--set=operator.watchNamespaces={team-a}").returncode == 0
+    second = release("ssd", "there", alone, "--set=operator.watchNamespaces={team-b}")
+    assert second.returncode == 0, second.stderr
+    third = release("three", "there", alone, "--set=operator.watchNamespaces={team-b}")
+    assert "release ssd of namespace there already watches team-b" in third.stderr
+    everywhere = release("four", "there")
+    assert "already watches team-" in everywhere.stderr
+
+
+def test_an_upgrade_by_the_same_release_is_not_refused(release: Any) -> None:
+    assert release("ssd", "here").returncode == 0
+    again = release("ssd", "here", "--set=operator.logLevel=debug")
+    assert again.returncode == 0, again.stderr
+
+
+def test_the_crd_stays_and_a_new_release_says_how_to_take_it_over(
+    helm: Any, kubectl: Any, release: Any
+) -> None:
+    assert release("first", "here").returncode == 0
+    assert helm("uninstall", "first", "--namespace", "here", "--no-hooks").returncode == 0
+    assert kubectl("get", CRD).returncode == 0
+    second = release("second", "there")
+    assert second.returncode == 0, second.stderr
+    assert "it belongs to release here/first" in second.stdout
+    assert owner_of_the_crd(kubectl) == "first"
+    _, _, notes = second.stdout.partition("run helm upgrade again:")
+    shown, _, _ = notes.partition("Uninstall:")
+    for line in shown.replace("\\\n", " ").split("kubectl ")[1:]:
+        said = kubectl(*line.split())
+        assert said.returncode == 0, said.stderr
+    third = release("second", "there")
+    assert third.returncode == 0, third.stderr
+    assert "was left as it is" not in third.stdout
+    assert owner_of_the_crd(kubectl) == "second"
+
+
+def test_a_crd_that_was_applied_by_hand_is_left_alone(kubectl: Any, release: Any) -> None:
+    assert kubectl("apply", "--server-side", "-f", CHART / "files" / "crd.yaml").returncode == 0
+    said = release("ssd", "here")
+    assert said.returncode == 0, said.stderr
+    assert "it was not installed by Helm" in said.stdout

@@ -1,0 +1,272 @@
+"""What the chart renders, for each value file, with and without the optional APIs."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.metrics import MetricWrapperBase
+
+import ssd
+from ssd import telemetry
+
+pytestmark = pytest.mark.timeout(120)
+
+CHART = Path(__file__).resolve().parents[3] / "charts" / "ssd"
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+VALUES = sorted((CHART / "ci").glob("*-values.yaml"))
+APIS = {
+    "bare": (),
+    "all": (
+        "monitoring.coreos.com/v1/ServiceMonitor",
+        "monitoring.coreos.com/v1/PrometheusRule",
+        "monitoring.coreos.com/v1/PodMonitor",
+        "keda.sh/v1alpha1/ScaledObject",
+    ),
+}
+OPERATOR_METRICS = {
+    "ssd_operator_drains_total",
+    "ssd_operator_errors_total",
+    "ssd_operator_oldest_unreconciled_seconds",
+    "ssd_operator_reconcile_total",
+    "ssd_operator_resources",
+    "ssd_operator_scale_total",
+}
+"""Those of the operator's metrics that alerts and dashboard use."""
+
+Object = dict[str, Any]
+
+
+def arguments_of(values: Path, apis: str) -> list[str]:
+    return ["--values", str(values), *(f"--api-versions={api}" for api in APIS[apis])]
+
+
+@pytest.fixture(
+    scope="module",
+    params=list(product(VALUES, APIS)),
+    ids=lambda pair: f"{pair[0].name.removesuffix('-values.yaml')}-{pair[1]}",
+)
+def rendered(request: pytest.FixtureRequest, render: Any) -> list[Object]:
+    objects: list[Object] = render(*arguments_of(*request.param))
+    return objects
+
+
+def pods(objects: list[Object]) -> Iterator[Object]:
+    for each in objects:
+        if each["kind"] == "Pod":
+            yield each["spec"]
+        elif each["kind"] in {"Deployment", "Job"}:
+            yield each["spec"]["template"]["spec"]
+
+
+def only(objects: list[Object], kind: str, name: str | None = None) -> Object:
+    (found,) = [
+        each
+        for each in objects
+        if each["kind"] == kind and name in {None, each["metadata"]["name"]}
+    ]
+    return found
+
+
+def roles(objects: list[Object]) -> list[Object]:
+    return [each for each in objects if each["kind"] in {"Role", "ClusterRole"}]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name)
+def test_helm_has_nothing_against_the_chart(helm: Any, chart: Path, values: Path) -> None:
+    said = helm(*("lint", chart, "--strict", "--kube-version", "1.34.0", "--values", values))
+    assert said.returncode == 0, said.stdout + said.stderr
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name)
+def test_what_is_rendered_is_what_was_reviewed(render: Any, values: Path) -> None:
+    snapshot = SNAPSHOTS / values.name.replace("-values", "")
+    objects = render(*arguments_of(values, "bare"), "--set=crds.install=false")
+    fresh = yaml.safe_dump_all(objects, sort_keys=False, width=120)
+    assert fresh == snapshot.read_text(), f"review the difference, then write it to {snapshot}"
+
+
+def test_every_object_has_a_name_of_its_own(rendered: list[Object]) -> None:
+    names = Counter(
+        (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"])
+        for each in rendered
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+    assert all(len(name) <= 63 for _, _, name in names)
+
+
+def test_no_role_has_a_wildcard_or_more_than_it_needs(rendered: list[Object]) -> None:
+    for role in roles(rendered):
+        for rule in role["rules"]:
+            assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
+            forbidden = {
+                "secrets",
+                "nodes",
+                "namespaces",
+                "customresourcedefinitions",
+                "configmaps",
+            }
+            assert not forbidden & set(rule["resources"])
+            assert not {"escalate", "bind", "impersonate"} & set(rule["verbs"])
+
+
+def test_every_pod_passes_the_restricted_level(rendered: list[Object]) -> None:
+    for pod in pods(rendered):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["enableServiceLinks"] is False
+        for container in pod["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+
+
+def test_no_pod_asks_for_a_gpu(rendered: list[Object]) -> None:
+    for pod in pods(rendered):
+        for container in pod["containers"]:
+            for amounts in container["resources"].values():
+                assert set(amounts) <= {"cpu", "memory", "ephemeral-storage"}
+
+
+def test_optional_objects_follow_the_apis_unless_they_are_asked_for(render: Any) -> None:
+    optional = {"ServiceMonitor", "PrometheusRule"}
+    groups = {"keda.sh", "monitoring.coreos.com"}
+
+    def found(*arguments: str) -> tuple[set[str], set[str]]:
+        objects = render(*arguments)
+        rules = [rule for role in roles(objects) for rule in role["rules"]]
+        return (
+            {each["kind"] for each in objects} & optional,
+            {group for rule in rules for group in rule["apiGroups"]} & groups,
+        )
+
+    served = [f"--api-versions={api}" for api in APIS["all"]]
+    values = (
+        *("metrics.serviceMonitor.enabled", "metrics.prometheusRule.enabled"),
+        *("rbac.scaledObjects", "rbac.podMonitors"),
+    )
+    assert found() == (set(), set())
+    assert found(*served) == (optional, groups)
+    assert found(*(f"--set={value}=true" for value in values)) == (optional, groups)
+    assert found(*served, *(f"--set={value}=false" for value in values)) == (set(), set())
+
+
+def test_an_operator_of_some_namespaces_has_no_right_on_the_cluster(render: Any) -> None:
+    objects = render(*arguments_of(CHART / "ci" / "namespaced-values.yaml", "all"))
+    assert [each["kind"] for each in objects if each["kind"].startswith("Cluster")] == []
+    bindings = [
+        each
+        for each in objects
+        if each["kind"] == "RoleBinding" and "ssd.dev/binds" in each["metadata"]["labels"]
+    ]
+    assert [each["metadata"]["namespace"] for each in bindings] == ["team-a", "team-b"]
+    (environment,) = [
+        {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+        for pod in pods([only(objects, "Deployment")])
+    ]
+    assert environment["SSD_OPERATOR_WATCH_NAMESPACES"] == "team-a,team-b"
+
+
+def test_the_crd_outlives_the_release(render: Any) -> None:
+    crd = only(render(), "CustomResourceDefinition")
+    assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    raw = yaml.safe_load((CHART / "files" / "crd.yaml").read_text())
+    assert crd["spec"] == raw["spec"]
+
+
+def test_selectors_hold_nothing_that_an_upgrade_changes(render: Any) -> None:
+    objects = render()
+    wanted = {"app.kubernetes.io/name": "ssd-operator", "app.kubernetes.io/instance": "ssd"}
+    assert only(objects, "Deployment")["spec"]["selector"]["matchLabels"] == wanted
+    assert only(objects, "Service")["spec"]["selector"] == wanted
+    assert only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == wanted
+
+
+def test_the_pods_of_tests_are_not_taken_for_the_operator(render: Any) -> None:
+    objects = render("--set=tests.sample.enabled=true")
+    tests = [each for each in objects if each["kind"] == "Pod"]
+    assert len(tests) == 2
+    for each in tests:
+        assert each["metadata"]["labels"]["app.kubernetes.io/name"] != "ssd-operator"
+        assert each["metadata"]["annotations"]["helm.sh/hook"] == "test"
+
+
+def test_the_operator_is_replaced_and_not_doubled(render: Any) -> None:
+    deployment = only(render(), "Deployment")
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    assert deployment["spec"]["replicas"] == 1
+
+
+def test_the_defaults_ask_for_the_images_of_this_version(render: Any) -> None:
+    (pod,) = pods([only(render(), "Deployment")])
+    (container,) = pod["containers"]
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    assert container["image"] == f"localhost/ssd-operator:{ssd.__version__}"
+    assert environment["SSD_OPERATOR_TARGET_IMAGE"] == f"localhost/ssd-target:{ssd.__version__}"
+    assert environment["SSD_OPERATOR_DRAFT_IMAGE"] == f"localhost/ssd-draft:{ssd.__version__}"
+    notes = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (notes["version"], notes["appVersion"]) == (ssd.__version__, ssd.__version__)
+
+
+def test_a_repository_with_a_slash_and_a_digest_are_taken_as_they_are(render: Any) -> None:
+    digest = "sha256:" + "0" * 64
+    objects = render(
+        "--set=imageRegistry=r.example/ssd",
+        "--set=image.repository=mirror.example/op",
+        f"--set=image.digest={digest}",
+        "--set=engineImages.draft.tag=v7",
+    )
+    (pod,) = pods([only(objects, "Deployment")])
+    (container,) = pod["containers"]
+    environment = {each["name"]: each.get("value") for each in container["env"]}
+    assert container["image"] == f"mirror.example/op@{digest}"
+    assert environment["SSD_OPERATOR_TARGET_IMAGE"] == f"r.example/ssd/ssd-target:{ssd.__version__}"
+    assert environment["SSD_OPERATOR_DRAFT_IMAGE"] == "r.example/ssd/ssd-draft:v7"
+
+
+def test_without_rights_to_give_helm_test_asks_for_health_alone(render: Any) -> None:
+    pod = only(render("--set=rbac.create=false"), "Pod")["spec"]
+    assert pod["serviceAccountName"] == "default"
+    assert pod["containers"][0]["args"] == [
+        "check",
+        "http://ssd-operator.here.svc:8080/healthz",
+    ]
+
+
+def test_alerts_and_dashboard_use_metrics_that_exist(render: Any) -> None:
+    objects = render("--set=metrics.prometheusRule.enabled=true")
+    rules = only(objects, "PrometheusRule")["spec"]["groups"][0]["rules"]
+    dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
+    queries = [rule["expr"] for rule in rules]
+    queries += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    used = set(re.findall(r"\bssd_\w+", " ".join(queries)))
+    known = set(OPERATOR_METRICS)
+    for metric in vars(telemetry).values():
+        if isinstance(metric, MetricWrapperBase):
+            (family,) = metric.describe()
+            known |= {family.name + end for end in ("", "_total", "_sum", "_count", "_bucket")}
+    assert used - known == set()
+    assert used >= OPERATOR_METRICS
+
+
+def test_the_notes_apply_the_sample(chart: Path) -> None:
+    notes = (chart / "templates" / "NOTES.txt").read_text()
+    (shown,) = re.findall(r"<<END\n(.*?)\n  END\n", notes, re.DOTALL)
+    sample = (chart / "samples" / "demo-cpu.yaml").read_text()
+    assert yaml.safe_load(shown) == yaml.safe_load(sample)
+
+
+@pytest.mark.parametrize("sample", sorted((CHART / "samples").glob("*.yaml")), ids=lambda p: p.stem)
+def test_a_sample_is_one_resource_that_explains_itself(sample: Path) -> None:
+    text = sample.read_text()
+    resource = yaml.safe_load(text)
+    assert (resource["apiVersion"], resource["kind"]) == ("ssd.dev/v1alpha1", "SSDDeployment")
+    assert text.startswith("# ")
