@@ -120,11 +120,11 @@ def _root() -> Schema:
         required=["spec"],
         rules=[named],
     )
-    # The API server brings its own descriptions and checks of these.
     meta: dict[str, Schema] = {
         "apiVersion": {"description": f"{GROUP}/{VERSION}.", "type": "string"},
         "kind": {"description": f"{KIND}.", "type": "string"},
-        "metadata": {"description": "Name, labels, annotations.", "type": "object"},
+        # The API server describes and checks it itself, and takes no word on it.
+        "metadata": {"type": "object"},
     }
     return root | {"properties": meta | root["properties"]}
 

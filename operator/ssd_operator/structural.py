@@ -111,13 +111,20 @@ def mapping(about: str, values: Schema, most: int, rules: Sequence[Object] = ())
 
 
 def stored(value: Any, schema: Schema) -> Any:
-    """What an API server keeps of a value: no unknown field, no null, every default filled in."""
+    """What an API server keeps of a value: no unknown field, no null, every default filled in.
+
+    (A server-side apply refuses a null where there is no default; create and update drop it.)
+    """
     if isinstance(value, list) and "items" in schema:
         return [stored(each, schema["items"]) for each in value]
     if not isinstance(value, dict):
         return value
     if "additionalProperties" in schema:
-        return {name: stored(each, schema["additionalProperties"]) for name, each in value.items()}
+        return {
+            name: stored(each, schema["additionalProperties"])
+            for name, each in value.items()
+            if each is not None
+        }
     kept = {}
     for name, field in schema.get("properties", {}).items():
         found = value.get(name)

@@ -43,10 +43,9 @@ class ApiServer:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def apply(self, given: Object, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Server-side apply."""
-        command = ("apply", "--server-side", "--filename=-", "--output=json", *arguments)
-        return self.ask(*command, given=given)
+    def send(self, verb: str, given: Object, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Create, replace or apply an object; what the API server made of it, as JSON."""
+        return self.ask(verb, "--filename=-", "--output=json", *arguments, given=given)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from ssd_operator.parse import parse
-from ssd_operator.schema import crd
+from ssd_operator.schema import crd, spec
+from ssd_operator.structural import stored
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -18,6 +19,7 @@ SAMPLES = HERE.parents[1] / "charts" / "ssd" / "samples"
 GOOD = sorted([*(HERE / "crd" / "good").glob("*.yaml"), *SAMPLES.glob("*.yaml")])
 BAD = sorted((HERE / "crd" / "bad").glob("*.yaml"))
 DRY_RUN = "--dry-run=server"
+STATUS = ("--server-side", "--subresource=status")
 DEMO = yaml.safe_load((SAMPLES / "demo-cpu.yaml").read_text())
 
 Object = dict[str, Any]
@@ -38,7 +40,7 @@ def with_status(name: str, status: Object) -> Object:
 @pytest.fixture(scope="session")
 def shown(api_server: Any) -> Object:
     """A resource as it is stored, with a status that the operator would write."""
-    made = api_server.apply(named_demo("shown"))
+    made = api_server.send("create", named_demo("shown"))
     assert made.returncode == 0, made.stderr
     now = "2026-01-01T00:00:00Z"
     conditions = [
@@ -62,10 +64,10 @@ def shown(api_server: Any) -> Object:
         "transport": {"effective": "TCP"},
         "links": [{"target": "t", "draft": "d", "roundTripMicroseconds": 120}],
     }
-    written = api_server.apply(with_status("shown", status), "--subresource=status")
+    written = api_server.send("apply", with_status("shown", status), *STATUS)
     assert written.returncode == 0, written.stderr
-    stored: Object = json.loads(api_server.tell("get", "ssd", "shown", "--output=json"))
-    return stored
+    found: Object = json.loads(api_server.tell("get", "ssd", "shown", "--output=json"))
+    return found
 
 
 @pytest.mark.parametrize("path", GOOD, ids=named)
@@ -73,20 +75,17 @@ def test_a_good_resource_means_the_same_with_and_without_its_defaults(
     api_server: Any, path: Path
 ) -> None:
     given = yaml.safe_load(path.read_text())
-    answer = api_server.apply(given, DRY_RUN)
+    answer = api_server.send("create", given, DRY_RUN)
     assert answer.returncode == 0, answer.stderr
-    stored = json.loads(answer.stdout)
-    facts = {name: stored["metadata"][name] for name in ("namespace", "uid", "generation")}
-    assert parse(stored) == parse({**given, "metadata": {**given["metadata"], **facts}})
+    defaulted = json.loads(answer.stdout)
+    facts = {name: defaulted["metadata"][name] for name in ("namespace", "uid", "generation")}
+    assert parse(defaulted) == parse({**given, "metadata": {**given["metadata"], **facts}})
 
 
 def test_the_api_server_fills_in_every_default_that_we_do(api_server: Any) -> None:
-    from ssd_operator.schema import spec
-    from ssd_operator.structural import stored
-
     for path in GOOD:
         given = yaml.safe_load(path.read_text())
-        answer = json.loads(api_server.apply(given, DRY_RUN).stdout)
+        answer = json.loads(api_server.send("create", given, DRY_RUN).stdout)
         assert answer["spec"] == stored(given["spec"], spec()), path.name
 
 
@@ -95,9 +94,9 @@ def test_a_bad_resource_is_refused_with_its_cure(api_server: Any, path: Path) ->
     expected = path.read_text().splitlines()[0].removeprefix("# ")
     *before, refused = yaml.safe_load_all(path.read_text())
     for each in before:
-        made = api_server.apply(each)
+        made = api_server.send("create", each)
         assert made.returncode == 0, made.stderr
-    answer = api_server.apply(refused, DRY_RUN)
+    answer = api_server.send("replace" if before else "create", refused, DRY_RUN)
     assert answer.returncode != 0, "the API server took it"
     assert expected in answer.stderr
 
@@ -163,7 +162,7 @@ def test_the_scale_speaks_of_drafts(api_server: Any, shown: Object) -> None:
 def test_the_scale_is_there_before_anyone_wrote_a_number(api_server: Any) -> None:
     given = named_demo("unscaled")
     given["spec"] = {**DEMO["spec"], "draft": {"source": {"uri": "demo://draft"}}}
-    assert api_server.apply(given).returncode == 0
+    assert api_server.send("create", given).returncode == 0
     path = f"/apis/ssd.dev/v1alpha1/namespaces/{api_server.namespace}/ssddeployments/unscaled/scale"
     assert json.loads(api_server.tell("get", "--raw", path))["spec"]["replicas"] == 1
 
@@ -176,7 +175,7 @@ def scale(api_server: Any, number: int) -> subprocess.CompletedProcess[str]:
 
 
 def test_kubectl_scale_moves_the_number_of_drafts_within_its_bounds(api_server: Any) -> None:
-    assert api_server.apply(named_demo("scaled")).returncode == 0
+    assert api_server.send("create", named_demo("scaled")).returncode == 0
     assert scale(api_server, 3).returncode == 0
     found = json.loads(api_server.tell("get", "ssd", "scaled", "--output=json"))
     assert found["spec"]["draft"]["replicas"] == 3
@@ -186,17 +185,23 @@ def test_kubectl_scale_moves_the_number_of_drafts_within_its_bounds(api_server: 
 
 
 def test_a_write_of_the_spec_leaves_the_status_alone(api_server: Any, shown: Object) -> None:
-    answer = api_server.apply(
-        with_status("shown", {"model": {"name": "forged"}}), DRY_RUN, "--force-conflicts"
+    answer = api_server.send(
+        "apply",
+        with_status("shown", {"model": {"name": "forged"}}),
+        "--server-side",
+        DRY_RUN,
+        "--field-manager=another",
+        "--force-conflicts",
     )
     assert json.loads(answer.stdout)["status"] == shown["status"]
 
 
 def test_one_condition_is_written_and_the_others_stay(api_server: Any, shown: Object) -> None:
     other = {**shown["status"]["conditions"][0], "type": "DraftReady"}
-    answer = api_server.apply(
+    answer = api_server.send(
+        "apply",
         with_status("shown", {"conditions": [other]}),
-        *("--subresource=status", "--field-manager=another", DRY_RUN),
+        *(*STATUS, "--field-manager=another", DRY_RUN),
     )
     kinds = [each["type"] for each in json.loads(answer.stdout)["status"]["conditions"]]
     assert sorted(kinds) == ["DraftReady", "Ready", "SpeculationActive"]
