@@ -2,6 +2,7 @@
 
 from ssd_operator.spec import GROUP
 from ssd_operator.structural import (
+    VISIBLE,
     Schema,
     array,
     block,
@@ -38,7 +39,7 @@ def image() -> Schema:
     return text(
         "Image; absent is the chart's. Pinned by digest, a chart upgrade leaves the pods alone.",
         512,
-        pattern=r"^\S*$",
+        pattern=VISIBLE,
     )
 
 

@@ -148,7 +148,7 @@ def _startup_timeout(who: str, default: int) -> Schema:
 
 def _autoscaling() -> Schema:
     keda = {
-        "serverAddress": text("URL of Prometheus.", 512, pattern=r"^https?://\S+$"),
+        "serverAddress": text("URL of Prometheus.", 512, pattern="^https?://[!-~]+$"),
         "fallbackReplicas": integer("Drafts while Prometheus is silent.", 0, MOST_DRAFTS, 1),
     }
     fields = {

@@ -18,6 +18,7 @@ from ssd_operator.process_schema import draft, target
 from ssd_operator.spec import GROUP, KIND, PLURAL, VERSION, Object
 from ssd_operator.status_schema import status
 from ssd_operator.structural import (
+    VISIBLE,
     Schema,
     array,
     block,
@@ -164,7 +165,7 @@ def _model() -> Schema:
         "name": text(
             "Id that clients use; absent is the resource's name. Replaces targets.",
             128,
-            pattern=r"^\S*$",
+            pattern=VISIBLE,
         ),
         "maxModelLen": integer(
             "Prompt and output tokens of a sequence; absent is the model's own length. "

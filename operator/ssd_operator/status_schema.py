@@ -11,7 +11,8 @@ from ssd_operator.structural import (
     time,
 )
 
-_MOST = 2**31 - 1
+_MOST = 2**53 - 1
+"""Bounds are wide here: a status that is refused tells nothing at all."""
 
 
 def status() -> Schema:

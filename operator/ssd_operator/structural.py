@@ -16,10 +16,16 @@ Schema = dict[str, Any]
 
 QUANTITY = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE])?$"
 QUANTITY_LENGTH = 32
+VISIBLE = "^[!-~]*$"
+"""ASCII without blanks."""
 
 
 def text(about: str, most: int, *, least: int = 0, pattern: str = "", default: str = "") -> Schema:
-    """A string of ``least`` to ``most`` characters; a pattern is anchored at both ends."""
+    """A string of ``least`` to ``most`` characters.
+
+    A pattern is anchored at both ends and names its characters, since Go and Python do not
+    mean the same blanks and digits.
+    """
     return _field(
         "string", about, minLength=least or None, maxLength=most, pattern=pattern or None
     ) | _default(default or None)
@@ -140,6 +146,10 @@ def problems(value: Any, schema: Schema, path: str) -> Iterator[str]:
     kind = schema.get("type", "int-or-string")
     if not _is_of(kind, value):
         yield f"{path} is {value!r}, which is no {kind}"
+    elif "enum" in schema:
+        if value not in schema["enum"]:
+            words = ", ".join(map(str, schema["enum"]))
+            yield f"{path} is {value!r}; it may be one of {words}"
     elif isinstance(value, dict):
         yield from _problems_of_object(value, schema, path)
     elif isinstance(value, list):
@@ -179,8 +189,6 @@ def _problems_of_text(value: str, schema: Schema, path: str) -> Iterator[str]:
     least, most = schema.get("minLength", 0), schema["maxLength"]
     if not least <= len(value) <= most:
         yield f"{path} has {len(value)} characters; it may have {least} to {most}"
-    elif "enum" in schema and value not in schema["enum"]:
-        yield f"{path} is {value!r}; it may be one of {', '.join(schema['enum'])}"
     elif "pattern" in schema and not re.fullmatch(schema["pattern"], value):
         yield f"{path} is {value!r}, which does not match {schema['pattern']}"
 
