@@ -47,7 +47,7 @@ def helm() -> Helm:
 
 def cluster_tool() -> Path:
     beside = ROOT.parent / "shared" / "k8s" / "cluster"
-    tool = Path(os.environ.get("SSD_CLUSTER_TOOL", beside))  # noqa: TID251
+    tool = Path(os.environ.get("SSD_CLUSTER_TOOL", beside))
     if not tool.is_file():
         pytest.skip(f"no program for it on PATH, and no cluster tool at {tool} (SSD_CLUSTER_TOOL)")
     return tool
@@ -68,7 +68,7 @@ def helm_of_the_cluster_tool() -> str:
 @pytest.fixture(scope="session")
 def kubectl() -> Iterator[Kubectl]:
     """Run kubectl on the cluster of KUBECONFIG, or on a control plane that lives this long."""
-    started, kubeconfig, program = None, os.environ.get("KUBECONFIG"), "kubectl"  # noqa: TID251
+    started, kubeconfig, program = None, os.environ.get("KUBECONFIG"), "kubectl"
     if kubeconfig is None:
         started = cluster_tool()
         subprocess.run([started, "up", "--control-plane"], check=True)
