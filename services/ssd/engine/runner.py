@@ -35,6 +35,7 @@ from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
 from ssd.engine.kv_cache.storage import KVStorage, SlotMap
 from ssd.engine.memory import plan_blocks
 from ssd.engine.models.registry import CausalModel, load_model
+from ssd.errors import SettingsError
 
 Progress = Callable[[str, float], None]
 MIN_ROWS = 2
@@ -294,6 +295,19 @@ def sequence_buckets(engine: EngineConfig) -> list[int]:
     return buckets
 
 
+def require_device(device: str) -> None:
+    """Hold the settings to the machine: nothing falls back to another device.
+
+    Raises:
+        SettingsError: there is no such device here.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        cause = str(error).partition("\n")[0]
+        raise SettingsError(f"device {device!r} cannot be used here: {cause}") from error
+
+
 def load_runner(folder: Path, engine: EngineConfig, on_progress: Progress) -> ModelRunner:
     """Read a model folder and make a runner for it; nothing is warmed up yet.
 
@@ -305,6 +319,7 @@ def load_runner(folder: Path, engine: EngineConfig, on_progress: Progress) -> Mo
     Raises:
         SetupError: the folder, its config, its weights or the memory do not allow it.
     """
+    require_device(engine.device)
     model = ModelConfig.from_folder(folder)
     dtype = DTYPES[engine.dtype]
     backend = make_backend(engine.attention)

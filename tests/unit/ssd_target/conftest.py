@@ -10,6 +10,7 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.choose import choose
 from ssd.errors import FrameError, LinkError
+from ssd.process import Pulse
 from ssd.speculation.noise import NoiseRing
 from ssd.testing.ledger_runner import LedgerRunner, law
 from ssd.testing.scripted_draft import Behaviour, ScriptedDraft
@@ -137,6 +138,7 @@ class Bench:
                 drafts=self.pool,
                 wakeups=NoWakeups(),
                 clock=self.clock,
+                pulse=Pulse(self.clock),
             )
         )
         self.num_submitted = 0
