@@ -1,0 +1,105 @@
+"""Names and labels of what a resource owns. Pure; every other module asks here.
+
+Names of resources have at most 40 characters, so that those of their children fit in 63.
+"""
+
+from enum import StrEnum
+
+from ssd_operator.spec import GROUP, Object, Resource, Sharing
+
+NAME_LABEL = f"{GROUP}/name"
+COMPONENT_LABEL = f"{GROUP}/component"
+CELL_LABEL = f"{GROUP}/cell"
+REVISION_LABEL = f"{GROUP}/revision"
+"""On pods and their template: the first ten digits of the template's hash."""
+HASH_ANNOTATION = f"{GROUP}/hash"
+"""On every object: the hash of all that we want of it."""
+RESTART_ANNOTATION = f"{GROUP}/restart"
+"""A user's wish for new pods: from the resource to the pod templates."""
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+OPERATOR = "ssd-operator"
+"""Value of the managed-by label, and the field manager."""
+
+TARGET_PORT = 50051
+DRAFT_PORT = 50052
+HTTP_PORT = 9090
+
+
+class Component(StrEnum):
+    """Which process a child is for."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+def target_deployment(resource: Resource, cell: int) -> str:
+    """Name of a cell's target."""
+    return f"{resource.name}-target-{cell}"
+
+
+def draft_deployment(resource: Resource, cell: int) -> str:
+    """Name of a cell's drafts, Deployment and Service; with a Pool there is one for all cells."""
+    own_cell = draft_cell(resource, cell)
+    suffix = "" if own_cell is None else f"-{own_cell}"
+    return f"{resource.name}-draft{suffix}"
+
+
+def draft_cell(resource: Resource, cell: int) -> int | None:
+    """Cell that a cell's drafts are labelled with; None in a Pool, whose drafts have no cell."""
+    return None if resource.spec.draft.sharing is Sharing.POOL else cell
+
+
+def draft_cells(resource: Resource) -> range:
+    """Cells that have a draft Deployment; a Pool counts as cell 0."""
+    return range(1 if resource.spec.draft.sharing is Sharing.POOL else resource.spec.num_cells)
+
+
+def account(resource: Resource, component: Component) -> str:
+    """Name of a component's ServiceAccount, NetworkPolicy, budget and scaler."""
+    return f"{resource.name}-{component}"
+
+
+def selector(
+    resource: Resource, component: Component | None = None, cell: int | None = None
+) -> dict[str, str]:
+    """Labels by which our objects find pods: nothing that a version or a user changes.
+
+    Args:
+        resource: whose pods.
+        component: None for both.
+        cell: None for all.
+    """
+    labels = {NAME_LABEL: resource.name}
+    if component is not None:
+        labels[COMPONENT_LABEL] = str(component)
+    if cell is not None:
+        labels[CELL_LABEL] = str(cell)
+    return labels
+
+
+def labels_of(
+    resource: Resource, component: Component | None = None, cell: int | None = None
+) -> dict[str, str]:
+    """All labels that children and pods carry, the version aside."""
+    recommended = {
+        "app.kubernetes.io/name": "ssd",
+        "app.kubernetes.io/instance": resource.name,
+        "app.kubernetes.io/part-of": "ssd",
+        MANAGED_BY_LABEL: OPERATOR,
+    }
+    if component is not None:
+        recommended["app.kubernetes.io/component"] = str(component)
+    return recommended | selector(resource, component, cell)
+
+
+def revision_of(workload: Object) -> str:
+    """Revision of a Deployment's pods, or of a pod; empty where there is none."""
+    template = workload.get("spec", {}).get("template", workload)
+    labels = template.get("metadata", {}).get("labels") or {}
+    return str(labels.get(REVISION_LABEL, ""))
+
+
+def cell_of(child: Object) -> int:
+    """Cell of a pod or Deployment; 0 for those of a Pool, which have no such label."""
+    labels = child.get("metadata", {}).get("labels") or {}
+    return int(labels.get(CELL_LABEL, 0))

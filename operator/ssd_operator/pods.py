@@ -1,0 +1,256 @@
+"""The pods of targets and drafts: the only place that draws them.
+
+A template holds nothing that scaling, policies or the operator's version change, so none of these
+replaces a pod; ``ssd.dev/revision`` is the hash of the rest.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ssd_operator import environment, placement
+from ssd_operator.config import OperatorConfig
+from ssd_operator.names import (
+    DRAFT_PORT,
+    HTTP_PORT,
+    RESTART_ANNOTATION,
+    REVISION_LABEL,
+    TARGET_PORT,
+    Component,
+    account,
+    labels_of,
+)
+from ssd_operator.objects import digest
+from ssd_operator.quantity import parse_quantity
+from ssd_operator.spec import Accelerator, Object, PodTemplate, Resource, Source
+
+USER = 10001
+"""uid and gid of the images' user ``ssd``."""
+REVISION_DIGITS = 10
+PRE_STOP_SECONDS = 5
+"""Endpoints forget a target for this long before it refuses new calls."""
+
+_CPU_DEFAULTS = {
+    Component.TARGET: {"cpu": "500m", "memory": "1Gi"},
+    Component.DRAFT: {"cpu": "200m", "memory": "768Mi"},
+}
+_CPU_LIMITS = {"memory": "2Gi"}
+_GPU_DEFAULTS = {
+    Component.TARGET: {"cpu": "8", "memory": "64Gi"},
+    Component.DRAFT: {"cpu": "4", "memory": "16Gi"},
+}
+_GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pod:
+    """What differs between the two kinds of pods."""
+
+    component: Component
+    cell: int | None
+    """None in a Pool, which has no cells."""
+    image: str
+    port: int
+    source: Source
+    template: PodTemplate
+    resources: Object
+    startup_timeout_seconds: int
+    grace_seconds: int
+    affinity: Object
+    environment: list[Object]
+    lifecycle: Object
+
+
+def target_template(resource: Resource, config: OperatorConfig, cell: int) -> Object:
+    """Pod template of a cell's target."""
+    target = resource.spec.target
+    resources = _resources(
+        resource, Component.TARGET, target.resources, target.tensor_parallel_size
+    )
+    pod = _Pod(
+        component=Component.TARGET,
+        cell=cell,
+        image=target.image or config.target_image,
+        port=TARGET_PORT,
+        source=target.source,
+        template=target.pod_template,
+        resources=resources,
+        startup_timeout_seconds=target.startup_timeout_seconds,
+        grace_seconds=target.drain_seconds + 30,
+        affinity=placement.target_affinity(resource, cell),
+        environment=environment.target_environment(resource, cell, _num_threads(resources)),
+        lifecycle={"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
+    )
+    return _template(resource, config, pod)
+
+
+def draft_template(resource: Resource, config: OperatorConfig, cell: int | None) -> Object:
+    """Pod template of a cell's drafts, or of the Pool's (``cell`` None)."""
+    draft = resource.spec.draft
+    resources = _resources(resource, Component.DRAFT, draft.resources, 1)
+    pod = _Pod(
+        component=Component.DRAFT,
+        cell=cell,
+        image=draft.image or config.draft_image,
+        port=DRAFT_PORT,
+        source=draft.source,
+        template=draft.pod_template,
+        resources=resources,
+        startup_timeout_seconds=draft.startup_timeout_seconds,
+        grace_seconds=draft.drain_seconds + 25,
+        affinity=placement.draft_affinity(resource, cell),
+        environment=environment.draft_environment(resource, cell, _num_threads(resources)),
+        lifecycle={},
+    )
+    return _template(resource, config, pod)
+
+
+def _template(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
+    annotations = dict(pod.template.annotations)
+    if restart := resource.annotations.get(RESTART_ANNOTATION):
+        annotations[RESTART_ANNOTATION] = restart
+    labels = dict(pod.template.labels) | labels_of(resource, pod.component, pod.cell)
+    spec = _pod_spec(resource, config, pod)
+    labels[REVISION_LABEL] = digest(
+        {"labels": labels, "annotations": annotations, "spec": spec}, REVISION_DIGITS
+    )
+    return {"metadata": {"labels": labels} | _present(annotations=annotations), "spec": spec}
+
+
+def _pod_spec(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
+    template = pod.template
+    spec: Object = {
+        "serviceAccountName": account(resource, pod.component),
+        "automountServiceAccountToken": False,
+        # A Service called ssd-target would inject SSD_TARGET_PORT=tcp://…, a setting of ours.
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": pod.grace_seconds,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [_container(resource, config, pod)],
+        "volumes": [*_volumes(resource, pod), *template.volumes],
+    }
+    return spec | _present(
+        affinity=pod.affinity,
+        nodeSelector=dict(template.node_selector),
+        tolerations=[*placement.tolerations(resource), *template.tolerations],
+        priorityClassName=template.priority_class_name,
+        runtimeClassName=template.runtime_class_name,
+        schedulerName=template.scheduler_name,
+        imagePullSecrets=list(template.image_pull_secrets),
+    )
+
+
+def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
+    container: Object = {
+        "name": str(pod.component),
+        "image": pod.image,
+        "imagePullPolicy": config.image_pull_policy,
+        "env": environment.merged(pod.environment, pod.template.env),
+        "ports": [
+            {"name": "grpc", "containerPort": pod.port, "protocol": "TCP"},
+            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
+        ],
+        "resources": pod.resources,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": resource.spec.security.read_only_root_filesystem,
+        },
+        "startupProbe": _probe(
+            "/readyz", period=2, timeout=2, failures=math.ceil(pod.startup_timeout_seconds / 2)
+        ),
+        # The heart-beat of the step thread, never drafts or load: those restart nothing.
+        "livenessProbe": _probe("/livez", period=10, timeout=5, failures=6),
+        "readinessProbe": _probe("/readyz", period=2, timeout=2, failures=2),
+        "terminationMessagePath": environment.TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*_volume_mounts(pod), *pod.template.volume_mounts],
+    }
+    return container | _present(lifecycle=pod.lifecycle)
+
+
+def _probe(path: str, *, period: int, timeout: int, failures: int) -> Object:
+    return {
+        "httpGet": {"path": path, "port": "http"},
+        "periodSeconds": period,
+        "timeoutSeconds": timeout,
+        "failureThreshold": failures,
+    }
+
+
+def _volumes(resource: Resource, pod: _Pod) -> list[Object]:
+    is_gpu = resource.spec.accelerator is Accelerator.NVIDIA
+    size = _GPU_SHARED_MEMORY[pod.component] if is_gpu else "64Mi"
+    volumes: list[Object] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "cache", **_cache(resource)},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
+    ]
+    if claim := environment.volume_claim(pod.source):
+        claimed = {"claimName": claim, "readOnly": True}
+        volumes.append({"name": "models", "persistentVolumeClaim": claimed})
+    return volumes
+
+
+def _volume_mounts(pod: _Pod) -> list[Object]:
+    mounts: list[Object] = [
+        {"name": "tmp", "mountPath": environment.SCRATCH_FOLDER},
+        {"name": "cache", "mountPath": environment.CACHE_FOLDER},
+        {"name": "shm", "mountPath": environment.SHARED_MEMORY},
+    ]
+    if environment.volume_claim(pod.source):
+        mounts.append({"name": "models", "mountPath": environment.MODELS_FOLDER, "readOnly": True})
+    return mounts
+
+
+def _cache(resource: Resource) -> Object:
+    cache = resource.spec.model_cache
+    match cache.type:
+        case "PVC":
+            return {"persistentVolumeClaim": {"claimName": cache.claim_name}}
+        case "HostPath":
+            return {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
+        case _:
+            return {"emptyDir": _present(sizeLimit=cache.size_limit)}
+
+
+def _resources(resource: Resource, component: Component, wanted: Object, num_gpus: int) -> Object:
+    """Defaults, except for each key that the user names, and the GPUs.
+
+    A key named in requests or limits alone loses both defaults: a request above our own limit would
+    be refused, and a limit without a request is also the request.
+    """
+    requests: Mapping[str, str] = wanted.get("requests", {})
+    limits: Mapping[str, str] = wanted.get("limits", {})
+    is_gpu = resource.spec.accelerator is Accelerator.NVIDIA
+    default_requests = (_GPU_DEFAULTS if is_gpu else _CPU_DEFAULTS)[component]
+    default_limits = {} if is_gpu else _CPU_LIMITS
+    named = {*requests, *limits}
+    gpus = {resource.spec.placement.gpu_resource: str(num_gpus)} if is_gpu else {}
+    return _present(
+        requests={key: default_requests[key] for key in default_requests if key not in named}
+        | dict(requests),
+        limits={key: default_limits[key] for key in default_limits if key not in named}
+        | dict(limits)
+        | gpus,
+    )
+
+
+def _num_threads(resources: Object) -> int:
+    """One thread per requested core, rounded up."""
+    requested = resources.get("requests", {}).get("cpu")
+    if requested is None:
+        requested = resources["limits"]["cpu"]
+    return max(1, math.ceil(parse_quantity(requested)))
+
+
+def _present(**fields: object) -> Object:
+    """Fields that hold something: the API server stores no empty text, list or map."""
+    return {name: value for name, value in fields.items() if value}

@@ -1,0 +1,271 @@
+"""What is in a pod, and where it may run."""
+
+from dataclasses import fields, replace
+
+import pytest
+from tests.unit.ssd_operator.resources import (
+    CONFIG,
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    LLAMA,
+    POOL,
+    QWEN,
+    SAMPLES,
+    cpu_demo,
+    resource,
+)
+
+from ssd.settings import load
+from ssd_draft.settings import DraftSettings
+from ssd_operator.environment import RESERVED_ENV
+from ssd_operator.names import Component
+from ssd_operator.placement import effective_policy
+from ssd_operator.pods import draft_template, target_template
+from ssd_operator.spec import (
+    Accelerator,
+    Draft,
+    Object,
+    Placement,
+    PodTemplate,
+    Resource,
+    Sharing,
+    Source,
+    Spec,
+    Target,
+)
+from ssd_target.settings import TargetSettings
+
+SAID_BY_THE_POD = {"pod_name", "node_name", "cell", "termination_log"}
+"""Settings of text that only a pod gives."""
+
+
+def target_of(resource: Resource) -> Object:
+    return target_template(resource, CONFIG, 0)
+
+
+def draft_of(resource: Resource) -> Object:
+    is_pool = resource.spec.draft.sharing is Sharing.POOL
+    return draft_template(resource, CONFIG, None if is_pool else 0)
+
+
+def container_of(template: Object) -> Object:
+    (container,) = template["spec"]["containers"]
+    return dict(container)
+
+
+def environment_of(template: Object) -> dict[str, str]:
+    """Variables given as text."""
+    variables = container_of(template)["env"]
+    return {each["name"]: each["value"] for each in variables if "value" in each}
+
+
+def resources_of(wanted: Object, accelerator: Accelerator = Accelerator.CPU) -> Object:
+    spec = replace(
+        cpu_demo(target=Target(source=DEMO_TARGET, resources=wanted)), accelerator=accelerator
+    )
+    return dict(container_of(target_of(resource(spec)))["resources"])
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_processes_accept_every_variable(name: str) -> None:
+    for template, cls, prefix in (
+        (target_of(SAMPLES[name]), TargetSettings, "SSD_TARGET"),
+        (draft_of(SAMPLES[name]), DraftSettings, "SSD_DRAFT"),
+    ):
+        known = {field.name for field in fields(cls)} | SAID_BY_THE_POD
+        names = {each["name"] for each in container_of(template)["env"]}
+        of_process = {each for each in names if each.startswith("SSD_")}
+        assert {each.removeprefix(f"{prefix}_").lower() for each in of_process} <= known
+        values = {
+            variable: value
+            for variable, value in environment_of(template).items()
+            if variable.removeprefix(f"{prefix}_").lower() not in SAID_BY_THE_POD
+        }
+        # Raises if a value is out of the process's bounds, or has another form.
+        load(cls, [], prefix=prefix, environ=values)
+
+
+def test_the_shapes_of_target_and_draft_agree() -> None:
+    demo = SAMPLES["everything"]
+    target, draft = environment_of(target_of(demo)), environment_of(draft_of(demo))
+    for name in ("LOOKAHEAD", "BRANCHES", "MAX_MODEL_LEN", "DTYPE"):
+        assert target[f"SSD_TARGET_{name}"] == draft[f"SSD_DRAFT_{name}"]
+
+
+def test_what_is_the_process_own_default_is_not_said() -> None:
+    names = set(environment_of(target_of(resource(cpu_demo()))))
+    for name in ("BACKUP", "FAN_OUT", "DRAFT_DEADLINE_MS", "DTYPE", "MAX_NUM_SEQS", "REFLECTION"):
+        assert f"SSD_TARGET_{name}" not in names
+
+
+def test_a_pod_says_its_device_aloud() -> None:
+    assert environment_of(target_of(resource(QWEN)))["SSD_TARGET_DEVICE"] == "cuda"
+    assert environment_of(draft_of(resource(cpu_demo())))["SSD_DRAFT_DEVICE"] == "cpu"
+
+
+def test_a_users_variable_wins_unless_it_says_who_the_pod_is() -> None:
+    variables = container_of(target_of(SAMPLES["everything"]))["env"]
+    by_name = {each["name"]: each for each in variables}
+    assert len(by_name) == len(variables)
+    assert by_name["SSD_TARGET_MAX_QUEUE"]["value"] == "7"
+    assert by_name["SSD_TARGET_LOG_FORMAT"]["value"] == "text"
+    assert "fieldRef" in by_name["SSD_TARGET_POD_NAME"]["valueFrom"]
+    assert {"SSD_DRAFT_CELL", "NCCL_HOSTID"} <= RESERVED_ENV
+
+
+def test_a_users_labels_never_hide_ours() -> None:
+    labels = target_of(SAMPLES["everything"])["metadata"]["labels"]
+    assert (labels["team"], labels["app.kubernetes.io/part-of"]) == ("serving", "ssd")
+
+
+@pytest.mark.parametrize(
+    ("uri", "model"),
+    [
+        ("demo://target", "demo://target"),
+        ("pvc://claim/a/b", "/models/a/b"),
+        ("pvc://claim", "/models"),
+        ("pvc://claim/", "/models"),
+    ],
+)
+def test_a_source_is_spelled_as_the_process_reads_it(uri: str, model: str) -> None:
+    template = target_of(resource(cpu_demo(target=Target(source=Source(uri=uri)))))
+    assert environment_of(template)["SSD_TARGET_MODEL"] == model
+    claims = [
+        volume["persistentVolumeClaim"]
+        for volume in template["spec"]["volumes"]
+        if volume["name"] == "models"
+    ]
+    assert claims == ([{"claimName": "claim", "readOnly": True}] if "pvc" in uri else [])
+
+
+def test_a_hub_model_is_pinned_and_its_token_is_a_reference() -> None:
+    template = target_of(resource(LLAMA))
+    values = environment_of(template)
+    assert values["SSD_TARGET_MODEL"].endswith("@" + LLAMA.target.source.revision)
+    (token,) = [each for each in container_of(template)["env"] if each["name"] == "HF_TOKEN"]
+    assert token["valueFrom"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
+    assert "HF_HOME" not in environment_of(target_of(resource(cpu_demo())))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "requests", "limits"),
+    [
+        ({}, {"cpu": "500m", "memory": "1Gi"}, {"memory": "2Gi"}),
+        ({"requests": {"memory": "9Gi"}}, {"cpu": "500m", "memory": "9Gi"}, {}),
+        ({"limits": {"memory": "512Mi"}}, {"cpu": "500m"}, {"memory": "512Mi"}),
+        ({"limits": {"cpu": "2"}}, {"memory": "1Gi"}, {"memory": "2Gi", "cpu": "2"}),
+    ],
+)
+def test_a_resource_that_the_user_names_has_none_of_our_defaults(
+    wanted: Object, requests: Object, limits: Object
+) -> None:
+    found = resources_of(wanted)
+    assert (found.get("requests", {}), found.get("limits", {})) == (requests, limits)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_threads"),
+    [
+        ({}, "1"),
+        ({"requests": {"cpu": "2"}}, "2"),
+        ({"requests": {"cpu": "2001m"}}, "3"),
+        ({"limits": {"cpu": "3500m"}}, "4"),
+        ({"requests": {"cpu": "1e3m"}}, None),
+    ],
+)
+def test_a_cpu_pod_has_a_thread_for_each_requested_core(
+    wanted: Object, num_threads: str | None
+) -> None:
+    spec = cpu_demo(target=Target(source=DEMO_TARGET, resources=wanted))
+    if num_threads is None:
+        with pytest.raises(ValueError, match="not a quantity"):
+            target_of(resource(spec))
+    else:
+        assert environment_of(target_of(resource(spec)))["SSD_TARGET_THREADS"] == num_threads
+
+
+def test_gpus_are_asked_for_by_the_name_of_the_resource_key() -> None:
+    spec = replace(QWEN, placement=Placement(gpu_resource="amd.com/gpu"))
+    template = target_of(resource(spec))
+    assert container_of(template)["resources"]["limits"] == {"amd.com/gpu": "2"}
+    assert template["spec"]["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists"}]
+
+
+def test_a_cpu_pod_asks_for_no_gpu() -> None:
+    assert "nvidia" not in str(target_of(resource(cpu_demo())))
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy"),
+    [
+        (cpu_demo(), "Preferred"),
+        (LLAMA, "Required"),
+        (POOL, "Preferred"),
+        (replace(LLAMA, placement=Placement(policy="None")), "None"),
+        (replace(POOL, placement=Placement(policy="Required")), "Required"),
+    ],
+)
+def test_drafts_stay_beside_their_target_as_far_as_the_policy_says(spec: Spec, policy: str) -> None:
+    assert effective_policy(resource(spec)) == policy
+    affinity = draft_of(resource(spec))["spec"].get("affinity", {}).get("podAffinity", {})
+    kinds = {
+        "Required": {"requiredDuringSchedulingIgnoredDuringExecution"},
+        "Preferred": {"preferredDuringSchedulingIgnoredDuringExecution"},
+        "None": set(),
+    }
+    assert set(affinity) == kinds[policy]
+
+
+def test_a_draft_follows_the_target_of_its_own_cell() -> None:
+    affinity = draft_template(resource(LLAMA), CONFIG, 1)["spec"]["affinity"]["podAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["labelSelector"]["matchLabels"] == {
+        "ssd.dev/name": "demo",
+        "ssd.dev/component": "target",
+        "ssd.dev/cell": "1",
+    }
+
+
+def test_a_target_is_never_bound_to_its_drafts() -> None:
+    affinity = target_of(resource(LLAMA))["spec"]["affinity"]["podAffinity"]
+    assert set(affinity) == {"preferredDuringSchedulingIgnoredDuringExecution"}
+
+
+def test_an_exclusive_node_has_one_target_of_all_namespaces() -> None:
+    affinity = target_of(resource(LLAMA))["spec"]["affinity"]["podAntiAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["namespaceSelector"] == {}
+    assert term["labelSelector"] == {"matchLabels": {"ssd.dev/component": "target"}}
+
+
+def test_pods_have_longer_to_end_than_their_drain() -> None:
+    demo = resource(
+        cpu_demo(
+            target=Target(source=DEMO_TARGET, drain_seconds=60),
+            draft=Draft(source=DEMO_DRAFT, drain_seconds=10),
+        )
+    )
+    assert target_of(demo)["spec"]["terminationGracePeriodSeconds"] == 90
+    assert draft_of(demo)["spec"]["terminationGracePeriodSeconds"] == 35
+
+
+def test_only_the_startup_probe_waits_for_the_model() -> None:
+    target = Target(source=DEMO_TARGET, startup_timeout_seconds=61)
+    container = container_of(target_of(resource(cpu_demo(target=target))))
+    assert container["startupProbe"]["failureThreshold"] == 31
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert "initialDelaySeconds" not in container[probe]
+
+
+def test_pretend_gpus_run_on_cpu_code() -> None:
+    pretend = PodTemplate(env=({"name": "SSD_TARGET_DEVICE", "value": "cpu"},))
+    spec = replace(QWEN, target=replace(QWEN.target, pod_template=pretend))
+    template = target_of(resource(spec))
+    assert environment_of(template)["SSD_TARGET_DEVICE"] == "cpu"
+    assert container_of(template)["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+
+
+def test_each_pod_runs_as_its_own_account() -> None:
+    demo = resource(cpu_demo())
+    names = [each["spec"]["serviceAccountName"] for each in (target_of(demo), draft_of(demo))]
+    assert names == [f"demo-{component}" for component in Component]
