@@ -1,0 +1,57 @@
+"""What a pod's object says of its life. Pure readers, each of one thing."""
+
+from datetime import UTC, datetime
+
+from ssd_operator.spec import Object
+
+
+def name_of(thing: Object) -> str:
+    """Its name."""
+    return str(thing["metadata"]["name"])
+
+
+def is_live(pod: Object) -> bool:
+    """Whether a ReplicaSet still counts it: not ended, not being deleted."""
+    ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return not ended and not is_leaving(pod)
+
+
+def is_leaving(pod: Object) -> bool:
+    """Whether it is being deleted."""
+    return bool(pod["metadata"].get("deletionTimestamp"))
+
+
+def is_scheduled(pod: Object) -> bool:
+    """Whether it has a node."""
+    return bool(pod.get("spec", {}).get("nodeName"))
+
+
+def is_unschedulable(pod: Object) -> bool:
+    """Whether the scheduler looked for a node and found none."""
+    reason = str(condition_of(pod, "PodScheduled").get("reason"))
+    return reason == "Unschedulable" and not is_scheduled(pod)
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether it is live and Services send calls to it."""
+    return is_live(pod) and condition_of(pod, "Ready").get("status") == "True"
+
+
+def condition_of(thing: Object, kind: str) -> Object:
+    """A condition of anything that has ``status.conditions``; empty where there is none."""
+    conditions = thing.get("status", {}).get("conditions") or []
+    return next((found for found in conditions if found.get("type") == kind), {})
+
+
+def to_text(seconds: float) -> str:
+    """A time as Kubernetes writes it: RFC 3339, UTC, whole seconds."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def to_seconds(text: object) -> float | None:
+    """Seconds since the epoch; None for what is no time."""
+    try:
+        time = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return time.replace(tzinfo=time.tzinfo or UTC).timestamp()

@@ -1,0 +1,157 @@
+"""What is true of a resource, as its status tells it. Pure.
+
+There is no phase: conditions are the truth, and the blocks beside them hold the numbers.
+"""
+
+from collections.abc import Callable, Iterable
+from statistics import fmean
+
+from ssd_operator.census import Census, Planned
+from ssd_operator.conditions import merge, no
+from ssd_operator.facts import LinkFact, Observed, PoolFact, Ref
+from ssd_operator.names import TARGET_PORT, Component, cell_of, selector
+from ssd_operator.pod_state import is_ready, is_scheduled, name_of, to_text
+from ssd_operator.spec import Object, Resource
+from ssd_operator.verdicts import verdicts
+
+MOST_LINKS = 64
+"""Links that a status lists."""
+_TRANSPORTS = {"grpc": "TCP"}
+"""What users call a tensor channel."""
+
+
+def status_of(resource: Resource, observed: Observed, planned: Planned, now: float) -> Object:
+    """The whole status.
+
+    Args:
+        resource: as it was parsed.
+        observed: the snapshot of this pass; its ``status`` gives the times of old transitions.
+        planned: what this pass decided.
+        now: seconds since the epoch.
+    """
+    census = Census(resource=resource, observed=observed, planned=planned, now=now)
+    old = observed.status
+    status: Object = {
+        "observedGeneration": resource.generation,
+        "conditions": merge(
+            old.get("conditions") or [], verdicts(census), resource.generation, to_text(now)
+        ),
+        "model": {"name": resource.spec.model.name or resource.name},
+        "target": _target(census),
+        "draft": _draft(census),
+        "transport": _transport(census),
+        "links": _links(census),
+        "speculation": _speculation(census),
+    }
+    if Ref("Service", resource.name) not in observed.foreign:
+        host = f"{resource.name}.{resource.namespace}.svc"
+        status["endpoint"] = {"grpc": f"{host}:{TARGET_PORT}"}
+    return {name: value for name, value in status.items() if value or name == "links"}
+
+
+def status_of_invalid(old: Object, generation: int, problem: tuple[str, str], now: float) -> Object:
+    """The status of a resource that cannot be read; what it made before goes on as it was.
+
+    Args:
+        old: the present status.
+        generation: of the resource.
+        problem: reason and message.
+        now: seconds since the epoch.
+    """
+    conditions = {found["type"]: found for found in old.get("conditions") or []}
+    news = [no("SpecValid", *problem)]
+    if conditions.get("Ready", {}).get("status") != "True":
+        news.append(no("Ready", *problem))
+    judged = merge(list(conditions.values()), news, generation, to_text(now))
+    conditions |= {found["type"]: found for found in judged}
+    return old | {"observedGeneration": generation, "conditions": list(conditions.values())}
+
+
+def _target(census: Census) -> Object:
+    num_cells, num_ready = census.resource.spec.num_cells, len(census.ready_targets)
+    block = {
+        "replicas": len(census.targets),
+        "readyReplicas": num_ready,
+        "updatedReplicas": census.updated(census.targets),
+        "summary": f"{num_ready}/{num_cells}",
+        "revision": census.revision(Component.TARGET),
+    }
+    return {name: value for name, value in block.items() if value != ""}
+
+
+def _draft(census: Census) -> Object:
+    wanted, num_active = census.num_drafts_wanted, len(census.active_drafts)
+    labels = selector(census.resource, Component.DRAFT)
+    block = {
+        "replicas": len(census.drafts),
+        "readyReplicas": sum(is_ready(pod) for pod in census.drafts),
+        "activeReplicas": num_active,
+        "pendingReplicas": sum(not is_scheduled(pod) for pod in census.drafts),
+        "drainingReplicas": census.num_draining,
+        "desiredReplicas": wanted,
+        "summary": f"{num_active}/{wanted}",
+        "revision": census.revision(Component.DRAFT),
+        "selector": ",".join(f"{name}={value}" for name, value in labels.items()),
+        **_last_scale(census),
+    }
+    return {name: value for name, value in block.items() if value != ""}
+
+
+def _last_scale(census: Census) -> Object:
+    decision, old = census.planned.decision, census.observed.status.get("draft", {})
+    if decision is not None and census.planned.is_scaling:
+        return {
+            "lastScaleTime": to_text(census.now),
+            "lastScaleReason": str(decision.reason),
+        }
+    return {name: old[name] for name in ("lastScaleTime", "lastScaleReason") if name in old}
+
+
+def _transport(census: Census) -> Object:
+    tier = census.resource.spec.transport.tier
+    why = "tier Auto, no fabric asked for" if tier == "Auto" else f"tier {tier}"
+    active = sorted(
+        {_transport_of(link) for link in census.links.values() if link.state == "Active"}
+    )
+    return {"effective": active[0], "reason": why} if active else {"reason": why}
+
+
+def _transport_of(link: LinkFact) -> str:
+    return _TRANSPORTS.get(link.channel, link.channel)
+
+
+def _links(census: Census) -> list[Object]:
+    drafts = {name_of(pod): pod for pod in census.drafts}
+    cells = {name_of(pod): cell_of(pod) for pod in census.targets}
+    links = []
+    for (target, draft), link in census.links.items():
+        entry = {
+            "target": target,
+            "draft": draft,
+            "node": drafts.get(draft, {}).get("spec", {}).get("nodeName", ""),
+            "cell": cells[target],
+            "transport": _transport_of(link),
+            "roundTripMicroseconds": round(link.round_trip_seconds * 1e6),
+            "state": link.state,
+        }
+        links.append({name: value for name, value in entry.items() if value != ""})
+    return sorted(links, key=lambda entry: (entry["cell"], entry["target"], entry["draft"]))[
+        :MOST_LINKS
+    ]
+
+
+def _speculation(census: Census) -> Object:
+    """Means over targets by what they run; of idle ones, what they last measured."""
+    measured = [fact for fact in census.answers.values() if fact.tokens_per_round > 0]
+    if not measured:
+        return dict(census.observed.status.get("speculation", {}))
+    return {
+        "tokensPerRound": f"{_mean(measured, lambda fact: fact.tokens_per_round):.1f}",
+        "hitRate": f"{_mean(measured, lambda fact: fact.hit_rate):.2f}",
+    }
+
+
+def _mean(facts: Iterable[PoolFact], figure: Callable[[PoolFact], float]) -> float:
+    pairs = [(figure(fact), fact.running) for fact in facts]
+    weights = [weight for _, weight in pairs]
+    return fmean([value for value, _ in pairs], weights if sum(weights) > 0 else None)

@@ -1,0 +1,310 @@
+"""The conditions of a resource, each a function of what is there. Pure.
+
+Only what a person or a machine can act on has a reason of its own; the sentence says the rest.
+"""
+
+from ssd_operator.census import Census
+from ssd_operator.conditions import Condition, first_not_true, no, unknown, yes
+from ssd_operator.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
+from ssd_operator.facts import LinkFact, Ref
+from ssd_operator.names import Component, account, cell_of
+from ssd_operator.pod_state import condition_of, is_ready, is_scheduled, is_unschedulable, name_of
+from ssd_operator.scaling import Reason
+from ssd_operator.spec import Object, ScalingMode, Sharing
+
+_FIRST_ANSWER_SECONDS = 30.0
+"""A target that is ready for less may not have been asked yet."""
+_MISMATCHES = {
+    "tokenizer_fingerprint": "TokenizerMismatch",
+    "vocab_size": "VocabularyMismatch",
+    "wire_version": "WireVersionMismatch",
+}
+"""Field of the handshake that a draft refused, as the reason of its link begins."""
+_SCALERS = {
+    ScalingMode.HPA: ("HorizontalPodAutoscaler", "ScalingActive"),
+    ScalingMode.KEDA: ("ScaledObject", "Ready"),
+}
+"""Kind of the object that scales, and its condition that is copied."""
+
+
+def verdicts(census: Census) -> list[Condition]:
+    """All conditions, Ready first."""
+    target, spec, owned = target_ready(census), spec_valid(census), resources_owned(census)
+    scaling = scaling_active(census)
+    return [
+        ready(census, target, spec, owned),
+        target,
+        draft_ready(census),
+        speculation_active(census),
+        draft_capacity(census),
+        *([] if scaling is None else [scaling]),
+        progressing(census),
+        spec,
+        owned,
+    ]
+
+
+def ready(census: Census, target: Condition, spec: Condition, owned: Condition) -> Condition:
+    """Whether at least one target serves and the endpoint is ours.
+
+    Otherwise the reason is the target's; of a resource for which no target could be made, it is
+    what stood in the way.
+    """
+    num_ready, num_cells = _ready_cells(census), census.resource.spec.num_cells
+    service = Ref("Service", census.resource.name)
+    if num_ready and service not in census.observed.foreign:
+        reason = "Serving" if num_ready == num_cells else "ServingPartly"
+        return yes("Ready", reason, f"{num_ready} of {num_cells} targets serve.")
+    causes = (target, spec, owned) if census.target_deployments else (spec, owned, target)
+    cause = owned if num_ready else (first_not_true(causes) or target)
+    return no("Ready", cause.reason, cause.message)
+
+
+def target_ready(census: Census) -> Condition:
+    """Whether every cell has a target that serves."""
+    num_cells, num_ready = census.resource.spec.num_cells, _ready_cells(census)
+    if num_ready == num_cells:
+        return yes("TargetReady", "AllReady", f"{num_ready} of {num_cells} targets are ready.")
+    found = [_cell_trouble(census, cell) for cell in range(num_cells)]
+    trouble = worst(diagnosis for diagnosis in found if diagnosis is not None)
+    assert trouble is not None
+    message = f"{num_ready} of {num_cells} targets are ready; {trouble.message}."
+    return no("TargetReady", str(trouble.trouble), message)
+
+
+def draft_ready(census: Census) -> Condition:
+    """Whether all drafts wanted are ready, those that are drained aside."""
+    wanted, num_ready = census.num_drafts_wanted, len(census.ready_drafts)
+    if wanted == 0:
+        return yes("DraftReady", "ScaledToZero", "draft.replicas is 0: text is served plain.")
+    if num_ready >= wanted:
+        return yes("DraftReady", "AllReady", f"{num_ready} of {wanted} drafts are ready.")
+    timeout = census.resource.spec.draft.startup_timeout_seconds
+    troubles = [diagnose(pod, timeout, census.now) for pod in census.staying_drafts]
+    if len(census.staying_drafts) < wanted:
+        troubles += [diagnose_absence(made, name_of(made)) for made in census.draft_deployments]
+        missing = f"{len(census.staying_drafts)} of {wanted} pods exist"
+        troubles.append(Diagnosis(Trouble.SCALING, missing))
+    trouble = worst(diagnosis for diagnosis in troubles if diagnosis is not None)
+    assert trouble is not None
+    message = f"{num_ready} of {wanted} drafts are ready; {trouble.message}."
+    return no("DraftReady", str(trouble.trouble), message)
+
+
+def speculation_active(census: Census) -> Condition:
+    """Whether each target that serves has an active link."""
+    kind = "SpeculationActive"
+    if not census.ready_targets:
+        return no(kind, "NoDrafts", "No target serves yet, so no draft has a link.")
+    if census.num_drafts_wanted == 0:
+        return no(kind, "NoDrafts", "draft.replicas is 0; scale up to speculate.")
+    without = [pod for pod in census.ready_targets if not census.is_linked(pod)]
+    answered = [pod for pod in without if name_of(pod) in census.answers]
+    if answered:
+        return _unlinked(census, answered[0])
+    if without:
+        return _silent(census, without[0])
+    num_links = sum(link.state == "Active" for link in census.links.values())
+    return yes(
+        kind, "Active", f"{num_links} links to {len(census.active_drafts)} drafts are active."
+    )
+
+
+def draft_capacity(census: Census) -> Condition:
+    """Whether the scheduler finds a place for each draft whose target has one."""
+    placed = {cell_of(pod) for pod in census.targets if is_scheduled(pod)}
+    shares_all = census.resource.spec.draft.sharing is Sharing.POOL
+    waiting = [
+        pod
+        for pod in census.staying_drafts
+        if is_unschedulable(pod) and (placed if shares_all else cell_of(pod) in placed)
+    ]
+    if not waiting:
+        return yes("DraftCapacity", "Sufficient", "There is room for each draft.")
+    words = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
+    lacks_gpus = f"Insufficient {census.resource.spec.placement.gpu_resource}" in words
+    return no(
+        "DraftCapacity",
+        "InsufficientLocalGPUs" if lacks_gpus else "Unschedulable",
+        f"{len(waiting)} of {census.num_drafts_wanted} drafts have no node; "
+        f"lower draft.replicas or add room: {words}.",
+    )
+
+
+def scaling_active(census: Census) -> Condition | None:
+    """Whether someone decides on the number of drafts; None if nobody was asked to."""
+    kind = "ScalingActive"
+    autoscaling = census.resource.spec.draft.autoscaling
+    if autoscaling is None or autoscaling.mode is ScalingMode.NONE:
+        return None
+    if autoscaling.mode is ScalingMode.EXTERNAL:
+        return yes(kind, "External", "Another scaler writes draft.replicas.")
+    if autoscaling.mode in _SCALERS:
+        return _copied(census, autoscaling.mode)
+    decision = census.planned.decision
+    if decision is None or decision.reason is Reason.NO_SAMPLES:
+        return no(
+            kind, "NoSamples", "A target has not told its load for 30 s, so the number is kept."
+        )
+    low, high = autoscaling.min_replicas, autoscaling.max_replicas
+    held = "; one finds no node, so no more are asked for"
+    suffix = held if decision.reason is Reason.UNSCHEDULABLE else ""
+    message = f"The load asks for {decision.replicas} drafts, {low} to {high} allowed{suffix}."
+    return yes(kind, "Internal", message)
+
+
+def progressing(census: Census) -> Condition:
+    """What is under way, and whether it gets on."""
+    kind, wanted = "Progressing", census.num_drafts_wanted
+    if census.resource.spec.paused:
+        return no(kind, "Paused", "spec.paused is true: only this status is written.")
+    deployments = (*census.target_deployments, *census.draft_deployments)
+    for deployment in deployments:
+        found = condition_of(deployment, "Progressing")
+        if found.get("reason") == "ProgressDeadlineExceeded":
+            return no(kind, "ProgressDeadlineExceeded", f"{found.get('message', '')}")
+    pods = (*census.targets, *census.staying_drafts)
+    num_updated = census.updated(pods)
+    if num_updated < len(pods) or any(_is_rolling(deployment) for deployment in deployments):
+        return yes(kind, "RollingOut", f"{num_updated} of {len(pods)} pods are up to date.")
+    if census.num_draining:
+        return yes(kind, "Draining", f"{census.num_draining} drafts are on their way out.")
+    num_drafts, num_cells = len(census.staying_drafts), census.resource.spec.num_cells
+    if num_drafts != wanted or len(census.targets) < num_cells:
+        message = f"{len(census.targets)} of {num_cells} targets, {num_drafts} of {wanted} drafts."
+        return yes(kind, "Scaling", message)
+    return yes(kind, "UpToDate", "Everything is as the resource asks.")
+
+
+def spec_valid(census: Census) -> Condition:
+    """Whether the resource can be carried out, as far as a schema cannot tell."""
+    kind = "SpecValid"
+    if census.planned.spec_problem is not None:
+        return no(kind, *census.planned.spec_problem)
+    rejected = {**census.observed.rejected}
+    if _is_zero_refused(census):
+        del rejected[_scaler(census, "HorizontalPodAutoscaler")]
+    if rejected:
+        ref = min(rejected)
+        message = f"{ref.kind} {ref.name} was refused: {rejected[ref]}"
+        return no(kind, "PodTemplateInvalid", message)
+    apis = census.observed.optional_apis
+    if census.resource.spec.observability.pod_monitor and "PodMonitor" not in apis:
+        return no(
+            kind,
+            "OptionalAPIMissing",
+            "observability.podMonitor is true, but the cluster does not serve PodMonitor "
+            "(monitoring.coreos.com); install it or set the field to false.",
+        )
+    return yes(kind, "Valid", "The resource can be carried out.")
+
+
+def resources_owned(census: Census) -> Condition:
+    """Whether all names that we need are ours."""
+    taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(census.observed.foreign))
+    if not taken:
+        return yes("ResourcesOwned", "Owned", "Every object that we need is ours.")
+    return no(
+        "ResourcesOwned",
+        "NameTaken",
+        f"{taken} belongs to somebody else and is left alone; rename or remove it.",
+    )
+
+
+def _ready_cells(census: Census) -> int:
+    return len({cell_of(pod) for pod in census.ready_targets})
+
+
+def _cell_trouble(census: Census, cell: int) -> Diagnosis | None:
+    pods, deployment = census.cell_targets(cell), census.target_deployment(cell)
+    if any(is_ready(pod) for pod in pods):
+        return None
+    timeout = census.resource.spec.target.startup_timeout_seconds
+    refused = diagnose_absence(deployment, f"cell {cell}")
+    trouble = worst(
+        found for found in (diagnose(pod, timeout, census.now) for pod in pods) if found is not None
+    )
+    absent = Diagnosis(Trouble.LOADING, f"cell {cell} has no pod yet")
+    trouble = trouble or refused or absent
+    is_usual = trouble.trouble in (Trouble.LOADING, Trouble.DRAINING)
+    if is_usual and deployment is not None and _is_rolling(deployment) and _was_rolled(deployment):
+        return Diagnosis(Trouble.ROLLING_OUT, trouble.message)
+    return trouble
+
+
+def _is_rolling(deployment: Object) -> bool:
+    """Whether its newest pods have not all been available yet."""
+    seen = int(deployment.get("status", {}).get("observedGeneration", 0))
+    is_seen = seen >= int(deployment["metadata"].get("generation", 0))
+    reason = str(condition_of(deployment, "Progressing").get("reason"))
+    return not is_seen or reason != "NewReplicaSetAvailable"
+
+
+def _was_rolled(deployment: Object) -> bool:
+    """Whether its pods are not its first ones."""
+    annotations = deployment["metadata"].get("annotations") or {}
+    return str(annotations.get("deployment.kubernetes.io/revision", "1")) != "1"
+
+
+def _unlinked(census: Census, target: Object) -> Condition:
+    """Why a target that answers has no active link."""
+    name = name_of(target)
+    links = census.answers[name].links
+    refused = next((link for link in links if link.state == "Refused"), None)
+    quarantined = next((link for link in links if link.state == "Quarantined"), None)
+    link = refused or quarantined or next((link for link in links if link.reason), None)
+    if link is None:
+        return no("SpeculationActive", "NoDrafts", f"{name} has no active link.")
+    reason = _refusal(link) if refused else "Quarantined" if quarantined else "NoDrafts"
+    draft = link.draft_pod or link.address
+    return no("SpeculationActive", reason, f"{name} and {draft}: {link.reason}.")
+
+
+def _refusal(link: LinkFact) -> str:
+    return _MISMATCHES.get(link.reason.partition(":")[0], "NoDrafts")
+
+
+def _silent(census: Census, target: Object) -> Condition:
+    """A target that did not answer: has it not been asked yet, or is it out of reach?"""
+    age = census.ready_seconds(target)
+    name = name_of(target)
+    is_new = name not in census.observed.pools and age is not None and age < _FIRST_ANSWER_SECONDS
+    if is_new:
+        return no("SpeculationActive", "NoDrafts", f"{name} has just started to serve.")
+    return unknown(
+        "SpeculationActive", "TargetUnreachable", f"{name} has not told its links for 30 s."
+    )
+
+
+def _copied(census: Census, mode: ScalingMode) -> Condition:
+    """The word of the object that scales."""
+    kind, told_by = _SCALERS[mode]
+    if mode is ScalingMode.KEDA and kind not in census.observed.optional_apis:
+        return no(
+            "ScalingActive",
+            "KEDANotInstalled",
+            "The cluster does not serve ScaledObject (keda.sh); install KEDA or change the mode.",
+        )
+    ref = _scaler(census, kind)
+    if mode is ScalingMode.HPA and _is_zero_refused(census):
+        return no("ScalingActive", "ScaleToZeroUnsupported", census.observed.rejected[ref])
+    found = condition_of(census.observed.children.get(ref, {}), told_by)
+    copies = {"True": yes, "False": no}
+    say = copies.get(str(found.get("status")), unknown)
+    reason = str(found.get("reason") or "NoSamples")
+    return say(
+        "ScalingActive",
+        reason,
+        str(found.get("message") or f"{kind} {ref.name} is not judged yet."),
+    )
+
+
+def _scaler(census: Census, kind: str) -> Ref:
+    return Ref(kind, account(census.resource, Component.DRAFT))
+
+
+def _is_zero_refused(census: Census) -> bool:
+    """Whether an HPA that may go to zero was refused: few clusters have that feature."""
+    autoscaling = census.resource.spec.draft.autoscaling
+    may_be_zero = autoscaling is not None and autoscaling.min_replicas == 0
+    return may_be_zero and _scaler(census, "HorizontalPodAutoscaler") in census.observed.rejected

@@ -1,0 +1,136 @@
+"""A resource with pods, Deployments and links, to be changed in one place by each test."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ssd_operator.census import Census, Planned
+from ssd_operator.drain import DEADLINE_ANNOTATION
+from ssd_operator.facts import LinkFact, Observed, PoolFact, Ref
+from ssd_operator.pod_state import to_text
+from ssd_operator.spec import (
+    Accelerator,
+    Autoscaling,
+    Draft,
+    Object,
+    Resource,
+    ScalingMode,
+    Source,
+    Spec,
+    Target,
+)
+
+NOW = 1_000_000.0
+PLACED: Object = {"type": "PodScheduled", "status": "True", "lastTransitionTime": to_text(NOW)}
+
+
+def pod(component: str, name: str, *, ready: bool = True, cell: int = 0, **status: Any) -> Object:
+    since = to_text(NOW - 100)
+    verdict = {"type": "Ready", "status": str(ready), "lastTransitionTime": since}
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {
+                "ssd.dev/name": "demo",
+                "ssd.dev/component": component,
+                "ssd.dev/cell": str(cell),
+                "ssd.dev/revision": "r1",
+            },
+            "annotations": {},
+        },
+        "spec": {"nodeName": "n1"},
+        "status": {"conditions": [verdict, PLACED], **status},
+    }
+
+
+def target(name: str = "t0", *, ready: bool = True, cell: int = 0, **status: Any) -> Object:
+    return pod("target", name, ready=ready, cell=cell, **status)
+
+
+def draft(name: str, *, ready: bool = True, cell: int = 0, **status: Any) -> Object:
+    return pod("draft", name, ready=ready, cell=cell, **status)
+
+
+def homeless(thing: Object, words: str = "0/1 nodes are available: no room.") -> Object:
+    """The same pod, for which the scheduler found no node."""
+    verdict = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    conditions = [{"type": "Ready", "status": "False"}, {**verdict, "message": words}]
+    return thing | {"spec": {}, "status": {"conditions": conditions}}
+
+
+def marked(thing: Object) -> Object:
+    """The same pod as a victim of a drain."""
+    annotations = {DEADLINE_ANNOTATION: to_text(NOW + 9)}
+    return thing | {"metadata": thing["metadata"] | {"annotations": annotations}}
+
+
+def leaving(thing: Object) -> Object:
+    """The same pod, being deleted."""
+    return thing | {"metadata": thing["metadata"] | {"deletionTimestamp": to_text(NOW)}}
+
+
+def deployment(name: str, *, revision: int = 1, **condition: Any) -> Object:
+    found = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
+    return {
+        "metadata": {
+            "name": name,
+            "generation": 3,
+            "annotations": {"deployment.kubernetes.io/revision": str(revision)},
+        },
+        "status": {"observedGeneration": 3, "conditions": [found | condition]},
+    }
+
+
+def link(draft_pod: str = "d0", state: str = "Active", **more: Any) -> LinkFact:
+    fact: dict[str, Any] = {"address": "10.0.0.1:50052", "draft_pod": draft_pod, "state": state}
+    return LinkFact(**fact | more)
+
+
+def answer(target_pod: str, *links: LinkFact, age: float = 1.0, **more: Any) -> PoolFact:
+    return PoolFact(target_pod=target_pod, at=NOW - age, links=links, **more)
+
+
+@dataclass
+class Scene:
+    """Two drafts, one target, all well."""
+
+    cells: int = 1
+    drafts: int = 2
+    mode: ScalingMode | None = None
+    min_replicas: int = 1
+    pods: tuple[Object, ...] = (target(), draft("d0"), draft("d1"))
+    deployments: tuple[Object, ...] = (deployment("demo-target-0"), deployment("demo-draft-0"))
+    pools: tuple[PoolFact, ...] = (answer("t0", link("d0"), link("d1")),)
+    planned: Planned = field(
+        default_factory=lambda: Planned(revisions={"demo-target-0": "r1", "demo-draft-0": "r1"})
+    )
+    spec: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def resource(self) -> Resource:
+        scaling = (
+            None
+            if self.mode is None
+            else Autoscaling(mode=self.mode, min_replicas=self.min_replicas)
+        )
+        fixed: dict[str, Any] = {
+            "accelerator": Accelerator.CPU,
+            "target": Target(source=Source(uri="demo://target"), replicas=self.cells),
+            "draft": Draft(
+                source=Source(uri="demo://draft"), replicas=self.drafts, autoscaling=scaling
+            ),
+        }
+        spec = Spec(**fixed | self.spec)
+        return Resource(namespace="default", name="demo", uid="u", generation=4, spec=spec)
+
+    @property
+    def observed(self) -> Observed:
+        children = {Ref("Deployment", made["metadata"]["name"]): made for made in self.deployments}
+        facts = dict(self.facts)
+        children |= facts.pop("children", {})
+        pools = {fact.target_pod: fact for fact in self.pools}
+        return Observed(children=children, pods=self.pods, pools=pools, **facts)
+
+    @property
+    def census(self) -> Census:
+        return Census(resource=self.resource, observed=self.observed, planned=self.planned, now=NOW)

@@ -1,0 +1,163 @@
+from typing import Any
+
+import pytest
+
+from ssd_operator.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
+from ssd_operator.pod_state import to_text
+from ssd_operator.spec import Object
+
+NOW = 1_000_000.0
+IMAGE = "localhost/ssd-target:0.1.0"
+
+
+def pod(*, node: str = "n1", scheduled: Object | None = None, **container: Any) -> Object:
+    conditions = [
+        {"type": "Ready", "status": "False"},
+        {"type": "PodScheduled", **(scheduled or {"lastTransitionTime": to_text(NOW - 5)})},
+    ]
+    statuses = [{"image": IMAGE, "restartCount": 0, **container}] if container else []
+    return {
+        "metadata": {"name": "demo-target-0-x"},
+        "spec": {"nodeName": node} if node else {},
+        "status": {"conditions": conditions, "containerStatuses": statuses},
+    }
+
+
+def waiting(reason: str, message: str = "") -> Object:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def ended(code: int, message: str = "", reason: str = "Error", seconds: float = 3) -> Object:
+    return {
+        "terminated": {
+            "exitCode": code,
+            "message": message,
+            "reason": reason,
+            "startedAt": to_text(NOW - seconds - 1),
+            "finishedAt": to_text(NOW - 1),
+        }
+    }
+
+
+RUNNING: Object = {"running": {"startedAt": to_text(NOW)}}
+WHY = "WeightsError: layer 3 is missing; take another source"
+CASES: list[tuple[Object, Trouble, str]] = [
+    (
+        pod(node="", scheduled={"reason": "Unschedulable", "message": "0/2 nodes: no GPU."}),
+        Trouble.UNSCHEDULABLE,
+        "demo-target-0-x: 0/2 nodes: no GPU.",
+    ),
+    (pod(node=""), Trouble.LOADING, "demo-target-0-x waits for a node"),
+    (
+        pod(state=waiting("ErrImagePull", "failed to pull: not found")),
+        Trouble.IMAGE_PULL,
+        f"demo-target-0-x cannot pull {IMAGE}: failed to pull: not found",
+    ),
+    (
+        pod(
+            state=waiting(
+                "ImagePullBackOff",
+                f'Back-off pulling image "{IMAGE}": ErrImagePull: failed to pull: not found',
+            )
+        ),
+        Trouble.IMAGE_PULL,
+        f"demo-target-0-x cannot pull {IMAGE}: failed to pull: not found",
+    ),
+    (
+        pod(state=waiting("CreateContainerConfigError", 'secret "hf" not found')),
+        Trouble.CONFIGURATION_ERROR,
+        'demo-target-0-x cannot start: secret "hf" not found',
+    ),
+    (
+        pod(state=waiting("CrashLoopBackOff"), lastState=ended(78, WHY), restartCount=4),
+        Trouble.CONFIGURATION_ERROR,
+        f"demo-target-0-x: {WHY}",
+    ),
+    (pod(state=RUNNING, lastState=ended(78, WHY)), Trouble.CONFIGURATION_ERROR, WHY),
+    (pod(state=ended(78)), Trouble.CONFIGURATION_ERROR, "refused its settings (exit code 78)"),
+    (
+        pod(state=ended(78, "SettingsError: device 'cuda' cannot be used here: no driver")),
+        Trouble.NO_DEVICE,
+        "device 'cuda' cannot be used here: no driver",
+    ),
+    (
+        pod(
+            state=waiting("CrashLoopBackOff"),
+            lastState=ended(1, "Traceback\n  line 3\nRuntimeError: broken\n"),
+            restartCount=4,
+        ),
+        Trouble.CRASH_LOOP,
+        "ended with exit code 1, 4 restarts so far: RuntimeError: broken",
+    ),
+    (
+        pod(state=ended(137, reason="OOMKilled"), restartCount=1),
+        Trouble.CRASH_LOOP,
+        "was killed for memory, 1 restarts so far",
+    ),
+    (
+        pod(state=RUNNING, lastState=ended(137, seconds=600), restartCount=1, started=False),
+        Trouble.STARTUP_TIMEOUT,
+        "was not up after 600 s and was restarted",
+    ),
+    (
+        pod(state=RUNNING, lastState=ended(1, seconds=7200), restartCount=1, started=False),
+        Trouble.LOADING,
+        "loads again; it ended with exit code 1, 1 restarts so far",
+    ),
+    (
+        pod(state=RUNNING, lastState=ended(137, seconds=599), restartCount=1, started=False),
+        Trouble.LOADING,
+        "loads again; it ended with exit code 137, 1 restarts so far",
+    ),
+    (pod(state=RUNNING, lastState={}), Trouble.LOADING, "demo-target-0-x loads"),
+    (pod(state=waiting("ContainerCreating")), Trouble.LOADING, "demo-target-0-x is created"),
+    (
+        pod(
+            scheduled={"lastTransitionTime": to_text(NOW - 61)},
+            state=waiting("ContainerCreating"),
+        ),
+        Trouble.LOADING,
+        "is created for more than 60 s: the Secret, ConfigMap or claim of a volume may be missing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("found", "trouble", "words"), CASES)
+def test_each_trouble_has_its_word_and_its_sentence(
+    found: Object, trouble: Trouble, words: str
+) -> None:
+    diagnosis = diagnose(found, 600, NOW)
+    assert diagnosis is not None
+    assert diagnosis.trouble is trouble
+    assert diagnosis.message.endswith(words) or words in diagnosis.message
+
+
+def test_a_ready_pod_has_none_and_one_that_leaves_is_draining() -> None:
+    ready = pod(state=RUNNING)
+    ready["status"]["conditions"][0]["status"] = "True"
+    assert diagnose(ready, 600, NOW) is None
+    ready["metadata"]["deletionTimestamp"] = to_text(NOW)
+    assert diagnose(ready, 600, NOW) == Diagnosis(Trouble.DRAINING, "demo-target-0-x is leaving")
+
+
+def test_an_init_container_is_looked_at_first() -> None:
+    found = pod(state=waiting("PodInitializing"))
+    found["status"]["initContainerStatuses"] = [{"state": ended(78, WHY)}]
+    diagnosis = diagnose(found, 600, NOW)
+    assert diagnosis is not None
+    assert diagnosis.trouble is Trouble.CONFIGURATION_ERROR
+
+
+def test_a_pod_that_admission_refused_is_told_in_its_words() -> None:
+    failure = {"type": "ReplicaFailure", "status": "True", "message": 'violates "restricted"'}
+    assert diagnose_absence({"status": {"conditions": [failure]}}, "cell 0") == Diagnosis(
+        Trouble.POD_FORBIDDEN, 'cell 0 has no pod: violates "restricted"'
+    )
+    assert diagnose_absence({"status": {}}, "cell 0") is None
+    assert diagnose_absence(None, "cell 0") is None
+
+
+def test_what_a_person_must_mend_is_told_before_what_passes() -> None:
+    loading, crash = Diagnosis(Trouble.LOADING, "a"), Diagnosis(Trouble.CRASH_LOOP, "b")
+    assert worst([loading, crash]) == crash
+    assert worst([]) is None
