@@ -236,5 +236,3 @@ def _decoded(content: bytes) -> dict[str, Any]:
     except ValueError:
         return {"message": content[:200].decode(errors="replace")}
     return found if isinstance(found, dict) else {"message": str(found)[:200]}
-
-
