@@ -1,0 +1,243 @@
+"""Schemas of what users may say about pods: a chosen subset, since a whole pod makes a megabyte."""
+
+from ssd_operator.spec import GROUP
+from ssd_operator.structural import (
+    Schema,
+    array,
+    block,
+    boolean,
+    integer,
+    mapping,
+    one_of,
+    quantity,
+    rule,
+    text,
+)
+
+_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+_LABEL = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+_OWN_PREFIX = f"{GROUP}/"
+
+
+def object_name(about: str) -> Schema:
+    """The name of an object of the resource's namespace."""
+    return text(about, 253, least=1, pattern=_NAME)
+
+
+def secret_key(about: str) -> Schema:
+    """A key of a Secret."""
+    fields = {
+        "name": object_name("Name of the Secret."),
+        "key": text("Key in its data.", 253, least=1),
+    }
+    return block(about, fields, required=["name", "key"])
+
+
+def image() -> Schema:
+    """An image instead of the chart's."""
+    return text(
+        "Image; absent is the chart's. Pinned by digest, a chart upgrade leaves the pods alone.",
+        512,
+        pattern=r"^\S*$",
+    )
+
+
+def resources() -> Schema:
+    """Requests and limits, without GPUs."""
+    amounts = quantity("Amount, such as 500m or 16Gi.")
+    no_gpus = rule(
+        "[has(self.requests) ? self.requests : {}, has(self.limits) ? self.limits : {}]"
+        ".all(m, m.all(k, !k.endsWith('/gpu')))",
+        "leave GPUs out: their number follows from tensorParallelSize, "
+        "their name from placement.gpuResource",
+    )
+    fields = {
+        "requests": mapping("What the scheduler sets aside, by resource.", amounts, 16),
+        "limits": mapping("What the pod may use at most, by resource.", amounts, 16),
+    }
+    about = "CPU and memory of a pod; a resource named here replaces the operator's own figures."
+    return block(about, fields, rules=[no_gpus])
+
+
+def pod_template() -> Schema:
+    """What is added to a pod."""
+    fields = {
+        "labels": _own_names("Further labels of the pods."),
+        "annotations": _own_names("Further annotations of the pods.", 4096, ""),
+        "nodeSelector": mapping(
+            "Labels that a node must have.", text("Value.", 63, pattern=_LABEL), 16
+        ),
+        "tolerations": array("Taints of nodes that the pods put up with.", _toleration(), 16),
+        "priorityClassName": text("PriorityClass of the pods.", 253),
+        "runtimeClassName": text("RuntimeClass of the pods.", 253),
+        "schedulerName": text("Scheduler of the pods.", 253),
+        "imagePullSecrets": array(
+            "Secrets of the images' registries.",
+            block("A Secret.", {"name": object_name("Name of the Secret.")}, required=["name"]),
+            16,
+            keys=["name"],
+        ),
+        "env": array(
+            "Variables of the process. They win over the operator's own, except for those that say "
+            "who the pod is (POD_NAME, NODE_NAME, CELL) and NCCL_HOSTID.",
+            _variable(),
+            64,
+            keys=["name"],
+        ),
+        "volumes": array("Further volumes of the pods.", _volume(), 16, keys=["name"]),
+        "volumeMounts": array(
+            "Where the process sees them.", _volume_mount(), 16, keys=["mountPath"]
+        ),
+    }
+    return block("What is added to the pods.", fields)
+
+
+def network_peer() -> Schema:
+    """One side of a NetworkPolicy rule."""
+    blocks = {
+        "cidr": text("Addresses, such as 10.0.0.0/8.", 64, least=1),
+        "except": array("Parts of them that are left out.", text("Addresses.", 64, least=1), 16),
+    }
+    fields = {
+        "podSelector": _label_selector("Pods, of this namespace or of those selected."),
+        "namespaceSelector": _label_selector("Namespaces; {} is all of them."),
+        "ipBlock": block("A range of addresses.", blocks, required=["cidr"]),
+    }
+    rules = [
+        rule(
+            "has(self.ipBlock) != (has(self.podSelector) || has(self.namespaceSelector))",
+            "a client is either an ipBlock, or pods and namespaces: give one of them",
+        )
+    ]
+    return block("Who may call.", fields, rules=rules)
+
+
+def _own_names(about: str, most: int = 63, pattern: str = _LABEL) -> Schema:
+    not_ours = rule(
+        f"self.all(k, !k.startsWith('{_OWN_PREFIX}'))",
+        f"names under {_OWN_PREFIX} are the operator's: use a prefix of your own",
+    )
+    return mapping(about, text("Value.", most, pattern=pattern), 32, [not_ours])
+
+
+def _toleration() -> Schema:
+    fields = {
+        "key": text("Key of the taint; empty with Exists is every taint.", 316),
+        "operator": one_of("How key and value are compared.", ["Exists", "Equal"]),
+        "value": text("Value of the taint, with Equal.", 63),
+        "effect": one_of("Effect of the taint.", ["NoSchedule", "PreferNoSchedule", "NoExecute"]),
+        "tolerationSeconds": integer("How long NoExecute is put up with.", 0, 2**31 - 1),
+    }
+    return block("A taint that the pods put up with.", fields)
+
+
+def _variable() -> Schema:
+    name_and_key = {
+        "name": object_name("Name of the object."),
+        "key": text("Key in its data.", 253, least=1),
+        "optional": boolean("Whether the pod starts without it."),
+    }
+    sources = {
+        "secretKeyRef": block("A key of a Secret.", name_and_key, required=["name", "key"]),
+        "configMapKeyRef": block("A key of a ConfigMap.", name_and_key, required=["name", "key"]),
+        "fieldRef": block(
+            "A field of the pod itself.",
+            {"fieldPath": text("Such as status.podIP.", 256, least=1)},
+            required=["fieldPath"],
+        ),
+    }
+    one_source = rule(
+        "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)]"
+        ".filter(x, x).size() == 1",
+        "give exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+    )
+    fields = {
+        "name": text(
+            "Name of the variable.", 128, least=1, pattern=r"^[-._A-Za-z][-._A-Za-z0-9]*$"
+        ),
+        "value": text("Its value.", 4096),
+        "valueFrom": block("Where its value comes from.", sources, rules=[one_source]),
+    }
+    not_both = rule(
+        "!(has(self.value) && has(self.valueFrom))",
+        "a variable has a value or a valueFrom: leave one out",
+    )
+    return block("A variable.", fields, required=["name"], rules=[not_both])
+
+
+def _volume() -> Schema:
+    kinds = {
+        "emptyDir": block(
+            "A folder that lives as long as the pod.",
+            {
+                "medium": one_of("Empty for the node's disk.", ["", "Memory"]),
+                "sizeLimit": quantity("The pod is evicted beyond it."),
+            },
+        ),
+        "configMap": block(
+            "The files of a ConfigMap.", _files("name", "Name of the ConfigMap."), required=["name"]
+        ),
+        "secret": block(
+            "The files of a Secret.",
+            _files("secretName", "Name of the Secret."),
+            required=["secretName"],
+        ),
+        "persistentVolumeClaim": block(
+            "A claim of this namespace.",
+            {
+                "claimName": object_name("Name of the claim."),
+                "readOnly": boolean("Whether it is mounted read-only."),
+            },
+            required=["claimName"],
+        ),
+        "hostPath": block(
+            "A folder of the node; needs a privileged namespace.",
+            {
+                "path": text("Path on the node.", 1024, least=1, pattern="^/.*$"),
+                "type": text("What must be there: Directory, File, …; empty checks nothing.", 32),
+            },
+            required=["path"],
+        ),
+    }
+    given = ", ".join(f"has(self.{kind})" for kind in kinds)
+    one_kind = rule(
+        f"[{given}].filter(x, x).size() == 1", f"give exactly one of {', '.join(kinds)}"
+    )
+    name = text("Name of the volume.", 63, least=1, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    return block("A volume.", {"name": name} | kinds, required=["name"], rules=[one_kind])
+
+
+def _files(key: str, about: str) -> dict[str, Schema]:
+    return {
+        key: object_name(about),
+        "optional": boolean("Whether the pod starts without it."),
+        "defaultMode": integer("Mode of the files, as a decimal number.", 0, 0o777),
+    }
+
+
+def _volume_mount() -> Schema:
+    fields = {
+        "name": text("Name of the volume.", 63, least=1),
+        "mountPath": text("Where the process sees it.", 1024, least=1, pattern="^/[^:]*$"),
+        "subPath": text("Folder or file of the volume; absent is all of it.", 1024),
+        "readOnly": boolean("Whether it is read-only."),
+    }
+    return block("A place of a volume.", fields, required=["name", "mountPath"])
+
+
+def _label_selector(about: str) -> Schema:
+    operators = ["In", "NotIn", "Exists", "DoesNotExist"]
+    expression = {
+        "key": text("Name of the label.", 317, least=1),
+        "operator": one_of("How it is compared.", operators),
+        "values": array("Values, with In and NotIn.", text("Value.", 63, pattern=_LABEL), 16),
+    }
+    fields = {
+        "matchLabels": mapping("Labels and their values.", text("Value.", 63, pattern=_LABEL), 16),
+        "matchExpressions": array(
+            "Conditions on labels.",
+            block("A condition on a label.", expression, required=["key", "operator"]),
+            16,
+        ),
+    }
+    return block(about, fields)

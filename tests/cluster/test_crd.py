@@ -1,0 +1,202 @@
+"""The definition on a real API server: what it takes, what it refuses, what kubectl shows."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ssd_operator.parse import parse
+from ssd_operator.schema import crd
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+HERE = Path(__file__).parent
+SAMPLES = HERE.parents[1] / "charts" / "ssd" / "samples"
+GOOD = sorted([*(HERE / "crd" / "good").glob("*.yaml"), *SAMPLES.glob("*.yaml")])
+BAD = sorted((HERE / "crd" / "bad").glob("*.yaml"))
+DRY_RUN = "--dry-run=server"
+DEMO = yaml.safe_load((SAMPLES / "demo-cpu.yaml").read_text())
+
+Object = dict[str, Any]
+
+
+def named(path: Path) -> str:
+    return path.stem
+
+
+def named_demo(name: str) -> Object:
+    return {**DEMO, "metadata": {"name": name}}
+
+
+def with_status(name: str, status: Object) -> Object:
+    return {**named_demo(name), "status": status}
+
+
+@pytest.fixture(scope="session")
+def shown(api_server: Any) -> Object:
+    """A resource as it is stored, with a status that the operator would write."""
+    made = api_server.apply(named_demo("shown"))
+    assert made.returncode == 0, made.stderr
+    now = "2026-01-01T00:00:00Z"
+    conditions = [
+        {
+            "type": kind,
+            "status": "True",
+            "reason": reason,
+            "message": "Well.",
+            "lastTransitionTime": now,
+            "observedGeneration": 1,
+        }
+        for kind, reason in (("Ready", "Serving"), ("SpeculationActive", "Active"))
+    ]
+    status = {
+        "observedGeneration": 1,
+        "conditions": conditions,
+        "endpoint": {"grpc": "shown.here.svc:50051"},
+        "model": {"name": "tiny"},
+        "target": {"summary": "1/1"},
+        "draft": {"replicas": 2, "summary": "2/2", "selector": "ssd.dev/name=shown"},
+        "transport": {"effective": "TCP"},
+        "links": [{"target": "t", "draft": "d", "roundTripMicroseconds": 120}],
+    }
+    written = api_server.apply(with_status("shown", status), "--subresource=status")
+    assert written.returncode == 0, written.stderr
+    stored: Object = json.loads(api_server.tell("get", "ssd", "shown", "--output=json"))
+    return stored
+
+
+@pytest.mark.parametrize("path", GOOD, ids=named)
+def test_a_good_resource_means_the_same_with_and_without_its_defaults(
+    api_server: Any, path: Path
+) -> None:
+    given = yaml.safe_load(path.read_text())
+    answer = api_server.apply(given, DRY_RUN)
+    assert answer.returncode == 0, answer.stderr
+    stored = json.loads(answer.stdout)
+    facts = {name: stored["metadata"][name] for name in ("namespace", "uid", "generation")}
+    assert parse(stored) == parse({**given, "metadata": {**given["metadata"], **facts}})
+
+
+def test_the_api_server_fills_in_every_default_that_we_do(api_server: Any) -> None:
+    from ssd_operator.schema import spec
+    from ssd_operator.structural import stored
+
+    for path in GOOD:
+        given = yaml.safe_load(path.read_text())
+        answer = json.loads(api_server.apply(given, DRY_RUN).stdout)
+        assert answer["spec"] == stored(given["spec"], spec()), path.name
+
+
+@pytest.mark.parametrize("path", BAD, ids=named)
+def test_a_bad_resource_is_refused_with_its_cure(api_server: Any, path: Path) -> None:
+    expected = path.read_text().splitlines()[0].removeprefix("# ")
+    *before, refused = yaml.safe_load_all(path.read_text())
+    for each in before:
+        made = api_server.apply(each)
+        assert made.returncode == 0, made.stderr
+    answer = api_server.apply(refused, DRY_RUN)
+    assert answer.returncode != 0, "the API server took it"
+    assert expected in answer.stderr
+
+
+def test_each_rule_of_the_definition_has_a_resource_that_breaks_it() -> None:
+    told = [path.read_text().splitlines()[0].removeprefix("# ") for path in BAD]
+    messages = set(messages_of(crd()))
+    assert [each for each in messages if not any(fragment in each for fragment in told)] == []
+
+
+def messages_of(node: Any) -> list[str]:
+    if isinstance(node, list):
+        return [message for each in node for message in messages_of(each)]
+    if not isinstance(node, dict):
+        return []
+    own = [each["message"] for each in node.get("x-kubernetes-validations", [])]
+    return own + [message for each in node.values() for message in messages_of(each)]
+
+
+def test_the_definition_is_established_without_complaint(api_server: Any) -> None:
+    found = json.loads(api_server.tell("get", "crd/ssddeployments.ssd.dev", "--output=json"))
+    conditions = {each["type"]: each["status"] for each in found["status"]["conditions"]}
+    assert conditions["Established"] == conditions["NamesAccepted"] == "True"
+    assert "NonStructuralSchema" not in conditions
+
+
+@pytest.mark.parametrize("path", ["", ".spec.draft.replicas", ".spec.target.source.uri", ".status"])
+def test_fields_explain_themselves(api_server: Any, path: str) -> None:
+    told = api_server.tell("explain", f"ssd{path}")
+    assert "DESCRIPTION" in told
+    assert "<empty>" not in told
+
+
+def test_nothing_is_left_unexplained(api_server: Any) -> None:
+    assert "<no description>" not in api_server.tell("explain", "ssd", "--recursive")
+
+
+def test_the_columns_tell_the_state(api_server: Any, shown: Object) -> None:
+    head, row = api_server.tell("get", "ssd", "shown").splitlines()
+    assert head.split() == [
+        *("NAME", "READY", "TARGETS", "DRAFTS", "SPECULATION", "TRANSPORT", "AGE"),
+    ]
+    assert row.split()[:-1] == ["shown", "True", "1/1", "2/2", "True", "TCP"]
+
+
+def test_the_wide_columns_tell_why_and_where(api_server: Any, shown: Object) -> None:
+    head, row = api_server.tell("get", "ssd", "shown", "--output=wide").splitlines()
+    assert head.split()[-3:] == ["MODEL", "REASON", "ENDPOINT"]
+    assert row.split()[-3:] == ["tiny", "Serving", "shown.here.svc:50051"]
+
+
+def test_the_category_lists_it(api_server: Any, shown: Object) -> None:
+    assert "shown" in api_server.tell("get", "inference")
+
+
+def test_the_scale_speaks_of_drafts(api_server: Any, shown: Object) -> None:
+    path = f"/apis/ssd.dev/v1alpha1/namespaces/{api_server.namespace}/ssddeployments/shown/scale"
+    scale = json.loads(api_server.tell("get", "--raw", path))
+    assert scale["spec"]["replicas"] == 2
+    assert scale["status"] == {"replicas": 2, "selector": "ssd.dev/name=shown"}
+
+
+def test_the_scale_is_there_before_anyone_wrote_a_number(api_server: Any) -> None:
+    given = named_demo("unscaled")
+    given["spec"] = {**DEMO["spec"], "draft": {"source": {"uri": "demo://draft"}}}
+    assert api_server.apply(given).returncode == 0
+    path = f"/apis/ssd.dev/v1alpha1/namespaces/{api_server.namespace}/ssddeployments/unscaled/scale"
+    assert json.loads(api_server.tell("get", "--raw", path))["spec"]["replicas"] == 1
+
+
+def scale(api_server: Any, number: int) -> subprocess.CompletedProcess[str]:
+    found: subprocess.CompletedProcess[str] = api_server.ask(
+        "scale", "ssd/scaled", f"--replicas={number}"
+    )
+    return found
+
+
+def test_kubectl_scale_moves_the_number_of_drafts_within_its_bounds(api_server: Any) -> None:
+    assert api_server.apply(named_demo("scaled")).returncode == 0
+    assert scale(api_server, 3).returncode == 0
+    found = json.loads(api_server.tell("get", "ssd", "scaled", "--output=json"))
+    assert found["spec"]["draft"]["replicas"] == 3
+    refused = scale(api_server, 65)
+    assert refused.returncode != 0
+    assert "should be less than or equal to 64" in refused.stderr
+
+
+def test_a_write_of_the_spec_leaves_the_status_alone(api_server: Any, shown: Object) -> None:
+    answer = api_server.apply(
+        with_status("shown", {"model": {"name": "forged"}}), DRY_RUN, "--force-conflicts"
+    )
+    assert json.loads(answer.stdout)["status"] == shown["status"]
+
+
+def test_one_condition_is_written_and_the_others_stay(api_server: Any, shown: Object) -> None:
+    other = {**shown["status"]["conditions"][0], "type": "DraftReady"}
+    answer = api_server.apply(
+        with_status("shown", {"conditions": [other]}),
+        *("--subresource=status", "--field-manager=another", DRY_RUN),
+    )
+    kinds = [each["type"] for each in json.loads(answer.stdout)["status"]["conditions"]]
+    assert sorted(kinds) == ["DraftReady", "Ready", "SpeculationActive"]
