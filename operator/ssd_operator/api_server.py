@@ -1,4 +1,4 @@
-"""The cluster behind an API server, by kubernetes-asyncio: paths, patch types, deadlines, errors."""
+"""The cluster behind an API server, by kubernetes-asyncio: paths, patches, deadlines, errors."""
 
 import asyncio
 import contextlib
@@ -208,7 +208,7 @@ async def connect() -> AsyncIterator[ApiServer]:
         config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
     except config.ConfigException:
         try:
-            await config.load_kube_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+            await config.load_kube_config(client_configuration=settings)
         except config.ConfigException as error:
             raise SetupError(f"no cluster: not in a pod, and {error}") from error
     async with client.ApiClient(settings) as api:

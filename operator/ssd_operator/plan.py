@@ -10,7 +10,6 @@ from ssd_operator.config import OperatorConfig
 from ssd_operator.covers import covers
 from ssd_operator.demand import drains_of, policy_of, pool_load
 from ssd_operator.drain import DrainPlan, deadline_of, plan_drains
-from ssd_operator.environment import RESERVED_ENV
 from ssd_operator.events import Event, EventLog, drain_events, due, status_events
 from ssd_operator.facts import DrainFact, Observed, Ref
 from ssd_operator.manifests import OPTIONAL_KINDS, wanted
@@ -168,8 +167,8 @@ def _decide(census: Census, memory: Memory) -> Memory:
 
 def _is_scaling(census: Census, memory: Memory) -> bool:
     """Whether a decision was made just now and is not the present number."""
-    is_new = memory.decision is not None and memory.decided_at == census.now
-    return is_new and memory.decision.replicas != census.num_drafts_wanted
+    decision, is_new = memory.decision, memory.decided_at == census.now
+    return decision is not None and is_new and decision.replicas != census.num_drafts_wanted
 
 
 def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scaling: bool) -> Plan:
@@ -179,7 +178,6 @@ def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scal
         revisions={name_of(each): revision_of(each) for each in objects if _is_engine(each)},
         decision=memory.decision,
         is_scaling=is_scaling,
-        spec_problem=_spec_problem(resource),
     )
     rejected = {ref: rejection.message for ref, rejection in memory.rejected.items()}
     status = status_of(resource, replace(census.observed, rejected=rejected), planned, now)
@@ -194,23 +192,6 @@ def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scal
 
 def _is_engine(child: Object) -> bool:
     return bool(child["kind"] == "Deployment")
-
-
-def _spec_problem(resource: Resource) -> tuple[str, str] | None:
-    """What the schema cannot refuse."""
-    templates = {
-        "target": resource.spec.target.pod_template,
-        "draft": resource.spec.draft.pod_template,
-    }
-    for component, template in templates.items():
-        for variable in template.env:
-            if variable["name"] in RESERVED_ENV:
-                message = (
-                    f"{component}.podTemplate.env sets {variable['name']}, which is the operator's "
-                    "and keeps its value; remove it."
-                )
-                return "ReservedEnv", message
-    return None
 
 
 def _to_apply(objects: Sequence[Object], observed: Observed, memory: Memory) -> tuple[Object, ...]:

@@ -159,7 +159,7 @@ class Reconciler:
         }
         unwatched = await self._read_optional(key, resource, record, optional_apis)
         return Observed(
-            children=children | unwatched,
+            children={**children, **unwatched},
             pods=tuple(
                 each
                 for ref, each in seen.items()

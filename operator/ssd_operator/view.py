@@ -1,4 +1,4 @@
-"""What the watch has seen of a resource and its children, and what we have just written ourselves."""
+"""What the watch has seen of a resource and its children, and what we have just written."""
 
 from collections.abc import Iterable, Mapping
 
@@ -74,7 +74,7 @@ def owner_key(thing: Object) -> Key | None:
 
 
 def is_ours(thing: Object, uid: str) -> bool:
-    """Whether an object is a resource's child: by its controller, or made by us and nobody's now."""
+    """Whether an object is a resource's child: it controls it, or we made it and nobody does."""
     metadata = thing["metadata"]
     controller = controller_of(thing)
     if controller is not None:

@@ -1,9 +1,9 @@
-"""Which resource is looked at when: debounced, one pass a resource at a time, retried with patience.
+"""Which resource is looked at when: debounced, one pass at a time, retried with patience.
 
 ``Schedule`` decides and is pure but for what it remembers; ``WorkQueue`` runs the passes.
 
-*Decision*: jitter is a hash of the key and the number of tries. *Because* two hundred resources that
-failed together must not come back together, and a test must see the same delays twice.
+*Decision*: jitter is a hash of the key and the number of tries. *Because* two hundred resources
+that failed together must not come back together, and a test must see the same delays twice.
 """
 
 import asyncio
