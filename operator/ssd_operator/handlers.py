@@ -108,4 +108,5 @@ def _kind(resource: Any) -> str:
 
 def _plain(body: Mapping[str, Any], resource: Any) -> Object:
     """The object as a plain dict; items of a list come without their kind."""
-    return {**body, "kind": _kind(resource), "apiVersion": resource.api_version}
+    kind = _kind(resource)
+    return {**body, "kind": kind, "apiVersion": KINDS[kind].api_version}
