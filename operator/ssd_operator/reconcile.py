@@ -1,7 +1,9 @@
 """One pass over one resource: look, plan, carry out. Level-triggered; no old against new."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from ssd.telemetry import get_logger
 from ssd_operator import metrics
@@ -17,8 +19,9 @@ from ssd_operator.cluster import (
     ref_of,
 )
 from ssd_operator.config import OperatorConfig
+from ssd_operator.drain import DrainCall
 from ssd_operator.events import due, status_events
-from ssd_operator.facts import Observed, Ref
+from ssd_operator.facts import DrainFact, Observed, PoolFact, Ref
 from ssd_operator.names import (
     COMPONENT_LABEL,
     NAME_LABEL,
@@ -28,7 +31,6 @@ from ssd_operator.names import (
 from ssd_operator.parse import SpecError, parse
 from ssd_operator.plan import Memory, Plan, Rejection, digest_of, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of
-from ssd_operator.pool import EnginePool
 from ssd_operator.spec import Object, Resource
 from ssd_operator.status import status_of_invalid
 from ssd_operator.status_change import needs_write
@@ -39,6 +41,34 @@ OPTIONAL_READ_SECONDS = 600.0
 """Between two looks at kinds that are not watched, and at which of them are served."""
 
 _log = get_logger(__name__)
+
+
+class Engines(Protocol):
+    """Targets and drafts as a pass sees them: facts that are there. Asyncio loop; never waits."""
+
+    def pools(self, key: Key) -> Mapping[str, PoolFact]:
+        """The last answers of a resource's targets, by pod."""
+        ...
+
+    def drains(self, key: Key) -> Mapping[str, DrainFact]:
+        """Drains of a resource's drafts, by pod."""
+        ...
+
+    def follow(self, key: Key, targets: Mapping[str, str]) -> None:
+        """Ask these targets of a resource, host by pod, and no others."""
+        ...
+
+    def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
+        """Tell drafts to drain; those that have been told go on."""
+        ...
+
+    def keep(self, key: Key, pods: AbstractSet[str]) -> None:
+        """Forget the drains of all other pods."""
+        ...
+
+    def forget(self, key: Key) -> None:
+        """A resource is gone: end all that is done for it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -58,7 +88,7 @@ class Reconciler:
         self,
         cluster: Cluster,
         view: View,
-        engines: EnginePool,
+        engines: Engines,
         config: OperatorConfig,
         now: Callable[[], float],
     ) -> None:
@@ -99,6 +129,8 @@ class Reconciler:
         except (ForbiddenError, MissingError) as error:
             if isinstance(error, ForbiddenError) and not error.is_leaving:
                 raise
+            # What is missing may also be an optional kind that was served ten minutes ago.
+            self._optional_kinds_read_at = float("-inf")
             _log.info("namespace_leaves", key=key, error=str(error))
             return RESYNC_SECONDS
 
@@ -267,6 +299,7 @@ class Reconciler:
         for ref in decided.delete:
             child = observed.children[ref]
             await self._cluster.delete(namespace, ref, child["metadata"]["uid"])
+            self._records[key].optional.pop(ref, None)
             _log.info("deleted", key=key, object=f"{ref.kind}/{ref.name}")
 
     async def _write_scale(self, namespace: str, name: str, decided: Plan) -> None:
