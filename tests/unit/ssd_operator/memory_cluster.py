@@ -221,5 +221,3 @@ def _without(live: Any, before: Any, now: Any) -> Any:
         for name, value in live.items()
         if name in now or name not in before
     }
-
-

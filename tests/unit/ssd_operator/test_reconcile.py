@@ -323,5 +323,3 @@ async def test_no_resource_ever_carries_a_finalizer() -> None:
     world = await settled()
     carriers = [each for each in world.cluster.objects.values() if "finalizers" in each["metadata"]]
     assert carriers == []
-
-
