@@ -78,4 +78,6 @@ def _misplaced(census: Census) -> frozenset[str]:
 def _load(fact: PoolFact | None, now: float) -> TargetLoad:
     if fact is None:
         return TargetLoad(age_seconds=math.inf, eligible=0.0)
-    return TargetLoad(age_seconds=now - fact.at, eligible=fact.running)
+    return TargetLoad(
+        age_seconds=now - fact.at, eligible=fact.running, speculating=fact.speculating
+    )

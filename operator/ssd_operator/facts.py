@@ -36,8 +36,10 @@ class PoolFact:
 
     target_pod: str
     at: float
-    running: int = 0
-    """Sequences running that may speculate."""
+    running: float = 0.0
+    """Sequences running that may speculate, mean of 30 s."""
+    speculating: bool = True
+    """False if its controller finds that speculation does not pay."""
     waiting: int = 0
     hit_rate: float = 0.0
     tokens_per_round: float = 0.0
@@ -64,6 +66,8 @@ class Observed:
     """Pods with the resource's ``ssd.dev/name`` label."""
     foreign: frozenset[Ref] = frozenset()
     """Wanted names that belong to somebody else."""
+    leaving: frozenset[Ref] = frozenset()
+    """Wanted names that are still taken by children of a former resource of this name."""
     pools: Mapping[str, PoolFact] = field(default_factory=dict)
     """By target pod; only pods that exist."""
     drains: Mapping[str, DrainFact] = field(default_factory=dict)

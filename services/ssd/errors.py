@@ -18,6 +18,7 @@
     └── SetupError                the process cannot start
         ├── SettingsError         an unknown key or a value out of bounds
         ├── ModelNotFoundError    no such folder, or no config in it
+        ├── HubError              the hub does not answer, and the model is not here
         ├── UnsupportedModelError a family or feature that the engine does not run
         ├── WeightsError          a missing, surplus, truncated or misshapen tensor
         ├── TokenizerError        no tokenizer, or the pair's tokenizers differ
@@ -138,6 +139,10 @@ class SettingsError(SetupError):
 
 class ModelNotFoundError(SetupError):
     """No such folder, or no config in it."""
+
+
+class HubError(SetupError):
+    """The hub does not answer, and the model has not been fetched; later it may."""
 
 
 class UnsupportedModelError(SetupError):

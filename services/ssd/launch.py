@@ -122,7 +122,10 @@ class ChildProcess:
         said = " | ".join(line for line in self._last_lines if line.strip())
         code = self._process.returncode if self._process is not None else None
         said = f": {said}" if said else ""
-        return SetupError(f"{self.name} ended with exit code {code}{said}")
+        how = (
+            f"was killed by signal {-code}" if code and code < 0 else f"ended with exit code {code}"
+        )
+        return SetupError(f"{self.name} {how}{said}")
 
     async def _wait(self, event: asyncio.Event, what: str, timeout_seconds: float) -> None:
         assert self._process is not None

@@ -12,7 +12,6 @@ import inspect
 import json
 import math
 import os
-import sys
 import textwrap
 import types
 import typing
@@ -39,6 +38,8 @@ class Loaded(typing.Generic[Settings]):
     settings: Settings
     sources: dict[str, str]
     """Field name to "default", "file PATH", "environment NAME" or "flag --name"."""
+    is_only_shown: bool = False
+    """Whether ``--print-config`` asked for the values instead of a process."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,8 +65,8 @@ def load(
         environ: the environment; the process's own when None.
 
     Returns:
-        The settings and their sources. ``--help``, ``--version`` and ``--print-config`` print and
-        leave with SystemExit(0).
+        The settings and their sources. ``--help`` and ``--version`` print and leave with
+        SystemExit(0).
 
     Raises:
         SettingsError: an unknown key, or a value of the wrong type or out of bounds.
@@ -85,10 +86,29 @@ def load(
         for name, (value, source) in texts.items()
     }
     sources = {name: texts[name][1] if name in texts else "default" for name in known}
-    settings = cls(**values)
-    if arguments.print_config:
-        _print_config(settings, sources)
-    return Loaded(settings, sources)
+    return Loaded(cls(**values), sources, is_only_shown=arguments.print_config)
+
+
+def to_json(settings: object) -> str:
+    """All values as one JSON object, which is YAML: a file that ``--config`` reads."""
+    values = {item.name: getattr(settings, item.name) for item in fields(settings)}  # type: ignore[arg-type]
+    return json.dumps(values, indent=2)
+
+
+def find_text(
+    name: str,
+    argv: Sequence[str],
+    *,
+    prefix: str,
+    environ: Mapping[str, str] | None = None,
+) -> str:
+    """One setting as flags or environment give it, for when ``load`` has refused another one."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    variables = os.environ if environ is None else environ
+    default = variables.get(f"{prefix}_{name.upper()}", "")
+    parser.add_argument(f"--{name.replace('_', '-')}", dest="text", nargs="?", default=default)
+    text: str | None = parser.parse_known_args(list(argv))[0].text
+    return text or ""
 
 
 def field_help(cls: type) -> dict[str, str]:
@@ -135,7 +155,7 @@ def _arguments(
     program = f"python -m {prefix.lower()}"
     parser = _Parser(prog=program, description=inspect.getdoc(cls), allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
-    parser.add_argument("--print-config", action="store_true", help="show all values and leave")
+    parser.add_argument("--print-config", action="store_true", help="check all, print it as JSON")
     parser.add_argument("--version", action="version", version=f"ssd {ssd.__version__}")
     helps = field_help(cls)
     for name, item in known.items():
@@ -276,11 +296,3 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
     return "none" if value in ("", None) else str(value)
-
-
-def _print_config(settings: Any, sources: Mapping[str, str]) -> NoReturn:
-    document = {item.name: getattr(settings, item.name) for item in fields(settings)}
-    for name, value in document.items():
-        # JSON values are YAML: the output is a file that --config reads.
-        sys.stdout.write(f"{name}: {json.dumps(value)}  # {sources[name]}\n")
-    raise SystemExit(0)

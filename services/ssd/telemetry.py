@@ -75,6 +75,10 @@ DRAFT_TABLE_SECONDS = Histogram(
 )
 DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Sessions open now.")
 DRAFT_CAPACITY = Gauge("ssd_draft_capacity", "Sessions that a draft keeps at most.")
+DESIRED_DRAFT_REPLICAS = Gauge(
+    "ssd_desired_draft_replicas",
+    "Drafts that the eligible sequences of a target would fill, a fraction; mean over 30 s.",
+)
 LINK_STATE = Gauge("ssd_link_state", "1 while a link takes sessions, else 0.", ["draft"])
 LINK_RTT_SECONDS = Gauge(
     "ssd_link_rtt_seconds", "Seconds from a beat to its echo, event loop to event loop.", ["draft"]

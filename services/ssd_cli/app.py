@@ -36,6 +36,9 @@ _debug = False
 BAD_INPUT = (RequestError, SettingsError, ModelNotFoundError)
 """Errors whose cause is what the caller typed: exit code 2."""
 
+MAX_TOKENS = 1 << 20
+"""More than any model has room for."""
+
 Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
 Draft = Annotated[str, typer.Option("--draft", help="Model folder, demo://draft or hf://…")]
 NumDrafts = Annotated[int, typer.Option("--num-drafts", min=0, max=64, help="Draft processes.")]
@@ -45,8 +48,11 @@ Dtype = Annotated[
     Literal["bfloat16", "float32"], typer.Option("--dtype", help="Of weights and KV.")
 ]
 Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="New tokens at most.")]
-ModeOption = Annotated[Mode, typer.Option("--mode", help="How rounds are run.")]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", min=1, max=MAX_TOKENS, help="New tokens at most.")
+]
+Modes = Literal["auto", "autoregressive", "speculative"]
+ModeOption = Annotated[Modes, typer.Option("--mode", help="How rounds are run.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
 OF_A_DEPLOYMENT = ("target", "draft", "lookahead", "branches", "num_drafts", "dtype")
@@ -85,7 +91,7 @@ def generate_command(
     ] = None,
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
-    mode: ModeOption = Mode.AUTO,
+    mode: ModeOption = "auto",
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**64 - 1, help="Of the noise; drawn if unset.")
     ] = None,
@@ -102,19 +108,22 @@ def generate_command(
     """Continue a prompt."""
     if endpoint is not None:
         _refuse_beside_endpoint(context)
+        _check_endpoint(endpoint)
+    if temperature != temperature:  # noqa: PLR0124 - only NaN differs from itself
+        raise typer.BadParameter("--temperature nan is not a number of 0..2")
     call = GenerateCall(
         prompt=sys.stdin.read() if prompt == "-" else prompt,
         sampling=SamplingParams(temperature=temperature, stop=tuple(stop or ())),
         seed=seed,
         max_tokens=max_tokens,
-        mode=mode,
+        mode=Mode(mode),
     )
     options = GenerateOptions(
         endpoint=endpoint,
         deployment=Deployment(
             target=target,
             draft=draft,
-            num_drafts=0 if mode is Mode.AUTOREGRESSIVE else num_drafts,
+            num_drafts=0 if mode == "autoregressive" else num_drafts,
             common_flags=_common_flags(lookahead, branches, dtype),
         ),
         is_quiet=is_json,
@@ -136,7 +145,7 @@ def up_command(
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
     num_drafts: NumDrafts = 1,
-    mode: ModeOption = Mode.AUTO,
+    mode: ModeOption = "auto",
     lookahead: Lookahead = 6,
     branches: Branches = 24,
     dtype: Dtype = "bfloat16",
@@ -150,10 +159,15 @@ def up_command(
     debug: Debug = False,
 ) -> None:
     """Run a target and its drafts on this machine until Ctrl-C."""
+    if port and http_port and abs(port - http_port) <= num_drafts:
+        raise typer.BadParameter(
+            f"--port {port} and --http-port {http_port} are too close: each of the target and its "
+            f"{num_drafts} drafts takes one port after these"
+        )
     deployment = Deployment(
         target=target,
         draft=draft,
-        num_drafts=0 if mode is Mode.AUTOREGRESSIVE else num_drafts,
+        num_drafts=0 if mode == "autoregressive" else num_drafts,
         port=port,
         http_port=http_port,
         common_flags=_common_flags(lookahead, branches, dtype),
@@ -194,7 +208,7 @@ def models_command(
         typer.Argument(help="Folders to look in.", exists=True, file_okay=False),
     ] = None,
     *,
-    is_json: Json = False,
+    is_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
 ) -> None:
     """List the embedded pair and the models in folders."""
     models = local_models(folders or [])
@@ -243,6 +257,12 @@ def _refuse_beside_endpoint(context: typer.Context) -> None:
         )
 
 
+def _check_endpoint(endpoint: str) -> None:
+    host, _, port = endpoint.rpartition(":")
+    if not host or "/" in host.removeprefix("dns:///") or not port.isdecimal():
+        raise typer.BadParameter(f"--endpoint {endpoint!r} is not host:port, 127.0.0.1:50051 say")
+
+
 def _run(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
     """Run a command's work; an error of ours becomes one line and an exit code."""
     try:
@@ -279,5 +299,9 @@ def run(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         # Whoever read the output has left; nothing may be flushed to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        say("error", f"the output cannot be written: {error.strerror or error}", "red")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

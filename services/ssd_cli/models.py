@@ -83,7 +83,12 @@ def models_table(models: Iterable[Model]) -> Table:
     """Return a table of models."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("model", "family", "layers", "width", "vocabulary", "parameters", "weights"):
-        table.add_column(title, justify="left" if title in ("model", "family") else "right")
+        table.add_column(
+            title,
+            justify="left" if title in ("model", "family") else "right",
+            overflow="fold",
+            no_wrap=title != "model",
+        )
     for model in models:
         table.add_row(
             model.name,

@@ -1,17 +1,15 @@
 """``python -m ssd_draft``: read settings, find the model, construct the draft, run it."""
 
-import os
-import socket
 import sys
 from collections.abc import Sequence
 
 from ssd.engine.config import EngineConfig, ModelConfig, length_limit
-from ssd.model_source import resolve
+from ssd.model_source import local_folder, resolve
 from ssd.ports import Tokenizer
-from ssd.process import pin, run_process, run_until_signal
+from ssd.process import peer, pin, run_process, run_until_signal
 from ssd.telemetry import SystemClock
 from ssd.text.tokenizer import load_tokenizer
-from ssd.types import LinkPolicy, Peer
+from ssd.types import LinkPolicy
 from ssd_draft.draft import Draft
 from ssd_draft.links import LinkTerms
 from ssd_draft.settings import DraftSettings
@@ -20,7 +18,7 @@ from ssd_draft.step_thread import StepSettings
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the process; the result is its exit code."""
-    return run_process("draft", DraftSettings, serve, argv)
+    return run_process("draft", DraftSettings, serve, check, argv)
 
 
 async def serve(settings: DraftSettings) -> int:
@@ -39,8 +37,20 @@ async def serve(settings: DraftSettings) -> int:
         num_threads=settings.threads,
         cpus=cpus,
     )
-    draft = Draft(settings, step, link_terms(settings, tokenizer), SystemClock())
+    draft = Draft(
+        settings, step, link_terms(settings, tokenizer, step.engine.max_model_len), SystemClock()
+    )
     return await run_until_signal(draft.run(), draft.leave)
+
+
+def check(settings: DraftSettings) -> None:
+    """Find out what can be known without the weights; a model on the hub is not looked for.
+
+    Raises:
+        SetupError: the process could not start.
+    """
+    if (folder := local_folder(settings.model)) is not None:
+        engine_config(settings, ModelConfig.from_folder(folder), load_tokenizer(folder))
 
 
 def engine_config(
@@ -66,7 +76,7 @@ def engine_config(
     )
 
 
-def link_terms(settings: DraftSettings, tokenizer: Tokenizer) -> LinkTerms:
+def link_terms(settings: DraftSettings, tokenizer: Tokenizer, max_len: int) -> LinkTerms:
     """What every target is held to."""
     return LinkTerms(
         vocab_size=tokenizer.vocab_size,
@@ -74,9 +84,10 @@ def link_terms(settings: DraftSettings, tokenizer: Tokenizer) -> LinkTerms:
         lookahead=settings.lookahead,
         branches=settings.branches,
         capacity=settings.max_sessions,
+        max_len=max_len,
         delay_seconds=settings.inject_delay_ms / 1000,
         default_policy=LinkPolicy(fan_out_policy=settings.fan_out),
-        peer=Peer(pod=f"{socket.gethostname()}:{os.getpid()}"),
+        peer=peer(settings),
     )
 
 

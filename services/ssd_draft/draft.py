@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from ssd.ports import Clock
-from ssd.process import StepThread, post
+from ssd.process import Pulse, StepThread, post
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer, join_address
@@ -48,7 +48,8 @@ class Draft:
         num_bytes = enough_bytes(settings.max_sessions, step.engine.max_model_len, _INBOX_CAPACITY)
         self._inbox = Inbox(_INBOX_CAPACITY, num_bytes, clock)
         self._desk = LinkDesk(terms, self._inbox, clock)
-        life = StepLife(step, self._inbox, clock, log_progress, self._on_count)
+        self._pulse = Pulse(clock)
+        life = StepLife(step, self._inbox, clock, self._on_count, self._pulse)
         self._step = StepThread(life.load, self._inbox.close, step.cpus)
 
     def leave(self) -> None:
@@ -152,17 +153,14 @@ class Draft:
             probes.close()
 
     def _is_live(self) -> bool:
-        return not self._step.ended.done()
+        return not self._step.ended.done() and not self._pulse.is_stuck
 
     def _is_loaded(self) -> bool:
         return self._worker is not None
 
     def _is_ready(self) -> tuple[bool, str]:
+        if self._step.ended.done():
+            return False, "the step thread has ended"
         if self._leaving.is_set():
             return False, "draining"
         return (True, "ready") if self._worker is not None else (False, "loading")
-
-
-def log_progress(stage: str, fraction: float) -> None:
-    """Say how far loading is. Any thread."""
-    _log.info("progress", stage=stage, fraction=round(fraction, 3))

@@ -55,6 +55,8 @@ class LinkTerms:
     lookahead: int
     branches: int
     capacity: int
+    max_len: int
+    """Tokens of a session at most; longer openings are refused before they are queued."""
     delay_seconds: float = 0.0
     """Fault injection: each table leaves that much later."""
     default_policy: LinkPolicy = field(default_factory=LinkPolicy)
@@ -226,8 +228,7 @@ class LinkDesk:
                     case None:
                         return None
                     case SessionOpening():
-                        check_opening(message, self._terms.vocab_size)
-                        self._put(link, Opening(link, message, self._clock.now()))
+                        self._open(link, message)
                     case SessionClosing():
                         self._put(link, Closing(link, message.session))
                     case LinkPolicy():
@@ -260,6 +261,13 @@ class LinkDesk:
         if seconds < STUCK_SECONDS:
             return None
         return LinkError(f"the draft's step thread has taken nothing for {seconds:.1f} s")
+
+    def _open(self, link: DraftLink, opening: SessionOpening) -> None:
+        check_opening(opening, self._terms.vocab_size)
+        if len(opening.token_ids) < self._terms.max_len:
+            self._put(link, Opening(link, opening, self._clock.now()))
+        else:
+            link.refuse(opening.session, Refusal.LENGTH)
 
     def _put(self, link: DraftLink, event: Event) -> None:
         if not self._inbox.put(event):

@@ -242,10 +242,10 @@ def may_open(mine: int, others: Collection[int], max_sessions: int) -> bool:
     """Whether a link with so many sessions may open one more beside those of the other links.
 
     A link takes any free slot up to its share, ceil(max_sessions / links). Beyond it, it leaves one
-    free for each link that is below its own: slots are not idle for links that want none, and a
-    target that comes late finds one at once and the rest as the sessions beyond the share end.
+    slot free as long as another link is below its own: hardly a slot is idle for links that want
+    none, and a target that comes late finds one at once and the rest as sessions end.
     """
     num_free = max_sessions - mine - sum(others)
     share = -(-max_sessions // (1 + len(others)))
-    num_kept_free = 0 if mine < share else sum(each < share for each in others)
-    return num_free > num_kept_free
+    keeps_one_free = mine >= share and any(each < share for each in others)
+    return num_free > keeps_one_free

@@ -53,6 +53,15 @@ class DraftSettings:
     """CPUs of the step thread, as ``0`` or ``0,2-3``; empty for all."""
     io_cpus: str = ""
     """CPUs of all other threads; empty for all."""
+    pod_name: str = ""
+    """Pod of the process, told to its peers; empty gives host name and process id."""
+    node_name: str = ""
+    """Node of the process, told to its peers."""
+    cell: str = ""
+    """Cell of the process, told to its peers."""
+    termination_log: str = ""
+    """File for the one line on why the process could not start; empty for none. In a container,
+    ``/dev/termination-log``."""
     log_format: Literal["json", "text"] = "json"
     """Form of log lines on standard error."""
     reflection: bool = False

@@ -11,7 +11,7 @@ from ssd.engine.config import DTYPES, EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import ModelRunner, load_runner
 from ssd.ports import Clock
-from ssd.process import Progress
+from ssd.process import Pulse, log_progress
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
 from ssd.telemetry import DRAFT_STARTUP_SECONDS
@@ -42,14 +42,14 @@ class StepLife:
         settings: StepSettings,
         inbox: Inbox,
         clock: Clock,
-        on_progress: Progress,
         on_count: Callable[[int], None],
+        pulse: Pulse,
     ) -> None:
         self._settings = settings
         self._inbox = inbox
         self._clock = clock
-        self._on_progress = on_progress
         self._on_count = on_count
+        self._pulse = pulse
 
     def load(self) -> tuple[Worker, Callable[[], None]]:
         """Return the worker, and what runs it until the inbox is closed.
@@ -59,9 +59,9 @@ class StepLife:
         """
         torch.set_num_threads(self._settings.num_threads)
         started_at = self._clock.now()
-        runner = load_runner(self._settings.folder, self._settings.engine, self._on_progress)
+        runner = load_runner(self._settings.folder, self._settings.engine, log_progress)
         loaded_at = self._clock.now()
-        runner.warm_up(self._on_progress)
+        runner.warm_up(log_progress)
         DRAFT_STARTUP_SECONDS.labels(part="load").set(loaded_at - started_at)
         DRAFT_STARTUP_SECONDS.labels(part="warm-up").set(self._clock.now() - loaded_at)
         worker = Worker(self._assemble(runner))
@@ -95,4 +95,5 @@ class StepLife:
             prefill_chunk=engine.prefill_chunk,
             clock=self._clock,
             on_count=self._on_count,
+            pulse=self._pulse,
         )

@@ -293,6 +293,9 @@ class Tree:
         row_R, column_R = is_real_BP.nonzero(as_tuple=True)
         slots_R = slots_B[row_R]
         noise_RV = self._ring.rows(slots_R, self._trunk_lengths_X[slots_R] + 1 + column_R)
+        if noise_RV is not None:
+            # Kept logits end where the token ids do, before a model's padding.
+            noise_RV = noise_RV[:, : logits_BPV.shape[2]]
         ids_RM, scores_RM = top_candidates(
             logits_BPV[row_R, column_R],
             self._temperatures_X[slots_R],

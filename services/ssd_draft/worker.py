@@ -14,6 +14,7 @@ import numpy as np
 
 from ssd.errors import LinkError
 from ssd.ports import Clock
+from ssd.process import Pulse
 from ssd.speculation.fan_out import FanOutPolicy
 from ssd.speculation.table import OutcomeTable
 from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SECONDS, get_logger
@@ -42,6 +43,7 @@ class Parts:
     clock: Clock
     on_count: Callable[[int], None]
     """Told the number of sessions whenever it has changed."""
+    pulse: Pulse
 
 
 class Worker:
@@ -58,6 +60,7 @@ class Worker:
         self._chunk = parts.prefill_chunk
         self._clock = parts.clock
         self._on_count = parts.on_count
+        self._pulse = parts.pulse
         self._recent_seconds: deque[float] = deque([0.0], _REMEMBERED_TABLES)
         self._batches_since_chunk = 0
         self._is_draining = False
@@ -76,10 +79,12 @@ class Worker:
         """Serve until the inbox is closed."""
         while not self._inbox.is_closed:
             if not self.run_step():
-                self._inbox.wait()
+                with self._pulse.resting():
+                    self._inbox.wait()
 
     def run_step(self) -> bool:
         """Hear what came and do the most urgent thing; False if there was nothing to do."""
+        self._pulse.beat()
         events = self._inbox.drain()
         for event in events:
             self._hear(event)

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from ssd.engine.config import EngineConfig, ModelConfig, length_limit
-from ssd.model_source import resolve
+from ssd.model_source import local_folder, resolve
 from ssd.ports import Tokenizer
 from ssd.process import pin, run_process, run_until_signal
 from ssd.telemetry import SystemClock
@@ -16,7 +16,7 @@ from ssd_target.target import Target
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the process; the result is its exit code."""
-    return run_process("target", TargetSettings, serve, argv)
+    return run_process("target", TargetSettings, serve, check, argv)
 
 
 async def serve(settings: TargetSettings) -> int:
@@ -37,6 +37,16 @@ async def serve(settings: TargetSettings) -> int:
     )
     target = Target(settings, step, tokenizer, SystemClock())
     return await run_until_signal(target.run(), target.leave)
+
+
+def check(settings: TargetSettings) -> None:
+    """Find out what can be known without the weights; a model on the hub is not looked for.
+
+    Raises:
+        SetupError: the process could not start.
+    """
+    if (folder := local_folder(settings.model)) is not None:
+        engine_config(settings, ModelConfig.from_folder(folder), load_tokenizer(folder))
 
 
 def engine_config(

@@ -13,12 +13,14 @@ import torch
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.ports import Clock
+from ssd.process import Pulse
 from ssd.speculation.outcome import Outcomes
 from ssd.speculation.verification import verify_coupled
 from ssd.telemetry import get_logger
 from ssd.types import FinishReason, GenerationChunk, Outcome, SequenceId, TokenId, Usage
 from ssd_target.batch_builder import BatchBuilder, Chooser, Proposals
-from ssd_target.draft_pool import Decision, DraftPool, Lookup
+from ssd_target.decision import Decision, Lookup
+from ssd_target.draft_pool import DraftPool
 from ssd_target.inbox import Inbox
 from ssd_target.round_metrics import RoundMetrics
 from ssd_target.scheduler import Plan, Scheduler
@@ -67,6 +69,7 @@ class Parts:
     drafts: DraftPool
     wakeups: Flusher
     clock: Clock
+    pulse: Pulse
 
 
 class DecodeLoop:
@@ -81,8 +84,10 @@ class DecodeLoop:
         self._drafts = parts.drafts
         self._wakeups = parts.wakeups
         self._clock = parts.clock
+        self._pulse = parts.pulse
         self._rounds = RoundLog()
-        self._metrics = RoundMetrics(parts.clock, parts.runner.engine.num_columns)
+        num_columns = parts.runner.engine.num_columns
+        self._metrics = RoundMetrics(parts.clock, num_columns, parts.drafts.demand)
         self._tallies: dict[SequenceId, Tally] = {}
         self._proposed: dict[SequenceId, tuple[TokenId, ...]] = {}
         """What each sequence brings into the coming round; absent is nothing."""
@@ -93,7 +98,8 @@ class DecodeLoop:
             while not self._inbox.is_closed:
                 if self._scheduler.is_idle:
                     self._metrics.publish(self._scheduler, self._drafts)
-                    self._inbox.wait(_IDLE_SECONDS)
+                    with self._pulse.resting():
+                        self._inbox.wait(_IDLE_SECONDS)
                 self.run_round()
             self._cancel_everyone()
         finally:
@@ -116,6 +122,7 @@ class DecodeLoop:
 
     def run_round(self) -> None:
         """One round of all running sequences, and one chunk of one prompt."""
+        self._pulse.beat()
         started = self._clock.now()
         plan = self._scheduler.plan(self._inbox.drain())
         self._begin(plan)
@@ -139,7 +146,8 @@ class DecodeLoop:
             lookups = self._drafts.look_up(decisions)
         self._drafts.send(decisions, lookups, decided_at)
         self._conclude(decisions, lookups)
-        self._metrics.end_round(self._clock.now() - started, decisions, lookups)
+        lasting = self._clock.now() - started
+        self._metrics.end_round(lasting, verify.seconds, decisions, lookups)
 
     def _begin(self, plan: Plan) -> None:
         """Answer who does not run, set the table for who begins, and look for drafts."""

@@ -12,12 +12,16 @@ from ssd.types import (
     Beat,
     Commit,
     LookupResult,
+    Peer,
     SequenceId,
     SessionClosing,
     SessionOpening,
     TargetMessage,
 )
+from ssd_target.capacity import TablePace
 from ssd_target.patience import Patience, Quarantine
+
+_NOBODY = Peer()
 
 
 class LinkState(StrEnum):
@@ -45,8 +49,14 @@ class Session:
     open_by: float = float("inf")
     """When a session that no table has opened is given up."""
     table: OutcomeTable | None = None
+    table_seconds: float | None = None
+    """How long the table took; None for the first, which waited for the prompt's prefill."""
     is_opened: bool = False
     """Whether a first table has come; before, nobody waits for it."""
+
+    def seconds_taken(self, now: float) -> float | None:
+        """How long the draft took for the table, or takes already; None if that says nothing."""
+        return now - self.asked_at if self.table is None else self.table_seconds
 
 
 @dataclass(slots=True)
@@ -111,13 +121,17 @@ class DraftLink:
         capacity: int,
         channel: TensorChannel,
         say: Callable[[TargetMessage], None],
+        *,
+        peer: Peer = _NOBODY,
     ) -> None:
         self.name = name
         self.epoch = epoch
+        self.peer = peer
         self.capacity = max(1, capacity)
         self.counts = LinkCounts()
         self.round_trip = RoundTrip()
         self.sessions: dict[int, Session] = {}
+        self.table_pace = TablePace()
         self.patience = Patience(is_adaptive=False)
         self.quarantine = Quarantine(is_enabled=True)
         self.not_asked_until = 0.0

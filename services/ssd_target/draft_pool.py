@@ -8,7 +8,7 @@ length match exactly; anything else is dropped and counted.
 import threading
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ssd.errors import FrameError, LinkError
 from ssd.ports import Clock
@@ -27,16 +27,16 @@ from ssd.types import (
     Commit,
     Explicit,
     LookupResult,
-    Outcome,
     SequenceId,
     SessionOpening,
     SessionRefusal,
-    TokenId,
 )
+from ssd_target.decision import NOTHING_FOUND, Decision, Lookup
+from ssd_target.demand import Demand
 from ssd_target.draft_link import DraftLink, LinkCounts, LinkState, Session
 from ssd_target.patience import Patience, Quarantine, opening_seconds
 from ssd_target.scheduler import Load
-from ssd_target.sequence import Emission, Sequence
+from ssd_target.sequence import Sequence
 
 _log = get_logger(__name__)
 _ASK_AGAIN_SECONDS = 1.0
@@ -59,28 +59,6 @@ class PoolSettings:
     backup: str = "ngram"
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What a round decided on one sequence."""
-
-    sequence: Sequence
-    base_len: int
-    """Committed tokens before the round."""
-    num_proposed: int
-    outcome: Outcome
-    emission: Emission
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """What follows from a decision: the next proposal and where it comes from."""
-
-    result: LookupResult = LookupResult.NONE
-    next: Branch | Explicit = field(default_factory=Explicit)
-    tokens: tuple[TokenId, ...] = ()
-
-
-_NOTHING = Lookup()
 Found = tuple[Session | None, OutcomeTable | None]
 """A sequence's session and its table, where there are any."""
 
@@ -104,6 +82,8 @@ class DraftPool:
         """Rounds of all links since the start."""
         self.load = Load()
         """What the target had to do when it last said so."""
+        self.demand = Demand()
+        """What it has asked of its drafts lately."""
 
     # The asyncio loop.
 
@@ -124,7 +104,7 @@ class DraftPool:
             self._changed.notify_all()
 
     def drain(self, link: DraftLink) -> None:
-        """The draft takes no more sessions; those it has go on."""
+        """The draft is leaving: it gets no more sessions, and loses those it has in next round."""
         with self._changed:
             link.is_draining = True
 
@@ -174,13 +154,17 @@ class DraftPool:
         if session is None or table.part != _MAIN_PART:
             STALE_FRAMES_TOTAL.inc()
             return
-        session.is_opened = True
+        was_opened, session.is_opened = session.is_opened, True
         if table.base_len != session.base_len or session.table is not None:
             STALE_FRAMES_TOTAL.inc()
             return
         session.table = table
-        link.patience.observe(now - session.asked_at)
-        DRAFT_TABLE_SECONDS.observe(now - session.asked_at)
+        if not was_opened:
+            # It took the prompt's prefill and the queue before it: no measure of tables.
+            return
+        session.table_seconds = now - session.asked_at
+        link.patience.observe(session.table_seconds)
+        DRAFT_TABLE_SECONDS.observe(session.table_seconds)
 
     # Any thread.
 
@@ -207,12 +191,14 @@ class DraftPool:
     def open_sessions(self, sequences: Iterable[Sequence]) -> None:
         """Give each of these sequences a draft, the least loaded first, while there is room.
 
-        A sequence must not carry a proposal into the coming round: the draft supposes that the
+        Those of a draft that is leaving get another one, and it ends the sooner. A sequence must
+        not carry a proposal into the coming round: the draft supposes that the
         round after an opening proposes nothing.
         """
         if not self._links:
             return
         self._give_up_openings()
+        self._move_out()
         for sequence in sequences:
             if sequence.sequence_id in self._sessions or sequence.num_remaining <= 1:
                 continue
@@ -238,7 +224,7 @@ class DraftPool:
             dropped = self._drop_late_links(tables.values())
         _tell_closed(dropped)
         return [
-            _NOTHING
+            NOTHING_FOUND
             if each.emission.finish_reason is not None
             else self._look_up_one(each, *tables[each.sequence.sequence_id])
             for each in decisions
@@ -279,6 +265,16 @@ class DraftPool:
                 link.quarantine.begin(now)
                 _log.warning("openings_unanswered", draft=link.name)
         _tell_closed(given_up)
+
+    def _move_out(self) -> None:
+        """Close the sessions of drafts that are leaving."""
+        with self._changed:
+            leaving = [link for link in self._links.values() if link.is_draining and link.sessions]
+            closed = [session for link in leaving for session in link.sessions.values()]
+            self._forget(closed)
+        _tell_closed(closed)
+        for link in leaving:
+            _log.info("moved_out", draft=link.name)
 
     def _least_loaded(self, sequence_id: SequenceId) -> DraftLink | None:
         now = self._clock.now()
@@ -343,15 +339,18 @@ class DraftPool:
         return found
 
     def _drop_late_links(self, found: Iterable[Found]) -> list[Session]:
-        """Take the sessions from links that were late once too often. Lock held."""
+        """Judge links by their tables; take the sessions from those late too often. Lock held."""
         now = self._clock.now()
-        is_timely: dict[DraftLink, bool] = {}
-        for session, table in found:
+        by_link: dict[DraftLink, list[Session]] = {}
+        for session, _ in found:
             if session is not None and session.is_opened:
-                in_time = table is not None
-                is_timely[session.link] = is_timely.get(session.link, False) or in_time
+                by_link.setdefault(session.link, []).append(session)
         dropped: list[Session] = []
-        for link, any_in_time in is_timely.items():
+        for link, sessions in by_link.items():
+            taken = [each.seconds_taken(now) for each in sessions]
+            if known := [seconds for seconds in taken if seconds is not None]:
+                link.table_pace.note(known)
+            any_in_time = any(each.table is not None for each in sessions)
             if not any_in_time:
                 link.patience.forget()
             if link.quarantine.note_round(now, any_in_time=any_in_time):
@@ -371,7 +370,7 @@ class DraftPool:
         self, decision: Decision, session: Session | None, table: OutcomeTable | None
     ) -> Lookup:
         if session is None or not session.is_opened:
-            return _NOTHING
+            return NOTHING_FOUND
         limit = min(self._settings.lookahead, decision.sequence.num_remaining - 1)
         index = table.look_up(decision.outcome) if table is not None else None
         if table is not None and index is not None:

@@ -2,8 +2,9 @@
 
 One task an address. A lost link is dialled again within a second, so that speed is back within
 seconds; a refused one every ten. A DNS name is resolved every two seconds: addresses that appear
-are dialled, addresses that go are dropped; a name that cannot be resolved keeps its last answer,
-since drafts that are up need no name server.
+are dialled; those that go are not dialled again, but a link that is up serves until it ends, since
+a draft loses its name whenever its probe fails once and says itself when it leaves for good. A
+name server that does not answer changes nothing.
 """
 
 import asyncio
@@ -14,8 +15,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.process import in_daemon_thread
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkFrames
 from ssd.rpc.link_life import BEAT_SECONDS, HANDSHAKE_SECONDS, LEASE_SECONDS, first_result
@@ -27,6 +30,7 @@ from ssd.transport.frame import Frame, FrameLimits
 from ssd.types import Beat, Draining, LinkHello, LinkPolicy, LinkWelcome, SessionRefusal
 from ssd_target.draft_link import DraftLink, LinkState
 from ssd_target.draft_pool import DraftPool
+from ssd_target.settings import DNS_SCHEME
 
 _log = get_logger(__name__)
 RESOLVE_SECONDS = 2.0
@@ -43,13 +47,20 @@ Resolver = Callable[[str, int], Awaitable[set[str]]]
 
 
 async def resolve(host: str, port: int) -> set[str]:
-    """Ask the system's resolver.
+    """Ask the system's resolver; a name without addresses, or that does not exist, has none.
 
     Raises:
-        OSError: the name has no address, or nobody answers for it.
+        OSError: nobody answers for the name.
     """
-    loop = asyncio.get_running_loop()
-    answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        answers = await in_daemon_thread(
+            partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        )
+    except socket.gaierror as error:
+        # What Kubernetes says of a Service with no pod that is ready.
+        if error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}:
+            return set()
+        raise
     return {join_address(str(answer[4][0]), int(answer[4][1])) for answer in answers}
 
 
@@ -77,8 +88,13 @@ class DraftLinks:
         self._pool = pool
         self._resolver = resolver
         self._literal = {address for address in addresses if is_literal(address)}
-        self._names = [address for address in addresses if not is_literal(address)]
+        names = [address for address in addresses if not is_literal(address)]
+        self._names = [name.removeprefix(DNS_SCHEME) for name in names]
+        self._wanted: set[str] = set()
+        """Addresses to dial: all literal ones, and those in the newest answers."""
         self._answers: dict[str, set[str]] = {}
+        self._asked: dict[str, asyncio.Future[set[str]]] = {}
+        """Questions without an answer so far: none is asked twice at a time."""
         self._hello = hello
         self._policy = policy
         self._epochs = itertools.count(1)
@@ -99,39 +115,52 @@ class DraftLinks:
                         return
                     await asyncio.sleep(RESOLVE_SECONDS)
         finally:
-            self._tasks.clear()
+            for question in self._asked.values():
+                question.cancel()
 
     async def _resolve(self) -> set[str]:
         for name in self._names:
             host, _, port = name.rpartition(":")
+            if name not in self._asked:
+                self._asked[name] = asyncio.ensure_future(self._resolver(host, int(port)))
             try:
                 async with asyncio.timeout(LONGEST_RESOLVE_SECONDS):
-                    self._answers[name] = await self._resolver(host, int(port))
+                    answer = await asyncio.shield(self._asked[name])
             except (OSError, UnicodeError) as error:
+                if self._asked[name].done():
+                    del self._asked[name]
                 _log.info("drafts_not_resolved", name=name, reason=str(error) or "no answer")
+                continue
+            del self._asked[name]
+            if answer != self._answers.get(name):
+                _log.info("drafts_resolved", name=name, addresses=len(answer))
+            self._answers[name] = answer
         return set().union(*self._answers.values())
 
     def _follow(self, group: asyncio.TaskGroup, addresses: set[str]) -> None:
+        self._wanted = addresses
         for address in self._tasks.keys() - addresses:
-            self._tasks.pop(address).cancel()
-            self._reports.pop(address, None)
+            if self._reports[address].link is None:
+                self._tasks[address].cancel()
         for address in addresses - self._tasks.keys():
+            self._report(LinkReport(address, LinkState.CONNECTING))
             self._tasks[address] = group.create_task(self._keep_up_and_forget(address))
 
     async def _keep_up_and_forget(self, address: str) -> None:
         try:
             await self._keep_up(address)
         finally:
+            del self._tasks[address]
+            del self._reports[address]
             # Only now has the last beat of the link set its gauges.
             for gauge in (LINK_STATE, LINK_RTT_SECONDS):
                 with suppress(KeyError):
                     gauge.remove(address)
 
     async def _keep_up(self, address: str) -> None:
-        """Hold a link to one address, for ever."""
+        """Hold a link to one address, as long as it is wanted."""
         pause = FIRST_REDIAL_SECONDS
-        self._report(LinkReport(address, LinkState.CONNECTING))
-        while True:
+        while address in self._wanted:
             loop = asyncio.get_running_loop()
             dialled_at = loop.time()
             try:
@@ -169,7 +198,9 @@ class DraftLinks:
         welcome = await _first_answer(call)
         check_welcome(hello, welcome)
         channel = CHANNELS[hello.channel](LinkFrames(call), frame_limits(welcome))
-        link = DraftLink(address, hello.epoch, welcome.capacity, channel, call.send)
+        link = DraftLink(
+            address, hello.epoch, welcome.capacity, channel, call.send, peer=welcome.peer
+        )
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         channel.start(
             lambda frame: self._on_frame(link, frame, ended),
@@ -245,6 +276,8 @@ class DraftLinks:
 
 def is_literal(address: str) -> bool:
     """Whether an address names one endpoint: a number or ``localhost``, not a DNS name."""
+    if address.startswith(DNS_SCHEME):
+        return False
     host = address.rpartition(":")[0].strip("[]")
     if host == "localhost":
         return True

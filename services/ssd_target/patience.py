@@ -18,8 +18,9 @@ LATE_ROUNDS = 3
 FIRST_QUARANTINE_SECONDS = 5.0
 LONGEST_QUARANTINE_SECONDS = 60.0
 OPENING_SECONDS = 5.0
-OPENING_SECONDS_A_TOKEN = 0.001
-"""Slower than any draft that is worth having; only one that hangs is given up."""
+OPENING_SECONDS_A_TOKEN = 0.005
+"""Slower than any draft that is worth having, also while it serves others: it grows up to four
+batches of tables between two chunks of a prompt."""
 FORGIVEN_AFTER_ROUNDS = 50
 """Rounds in time after which the next quarantine is a first one again."""
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from ssd import telemetry
 from ssd.ports import Clock
 from ssd.types import LookupResult
-from ssd_target.draft_pool import Decision, DraftPool, Lookup
+from ssd_target.decision import Decision, Lookup
+from ssd_target.demand import Demand
+from ssd_target.draft_pool import DraftPool
 from ssd_target.scheduler import Scheduler
 
 
@@ -26,8 +28,9 @@ class RoundMetrics:
     all bookkeeping together.
     """
 
-    def __init__(self, clock: Clock, num_columns: int) -> None:
+    def __init__(self, clock: Clock, num_columns: int, demand: Demand) -> None:
         self._clock = clock
+        self._demand = demand
         seconds = telemetry.ROUND_SECONDS
         self._round_seconds = {part: seconds.labels(part=part) for part in ("verify", "wait")}
         self._host_seconds = seconds.labels(part="host")
@@ -58,9 +61,15 @@ class RoundMetrics:
             self._round_seconds[part].observe(span.seconds)
 
     def end_round(
-        self, round_seconds: float, decisions: Rows[Decision], lookups: Rows[Lookup]
+        self,
+        round_seconds: float,
+        verify_seconds: float,
+        decisions: Rows[Decision],
+        lookups: Rows[Lookup],
     ) -> None:
         """Publish the round."""
+        num_tokens = sum(len(each.emission.token_ids) for each in decisions)
+        self._demand.note_round(len(decisions), num_tokens, verify_seconds)
         self._host_seconds.observe(max(0.0, round_seconds - self._elsewhere_seconds))
         self._elsewhere_seconds = 0.0
         for decision, lookup in zip(decisions, lookups, strict=True):
@@ -83,6 +92,7 @@ class RoundMetrics:
         self._num_changes = scheduler.num_changes
         load = scheduler.load
         drafts.load = load
+        self._demand.eligible.note(load.eligible, self._clock.now())
         telemetry.RUNNING_SEQUENCES.set(load.running)
         telemetry.WAITING_SEQUENCES.set(load.waiting)
         self._kv_blocks["free"].set(scheduler.num_free_blocks)

@@ -46,8 +46,8 @@ class Load:
 
     running: int = 0
     waiting: int = 0
-    wanting: int = 0
-    """Those of both that want a draft."""
+    eligible: int = 0
+    """Those of the running whose mode may speculate, with a draft or without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Scheduler:
         return Load(
             running=self.num_running,
             waiting=self.num_waiting,
-            wanting=sum(arrival.wants_draft for arrival in self.everyone()),
+            eligible=sum(sequence.wants_draft for sequence in self._running.values()),
         )
 
     @property

@@ -6,6 +6,9 @@ from typing import Literal
 from ssd.errors import SettingsError
 from ssd.settings import parse_cpus
 
+DNS_SCHEME = "dns:///"
+"""Before an address: a name to resolve."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSettings:
@@ -23,7 +26,8 @@ class TargetSettings:
     """Port of /livez, /readyz and /metrics; 0 lets the system choose."""
     drafts: tuple[str, ...] = ()
     """Addresses ``host:port`` of drafts. A DNS name stands for all addresses behind it and is
-    resolved every 2 s; numbers and ``localhost`` are taken as they are."""
+    resolved every 2 s; numbers and ``localhost`` are taken as they are. ``dns:///host:port`` is a
+    name whatever it looks like."""
 
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of weights and KV."""
@@ -76,6 +80,15 @@ class TargetSettings:
     """CPUs of the step thread, as ``0`` or ``0,2-3``; empty for all."""
     io_cpus: str = ""
     """CPUs of all other threads; empty for all."""
+    pod_name: str = ""
+    """Pod of the process, told to its peers; empty gives host name and process id."""
+    node_name: str = ""
+    """Node of the process, told to its peers."""
+    cell: str = ""
+    """Cell of the process, told to its peers."""
+    termination_log: str = ""
+    """File for the one line on why the process could not start; empty for none. In a container,
+    ``/dev/termination-log``."""
     log_format: Literal["json", "text"] = "json"
     """Form of log lines on standard error."""
     reflection: bool = False
@@ -122,6 +135,6 @@ def check_address(address: str) -> None:
     Raises:
         SettingsError: no host, or no port of 1..65535.
     """
-    host, _, port = address.rpartition(":")
+    host, _, port = address.removeprefix(DNS_SCHEME).rpartition(":")
     if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise SettingsError(f"drafts holds {address!r}, which is not host:port with port 1..65535")

@@ -10,7 +10,7 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import ModelRunner, load_runner
 from ssd.ports import Clock
-from ssd.process import Progress
+from ssd.process import Pulse, log_progress
 from ssd.speculation.noise import NoiseRing
 from ssd_target.batch_builder import BatchBuilder, Chooser
 from ssd_target.decode_loop import DecodeLoop, Parts
@@ -42,14 +42,14 @@ class StepLife:
         drafts: DraftPool,
         wakeups: Wakeups,
         clock: Clock,
-        on_progress: Progress,
+        pulse: Pulse,
     ) -> None:
         self._settings = settings
         self._inbox = inbox
         self._drafts = drafts
         self._wakeups = wakeups
         self._clock = clock
-        self._on_progress = on_progress
+        self._pulse = pulse
 
     def load(self) -> tuple[ModelRunner, Callable[[], None]]:
         """Return the runner, and what serves with it until the inbox is closed.
@@ -58,8 +58,8 @@ class StepLife:
             SetupError: the model cannot be loaded.
         """
         torch.set_num_threads(self._settings.num_threads)
-        runner = load_runner(self._settings.folder, self._settings.engine, self._on_progress)
-        runner.warm_up(self._on_progress)
+        runner = load_runner(self._settings.folder, self._settings.engine, log_progress)
+        runner.warm_up(log_progress)
         return runner, DecodeLoop(self._assemble(runner)).run
 
     def _assemble(self, runner: ModelRunner) -> Parts:
@@ -85,4 +85,5 @@ class StepLife:
             drafts=self._drafts,
             wakeups=self._wakeups,
             clock=self._clock,
+            pulse=self._pulse,
         )

@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ssd.ports import Clock, Tokenizer
-from ssd.process import StepThread
+from ssd.process import Pulse, StepThread, peer
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.rpc.server import RpcServer
-from ssd.telemetry import get_logger
+from ssd.telemetry import DESIRED_DRAFT_REPLICAS, get_logger
 from ssd.text.chat_template import load_template
 from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy
 from ssd_target.draft_pool import DraftPool, PoolSettings
@@ -59,7 +59,8 @@ class Target:
         template = load_template(step.folder)
         self._desk = FrontDesk(desk_settings(settings), tokenizer, template, inbox, clock)
         self._wakeups = Wakeups(asyncio.get_running_loop())
-        life = StepLife(step, inbox, self._pool, self._wakeups, clock, log_progress)
+        self._pulse = Pulse(clock)
+        life = StepLife(step, inbox, self._pool, self._wakeups, clock, self._pulse)
         self._step = StepThread(life.load, inbox.close, step.cpus)
 
     def leave(self) -> None:
@@ -80,6 +81,7 @@ class Target:
             SetupError: the process cannot start.
         """
         started_at = self._clock.now()
+        DESIRED_DRAFT_REPLICAS.set_function(self._desired_draft_replicas)
         async with self._listening() as server:
             self._step.start()
             await self._first_of(self._step.loaded, self._step.ended)
@@ -152,27 +154,26 @@ class Target:
             probes.close()
 
     def _pool_status(self) -> PoolStatus:
-        pool = self._pool
-        return pool_status(self._links.reports(), pool.counts, pool.load, self._clock.now())
+        return pool_status(self._links.reports(), self._pool, self._clock.now())
+
+    def _desired_draft_replicas(self) -> float:
+        return self._pool_status().desired_draft_replicas
 
     def _is_live(self) -> bool:
-        return not self._step.ended.done()
+        return not self._step.ended.done() and not self._pulse.is_stuck
 
     def _is_ready(self) -> tuple[bool, str]:
-        if self._desk.is_open:
-            return True, "ready"
-        return False, "draining" if self._leaving.is_set() else "loading"
+        if self._step.ended.done():
+            return False, "the step thread has ended"
+        if self._leaving.is_set():
+            return False, "draining"
+        return (True, "ready") if self._desk.is_open else (False, "loading")
 
 
 def note_end_of_links(links: "asyncio.Task[None]") -> None:
     """Say that a bug ended the links; requests run plain from then on."""
     if not links.cancelled() and (crash := links.exception()) is not None:
         _log.error("links_crashed", error=repr(crash))
-
-
-def log_progress(stage: str, fraction: float) -> None:
-    """Say how far loading is. Any thread."""
-    _log.info("progress", stage=stage, fraction=round(fraction, 3))
 
 
 def hello(settings: TargetSettings, tokenizer: Tokenizer) -> LinkHello:
@@ -185,6 +186,7 @@ def hello(settings: TargetSettings, tokenizer: Tokenizer) -> LinkHello:
         branches=settings.branches,
         channel="grpc",
         epoch=0,
+        peer=peer(settings),
     )
 
 

@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 
 STAND_INS = {
+    "operator/ssd_operator/cluster.py:Cluster": (
+        "tests/unit/ssd_operator/memory_cluster.py:MemoryCluster"
+    ),
+    "operator/ssd_operator/reconcile.py:Engines": "tests/unit/ssd_operator/world.py:MemoryEngines",
     "services/ssd/ports.py:Clock": "services/ssd/testing/clock.py:FakeClock",
     "services/ssd/ports.py:TokenSink": "services/ssd/testing/sink.py:ListSink",
     "services/ssd/ports.py:ByteStream": "services/ssd/testing/stream.py:MemoryStream",

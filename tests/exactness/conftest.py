@@ -23,6 +23,7 @@ class Row:
     looked_up: int
     late: int
     tokens_per_round: float
+    num_proposed: int
     num_rejected: int
     """Proposed tokens that were not accepted."""
 

@@ -136,6 +136,7 @@ def compare(
         looked_up=sum(s.hits + s.misses + s.late for s in statistics),
         late=sum(s.late for s in statistics),
         tokens_per_round=tokens / sum(s.rounds for s in statistics),
+        num_proposed=sum(s.proposed_tokens for s in statistics),
         num_rejected=sum(s.proposed_tokens - s.accepted_tokens for s in statistics),
     )
     report.rows.append(row)
@@ -227,6 +228,8 @@ def test_a_draft_that_is_the_target_always_hits_and_proposes_what_is_accepted(
         assert row.looked_up - row.hits <= 2
         # Rounds before a session has opened propose nothing; every other one keeps all it proposed.
         assert row.num_rejected <= 2 * lookahead
+        # A hit proposes K tokens, but for the last one of a text: K+1 tokens a round, then.
+        assert row.num_proposed >= lookahead * (row.hits - row.num_prompts)
         assert row.tokens_per_round > 1.2
 
 

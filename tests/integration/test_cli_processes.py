@@ -168,7 +168,7 @@ async def test_the_end_of_the_target_ends_up_with_an_error(pair: tuple[str, ...]
         os.kill(victim, signal.SIGKILL)
         assert await process.wait() == 1
         assert process.stderr is not None
-        assert b"error: target ended with exit code -9" in await process.stderr.read()
+        assert b"error: target was killed by signal 9" in await process.stderr.read()
         assert not any(map(is_running, children))
 
 

@@ -359,10 +359,10 @@ async def test_a_drain_ends_in_time_even_if_sessions_stay(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "error"),
     [
-        (("--lookahead", "99"), 2, "SettingsError"),
-        (("--lookahaed", "6"), 2, "SettingsError"),
-        (("--cpus", "9999"), 2, "SettingsError"),
-        (("--model", "/nowhere"), 1, "ModelNotFoundError"),
+        (("--lookahead", "99"), 78, "SettingsError"),
+        (("--lookahaed", "6"), 78, "SettingsError"),
+        (("--cpus", "9999"), 78, "SettingsError"),
+        (("--model", "/nowhere"), 78, "ModelNotFoundError"),
     ],
 )
 def test_a_bad_start_is_one_line_and_an_exit_code(

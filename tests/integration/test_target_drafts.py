@@ -4,11 +4,12 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ssd.rpc.client import TargetClient
+from ssd.rpc.client import DraftClient, TargetClient
 from ssd.testing.process import ProcessUnderTest, running
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SamplingParams, SpeculationStatistics
@@ -16,6 +17,7 @@ from ssd.types import Mode, SamplingParams, SpeculationStatistics
 pytestmark = pytest.mark.timeout(120)
 SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--http-port", "0")
 TARGET = (*SHAPE, "--port", "0", "--max-num-seqs", "4", "--deterministic")
+MAX_LEN = 1400
 WARM = SamplingParams(temperature=0.7, seed=2**63 + 5, max_tokens=150, ignore_eos=True)
 PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-quarantine")
 
@@ -26,8 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def draft(folder: Path, port: str = "0") -> AsyncIterator[ProcessUnderTest]:
-    async with running("ssd_draft", "--model", str(folder), *SHAPE, "--port", port) as process:
+async def draft(folder: Path, port: str = "0", *flags: str) -> AsyncIterator[ProcessUnderTest]:
+    shape = (*SHAPE, "--port", port, *flags)
+    async with running("ssd_draft", "--model", str(folder), *shape) as process:
         await process.until("ready")
         yield process
 
@@ -52,11 +55,14 @@ async def until_link(process: ProcessUnderTest, state: str) -> None:
 
 
 async def ask(
-    client: TargetClient, mode: Mode = Mode.AUTO, prompt: str = "some text"
+    client: TargetClient,
+    mode: Mode = Mode.AUTO,
+    prompt: str = "some text",
+    sampling: SamplingParams = WARM,
 ) -> tuple[list[int], SpeculationStatistics]:
     tokens: list[int] = []
     statistics = None
-    async for chunk in client.generate(prompt, WARM, mode):
+    async for chunk in client.generate(prompt, sampling, mode):
         tokens += chunk.token_ids
         statistics = chunk.statistics or statistics
     assert statistics is not None
@@ -119,3 +125,52 @@ async def test_a_draft_that_is_started_later_is_found(folder: Path) -> None:
                 await until_link(process, "active")
                 assert (await client.model_info()).active_drafts == 1
                 assert (await ask(client))[1].hits > 0
+
+
+async def begin_drain(leaving: ProcessUnderTest, *, by_signal: bool) -> None:
+    if by_signal:
+        leaving.signal(signal.SIGTERM)
+    else:
+        async with DraftClient(leaving.grpc_address) as there:
+            assert await there.drain(60_000) > 0
+
+
+@pytest.mark.parametrize("by_signal", [False, True])
+async def test_a_drained_draft_ends_long_before_its_streams_which_move_to_another(
+    tmp_path: Path, *, by_signal: bool
+) -> None:
+    folder = write_tiny_folder(tmp_path / "pair", seed=1, max_len=MAX_LEN)
+    flags = (*PATIENT, "--max-model-len", str(MAX_LEN))
+    long = replace(WARM, max_tokens=MAX_LEN - 100)
+    async with AsyncExitStack() as stack:
+        shape = ("0", "--max-model-len", str(MAX_LEN), "--drain-seconds", "60")
+        pair = [await stack.enter_async_context(draft(folder, *shape)) for _ in range(2)]
+        leaving, staying = pair
+        _, client = await stack.enter_async_context(target(folder, pair, *flags))
+
+        async def sessions() -> dict[str, int]:
+            return {link.address: link.sessions for link in (await client.pool_status()).links}
+
+        prompts = [f"text {n}" for n in range(4)]
+        running_on = [asyncio.create_task(ask(client, Mode.AUTO, each, long)) for each in prompts]
+        async with asyncio.timeout(30):
+            while 0 in (await sessions()).values():
+                pass
+        await begin_drain(leaving, by_signal=by_signal)
+        assert await leaving.wait() == 0
+        assert not any(each.done() for each in running_on), "it did not wait for their ends"
+        assert (await sessions())[staying.grpc_address] == 4
+        answers = await asyncio.gather(*running_on)
+        alone = [ask(client, Mode.AUTOREGRESSIVE, prompt, long) for prompt in prompts]
+        for answer, (plain, _) in zip(answers, await asyncio.gather(*alone), strict=True):
+            assert answer[0] == plain
+            assert answer[1].hits > 0.9 * answer[1].rounds, "a move costs a few rounds"
+
+
+async def test_both_ends_of_a_link_know_each_others_pods(folder: Path) -> None:
+    there = ("--pod-name", "demo-draft-0-x", "--node-name", "n1", "--cell", "0")
+    here = ("--pod-name", "demo-target-0-y", "--node-name", "n1", "--cell", "0")
+    async with draft(folder, "0", *there) as helper, target(folder, [helper], *here) as (_, client):
+        (link,) = (await client.pool_status()).links
+        assert (link.draft_pod, link.draft_node) == ("demo-draft-0-x", "n1")
+        assert (await helper.until("link")).fields["target"] == "demo-target-0-y"

@@ -129,6 +129,8 @@ async def test_running_streams_finish_and_new_ones_are_refused(
         assert (await process.until("draining")).fields["requests"] == 3
         with pytest.raises(NotReadyError, match="draining"):
             await read(client, "too late")
+        assert await process.probe("/readyz") == (503, "draining\n")
+        assert await process.probe("/livez") == (200, "live\n")
         for index, stream in enumerate(streams):
             async for chunk in stream:
                 counts[index] += len(chunk.token_ids)

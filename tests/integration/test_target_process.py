@@ -3,8 +3,8 @@
 import asyncio
 import json
 import signal
-import urllib.error
-import urllib.request
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import ssd
 from ssd.errors import (
     ContextLengthError,
     FieldError,
@@ -27,6 +28,7 @@ from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
 from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams
 
 pytestmark = pytest.mark.timeout(90)
+SERVICES = Path(ssd.__file__).parent.parent
 SMALL = ("--dtype", "float32", "--max-num-seqs", "4", "--prefill-chunk", "32", "--lookahead", "3")
 ANY_PORT = ("--port", "0", "--http-port", "0")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -135,13 +137,8 @@ async def test_tokens_do_not_depend_on_batch_mates(folder: Path) -> None:
 async def test_probes_and_metrics_answer(folder: Path) -> None:
     async with target(folder) as (process, client):
         await ask(client, "abc")
-
-        def get(path: str) -> str:
-            with urllib.request.urlopen(f"http://{process.http_address}{path}") as answer:
-                return str(answer.read().decode())
-
-        assert "ready" in await asyncio.to_thread(get, "/readyz")
-        metrics = await asyncio.to_thread(get, "/metrics")
+        assert await process.probe("/readyz") == (200, "ready\n")
+        _, metrics = await process.probe("/metrics")
         assert 'ssd_round_seconds_count{part="host"} 24.0' in metrics
         assert 'ssd_tokens_total{kind="output"} 24.0' in metrics
 
@@ -163,19 +160,50 @@ async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(folder:
 @pytest.mark.parametrize(
     ("flags", "error", "code"),
     [
-        (("--lookahaed", "4"), "SettingsError", 2),
-        (("--lookahead", "99"), "SettingsError", 2),
-        (("--max-model-len", "100000"), "SettingsError", 2),
-        (("--model", "/nowhere"), "ModelNotFoundError", 1),
+        (("--lookahaed", "4"), "SettingsError", 78),
+        (("--lookahead", "99"), "SettingsError", 78),
+        (("--max-model-len", "100000"), "SettingsError", 78),
+        (("--device", "cuda:99"), "SettingsError", 78),
+        (("--model", "/nowhere"), "ModelNotFoundError", 78),
     ],
 )
 async def test_a_process_that_cannot_start_says_why_in_one_line(
-    folder: Path, flags: tuple[str, ...], error: str, code: int
+    folder: Path, tmp_path: Path, flags: tuple[str, ...], error: str, code: int
 ) -> None:
-    async with running("ssd_target", "--model", str(folder), *ANY_PORT, *flags) as process:
+    log = tmp_path / "termination-log"
+    flags = (*ANY_PORT, "--termination-log", str(log), *flags)
+    async with running("ssd_target", "--model", str(folder), *flags) as process:
         failed = await process.until("failed")
         assert failed.fields["error"] == error
         assert await process.wait() == code
+    assert log.read_text() == f"{error}: {failed.fields['message']}"
+
+
+@pytest.mark.parametrize("module", ["ssd_target", "ssd_draft"])
+@pytest.mark.parametrize(
+    ("flags", "code"), [((), 0), (("--max-model-len", "100000"), 78), (("--model", "/nowhere"), 78)]
+)
+def test_settings_are_shown_without_loading_a_model(
+    folder: Path, module: str, flags: tuple[str, ...], code: int
+) -> None:
+    (weights := folder / "model.safetensors").rename(folder / "away")
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", module, "--model", str(folder), *flags, "--print-config"],
+            cwd=SERVICES,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        (folder / "away").rename(weights)
+    assert ended.returncode == code
+    if code == 0:
+        assert json.loads(ended.stdout)["model"] == str(folder)
+        assert ended.stderr == ""
+    else:
+        assert ended.stdout == ""
+        assert json.loads(ended.stderr)["event"] == "failed"
 
 
 async def test_broken_model_folders_are_named(folder: Path, tmp_path: Path) -> None:
@@ -193,7 +221,7 @@ async def test_broken_model_folders_are_named(folder: Path, tmp_path: Path) -> N
     ):
         async with running("ssd_target", "--model", str(path), *ANY_PORT) as process:
             assert (await process.until("failed")).fields["error"] == error
-            assert await process.wait() == 1
+            assert await process.wait() == 78
 
 
 async def test_a_port_in_use_is_an_error_before_the_model_is_loaded(folder: Path) -> None:

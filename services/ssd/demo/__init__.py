@@ -58,7 +58,6 @@ def _parse(name: str) -> tuple[str, int]:
     if key != "widen" or number not in {str(factor) for factor in FACTORS}:
         allowed = ", ".join(str(factor) for factor in FACTORS)
         raise ModelNotFoundError(
-            f"{name!r}: {wish!r} is no wish that can be met; write ?widen=FACTOR with a factor "
-            f"of {allowed}"
+            f"{name!r}: {wish!r} is not understood; write ?widen=FACTOR with a factor of {allowed}"
         )
     return model, int(number)

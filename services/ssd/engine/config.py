@@ -198,8 +198,11 @@ class EngineConfig:
 
     @property
     def verify_columns(self) -> tuple[int, ...]:
-        """Column counts that a verify may have, ascending; the last one fits every proposal."""
-        one_shape = self.deterministic or self.num_columns == 1
+        """Column counts that a verify may have, ascending; the last one fits every proposal.
+
+        A row in bf16 has the same bits at both; in fp32 it has not, so there is one.
+        """
+        one_shape = self.deterministic or self.num_columns == 1 or self.dtype == "float32"
         return (self.num_columns,) if one_shape else (1, self.num_columns)
 
     @property

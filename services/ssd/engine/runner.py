@@ -4,15 +4,15 @@ Four passes: ``forward`` (a target's verify; plain decoding is its one-column ca
 and a draft's ``run_explicit`` and ``run_branches``. They differ in which slots the queries see and
 where new entries go; the model and the attention kernel are the same.
 
-*Same shape, same bits*: a verify has P columns, or one when nobody proposes; sequences are padded
-to few counts; and attention runs over context chunks of fixed width merged in order. In
+*Same shape, same bits*: a verify has P columns, in bf16 also one when nobody proposes; sequences
+are padded to few counts; and attention runs over context chunks of fixed width merged in order. In
 deterministic mode there is one shape only, so a row's bits do not depend on its column, its batch
 mates or speculation.
 
-*Decision*: the fast mode has the one-column shape. *Because*: 8 sequences of the pair widened 4x
-took 31 ms instead of 91, one took 18 instead of 22, and in bf16 the rows came out bit for bit the
-same (fp32: 1e-5 apart). *Not chosen*: a shape for each proposal length, since their number is what
-start-up time and CUDA graphs pay for. *Revisit when* proposals are mostly shorter than K.
+*Decision*: the fast mode has the one-column shape in bf16. *Because*: 8 sequences of the pair
+widened 4x took 31 ms instead of 91, one took 18 instead of 22, and the rows came out bit for bit
+the same (fp32 ones 1e-5 apart). *Not chosen*: a shape for each proposal length, since their number
+is what start-up time and CUDA graphs pay for. *Revisit when* proposals are mostly shorter than K.
 """
 
 from collections.abc import Callable
@@ -35,6 +35,7 @@ from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
 from ssd.engine.kv_cache.storage import KVStorage, SlotMap
 from ssd.engine.memory import plan_blocks
 from ssd.engine.models.registry import CausalModel, load_model
+from ssd.errors import SettingsError
 
 Progress = Callable[[str, float], None]
 MIN_ROWS = 2
@@ -294,6 +295,19 @@ def sequence_buckets(engine: EngineConfig) -> list[int]:
     return buckets
 
 
+def require_device(device: str) -> None:
+    """Hold the settings to the machine: nothing falls back to another device.
+
+    Raises:
+        SettingsError: there is no such device here.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        cause = str(error).partition("\n")[0]
+        raise SettingsError(f"device {device!r} cannot be used here: {cause}") from error
+
+
 def load_runner(folder: Path, engine: EngineConfig, on_progress: Progress) -> ModelRunner:
     """Read a model folder and make a runner for it; nothing is warmed up yet.
 
@@ -305,6 +319,7 @@ def load_runner(folder: Path, engine: EngineConfig, on_progress: Progress) -> Mo
     Raises:
         SetupError: the folder, its config, its weights or the memory do not allow it.
     """
+    require_device(engine.device)
     model = ModelConfig.from_folder(folder)
     dtype = DTYPES[engine.dtype]
     backend = make_backend(engine.attention)

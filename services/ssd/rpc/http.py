@@ -66,8 +66,8 @@ class ProbeServer:
             server = _Server((self._host, self._asked_port), _Handler)
         except OSError as error:
             raise AddressError(
-                f"cannot listen on {self._host}:{self._asked_port}: {error.strerror}; "
-                "choose another port, or 0 for any"
+                f"cannot listen on {self._host}:{self._asked_port} for HTTP: {error.strerror}; "
+                "choose another --http-port, or 0 for any"
             ) from error
         server.set_app(self._serve)
         self.port = server.server_port

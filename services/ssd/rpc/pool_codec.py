@@ -21,6 +21,8 @@ class LinkStatus:
     round_trip_seconds: float = 0.0
     channel: str = "grpc"
     reason: str = ""
+    draft_pod: str = ""
+    draft_node: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,12 @@ class PoolStatus:
     hit_rate: float = 0.0
     """Hits over rounds that needed a table, 0..1."""
     desired_drafts: int = 0
+    eligible_sequences: float = 0.0
+    """Sequences running whose mode may speculate, mean over 30 s."""
+    speculating: bool = True
+    tokens_per_round: float = 0.0
+    desired_draft_replicas: float = 0.0
+    """``desired_drafts`` before it is rounded up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,30 +55,22 @@ class DraftStatus:
     table_seconds: float
 
 
+_POOL_FACTS = [name for name in PoolStatus.__dataclass_fields__ if name != "links"]
 _PREFIX = "LINK_STATE_"
 _UNKNOWN = "unspecified"
 
 
 def pool_status_response(pool: PoolStatus) -> admin_pb2.GetPoolStatusResponse:
     """The message of a pool's state."""
-    return admin_pb2.GetPoolStatusResponse(
-        links=[_link_message(link) for link in pool.links],
-        running_sequences=pool.running_sequences,
-        waiting_sequences=pool.waiting_sequences,
-        hit_rate=pool.hit_rate,
-        desired_drafts=pool.desired_drafts,
-    )
+    facts = {name: getattr(pool, name) for name in _POOL_FACTS}
+    links = [_link_message(link) for link in pool.links]
+    return admin_pb2.GetPoolStatusResponse(links=links, **facts)
 
 
 def pool_status(message: admin_pb2.GetPoolStatusResponse) -> PoolStatus:
     """A pool's state."""
-    return PoolStatus(
-        links=tuple(_link(link) for link in message.links),
-        running_sequences=message.running_sequences,
-        waiting_sequences=message.waiting_sequences,
-        hit_rate=message.hit_rate,
-        desired_drafts=message.desired_drafts,
-    )
+    facts = {name: getattr(message, name) for name in _POOL_FACTS}
+    return PoolStatus(links=tuple(_link(link) for link in message.links), **facts)
 
 
 def draft_status_response(status: DraftStatus) -> speculation_pb2.GetStatusResponse:

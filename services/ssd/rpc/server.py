@@ -187,11 +187,13 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
         bound = server.add_insecure_port(address)
     except RuntimeError as error:
         raise AddressError(
-            f"cannot listen on {address}: it is in use, or not an address of this machine; "
-            "choose another port, or 0 for any"
+            f"cannot listen on {address} for gRPC: it is in use or not of this machine; "
+            "choose another --port, or 0 for any"
         ) from error
     if bound == 0:
-        raise AddressError(f"cannot listen on {address}; choose another port, or 0 for any")
+        raise AddressError(
+            f"cannot listen on {address} for gRPC; choose another --port, or 0 for any"
+        )
     return bound
 
 

@@ -199,6 +199,10 @@ async def abort_with(
     raise AssertionError("abort returned")
 
 
+_NO_SUCH_SERVICE = "Method not found!"
+"""What gRPC servers say of services they do not have."""
+
+
 def from_rpc_error(error: grpc.RpcError, endpoint: str) -> SSDError:
     """The error of a failed call; ``endpoint`` is named where the server itself was silent."""
     assert isinstance(error, grpc.aio.AioRpcError)
@@ -216,6 +220,10 @@ def from_rpc_error(error: grpc.RpcError, endpoint: str) -> SSDError:
 def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
     """Read a status that gRPC itself or a proxy made."""
     text = f"{endpoint}: {message}"
+    if code is Code.UNIMPLEMENTED and message == _NO_SUCH_SERVICE:
+        return RequestError(
+            f"{endpoint} does not serve this call; is it the port of another process, of a draft?"
+        )
     kinds: dict[grpc.StatusCode, SSDError] = {
         Code.UNAVAILABLE: NotReadyError(f"{endpoint} cannot be reached: {message}"),
         Code.DEADLINE_EXCEEDED: DeadlineError(f"{endpoint} did not answer within the deadline"),

@@ -3,6 +3,8 @@
 import asyncio
 import signal
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -50,6 +52,10 @@ class ProcessUnderTest:
         """Send a signal."""
         self._process.send_signal(number)
 
+    async def probe(self, path: str) -> tuple[int, str]:
+        """Status and text of a page of its HTTP port; after ``listening``."""
+        return await asyncio.to_thread(_get, f"http://{self.http_address}{path}")
+
     async def wait(self) -> int:
         """Exit code; what is left on standard error is read into ``events``."""
         async with asyncio.timeout(_EVENT_SECONDS):
@@ -58,6 +64,15 @@ class ProcessUnderTest:
                 event = parse_event(line.decode())
                 self.events += [event] if event is not None else []
             return await self._process.wait()
+
+
+def _get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url) as answer:  # noqa: S310 - our own address
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return refusal.code, refusal.read().decode()
 
 
 @asynccontextmanager

@@ -5,17 +5,20 @@ import logging
 import os
 import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from ssd.engine.config import EngineConfig
 from ssd.errors import WeightsError
 from ssd.telemetry import SystemClock
+from ssd.testing.clock import FakeClock
 from ssd_draft import step_thread
 from ssd_draft.draft import Draft
 from ssd_draft.links import LinkTerms
 from ssd_draft.settings import DraftSettings
 from ssd_draft.step_thread import StepSettings
+from ssd_draft.worker import Worker
 
 
 def make_draft() -> Draft:
@@ -26,7 +29,9 @@ def make_draft() -> Draft:
         num_threads=1,
         cpus=frozenset({0, 1}),
     )
-    terms = LinkTerms(vocab_size=8, tokenizer_fingerprint="", lookahead=6, branches=4, capacity=1)
+    terms = LinkTerms(
+        vocab_size=8, tokenizer_fingerprint="", lookahead=6, branches=4, capacity=1, max_len=64
+    )
     return Draft(DraftSettings(port=0, http_port=0), step, terms, SystemClock())
 
 
@@ -54,6 +59,30 @@ async def test_weights_that_do_not_fit_are_the_setup_error_they_are(
     monkeypatch.setattr(os, "sched_setaffinity", lambda _thread, _cpus: None)
     with pytest.raises(WeightsError):
         await make_draft().run()
+
+
+async def test_a_draft_is_ready_from_loaded_to_leaving_and_says_why_not() -> None:
+    draft = make_draft()
+    assert draft._is_ready() == (False, "loading")
+    draft._worker = cast(Worker, object())
+    assert draft._is_ready() == (True, "ready")
+    draft.leave()
+    assert draft._is_ready() == (False, "draining")
+    draft._step.ended.set_result(False)
+    assert draft._is_ready() == (False, "the step thread has ended")
+
+
+async def test_a_draft_that_hangs_in_a_step_is_not_live() -> None:
+    draft, clock = make_draft(), FakeClock()
+    draft._pulse._clock = clock
+    assert draft._is_live()
+    draft._pulse.beat()
+    clock.advance(61.0)
+    assert not draft._is_live()
+    with draft._pulse.resting():
+        assert draft._is_live()
+    draft._step.ended.set_result(True)
+    assert not draft._is_live()
 
 
 def test_counting_sessions_after_the_loop_has_closed_is_no_error() -> None:

@@ -17,13 +17,22 @@ from ssd.telemetry import BAD_FRAMES_TOTAL
 from ssd.testing.clock import FakeClock
 from ssd.transport.frame import Frame, FrameKind
 from ssd.transport.grpc_channel import GrpcChannel
-from ssd.types import Beat, LinkHello, LinkWelcome, SessionClosing
+from ssd.types import (
+    Beat,
+    LinkHello,
+    LinkWelcome,
+    SessionClosing,
+    SessionOpening,
+    SessionRefusal,
+)
 from ssd_draft.inbox import Inbox, LinkLost, LinkUp
 from ssd_draft.links import STUCK_SECONDS, DraftLink, LinkDesk, LinkTerms
 from ssd_draft.servicer import SpeculationServicer
 from ssd_draft.sessions import Refusal
 
-TERMS = LinkTerms(vocab_size=10, tokenizer_fingerprint="f", lookahead=6, branches=24, capacity=4)
+TERMS = LinkTerms(
+    vocab_size=10, tokenizer_fingerprint="f", lookahead=6, branches=24, capacity=4, max_len=20
+)
 HELLO = LinkHello(
     wire_version=1,
     vocab_size=10,
@@ -171,3 +180,22 @@ def test_what_the_step_thread_says_after_the_loop_has_closed_is_lost_without_an_
     link.refuse(1, Refusal.GAP)
     link.fail(LinkError("gone"))
     assert not link.ended.done()
+
+
+async def test_an_opening_too_long_for_this_draft_costs_the_session_and_not_the_link(
+    desk: Desk,
+) -> None:
+    too_long = SessionOpening(
+        session=3, token_ids=(1,) * TERMS.max_len, seed=1, temperature=0.0, max_len=4096
+    )
+    async with desk.linked() as call:
+        call.send(too_long)
+        while not isinstance(answer := await call.receive(), SessionRefusal):
+            pass
+        assert answer == SessionRefusal(3, "length")
+        call.send(replace(too_long, session=4, token_ids=(1,) * (TERMS.max_len - 1)))
+        call.send(Beat(nonce=1))
+        while await call.receive() != Beat(echo=1):
+            pass
+        heard = [type(event).__name__ for event in desk.inbox.drain()]
+    assert heard == ["LinkUp", "Opening"]

@@ -171,11 +171,12 @@ def test_a_commit_counts_the_accepted_tokens_and_the_targets_own() -> None:
         (4, [3], False),
         (5, [2], False),
         (4, [0, 0], True),
-        (6, [0, 0], False),
+        (6, [0, 0], True),
+        (7, [0, 0], False),
         (0, [8], False),
     ],
 )
-def test_beyond_its_share_a_link_leaves_a_slot_for_each_link_that_has_less(
+def test_beyond_its_share_a_link_leaves_a_slot_for_those_that_have_less(
     mine: int, others: list[int], *, may: bool
 ) -> None:
     assert may_open(mine, others, 8) == may

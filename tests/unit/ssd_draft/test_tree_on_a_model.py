@@ -1,7 +1,7 @@
 """The tree over the real engine, against a second implementation that runs plain text."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +106,31 @@ class Text:
         self.committed += [*self.proposal[:accepted], bonus]
         self.proposal = guess
         return Move(accepted + 1, bonus, tuple(guess), None)
+
+
+def test_a_vocabulary_that_the_model_pads_costs_nothing(folder: Path) -> None:
+    num_token_ids = VOCAB_SIZE - 9
+    engine = EngineConfig(
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=1,
+        num_columns=SHAPE.num_columns,
+        branches=N,
+        prefill_chunk=CHUNK,
+        num_token_ids=num_token_ids,
+    )
+    shape = replace(SHAPE, max_sessions=1, vocab_size=num_token_ids)
+    runner = load_runner(folder, engine, lambda _stage, _fraction: None)
+    tree = Tree(runner, NoiseRing(1, shape.num_noise_rows, VOCAB_SIZE), shape)
+    tree.open(NewSession(0, list(range(1, 1 + BLOCKS_EACH)), 7, 0, 1.0))
+    tree.start(0, 5, ())
+    for _ in range(3):
+        growth = grown(tree, [0], [Adaptive()])
+        assert 0 <= int(growth.tokens_BNK.max()) < num_token_ids
+        assert int(growth.bonus_BN.max()) < num_token_ids
+        tokens = tuple(growth.tokens_BNK[0, 0].tolist())
+        accepted, bonus = int(growth.accepted_BN[0, 0]), int(growth.bonus_BN[0, 0])
+        tree.advance([0], [Move(accepted + 1, bonus, tokens, 0)])
 
 
 def test_trees_over_pages_and_segments_are_trees_over_text(

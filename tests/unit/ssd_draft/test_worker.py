@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cache
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
+from ssd.process import Pulse
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
 from ssd.speculation.table import OutcomeTable
@@ -101,19 +103,17 @@ class Draft:
             self.pool, max_sessions=SLOTS, block_size=BLOCK, max_len=MAX_LEN, reserved=2 * K + 2
         )
         self.inbox = Inbox(1000, 1 << 20, StillClock())
-        policies: dict[LinkPolicy, object] = {}
         self.counts: list[int] = []
         self.worker = Worker(
             Parts(
                 inbox=self.inbox,
                 sessions=self.sessions,
                 tree=Tree(self.runner, NoiseRing(SLOTS, shape.num_noise_rows, VOCAB), shape),
-                policy_of=lambda policy: policies.setdefault(  # type: ignore[arg-type,return-value]
-                    policy, make_policy(policy.fan_out_policy, policy.fan_out)
-                ),
+                policy_of=cache(lambda policy: make_policy(policy.fan_out_policy, policy.fan_out)),
                 prefill_chunk=CHUNK,
                 clock=StillClock(),
                 on_count=self.counts.append,
+                pulse=Pulse(StillClock()),
             )
         )
 

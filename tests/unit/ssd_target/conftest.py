@@ -10,6 +10,7 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.choose import choose
 from ssd.errors import FrameError, LinkError
+from ssd.process import Pulse
 from ssd.speculation.noise import NoiseRing
 from ssd.testing.ledger_runner import LedgerRunner, law
 from ssd.testing.scripted_draft import Behaviour, ScriptedDraft
@@ -37,7 +38,7 @@ LOOKAHEAD = 3
 COLUMNS = LOOKAHEAD + 1
 BRANCHES = 2
 ENGINE = EngineConfig(
-    dtype="float32",
+    dtype="bfloat16",
     block_size=4,
     max_model_len=64,
     max_num_seqs=4,
@@ -131,12 +132,13 @@ class Bench:
                 scheduler=self.scheduler,
                 runner=self.runner,
                 builder=BatchBuilder(
-                    max_num_seqs=4, verify_columns=(1, COLUMNS), num_blocks_each=16
+                    max_num_seqs=4, verify_columns=ENGINE.verify_columns, num_blocks_each=16
                 ),
                 chooser=Chooser(ring, max_num_seqs=4, num_columns=COLUMNS),
                 drafts=self.pool,
                 wakeups=NoWakeups(),
                 clock=self.clock,
+                pulse=Pulse(self.clock),
             )
         )
         self.num_submitted = 0

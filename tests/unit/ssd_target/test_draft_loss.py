@@ -164,3 +164,59 @@ def test_a_sequence_that_no_draft_can_hold_is_not_offered_again(make_bench: Make
     draft.hear(SessionClosing(openings(draft)[0].session))
     bench.run()
     assert len(openings(draft)) == 1
+
+
+def drain(bench: Any, name: str) -> None:
+    bench.pool.drain(next(link for link in bench.pool.links() if link.name == name))
+
+
+def test_a_draft_that_leaves_is_empty_after_a_round_and_its_sequences_go_to_another(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    bench = make_bench()
+    leaving = bench.join([Behaviour.HIT], name="leaving")
+    sinks = [bench.submit([1, 2, number], 40) for number in range(3)]
+    for _ in range(5):
+        bench.loop.run_round()
+    staying = bench.join([Behaviour.HIT], name="staying")
+    assert (leaving.num_sessions, staying.num_sessions) == (3, 0)
+    drain(bench, "leaving")
+    bench.loop.run_round()
+    assert leaving.num_sessions == 0
+    bench.loop.run_round()
+    assert (leaving.num_sessions, staying.num_sessions) == (0, 3)
+    bench.run()
+    for number, sink in enumerate(sinks):
+        assert sink.tokens == plain([1, 2, number], 40, GREEDY)
+    assert bench.pool.counts.hits > sum(len(each.tokens) for each in sinks) / 8
+
+
+def test_what_is_still_opening_moves_out_too(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    leaving = bench.join([Behaviour.SILENT], name="leaving")
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    staying = bench.join([Behaviour.HIT], name="staying")
+    drain(bench, "leaving")
+    bench.loop.run_round()
+    assert (leaving.num_sessions, staying.num_sessions) == (0, 1)
+    bench.run()
+
+
+def test_with_no_room_elsewhere_the_sequences_of_a_leaving_draft_run_plain(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    bench = make_bench()
+    leaving = bench.join([Behaviour.HIT], name="leaving")
+    staying = bench.join([Behaviour.HIT], name="staying", capacity=1)
+    sinks = [bench.submit([1, 2, number], 30) for number in range(3)]
+    for _ in range(4):
+        bench.loop.run_round()
+    assert (leaving.num_sessions, staying.num_sessions) == (2, 1)
+    drain(bench, "leaving")
+    bench.loop.run_round()
+    bench.loop.run_round()
+    assert (leaving.num_sessions, staying.num_sessions) == (0, 1)
+    bench.run()
+    for number, sink in enumerate(sinks):
+        assert sink.tokens == plain([1, 2, number], 30, GREEDY)

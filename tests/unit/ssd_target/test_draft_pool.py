@@ -225,6 +225,27 @@ def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> No
     bench.run()
 
 
+def test_the_first_table_of_a_session_says_nothing_of_the_drafts_speed(
+    make_bench: MakeBench,
+) -> None:
+    """It waited for the prompt's prefill, and would make a draft look full that is not."""
+    bench = make_bench()
+    bench.join(SILENT)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    bench.clock.time += 3.0
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    bench.loop.run_round()
+    assert link.table_pace.seconds_by_sessions == {}
+    assert link.patience.median_seconds == 0.0
+    bench.clock.time += 0.5
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    bench.loop.run_round()
+    assert 0.5 < link.table_pace.seconds_by_sessions[1] < 0.7
+
+
 def test_a_late_part_is_stale_and_opens_nothing(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.join(SILENT)

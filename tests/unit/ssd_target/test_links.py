@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -41,6 +42,7 @@ PATIENCE_SECONDS = 10.0
         ("[::1]:50052", True),
         ("localhost:50052", True),
         ("drafts.ssd.svc:50052", False),
+        ("dns:///localhost:50052", False),
     ],
 )
 def test_numbers_and_localhost_are_not_resolved(address: str, *, literal: bool) -> None:
@@ -146,24 +148,65 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fast")
-async def test_drafts_behind_a_name_join_and_leave_as_it_says() -> None:
-    async with polite() as (_, port), polite() as (_, other_port):
+@pytest.mark.parametrize("name", ["drafts.svc:50052", "dns:///drafts.svc:50052"])
+async def test_drafts_behind_a_name_are_dialled_when_they_join_and_not_again_when_they_left(
+    name: str,
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        first = contextlib.AsyncExitStack()
+        _, port = await first.enter_async_context(polite())
+        _, other_port = await stack.enter_async_context(polite())
         one, two = f"127.0.0.1:{port}", f"127.0.0.1:{other_port}"
         names = Names({"drafts.svc": {one}})
         pool = WatchedPool()
-        drafts = DraftLinks(pool, ("drafts.svc:50052",), HELLO, LinkPolicy(), names)
+        drafts = DraftLinks(pool, (name,), HELLO, LinkPolicy(), names)
         async with kept_up(pool, drafts):
             assert await pool.next() == ("up", one)
             assert names.asked[0] == ("drafts.svc", 50052)
             names.answers["drafts.svc"] = {one, two}
             assert await pool.next() == ("up", two)
             names.answers["drafts.svc"] = {two}
+            await names.until_asked_again()
+            assert pool.num_active == 2, "a link that is up outlives its name"
+            await first.aclose()
             assert await pool.next() == ("down", one)
+            await names.until_asked_again(3)
             assert [report.address for report in drafts.reports()] == [two]
-            names.answers["drafts.svc"] = set()
-            assert await pool.next() == ("down", two)
-            assert drafts.reports() == []
         assert not {(one,), (two,)} & LINK_STATE._metrics.keys(), "what is gone shows nothing"
+
+
+@pytest.mark.usefixtures("fast")
+async def test_an_address_that_never_answered_is_forgotten_with_its_name() -> None:
+    names = Names({"drafts.svc": {"127.0.0.1:1"}})
+    pool = WatchedPool()
+    drafts = DraftLinks(pool, ("drafts.svc:50052",), HELLO, LinkPolicy(), names)
+    async with kept_up(pool, drafts):
+        await names.until_asked_again()
+        assert [report.address for report in drafts.reports()] == ["127.0.0.1:1"]
+        names.answers["drafts.svc"] = set()
+        await names.until_asked_again(3)
+        assert drafts.reports() == []
+
+
+@pytest.mark.parametrize("number", [socket.EAI_NONAME, socket.EAI_NODATA])
+async def test_a_name_without_addresses_is_an_answer(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", failing(number))
+    assert await links.resolve("demo-draft-0", 50052) == set()
+
+
+async def test_a_name_server_that_does_not_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", failing(socket.EAI_AGAIN))
+    with pytest.raises(OSError, match="as told"):
+        await links.resolve("demo-draft-0", 50052)
+
+
+def failing(number: int) -> Callable[..., object]:
+    def getaddrinfo(*_question: object, **_hints: object) -> object:
+        raise socket.gaierror(number, "as told")
+
+    return getaddrinfo
 
 
 @pytest.mark.usefixtures("fast")
@@ -239,8 +282,13 @@ async def test_a_name_server_that_never_answers_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(links, "LONGEST_RESOLVE_SECONDS", 0.01)
+    asked: list[str] = []
+    asked_often = asyncio.Event()
 
     async def resolver(host: str, port: int) -> set[str]:
+        asked.append(host)
+        if asked.count("drafts.svc") == 4:
+            asked_often.set()
         if host == "silent":
             await asyncio.Event().wait()
         if host == "odd":
@@ -253,6 +301,9 @@ async def test_a_name_server_that_never_answers_is_not_waited_for(
         names = ("silent:1", "odd:1", "drafts.svc:1")
         async with kept_up(pool, DraftLinks(pool, names, HELLO, LinkPolicy(), resolver)):
             assert await pool.next() == ("up", address)
+            await asked_often.wait()
+    assert asked.count("silent") == 1, "one question at a time"
+    assert asked.count("odd") > 1
 
 
 @pytest.mark.parametrize("capacity", [links.LARGEST_CAPACITY + 1, 2**32 - 1])

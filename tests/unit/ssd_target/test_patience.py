@@ -85,7 +85,7 @@ def test_a_link_can_be_left_alone_without_late_rounds() -> None:
 
 def test_an_opening_may_take_longer_the_more_there_is_to_prefill() -> None:
     assert opening_seconds(0) == 5.0
-    assert opening_seconds(2000) == 7.0
+    assert opening_seconds(2000) == 15.0
 
 
 def test_without_quarantine_a_late_link_stays_in_service() -> None:

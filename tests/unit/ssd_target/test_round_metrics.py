@@ -53,12 +53,12 @@ def test_gauges_follow_who_runs_waits_and_has_ended(make_bench: MakeBench) -> No
     assert value("ssd_kv_blocks", state="free") == bench.all_free
 
 
-def test_the_pool_knows_how_many_want_a_draft(make_bench: MakeBench) -> None:
+def test_the_pool_knows_how_many_run_that_may_have_a_draft(make_bench: MakeBench) -> None:
     bench = make_bench()
     for number in range(6):
         bench.submit([1, number], 9, mode=Mode.AUTOREGRESSIVE if number == 3 else Mode.AUTO)
     bench.loop.run_round()
-    assert bench.pool.load == Load(running=4, waiting=2, wanting=5)
+    assert bench.pool.load == Load(running=4, waiting=2, eligible=3)
 
 
 def test_a_commit_is_timed_from_the_decision_to_the_hand_over(
@@ -86,3 +86,35 @@ def test_the_pool_remembers_hits_and_misses_of_links_that_are_gone(make_bench: M
     counts = bench.pool.counts
     assert (counts.hits, counts.misses) == (2, 1)
     assert counts.hit_rate == pytest.approx(2 / 3)
+
+
+def test_the_demand_is_that_of_the_rounds(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 30)
+    bench.submit([4, 5, 6], 30, mode=Mode.AUTOREGRESSIVE)
+    for _ in range(5):
+        bench.loop.run_round()
+    demand = bench.pool.demand
+    assert demand.eligible.mean(bench.clock.now()) == 1.0
+    assert 1.0 < demand.tokens_per_round < 4.0
+    assert demand.verify_seconds == pytest.approx(0.001)
+    (link,) = bench.pool.links()
+    assert set(link.table_pace.seconds_by_sessions) == {1}
+    bench.run()
+
+
+def test_tables_that_do_not_come_count_as_long_as_they_are_waited_for(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(may_quarantine=False)
+    bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.SILENT])
+    bench.submit([1, 2, 3], 40)
+    for _ in range(3):
+        bench.loop.run_round()
+    (link,) = bench.pool.links()
+    in_time = link.table_pace.seconds_by_sessions[1]
+    bench.clock.time += 5.0
+    bench.loop.run_round()
+    assert link.table_pace.seconds_by_sessions[1] > in_time + 0.5
+    bench.run()

@@ -19,10 +19,17 @@ def test_every_field_says_what_it_means() -> None:
 def test_drafts_are_a_list_of_addresses() -> None:
     assert settings("--drafts", "127.0.0.1:1,localhost:2").drafts == ("127.0.0.1:1", "localhost:2")
     assert settings("--drafts", "").drafts == ()
+    assert settings("--drafts", "dns:///demo-draft-0:50052").drafts == (
+        "dns:///demo-draft-0:50052",
+    )
 
 
 @pytest.mark.parametrize(
-    "address", ["drafts", "drafts:", ":50052", "drafts:0", "drafts:65536", "drafts:http", "a:-1"]
+    "address",
+    [
+        *("drafts", "drafts:", ":50052", "drafts:0", "drafts:65536", "drafts:http", "a:-1"),
+        *("dns:///drafts", "dns:///:50052", "dns:///"),
+    ],
 )
 def test_an_address_that_cannot_be_dialled_is_refused_at_the_start(address: str) -> None:
     with pytest.raises(SettingsError, match="host:port"):

@@ -2,11 +2,14 @@
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from ssd.engine.config import EngineConfig
+from ssd.engine.runner import ModelRunner
 from ssd.telemetry import SystemClock
+from ssd.testing.clock import FakeClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd_target import target as module
 from ssd_target.settings import TargetSettings
@@ -51,3 +54,26 @@ async def test_a_drain_after_a_signal_changes_nothing(target: Target) -> None:
     target.leave()
     target.drain(0.0)
     assert target._drain_seconds == 3600.0
+
+
+async def test_a_target_is_ready_from_loaded_to_leaving_and_says_why_not(target: Target) -> None:
+    assert target._is_ready() == (False, "loading")
+    target._desk.runner = cast(ModelRunner, object())
+    assert target._is_ready() == (True, "ready")
+    target.leave()
+    assert target._is_ready() == (False, "draining")
+    target._step.ended.set_result(False)
+    assert target._is_ready() == (False, "the step thread has ended")
+
+
+async def test_a_target_that_hangs_in_a_round_is_not_live(target: Target) -> None:
+    clock = FakeClock()
+    target._pulse._clock = clock
+    assert target._is_live()
+    target._pulse.beat()
+    clock.advance(61.0)
+    assert not target._is_live()
+    target._pulse.beat()
+    assert target._is_live()
+    target._step.ended.set_result(True)
+    assert not target._is_live()

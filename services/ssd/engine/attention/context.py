@@ -18,9 +18,7 @@ MAX_CHUNKS_A_CALL = 8
 """Bounds what is gathered at a time."""
 
 
-WHOLE_WIDTH = 128
-"""Slots of a context that is attended to at once come in multiples of this: the CPU's products
-compile a kernel for each shape they meet (0.5 ms and 0.7 MiB, oneDNN)."""
+NARROWEST_WIDTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +149,25 @@ def make_run(
     )
 
 
+def whole_width(num_slots: int) -> int:
+    """Return how wide a context of so many slots is made where it is attended to at once.
+
+    The CPU's products compile a kernel for each shape they meet (oneDNN: 0.5 ms and 0.7 MiB), so
+    widths are few: multiples of a quarter of the next power of two, 128 at least.
+    """
+    step = max(NARROWEST_WIDTH, 1 << (num_slots - 1).bit_length() >> 2)
+    return -(-num_slots // step) * step
+
+
 def widen(slots_BS: Tensor, visible_BQS: Tensor) -> tuple[Tensor, Tensor]:
-    """Add slots that nobody sees, up to a multiple of ``WHOLE_WIDTH``."""
-    missing = -slots_BS.shape[1] % WHOLE_WIDTH
+    """Add slots that nobody sees, up to the ``whole_width``."""
+    missing = whole_width(slots_BS.shape[1]) - slots_BS.shape[1]
     return functional.pad(slots_BS, (0, missing)), functional.pad(visible_BQS, (0, missing))
 
 
 def first_slots(run: ContextRun, used: int) -> ContextRun:
     """Keep the first ``used`` slots of a run of one chunk, and hide those that fill its width."""
-    width = -(-used // WHOLE_WIDTH) * WHOLE_WIDTH
+    width = min(whole_width(used), run.mask_Y1US.shape[-1])
     gather_2BS = run.gather_Z.view(2, len(run.mask_Y1US), -1)
     mask_B1US = run.mask_Y1US[..., :width].clone()
     mask_B1US[..., used:] = -torch.inf

@@ -84,7 +84,6 @@ def test_one_column_says_what_the_first_of_several_says(runner: ModelRunner, sto
         store(runner, tokens[:-1], blocks_J)
     wide = columns(texts, [len(tokens) - 1 for tokens in texts], tables_BJ)
     narrow = replace(wide, tokens_BP=wide.tokens_BP[:, :1])
-    assert runner.engine.verify_columns == (1, P)
     logits_B1V = runner.forward(narrow)
     assert logits_B1V.shape == (2, 1, VOCAB)
     close(logits_B1V[:, 0], runner.forward(wide)[:, 0])
@@ -93,6 +92,12 @@ def test_one_column_says_what_the_first_of_several_says(runner: ModelRunner, sto
 def test_there_is_one_shape_in_deterministic_mode() -> None:
     assert replace(ENGINE, deterministic=True).verify_columns == (P,)
     assert replace(ENGINE, num_columns=1).verify_columns == (1,)
+
+
+def test_fp32_has_one_shape_since_its_bits_depend_on_it() -> None:
+    assert ENGINE.dtype == "float32"
+    assert ENGINE.verify_columns == (P,)
+    assert replace(ENGINE, dtype="bfloat16").verify_columns == (1, P)
 
 
 def test_sequences_of_all_lengths_share_a_pass(
@@ -149,7 +154,9 @@ def greedy(
         store(runner, tokens[:first], blocks_J)
     for _ in range(12):
         firsts = [len(tokens) - 1 for tokens in texts]
-        logits_BPV = runner.forward(columns(texts, firsts, tables_BJ[: len(texts)]))
+        wide = columns(texts, firsts, tables_BJ[: len(texts)])
+        narrow = replace(wide, tokens_BP=wide.tokens_BP[:, : runner.engine.verify_columns[0]])
+        logits_BPV = runner.forward(narrow)
         for tokens, token in zip(texts, logits_BPV[:, 0].argmax(dim=1).tolist(), strict=True):
             tokens.append(token)
     return [tokens[len(prompt) :] for tokens, prompt in zip(texts, prompts, strict=True)]

@@ -6,6 +6,7 @@ wide as those of a real small model: narrow matrices would not show what the ker
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,9 +126,10 @@ def test_a_token_has_the_bits_of_column_0_in_every_column(
 def test_a_verify_of_one_column_has_the_bits_of_a_wide_one(
     runner: ModelRunner, store: Store, length: int
 ) -> None:
-    """True of bf16, the default of CPUs; fp32 promises it in deterministic mode only."""
-    if runner.engine.dtype != "bfloat16":
-        pytest.skip("not promised")
+    """True of bf16, and so fp32 has no narrow verify; see ``EngineConfig.verify_columns``."""
+    if runner.engine.dtype == "float32":
+        assert replace(runner.engine, deterministic=False).verify_columns == (P,)
+        return
     tokens = text(length + P)
     store(runner, tokens[:length], table(0))
     wide_PV = runner.forward(stack([(tokens[length:], length, 0)]))[0]
@@ -137,6 +139,22 @@ def test_a_verify_of_one_column_has_the_bits_of_a_wide_one(
             torch.tensor([[token]]), torch.tensor([first]), torch.tensor([1]), table(0)[None]
         )
         assert torch.equal(runner.forward(narrow)[0, 0], wide_PV[column])
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_narrow_rows_have_the_same_bits_in_every_batch(
+    runner: ModelRunner, store: Store, count: int
+) -> None:
+    if runner.engine.dtype == "float32":
+        return
+    texts = [text(length + 1) for length in LENGTHS[:count]]
+    for row, tokens in enumerate(texts):
+        store(runner, tokens[:-1], table(row))
+    rows = [(tokens[-1:], len(tokens) - 1, row) for row, tokens in enumerate(texts)]
+    wide = stack(rows)
+    narrow_BV = runner.forward(replace(wide, tokens_BP=wide.tokens_BP[:, :1]))[:, 0]
+    for row, each in enumerate(rows):
+        assert torch.equal(narrow_BV[row], runner.forward(stack([each]))[0, 0])
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -13,13 +13,25 @@ from ssd.v1 import admin_pb2, speculation_pb2
 def test_a_pools_state_survives_the_wire() -> None:
     pool = PoolStatus(
         links=(
-            LinkStatus(address="a:1", state="active", epoch=2, hits=5, round_trip_seconds=0.25),
+            LinkStatus(
+                address="a:1",
+                state="active",
+                epoch=2,
+                hits=5,
+                round_trip_seconds=0.25,
+                draft_pod="demo-draft-0-x",
+                draft_node="n1",
+            ),
             LinkStatus(address="b:1", state="refused", reason="lookahead: 6 here, 8 there"),
         ),
         running_sequences=3,
         waiting_sequences=1,
         hit_rate=0.5,
         desired_drafts=2,
+        eligible_sequences=2.5,
+        speculating=False,
+        tokens_per_round=3.1,
+        desired_draft_replicas=1.25,
     )
     wire = pool_status_response(pool).SerializeToString()
     assert pool_status(admin_pb2.GetPoolStatusResponse.FromString(wire)) == pool

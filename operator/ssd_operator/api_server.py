@@ -1,0 +1,238 @@
+"""The cluster behind an API server, by kubernetes-asyncio: paths, patches, deadlines, errors."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from kubernetes_asyncio import client, config
+
+from ssd.errors import SetupError
+from ssd_operator import metrics
+from ssd_operator.cluster import (
+    KINDS,
+    OPTIONAL_KINDS,
+    RESOURCE,
+    BusyError,
+    MissingError,
+    ServedKind,
+    error_of,
+    ref_of,
+)
+from ssd_operator.events import Event
+from ssd_operator.facts import Ref
+from ssd_operator.names import OPERATOR
+from ssd_operator.objects import digest
+from ssd_operator.pod_state import to_text
+from ssd_operator.spec import API_VERSION, KIND, Object
+
+CALL_SECONDS = 15.0
+"""Longest call; the API server gives up on its own webhooks after ten."""
+LONGEST_EVENT = 1024
+"""Characters of an Event's message that an API server takes."""
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+
+
+class ApiServer:
+    """``Cluster`` on an API server. Asyncio loop."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    async def get(self, namespace: str, ref: Ref) -> Object | None:
+        """See ``Cluster``."""
+        kind = KINDS[ref.kind]
+        with contextlib.suppress(MissingError):
+            found = await self._call("GET", kind, kind.path(namespace, ref.name))
+            return {"apiVersion": kind.api_version, "kind": ref.kind} | found
+        return None
+
+    async def apply(self, wanted: Object) -> Object:
+        """See ``Cluster``."""
+        ref, namespace = ref_of(wanted), wanted["metadata"]["namespace"]
+        kind = KINDS[ref.kind]
+        return await self._apply(kind, kind.path(namespace, ref.name), wanted)
+
+    async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
+        """See ``Cluster``."""
+        kind = KINDS[ref.kind]
+        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        with contextlib.suppress(MissingError):
+            await self._call("DELETE", kind, kind.path(namespace, ref.name), body=options)
+
+    async def annotate_pod(
+        self, namespace: str, name: str, annotations: Mapping[str, str]
+    ) -> Object | None:
+        """See ``Cluster``."""
+        kind = KINDS["Pod"]
+        body = {"metadata": {"annotations": dict(annotations)}}
+        with contextlib.suppress(MissingError):
+            return await self._call("PATCH", kind, kind.path(namespace, name), _MERGE, body)
+        return None
+
+    async def patch_status(self, namespace: str, name: str, status: Object) -> Object | None:
+        """See ``Cluster``."""
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": name},
+            "status": status,
+        }
+        with contextlib.suppress(MissingError):
+            return await self._apply(RESOURCE, RESOURCE.path(namespace, name, "status"), body)
+        return None
+
+    async def patch_scale(self, namespace: str, name: str, replicas: int) -> None:
+        """See ``Cluster``."""
+        path = RESOURCE.path(namespace, name, "scale")
+        with contextlib.suppress(MissingError):
+            await self._call("PATCH", RESOURCE, path, _MERGE, {"spec": {"replicas": replicas}})
+
+    async def post_event(self, about: Object, event: Event, seconds: float) -> None:
+        """See ``Cluster``."""
+        kind, owner = KINDS["Event"], about["metadata"]
+        when = to_text(seconds)
+        told = {"reason": event.reason, "message": event.message[:LONGEST_EVENT]}
+        # One object a telling: nothing is counted up, so nothing has to be read first.
+        name = f"{owner['name']}.{digest({'about': owner['uid'], 'at': seconds, **told}, 16)}"
+        body = {
+            "apiVersion": kind.api_version,
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": owner["namespace"]},
+            "involvedObject": {
+                "apiVersion": API_VERSION,
+                "kind": KIND,
+                "name": owner["name"],
+                "namespace": owner["namespace"],
+                "uid": owner["uid"],
+                "resourceVersion": owner.get("resourceVersion", ""),
+            },
+            **told,
+            "type": str(event.severity),
+            "source": {"component": OPERATOR},
+            "reportingComponent": OPERATOR,
+            "firstTimestamp": when,
+            "lastTimestamp": when,
+            "count": 1,
+        }
+        await self._call("POST", kind, kind.path(owner["namespace"]), body=body)
+
+    async def optional_kinds(self) -> frozenset[str]:
+        """See ``Cluster``."""
+        found = [name for name in OPTIONAL_KINDS if await self.is_served(name)]
+        return frozenset(found)
+
+    async def is_served(self, name: str) -> bool:
+        """Whether the cluster knows a kind.
+
+        Raises:
+            ClusterError: it cannot be told.
+        """
+        kind = KINDS[name]
+        with contextlib.suppress(MissingError):
+            served = await self._call("GET", kind, kind.root)
+            return any(each.get("name") == kind.plural for each in served.get("resources", []))
+        return False
+
+    async def served_schema(self) -> Object:
+        """The schema of SSDDeployments that the API server serves, ``properties`` outermost.
+
+        Raises:
+            ClusterError: it does not answer, or does not serve them.
+        """
+        document = await self._call("GET", RESOURCE, f"/openapi/v3{RESOURCE.root}")
+        schemas = document.get("components", {}).get("schemas", {})
+        identity = {"group": RESOURCE.group, "version": RESOURCE.version, "kind": KIND}
+        for schema in schemas.values():
+            if identity in schema.get("x-kubernetes-group-version-kind", []):
+                return dict(schema)
+        raise MissingError(f"the API server does not serve {KIND} of {API_VERSION}")
+
+    async def _apply(self, kind: ServedKind, path: str, body: Object) -> Object:
+        query = {"fieldManager": OPERATOR, "force": "true"}
+        return await self._call("PATCH", kind, path, _APPLY, body, query=query)
+
+    async def _call(
+        self,
+        verb: str,
+        kind: ServedKind,
+        path: str,
+        content_type: str = "application/json",
+        body: Object | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+    ) -> Object:
+        """Call, and make an error of every answer that is none.
+
+        Raises:
+            ClusterError: the leaf that fits.
+        """
+        what, code = f"{verb} {path}", "none"
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                answer = await self._api.call_api(
+                    path,
+                    verb,
+                    query_params=list((query or {}).items()),
+                    header_params={"Content-Type": content_type, "Accept": "application/json"},
+                    body=body,
+                    auth_settings=["BearerToken"],
+                    _preload_content=False,
+                )
+                code = str(answer.status)
+                content = _decoded(await answer.read())
+        except TimeoutError as error:
+            raise BusyError(f"{what}: no answer within {CALL_SECONDS:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise BusyError(f"{what}: {error}") from error
+        finally:
+            metrics.API_REQUESTS_TOTAL.labels(verb, kind.plural, code).inc()
+        if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise error_of(answer.status, content, what, answer.headers.get("Retry-After", ""))
+        return content
+
+
+@contextlib.asynccontextmanager
+async def connect() -> AsyncIterator[ApiServer]:
+    """The cluster of this pod; elsewhere the one that ``KUBECONFIG`` names.
+
+    Raises:
+        SetupError: neither is there.
+    """
+    settings = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+    except config.ConfigException:
+        try:
+            await config.load_kube_config(client_configuration=settings)
+        except config.ConfigException as error:
+            raise SetupError(f"no cluster: not in a pod, and {error}") from error
+    async with client.ApiClient(settings) as api:
+        yield ApiServer(api)
+
+
+async def check_served(api: ApiServer) -> None:
+    """Refuse to start on a cluster that does not know the resource.
+
+    Raises:
+        SetupError: the CRD is missing.
+        ClusterError: the API server does not say.
+    """
+    if not await api.is_served(KIND):
+        raise SetupError(
+            f"the cluster does not serve {KIND} of {API_VERSION}; "
+            "apply the CRD (charts/ssd/files/crd.yaml) or install the chart with crds.install=true"
+        )
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    """An answer that should be an object; proxies answer in other tongues."""
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {"message": content[:200].decode(errors="replace")}
+    return found if isinstance(found, dict) else {"message": str(found)[:200]}

@@ -1,0 +1,112 @@
+"""kopf watches, our queue decides: every event wakes a key, and the indices are what a pass sees.
+
+Only events and indices: other handlers make kopf write annotations or finalizers into resources
+(tried with 1.45: with these alone it writes nothing, and the indices are complete before the first
+event is handled).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kopf
+
+from ssd_operator.cluster import KINDS, WATCHED_KINDS, Key
+from ssd_operator.names import MANAGED_BY_LABEL, OPERATOR
+from ssd_operator.spec import KIND, Object
+from ssd_operator.view import View, owner_key
+
+REQUEST_SECONDS = 30.0
+EXIT_SECONDS = 25.0
+"""Less than the grace period of the operator's pod."""
+_KINDS = {
+    (served.group, served.version, served.plural): kind
+    for kind, served in KINDS.items()
+    if kind in WATCHED_KINDS
+}
+
+
+def watch_settings() -> kopf.OperatorSettings:
+    """Make kopf a watch and nothing else: it writes nothing, and asks for no right beyond ours."""
+    settings = kopf.OperatorSettings()
+    settings.peering.standalone = True
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.networking.request_timeout = REQUEST_SECONDS
+    settings.process.ultimate_exiting_timeout = EXIT_SECONDS
+    # A stripped label arrives as a deletion; the next pass finds the object by name.
+    settings.watching.label_selectors[_is_child] = f"{MANAGED_BY_LABEL}={OPERATOR}"
+    return settings
+
+
+def make_registry(
+    start: Callable[[View], None], wake: Callable[[Key], None], problem: Callable[[], str]
+) -> kopf.OperatorRegistry:
+    """Make the handlers.
+
+    Args:
+        start: called once, before any event, with what is seen from then on.
+        wake: a key is to be looked at.
+        problem: why the operator is not healthy; empty if it is.
+    """
+    # Coroutines all: kopf runs plain functions in threads, and what they call lives in the loop.
+    registry = kopf.OperatorRegistry()
+    views: list[View] = []
+
+    @kopf.on.login(registry=registry)
+    async def log_in(**context: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**context) or kopf.login_with_kubeconfig(**context)
+
+    @kopf.on.startup(registry=registry)
+    async def begin(**context: Any) -> None:
+        views.append(View(context["resources"], context["children"]))
+        start(views[0])
+
+    @kopf.index(_is_resource, id="resources", registry=registry)
+    async def index_resource(body: kopf.Body, resource: Any, **_: Any) -> dict[Key, Object]:
+        found = _plain(body, resource)
+        return {(found["metadata"]["namespace"], found["metadata"]["name"]): found}
+
+    @kopf.index(_is_child, id="children", registry=registry)
+    async def index_child(body: kopf.Body, resource: Any, **_: Any) -> dict[Key | None, Object]:
+        found = _plain(body, resource)
+        return {owner_key(found): found}
+
+    @kopf.on.event(_is_watched, registry=registry)
+    async def look(event: Any, resource: Any, **_: Any) -> None:
+        found = _plain(event["object"], resource)
+        is_resource = found["kind"] == KIND
+        metadata = found["metadata"]
+        key = (metadata["namespace"], metadata["name"]) if is_resource else owner_key(found)
+        if key is not None:
+            views[0].saw(key, found, is_deleted=event["type"] == "DELETED")
+            wake(key)
+
+    @kopf.on.probe(id="problem", registry=registry)
+    async def probe(**_: Any) -> str:
+        if found := problem():
+            raise kopf.PermanentError(found)
+        return "none"
+
+    return registry
+
+
+def _is_watched(resource: Any) -> bool:
+    return (resource.group, resource.version, resource.plural) in _KINDS
+
+
+def _is_resource(resource: Any) -> bool:
+    return _is_watched(resource) and _kind(resource) == KIND
+
+
+def _is_child(resource: Any) -> bool:
+    return _is_watched(resource) and _kind(resource) != KIND
+
+
+def _kind(resource: Any) -> str:
+    return _KINDS[resource.group, resource.version, resource.plural]
+
+
+def _plain(body: Mapping[str, Any], resource: Any) -> Object:
+    """The object as a plain dict; items of a list come without their kind."""
+    kind = _kind(resource)
+    return {**body, "kind": kind, "apiVersion": KINDS[kind].api_version}

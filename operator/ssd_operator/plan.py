@@ -1,0 +1,237 @@
+"""What one pass does about one resource: a value, made from values. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ssd_operator.census import Census, Planned
+from ssd_operator.cluster import ref_of
+from ssd_operator.config import OperatorConfig
+from ssd_operator.covers import covers
+from ssd_operator.demand import drains_of, policy_of, pool_load
+from ssd_operator.drain import DrainPlan, deadline_of, plan_drains
+from ssd_operator.events import Event, EventLog, drain_events, due, status_events
+from ssd_operator.facts import DrainFact, Observed, Ref
+from ssd_operator.manifests import OPTIONAL_KINDS, wanted
+from ssd_operator.names import (
+    COMPONENT_LABEL,
+    HASH_ANNOTATION,
+    Component,
+    cell_of,
+    draft_cells,
+    draft_deployment,
+    revision_of,
+)
+from ssd_operator.pod_state import is_leaving, name_of
+from ssd_operator.rollout import held_targets
+from ssd_operator.scaling import Decision, History, next_replicas
+from ssd_operator.spec import Object, Resource, drafts_of_cell
+from ssd_operator.status import status_of
+from ssd_operator.status_change import SHORTEST_SECONDS, needs_write
+
+DECISION_SECONDS = 10.0
+"""Between two decisions of the Internal loop."""
+LEAVING_SECONDS = 1.0
+"""Until a name is asked for again that a former child still has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """The API server refused an object: not to be sent again unless it is another one."""
+
+    digest: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What one pass leaves to the next; an operator that starts anew may do without."""
+
+    history: History = field(default_factory=History)
+    decision: Decision | None = None
+    decided_at: float = -math.inf
+    told: EventLog = field(default_factory=EventLog)
+    drains: Mapping[str, DrainFact] = field(default_factory=dict)
+    written_at: float = -math.inf
+    """When the status was written last."""
+    rejected: Mapping[Ref, Rejection] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to do, in the order of the fields."""
+
+    apply: tuple[Object, ...] = ()
+    drains: DrainPlan = field(default_factory=DrainPlan)
+    """Marks, calls and pods to delete; its replicas are in ``apply``."""
+    scale: Decision | None = None
+    """Number of drafts to write to the resource."""
+    delete: tuple[Ref, ...] = ()
+    status: Object | None = None
+    """To be written; None if the present one will do."""
+    events: tuple[Event, ...] = ()
+    again_after: float = math.inf
+    """Seconds until time alone asks for another pass."""
+    memory: Memory = field(default_factory=Memory)
+
+
+def plan(
+    resource: Resource, observed: Observed, config: OperatorConfig, memory: Memory, now: float
+) -> Plan:
+    """Decide on everything.
+
+    Args:
+        resource: what the user asked for.
+        observed: the snapshot of this pass.
+        config: of the installation.
+        memory: what the last pass left.
+        now: seconds since the epoch.
+
+    Returns:
+        The plan; its memory holds if all of it is carried out.
+    """
+    census = Census(resource=resource, observed=observed, planned=Planned(), now=now)
+    drains = _plan_drains(census)
+    objects = _served(wanted(resource, config, drains.replicas), observed)
+    memory = replace(memory, rejected=_still_rejected(memory, objects))
+    if resource.spec.paused:
+        return _judge(census, objects, memory, is_scaling=False)
+    memory = _decide(census, memory)
+    is_scaling = _is_scaling(census, memory)
+    judged = _judge(census, objects, memory, is_scaling=is_scaling)
+    told = drain_events(drains, memory.drains, observed.drains)
+    events, log = due((*told, *judged.events), memory.told, now)
+    return replace(
+        judged,
+        apply=_to_apply(objects, observed, memory),
+        drains=drains,
+        scale=memory.decision if is_scaling else None,
+        delete=_surplus(objects, observed),
+        events=events,
+        again_after=min(judged.again_after, *_waits(census, memory)),
+        memory=replace(judged.memory, told=log, drains=dict(observed.drains)),
+    )
+
+
+def _plan_drains(census: Census) -> DrainPlan:
+    resource, children = census.resource, census.observed.children
+    cells = draft_cells(resource)
+    number = census.num_drafts_wanted
+    deployments = {
+        cell: int(children[ref]["spec"]["replicas"])
+        for cell in cells
+        if (ref := Ref("Deployment", draft_deployment(resource, cell))) in children
+    }
+    pods: dict[int, list[Object]] = {}
+    for pod in census.drafts:
+        pods.setdefault(cell_of(pod), []).append(pod)
+    return plan_drains(
+        {cell: drafts_of_cell(number, len(cells), cell) for cell in cells},
+        deployments,
+        {cell: pods.get(cell, []) for cell in cells},
+        drains_of(census),
+        census.now,
+    )
+
+
+def _served(objects: Sequence[Object], observed: Observed) -> list[Object]:
+    """Without the kinds that the cluster does not know; the status tells of those."""
+    absent = OPTIONAL_KINDS - observed.optional_apis
+    return [each for each in objects if each["kind"] not in absent]
+
+
+def _still_rejected(memory: Memory, objects: Sequence[Object]) -> dict[Ref, Rejection]:
+    digests = {ref_of(each): digest_of(each) for each in objects}
+    return {
+        ref: rejection
+        for ref, rejection in memory.rejected.items()
+        if digests.get(ref) == rejection.digest
+    }
+
+
+def digest_of(wanted_object: Object) -> str:
+    """The hash of all that we want of an object."""
+    return str(wanted_object["metadata"]["annotations"][HASH_ANNOTATION])
+
+
+def _decide(census: Census, memory: Memory) -> Memory:
+    """Let the Internal loop decide, if it is on and due."""
+    policy = policy_of(census.resource.spec.draft)
+    if policy is None:
+        return replace(memory, history=History(), decision=None, decided_at=-math.inf)
+    if census.now - memory.decided_at < DECISION_SECONDS:
+        return memory
+    decision, history = next_replicas(policy, pool_load(census), memory.history, census.now)
+    return replace(memory, decision=decision, history=history, decided_at=census.now)
+
+
+def _is_scaling(census: Census, memory: Memory) -> bool:
+    """Whether a decision was made just now and is not the present number."""
+    decision, is_new = memory.decision, memory.decided_at == census.now
+    return decision is not None and is_new and decision.replicas != census.num_drafts_wanted
+
+
+def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scaling: bool) -> Plan:
+    """What the status has to say, and the events that its step from the old one tells."""
+    resource, now, old = census.resource, census.now, census.observed.status
+    planned = Planned(
+        revisions={name_of(each): revision_of(each) for each in objects if _is_engine(each)},
+        decision=memory.decision,
+        is_scaling=is_scaling,
+    )
+    rejected = {ref: rejection.message for ref, rejection in memory.rejected.items()}
+    status = status_of(resource, replace(census.observed, rejected=rejected), planned, now)
+    age = now - memory.written_at
+    if needs_write(old, status, age):
+        memory = replace(memory, written_at=now)
+        return Plan(status=status, events=status_events(old, status), memory=memory)
+    is_postponed = needs_write(old, status, max(age, SHORTEST_SECONDS))
+    wait = SHORTEST_SECONDS - age if is_postponed else math.inf
+    return Plan(memory=memory, again_after=max(wait, 0.0))
+
+
+def _is_engine(child: Object) -> bool:
+    return bool(child["kind"] == "Deployment")
+
+
+def _to_apply(objects: Sequence[Object], observed: Observed, memory: Memory) -> tuple[Object, ...]:
+    targets = [
+        each
+        for each in objects
+        if _is_engine(each)
+        and each["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
+    ]
+    held = held_targets(targets, observed)
+    skipped = held | observed.foreign | observed.leaving | memory.rejected.keys()
+    return tuple(
+        each for each in objects if ref_of(each) not in skipped and _is_needed(each, observed)
+    )
+
+
+def _is_needed(wanted_object: Object, observed: Observed) -> bool:
+    live = observed.children.get(ref_of(wanted_object))
+    if live is None:
+        # Half a deployment beside somebody else's Service would serve nobody.
+        return not observed.foreign
+    return not is_leaving(live) and not covers(live, wanted_object)
+
+
+def _surplus(objects: Sequence[Object], observed: Observed) -> tuple[Ref, ...]:
+    kept = {ref_of(each) for each in objects}
+    return tuple(
+        ref
+        for ref, child in sorted(observed.children.items())
+        if ref not in kept and not is_leaving(child)
+    )
+
+
+def _waits(census: Census, memory: Memory) -> list[float]:
+    """Seconds until something is due that no event announces."""
+    waits = [math.inf]
+    if memory.decision is not None:
+        waits.append(memory.decided_at + DECISION_SECONDS - census.now)
+    deadlines = [deadline_of(pod) for pod in census.drafts]
+    waits += [each - census.now for each in deadlines if each is not None and each > census.now]
+    if census.observed.leaving:
+        waits.append(LEAVING_SECONDS)
+    return waits

@@ -1,0 +1,338 @@
+"""One pass over one resource: look, plan, carry out. Level-triggered; no old against new."""
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ssd.telemetry import get_logger
+from ssd_operator import metrics
+from ssd_operator.cluster import (
+    KINDS,
+    OPTIONAL_KINDS,
+    Cluster,
+    ClusterError,
+    ForbiddenError,
+    Key,
+    MissingError,
+    RefusedError,
+    ref_of,
+)
+from ssd_operator.config import OperatorConfig
+from ssd_operator.drain import DrainCall
+from ssd_operator.events import due, status_events
+from ssd_operator.facts import DrainFact, Observed, PoolFact, Ref
+from ssd_operator.names import (
+    COMPONENT_LABEL,
+    NAME_LABEL,
+    Component,
+    account,
+)
+from ssd_operator.parse import SpecError, parse
+from ssd_operator.plan import Memory, Plan, Rejection, digest_of, plan
+from ssd_operator.pod_state import is_leaving, is_ready, name_of
+from ssd_operator.spec import Object, Resource
+from ssd_operator.status import status_of_invalid
+from ssd_operator.status_change import needs_write
+from ssd_operator.view import View, is_of_former, is_ours
+from ssd_operator.work_queue import RESYNC_SECONDS
+
+OPTIONAL_READ_SECONDS = 600.0
+"""Between two looks at kinds that are not watched, and at which of them are served."""
+
+_log = get_logger(__name__)
+
+
+class Engines(Protocol):
+    """Targets and drafts as a pass sees them: facts that are there. Asyncio loop; never waits."""
+
+    def pools(self, key: Key) -> Mapping[str, PoolFact]:
+        """The last answers of a resource's targets, by pod."""
+        ...
+
+    def drains(self, key: Key) -> Mapping[str, DrainFact]:
+        """Drains of a resource's drafts, by pod."""
+        ...
+
+    def follow(self, key: Key, targets: Mapping[str, str]) -> None:
+        """Ask these targets of a resource, host by pod, and no others."""
+        ...
+
+    def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
+        """Tell drafts to drain; those that have been told go on."""
+        ...
+
+    def keep(self, key: Key, pods: AbstractSet[str]) -> None:
+        """Forget the drains of all other pods."""
+        ...
+
+    def forget(self, key: Key) -> None:
+        """A resource is gone: end all that is done for it."""
+        ...
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is remembered of one resource; nothing of it is needed to be right."""
+
+    uid: str
+    memory: Memory = field(default_factory=Memory)
+    optional: dict[Ref, Object] = field(default_factory=dict)
+    optional_read_at: float = float("-inf")
+
+
+class Reconciler:
+    """Carries out what ``plan`` decides. Asyncio loop; one pass a key at a time."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        view: View,
+        engines: Engines,
+        config: OperatorConfig,
+        now: Callable[[], float],
+    ) -> None:
+        """Remember the parts; ``now`` is in seconds since the epoch."""
+        self._cluster = cluster
+        self._view = view
+        self._engines = engines
+        self._config = config
+        self._now = now
+        self._records: dict[Key, _Record] = {}
+        self._tally = metrics.ConditionTally()
+        self._optional_kinds: frozenset[str] = frozenset()
+        self._optional_kinds_read_at = float("-inf")
+
+    async def reconcile(self, key: Key) -> float | None:
+        """One pass.
+
+        Returns:
+            Seconds after which the resource wants to be looked at again, None if it is gone.
+
+        Raises:
+            ClusterError: a call failed; what was done so far stays, the next pass goes on.
+        """
+        found = self._view.resource(key)
+        if found is None or is_leaving(found):
+            self._forget(key)
+            return None
+        record = self._records.get(key)
+        if record is None or record.uid != found["metadata"]["uid"]:
+            self._forget(key)
+            record = self._records[key] = _Record(found["metadata"]["uid"])
+        try:
+            resource = parse(found)
+        except SpecError as error:
+            return await self._refuse(key, found, record, (error.reason, error.message))
+        try:
+            return await self._bring_about(key, found, resource, record)
+        except (ForbiddenError, MissingError) as error:
+            if isinstance(error, ForbiddenError) and not error.is_leaving:
+                raise
+            # What is missing may also be an optional kind that was served ten minutes ago.
+            self._optional_kinds_read_at = float("-inf")
+            _log.info("namespace_leaves", key=key, error=str(error))
+            return RESYNC_SECONDS
+
+    def _forget(self, key: Key) -> None:
+        self._engines.forget(key)
+        self._view.forget(key)
+        self._records.pop(key, None)
+        self._tally.drop(key)
+
+    async def _refuse(
+        self, key: Key, found: Object, record: _Record, problem: tuple[str, str]
+    ) -> float:
+        """Tell that a resource cannot be read; what it made goes on."""
+        now, old = self._now(), found.get("status") or {}
+        status = status_of_invalid(old, found["metadata"]["generation"], problem, now)
+        memory = record.memory
+        if needs_write(old, status, now - memory.written_at):
+            events, log = due(status_events(old, status), memory.told, now)
+            decided = Plan(
+                status=status,
+                events=events,
+                memory=replace(memory, told=log, written_at=now),
+            )
+            await self._publish(key, found, decided)
+            record.memory = decided.memory
+        return RESYNC_SECONDS
+
+    async def _bring_about(
+        self, key: Key, found: Object, resource: Resource, record: _Record
+    ) -> float:
+        observed = await self._observe(key, found, resource, record)
+        decided = plan(resource, observed, self._config, record.memory, self._now())
+        if not resource.spec.paused:
+            observed, is_other = await self._look_at_names(key, resource, observed, decided)
+            if is_other:
+                decided = plan(resource, observed, self._config, record.memory, self._now())
+            self._engines.keep(key, {name_of(pod) for pod in observed.pods})
+            rejected = await self._apply(key, decided, record)
+            if rejected:
+                memory = replace(record.memory, rejected=rejected)
+                decided = plan(resource, observed, self._config, memory, self._now())
+                decided = replace(decided, apply=())
+            await self._scale(key, observed, decided)
+        self._engines.follow(key, _hosts(observed))
+        await self._publish(key, found, decided)
+        record.memory = decided.memory
+        return decided.again_after
+
+    async def _observe(
+        self, key: Key, found: Object, resource: Resource, record: _Record
+    ) -> Observed:
+        seen = self._view.children(key)
+        optional_apis = await self._served()
+        children = {
+            ref: each
+            for ref, each in seen.items()
+            if ref.kind != "Pod" and is_ours(each, resource.uid)
+        }
+        unwatched = await self._read_optional(key, resource, record, optional_apis)
+        return Observed(
+            children={**children, **unwatched},
+            pods=tuple(
+                each
+                for ref, each in seen.items()
+                if ref.kind == "Pod"
+                and (each["metadata"].get("labels") or {}).get(NAME_LABEL) == resource.name
+            ),
+            pools=self._engines.pools(key),
+            drains=self._engines.drains(key),
+            optional_apis=optional_apis | {"HorizontalPodAutoscaler"},
+            status=found.get("status") or {},
+        )
+
+    async def _served(self) -> frozenset[str]:
+        """Optional kinds that the cluster knows, as of the last ten minutes."""
+        now = self._now()
+        if now - self._optional_kinds_read_at >= OPTIONAL_READ_SECONDS:
+            self._optional_kinds = await self._cluster.optional_kinds()
+            self._optional_kinds_read_at = now
+        return self._optional_kinds
+
+    async def _read_optional(
+        self, key: Key, resource: Resource, record: _Record, served: frozenset[str]
+    ) -> Mapping[Ref, Object]:
+        """Children of kinds that are not watched, as of the last ten minutes."""
+        now = self._now()
+        if now - record.optional_read_at >= OPTIONAL_READ_SECONDS:
+            names = {
+                "ScaledObject": account(resource, Component.DRAFT),
+                "PodMonitor": resource.name,
+            }
+            refs = [Ref(kind, names[kind]) for kind in OPTIONAL_KINDS if kind in served]
+            reads = {ref: await self._cluster.get(key[0], ref) for ref in refs}
+            record.optional = {
+                ref: each
+                for ref, each in reads.items()
+                if each is not None and is_ours(each, resource.uid)
+            }
+            record.optional_read_at = now
+        return record.optional
+
+    async def _look_at_names(
+        self, key: Key, resource: Resource, observed: Observed, decided: Plan
+    ) -> tuple[Observed, bool]:
+        """Read by name what would be created: the watch sees only what carries our label.
+
+        Returns:
+            What is observed with that, and whether anything was found.
+        """
+        children, foreign, leaving = dict(observed.children), set[Ref](), set[Ref]()
+        for ref in map(ref_of, decided.apply):
+            if ref in observed.children:
+                continue
+            found = await self._cluster.get(key[0], ref)
+            if found is None:
+                continue
+            if is_ours(found, resource.uid):
+                children[ref] = found
+            elif is_of_former(found, resource.name, resource.uid):
+                leaving.add(ref)
+            else:
+                foreign.add(ref)
+        is_other = len(children) > len(observed.children) or bool(foreign or leaving)
+        observed = replace(
+            observed, children=children, foreign=frozenset(foreign), leaving=frozenset(leaving)
+        )
+        return observed, is_other
+
+    async def _apply(self, key: Key, decided: Plan, record: _Record) -> Mapping[Ref, Rejection]:
+        """Apply in order; what the API server refuses is remembered and does not stop the rest.
+
+        Returns:
+            All rejections that hold, or nothing if none is new.
+        """
+        rejected = dict(decided.memory.rejected)
+        for wanted in decided.apply:
+            ref = ref_of(wanted)
+            try:
+                answer = await self._cluster.apply(wanted)
+            except RefusedError as error:
+                _log.warning(
+                    "object_refused", key=key, object=f"{ref.kind}/{ref.name}", error=str(error)
+                )
+                rejected[ref] = Rejection(digest_of(wanted), str(error))
+                continue
+            _log.info("applied", key=key, object=f"{ref.kind}/{ref.name}")
+            if KINDS[ref.kind].is_optional:
+                record.optional[ref] = answer
+            else:
+                self._view.remember(key, answer)
+        return rejected if len(rejected) > len(decided.memory.rejected) else {}
+
+    async def _scale(self, key: Key, observed: Observed, decided: Plan) -> None:
+        """Drains, then the number, then what is not wanted any more."""
+        namespace, name = key
+        uids = {name_of(pod): pod["metadata"]["uid"] for pod in observed.pods}
+        for mark in decided.drains.marks:
+            answer = await self._cluster.annotate_pod(namespace, mark.pod, mark.annotations)
+            if answer is not None:
+                self._view.remember(key, answer)
+        self._engines.drain(key, decided.drains.calls)
+        for pod in decided.drains.delete_pods:
+            await self._cluster.delete(namespace, Ref("Pod", pod), uids[pod])
+        if decided.scale is not None:
+            await self._write_scale(namespace, name, decided)
+        for ref in decided.delete:
+            child = observed.children[ref]
+            await self._cluster.delete(namespace, ref, child["metadata"]["uid"])
+            self._records[key].optional.pop(ref, None)
+            _log.info("deleted", key=key, object=f"{ref.kind}/{ref.name}")
+
+    async def _write_scale(self, namespace: str, name: str, decided: Plan) -> None:
+        decision = decided.scale
+        assert decision is not None
+        try:
+            await self._cluster.patch_scale(namespace, name, decision.replicas)
+        except RefusedError as error:
+            _log.warning("scale_refused", key=(namespace, name), error=str(error))
+            return
+        metrics.SCALE_TOTAL.labels(str(decision.reason)).inc()
+        _log.info("scaled", key=(namespace, name), replicas=decision.replicas)
+
+    async def _publish(self, key: Key, found: Object, decided: Plan) -> None:
+        """Status and Events."""
+        if decided.status is not None:
+            self._tally.put(key, decided.status["conditions"])
+            answer = await self._cluster.patch_status(*key, decided.status)
+            if answer is not None:
+                self._view.remember(key, answer)
+        for event in decided.events:
+            try:
+                await self._cluster.post_event(found, event, self._now())
+            except ClusterError as error:
+                _log.warning("event_lost", key=key, reason=event.reason, error=str(error))
+
+
+def _hosts(observed: Observed) -> dict[str, str]:
+    """Addresses of the targets that serve, by pod."""
+    return {
+        name_of(pod): pod["status"]["podIP"]
+        for pod in observed.pods
+        if is_ready(pod)
+        and pod["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
+        and pod["status"].get("podIP")
+    }

@@ -1,0 +1,44 @@
+"""The knobs of the operator; the chart writes them as ``SSD_OPERATOR_*``. See ``ssd.settings``."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import ssd
+from ssd_operator.config import OperatorConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    """What ``python -m ssd_operator`` can be told."""
+
+    target_image: str = f"localhost/ssd-target:{ssd.__version__}"
+    """Image of targets whose resource names none."""
+    draft_image: str = f"localhost/ssd-draft:{ssd.__version__}"
+    """Image of drafts whose resource names none."""
+    image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    """When images of engines are pulled."""
+    watch_namespaces: tuple[str, ...] = ()
+    """Namespaces that are watched; none for all."""
+    pod_namespace: str = "default"
+    """Where the operator runs; network policies of engines let it in from there."""
+    num_workers: int = field(default=8, metadata={"min": 1, "max": 64})
+    """Resources that are looked at at the same time."""
+    probe_port: int = field(default=8080, metadata={"min": 1, "max": 65535})
+    """Port of /healthz."""
+    metrics_port: int = field(default=9090, metadata={"min": 1, "max": 65535})
+    """Port of /metrics."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe log lines that are kept."""
+    log_format: Literal["json", "text"] = "json"
+    """One JSON object a line, or text for a terminal."""
+
+    @property
+    def config(self) -> OperatorConfig:
+        """What manifests need to know of it."""
+        return OperatorConfig(
+            target_image=self.target_image,
+            draft_image=self.draft_image,
+            image_pull_policy=self.image_pull_policy,
+            version=ssd.__version__,
+            operator_namespace=self.pod_namespace,
+        )

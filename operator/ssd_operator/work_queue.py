@@ -1,0 +1,198 @@
+"""Which resource is looked at when: debounced, one pass at a time, retried with patience.
+
+``Schedule`` decides and is pure but for what it remembers; ``WorkQueue`` runs the passes.
+
+*Decision*: jitter is a hash of the key and the number of tries. *Because* two hundred resources
+that failed together must not come back together, and a test must see the same delays twice.
+"""
+
+import asyncio
+import contextlib
+import math
+import traceback
+import zlib
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+from typing import Generic, TypeVar
+
+from ssd.telemetry import get_logger
+from ssd_operator import metrics
+from ssd_operator.cluster import ClusterError
+
+DEBOUNCE_SECONDS = 0.05
+"""Events that come together are one pass."""
+RESYNC_SECONDS = 30.0
+"""Longest time between two passes, with a fifth more or less."""
+_RESYNC_SPREAD = 0.2
+FIRST_RETRY_SECONDS = 1.0
+LAST_RETRY_SECONDS = 60.0
+PASS_SECONDS = 120.0
+"""Longest pass; each of its calls has a shorter deadline of its own."""
+
+_log = get_logger(__name__)
+KeyT = TypeVar("KeyT", bound=Hashable)
+
+
+class Schedule(Generic[KeyT]):
+    """When which key is due. Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._due: dict[KeyT, float] = {}
+        self._running: set[KeyT] = set()
+        self._num_failures: dict[KeyT, int] = {}
+        self._not_before: dict[KeyT, float] = {}
+
+    def wake(self, key: KeyT, now: float, after: float = DEBOUNCE_SECONDS) -> None:
+        """Let a key be due soon; one that failed keeps waiting for its retry."""
+        due = max(now + after, self._not_before.get(key, -math.inf))
+        self._due[key] = min(due, self._due.get(key, math.inf))
+
+    def take(self, now: float) -> KeyT | None:
+        """The key that is due for longest and is not being worked on; None if there is none."""
+        ready = [(due, key) for key, due in self._due.items() if self._may_run(key, now)]
+        if not ready:
+            return None
+        _, key = min(ready, key=lambda entry: entry[0])
+        del self._due[key]
+        self._running.add(key)
+        return key
+
+    def finish(self, key: KeyT, now: float, again_after: float | None) -> None:
+        """A pass has ended well; None for a key that is gone."""
+        self._running.discard(key)
+        self._num_failures.pop(key, None)
+        self._not_before.pop(key, None)
+        if again_after is not None:
+            resync = RESYNC_SECONDS * (1 + _RESYNC_SPREAD * (2 * _jitter(key, int(now)) - 1))
+            self.wake(key, now, min(again_after, resync))
+
+    def fail(self, key: KeyT, now: float, retry_after_seconds: float = 0.0) -> float:
+        """A pass has failed; returns the seconds until its retry."""
+        self._running.discard(key)
+        num_failures = self._num_failures.get(key, 0) + 1
+        self._num_failures[key] = num_failures
+        pause = min(LAST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2.0 ** min(num_failures - 1, 10))
+        pause = max(retry_after_seconds, pause * (0.5 + 0.5 * _jitter(key, num_failures)))
+        self._not_before[key] = now + pause
+        self._due.pop(key, None)
+        self.wake(key, now, pause)
+        return pause
+
+    def seconds_to_next(self, now: float) -> float | None:
+        """Until some key is due that is not being worked on; None if none will be."""
+        dues = [due for key, due in self._due.items() if key not in self._running]
+        return max(0.0, min(dues) - now) if dues else None
+
+    def overdue(self, now: float) -> list[float]:
+        """By how many seconds each due key is late."""
+        return [now - due for due in self._due.values() if due <= now]
+
+    def _may_run(self, key: KeyT, now: float) -> bool:
+        return self._due[key] <= now and key not in self._running
+
+
+class WorkQueue(Generic[KeyT]):
+    """Runs a pass for each key that is due. Asyncio loop."""
+
+    def __init__(
+        self,
+        work: Callable[[KeyT], Awaitable[float | None]],
+        *,
+        num_workers: int,
+        now: Callable[[], float],
+    ) -> None:
+        """Make a queue that runs nothing yet.
+
+        Args:
+            work: one pass; returns the seconds after which it wants to be called again at the
+                latest, None for a key that is gone.
+            num_workers: passes at the same time.
+            now: seconds, of a clock that never goes back.
+        """
+        self._work = work
+        self._num_workers = num_workers
+        self._now = now
+        self._schedule: Schedule[KeyT] = Schedule()
+        self._tasks: set[asyncio.Task[float | None]] = set()
+        self._changed = asyncio.Event()
+
+    def wake(self, key: KeyT) -> None:
+        """Something happened to a key: look at it soon."""
+        self._schedule.wake(key, self._now())
+        self._changed.set()
+
+    def longest_wait_seconds(self) -> float:
+        """How late the latest key is; 0 if none is."""
+        return max(self._schedule.overdue(self._now()), default=0.0)
+
+    async def run(self) -> None:
+        """Work until cancelled; then the passes under way are cancelled, too."""
+        try:
+            while True:
+                self._changed.clear()
+                self._start_due()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._idle_seconds()):
+                        await self._changed.wait()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _idle_seconds(self) -> float | None:
+        if len(self._tasks) >= self._num_workers:
+            return None
+        return self._schedule.seconds_to_next(self._now())
+
+    def _start_due(self) -> None:
+        now = self._now()
+        while len(self._tasks) < self._num_workers:
+            key = self._schedule.take(now)
+            if key is None:
+                break
+            task = asyncio.ensure_future(self._pass(key))
+            self._tasks.add(task)
+            task.add_done_callback(partial(self._ended, key))
+        overdue = self._schedule.overdue(now)
+        metrics.QUEUE_DEPTH.set(len(overdue))
+        metrics.OLDEST_UNRECONCILED_SECONDS.set(max(overdue, default=0.0))
+
+    async def _pass(self, key: KeyT) -> float | None:
+        with metrics.RECONCILE_SECONDS.time():
+            async with asyncio.timeout(PASS_SECONDS):
+                return await self._work(key)
+
+    def _ended(self, key: KeyT, task: "asyncio.Task[float | None]") -> None:
+        self._tasks.discard(task)
+        self._changed.set()
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            again_after = task.result()
+            metrics.RECONCILES_TOTAL.labels("gone" if again_after is None else "ok").inc()
+            self._schedule.finish(key, self._now(), again_after)
+        else:
+            self._failed(key, error)
+
+    def _failed(self, key: KeyT, error: BaseException) -> None:
+        """One resource's trouble is never another's: whatever it was, this key comes again."""
+        metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
+        is_known = isinstance(error, ClusterError | TimeoutError)
+        wish = error.retry_after_seconds if isinstance(error, ClusterError) else 0.0
+        pause = self._schedule.fail(key, self._now(), wish)
+        metrics.RECONCILES_TOTAL.labels("error" if is_known else "crash").inc()
+        if is_known:
+            _log.warning(
+                "pass_failed",
+                key=key,
+                error=str(error) or "too slow",
+                retry_seconds=round(pause, 1),
+            )
+        else:
+            _log.error("pass_crashed", key=key, stack="".join(traceback.format_exception(error)))
+
+
+def _jitter(key: object, number: int) -> float:
+    """A fraction, 0..1, that differs from key to key and from number to number."""
+    return zlib.crc32(f"{key}/{number}".encode()) / 0xFFFFFFFF

@@ -1,0 +1,118 @@
+"""What the controllers and the kubelet of a cluster do to Deployments, a step at a time."""
+
+from itertools import count
+
+from tests.unit.ssd_operator.memory_cluster import MemoryCluster
+
+from ssd_operator.facts import Ref
+from ssd_operator.names import revision_of
+from ssd_operator.pod_state import is_live, is_ready, to_text
+from ssd_operator.spec import Object
+
+_COST = "controller.kubernetes.io/pod-deletion-cost"
+
+
+class Controllers:
+    """Deployments become pods, pods become ready. One call of ``step`` is one moment."""
+
+    def __init__(self, cluster: MemoryCluster) -> None:
+        self._cluster = cluster
+        self._names = count()
+        self.broken: set[str] = set()
+        """Revisions whose pods never become ready."""
+
+    def settle(self) -> None:
+        """Step until nothing changes."""
+        for _ in range(50):
+            if not self.step():
+                return
+        raise AssertionError("the controllers do not come to rest")
+
+    def step(self) -> bool:
+        """Let each Deployment make one move; whether any was made."""
+        moved = [self._reconcile(each) for each in self._cluster.of_kind("Deployment")]
+        return any(moved)
+
+    def kill(self, pod: Object) -> None:
+        """A pod's container dies; the kubelet starts it again at the next step."""
+        self._set_ready(pod, is_up=False)
+
+    def pods_of(self, deployment: Object) -> list[Object]:
+        uid = deployment["metadata"]["uid"]
+        return [
+            pod
+            for pod in self._cluster.of_kind("Pod")
+            if pod["metadata"]["ownerReferences"][0]["uid"] == uid and is_live(pod)
+        ]
+
+    def _reconcile(self, deployment: Object) -> bool:
+        wanted, spec = revision_of(deployment), deployment["spec"]
+        pods = self.pods_of(deployment)
+        old = [pod for pod in pods if revision_of(pod) != wanted]
+        surplus = len(pods) - spec["replicas"]
+        if surplus > 0:
+            for pod in sorted(pods, key=_deletion_order)[:surplus]:
+                self._remove(pod)
+        elif old and spec["strategy"]["type"] == "Recreate":
+            for pod in old:
+                self._remove(pod)
+        elif len(pods) < spec["replicas"]:
+            self._start(deployment)
+        elif any(not is_ready(pod) and self._can_be_ready(pod) for pod in pods):
+            for pod in pods:
+                if self._can_be_ready(pod):
+                    self._set_ready(pod, is_up=True)
+        elif old:
+            self._remove(old[0])
+        else:
+            return self._report(deployment)
+        return True
+
+    def _can_be_ready(self, pod: Object) -> bool:
+        return revision_of(pod) not in self.broken
+
+    def _report(self, deployment: Object) -> bool:
+        generation = deployment["metadata"]["generation"]
+        condition = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
+        status = {"observedGeneration": generation, "conditions": [condition]}
+        if deployment.get("status") == status:
+            return False
+        self._cluster.put(deployment | {"status": status})
+        return True
+
+    def _start(self, deployment: Object) -> None:
+        template, number = deployment["spec"]["template"], next(self._names)
+        metadata = deployment["metadata"]
+        name = f"{metadata['name']}-{number}"
+        owner = {"kind": "ReplicaSet", "uid": metadata["uid"], "controller": True, "name": "rs"}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": metadata["namespace"],
+                "labels": template["metadata"]["labels"],
+                "ownerReferences": [owner],
+            },
+            "spec": {"nodeName": "n1"},
+            "status": {"podIP": f"10.0.0.{number % 250}", "phase": "Running"},
+        }
+        self._set_ready(pod, is_up=False)
+
+    def _set_ready(self, pod: Object, *, is_up: bool) -> None:
+        since = to_text(self._cluster.now)
+        verdicts = [
+            {"type": "Ready", "status": str(is_up), "lastTransitionTime": since},
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": since},
+        ]
+        status = {**pod["status"], "conditions": verdicts}
+        self._cluster.put({**pod, "metadata": dict(pod["metadata"]), "status": status})
+
+    def _remove(self, pod: Object) -> None:
+        self._cluster.remove(pod["metadata"]["namespace"], Ref("Pod", pod["metadata"]["name"]))
+
+
+def _deletion_order(pod: Object) -> tuple[bool, int]:
+    """As a ReplicaSet picks, the first to go first."""
+    annotations = pod["metadata"].get("annotations") or {}
+    return is_ready(pod), int(annotations.get(_COST, "0"))

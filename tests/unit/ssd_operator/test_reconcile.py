@@ -1,0 +1,325 @@
+"""Passes over a cluster in memory: what is made, mended, left alone."""
+
+import copy
+from typing import Any
+
+import pytest
+from tests.unit.ssd_operator.world import DEMO, KEY, World
+
+from ssd_operator.cluster import BusyError, ConflictError, ForbiddenError
+from ssd_operator.facts import PoolFact, Ref
+from ssd_operator.names import NAME_LABEL, revision_of
+from ssd_operator.spec import Object
+
+
+async def settled(spec: Object = DEMO) -> World:
+    world = World(spec)
+    await world.come_to_rest(6)
+    world.cluster.writes.clear()
+    return world
+
+
+def demo(**blocks: Any) -> Object:
+    spec = copy.deepcopy(DEMO)
+    for name, block in blocks.items():
+        spec[name] = {**spec.get(name, {}), **block}
+    return spec
+
+
+async def test_a_new_resource_gets_all_its_children_and_serves() -> None:
+    world = World()
+    assert await world.come_to_rest(6) <= 3
+    assert {ref.kind for ref, _ in world.children()} == {
+        "Deployment",
+        "NetworkPolicy",
+        "Service",
+        "ServiceAccount",
+    }
+    assert len(world.ready_pods("target")) == 1
+    assert len(world.ready_pods("draft")) == 2
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+async def test_an_idle_pass_neither_writes_nor_reads() -> None:
+    world = await settled()
+    reads = world.cluster.reads
+    await world.round()
+    assert world.cluster.writes == []
+    assert world.cluster.reads == reads
+
+
+async def test_a_restarted_operator_writes_nothing_where_all_is_well() -> None:
+    world = await settled()
+    world.restart()
+    await world.round()
+    assert world.cluster.writes == []
+
+
+async def test_a_pass_before_its_own_writes_come_back_does_not_repeat_them() -> None:
+    world = World()
+    world.see()
+    await world.look()
+    num_writes = len(world.cluster.writes)
+    world.cluster.now += 2.0
+    await world.look()
+    again = [verb for verb, _ in world.cluster.writes[num_writes:]]
+    assert "apply" not in again
+
+
+async def test_every_deleted_child_is_made_again() -> None:
+    world = await settled()
+    for ref, before in world.children():
+        world.cluster.remove("default", ref)
+        assert await world.come_to_rest(4) <= 3
+        after = world.cluster.objects["default", ref]
+        assert after["metadata"]["uid"] != before["metadata"]["uid"]
+
+
+async def test_every_edited_child_is_mended() -> None:
+    world = await settled()
+    for ref, before in world.children():
+        edited = copy.deepcopy(before)
+        edited["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
+        edited["metadata"]["annotations"]["note"] = "kept"
+        world.cluster.put(edited)
+        assert await world.come_to_rest(4) <= 3
+        after = world.cluster.objects["default", ref]["metadata"]
+        assert after["labels"]["app.kubernetes.io/name"] == "ssd"
+        assert after["annotations"]["note"] == "kept"
+
+
+async def test_a_child_without_its_labels_is_found_by_name_and_mended() -> None:
+    world = await settled()
+    ref = Ref("Service", "demo")
+    stripped = copy.deepcopy(world.cluster.objects["default", ref])
+    stripped["metadata"]["labels"] = {}
+    world.cluster.put(stripped)
+    await world.come_to_rest(4)
+    assert world.cluster.objects["default", ref]["metadata"]["labels"][NAME_LABEL] == "demo"
+
+
+async def test_replicas_that_somebody_raised_on_a_deployment_are_drained_away() -> None:
+    world = await settled()
+    raised = copy.deepcopy(world.deployment("demo-draft-0"))
+    raised["spec"]["replicas"] = 4
+    world.cluster.put(raised)
+    world.controllers.settle()
+    await world.come_to_rest(8)
+    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 2
+    assert any(verb == "annotate" for verb, _ in world.cluster.writes)
+
+
+async def test_scaling_down_drains_the_draft_before_it_goes() -> None:
+    world = await settled()
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    world.cluster.now += 2.0
+    world.see()
+    await world.look()
+    world.see()
+    world.cluster.now += 2.0
+    await world.look()
+    (victim,) = world.engines.facts
+    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 2
+    world.engines.finish()
+    await world.come_to_rest(6)
+    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 1
+    assert ("default", Ref("Pod", victim)) not in world.cluster.objects
+    told = {event.reason for event in world.cluster.events}
+    assert {"DraftDraining", "DraftDrained", "DraftsScaled"} <= told
+
+
+async def test_a_name_of_somebody_else_is_left_alone_and_nothing_new_is_made() -> None:
+    world = World()
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": "default", "name": "demo"},
+        "spec": {"ports": [{"port": 1}]},
+    }
+    world.cluster.put(theirs)
+    await world.come_to_rest(4)
+    assert world.children() == []
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
+    assert world.cluster.condition(KEY, "Ready")[0] == "False"
+    world.cluster.remove("default", Ref("Service", "demo"))
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+async def test_a_name_taken_later_stops_no_pod_that_runs() -> None:
+    world = await settled()
+    world.cluster.remove("default", Ref("Service", "demo-targets"))
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": "default", "name": "demo-targets"},
+    }
+    world.cluster.put(theirs)
+    world.cluster.edit_spec(KEY, draft={"replicas": 3})
+    await world.come_to_rest(4)
+    assert len(world.ready_pods("target")) == 1
+    assert len(world.ready_pods("draft")) == 3
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
+
+
+async def test_children_of_a_former_resource_of_the_same_name_are_waited_for() -> None:
+    world = await settled()
+    old = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
+    world.cluster.remove("default", Ref("SSDDeployment", "demo"))
+    world.see()
+    assert await world.look() is None
+    world.cluster.put(old)  # the garbage collector has yet to come
+    world.cluster.create_resource(KEY, DEMO)
+    world.see()
+    again_after = await world.look()
+    assert again_after is not None
+    assert again_after <= 1.0
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("True", "Owned")
+    world.cluster.remove("default", Ref("Service", "demo"))
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+@pytest.mark.parametrize(
+    "error", [BusyError("503"), ConflictError("409"), BusyError("slow", 5.0), ForbiddenError("403")]
+)
+async def test_a_failed_call_fails_the_pass_and_the_next_one_goes_on(error: Exception) -> None:
+    world = World()
+    world.see()
+    world.cluster.failures = [error]  # type: ignore[list-item]
+    with pytest.raises(type(error)):
+        await world.look()
+    assert await world.come_to_rest(6) <= 4
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+async def test_what_the_api_server_refuses_is_told_and_not_repeated_until_it_changes() -> None:
+    world = World()
+    ref = Ref("Deployment", "demo-draft-0")
+    world.cluster.refused = {ref: "spec.template: no"}
+    await world.come_to_rest(6)
+    assert world.cluster.writes.count(("apply", ref)) == 1
+    status, reason = world.cluster.condition(KEY, "SpecValid")
+    assert (status, reason) == ("False", "PodTemplateInvalid")
+    assert len(world.ready_pods("target")) == 1
+    world.cluster.refused = {}
+    world.cluster.edit_spec(KEY, draft={"image": "localhost/other:1"})
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
+    assert len(world.ready_pods("draft")) == 2
+
+
+async def test_an_invalid_resource_keeps_what_it_has() -> None:
+    world = await settled()
+    world.cluster.edit_spec(
+        KEY, target={"podTemplate": {"env": [{"name": "NCCL_HOSTID", "value": "x"}]}}
+    )
+    await world.come_to_rest(4)
+    assert world.cluster.condition(KEY, "SpecValid") == ("False", "ReservedEnv")
+    assert world.cluster.condition(KEY, "Ready")[0] == "True"
+    assert {verb for verb, _ in world.cluster.writes} == {"status"}
+
+
+async def test_a_paused_resource_gets_its_status_and_nothing_else() -> None:
+    world = await settled()
+    world.cluster.edit_spec(KEY, paused=True, draft={"replicas": 3})
+    world.cluster.remove("default", Ref("Service", "demo"))
+    await world.come_to_rest(4)
+    assert {verb for verb, _ in world.cluster.writes} == {"status"}
+    assert world.cluster.condition(KEY, "Progressing") == ("False", "Paused")
+
+
+async def test_a_namespace_that_goes_away_is_no_error() -> None:
+    world = await settled()
+    world.cluster.leaving_namespaces = {"default"}
+    world.cluster.remove("default", Ref("Service", "demo"))
+    world.cluster.now += 2.0
+    world.see()
+    assert await world.look() == 30.0
+
+
+async def test_what_is_not_wanted_any_more_goes() -> None:
+    world = await settled(demo(target={"replicas": 2}))
+    assert Ref("PodDisruptionBudget", "demo-target") in dict(world.children())
+    world.cluster.edit_spec(KEY, target={"replicas": 1})
+    await world.come_to_rest(8)
+    left = dict(world.children())
+    assert Ref("PodDisruptionBudget", "demo-target") not in left
+    assert Ref("Deployment", "demo-target-1") not in left
+
+
+async def test_cells_roll_one_after_another() -> None:
+    world = await settled(demo(target={"replicas": 3}))
+    world.cluster.edit_spec(KEY, target={"image": "localhost/new:1"})
+    fewest = 3
+    for _ in range(8):
+        world.see()
+        world.cluster.now += 2.0
+        await world.look()
+        while world.controllers.step():
+            fewest = min(fewest, len(world.ready_pods("target")))
+    assert fewest == 2
+    assert len(world.ready_pods("target")) == 3
+    images = {pod["metadata"]["labels"]["ssd.dev/revision"] for pod in world.ready_pods("target")}
+    assert images == {revision_of(world.deployment(f"demo-target-{cell}")) for cell in range(3)}
+
+
+async def test_a_bad_revision_stops_after_one_cell_and_a_good_one_mends_it() -> None:
+    world = await settled(demo(target={"replicas": 2}))
+    before = {revision_of(world.deployment(f"demo-target-{cell}")) for cell in range(2)}
+    world.cluster.edit_spec(KEY, target={"image": "localhost/bad:1"})
+    world.see()
+    world.cluster.now += 2.0
+    await world.look()
+    revisions = [revision_of(world.deployment(f"demo-target-{cell}")) for cell in range(2)]
+    world.controllers.broken = set(revisions) - before
+    assert len(world.controllers.broken) == 1
+    for _ in range(4):
+        await world.round()
+    assert len(world.ready_pods("target")) == 1
+    world.cluster.edit_spec(KEY, target={"image": "localhost/good:1"})
+    for _ in range(6):
+        await world.round()
+    assert len(world.ready_pods("target")) == 2
+
+
+async def test_the_internal_loop_writes_the_number_and_nothing_else_does() -> None:
+    world = await settled(
+        demo(draft={"autoscaling": {"mode": "Internal", "maxReplicas": 4}, "replicas": 1})
+    )
+    (target,) = world.ready_pods("target")
+    name = target["metadata"]["name"]
+    for _ in range(12):
+        world.engines.answers[name] = PoolFact(target_pod=name, at=world.cluster.now, running=70)
+        await world.round()
+    assert world.cluster.resource(KEY)["spec"]["draft"]["replicas"] == 3
+    assert world.cluster.writes.count(("scale", Ref("SSDDeployment", "demo"))) == 1
+    assert len(world.ready_pods("draft")) == 3
+
+
+async def test_an_absent_optional_api_is_told_and_costs_no_call() -> None:
+    world = World(DEMO | {"observability": {"podMonitor": True}})
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "SpecValid") == ("False", "OptionalAPIMissing")
+    world = World(DEMO | {"observability": {"podMonitor": True}})
+    world.cluster.optional = frozenset({"PodMonitor"})
+    await world.come_to_rest(6)
+    assert Ref("PodMonitor", "demo") in dict(world.children())
+    world.cluster.edit_spec(KEY, observability={"podMonitor": False})
+    await world.come_to_rest(6)
+    assert Ref("PodMonitor", "demo") not in dict(world.children())
+
+
+async def test_a_deleted_resource_is_forgotten() -> None:
+    world = await settled()
+    world.cluster.remove("default", Ref("SSDDeployment", "demo"))
+    world.see()
+    assert await world.look() is None
+    assert world.engines.followed == {}
+    assert world.cluster.writes == []
+
+
+async def test_no_resource_ever_carries_a_finalizer() -> None:
+    world = await settled()
+    carriers = [each for each in world.cluster.objects.values() if "finalizers" in each["metadata"]]
+    assert carriers == []

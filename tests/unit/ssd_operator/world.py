@@ -1,0 +1,131 @@
+"""A cluster, its controllers, engines and an operator, all in memory; time moves on command."""
+
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+
+from tests.unit.ssd_operator.controllers import Controllers
+from tests.unit.ssd_operator.memory_cluster import MemoryCluster, Watch
+from tests.unit.ssd_operator.resources import CONFIG
+
+from ssd_operator.cluster import ClusterError, Key
+from ssd_operator.drain import DrainCall
+from ssd_operator.facts import DrainFact, PoolFact, Ref
+from ssd_operator.pod_state import is_ready
+from ssd_operator.reconcile import Reconciler
+from ssd_operator.spec import Object
+from ssd_operator.view import View
+
+KEY: Key = ("default", "demo")
+DEMO: Object = {
+    "accelerator": "cpu",
+    "target": {"source": {"uri": "demo://target"}},
+    "draft": {"source": {"uri": "demo://draft"}, "replicas": 2},
+}
+
+
+@dataclass
+class MemoryEngines:
+    """``Engines`` that answer what a test puts into them."""
+
+    answers: dict[str, PoolFact] = field(default_factory=dict)
+    facts: dict[str, DrainFact] = field(default_factory=dict)
+    followed: dict[str, str] = field(default_factory=dict)
+
+    def pools(self, key: Key) -> Mapping[str, PoolFact]:
+        return {pod: fact for pod, fact in self.answers.items() if pod in self.followed}
+
+    def drains(self, key: Key) -> Mapping[str, DrainFact]:
+        return dict(self.facts)
+
+    def follow(self, key: Key, targets: Mapping[str, str]) -> None:
+        self.followed = dict(targets)
+
+    def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
+        for call in calls:
+            self.facts.setdefault(call.pod, DrainFact(pod=call.pod))
+
+    def keep(self, key: Key, pods: AbstractSet[str]) -> None:
+        self.facts = {pod: fact for pod, fact in self.facts.items() if pod in pods}
+
+    def forget(self, key: Key) -> None:
+        self.facts, self.followed = {}, {}
+
+    def finish(self) -> None:
+        """All drains that were begun end well."""
+        for pod, fact in self.facts.items():
+            self.facts[pod] = replace(fact, is_done=True, result="Drained")
+
+
+class World:
+    """One resource ``default/demo`` and everything around it."""
+
+    def __init__(self, spec: Object = DEMO) -> None:
+        self.cluster = MemoryCluster()
+        self.controllers = Controllers(self.cluster)
+        self.cluster.create_resource(KEY, spec)
+        self.restart()
+
+    def restart(self) -> None:
+        """A new operator, which remembers nothing."""
+        self.engines = MemoryEngines()
+        self.watch = Watch(self.cluster)
+        self.view = View(self.watch.resources, self.watch.children)
+        self.reconciler = Reconciler(
+            self.cluster, self.view, self.engines, CONFIG, lambda: self.cluster.now
+        )
+
+    def see(self) -> None:
+        """The watch catches up."""
+        for key, thing, is_gone in self.watch.catch_up():
+            self.view.saw(key, thing, is_deleted=is_gone)
+
+    async def look(self) -> float | None:
+        """One pass over what the watch has brought so far."""
+        return await self.reconciler.reconcile(KEY)
+
+    async def try_to_look(self) -> None:
+        """One pass that may fail, as the queue runs them."""
+        try:
+            await self.look()
+        except ClusterError:
+            self.cluster.now += 1.0
+
+    async def round(self) -> None:
+        """See, look, and let the rest of the world follow."""
+        self.cluster.now += 2.0
+        self.see()
+        await self.try_to_look()
+        self.engines.finish()
+        self.controllers.settle()
+
+    async def come_to_rest(self, most_rounds: int) -> int:
+        """Rounds until a pass writes nothing.
+
+        Raises:
+            AssertionError: there are more.
+        """
+        for number in range(most_rounds + 1):
+            num_writes = len(self.cluster.writes)
+            await self.round()
+            if len(self.cluster.writes) == num_writes:
+                return number
+        raise AssertionError(f"still writing: {self.cluster.writes[-5:]}")
+
+    def deployment(self, name: str) -> Object:
+        return self.cluster.objects["default", Ref("Deployment", name)]
+
+    def ready_pods(self, component: str) -> list[Object]:
+        return [
+            pod
+            for pod in self.cluster.of_kind("Pod")
+            if pod["metadata"]["labels"]["ssd.dev/component"] == component and is_ready(pod)
+        ]
+
+    def children(self) -> list[tuple[Ref, Object]]:
+        uid = self.cluster.resource(KEY)["metadata"]["uid"]
+        return [
+            (ref, thing)
+            for (_, ref), thing in sorted(self.cluster.objects.items())
+            if any(o["uid"] == uid for o in thing["metadata"].get("ownerReferences", []))
+        ]
