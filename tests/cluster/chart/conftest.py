@@ -66,29 +66,22 @@ def helm_of_the_cluster_tool() -> str:
 
 
 @pytest.fixture(scope="session")
-def kubectl() -> Iterator[Kubectl]:
-    """Run kubectl on the cluster of KUBECONFIG, or on a control plane that lives this long."""
-    started, kubeconfig, program = None, os.environ.get("KUBECONFIG"), "kubectl"
-    if kubeconfig is None:
-        started = cluster_tool()
-        subprocess.run([started, "up", "--control-plane"], check=True)
-        exports = exports_of(started)
-        kubeconfig, program = exports["KUBECONFIG"], exports["PATH"].partition(":")[0] + "/kubectl"
+def kubectl(api_environment: dict[str, str]) -> Iterator[Kubectl]:
+    """Run kubectl on the cluster of the tests."""
 
     def run(*arguments: str | Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [program, "--kubeconfig", str(kubeconfig), *map(str, arguments)],
+            ["kubectl", *map(str, arguments)],
             input=given,
+            env=api_environment,
             capture_output=True,
             text=True,
             check=False,
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KUBECONFIG", kubeconfig)  # helm reads it
+        patch.setenv("KUBECONFIG", api_environment["KUBECONFIG"])  # helm reads it
         yield run
-    if started is not None:
-        subprocess.run([started, "down"], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,4 @@
-"""A real cluster with the chart installed, and clients that keep it busy.
-
-``KUBECONFIG`` names the cluster; without it the one of ``SSD_CLUSTER_TOOL`` (by default the folder
-``shared/k8s`` beside the repository) is started, and stopped again at the end.
-"""
+"""A real cluster with the chart installed, and clients that keep it busy."""
 
 import asyncio
 import json
@@ -143,22 +139,12 @@ def eventually(is_true: Callable[[], bool], what: str, timeout: float = 60.0) ->
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
+def cluster(api_environment: dict[str, str]) -> Iterator[None]:
     """A cluster that kubectl and helm reach."""
-    if os.environ.get("KUBECONFIG"):
-        yield
-        return
-    if not TOOL.exists():
-        pytest.skip("no KUBECONFIG, and no cluster tool (SSD_CLUSTER_TOOL)")
-    run(str(TOOL), "up", timeout=300)
-    exports = run("bash", "-c", f'eval "$({TOOL} env)"; env -0')
-    found = dict(pair.split("=", 1) for pair in exports.split("\0") if "=" in pair)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("PATH", "KUBECONFIG"):
-            patch.setenv(name, found[name])
+            patch.setenv(name, api_environment[name])
         yield
-    if not os.environ.get("SSD_E2E_KEEP"):
-        run(str(TOOL), "down", timeout=120)
 
 
 @pytest.fixture(scope="session")
