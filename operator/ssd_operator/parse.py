@@ -49,6 +49,9 @@ RESERVED_PATHS = frozenset(
 """Where they are mounted."""
 TENSOR_PARALLEL_SIZES = {Accelerator.NVIDIA: 4, Accelerator.CPU: 1}
 """Where the resource names none."""
+DRAFT_DEADLINES = {Accelerator.NVIDIA: 20, Accelerator.CPU: 100}
+"""Where the resource names none, in milliseconds. Processes that share cores need the longer one:
+good drafts would be quarantined. It costs little, since a round waits no longer than tables take."""
 MOST_PROBLEMS = 3
 """Told of at once; a condition is one sentence, not a list."""
 
@@ -149,7 +152,13 @@ def _spec(spec: Object) -> Spec:
         model=_flat(Model, spec["model"]),
         target=_target(spec["target"], accelerator),
         draft=_draft(spec["draft"]),
-        speculation=_flat(Speculation, spec["speculation"]),
+        speculation=_flat(
+            Speculation,
+            spec["speculation"],
+            draft_deadline_milliseconds=spec["speculation"].get(
+                "draftDeadlineMilliseconds", DRAFT_DEADLINES[accelerator]
+            ),
+        ),
         transport=_flat(Transport, spec["transport"]),
         placement=_flat(Placement, spec["placement"]),
         gateway=_flat(Gateway, spec["gateway"]),

@@ -204,7 +204,10 @@ def _speculation() -> Schema:
             "Ngram",
         ),
         "draftDeadlineMilliseconds": integer(
-            "Longest wait of a round for its tables. Replaces targets.", 1, 1000, 20
+            "Longest wait of a round for its tables; absent is 20 with nvidia and 100 with cpu. "
+            "Replaces targets.",
+            1,
+            1000,
         ),
     }
     return block("Shapes and policies of speculation.", fields, default={})

@@ -26,6 +26,7 @@ from ssd_operator.spec import (
     Sharing,
     Source,
     Spec,
+    Speculation,
     Target,
 )
 from ssd_operator.structural import Schema, problems, stored
@@ -67,6 +68,7 @@ def test_what_is_left_out_gets_the_defaults_of_the_dataclasses() -> None:
             accelerator=Accelerator.CPU,
             target=Target(source=Source(uri="demo://target")),
             draft=Draft(source=Source(uri="demo://draft")),
+            speculation=Speculation(draft_deadline_milliseconds=100),
         ),
     )
 
@@ -81,6 +83,16 @@ def test_a_target_has_four_gpus_unless_it_says_otherwise() -> None:
     assert found.target.tensor_parallel_size == 4
     two = parse(demo(accelerator="nvidia", target={"tensorParallelSize": 2}))
     assert two.spec.target.tensor_parallel_size == 2
+
+
+@pytest.mark.parametrize(("accelerator", "milliseconds"), [("nvidia", 20), ("cpu", 100)])
+def test_processes_that_share_cores_wait_longer_for_a_table(
+    accelerator: str, milliseconds: int
+) -> None:
+    spec = parse(demo(accelerator=accelerator)).spec
+    assert spec.speculation.draft_deadline_milliseconds == milliseconds
+    given = parse(demo(accelerator=accelerator, speculation={"draftDeadlineMilliseconds": 7}))
+    assert given.spec.speculation.draft_deadline_milliseconds == 7
 
 
 def test_metadata_tells_of_annotations_and_of_deletion() -> None:

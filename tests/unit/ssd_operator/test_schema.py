@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from ssd.launch import LOCAL_DEADLINE_MS
 from ssd_draft.settings import DraftSettings
 from ssd_operator import schema
+from ssd_operator.parse import DRAFT_DEADLINES
 from ssd_operator.pod_schema import network_peer, pod_template
-from ssd_operator.spec import Autoscaling, Draft, Engine, Source, Spec, Target
+from ssd_operator.spec import Accelerator, Autoscaling, Draft, Engine, Source, Spec, Target
 from ssd_operator.status_schema import status
 from ssd_operator.structural import Schema, problems, stored
 from ssd_target.settings import TargetSettings
@@ -134,7 +136,8 @@ def test_what_one_process_must_agree_on_has_its_default() -> None:
     assert speculation["branches"]["default"] == target.branches == DraftSettings().branches
     assert speculation["fanOut"]["default"].lower() == target.fan_out
     assert speculation["backup"]["default"].lower() == target.backup
-    assert speculation["draftDeadlineMilliseconds"]["default"] == target.draft_deadline_ms
+    assert DRAFT_DEADLINES[Accelerator.NVIDIA] == target.draft_deadline_ms
+    assert DRAFT_DEADLINES[Accelerator.CPU] == LOCAL_DEADLINE_MS
     assert SPEC["properties"]["model"]["properties"]["dtype"]["default"] == target.dtype
 
 
