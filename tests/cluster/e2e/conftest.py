@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -38,13 +38,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.write_line(f"{name}: {value}")
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed test tells what the cluster looked like, while it still looks so."""
-    outcome = yield
-    report = outcome.get_result()
-    if report.failed and call.when != "teardown" and "cluster" in item.fixturenames:
+    report = yield
+    if report.failed and call.when == "call":
         report.sections.append(("cluster", portrait()))
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +106,7 @@ def demo(kube: Kube) -> Iterator[str]:
     kube.wait_ready("demo")
     kube.wait_linked("demo", 1)
     yield "demo"
-    kube("delete", "ssd", "demo", "--wait=true")
+    kube("delete", "ssd", "demo", "--wait=true", "--ignore-not-found")
 
 
 @pytest.fixture(scope="session")

@@ -124,13 +124,15 @@ def test_a_drained_node_lets_streams_end_and_everything_comes_back(
 
 
 def test_an_uninstall_leaves_the_definition_and_nothing_else(
-    kube: Kube, release: Release, before: set[str]
+    kube: Kube, release: Release, before: set[str], expected: Mapping[Job, Sequence[int]]
 ) -> None:
     kube.apply(sample("last", drafts=1))
     kube.wait_ready("last")
     release.uninstall()
     # Engines serve on without the operator, and a later delete leaves nothing either.
-    kube.wait_linked("last", 1)
+    with Load(kube.endpoint("last"), expected) as load:
+        load.go_on(4)
+    load.assert_undisturbed()
     kube("delete", "ssd", "--all", "--wait=true")
     ours = {f"Namespace <none> {release.namespace}", *own_of(release.namespace)}
     ours.add("CustomResourceDefinition <none> ssddeployments.ssd.dev")
