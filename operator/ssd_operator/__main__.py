@@ -14,6 +14,7 @@ from prometheus_client import start_http_server
 from ssd.errors import SSDError
 from ssd.settings import load
 from ssd.telemetry import configure_logging, get_logger
+from ssd_operator import metrics
 from ssd_operator.api_server import check_served, connect
 from ssd_operator.cluster import Cluster, Key
 from ssd_operator.handlers import make_registry, watch_settings
@@ -91,7 +92,7 @@ async def serve(settings: OperatorSettings) -> None:
     async with connect() as cluster:
         await check_served(cluster)
         with contextlib.ExitStack() as stack:
-            server, thread = start_http_server(settings.metrics_port)
+            server, thread = start_http_server(settings.metrics_port, registry=metrics.REGISTRY)
             stack.callback(thread.join)
             stack.callback(server.server_close)
             stack.callback(server.shutdown)

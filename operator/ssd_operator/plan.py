@@ -69,6 +69,8 @@ class Plan:
     delete: tuple[Ref, ...] = ()
     status: Object | None = None
     """To be written; None if the present one will do."""
+    judged: Object = field(default_factory=dict)
+    """The status as this pass finds it, written or not."""
     events: tuple[Event, ...] = ()
     again_after: float = math.inf
     """Seconds until time alone asks for another pass."""
@@ -184,10 +186,11 @@ def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scal
     age = now - memory.written_at
     if needs_write(old, status, age):
         memory = replace(memory, written_at=now)
-        return Plan(status=status, events=status_events(old, status), memory=memory)
+        events = status_events(old, status)
+        return Plan(status=status, judged=status, events=events, memory=memory)
     is_postponed = needs_write(old, status, max(age, SHORTEST_SECONDS))
     wait = SHORTEST_SECONDS - age if is_postponed else math.inf
-    return Plan(memory=memory, again_after=max(wait, 0.0))
+    return Plan(judged=status, memory=memory, again_after=max(wait, 0.0))
 
 
 def _is_engine(child: Object) -> bool:

@@ -42,7 +42,8 @@ def test_one_amount_has_several_spellings(number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("1n", "0.001"), ("2.0005", "2.001"), ("2.5", "2.5"), ("2Gi", "2147483648")]
+    ("text", "number"),
+    [("1n", "0.001"), ("2.0005", "2.001"), ("2.5", "2.5"), ("2Gi", "2147483648")],
 )
 def test_a_server_keeps_whole_thousandths_of_a_request(text: str, number: str) -> None:
     assert parse_rounded(text) == Decimal(number)
