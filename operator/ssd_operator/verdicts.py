@@ -9,6 +9,7 @@ from ssd_operator.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absenc
 from ssd_operator.facts import LinkFact, Ref
 from ssd_operator.names import Component, account, cell_of
 from ssd_operator.pod_state import condition_of, is_ready, is_scheduled, is_unschedulable, name_of
+from ssd_operator.rollout import Stage
 from ssd_operator.scaling import Reason
 from ssd_operator.spec import Object, ScalingMode, Sharing
 
@@ -158,11 +159,17 @@ def progressing(census: Census) -> Condition:
     kind, wanted = "Progressing", census.num_drafts_wanted
     if census.resource.spec.paused:
         return no(kind, "Paused", "spec.paused is true: only this status is written.")
+    flight = census.planned.preflight
+    if flight.stage in (Stage.FAILED, Stage.STUCK):
+        message = f"{flight.message}; the targets stay as they are until this is mended."
+        return no(kind, "PreflightFailed", message)
     deployments = (*census.target_deployments, *census.draft_deployments)
     for deployment in deployments:
         found = condition_of(deployment, "Progressing")
         if found.get("reason") == "ProgressDeadlineExceeded":
             return no(kind, "ProgressDeadlineExceeded", f"{found.get('message', '')}")
+    if flight.stage is Stage.RUNNING:
+        return yes(kind, "Preflight", f"{flight.message}; the old targets serve until it is done.")
     pods = (*census.targets, *census.staying_drafts)
     num_updated = census.updated(pods)
     if num_updated < len(pods) or any(_is_rolling(deployment) for deployment in deployments):
