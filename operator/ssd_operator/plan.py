@@ -148,9 +148,7 @@ def _served(objects: Sequence[Object], observed: Observed) -> list[Object]:
     return [each for each in objects if each["kind"] not in absent]
 
 
-def _still_rejected(
-    memory: Memory, objects: Sequence[Object], now: float
-) -> dict[Ref, Rejection]:
+def _still_rejected(memory: Memory, objects: Sequence[Object], now: float) -> dict[Ref, Rejection]:
     digests = {ref_of(each): digest_of(each) for each in objects}
     return {
         ref: rejection

@@ -39,6 +39,23 @@ _GPU_DEFAULTS = {
     Component.TARGET: {"cpu": "8", "memory": "64Gi"},
     Component.DRAFT: {"cpu": "4", "memory": "16Gi"},
 }
+_TRIED_IN_POD = (
+    "serviceAccountName",
+    "runtimeClassName",
+    "schedulerName",
+    "securityContext",
+    "tolerations",
+    "imagePullSecrets",
+)
+_TRIED_IN_CONTAINER = (
+    "image",
+    "imagePullPolicy",
+    "env",
+    "volumeMounts",
+    "terminationMessagePath",
+    "terminationMessagePolicy",
+)
+"""What a preflight takes over from a target; what it may not hold is left out by not being here."""
 _PREFLIGHT_RESOURCES: Object = {
     "requests": {"cpu": "100m", "memory": "256Mi"},
     "limits": {"cpu": "1", "memory": "1Gi"},
@@ -122,15 +139,11 @@ def preflight_spec(deployment: Object, node: str) -> Object:
     """
     template = deployment["spec"]["template"]["spec"]
     container = template["containers"][0]
-    taken = ("serviceAccountName", "runtimeClassName", "schedulerName", "securityContext")
-    taken += ("tolerations", "imagePullSecrets")
-    taken_inside = ("image", "imagePullPolicy", "env", "volumeMounts")
-    taken_inside += ("terminationMessagePath", "terminationMessagePolicy")
     # The name of a node is a field: the label for it may hold another one.
     place = {"key": "metadata.name", "operator": "In", "values": [node]}
     here = {"nodeSelectorTerms": [{"matchFields": [place]}]}
     is_read_only = container["securityContext"]["readOnlyRootFilesystem"]
-    return {key: template[key] for key in taken if key in template} | {
+    return {key: template[key] for key in _TRIED_IN_POD if key in template} | {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": deployment["spec"]["progressDeadlineSeconds"],
         "terminationGracePeriodSeconds": 1,
@@ -142,7 +155,7 @@ def preflight_spec(deployment: Object, node: str) -> Object:
             for each in template["volumes"]
         ],
         "containers": [
-            {key: container[key] for key in taken_inside}
+            {key: container[key] for key in _TRIED_IN_CONTAINER}
             | {
                 "name": "preflight",
                 "args": ["--print-config"],
@@ -206,9 +219,7 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
         ],
         "resources": pod.resources,
-        "securityContext": _confined(
-            is_read_only=resource.spec.security.read_only_root_filesystem
-        ),
+        "securityContext": _confined(is_read_only=resource.spec.security.read_only_root_filesystem),
         "startupProbe": _probe(
             "/readyz", period=2, timeout=2, failures=math.ceil(pod.startup_timeout_seconds / 2)
         ),

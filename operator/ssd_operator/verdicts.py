@@ -159,17 +159,9 @@ def progressing(census: Census) -> Condition:
     kind, wanted = "Progressing", census.num_drafts_wanted
     if census.resource.spec.paused:
         return no(kind, "Paused", "spec.paused is true: only this status is written.")
-    flight = census.planned.preflight
-    if flight.stage in (Stage.FAILED, Stage.STUCK):
-        message = f"{flight.message}; the targets stay as they are until this is mended."
-        return no(kind, "PreflightFailed", message)
+    if (found := _tried(census) or _overdue(census)) is not None:
+        return found
     deployments = (*census.target_deployments, *census.draft_deployments)
-    for deployment in deployments:
-        found = condition_of(deployment, "Progressing")
-        if found.get("reason") == "ProgressDeadlineExceeded":
-            return no(kind, "ProgressDeadlineExceeded", f"{found.get('message', '')}")
-    if flight.stage is Stage.RUNNING:
-        return yes(kind, "Preflight", f"{flight.message}; the old targets serve until it is done.")
     pods = (*census.targets, *census.staying_drafts)
     num_updated = census.updated(pods)
     if num_updated < len(pods) or any(_is_rolling(deployment) for deployment in deployments):
@@ -181,6 +173,27 @@ def progressing(census: Census) -> Condition:
         message = f"{len(census.targets)} of {num_cells} targets, {num_drafts} of {wanted} drafts."
         return yes(kind, "Scaling", message)
     return yes(kind, "UpToDate", "Everything is as the resource asks.")
+
+
+def _tried(census: Census) -> Condition | None:
+    """What the preflight of a change has to say, unless it has passed."""
+    flight = census.planned.preflight
+    if flight.stage in (Stage.FAILED, Stage.STUCK):
+        message = f"{flight.message}; the targets stay as they are until this is mended."
+        return no("Progressing", "PreflightFailed", message)
+    if flight.stage is Stage.RUNNING:
+        message = f"{flight.message}; the old targets serve until it is done."
+        return yes("Progressing", "Preflight", message)
+    return None
+
+
+def _overdue(census: Census) -> Condition | None:
+    """The word of a Deployment that does not get on."""
+    for deployment in (*census.target_deployments, *census.draft_deployments):
+        found = condition_of(deployment, "Progressing")
+        if found.get("reason") == "ProgressDeadlineExceeded":
+            return no("Progressing", "ProgressDeadlineExceeded", f"{found.get('message', '')}")
+    return None
 
 
 def spec_valid(census: Census) -> Condition:
