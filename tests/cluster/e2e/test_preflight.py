@@ -1,17 +1,18 @@
 """A change that could not run replaces nothing; one that can goes cell by cell."""
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
+from tests.cluster.kube import Kube, Object, eventually, sample
+from tests.cluster.load import Load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
-Object = dict[str, Any]
+Figures = dict[str, object]
 SMALL = {"requests": {"cpu": "20m", "memory": "64Mi"}}
 
 
-def change(kube: Any, name: str, **target: object) -> None:
+def change(kube: Kube, name: str, **target: object) -> None:
     kube("patch", "ssd", name, "--type=merge", "-p", json.dumps({"spec": {"target": target}}))
 
 
@@ -20,11 +21,11 @@ def setting(name: str, value: str) -> Object:
     return {"env": [{"name": f"SSD_TARGET_{name}", "value": value}]}
 
 
-def uids(kube: Any, name: str, component: str) -> set[str]:
+def uids(kube: Kube, name: str, component: str) -> set[str]:
     return {pod["metadata"]["uid"] for pod in kube.pods(name, component)}
 
 
-def num_ready(kube: Any, name: str, component: str) -> int:
+def num_ready(kube: Kube, name: str, component: str) -> int:
     verdicts = [
         verdict["status"]
         for pod in kube.pods(name, component)
@@ -34,16 +35,16 @@ def num_ready(kube: Any, name: str, component: str) -> int:
     return verdicts.count("True")
 
 
-def has_failed(kube: Any, name: str, words: str) -> bool:
+def has_failed(kube: Kube, name: str, words: str) -> bool:
     found = kube.condition(name, "Progressing")
-    return found["reason"] == "PreflightFailed" and words in found["message"]
+    return bool(found["reason"] == "PreflightFailed" and words in found["message"])
 
 
-def is_settled(kube: Any, name: str) -> bool:
+def is_settled(kube: Kube, name: str) -> bool:
     """Whether all that the newest spec asks for is there and no preflight is left."""
     found = kube.get("ssd", name)
     conditions = {each["type"]: each for each in found["status"]["conditions"]}
-    return (
+    return bool(
         found["status"]["observedGeneration"] == found["metadata"]["generation"]
         and conditions["Progressing"]["reason"] == "UpToDate"
         and conditions["TargetReady"]["status"] == "True"
@@ -60,46 +61,44 @@ def is_settled(kube: Any, name: str) -> bool:
     ids=["image", "setting"],
 )
 def test_a_change_that_cannot_run_costs_no_outage(
-    kube: Any,
-    demo: str,
-    load: Any,
-    wait: Callable[..., float],
-    figures: dict[str, object],
-    bad: Object,
-    words: str,
+    kube: Kube, demo: str, load: Load, figures: Figures, bad: Object, words: str
 ) -> None:
-    wait(lambda: is_settled(kube, demo), "it is at rest")
+    eventually(lambda: is_settled(kube, demo), "it is at rest")
     before = uids(kube, demo, "target")
     change(kube, demo, **bad)
-    failed = wait(lambda: has_failed(kube, demo, words), "the preflight fails, and says why", 90)
+    failed = eventually(
+        lambda: has_failed(kube, demo, words), "the preflight fails, and says why", 90
+    )
     load.go_on(8)
     assert uids(kube, demo, "target") == before
     assert kube.condition(demo, "Ready")["status"] == "True"
     told = kube.items("events", "--field-selector", f"involvedObject.name={demo}")
     assert any(each["reason"] == "PreflightFailed" and words in each["message"] for each in told)
     change(kube, demo, **dict.fromkeys(bad))
-    wait(lambda: is_settled(kube, demo), "the change is taken back, its preflight is gone", 30)
+    eventually(
+        lambda: is_settled(kube, demo), "the change is taken back, its preflight is gone", 30
+    )
     assert uids(kube, demo, "target") == before
-    assert load.tally.failures == []
-    assert load.tally.num_different == 0
+    load.assert_undisturbed()
     figures[f"bad {next(iter(bad))} told, s"] = round(failed, 1)
 
 
 @pytest.fixture
-def pair(kube: Any, sample: Callable[..., Object]) -> Iterator[str]:
+def pair(kube: Kube) -> Iterator[str]:
     """Two cells of two drafts."""
     document = sample("pair", drafts=4, replicas=2, resources=SMALL, drainSeconds=5)
     document["spec"]["draft"] |= {"resources": SMALL, "drainSeconds": 5}
     kube.apply(document)
-    kube.wait_ready("pair", drafts=4)
+    kube.wait_ready("pair")
+    kube.wait_linked("pair", 4)
     yield "pair"
     kube("delete", "ssd", "pair", "--wait=true")
 
 
 def test_cells_roll_one_at_a_time_after_one_preflight(
-    kube: Any, pair: str, wait: Callable[..., float], figures: dict[str, object]
+    kube: Kube, pair: str, figures: Figures
 ) -> None:
-    wait(lambda: is_settled(kube, pair), "it is at rest", 90)
+    eventually(lambda: is_settled(kube, pair), "it is at rest", 90)
     before, tried = uids(kube, pair, "target"), set[str]()
     fewest = len(before)
 
@@ -110,16 +109,16 @@ def test_cells_roll_one_at_a_time_after_one_preflight(
         return is_settled(kube, pair) and not before & uids(kube, pair, "target")
 
     change(kube, pair, podTemplate=setting("PREFILL_CHUNK", "64"))
-    seconds = wait(is_over, "both cells are new", 180)
+    seconds = eventually(is_over, "both cells are new", 180)
     assert fewest == 1
     assert len(tried) == 1
     figures["two cells rolled after a preflight, s"] = round(seconds, 1)
 
 
 def test_a_restart_that_is_asked_for_replaces_every_pod(
-    kube: Any, pair: str, wait: Callable[..., float], figures: dict[str, object]
+    kube: Kube, pair: str, figures: Figures
 ) -> None:
-    wait(lambda: is_settled(kube, pair), "it is at rest", 90)
+    eventually(lambda: is_settled(kube, pair), "it is at rest", 90)
     engines = ("target", "draft")
     before = {uid for each in engines for uid in uids(kube, pair, each)}
     fewest = dict.fromkeys(engines, len(before))
@@ -131,6 +130,6 @@ def test_a_restart_that_is_asked_for_replaces_every_pod(
         return is_settled(kube, pair) and not before & after
 
     kube("annotate", "ssd", pair, "ssd.dev/restart=now", "--overwrite")
-    seconds = wait(is_over, "every pod is new", 180)
+    seconds = eventually(is_over, "every pod is new", 180)
     assert fewest == {"target": 1, "draft": 2}  # of the drafts, one of each cell
     figures["restart of two cells, s"] = round(seconds, 1)
