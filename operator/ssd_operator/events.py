@@ -113,7 +113,7 @@ def _has_begun(old: Object, new: Object, kind: str, reason: str) -> bool:
 
 def _rollout(old: Object, new: Object) -> list[Event]:
     was_rolling = _condition(old, "Progressing").get("reason") == "RollingOut"
-    is_rolling = _condition(new, "Progressing").get("reason") == "RollingOut"
+    is_rolling = _condition(new, "Progressing").get("reason") in ("RollingOut", "Preflight")
     is_held_up = _condition(new, "Progressing").get("status") != "True"
     if not was_rolling or is_rolling or is_held_up:
         return []
@@ -141,6 +141,7 @@ def _speculation(old: Object, new: Object) -> list[Event]:
 def _troubles(old: Object, new: Object) -> list[Event]:
     watched = [
         ("ResourcesOwned", "NameTaken", "NameTaken"),
+        ("Progressing", "PreflightFailed", "PreflightFailed"),
         ("TargetReady", "Unschedulable", "Unschedulable"),
         ("DraftCapacity", "Unschedulable", "Unschedulable"),
         ("DraftCapacity", "InsufficientLocalGPUs", "Unschedulable"),

@@ -61,9 +61,10 @@ class Observed:
     """A snapshot for one pass."""
 
     children: Mapping[Ref, Object] = field(default_factory=dict)
-    """Objects that the resource owns (controller owner reference by uid), pods excluded."""
+    """Objects that the resource owns (controller owner reference by uid): a preflight's pod is one,
+    the pods of Deployments are not."""
     pods: tuple[Object, ...] = ()
-    """Pods with the resource's ``ssd.dev/name`` label."""
+    """Pods of engines: the others with the resource's ``ssd.dev/name`` label."""
     foreign: frozenset[Ref] = frozenset()
     """Wanted names that belong to somebody else."""
     leaving: frozenset[Ref] = frozenset()

@@ -39,6 +39,29 @@ _GPU_DEFAULTS = {
     Component.TARGET: {"cpu": "8", "memory": "64Gi"},
     Component.DRAFT: {"cpu": "4", "memory": "16Gi"},
 }
+_TRIED_IN_POD = (
+    "serviceAccountName",
+    "runtimeClassName",
+    "schedulerName",
+    "securityContext",
+    "tolerations",
+    "imagePullSecrets",
+)
+_TRIED_IN_CONTAINER = (
+    "image",
+    "imagePullPolicy",
+    "env",
+    "volumeMounts",
+    "terminationMessagePath",
+    "terminationMessagePolicy",
+)
+"""What a preflight takes over from a target; what it may not hold is left out by not being here."""
+_PREFLIGHT_RESOURCES: Object = {
+    "requests": {"cpu": "0", "memory": "0"},
+    "limits": {"cpu": "1", "memory": "1Gi"},
+}
+"""It comes beside what serves: nothing is reserved, so it fits on a full node and takes only what
+is left over. All are named, because a quota may ask for each."""
 _GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
 
 
@@ -105,6 +128,45 @@ def draft_template(resource: Resource, config: OperatorConfig, cell: int | None)
     return _template(resource, config, pod)
 
 
+def preflight_spec(deployment: Object, node: str) -> Object:
+    """Spec of a pod that tries a target's image and settings, and loads nothing.
+
+    It takes over what the image is pulled with and what the settings are made of. Where the target
+    wants to be, and what it holds (GPUs, ports, privileges, a claim for its cache), is its own.
+
+    Args:
+        deployment: of the target, as it should be.
+        node: where the present target runs.
+    """
+    template = deployment["spec"]["template"]["spec"]
+    container = template["containers"][0]
+    # The name of a node is a field: the label for it may hold another one.
+    place = {"key": "metadata.name", "operator": "In", "values": [node]}
+    here = {"nodeSelectorTerms": [{"matchFields": [place]}]}
+    is_read_only = container["securityContext"]["readOnlyRootFilesystem"]
+    return {key: template[key] for key in _TRIED_IN_POD if key in template} | {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": deployment["spec"]["progressDeadlineSeconds"],
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": here}},
+        "volumes": [
+            {"name": "cache", "emptyDir": {}} if each["name"] == "cache" else each
+            for each in template["volumes"]
+        ],
+        "containers": [
+            {key: container[key] for key in _TRIED_IN_CONTAINER}
+            | {
+                "name": "preflight",
+                "args": ["--print-config"],
+                "resources": _PREFLIGHT_RESOURCES,
+                "securityContext": _confined(is_read_only=is_read_only),
+            }
+        ],
+    }
+
+
 def _template(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
     annotations = dict(pod.template.annotations)
     if restart := resource.annotations.get(RESTART_ANNOTATION):
@@ -158,11 +220,7 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
         ],
         "resources": pod.resources,
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": resource.spec.security.read_only_root_filesystem,
-        },
+        "securityContext": _confined(is_read_only=resource.spec.security.read_only_root_filesystem),
         "startupProbe": _probe(
             "/readyz", period=2, timeout=2, failures=math.ceil(pod.startup_timeout_seconds / 2)
         ),
@@ -174,6 +232,14 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
         "volumeMounts": [*_volume_mounts(pod), *pod.template.volume_mounts],
     }
     return container | _present(lifecycle=pod.lifecycle)
+
+
+def _confined(*, is_read_only: bool) -> Object:
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": is_read_only,
+    }
 
 
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> Object:

@@ -9,6 +9,7 @@ from ssd_operator.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absenc
 from ssd_operator.facts import LinkFact, Ref
 from ssd_operator.names import Component, account, cell_of
 from ssd_operator.pod_state import condition_of, is_ready, is_scheduled, is_unschedulable, name_of
+from ssd_operator.rollout import Stage
 from ssd_operator.scaling import Reason
 from ssd_operator.spec import Object, ScalingMode, Sharing
 
@@ -158,11 +159,9 @@ def progressing(census: Census) -> Condition:
     kind, wanted = "Progressing", census.num_drafts_wanted
     if census.resource.spec.paused:
         return no(kind, "Paused", "spec.paused is true: only this status is written.")
+    if (found := _tried(census) or _overdue(census)) is not None:
+        return found
     deployments = (*census.target_deployments, *census.draft_deployments)
-    for deployment in deployments:
-        found = condition_of(deployment, "Progressing")
-        if found.get("reason") == "ProgressDeadlineExceeded":
-            return no(kind, "ProgressDeadlineExceeded", f"{found.get('message', '')}")
     pods = (*census.targets, *census.staying_drafts)
     num_updated = census.updated(pods)
     if num_updated < len(pods) or any(_is_rolling(deployment) for deployment in deployments):
@@ -174,6 +173,27 @@ def progressing(census: Census) -> Condition:
         message = f"{len(census.targets)} of {num_cells} targets, {num_drafts} of {wanted} drafts."
         return yes(kind, "Scaling", message)
     return yes(kind, "UpToDate", "Everything is as the resource asks.")
+
+
+def _tried(census: Census) -> Condition | None:
+    """What the preflight of a change has to say, unless it has passed."""
+    flight = census.planned.preflight
+    if flight.stage in (Stage.FAILED, Stage.STUCK):
+        message = f"{flight.message}; the targets stay as they are until this is mended."
+        return no("Progressing", "PreflightFailed", message)
+    if flight.stage is Stage.RUNNING:
+        message = f"{flight.message}; the old targets serve until it is done."
+        return yes("Progressing", "Preflight", message)
+    return None
+
+
+def _overdue(census: Census) -> Condition | None:
+    """The word of a Deployment that does not get on."""
+    for deployment in (*census.target_deployments, *census.draft_deployments):
+        found = condition_of(deployment, "Progressing")
+        if found.get("reason") == "ProgressDeadlineExceeded":
+            return no("Progressing", "ProgressDeadlineExceeded", f"{found.get('message', '')}")
+    return None
 
 
 def spec_valid(census: Census) -> Condition:

@@ -1,13 +1,18 @@
 """Resources as tests want them. Run as a module, it writes the snapshots afresh, for review."""
 
+import copy
 from pathlib import Path
 
 import yaml
 from hypothesis import strategies as st
 
+from ssd_operator.cluster import ref_of
 from ssd_operator.config import OperatorConfig
+from ssd_operator.facts import Observed
 from ssd_operator.manifests import wanted
-from ssd_operator.names import draft_cells
+from ssd_operator.names import COMPONENT_LABEL, REVISION_LABEL, draft_cells
+from ssd_operator.objects import ChildFactory
+from ssd_operator.preflight import preflight
 from ssd_operator.spec import (
     Accelerator,
     Autoscaling,
@@ -165,6 +170,10 @@ SAMPLES = {
 }
 
 
+PREFLIGHTS = ("everything", "llama-70b-two-cells")
+"""Samples whose preflight is reviewed, too."""
+
+
 @st.composite
 def specs(draw: st.DrawFn) -> Spec:
     """Specs that the schema would let in."""
@@ -221,6 +230,29 @@ def as_yaml(objects: list[Object]) -> str:
     return str(yaml.safe_dump_all(objects, sort_keys=False, default_flow_style=None, width=120))
 
 
+def preflight_of(resource: Resource) -> Object:
+    """The pod that tries this resource beside a target on node ``n1``."""
+    targets = [
+        each
+        for each in children(resource)
+        if each["kind"] == "Deployment" and each["metadata"]["labels"][COMPONENT_LABEL] == "target"
+    ]
+    live = copy.deepcopy(targets)
+    for each in live:
+        each["spec"]["template"]["metadata"]["labels"][REVISION_LABEL] = "older"
+    pod: Object = {
+        "metadata": {"name": "t0", "labels": live[0]["spec"]["template"]["metadata"]["labels"]},
+        "spec": {"nodeName": "n1"},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    observed = Observed(children={ref_of(each): each for each in live}, pods=(pod,))
+    made = preflight(ChildFactory(resource=resource, config=CONFIG), targets, observed, 0.0).pod
+    assert made is not None
+    return made
+
+
 if __name__ == "__main__":
     for title, sample in SAMPLES.items():
         (SNAPSHOTS / f"{title}.yaml").write_text(as_yaml(children(sample)))
+    for title in PREFLIGHTS:
+        (SNAPSHOTS / f"preflight-{title}.yaml").write_text(as_yaml([preflight_of(SAMPLES[title])]))

@@ -21,6 +21,7 @@ from ssd_operator.spec import Object
 def status(drafts: int = 2, links: tuple[Object, ...] = (), **reasons: str) -> Object:
     """A status whose conditions have these reasons; those of bad news are not True."""
     bad = {"NoDrafts", "NameTaken", "Unschedulable", "InsufficientLocalGPUs", "Paused"}
+    bad |= {"PreflightFailed"}
     unknown = {"TargetUnreachable": "Unknown"}
     told = {"Ready": "Serving"} | reasons
     return {
@@ -53,6 +54,14 @@ CHANGES: list[tuple[Object, Object, list[str]]] = [
     ),
     (status(Progressing="RollingOut"), status(Progressing="Paused"), []),
     (status(Progressing="RollingOut"), status(Progressing="RollingOut"), []),
+    (status(Progressing="RollingOut"), status(Progressing="Preflight"), []),
+    (status(Progressing="Preflight"), status(Progressing="UpToDate"), []),
+    (
+        status(Progressing="Preflight"),
+        status(Progressing="PreflightFailed"),
+        ["PreflightFailed"],
+    ),
+    (status(Progressing="PreflightFailed"), status(Progressing="PreflightFailed"), []),
     (status(drafts=1), status(drafts=3), ["DraftsScaled"]),
     (status(SpeculationActive="NoDrafts"), status(SpeculationActive="Active"), ["SpeculationOn"]),
     (status(SpeculationActive="Active"), status(SpeculationActive="NoDrafts"), ["SpeculationOff"]),

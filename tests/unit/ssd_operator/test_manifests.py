@@ -14,6 +14,7 @@ from tests.unit.ssd_operator.resources import (
     LLAMA,
     NAMES,
     POOL,
+    PREFLIGHTS,
     SAMPLES,
     SNAPSHOTS,
     children,
@@ -122,7 +123,8 @@ def test_the_children_are_those_that_were_reviewed(name: str) -> None:
 
 
 def test_there_is_no_snapshot_of_a_resource_that_is_gone() -> None:
-    assert {path.stem for path in SNAPSHOTS.iterdir()} == set(SAMPLES)
+    titles = {*SAMPLES, *(f"preflight-{name}" for name in PREFLIGHTS)}
+    assert {path.stem for path in SNAPSHOTS.iterdir()} == titles
 
 
 @given(specs(), NAMES)

@@ -19,6 +19,8 @@ from tests.unit.ssd_operator.scenes import (
 from ssd_operator.census import Planned
 from ssd_operator.facts import Ref
 from ssd_operator.pod_state import to_text
+from ssd_operator.preflight import Preflight
+from ssd_operator.rollout import Stage
 from ssd_operator.scaling import Decision, Reason
 from ssd_operator.spec import Object, Observability, ScalingMode
 from ssd_operator.verdicts import verdicts
@@ -275,8 +277,19 @@ STUCK: dict[str, Any] = {
     "reason": "ProgressDeadlineExceeded",
     "message": "timed out",
 }
+
+
+def tried(stage: Stage) -> Planned:
+    """A change of the target of which a preflight is this far."""
+    return replace(STALE, preflight=Preflight(stage, "image nope"))
+
+
 PROGRESS = [
     (Scene(spec={"paused": True}), "False", "Paused"),
+    (Scene(planned=tried(Stage.FAILED)), "False", "PreflightFailed"),
+    (Scene(planned=tried(Stage.STUCK)), "False", "PreflightFailed"),
+    (Scene(planned=tried(Stage.RUNNING)), "True", "Preflight"),
+    (Scene(planned=tried(Stage.PASSED)), "True", "RollingOut"),
     (Scene(planned=STALE), "True", "RollingOut"),
     (Scene(deployments=(deployment("demo-draft-0", **ROLLING),)), "True", "RollingOut"),
     (
