@@ -23,6 +23,7 @@ from ssd_operator.spec import (
     Observability,
     Placement,
     PodTemplate,
+    Rdma,
     Resource,
     ScalingMode,
     SecretKey,
@@ -67,6 +68,7 @@ _Block = TypeVar(
     Observability,
     Placement,
     PodTemplate,
+    Rdma,
     Security,
     Speculation,
     Target,
@@ -159,7 +161,7 @@ def _spec(spec: Object) -> Spec:
                 "draftDeadlineMilliseconds", DRAFT_DEADLINES[accelerator]
             ),
         ),
-        transport=_flat(Transport, spec["transport"]),
+        transport=_transport(spec["transport"]),
         placement=_flat(Placement, spec["placement"]),
         gateway=_flat(Gateway, spec["gateway"]),
         model_cache=_model_cache(spec["modelCache"]),
@@ -208,6 +210,11 @@ def _autoscaling(autoscaling: Object) -> Autoscaling:
         target_occupancy=float(autoscaling["targetOccupancy"]),
         **keda,
     )
+
+
+def _transport(transport: Object) -> Transport:
+    rdma = _flat(Rdma, transport["rdma"]) if "rdma" in transport else None
+    return _flat(Transport, transport, rdma=rdma)
 
 
 def _model_cache(cache: Object) -> ModelCache:
