@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from ssd.errors import SSDError
-from ssd_operator import environment, schema
+from ssd_operator import environment, fabric, schema
 from ssd_operator.spec import (
     Accelerator,
     Autoscaling,
@@ -41,7 +41,7 @@ RESERVED_VOLUMES = frozenset({"tmp", "cache", "shm", "models"})
 """Names of volumes that pods have already."""
 RESERVED_PATHS = frozenset(
     {
-        environment.SCRATCH_FOLDER,
+        fabric.SCRATCH_FOLDER,
         environment.CACHE_FOLDER,
         environment.SHARED_MEMORY,
         environment.MODELS_FOLDER,

@@ -4,6 +4,7 @@ A tier decides what pods may do, so it is the user's word and never the operator
 no privileges. It says what is asked for; what a link was measured to use stands in the status.
 """
 
+from ssd_operator.fabric import HOST_ID
 from ssd_operator.spec import Object
 from ssd_operator.structural import Schema, block, integer, mapping, one_of, rule, text
 
@@ -130,8 +131,8 @@ def _rdma() -> Schema:
 
 def _nccl_env() -> Schema:
     only_nccl = rule(
-        "self.all(k, k.startsWith('NCCL_') && k != 'NCCL_HOSTID')",
-        "ncclEnv: only variables that begin with NCCL_, and not NCCL_HOSTID, which is the "
+        f"self.all(k, k.startsWith('NCCL_') && k != '{HOST_ID}')",
+        f"ncclEnv: only variables that begin with NCCL_, and not {HOST_ID}, which is the "
         "operator's",
     )
     return mapping(
