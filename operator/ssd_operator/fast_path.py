@@ -28,9 +28,11 @@ def transport_of(link: LinkFact) -> str:
 def transport_block(census: Census) -> Object:
     """The worst of the active links, and what was asked for."""
     asked = census.resource.spec.transport
-    why = "tier Auto, no fabric asked for" if asked == Transport() else f"tier {asked.tier}"
+    why = f"tier {asked.tier}"
     if asked.rdma is not None:
         why += f" with {asked.rdma.resource_name}"
+    elif asked.tier == "Auto":
+        why += ", no fabric asked for"
     if asked.require != "Any":
         why += f", {asked.require} required"
     found = sorted((transport_of(link) for link in _active(census)), key=_order)

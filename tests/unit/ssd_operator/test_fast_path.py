@@ -118,6 +118,9 @@ def test_a_link_that_is_not_active_says_nothing_of_the_effective_transport() -> 
 def test_the_reason_names_the_card_that_makes_auto_rdma() -> None:
     found = transport_block(scene(Transport(rdma=CARD), "tcp").census)
     assert found == {"effective": "TCP", "reason": "tier Auto with rdma/hca"}
+    limited = Transport(max_round_trip_microseconds=9)
+    reason = transport_block(scene(limited, "tcp").census)["reason"]
+    assert reason == "tier Auto, no fabric asked for"
 
 
 def test_a_target_that_is_older_than_the_report_runs_over_tcp() -> None:
