@@ -14,7 +14,7 @@ IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format protos exactness bench images
+.PHONY: help setup run test check format protos exactness bench images e2e e2e-full
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ run: $(RUNTIME) ## AR against SSD on the embedded pair: same text, other speed
 	@$(BIN)/ssd demo
 
 # A second thread waits at each tiny kernel, and the processes of a test would fight for the cores.
-test exactness: export OMP_NUM_THREADS := 1
+test exactness e2e e2e-full: export OMP_NUM_THREADS := 1
 
 test: $(TOOLS) ## all tests that need no GPU and no cluster
 	$(BIN)/python -m pytest
@@ -53,6 +53,13 @@ exactness: $(TOOLS) ## the whole proof: AR = SSD, token for token, through every
 
 bench: $(TOOLS) ## AR against SSD in one run, medians into results/
 	$(BIN)/python -m ssd_bench
+
+# What is tried there: KUBECONFIG's cluster, or one that SSD_CLUSTER_TOOL starts and stops.
+e2e: $(TOOLS) ## the chart on a real cluster: images, install, serve, disturb, uninstall (15 minutes)
+	$(BIN)/python -m pytest tests/cluster -m "cluster and not slow" --durations 15
+
+e2e-full: $(TOOLS) ## the same with every repetition (an hour)
+	$(BIN)/python -m pytest tests/cluster -m "cluster" --durations 15
 
 # One name for both: what is built here is what the chart's defaults ask for.
 images: ## build localhost/ssd-{target,draft,operator} with docker, podman or the test cluster's tool

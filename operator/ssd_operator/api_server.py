@@ -17,7 +17,9 @@ from ssd_operator.cluster import (
     OPTIONAL_KINDS,
     RESOURCE,
     BusyError,
+    ClusterError,
     MissingError,
+    RefusedError,
     ServedKind,
     error_of,
     ref_of,
@@ -55,7 +57,16 @@ class ApiServer:
         """See ``Cluster``."""
         ref, namespace = ref_of(wanted), wanted["metadata"]["namespace"]
         kind = KINDS[ref.kind]
-        return await self._apply(kind, kind.path(namespace, ref.name), wanted)
+        path = kind.path(namespace, ref.name)
+        try:
+            return await self._apply(kind, path, wanted)
+        except RefusedError as refusal:
+            # An apply keeps the entries that others put into a list beside ours, and together they
+            # may be refused: two ports of one name. A merge patch puts our lists in their place.
+            with contextlib.suppress(ClusterError):
+                query = {"fieldManager": OPERATOR}
+                return await self._call("PATCH", kind, path, _MERGE, wanted, query=query)
+            raise refusal from None
 
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         """See ``Cluster``."""

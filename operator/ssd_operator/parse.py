@@ -51,8 +51,8 @@ RESERVED_PATHS = frozenset(
 TENSOR_PARALLEL_SIZES = {Accelerator.NVIDIA: 4, Accelerator.CPU: 1}
 """Where the resource names none."""
 DRAFT_DEADLINES = {Accelerator.NVIDIA: 20, Accelerator.CPU: 100}
-"""Where the resource names none, in milliseconds. Processes that share cores need the longer one:
-good drafts would be quarantined. It costs little: a round waits no longer than tables take."""
+"""Where the resource names none, in milliseconds. Processes that share cores need the longer one,
+or good drafts end in quarantine. It costs little: a round waits no longer than tables take."""
 MOST_PROBLEMS = 3
 """Told of at once; a condition is one sentence, not a list."""
 

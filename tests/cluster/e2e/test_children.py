@@ -1,0 +1,138 @@
+"""What the operator owns is kept as it should be; what others own is left alone."""
+
+from typing import Any
+
+import pytest
+from tests.cluster.kube import Kube, eventually, sample
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        ("service", ""),
+        ("service", "-targets"),
+        ("service", "-draft-0"),
+        ("deployment", "-draft-0"),
+        ("deployment", "-target-0"),
+        ("serviceaccount", "-target"),
+        ("serviceaccount", "-draft"),
+        ("networkpolicy", "-target"),
+        ("networkpolicy", "-draft"),
+    ],
+)
+def test_a_child_that_is_deleted_is_made_again(
+    kube: Kube, demo: str, kind: str, suffix: str
+) -> None:
+    uid = kube.get(kind, f"{demo}{suffix}")["metadata"]["uid"]
+    kube("delete", kind, f"{demo}{suffix}", "--wait=false")
+
+    def is_new() -> bool:
+        return bool(kube.get(kind, f"{demo}{suffix}")["metadata"]["uid"] != uid)
+
+    eventually(is_new, f"{kind} {demo}{suffix} is there again", 15)
+
+
+def test_a_child_that_is_edited_by_hand_is_mended(kube: Kube, demo: str) -> None:
+    kube.wait_ready(demo)
+    kube.wait_linked(demo, 1)
+    port = '{"spec":{"ports":[{"name":"grpc","port":1234,"targetPort":50051}]}}'
+    kube("scale", "deployment", f"{demo}-draft-0", "--replicas=5")
+    kube("patch", "service", demo, "--type=merge", "-p", port)
+    kube("label", "networkpolicy", f"{demo}-draft", "ssd.dev/name-", "app.kubernetes.io/name-")
+
+    def is_mended() -> bool:
+        return bool(
+            kube.get("deployment", f"{demo}-draft-0")["spec"]["replicas"] == 1
+            and kube.get("service", demo)["spec"]["ports"][0]["port"] == 50051
+            and kube.get("networkpolicy", f"{demo}-draft")["metadata"]["labels"].get("ssd.dev/name")
+        )
+
+    eventually(is_mended, "all three edits are undone", 15)
+
+
+def test_what_others_add_to_a_child_stays(kube: Kube, demo: str) -> None:
+    kube("annotate", "service", demo, "example.com/note=mine", "--overwrite")
+    kube("delete", "service", f"{demo}-targets", "--wait=false")
+    eventually(lambda: bool(kube.get("service", f"{demo}-targets")), "a pass went by", 15)
+    assert kube.get("service", demo)["metadata"]["annotations"]["example.com/note"] == "mine"
+
+
+def test_a_foreign_object_is_left_alone_and_named(kube: Kube) -> None:
+    kube("create", "service", "clusterip", "taken", "--tcp=1:1")
+    try:
+        kube.apply(sample("taken", drafts=1))
+        eventually(
+            lambda: kube.condition("taken", "ResourcesOwned").get("reason") == "NameTaken",
+            "it is said",
+            45,
+        )
+        assert "taken" in kube.condition("taken", "ResourcesOwned")["message"]
+        assert kube.condition("taken", "Ready")["status"] == "False"
+        assert kube.get("service", "taken")["spec"]["ports"][0]["port"] == 1
+        assert kube.pods("taken", "target") == []
+        kube("delete", "service", "taken")
+        kube.wait_ready("taken")
+    finally:
+        kube("delete", "ssd", "taken", "--ignore-not-found")
+        kube("delete", "service", "taken", "--ignore-not-found")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"draft": {"source": {"uri": "demo://target"}}}, "demo://"),
+        ({"target": {"source": {"uri": "ftp://x"}}}, "uri"),
+        ({"speculation": {"lookahead": 0}}, "lookahead"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_a_bad_resource_is_refused_with_the_field(
+    kube: Kube, change: dict[str, Any], words: str
+) -> None:
+    document = sample("bad", drafts=1)
+    document["spec"].update(change)
+    assert words in kube.refuses(document)
+
+
+def test_a_pod_that_admission_refuses_is_told_of_in_its_words(kube: Kube) -> None:
+    document = sample("huge", drafts=0)
+    document["spec"]["target"]["resources"] = {
+        "requests": {"memory": "3Gi"},
+        "limits": {"memory": "1Gi"},
+    }
+    kube.apply(document)
+    try:
+
+        def is_said() -> bool:
+            said = kube.condition("huge", "SpecValid")
+            return bool(said.get("status") == "False" and "memory" in said["message"])
+
+        eventually(is_said, "the API server's words are in the condition", 30)
+    finally:
+        kube("delete", "ssd", "huge")
+
+
+def test_a_model_that_is_not_there_says_so_in_the_condition(kube: Kube) -> None:
+    document = sample("lost", drafts=0)
+    document["spec"]["target"]["source"] = {"uri": "pvc://weights/nowhere"}
+    document["spec"]["draft"]["source"] = {"uri": "pvc://weights/nowhere"}
+    kube.apply(document)
+    try:
+
+        def is_said() -> bool:
+            said = kube.condition("lost", "TargetReady")
+            return bool(said.get("status") == "False" and "weights" in said["message"])
+
+        eventually(is_said, "the claim is named", 60)
+    finally:
+        kube("delete", "ssd", "lost")
+
+
+def test_a_deleted_resource_leaves_nothing(kube: Kube) -> None:
+    kube.apply(sample("brief", drafts=1))
+    eventually(lambda: bool(kube.pods("brief", "target")), "it has a pod", 60)
+    kube("delete", "ssd", "brief", "--wait=true", "--timeout=60s")
+    kinds = "deployments,services,serviceaccounts,networkpolicies,poddisruptionbudgets,pods"
+    eventually(lambda: kube.items(kinds, "-l", "ssd.dev/name=brief") == [], "all is gone", 90)

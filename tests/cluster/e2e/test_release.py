@@ -1,0 +1,161 @@
+"""The chart's own life: checked, upgraded, installed twice, uninstalled; and its node's."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.cluster.kube import CHART, Kube, Release, eventually, install, inventory, run, sample
+from tests.cluster.load import Job, Load
+
+from ssd import __version__
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+Figures = dict[str, object]
+
+
+def test_helm_test_passes_with_the_sample(release: Release, figures: Figures) -> None:
+    install(release.name, release.namespace, "--set", "tests.sample.enabled=true")
+    started = time.monotonic()
+    run("helm", "test", release.name, "-n", release.namespace, "--timeout", "180s", timeout=200)
+    figures["helm test with the sample, s"] = round(time.monotonic() - started, 1)
+    install(release.name, release.namespace)
+
+
+@pytest.fixture
+def previous_chart(tmp_path: Path) -> Path:
+    """A chart of an earlier version, whose definition lacks a column."""
+    chart = tmp_path / "ssd"
+    shutil.copytree(CHART, chart)
+    about = yaml.safe_load((chart / "Chart.yaml").read_text())
+    about |= {"version": "0.0.9", "appVersion": "0.0.9"}
+    (chart / "Chart.yaml").write_text(yaml.safe_dump(about))
+    crd = yaml.safe_load((chart / "files" / "crd.yaml").read_text())
+    crd["spec"]["versions"][0]["additionalPrinterColumns"].pop()
+    (chart / "files" / "crd.yaml").write_text(yaml.safe_dump(crd))
+    return chart
+
+
+def test_an_upgrade_brings_the_definition_and_leaves_pods_of_the_same_image_alone(
+    kube: Kube, release: Release, demo: str, load: Load, previous_chart: Path
+) -> None:
+    tags = [
+        f"--set={each}.tag={__version__}"
+        for each in ("image", "engineImages.target", "engineImages.draft")
+    ]
+    install(release.name, release.namespace, *tags, chart=previous_chart)
+    kube.wait_linked(demo, 1)
+    assert "ENDPOINT" not in kube("get", "ssd", "-o", "wide")
+    before = uids(kube, demo)
+    install(release.name, release.namespace)
+    assert "ENDPOINT" in kube("get", "ssd", "-o", "wide")
+    kube("scale", f"ssd/{demo}", "--replicas=2")
+    kube.wait_linked(demo, 2)
+    assert before < uids(kube, demo), "a pod was replaced"
+    kube("scale", f"ssd/{demo}", "--replicas=1")
+    kube.wait_linked(demo, 1)
+    load.assert_undisturbed()
+
+
+@pytest.fixture
+def other(release: Release) -> Iterator[Kube]:
+    """A namespace that a second release watches; the first one keeps to ``default`` meanwhile."""
+    install(release.name, release.namespace, "--set", "operator.watchNamespaces={default}")
+    run("kubectl", "create", "namespace", "other")
+    second = install("ssd-two", "other", "--set", "operator.watchNamespaces={other}")
+    yield Kube("other")
+    second.uninstall()
+    run("kubectl", "delete", "namespace", "other", "--timeout=90s", timeout=120)
+    install(release.name, release.namespace)
+
+
+def test_two_releases_in_two_namespaces_touch_only_their_own(
+    kube: Kube, demo: str, other: Kube, release: Release
+) -> None:
+    before = kube.get("ssd", demo)["metadata"]
+    other.apply(sample("demo", drafts=1))
+    other.wait_ready("demo")
+    other.wait_linked("demo", 1)
+    assert "other" not in Kube(release.namespace)("logs", "deploy/ssd-operator").lower()
+    logs = other("logs", "deploy/ssd-two-operator")
+    applied = [json.loads(line) for line in logs.splitlines() if '"applied"' in line]
+    assert applied, "the second operator made its children"
+    assert {each["key"][0] for each in applied} == {"other"}
+    other("delete", "ssd", "demo", "--wait=true")
+    kube.wait_ready(demo)
+    assert kube.get("ssd", demo)["metadata"]["uid"] == before["uid"]
+
+
+def test_a_drained_node_lets_streams_end_and_everything_comes_back(
+    kube: Kube, demo: str, expected: Mapping[Job, Sequence[int]], figures: Figures
+) -> None:
+    kube.wait_linked(demo, 1)
+    (pod,) = kube.pods(demo, "target")
+    node = pod["spec"]["nodeName"]
+    try:
+        with Load(kube.endpoint(demo), expected, retries=True) as load:
+            started = time.monotonic()
+            run(
+                *("kubectl", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data"),
+                *("--pod-selector=ssd.dev/name", "--timeout=120s"),
+                timeout=150,
+            )
+            figures["node drained, s"] = round(time.monotonic() - started, 1)
+            assert kube.pods(demo, "target")[0]["status"]["phase"] == "Pending"
+            eventually(
+                lambda: kube.condition(demo, "TargetReady").get("reason") == "Unschedulable",
+                "the condition says that there is no room",
+                30,
+            )
+            started = time.monotonic()
+            run("kubectl", "uncordon", node)
+            kube.wait_ready(demo)
+            kube.wait_linked(demo, 1)
+            figures["node back: target ready and draft linked, s"] = round(
+                time.monotonic() - started, 1
+            )
+            load.go_on(8)
+        load.assert_undisturbed()
+    finally:
+        run("kubectl", "uncordon", node)
+
+
+def test_an_uninstall_leaves_the_definition_and_nothing_else(
+    kube: Kube, release: Release, before: set[str], expected: Mapping[Job, Sequence[int]]
+) -> None:
+    kube.apply(sample("last", drafts=1))
+    kube.wait_ready("last")
+    release.uninstall()
+    # Engines serve on without the operator, and a later delete leaves nothing either.
+    with Load(kube.endpoint("last"), expected) as load:
+        load.go_on(4)
+    load.assert_undisturbed()
+    kube("delete", "ssd", "--all", "--wait=true")
+    ours = {f"Namespace <none> {release.namespace}", *own_of(release.namespace)}
+    ours.add("CustomResourceDefinition <none> ssddeployments.ssd.dev")
+    ours.add("APIService <none> v1alpha1.ssd.dev")
+
+    def left() -> set[str]:
+        return inventory() - before - ours
+
+    try:
+        eventually(lambda: not left(), "nothing is left", 90)
+    except AssertionError as error:
+        raise AssertionError(f"left: {sorted(left())}") from error
+    finally:
+        install(release.name, release.namespace)
+
+
+def own_of(namespace: str) -> set[str]:
+    """What every namespace holds."""
+    return {
+        f"ServiceAccount {namespace} default",
+        f"ConfigMap {namespace} kube-root-ca.crt",
+    }
+
+
+def uids(kube: Kube, name: str) -> set[str]:
+    return {pod["metadata"]["uid"] for part in ("target", "draft") for pod in kube.pods(name, part)}

@@ -1,0 +1,225 @@
+"""kubectl and helm, and how tests wait for what they say."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "ssd"
+CRD = "crd/ssddeployments.ssd.dev"
+Object = dict[str, Any]
+
+
+def run(*command: str, stdin: str | None = None, timeout: float = 120.0) -> str:
+    """Run a command; what it wrote.
+
+    Raises:
+        AssertionError: it failed; with what it said.
+    """
+    done = subprocess.run(
+        command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    if done.returncode:
+        raise AssertionError(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def eventually(is_true: Callable[[], bool], what: str, timeout: float = 60.0) -> float:
+    """Wait for something; returns the seconds it took.
+
+    Raises:
+        AssertionError: it did not come true in time.
+    """
+    started = time.monotonic()
+    error: Exception | None = None
+    while time.monotonic() - started < timeout:
+        try:
+            if is_true():
+                return time.monotonic() - started
+        except (AssertionError, KeyError, IndexError) as each:
+            error = each
+        threading.Event().wait(0.25)
+    raise AssertionError(f"after {timeout:.0f} s it is not so that {what} ({error!r})")
+
+
+@dataclass(frozen=True)
+class Kube:
+    """kubectl in one namespace."""
+
+    namespace: str = "default"
+
+    def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 120.0) -> str:
+        return run("kubectl", "-n", self.namespace, *arguments, stdin=stdin, timeout=timeout)
+
+    def get(self, kind: str, *name: str) -> Object:
+        """One object, or a list of them."""
+        found: Object = json.loads(self("get", kind, *name, "-o", "json"))
+        return found
+
+    def items(self, kind: str, *arguments: str) -> list[Object]:
+        """Objects of a kind."""
+        return list(self.get(kind, *arguments)["items"])
+
+    def apply(self, document: Object | str) -> None:
+        """Apply an object, or a text of several."""
+        text = document if isinstance(document, str) else json.dumps(document)
+        self("apply", "-f", "-", stdin=text)
+
+    def refuses(self, document: Object) -> str:
+        """The API server's words on an object that it must not take."""
+        done = subprocess.run(
+            ("kubectl", "-n", self.namespace, "apply", "-f", "-"),
+            input=json.dumps(document),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode, "the API server took it"
+        return done.stderr
+
+    def pods(self, name: str, component: str) -> list[Object]:
+        """Pods of a resource that are not on their way out."""
+        selector = f"ssd.dev/name={name},ssd.dev/component={component}"
+        return [
+            pod
+            for pod in self.items("pods", "-l", selector)
+            if "deletionTimestamp" not in pod["metadata"]
+        ]
+
+    def condition(self, name: str, kind: str) -> Object:
+        """A condition of an SSDDeployment; empty while it is not there."""
+        conditions = self.get("ssd", name).get("status", {}).get("conditions", [])
+        return next((each for each in conditions if each["type"] == kind), {})
+
+    def linked(self, name: str) -> set[str]:
+        """Names of the draft pods that a target is linked with."""
+        links = self.get("ssd", name).get("status", {}).get("links", [])
+        return {each["draft"] for each in links if each["state"] == "Active"}
+
+    def wait_ready(self, name: str, timeout: float = 120.0) -> None:
+        """Wait until a resource serves."""
+        self("wait", f"ssd/{name}", "--for=condition=Ready", f"--timeout={timeout:.0f}s")
+
+    def wait_linked(self, name: str, num_drafts: int, timeout: float = 120.0) -> float:
+        """Wait until so many drafts are linked and no other is left; returns the seconds."""
+
+        def is_so() -> bool:
+            selector = f"ssd.dev/name={name},ssd.dev/component=draft"
+            pods = {each["metadata"]["name"] for each in self.items("pods", "-l", selector)}
+            return len(pods) == num_drafts and self.linked(name) == pods
+
+        return eventually(is_so, f"{num_drafts} drafts of {name} are linked, no other", timeout)
+
+    def endpoint(self, name: str) -> str:
+        """Where this machine reaches the Service."""
+        service = self.get("service", name)
+        return f"{service['spec']['clusterIP']}:50051"
+
+
+@dataclass(frozen=True)
+class Release:
+    """The chart, installed."""
+
+    name: str
+    namespace: str
+
+    def operator(self) -> Object:
+        """The pod that runs the operator."""
+        kube = Kube(self.namespace)
+        pods = kube.items("pods", "-l", f"app.kubernetes.io/instance={self.name}")
+        (pod,) = [each for each in pods if "deletionTimestamp" not in each["metadata"]]
+        return pod
+
+    def uninstall(self) -> None:
+        """What a user does; the definition stays."""
+        run("helm", "uninstall", self.name, "-n", self.namespace, "--wait", timeout=120)
+
+
+def install(name: str, namespace: str, *arguments: str, chart: Path = CHART) -> Release:
+    """Install or upgrade a release, and wait until its operator is ready."""
+    run(
+        *("helm", "upgrade", "--install", name, str(chart)),
+        *("-n", namespace, "--create-namespace", "--wait", "--timeout", "120s", *arguments),
+        timeout=180,
+    )
+    return Release(name, namespace)
+
+
+def take_over_definition(name: str, namespace: str) -> None:
+    """What the chart's notes say to do with a definition that another release left behind."""
+    if not run("kubectl", "get", CRD, "--ignore-not-found"):
+        return
+    run("kubectl", "label", CRD, "--overwrite", "app.kubernetes.io/managed-by=Helm")
+    run(
+        *("kubectl", "annotate", CRD, "--overwrite", f"meta.helm.sh/release-name={name}"),
+        f"meta.helm.sh/release-namespace={namespace}",
+    )
+
+
+def sample(name: str, drafts: int, **target: object) -> Object:
+    """The embedded pair on CPUs; ``target`` are fields of the target."""
+    return {
+        "apiVersion": "ssd.dev/v1alpha1",
+        "kind": "SSDDeployment",
+        "metadata": {"name": name},
+        "spec": {
+            "accelerator": "cpu",
+            "target": {"source": {"uri": "demo://target"}, **target},
+            "draft": {"source": {"uri": "demo://draft"}, "replicas": drafts},
+        },
+    }
+
+
+def inventory() -> set[str]:
+    """Every object of the cluster that does not come and go by itself, as kind, namespace, name."""
+    kinds = run("kubectl", "api-resources", "--verbs=list", "-o", "name").split()
+    passing = ("events", "leases", "componentstatuses", "nodes", "csinodes", "ipaddresses")
+    listed = ",".join(kind for kind in kinds if kind.split(".")[0] not in passing)
+    columns = "custom-columns=K:.kind,NS:.metadata.namespace,N:.metadata.name"
+    found = run("kubectl", "get", listed, "-A", "--no-headers", "--ignore-not-found", "-o", columns)
+    return {" ".join(line.split()) for line in found.splitlines()}
+
+
+def process_of(pod: Object) -> int:
+    """Process on this machine that is a pod's engine or operator: its first one.
+
+    Raises:
+        AssertionError: the pod runs elsewhere, or not now.
+    """
+    uid = pod["metadata"]["uid"]
+    for status in sorted(Path("/proc").glob("[0-9]*"), key=lambda each: int(each.name)):
+        try:
+            groups = (status / "cgroup").read_text()
+            command = (status / "cmdline").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+        if uid in groups.replace("_", "-") and "\0-m\0ssd_" in command:
+            return int(status.name)
+    raise AssertionError(f"no process of pod {pod['metadata']['name']} on this machine")
+
+
+def portrait() -> str:
+    """What somebody who looks into a failure asks for first."""
+    questions = (
+        ("get", "ssd", "-A", "-o", "yaml"),
+        ("get", "pods,deployments", "-A", "-o", "wide"),
+        ("get", "events", "-A", "--sort-by=.lastTimestamp"),
+        *(
+            ("logs", "-A", "-l", f"app.kubernetes.io/component={each}", "--prefix", "--tail=40")
+            for each in ("target", "draft")
+        ),
+        ("logs", "-A", "-l", "app.kubernetes.io/name=ssd-operator", "--prefix", "--tail=80"),
+    )
+    answers = []
+    for question in questions:
+        done = subprocess.run(
+            ("kubectl", *question), capture_output=True, text=True, timeout=60, check=False
+        )
+        answers.append(f"$ kubectl {' '.join(question)}\n{done.stdout}{done.stderr}")
+    return "\n".join(answers)

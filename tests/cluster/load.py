@@ -1,0 +1,155 @@
+"""Clients that keep a target busy and compare each text with what it writes alone."""
+
+import asyncio
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from tests.cluster.kube import eventually
+
+from ssd.errors import NotReadyError, SSDError
+from ssd.launch import Deployment, deployed
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import GenerateCall
+from ssd.types import Mode, SamplingParams, TokenId
+
+NUM_CLIENTS = 8
+NUM_TOKENS = 96
+LONGEST_SECONDS = 90.0
+PROMPTS = tuple(
+    f"def {name}(values):\n    " for name in ("mean", "median", "merge", "split", "scan", "pad")
+)
+TEMPERATURES = (0.0, 1.0)
+Job = tuple[str, float, int]
+"""Prompt, temperature, seed."""
+JOBS: tuple[Job, ...] = tuple(
+    (prompt, temperature, seed)
+    for seed, prompt in enumerate(PROMPTS)
+    for temperature in TEMPERATURES
+)
+Texts = Mapping[Job, Sequence[TokenId]]
+
+
+@dataclass
+class Attempt:
+    """One request: what came before it ended, and how it ended."""
+
+    tokens: list[TokenId] = field(default_factory=list)
+    error: SSDError | None = None
+
+
+async def attempt(client: TargetClient, job: Job, mode: Mode) -> Attempt:
+    """Ask once."""
+    prompt, temperature, seed = job
+    call = GenerateCall(
+        prompt=prompt,
+        sampling=SamplingParams(temperature=temperature, ignore_eos=True),
+        seed=seed,
+        max_tokens=NUM_TOKENS,
+        mode=mode,
+    )
+    found = Attempt()
+    try:
+        async with asyncio.timeout(LONGEST_SECONDS):
+            async for chunk in client.generate(call):
+                found.tokens.extend(chunk.token_ids)
+    except SSDError as error:
+        found.error = error
+    return found
+
+
+@dataclass
+class Tally:
+    """What clients met."""
+
+    num_finished: int = 0
+    num_different: int = 0
+    num_retried: int = 0
+    num_cut: int = 0
+    """Of the failures: those that came after the first token."""
+    failures: list[SSDError] = field(default_factory=list)
+
+
+class Load:
+    """Clients that ask one after another, and compare each text. Use as a context.
+
+    With ``retries`` they do as the client library's users do: UNAVAILABLE before the first token is
+    no failure, the request is sent again.
+    """
+
+    def __init__(self, endpoint: str, expected: Texts, *, retries: bool = False) -> None:
+        self.tally = Tally()
+        self._endpoint = endpoint
+        self._expected = expected
+        self._retries = retries
+        self._stop = threading.Event()
+        self._done: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "Load":
+        self._thread.start()
+        eventually(lambda: self.tally.num_finished > 0, "the first text is there", 120)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=LONGEST_SECONDS + 30)
+        assert not self._thread.is_alive(), "a request never ended"
+        self._done.result(timeout=0)
+
+    def go_on(self, num_texts: int) -> None:
+        """Wait until so many more texts are there."""
+        goal = self.tally.num_finished + num_texts
+        eventually(lambda: self.tally.num_finished >= goal, f"{num_texts} more texts", 180)
+
+    def assert_undisturbed(self) -> None:
+        """No request failed, and no text is another."""
+        assert self.tally.failures == []
+        assert self.tally.num_different == 0
+        assert self.tally.num_finished > 0
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._ask_all())
+        except BaseException as error:
+            self._done.set_exception(error)
+            raise
+        self._done.set_result(None)
+
+    async def _ask_all(self) -> None:
+        async with TargetClient(self._endpoint) as client:
+            await asyncio.gather(*(self._ask(client, first) for first in range(NUM_CLIENTS)))
+
+    async def _ask(self, client: TargetClient, first: int) -> None:
+        number = first
+        while not self._stop.is_set():
+            job = JOBS[number % len(JOBS)]
+            found = await attempt(client, job, Mode.SPECULATIVE)
+            if found.error is None:
+                number += 1
+                self.tally.num_finished += 1
+                self.tally.num_different += found.tokens != list(self._expected[job])
+                continue
+            if self._retries and not found.tokens and isinstance(found.error, NotReadyError):
+                self.tally.num_retried += 1
+            else:
+                number += 1
+                self.tally.failures.append(found.error)
+                self.tally.num_cut += bool(found.tokens)
+            await asyncio.sleep(0.2)
+
+
+def texts_of_the_target_alone() -> dict[Job, tuple[TokenId, ...]]:
+    """Plain decoding on this machine, without a cluster."""
+
+    async def decode() -> dict[Job, tuple[TokenId, ...]]:
+        async with (
+            deployed(Deployment(num_drafts=0)) as running,
+            TargetClient(running.target.grpc_address) as client,
+        ):
+            found = {job: await attempt(client, job, Mode.AUTOREGRESSIVE) for job in JOBS}
+        assert all(each.error is None for each in found.values())
+        return {job: tuple(each.tokens) for job, each in found.items()}
+
+    return asyncio.run(decode())
