@@ -156,13 +156,13 @@ def _troubles(old: Object, new: Object) -> list[Event]:
 def _refusals(old: Object, new: Object) -> list[Event]:
     before, after = (
         {
-            (link["target"], link["draft"])
+            (link["target"], link["draft"]): link.get("reason", "no reason given")
             for link in status.get("links") or []
             if link.get("state") == "Refused"
         }
         for status in (old, new)
     )
     return [
-        _warning("LinkRefused", f"{draft} refused {target}; SpeculationActive may say why.")
-        for target, draft in sorted(after - before)
+        _warning("LinkRefused", f"{target} and {draft}: {after[target, draft]}.")
+        for target, draft in sorted(after.keys() - before)
     ]

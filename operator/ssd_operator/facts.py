@@ -28,6 +28,8 @@ class LinkFact:
     round_trip_seconds: float = 0.0
     channel: str = "grpc"
     reason: str = ""
+    transport: str = ""
+    """How its bytes travel: tcp, rdma, nvlink; empty before the handshake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

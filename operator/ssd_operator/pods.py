@@ -8,8 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ssd_operator import environment, placement
+from ssd_operator import environment, fabric, placement
 from ssd_operator.config import OperatorConfig
+from ssd_operator.fabric import USER
 from ssd_operator.names import (
     DRAFT_PORT,
     HTTP_PORT,
@@ -24,8 +25,6 @@ from ssd_operator.objects import digest
 from ssd_operator.quantity import parse_quantity
 from ssd_operator.spec import Accelerator, Object, PodTemplate, Resource, Source
 
-USER = 10001
-"""uid and gid of the images' user ``ssd``."""
 REVISION_DIGITS = 10
 PRE_STOP_SECONDS = 5
 """Endpoints forget a target for this long before it refuses new calls."""
@@ -152,7 +151,7 @@ def preflight_spec(deployment: Object, node: str) -> Object:
         "enableServiceLinks": False,
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": here}},
         "volumes": [
-            {"name": "cache", "emptyDir": {}} if each["name"] == "cache" else each
+            {"name": each["name"], "emptyDir": {}} if each["name"] in ("cache", "tmp") else each
             for each in template["volumes"]
         ],
         "containers": [
@@ -161,14 +160,18 @@ def preflight_spec(deployment: Object, node: str) -> Object:
                 "name": "preflight",
                 "args": ["--print-config"],
                 "resources": _PREFLIGHT_RESOURCES,
-                "securityContext": _confined(is_read_only=is_read_only),
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                    "readOnlyRootFilesystem": is_read_only,
+                },
             }
         ],
     }
 
 
 def _template(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
-    annotations = dict(pod.template.annotations)
+    annotations = fabric.annotations(resource) | dict(pod.template.annotations)
     if restart := resource.annotations.get(RESTART_ANNOTATION):
         annotations[RESTART_ANNOTATION] = restart
     labels = dict(pod.template.labels) | labels_of(resource, pod.component, pod.cell)
@@ -200,6 +203,8 @@ def _pod_spec(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
     }
     return spec | _present(
         affinity=pod.affinity,
+        hostIPC=fabric.shares_node(resource),
+        initContainers=fabric.init_containers(resource, pod.image, config.image_pull_policy),
         nodeSelector=dict(template.node_selector),
         tolerations=[*placement.tolerations(resource), *template.tolerations],
         priorityClassName=template.priority_class_name,
@@ -220,7 +225,10 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
         ],
         "resources": pod.resources,
-        "securityContext": _confined(is_read_only=resource.spec.security.read_only_root_filesystem),
+        "securityContext": {
+            **fabric.security_context(resource),
+            "readOnlyRootFilesystem": resource.spec.security.read_only_root_filesystem,
+        },
         "startupProbe": _probe(
             "/readyz", period=2, timeout=2, failures=math.ceil(pod.startup_timeout_seconds / 2)
         ),
@@ -229,17 +237,9 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
         "readinessProbe": _probe("/readyz", period=2, timeout=2, failures=2),
         "terminationMessagePath": environment.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [*_volume_mounts(pod), *pod.template.volume_mounts],
+        "volumeMounts": [*_volume_mounts(resource, pod), *pod.template.volume_mounts],
     }
     return container | _present(lifecycle=pod.lifecycle)
-
-
-def _confined(*, is_read_only: bool) -> Object:
-    return {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-        "readOnlyRootFilesystem": is_read_only,
-    }
 
 
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> Object:
@@ -255,22 +255,24 @@ def _volumes(resource: Resource, pod: _Pod) -> list[Object]:
     is_gpu = resource.spec.accelerator is Accelerator.NVIDIA
     size = _GPU_SHARED_MEMORY[pod.component] if is_gpu else "64Mi"
     volumes: list[Object] = [
-        {"name": "tmp", "emptyDir": {}},
+        {"name": "tmp", **fabric.scratch_volume(resource)},
         {"name": "cache", **_cache(resource)},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
     ]
+    if not fabric.shares_node(resource):
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     if claim := environment.volume_claim(pod.source):
         claimed = {"claimName": claim, "readOnly": True}
         volumes.append({"name": "models", "persistentVolumeClaim": claimed})
     return volumes
 
 
-def _volume_mounts(pod: _Pod) -> list[Object]:
+def _volume_mounts(resource: Resource, pod: _Pod) -> list[Object]:
     mounts: list[Object] = [
-        {"name": "tmp", "mountPath": environment.SCRATCH_FOLDER},
+        {"name": "tmp", "mountPath": fabric.SCRATCH_FOLDER},
         {"name": "cache", "mountPath": environment.CACHE_FOLDER},
-        {"name": "shm", "mountPath": environment.SHARED_MEMORY},
     ]
+    if not fabric.shares_node(resource):
+        mounts.append({"name": "shm", "mountPath": environment.SHARED_MEMORY})
     if environment.volume_claim(pod.source):
         mounts.append({"name": "models", "mountPath": environment.MODELS_FOLDER, "readOnly": True})
     return mounts
@@ -305,7 +307,8 @@ def _resources(resource: Resource, component: Component, wanted: Object, num_gpu
         | dict(requests),
         limits={key: default_limits[key] for key in default_limits if key not in named}
         | dict(limits)
-        | gpus,
+        | gpus
+        | fabric.limits(resource),
     )
 
 

@@ -7,6 +7,7 @@ from ssd_operator.census import Census
 from ssd_operator.conditions import Condition, first_not_true, no, unknown, yes
 from ssd_operator.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 from ssd_operator.facts import LinkFact, Ref
+from ssd_operator.fast_path import fast_path, is_too_slow, sentence
 from ssd_operator.names import Component, account, cell_of
 from ssd_operator.pod_state import condition_of, is_ready, is_scheduled, is_unschedulable, name_of
 from ssd_operator.rollout import Stage
@@ -31,12 +32,13 @@ _SCALERS = {
 def verdicts(census: Census) -> list[Condition]:
     """All conditions, Ready first."""
     target, spec, owned = target_ready(census), spec_valid(census), resources_owned(census)
-    scaling = scaling_active(census)
+    scaling, fast = scaling_active(census), fast_path(census)
     return [
         ready(census, target, spec, owned),
         target,
         draft_ready(census),
         speculation_active(census),
+        *([] if fast is None else [fast]),
         draft_capacity(census),
         *([] if scaling is None else [scaling]),
         progressing(census),
@@ -277,11 +279,16 @@ def _unlinked(census: Census, target: Object) -> Condition:
         return no("SpeculationActive", "NoDrafts", f"{name} has no active link.")
     reason = _refusal(link) if refused else "Quarantined" if quarantined else "NoDrafts"
     draft = link.draft_pod or link.address
-    return no("SpeculationActive", reason, f"{name} and {draft}: {link.reason}.")
+    words = sentence(link) if is_too_slow(link) else link.reason
+    return no("SpeculationActive", reason, f"{name} and {draft}: {words}.")
 
 
 def _refusal(link: LinkFact) -> str:
-    return _MISMATCHES.get(link.reason.partition(":")[0], "NoDrafts")
+    return (
+        "LinkTooSlow"
+        if is_too_slow(link)
+        else _MISMATCHES.get(link.reason.partition(":")[0], "NoDrafts")
+    )
 
 
 def _silent(census: Census, target: Object) -> Condition:

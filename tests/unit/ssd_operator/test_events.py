@@ -84,6 +84,15 @@ def test_a_change_of_the_status_is_told(old: Object, new: Object, reasons: list[
     assert [event.reason for event in status_events(old, new)] == reasons
 
 
+def test_a_refused_link_is_told_with_its_reason() -> None:
+    link = refused("d0") | {"reason": "link_too_slow: 312 us, at most 1 us are allowed"}
+    (event,) = status_events(status(), status(links=(link,)))
+    assert event.severity is Severity.WARNING
+    assert event.message == "t and d0: link_too_slow: 312 us, at most 1 us are allowed."
+    again = link | {"reason": "link_too_slow: 298 us, at most 1 us are allowed"}
+    assert status_events(status(links=(link,)), status(links=(again,))) == ()
+
+
 def test_what_lasts_is_no_news() -> None:
     bad: dict[str, Any] = {"SpeculationActive": "NoDrafts", "TargetReady": "Unschedulable"}
     assert status_events(status(**bad), status(**bad)) == ()
