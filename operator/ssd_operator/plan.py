@@ -22,8 +22,10 @@ from ssd_operator.names import (
     draft_deployment,
     revision_of,
 )
+from ssd_operator.objects import ChildFactory
 from ssd_operator.pod_state import is_leaving, name_of
-from ssd_operator.rollout import held_targets
+from ssd_operator.preflight import Preflight, preflight
+from ssd_operator.rollout import Stage, held_targets
 from ssd_operator.scaling import Decision, History, next_replicas
 from ssd_operator.spec import Object, Resource, drafts_of_cell
 from ssd_operator.status import status_of
@@ -41,6 +43,8 @@ class Rejection:
 
     digest: str
     message: str
+    retry_at: float = math.inf
+    """When the same object may be sent again all the same: the refusal may have passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,22 +99,26 @@ def plan(
     census = Census(resource=resource, observed=observed, planned=Planned(), now=now)
     drains = _plan_drains(census)
     objects = _served(wanted(resource, config, drains.replicas), observed)
-    memory = replace(memory, rejected=_still_rejected(memory, objects))
+    factory = ChildFactory(resource=resource, config=config)
+    flight = preflight(factory, _targets(objects), observed, now)
+    objects += flight.children
+    memory = replace(memory, rejected=_still_rejected(memory, objects, now))
+    flight = flight.heeding({ref: each.message for ref, each in memory.rejected.items()})
     if resource.spec.paused:
-        return _judge(census, objects, memory, is_scaling=False)
+        return _judge(census, objects, flight, memory, is_scaling=False)
     memory = _decide(census, memory)
     is_scaling = _is_scaling(census, memory)
-    judged = _judge(census, objects, memory, is_scaling=is_scaling)
+    judged = _judge(census, objects, flight, memory, is_scaling=is_scaling)
     told = drain_events(drains, memory.drains, observed.drains)
     events, log = due((*told, *judged.events), memory.told, now)
     return replace(
         judged,
-        apply=_to_apply(objects, observed, memory),
+        apply=_to_apply(objects, observed, flight.stage, memory),
         drains=drains,
         scale=memory.decision if is_scaling else None,
         delete=_surplus(objects, observed),
         events=events,
-        again_after=min(judged.again_after, *_waits(census, memory)),
+        again_after=min(judged.again_after, flight.again_after, *_waits(census, memory)),
         memory=replace(judged.memory, told=log, drains=dict(observed.drains)),
     )
 
@@ -142,12 +150,12 @@ def _served(objects: Sequence[Object], observed: Observed) -> list[Object]:
     return [each for each in objects if each["kind"] not in absent]
 
 
-def _still_rejected(memory: Memory, objects: Sequence[Object]) -> dict[Ref, Rejection]:
+def _still_rejected(memory: Memory, objects: Sequence[Object], now: float) -> dict[Ref, Rejection]:
     digests = {ref_of(each): digest_of(each) for each in objects}
     return {
         ref: rejection
         for ref, rejection in memory.rejected.items()
-        if digests.get(ref) == rejection.digest
+        if digests.get(ref) == rejection.digest and now < rejection.retry_at
     }
 
 
@@ -173,15 +181,28 @@ def _is_scaling(census: Census, memory: Memory) -> bool:
     return decision is not None and is_new and decision.replicas != census.num_drafts_wanted
 
 
-def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scaling: bool) -> Plan:
+def _judge(
+    census: Census,
+    objects: Sequence[Object],
+    flight: Preflight,
+    memory: Memory,
+    *,
+    is_scaling: bool,
+) -> Plan:
     """What the status has to say, and the events that its step from the old one tells."""
     resource, now, old = census.resource, census.now, census.observed.status
     planned = Planned(
         revisions={name_of(each): revision_of(each) for each in objects if _is_engine(each)},
         decision=memory.decision,
         is_scaling=is_scaling,
+        preflight=flight,
     )
-    rejected = {ref: rejection.message for ref, rejection in memory.rejected.items()}
+    # What may pass is no fault of the resource.
+    rejected = {
+        ref: rejection.message
+        for ref, rejection in memory.rejected.items()
+        if rejection.retry_at == math.inf
+    }
     status = status_of(resource, replace(census.observed, rejected=rejected), planned, now)
     age = now - memory.written_at
     if needs_write(old, status, age):
@@ -197,14 +218,20 @@ def _is_engine(child: Object) -> bool:
     return bool(child["kind"] == "Deployment")
 
 
-def _to_apply(objects: Sequence[Object], observed: Observed, memory: Memory) -> tuple[Object, ...]:
-    targets = [
+def _targets(objects: Sequence[Object]) -> list[Object]:
+    """Target Deployments, by cell."""
+    return [
         each
         for each in objects
         if _is_engine(each)
         and each["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
     ]
-    held = held_targets(targets, observed)
+
+
+def _to_apply(
+    objects: Sequence[Object], observed: Observed, stage: Stage, memory: Memory
+) -> tuple[Object, ...]:
+    held = held_targets(_targets(objects), observed, stage)
     skipped = held | observed.foreign | observed.leaving | memory.rejected.keys()
     return tuple(
         each for each in objects if ref_of(each) not in skipped and _is_needed(each, observed)
@@ -233,6 +260,7 @@ def _waits(census: Census, memory: Memory) -> list[float]:
     waits = [math.inf]
     if memory.decision is not None:
         waits.append(memory.decided_at + DECISION_SECONDS - census.now)
+    waits += [each.retry_at - census.now for each in memory.rejected.values()]
     deadlines = [deadline_of(pod) for pod in census.drafts]
     waits += [each - census.now for each in deadlines if each is not None and each > census.now]
     if census.observed.leaving:

@@ -38,6 +38,8 @@ class MemoryCluster:
     """Raised by the next calls, one each."""
     refused: dict[Ref, str] = field(default_factory=dict)
     """What admission has against objects."""
+    refusals: dict[str, ClusterError] = field(default_factory=dict)
+    """Raised whenever an object of a kind is applied."""
     optional: frozenset[str] = frozenset()
     leaving_namespaces: set[str] = field(default_factory=set)
     _intents: dict[Address, Object] = field(default_factory=dict)
@@ -56,6 +58,8 @@ class MemoryCluster:
         self._write("apply", ref)
         if namespace in self.leaving_namespaces and (namespace, ref) not in self.objects:
             raise ForbiddenError(f"namespace {namespace} is being terminated", is_leaving=True)
+        if ref.kind in self.refusals:
+            raise self.refusals[ref.kind]
         if ref in self.refused:
             raise RefusedError(self.refused[ref])
         address, wanted = (namespace, ref), copy.deepcopy(wanted)
