@@ -9,7 +9,7 @@ from ssd_operator.pod_state import to_seconds
 from ssd_operator.spec import Object
 
 _FOR_SPEED = frozenset({"SpeculationActive", "FastPath", "ScalingActive", "DraftCapacity"})
-"""Conditions that a person gives up who pauses a resource."""
+"""Conditions that matter once a target serves, and that a person gives up who pauses a resource."""
 _FOR_DRAFTS = frozenset({"SpeculationActive", "FastPath"})
 """Conditions that no draft is wanted for."""
 
@@ -24,14 +24,20 @@ def troubles(status: Object) -> Iterator[tuple[Pair, float]]:
         status: of a resource.
     """
     conditions = {each["type"]: each for each in status["conditions"]}
+    ready = conditions.get("Ready", {})
     is_paused = conditions.get("Progressing", {}).get("reason") == "Paused"
-    given_up = _FOR_SPEED if is_paused else frozenset()
+    given_up = frozenset() if ready.get("status") == "True" and not is_paused else _FOR_SPEED
     if not status.get("draft", {}).get("desiredReplicas"):
         given_up |= _FOR_DRAFTS
     for kind, found in conditions.items():
-        since = to_seconds(found["lastTransitionTime"])
-        if found["status"] != "True" and kind not in given_up and since is not None:
-            yield (kind, found["status"]), since
+        if found["status"] == "True" or kind in given_up:
+            continue
+        times = [found, ready] if kind in _FOR_SPEED else [found]
+        yield (kind, found["status"]), max(_since(each) for each in times)
+
+
+def _since(condition: Object) -> float:
+    return to_seconds(condition["lastTransitionTime"]) or 0.0
 
 
 @dataclass(frozen=True, slots=True)

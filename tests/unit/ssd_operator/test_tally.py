@@ -50,12 +50,17 @@ def since(condition: str, truth: str = "False") -> float | None:
     ("found", "kinds"),
     [
         (status(Ready="True", SpeculationActive="True"), set()),
-        (status(Ready="False", SpeculationActive="Unknown"), {"Ready", "SpeculationActive"}),
-        (status(drafts=0, SpeculationActive="False", FastPath="False"), set()),
+        (status(Ready="True", SpeculationActive="Unknown"), {"SpeculationActive"}),
+        (status(Ready="False", SpeculationActive="False", ScalingActive="False"), {"Ready"}),
+        (status(drafts=0, Ready="True", SpeculationActive="False", FastPath="False"), set()),
         (status(drafts=0, TargetReady="False"), {"TargetReady"}),
-        (status(Progressing="True/Scaling", ScalingActive="False"), {"ScalingActive"}),
+        (
+            status(Ready="True", Progressing="True/Scaling", ScalingActive="False"),
+            {"ScalingActive"},
+        ),
         (
             status(
+                Ready="True",
                 Progressing="False/Paused",
                 TargetReady="False",
                 SpeculationActive="False",
@@ -87,6 +92,12 @@ def test_one_resource_after_the_other_in_trouble_is_no_long_trouble() -> None:
         tally.put("a", status(TargetReady=str(bool(number % 2)), since=number * 100))
         tally.put("b", status(TargetReady=str(not number % 2), since=number * 100))
         assert since("TargetReady") == number * 100
+
+
+def test_speed_is_missed_from_when_a_target_serves() -> None:
+    loaded = status(Ready="True", since=900)
+    loaded["conditions"] += status(SpeculationActive="False", since=100)["conditions"]
+    assert dict(troubles(loaded)) == {("SpeculationActive", "False"): 900}
 
 
 async def test_a_restarted_operator_counts_resources_that_it_has_nothing_to_write_to() -> None:
