@@ -18,6 +18,7 @@ from ssd_operator.cluster import (
     RESOURCE,
     BusyError,
     ClusterError,
+    Key,
     MissingError,
     RefusedError,
     ServedKind,
@@ -33,10 +34,14 @@ from ssd_operator.spec import API_VERSION, KIND, Object
 
 CALL_SECONDS = 15.0
 """Longest call; the API server gives up on its own webhooks after ten."""
+PAGE = 500
+"""Objects of one answer to a list."""
 LONGEST_EVENT = 1024
 """Characters of an Event's message that an API server takes."""
+_JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 class ApiServer:
@@ -149,6 +154,28 @@ class ApiServer:
             return any(each.get("name") == kind.plural for each in served.get("resources", []))
         return False
 
+    async def list_keys(self, kind: str, namespace: str, *, most: int = 0) -> set[Key]:
+        """Namespaces and names of a kind's objects.
+
+        Args:
+            kind: as in a manifest.
+            namespace: empty for all.
+            most: how many are enough; 0 for all.
+
+        Raises:
+            ClusterError: they cannot be listed.
+        """
+        served, keys, token = KINDS[kind], set[Key](), ""
+        path = served.path(namespace) if namespace else f"{served.root}/{served.plural}"
+        while True:
+            query = {"limit": str(most or PAGE)} | ({"continue": token} if token else {})
+            page = await self._call("GET", served, path, _METADATA, query=query)
+            found = [each["metadata"] for each in page.get("items") or []]
+            keys |= {(each["namespace"], each["name"]) for each in found}
+            token = page.get("metadata", {}).get("continue", "")
+            if most or not token:
+                return keys
+
     async def served_schema(self) -> Object:
         """The schema of SSDDeployments that the API server serves, ``properties`` outermost.
 
@@ -172,24 +199,33 @@ class ApiServer:
         verb: str,
         kind: ServedKind,
         path: str,
-        content_type: str = "application/json",
+        media: str = _JSON,
         body: Object | None = None,
         *,
         query: Mapping[str, str] | None = None,
     ) -> Object:
         """Call, and make an error of every answer that is none.
 
+        Args:
+            verb: of HTTP.
+            kind: for the count of calls.
+            path: of the object or collection.
+            media: type of the body; without one, type of the answer.
+            body: what is sent.
+            query: behind the path.
+
         Raises:
             ClusterError: the leaf that fits.
         """
         what, code = f"{verb} {path}", "none"
+        headers = {"Content-Type": media, "Accept": media if body is None else _JSON}
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await self._api.call_api(
                     path,
                     verb,
                     query_params=list((query or {}).items()),
-                    header_params={"Content-Type": content_type, "Accept": "application/json"},
+                    header_params=headers,
                     body=body,
                     auth_settings=["BearerToken"],
                     _preload_content=False,

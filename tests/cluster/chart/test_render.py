@@ -234,12 +234,12 @@ def test_a_repository_with_a_slash_and_a_digest_are_taken_as_they_are(render: An
     assert environment["SSD_OPERATOR_DRAFT_IMAGE"] == "r.example/ssd/ssd-draft:v7"
 
 
-def test_without_rights_to_give_helm_test_asks_for_health_alone(render: Any) -> None:
+def test_without_rights_to_give_helm_test_asks_for_readiness_alone(render: Any) -> None:
     pod = only(render("--set=rbac.create=false"), "Pod")["spec"]
     assert pod["serviceAccountName"] == "default"
     assert pod["containers"][0]["args"] == [
         "check",
-        "http://ssd-operator.here.svc:8080/healthz",
+        "http://ssd-operator.here.svc:8080/readyz",
     ]
 
 
