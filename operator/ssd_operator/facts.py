@@ -36,8 +36,8 @@ class PoolFact:
 
     target_pod: str
     at: float
-    running: float = 0.0
-    """Sequences running that may speculate, mean of 30 s."""
+    eligible_sequences: float = 0.0
+    """Sequences running that may speculate, drafted or not, mean of 30 s."""
     speculating: bool = True
     """False if its controller finds that speculation does not pay."""
     waiting: int = 0
