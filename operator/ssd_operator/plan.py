@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ssd_operator.census import Census, Planned
+from ssd_operator.census import OLDEST_ANSWER_SECONDS, Census, Planned
 from ssd_operator.cluster import ref_of
 from ssd_operator.config import OperatorConfig
 from ssd_operator.covers import covers
@@ -47,6 +47,8 @@ class Rejection:
 class Memory:
     """What one pass leaves to the next; an operator that starts anew may do without."""
 
+    began_at: float | None = None
+    """When this operator looked at the resource first."""
     history: History = field(default_factory=History)
     decision: Decision | None = None
     decided_at: float = -math.inf
@@ -93,7 +95,8 @@ def plan(
     census = Census(resource=resource, observed=observed, planned=Planned(), now=now)
     drains = _plan_drains(census)
     objects = _served(wanted(resource, config, drains.replicas), observed)
-    memory = replace(memory, rejected=_still_rejected(memory, objects))
+    began_at = now if memory.began_at is None else memory.began_at
+    memory = replace(memory, began_at=began_at, rejected=_still_rejected(memory, objects))
     if resource.spec.paused:
         return _judge(census, objects, memory, is_scaling=False)
     memory = _decide(census, memory)
@@ -174,6 +177,8 @@ def _is_scaling(census: Census, memory: Memory) -> bool:
 def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scaling: bool) -> Plan:
     """What the status has to say, and the events that its step from the old one tells."""
     resource, now, old = census.resource, census.now, census.observed.status
+    if (blind_seconds := _blind_seconds(census, memory)) > 0:
+        return Plan(memory=memory, again_after=blind_seconds)
     planned = Planned(
         revisions={name_of(each): revision_of(each) for each in objects if _is_engine(each)},
         decision=memory.decision,
@@ -188,6 +193,19 @@ def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scal
     is_postponed = needs_write(old, status, max(age, SHORTEST_SECONDS))
     wait = SHORTEST_SECONDS - age if is_postponed else math.inf
     return Plan(memory=memory, again_after=max(wait, 0.0))
+
+
+def _blind_seconds(census: Census, memory: Memory) -> float:
+    """How long the present status may know better than an operator that has just started.
+
+    Until a target has answered it, its links would seem to be gone.
+    """
+    known = {link["target"] for link in census.observed.status.get("links") or []}
+    serving = {name_of(pod) for pod in census.ready_targets}
+    if not known & serving - census.observed.pools.keys():
+        return 0.0
+    began_at = census.now if memory.began_at is None else memory.began_at
+    return began_at + OLDEST_ANSWER_SECONDS - census.now
 
 
 def _is_engine(child: Object) -> bool:

@@ -1,0 +1,84 @@
+"""Things that went wrong once: each a short story of its own, as storms found them."""
+
+import copy
+from typing import Any
+
+from tests.unit.ssd_operator.witness import Witness
+from tests.unit.ssd_operator.world import DEMO, KEY, World
+
+from ssd_operator.facts import LinkFact, PoolFact
+from ssd_operator.names import revision_of
+from ssd_operator.pod_state import name_of
+from ssd_operator.spec import Object
+
+
+async def settled(**blocks: Any) -> World:
+    spec: Object = {name: {**DEMO.get(name, {}), **block} for name, block in blocks.items()}
+    world = World(DEMO | spec, Witness())
+    await world.come_to_rest(8)
+    world.cluster.writes.clear()
+    return world
+
+
+def speak(world: World) -> None:
+    """Each target tells of a link to each draft."""
+    drafts = [name_of(pod) for pod in world.ready_pods("draft")]
+    links = tuple(LinkFact(address=name, draft_pod=name, state="Active") for name in drafts)
+    world.engines.answers = {
+        name_of(pod): PoolFact(target_pod=name_of(pod), at=world.cluster.now, links=links)
+        for pod in world.ready_pods("target")
+    }
+
+
+async def test_a_new_operator_does_not_take_back_what_its_predecessor_saw() -> None:
+    world = await settled()
+    for _ in range(3):
+        world.cluster.now += 61.0
+        speak(world)
+        await world.round()
+    assert world.cluster.condition(KEY, "SpeculationActive") == ("True", "Active")
+    world.restart()
+    world.cluster.writes.clear()
+    world.cluster.now += 61.0
+    await world.round()
+    speak(world)
+    await world.round()
+    assert world.cluster.writes == []
+
+
+async def test_a_target_that_never_answers_a_new_operator_is_unreachable_after_a_while() -> None:
+    world = await settled()
+    world.cluster.now += 61.0
+    speak(world)
+    await world.round()
+    world.restart()
+    for _ in range(17):
+        await world.round()
+    assert world.cluster.condition(KEY, "SpeculationActive") == ("Unknown", "TargetUnreachable")
+
+
+async def test_templates_that_somebody_edited_are_mended_one_cell_after_another() -> None:
+    world = await settled(target={"replicas": 2})
+    for cell in range(2):
+        edited = copy.deepcopy(world.deployment(f"demo-target-{cell}"))
+        edited["spec"]["template"]["spec"]["containers"][0]["image"] = "localhost/theirs:1"
+        world.cluster.put(edited)
+    world.controllers.settle()
+    world.cluster.now += 2.0
+    world.see()
+    await world.look()
+    assert len(world.cluster.writes) > 0
+    fewest = 2
+    for _ in range(4):
+        while world.controllers.step():
+            fewest = min(fewest, len(world.ready_pods("target")))
+        world.cluster.now += 2.0
+        world.see()
+        await world.look()
+    assert fewest == 1
+    images = {
+        world.deployment(f"demo-target-{cell}")["spec"]["template"]["spec"]["containers"][0]["image"]
+        for cell in range(2)
+    }
+    assert "localhost/theirs:1" not in images
+    assert len({revision_of(pod) for pod in world.ready_pods("target")}) == 2
