@@ -70,9 +70,7 @@ def _differences(live: Any, wanted: Any, path: Path) -> Iterator[Path]:
         yield path
 
 
-def _differences_of_lists(
-    live: Sequence[Any], wanted: Sequence[Any], path: Path
-) -> Iterator[Path]:
+def _differences_of_lists(live: Sequence[Any], wanted: Sequence[Any], path: Path) -> Iterator[Path]:
     keys = _MERGE_KEYS.get(path[-2:])
     if keys is None:
         if len(live) != len(wanted):

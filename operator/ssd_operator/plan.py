@@ -15,7 +15,6 @@ from ssd_operator.facts import DrainFact, Observed, Ref
 from ssd_operator.manifests import OPTIONAL_KINDS, wanted
 from ssd_operator.names import (
     COMPONENT_LABEL,
-    HASH_ANNOTATION,
     Component,
     cell_of,
     draft_cells,
@@ -25,6 +24,13 @@ from ssd_operator.names import (
 from ssd_operator.pod_state import is_leaving, name_of
 from ssd_operator.rollout import held_targets
 from ssd_operator.scaling import Decision, History, next_replicas
+from ssd_operator.setbacks import (
+    Rejection,
+    Reversion,
+    fingerprint_of,
+    reversion_events,
+    still_valid,
+)
 from ssd_operator.spec import Object, Resource, drafts_of_cell
 from ssd_operator.status import status_of
 from ssd_operator.status_change import SHORTEST_SECONDS, needs_write
@@ -33,14 +39,6 @@ DECISION_SECONDS = 10.0
 """Between two decisions of the Internal loop."""
 LEAVING_SECONDS = 1.0
 """Until a name is asked for again that a former child still has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """The API server refused an object: not to be sent again unless it is another one."""
-
-    digest: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +55,7 @@ class Memory:
     written_at: float = -math.inf
     """When the status was written last."""
     rejected: Mapping[Ref, Rejection] = field(default_factory=dict)
+    reverted: Mapping[Ref, Reversion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +94,19 @@ def plan(
     census = Census(resource=resource, observed=observed, planned=Planned(), now=now)
     drains = _plan_drains(census)
     objects = _served(wanted(resource, config, drains.replicas), observed)
-    began_at = now if memory.began_at is None else memory.began_at
-    memory = replace(memory, began_at=began_at, rejected=_still_rejected(memory, objects))
+    memory = replace(
+        memory,
+        began_at=now if memory.began_at is None else memory.began_at,
+        rejected=still_valid(memory.rejected, objects, resource.generation),
+        reverted=still_valid(memory.reverted, objects, resource.generation),
+    )
     if resource.spec.paused:
         return _judge(census, objects, memory, is_scaling=False)
     memory = _decide(census, memory)
     is_scaling = _is_scaling(census, memory)
     judged = _judge(census, objects, memory, is_scaling=is_scaling)
     told = drain_events(drains, memory.drains, observed.drains)
-    events, log = due((*told, *judged.events), memory.told, now)
+    events, log = due((*told, *reversion_events(memory.reverted), *judged.events), memory.told, now)
     return replace(
         judged,
         apply=_to_apply(objects, observed, memory),
@@ -112,7 +115,12 @@ def plan(
         delete=_surplus(objects, observed),
         events=events,
         again_after=min(judged.again_after, *_waits(census, memory)),
-        memory=replace(judged.memory, told=log, drains=dict(observed.drains)),
+        memory=replace(
+            judged.memory,
+            told=log,
+            drains=dict(observed.drains),
+            reverted={ref: replace(each, is_told=True) for ref, each in memory.reverted.items()},
+        ),
     )
 
 
@@ -141,20 +149,6 @@ def _served(objects: Sequence[Object], observed: Observed) -> list[Object]:
     """Without the kinds that the cluster does not know; the status tells of those."""
     absent = OPTIONAL_KINDS - observed.optional_apis
     return [each for each in objects if each["kind"] not in absent]
-
-
-def _still_rejected(memory: Memory, objects: Sequence[Object]) -> dict[Ref, Rejection]:
-    digests = {ref_of(each): digest_of(each) for each in objects}
-    return {
-        ref: rejection
-        for ref, rejection in memory.rejected.items()
-        if digests.get(ref) == rejection.digest
-    }
-
-
-def digest_of(wanted_object: Object) -> str:
-    """The hash of all that we want of an object."""
-    return str(wanted_object["metadata"]["annotations"][HASH_ANNOTATION])
 
 
 def _decide(census: Census, memory: Memory) -> Memory:
@@ -222,16 +216,21 @@ def _to_apply(objects: Sequence[Object], observed: Observed, memory: Memory) -> 
     held = held_targets(targets, observed)
     skipped = held | observed.foreign | observed.leaving | memory.rejected.keys()
     return tuple(
-        each for each in objects if ref_of(each) not in skipped and _is_needed(each, observed)
+        each
+        for each in objects
+        if ref_of(each) not in skipped and _is_needed(each, observed, memory)
     )
 
 
-def _is_needed(wanted_object: Object, observed: Observed) -> bool:
+def _is_needed(wanted_object: Object, observed: Observed, memory: Memory) -> bool:
     live = observed.children.get(ref_of(wanted_object))
     if live is None:
         # Half a deployment beside somebody else's Service would serve nobody.
         return not observed.foreign
-    return not is_leaving(live) and not covers(live, wanted_object)
+    if is_leaving(live) or covers(live, wanted_object):
+        return False
+    reversion = memory.reverted.get(ref_of(wanted_object))
+    return reversion is None or reversion.fingerprint != fingerprint_of(live)
 
 
 def _surplus(objects: Sequence[Object], observed: Observed) -> tuple[Ref, ...]:

@@ -29,8 +29,9 @@ from ssd_operator.names import (
     account,
 )
 from ssd_operator.parse import SpecError, parse
-from ssd_operator.plan import Memory, Plan, Rejection, digest_of, plan
+from ssd_operator.plan import Memory, Plan, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of
+from ssd_operator.setbacks import Rejection, digest_of, reversion_of
 from ssd_operator.spec import Object, Resource
 from ssd_operator.status import status_of_invalid
 from ssd_operator.status_change import needs_write
@@ -168,9 +169,8 @@ class Reconciler:
             if is_other:
                 decided = plan(resource, observed, self._config, record.memory, self._now())
             self._engines.keep(key, {name_of(pod) for pod in observed.pods})
-            rejected = await self._apply(key, decided, record)
-            if rejected:
-                memory = replace(record.memory, rejected=rejected)
+            memory = await self._apply(key, resource, decided, record)
+            if memory is not None:
                 decided = plan(resource, observed, self._config, memory, self._now())
                 decided = replace(decided, apply=())
             await self._scale(key, observed, decided)
@@ -259,29 +259,37 @@ class Reconciler:
         )
         return observed, is_other
 
-    async def _apply(self, key: Key, decided: Plan, record: _Record) -> Mapping[Ref, Rejection]:
-        """Apply in order; what the API server refuses is remembered and does not stop the rest.
+    async def _apply(
+        self, key: Key, resource: Resource, decided: Plan, record: _Record
+    ) -> Memory | None:
+        """Apply in order; what is refused or reverted is remembered and does not stop the rest.
 
         Returns:
-            All rejections that hold, or nothing if none is new.
+            With what memory to plan once more, None if nothing of that kind is new.
         """
-        rejected = dict(decided.memory.rejected)
+        before = decided.memory
+        rejected, reverted = dict(before.rejected), dict(before.reverted)
         for wanted in decided.apply:
             ref = ref_of(wanted)
+            title = f"{ref.kind}/{ref.name}"
             try:
                 answer = await self._cluster.apply(wanted)
             except RefusedError as error:
-                _log.warning(
-                    "object_refused", key=key, object=f"{ref.kind}/{ref.name}", error=str(error)
-                )
-                rejected[ref] = Rejection(digest_of(wanted), str(error))
+                _log.warning("object_refused", key=key, object=title, error=str(error))
+                rejected[ref] = Rejection(digest_of(wanted), resource.generation, str(error))
                 continue
-            _log.info("applied", key=key, object=f"{ref.kind}/{ref.name}")
+            _log.info("applied", key=key, object=title)
+            reverted.pop(ref, None)
+            if (reversion := reversion_of(wanted, answer, resource.generation)) is not None:
+                _log.warning("apply_reverted", key=key, object=title, error=reversion.message)
+                reverted[ref] = reversion
             if KINDS[ref.kind].is_optional:
                 record.optional[ref] = answer
             else:
                 self._view.remember(key, answer)
-        return rejected if len(rejected) > len(decided.memory.rejected) else {}
+        if rejected == before.rejected and reverted == before.reverted:
+            return None
+        return replace(record.memory, rejected=rejected, reverted=reverted)
 
     async def _scale(self, key: Key, observed: Observed, decided: Plan) -> None:
         """Drains, then the number, then what is not wanted any more."""

@@ -45,6 +45,8 @@ class MemoryCluster:
     """Raised by the next calls, one each; a call with None goes well."""
     refused: dict[Ref, str] = field(default_factory=dict)
     """What admission has against objects."""
+    imposed: dict[Ref, Object] = field(default_factory=dict)
+    """What a webhook puts into objects, whatever was sent."""
     optional: frozenset[str] = frozenset()
     leaving_namespaces: set[str] = field(default_factory=set)
     log: list[tuple[Object, bool]] = field(default_factory=list)
@@ -72,7 +74,7 @@ class MemoryCluster:
         live = self.objects.get(address)
         base = {} if live is None else _without(live, self._intents.get(address, {}), wanted)
         self._intents[address] = wanted
-        return self._answer(self.put(_merged(base, wanted)))
+        return self._answer(self.put(_merged(_merged(base, wanted), self.imposed.get(ref, {}))))
 
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         self._write("delete", ref)
@@ -201,12 +203,15 @@ class Watch:
             news = self._cluster.log[self._told[kind] :]
             self._told[kind] = len(self._cluster.log)
             for thing, is_gone in news:
-                if thing["kind"] == kind and (event := self._tell(thing, is_gone)) is not None:
+                if (
+                    thing["kind"] == kind
+                    and (event := self._tell(thing, is_gone=is_gone)) is not None
+                ):
                     events.append(event)
         self._sort()
         return events
 
-    def _tell(self, thing: Object, is_gone: bool) -> tuple[Key, Object, bool] | None:
+    def _tell(self, thing: Object, *, is_gone: bool) -> tuple[Key, Object, bool] | None:
         address = thing["metadata"]["namespace"], Ref(thing["kind"], thing["metadata"]["name"])
         before = self._seen.pop(address, None)
         is_gone = is_gone or not _is_watched(thing)

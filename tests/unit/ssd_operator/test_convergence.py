@@ -34,7 +34,7 @@ from ssd_operator.covers import covers
 from ssd_operator.facts import LinkFact, PoolFact, Ref
 from ssd_operator.manifests import wanted
 from ssd_operator.parse import parse
-from ssd_operator.pod_state import is_ready, name_of
+from ssd_operator.pod_state import name_of
 from ssd_operator.spec import Object
 
 ResultT = TypeVar("ResultT")
@@ -82,10 +82,11 @@ class Storm(RuleBasedStateMachine):
         self.length = 1
         """Steps of a storm."""
 
-    @initialize(cells=st.integers(1, 3), is_pool=st.booleans(), length=st.integers(1, 8))
-    def begin(self, cells: int, is_pool: bool, length: int) -> None:
+    @initialize(
+        cells=st.integers(1, 3), sharing=st.sampled_from(["Cell", "Pool"]), length=st.integers(1, 8)
+    )
+    def begin(self, cells: int, sharing: str, length: int) -> None:
         self.length = length
-        sharing = "Pool" if is_pool else "Cell"
         self.cluster.edit_spec(KEY, target={"replicas": cells}, draft={"sharing": sharing})
         self.calm_down()
 

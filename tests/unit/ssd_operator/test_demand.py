@@ -21,7 +21,9 @@ def test_the_load_is_that_of_ready_targets_and_of_active_links() -> None:
         homeless(draft("d2")),
     )
     pools = (
-        answer("t0", link("d0", capacity=8), link("d1", "Draining", capacity=4), eligible_sequences=20),
+        answer(
+            "t0", link("d0", capacity=8), link("d1", "Draining", capacity=4), eligible_sequences=20
+        ),
         answer("t2", eligible_sequences=99),
     )
     assert pool_load(Scene(cells=3, drafts=2, pods=pods, pools=pools).census) == PoolLoad(

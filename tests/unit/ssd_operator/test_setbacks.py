@@ -6,7 +6,7 @@ from typing import Any
 from tests.unit.ssd_operator.witness import Witness
 from tests.unit.ssd_operator.world import DEMO, KEY, World
 
-from ssd_operator.facts import LinkFact, PoolFact
+from ssd_operator.facts import LinkFact, PoolFact, Ref
 from ssd_operator.names import revision_of
 from ssd_operator.pod_state import name_of
 from ssd_operator.spec import Object
@@ -77,8 +77,58 @@ async def test_templates_that_somebody_edited_are_mended_one_cell_after_another(
         await world.look()
     assert fewest == 1
     images = {
-        world.deployment(f"demo-target-{cell}")["spec"]["template"]["spec"]["containers"][0]["image"]
+        world.deployment(f"demo-target-{cell}")["spec"]["template"]["spec"]["containers"][0][
+            "image"
+        ]
         for cell in range(2)
     }
     assert "localhost/theirs:1" not in images
     assert len({revision_of(pod) for pod in world.ready_pods("target")}) == 2
+
+
+SERVICE = Ref("Service", "demo")
+
+
+async def test_what_a_webhook_reverts_is_applied_once_and_told_once() -> None:
+    world = World()
+    world.cluster.imposed = {SERVICE: {"spec": {"type": "NodePort"}}}
+    await world.come_to_rest(6)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1
+    world.cluster.now += 1000.0
+    await world.come_to_rest(2)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1
+    told = [event.message for event in world.cluster.events if event.reason == "ApplyReverted"]
+    assert len(told) == 1
+    assert told[0].startswith("Service demo: spec.type ")
+
+
+async def test_what_a_webhook_reverts_is_tried_again_when_the_object_or_the_resource_changes() -> (
+    None
+):
+    world = World()
+    world.cluster.imposed = {SERVICE: {"spec": {"type": "NodePort"}}}
+    await world.come_to_rest(6)
+    edited = copy.deepcopy(world.cluster.objects["default", SERVICE])
+    world.cluster.put(edited | {"status": {"loadBalancer": {}}})
+    await world.come_to_rest(2)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1  # nobody edited it
+    edited["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
+    world.cluster.put(edited)
+    await world.come_to_rest(2)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 2
+    world.cluster.imposed = {}
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    await world.come_to_rest(6)
+    assert world.cluster.objects["default", SERVICE]["spec"]["type"] == "ClusterIP"
+
+
+async def test_what_was_refused_is_tried_again_when_the_resource_changes() -> None:
+    world = World()
+    world.cluster.refused = {SERVICE: "the quota of services is used up"}
+    await world.come_to_rest(6)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1
+    world.cluster.refused = {}
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
+    assert ("default", SERVICE) in world.cluster.objects

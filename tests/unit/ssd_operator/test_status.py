@@ -134,7 +134,9 @@ def test_figures_are_means_by_load_and_idle_targets_keep_the_last_ones() -> None
     calm = answer("t1", eligible_sequences=1, tokens_per_round=2.0, hit_rate=0.5)
     scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=(busy, calm))
     assert tell(scene)["speculation"] == {"tokensPerRound": "3.8", "hitRate": "0.95"}
-    idle = replace(scene, pools=(replace(busy, eligible_sequences=0), replace(calm, eligible_sequences=0)))
+    idle = replace(
+        scene, pools=(replace(busy, eligible_sequences=0), replace(calm, eligible_sequences=0))
+    )
     assert tell(idle)["speculation"] == {"tokensPerRound": "3.0", "hitRate": "0.75"}
     old = {"speculation": {"tokensPerRound": "3.8", "hitRate": "0.95"}}
     fresh = replace(scene, pools=(answer("t0"),), facts={"status": old})
