@@ -80,6 +80,8 @@ class _Record:
     memory: Memory = field(default_factory=Memory)
     optional: dict[Ref, Object] = field(default_factory=dict)
     optional_read_at: float = float("-inf")
+    children: frozenset[Ref] = frozenset()
+    """Those of the last pass."""
 
 
 class Reconciler:
@@ -165,7 +167,9 @@ class Reconciler:
         observed = await self._observe(key, found, resource, record)
         decided = plan(resource, observed, self._config, record.memory, self._now())
         if not resource.spec.paused:
-            observed, is_other = await self._look_at_names(key, resource, observed, decided)
+            observed, is_other = await self._look_at_names(
+                key, resource, observed, _unseen(observed, decided, record)
+            )
             if is_other:
                 decided = plan(resource, observed, self._config, record.memory, self._now())
             self._engines.keep(key, {name_of(pod) for pod in observed.pods})
@@ -174,6 +178,7 @@ class Reconciler:
                 decided = plan(resource, observed, self._config, memory, self._now())
                 decided = replace(decided, apply=())
             await self._scale(key, observed, decided)
+            record.children = frozenset(observed.children)
         self._engines.follow(key, _hosts(observed))
         await self._publish(key, found, decided)
         record.memory = decided.memory
@@ -233,17 +238,15 @@ class Reconciler:
         return record.optional
 
     async def _look_at_names(
-        self, key: Key, resource: Resource, observed: Observed, decided: Plan
+        self, key: Key, resource: Resource, observed: Observed, unseen: Iterable[Ref]
     ) -> tuple[Observed, bool]:
-        """Read by name what would be created: the watch sees only what carries our label.
+        """Read by name: the watch sees only what carries our label.
 
         Returns:
             What is observed with that, and whether anything was found.
         """
         children, foreign, leaving = dict(observed.children), set[Ref](), set[Ref]()
-        for ref in map(ref_of, decided.apply):
-            if ref in observed.children:
-                continue
+        for ref in unseen:
             found = await self._cluster.get(key[0], ref)
             if found is None:
                 continue
@@ -333,6 +336,16 @@ class Reconciler:
                 await self._cluster.post_event(found, event, self._now())
             except ClusterError as error:
                 _log.warning("event_lost", key=key, reason=event.reason, error=str(error))
+
+
+def _unseen(observed: Observed, decided: Plan, record: _Record) -> list[Ref]:
+    """What would be created; and what was there and is neither seen any more nor wanted.
+
+    The latter is gone, or somebody stripped its labels and it would stay for ever.
+    """
+    created = [ref for ref in map(ref_of, decided.apply) if ref not in observed.children]
+    vanished = record.children - observed.children.keys() - set(created)
+    return [*created, *sorted(vanished)]
 
 
 def _hosts(observed: Observed) -> dict[str, str]:

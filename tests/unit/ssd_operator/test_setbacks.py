@@ -132,3 +132,17 @@ async def test_what_was_refused_is_tried_again_when_the_resource_changes() -> No
     await world.come_to_rest(6)
     assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
     assert ("default", SERVICE) in world.cluster.objects
+
+
+async def test_a_child_that_is_not_wanted_any_more_goes_although_its_labels_were_stripped() -> None:
+    world = await settled(target={"replicas": 2})
+    stripped = copy.deepcopy(world.deployment("demo-target-1"))
+    stripped["metadata"]["labels"] = {}
+    world.cluster.put(stripped)
+    world.cluster.edit_spec(KEY, target={"replicas": 1})
+    await world.come_to_rest(6)
+    assert Ref("Deployment", "demo-target-1") not in dict(world.children())
+    assert len(world.ready_pods("target")) == 1
+    reads = world.cluster.reads
+    await world.round()
+    assert world.cluster.reads == reads

@@ -11,7 +11,7 @@ from ssd_operator.facts import Ref
 from ssd_operator.names import COMPONENT_LABEL, cell_of, draft_cells
 from ssd_operator.parse import SpecError, parse
 from ssd_operator.pod_state import is_live, is_ready, name_of
-from ssd_operator.spec import Object, drafts_of_cell
+from ssd_operator.spec import KIND, Object, drafts_of_cell
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Witness(MemoryCluster):
     is_seen: bool = False
     """Whether the pass that writes now has seen everything as it is."""
     seen: Object = field(default_factory=dict)
-    """The resource as that pass has seen it."""
+    """The resource as that pass has seen it; empty for as it is."""
     _rolling: set[str] = field(default_factory=set)
     """Targets that the operator took down, and that are not back."""
 
@@ -61,7 +61,7 @@ class Witness(MemoryCluster):
 
     def _look_at_shrink(self, before: Object, after: Object) -> None:
         try:
-            resource = parse(self.seen)
+            resource = parse(self.seen or self.of_kind(KIND)[0])
         except SpecError:
             return
         number, cells = after["spec"]["replicas"], len(draft_cells(resource))
