@@ -37,6 +37,16 @@ def is_ready(pod: Object) -> bool:
     return is_live(pod) and condition_of(pod, "Ready").get("status") == "True"
 
 
+def ended_at(pod: Object) -> float | None:
+    """When one of its containers ended last; None if none has. The kubelet may have restarted it."""
+    ends = [
+        to_seconds(((container.get(state) or {}).get("terminated") or {}).get("finishedAt"))
+        for container in pod.get("status", {}).get("containerStatuses") or ()
+        for state in ("state", "lastState")
+    ]
+    return max((end for end in ends if end is not None), default=None)
+
+
 def condition_of(thing: Object, kind: str) -> Object:
     """A condition of anything that has ``status.conditions``; empty where there is none."""
     conditions = thing.get("status", {}).get("conditions") or []
