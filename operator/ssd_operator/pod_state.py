@@ -4,6 +4,8 @@ from datetime import UTC, datetime
 
 from ssd_operator.spec import Object
 
+_STATES = ("state", "lastState")
+
 
 def name_of(thing: Object) -> str:
     """Its name."""
@@ -38,12 +40,10 @@ def is_ready(pod: Object) -> bool:
 
 
 def ended_at(pod: Object) -> float | None:
-    """When one of its containers ended last; None if none has. The kubelet may have restarted it."""
-    ends = [
-        to_seconds(((container.get(state) or {}).get("terminated") or {}).get("finishedAt"))
-        for container in pod.get("status", {}).get("containerStatuses") or ()
-        for state in ("state", "lastState")
-    ]
+    """When a container of it ended last, restarted since or not; None if none has."""
+    containers = pod.get("status", {}).get("containerStatuses") or ()
+    states = [container.get(name) or {} for container in containers for name in _STATES]
+    ends = [to_seconds((state.get("terminated") or {}).get("finishedAt")) for state in states]
     return max((end for end in ends if end is not None), default=None)
 
 
