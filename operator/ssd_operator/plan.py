@@ -21,14 +21,16 @@ from ssd_operator.names import (
     draft_deployment,
     revision_of,
 )
+from ssd_operator.objects import ChildFactory
 from ssd_operator.pod_state import is_leaving, name_of
-from ssd_operator.rollout import held_targets
+from ssd_operator.preflight import Preflight, preflight
+from ssd_operator.rollout import Stage, held_targets
 from ssd_operator.scaling import Decision, History, next_replicas
 from ssd_operator.setbacks import (
     Rejection,
     Reversion,
-    fingerprint_of,
     reversion_events,
+    standing,
     still_valid,
 )
 from ssd_operator.spec import Object, Resource, drafts_of_cell
@@ -94,27 +96,33 @@ def plan(
     census = Census(resource=resource, observed=observed, planned=Planned(), now=now)
     drains = _plan_drains(census)
     objects = _served(wanted(resource, config, drains.replicas), observed)
+    factory = ChildFactory(resource=resource, config=config)
+    known = still_valid(memory.reverted, objects, resource.generation, now)
+    observed = replace(observed, reverted=standing(known, observed.children))
+    flight = preflight(factory, _targets(objects), observed, now)
+    objects += flight.children
     memory = replace(
         memory,
         began_at=now if memory.began_at is None else memory.began_at,
-        rejected=still_valid(memory.rejected, objects, resource.generation),
-        reverted=still_valid(memory.reverted, objects, resource.generation),
+        rejected=still_valid(memory.rejected, objects, resource.generation, now),
+        reverted=still_valid(memory.reverted, objects, resource.generation, now),
     )
+    flight = flight.heeding({ref: each.message for ref, each in memory.rejected.items()})
     if resource.spec.paused:
-        return _judge(census, objects, memory, is_scaling=False)
+        return _judge(census, objects, flight, memory, is_scaling=False)
     memory = _decide(census, memory)
     is_scaling = _is_scaling(census, memory)
-    judged = _judge(census, objects, memory, is_scaling=is_scaling)
+    judged = _judge(census, objects, flight, memory, is_scaling=is_scaling)
     told = drain_events(drains, memory.drains, observed.drains)
     events, log = due((*told, *reversion_events(memory.reverted), *judged.events), memory.told, now)
     return replace(
         judged,
-        apply=_to_apply(objects, observed, memory),
+        apply=_to_apply(objects, observed, flight.stage, memory),
         drains=drains,
         scale=memory.decision if is_scaling else None,
         delete=_surplus(objects, observed),
         events=events,
-        again_after=min(judged.again_after, *_waits(census, memory)),
+        again_after=min(judged.again_after, flight.again_after, *_waits(census, memory)),
         memory=replace(
             judged.memory,
             told=log,
@@ -168,7 +176,14 @@ def _is_scaling(census: Census, memory: Memory) -> bool:
     return decision is not None and is_new and decision.replicas != census.num_drafts_wanted
 
 
-def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scaling: bool) -> Plan:
+def _judge(
+    census: Census,
+    objects: Sequence[Object],
+    flight: Preflight,
+    memory: Memory,
+    *,
+    is_scaling: bool,
+) -> Plan:
     """What the status has to say, and the events that its step from the old one tells."""
     resource, now, old = census.resource, census.now, census.observed.status
     if (blind_seconds := _blind_seconds(census, memory)) > 0:
@@ -177,8 +192,14 @@ def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scal
         revisions={name_of(each): revision_of(each) for each in objects if _is_engine(each)},
         decision=memory.decision,
         is_scaling=is_scaling,
+        preflight=flight,
     )
-    rejected = {ref: rejection.message for ref, rejection in memory.rejected.items()}
+    # What may pass is no fault of the resource.
+    rejected = {
+        ref: rejection.message
+        for ref, rejection in memory.rejected.items()
+        if rejection.retry_at == math.inf
+    }
     status = status_of(resource, replace(census.observed, rejected=rejected), planned, now)
     age = now - memory.written_at
     if needs_write(old, status, age):
@@ -206,31 +227,33 @@ def _is_engine(child: Object) -> bool:
     return bool(child["kind"] == "Deployment")
 
 
-def _to_apply(objects: Sequence[Object], observed: Observed, memory: Memory) -> tuple[Object, ...]:
-    targets = [
+def _targets(objects: Sequence[Object]) -> list[Object]:
+    """Target Deployments, by cell."""
+    return [
         each
         for each in objects
         if _is_engine(each)
         and each["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
     ]
-    held = held_targets(targets, observed)
-    skipped = held | observed.foreign | observed.leaving | memory.rejected.keys()
+
+
+def _to_apply(
+    objects: Sequence[Object], observed: Observed, stage: Stage, memory: Memory
+) -> tuple[Object, ...]:
+    held = held_targets(_targets(objects), observed, stage)
+    reverted = standing(memory.reverted, observed.children)
+    skipped = held | reverted | observed.foreign | observed.leaving | memory.rejected.keys()
     return tuple(
-        each
-        for each in objects
-        if ref_of(each) not in skipped and _is_needed(each, observed, memory)
+        each for each in objects if ref_of(each) not in skipped and _is_needed(each, observed)
     )
 
 
-def _is_needed(wanted_object: Object, observed: Observed, memory: Memory) -> bool:
+def _is_needed(wanted_object: Object, observed: Observed) -> bool:
     live = observed.children.get(ref_of(wanted_object))
     if live is None:
         # Half a deployment beside somebody else's Service would serve nobody.
         return not observed.foreign
-    if is_leaving(live) or covers(live, wanted_object):
-        return False
-    reversion = memory.reverted.get(ref_of(wanted_object))
-    return reversion is None or reversion.fingerprint != fingerprint_of(live)
+    return not is_leaving(live) and not covers(live, wanted_object)
 
 
 def _surplus(objects: Sequence[Object], observed: Observed) -> tuple[Ref, ...]:
@@ -247,6 +270,7 @@ def _waits(census: Census, memory: Memory) -> list[float]:
     waits = [math.inf]
     if memory.decision is not None:
         waits.append(memory.decided_at + DECISION_SECONDS - census.now)
+    waits += [each.retry_at - census.now for each in memory.rejected.values()]
     deadlines = [deadline_of(pod) for pod in census.drafts]
     waits += [each - census.now for each in deadlines if each is not None and each > census.now]
     if census.observed.leaving:

@@ -1,5 +1,6 @@
 """One pass over one resource: look, plan, carry out. Level-triggered; no old against new."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from ssd_operator.cluster import (
     Key,
     MissingError,
     RefusedError,
+    is_owned_by,
     ref_of,
 )
 from ssd_operator.config import OperatorConfig
@@ -31,6 +33,7 @@ from ssd_operator.names import (
 from ssd_operator.parse import SpecError, parse
 from ssd_operator.plan import Memory, Plan, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of
+from ssd_operator.preflight import RETRY_SECONDS
 from ssd_operator.setbacks import Rejection, digest_of, reversion_of
 from ssd_operator.spec import Object, Resource
 from ssd_operator.status import status_of_invalid
@@ -192,7 +195,7 @@ class Reconciler:
         children = {
             ref: each
             for ref, each in seen.items()
-            if ref.kind != "Pod" and is_ours(each, resource.uid)
+            if (is_owned_by if ref.kind == "Pod" else is_ours)(each, resource.uid)
         }
         unwatched = await self._read_optional(key, resource, record, optional_apis)
         return Observed(
@@ -201,6 +204,7 @@ class Reconciler:
                 each
                 for ref, each in seen.items()
                 if ref.kind == "Pod"
+                and ref not in children
                 and (each["metadata"].get("labels") or {}).get(NAME_LABEL) == resource.name
             ),
             pools=self._engines.pools(key),
@@ -277,9 +281,9 @@ class Reconciler:
             title = f"{ref.kind}/{ref.name}"
             try:
                 answer = await self._cluster.apply(wanted)
-            except RefusedError as error:
+            except (RefusedError, ForbiddenError) as error:
+                rejected[ref] = self._rejection(wanted, resource.generation, error)
                 _log.warning("object_refused", key=key, object=title, error=str(error))
-                rejected[ref] = Rejection(digest_of(wanted), resource.generation, str(error))
                 continue
             _log.info("applied", key=key, object=title)
             reverted.pop(ref, None)
@@ -293,6 +297,21 @@ class Reconciler:
         if rejected == before.rejected and reverted == before.reverted:
             return None
         return replace(record.memory, rejected=rejected, reverted=reverted)
+
+    def _rejection(
+        self, wanted: Object, generation: int, error: RefusedError | ForbiddenError
+    ) -> Rejection:
+        """What is remembered of a refusal; that of a preflight by a quota or a policy may pass.
+
+        Raises:
+            ForbiddenError: it is not about this object.
+        """
+        retry_at = math.inf
+        if isinstance(error, ForbiddenError):
+            if wanted["kind"] != "Pod" or error.is_leaving:
+                raise error
+            retry_at = self._now() + RETRY_SECONDS
+        return Rejection(digest_of(wanted), generation, str(error), retry_at)
 
     async def _scale(self, key: Key, observed: Observed, decided: Plan) -> None:
         """Drains, then the number, then what is not wanted any more."""

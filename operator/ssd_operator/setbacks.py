@@ -6,6 +6,7 @@ resource, or, for what somebody reverted, the object itself.
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -27,6 +28,8 @@ class Rejection:
     generation: int
     """Of the resource: editing it asks for another try."""
     message: str
+    retry_at: float = math.inf
+    """When the same object may be sent again all the same: the refusal may have passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,14 @@ class Reversion:
     """Of what was stored."""
     message: str
     is_told: bool = False
+    retry_at: float = math.inf
 
 
 SetbackT = TypeVar("SetbackT", Rejection, Reversion)
 
 
 def still_valid(
-    setbacks: Mapping[Ref, SetbackT], objects: Sequence[Object], generation: int
+    setbacks: Mapping[Ref, SetbackT], objects: Sequence[Object], generation: int, now: float
 ) -> dict[Ref, SetbackT]:
     """Those of objects that are wanted as they were, by a resource that is as it was."""
     digests = {ref_of(each): digest_of(each) for each in objects}
@@ -53,6 +57,7 @@ def still_valid(
         ref: setback
         for ref, setback in setbacks.items()
         if (digests.get(ref), generation) == (setback.digest, setback.generation)
+        and now < setback.retry_at
     }
 
 
@@ -64,6 +69,15 @@ def reversion_of(wanted: Object, answer: Object, generation: int) -> Reversion |
     ref = ref_of(wanted)
     message = f"{ref.kind} {ref.name}: {path} is not stored as applied; look for a webhook."
     return Reversion(digest_of(wanted), generation, fingerprint_of(answer), message)
+
+
+def standing(reversions: Mapping[Ref, Reversion], children: Mapping[Ref, Object]) -> frozenset[Ref]:
+    """Those whose objects nobody has edited since: another apply would change nothing."""
+    return frozenset(
+        ref
+        for ref, reversion in reversions.items()
+        if ref in children and fingerprint_of(children[ref]) == reversion.fingerprint
+    )
 
 
 def reversion_events(reversions: Mapping[Ref, Reversion]) -> list[Event]:

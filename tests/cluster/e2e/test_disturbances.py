@@ -217,6 +217,6 @@ def num_ready(kube: Kube, name: str) -> int:
 def wait_restarted(kube: Kube, pod: Object, times: int) -> float:
     def is_so() -> bool:
         status = kube.get("pod", pod["metadata"]["name"])["status"]
-        return sum(each["restartCount"] for each in status["containerStatuses"]) >= times
+        return bool(sum(each["restartCount"] for each in status["containerStatuses"]) >= times)
 
     return eventually(is_so, f"the kubelet started it again, {times} times in all", 90)

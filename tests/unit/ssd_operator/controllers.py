@@ -8,7 +8,7 @@ from itertools import count
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
 from ssd_operator.facts import Ref
-from ssd_operator.names import revision_of
+from ssd_operator.names import COMPONENT_LABEL, PREFLIGHT, revision_of
 from ssd_operator.pod_state import condition_of, is_live, is_ready, to_text
 from ssd_operator.spec import Object
 
@@ -27,6 +27,8 @@ class Controllers:
         """Revisions whose pods never become ready."""
         self.unwell: set[str] = set()
         """Pods that are not ready and do not become it."""
+        self.outcomes: dict[str, Object] = {}
+        """Status of preflights by their image; of others they succeed."""
 
     def settle(self) -> bool:
         """Step until nothing changes; whether anything did."""
@@ -39,7 +41,12 @@ class Controllers:
         """Let each Deployment make one move; whether any was made."""
         deployments = [each for each in self._cluster.of_kind("Deployment") if "spec" in each]
         moved = [self._reconcile(each) or self._report(each) for each in deployments]
-        return any(moved)
+        return any(moved + [self._run(pod) for pod in self.preflights()])
+
+    def preflights(self) -> list[Object]:
+        """Pods that try a change."""
+        pods = self._cluster.of_kind("Pod")
+        return [pod for pod in pods if pod["metadata"]["labels"][COMPONENT_LABEL] == PREFLIGHT]
 
     def kill(self, pod: Object) -> None:
         """A pod's container dies; the kubelet starts it again at the next step."""
@@ -78,6 +85,14 @@ class Controllers:
             self._remove(old[0])
         else:
             return False
+        return True
+
+    def _run(self, pod: Object) -> bool:
+        image = pod["spec"]["containers"][0]["image"]
+        status = self.outcomes.get(image, {"phase": "Succeeded"})
+        if pod.get("status") == status:
+            return False
+        self._cluster.put({**pod, "spec": {**pod["spec"], "nodeName": "n1"}, "status": status})
         return True
 
     def _can_be_ready(self, pod: Object) -> bool:

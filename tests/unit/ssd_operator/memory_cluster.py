@@ -47,6 +47,8 @@ class MemoryCluster:
     """What admission has against objects."""
     imposed: dict[Ref, Object] = field(default_factory=dict)
     """What a webhook puts into objects, whatever was sent."""
+    refusals: dict[str, ClusterError] = field(default_factory=dict)
+    """Raised whenever an object of a kind is applied."""
     optional: frozenset[str] = frozenset()
     leaving_namespaces: set[str] = field(default_factory=set)
     log: list[tuple[Object, bool]] = field(default_factory=list)
@@ -68,6 +70,8 @@ class MemoryCluster:
         self._write("apply", ref)
         if namespace in self.leaving_namespaces and (namespace, ref) not in self.objects:
             raise ForbiddenError(f"namespace {namespace} is being terminated", is_leaving=True)
+        if ref.kind in self.refusals:
+            raise self.refusals[ref.kind]
         if ref in self.refused:
             raise RefusedError(self.refused[ref])
         address, wanted = (namespace, ref), copy.deepcopy(wanted)

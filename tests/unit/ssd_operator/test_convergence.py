@@ -110,14 +110,14 @@ class Storm(RuleBasedStateMachine):
 
     # ---- other hands
 
-    @precondition(lambda self: self.world.children())
+    @precondition(lambda self: self.lasting_children())
     @rule(index=INDEX)
     def delete_a_child(self, index: int) -> None:
         ref = self.pick_child(index)
         self.cluster.touched(ref.name)
         self.cluster.remove("default", ref)
 
-    @precondition(lambda self: self.world.children())
+    @precondition(lambda self: self.lasting_children())
     @rule(index=INDEX)
     def strip_a_childs_labels(self, index: int) -> None:
         ref = self.pick_child(index)
@@ -125,7 +125,7 @@ class Storm(RuleBasedStateMachine):
         edited["metadata"]["labels"] = {}
         self.cluster.put(edited)
 
-    @precondition(lambda self: self.world.children())
+    @precondition(lambda self: self.lasting_children())
     @rule(index=INDEX)
     def edit_a_child(self, index: int) -> None:
         edited = self.edited(self.pick_child(index))
@@ -148,7 +148,7 @@ class Storm(RuleBasedStateMachine):
         self.cluster.touched(name_of(edited))
         self.cluster.put(edited)
 
-    @precondition(lambda self: self.world.children())
+    @precondition(lambda self: self.lasting_children())
     @rule(index=INDEX)
     def take_a_name(self, index: int) -> None:
         ref = self.pick_child(index)
@@ -160,10 +160,10 @@ class Storm(RuleBasedStateMachine):
 
     # ---- what breaks
 
-    @precondition(lambda self: self.cluster.of_kind("Pod"))
+    @precondition(lambda self: self.engines())
     @rule(index=INDEX, how=st.sampled_from(["evicted", "killed", "sick"]))
     def lose_a_pod(self, index: int, how: str) -> None:
-        pods = self.cluster.of_kind("Pod")
+        pods = self.engines()
         pod = pods[index % len(pods)]
         if how == "evicted":
             self.cluster.remove("default", Ref("Pod", name_of(pod)))
@@ -171,6 +171,11 @@ class Storm(RuleBasedStateMachine):
             self.world.controllers.kill(pod)
         else:
             self.world.controllers.sicken(pod)
+
+    @rule()
+    def lose_preflights(self) -> None:
+        for pod in self.world.controllers.preflights():
+            self.cluster.remove("default", Ref("Pod", name_of(pod)))
 
     @rule()
     def heal(self) -> None:
@@ -293,10 +298,18 @@ class Storm(RuleBasedStateMachine):
             assert self.cluster.writes[num_writes:] == []
 
     def has_deployments(self) -> bool:
-        return any(ref.kind == "Deployment" for ref, _ in self.world.children())
+        return any(ref.kind == "Deployment" for ref in self.lasting_children())
+
+    def lasting_children(self) -> list[Ref]:
+        """Without preflights, which come and go."""
+        return [ref for ref, _ in self.world.children() if ref.kind != "Pod"]
+
+    def engines(self) -> list[Object]:
+        preflights = self.world.controllers.preflights()
+        return [pod for pod in self.cluster.of_kind("Pod") if pod not in preflights]
 
     def pick_child(self, index: int, kind: str = "") -> Ref:
-        refs = [ref for ref, _ in self.world.children() if kind in ("", ref.kind)]
+        refs = [ref for ref in self.lasting_children() if kind in ("", ref.kind)]
         return refs[index % len(refs)]
 
     def edited(self, ref: Ref) -> Object:

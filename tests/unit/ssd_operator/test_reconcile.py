@@ -252,7 +252,7 @@ async def test_cells_roll_one_after_another() -> None:
     world = await settled(demo(target={"replicas": 3}))
     world.cluster.edit_spec(KEY, target={"image": "localhost/new:1"})
     fewest = 3
-    for _ in range(8):
+    for _ in range(12):
         world.see()
         world.cluster.now += 2.0
         await world.look()
@@ -268,8 +268,8 @@ async def test_a_bad_revision_stops_after_one_cell_and_a_good_one_mends_it() -> 
     world = await settled(demo(target={"replicas": 2}))
     before = {revision_of(world.deployment(f"demo-target-{cell}")) for cell in range(2)}
     world.cluster.edit_spec(KEY, target={"image": "localhost/bad:1"})
+    await world.round()  # the preflight passes
     world.see()
-    world.cluster.now += 2.0
     await world.look()
     revisions = [revision_of(world.deployment(f"demo-target-{cell}")) for cell in range(2)]
     world.controllers.broken = set(revisions) - before

@@ -123,6 +123,24 @@ def test_each_link_has_its_own_key_and_there_are_at_most_64() -> None:
     assert len(links) == len(keys) == 64
 
 
+def test_a_link_that_is_not_active_says_why_and_what_was_measured() -> None:
+    too_slow = link(
+        "d0",
+        "Refused",
+        reason="link_too_slow: " + "x" * 2000,
+        transport="tcp",
+        round_trip_seconds=312e-6,
+    )
+    connecting = link("", "Connecting", address="10.0.0.9:50052")
+    entries = tell(Scene(pools=(answer("t0", too_slow, connecting),)))["links"]
+    by_draft = {each["draft"]: each for each in entries}
+    refused = by_draft["d0"]
+    assert (refused["transport"], refused["roundTripMicroseconds"]) == ("TCP", 312)
+    assert refused["reason"].startswith("link_too_slow: xxx")
+    assert len(refused["reason"]) == 1024
+    assert not {"transport", "reason"} & by_draft["10.0.0.9:50052"].keys()
+
+
 def test_old_answers_and_those_of_pods_that_do_not_serve_are_no_links() -> None:
     pods = (target(), target("t1", ready=False, cell=1))
     pools = (answer("t0", link("d0"), age=31), answer("t1", link("d0")))
