@@ -10,6 +10,7 @@ from ssd_operator.facts import LinkFact, PoolFact, Ref
 from ssd_operator.names import revision_of
 from ssd_operator.pod_state import name_of
 from ssd_operator.spec import Object
+from ssd_operator.view import View
 
 
 async def settled(**blocks: Any) -> World:
@@ -146,3 +147,48 @@ async def test_a_child_that_is_not_wanted_any_more_goes_although_its_labels_were
     reads = world.cluster.reads
     await world.round()
     assert world.cluster.reads == reads
+
+
+async def test_a_template_that_a_webhook_changes_holds_no_other_cell_up() -> None:
+    world = World(DEMO | {"target": {**DEMO["target"], "replicas": 2}}, Witness())
+    for cell in range(2):
+        ref = Ref("Deployment", f"demo-target-{cell}")
+        theirs = {"spec": {"template": {"spec": {"enableServiceLinks": True}}}}
+        world.cluster.imposed[ref] = theirs
+    await world.come_to_rest(8)
+    assert world.controllers.preflights() == []
+    before = {revision_of(pod) for pod in world.ready_pods("target")}
+    world.cluster.edit_spec(KEY, target={"image": "localhost/new:1"})
+    await world.come_to_rest(12)
+    after = {revision_of(pod) for pod in world.ready_pods("target")}
+    assert len(after) == 2
+    assert not after & before
+    assert world.controllers.preflights() == []
+
+
+def test_an_answer_that_comes_after_the_news_of_its_objects_end_is_not_kept() -> None:
+    view = View({}, {})
+    pod = {"kind": "Pod", "metadata": {"name": "d0", "uid": "u0", "resourceVersion": "7"}}
+    gone = {"kind": "Pod", "metadata": {"name": "d0", "uid": "u0", "resourceVersion": "8"}}
+    view.saw(KEY, gone, is_deleted=True)
+    view.remember(KEY, pod)
+    assert view.children(KEY) == {}
+
+
+def test_an_object_that_only_lost_its_labels_for_a_while_is_believed_again() -> None:
+    view = View({}, {})
+    service = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "8"}}
+    answer = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "9"}}
+    view.saw(KEY, service, is_deleted=True)
+    view.saw(KEY, service)
+    view.remember(KEY, answer)
+    assert view.children(KEY) == {Ref("Service", "demo"): answer}
+
+
+def test_news_of_an_objects_end_does_not_hide_the_one_that_came_after_it() -> None:
+    view = View({}, {})
+    service = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "9"}}
+    gone = {"kind": "Service", "metadata": {"name": "demo", "uid": "u0", "resourceVersion": "8"}}
+    view.remember(KEY, service)
+    view.saw(KEY, gone, is_deleted=True)
+    assert view.children(KEY) == {Ref("Service", "demo"): service}
