@@ -34,14 +34,15 @@ from ssd_operator.spec import API_VERSION, KIND, Object
 
 CALL_SECONDS = 15.0
 """Longest call; the API server gives up on its own webhooks after ten."""
-PAGE = 500
-"""Objects of one answer to a list."""
+PAGE_LENGTH = 500
+"""Objects of a list that come with one call."""
 LONGEST_EVENT = 1024
 """Characters of an Event's message that an API server takes."""
-_JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
-_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+_JSON = "application/json"
+_METADATA = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""Of each object of a list nothing but its metadata."""
 
 
 class ApiServer:
@@ -166,10 +167,9 @@ class ApiServer:
             ClusterError: they cannot be listed.
         """
         served, keys, token = KINDS[kind], set[Key](), ""
-        path = served.path(namespace) if namespace else f"{served.root}/{served.plural}"
         while True:
-            query = {"limit": str(most or PAGE)} | ({"continue": token} if token else {})
-            page = await self._call("GET", served, path, _METADATA, query=query)
+            query = {"limit": str(most or PAGE_LENGTH)} | ({"continue": token} if token else {})
+            page = await self._call("GET", served, served.path(namespace), _METADATA, query=query)
             found = [each["metadata"] for each in page.get("items") or []]
             keys |= {(each["namespace"], each["name"]) for each in found}
             token = page.get("metadata", {}).get("continue", "")
@@ -199,7 +199,7 @@ class ApiServer:
         verb: str,
         kind: ServedKind,
         path: str,
-        media: str = _JSON,
+        media_type: str = _JSON,
         body: Object | None = None,
         *,
         query: Mapping[str, str] | None = None,
@@ -207,25 +207,25 @@ class ApiServer:
         """Call, and make an error of every answer that is none.
 
         Args:
-            verb: of HTTP.
-            kind: for the count of calls.
-            path: of the object or collection.
-            media: type of the body; without one, type of the answer.
-            body: what is sent.
-            query: behind the path.
+            verb: HTTP method.
+            kind: for the counter.
+            path: of the URL.
+            media_type: of the body; of the answer if there is no body.
+            body: to be sent.
+            query: of the URL.
 
         Raises:
             ClusterError: the leaf that fits.
         """
         what, code = f"{verb} {path}", "none"
-        headers = {"Content-Type": media, "Accept": media if body is None else _JSON}
+        sent, wished = (_JSON, media_type) if body is None else (media_type, _JSON)
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await self._api.call_api(
                     path,
                     verb,
                     query_params=list((query or {}).items()),
-                    header_params=headers,
+                    header_params={"Content-Type": sent, "Accept": wished},
                     body=body,
                     auth_settings=["BearerToken"],
                     _preload_content=False,

@@ -38,8 +38,8 @@ class PoolFact:
 
     target_pod: str
     at: float
-    running: float = 0.0
-    """Sequences running that may speculate, mean of 30 s."""
+    eligible_sequences: float = 0.0
+    """Sequences running that may speculate, drafted or not, mean of 30 s."""
     speculating: bool = True
     """False if its controller finds that speculation does not pay."""
     waiting: int = 0
@@ -79,5 +79,7 @@ class Observed:
     """Of HorizontalPodAutoscaler, ScaledObject, PodMonitor: those the cluster serves."""
     rejected: Mapping[Ref, str] = field(default_factory=dict)
     """What the API server said (422) to objects of this generation."""
+    reverted: frozenset[Ref] = frozenset()
+    """Objects that are stored otherwise than we want them, whatever we apply."""
     status: Object = field(default_factory=dict)
     """The resource's present status."""

@@ -206,7 +206,7 @@ def _pool_fact(pod: str, status: PoolStatus, now: float) -> PoolFact:
     return PoolFact(
         target_pod=pod,
         at=now,
-        running=status.eligible_sequences,
+        eligible_sequences=status.eligible_sequences,
         speculating=status.speculating,
         waiting=status.waiting_sequences,
         hit_rate=status.hit_rate,

@@ -4,11 +4,16 @@ A cell that serves waits until its preflight has passed and all others serve, so
 stops before the first cell or after it, and two cells are never down because of us. A cell that
 does not serve has nothing to lose: it rolls at once, which is how a bad revision is mended. Only
 a revision that is known to fail is kept from it, too: the present one may yet come back.
+
+What decides is the template, not the revision that its label tells: a hand that edits a template
+leaves the label, and mending it replaces the pod as any roll does.
 """
 
 from collections.abc import Sequence
 from enum import StrEnum
 
+from ssd_operator.cluster import ref_of
+from ssd_operator.covers import covers
 from ssd_operator.facts import Observed, Ref
 from ssd_operator.names import COMPONENT_LABEL, Component, cell_of, revision_of
 from ssd_operator.pod_state import is_ready, name_of
@@ -36,26 +41,28 @@ def held_targets(wanted: Sequence[Object], observed: Observed, stage: Stage) -> 
         observed: the snapshot.
         stage: of the preflight of what is wanted.
     """
-    serving = {name_of(each) for each in wanted if serving_pod(each, observed) is not None}
-    num_down = len(wanted) - len(serving)
+    down = {name_of(each) for each in wanted if not _is_up(each, observed)}
     held = []
-    for name in map(name_of, outdated(wanted, observed)):
-        if name in serving:
-            is_held = bool(num_down) or stage is not Stage.PASSED
-            num_down += 1  # whoever rolls now is down from now on
-        else:
+    for each in outdated(wanted, observed):
+        name = name_of(each)
+        if serving_pod(each, observed) is None:
             is_held = stage is Stage.FAILED
+        else:
+            is_held = bool(down - {name}) or stage is not Stage.PASSED
+            down.add(name)  # whoever rolls now is down from now on
         if is_held:
             held.append(Ref("Deployment", name))
     return frozenset(held)
 
 
 def outdated(wanted: Sequence[Object], observed: Observed) -> list[Object]:
-    """Of target Deployments as they should be, those that exist with another revision."""
+    """Of target Deployments as they should be, those whose pods applying them would replace."""
     return [
         each
         for each in wanted
-        if (live := _live(each, observed)) is not None and revision_of(live) != revision_of(each)
+        if (live := _live(each, observed)) is not None
+        and ref_of(each) not in observed.reverted
+        and not covers(live["spec"]["template"], each["spec"]["template"])
     ]
 
 
@@ -72,5 +79,18 @@ def serving_pod(wanted: Object, observed: Observed) -> Object | None:
     return None
 
 
+def _is_up(wanted: Object, observed: Observed) -> bool:
+    """Whether a cell serves, and its Deployment has followed its last change.
+
+    A ready pod alone may be the one that is about to go.
+    """
+    live = _live(wanted, observed)
+    if live is None or serving_pod(wanted, observed) is None:
+        return False
+    status = live.get("status", {})
+    is_seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
+    return is_seen and bool(status.get("updatedReplicas", 0))
+
+
 def _live(wanted: Object, observed: Observed) -> Object | None:
-    return observed.children.get(Ref("Deployment", name_of(wanted)))
+    return observed.children.get(ref_of(wanted))

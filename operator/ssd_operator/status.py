@@ -139,6 +139,6 @@ def _speculation(census: Census) -> Object:
 
 
 def _mean(facts: Iterable[PoolFact], figure: Callable[[PoolFact], float]) -> float:
-    pairs = [(figure(fact), fact.running) for fact in facts]
+    pairs = [(figure(fact), fact.eligible_sequences) for fact in facts]
     weights = [weight for _, weight in pairs]
     return fmean([value for value, _ in pairs], weights if sum(weights) > 0 else None)

@@ -170,10 +170,12 @@ def progressing(census: Census) -> Condition:
         return yes(kind, "RollingOut", f"{num_updated} of {len(pods)} pods are up to date.")
     if census.num_draining:
         return yes(kind, "Draining", f"{census.num_draining} drafts are on their way out.")
-    num_drafts, num_cells = len(census.staying_drafts), census.resource.spec.num_cells
-    if num_drafts != wanted or len(census.targets) < num_cells:
-        message = f"{len(census.targets)} of {num_cells} targets, {num_drafts} of {wanted} drafts."
-        return yes(kind, "Scaling", message)
+    num_ready, num_cells = _ready_cells(census), census.resource.spec.num_cells
+    num_drafts = len(census.staying_drafts)
+    # Not by the Deployments: one with maxUnavailable 1 and one replica is Available without a pod.
+    if num_drafts != wanted or len(census.ready_drafts) < wanted or num_ready < num_cells:
+        drafts = f"{len(census.ready_drafts)} of {wanted} drafts are ready"
+        return yes(kind, "Scaling", f"{num_ready} of {num_cells} targets and {drafts}.")
     return yes(kind, "UpToDate", "Everything is as the resource asks.")
 
 

@@ -34,7 +34,7 @@ def older(*path: str) -> Object:
 
 @dataclass
 class Answers:
-    """``Lists`` whose answers a test changes while the operator sleeps."""
+    """``Lists`` whose answers a test changes while the operator naps."""
 
     schema: Object = field(default_factory=served)
     resources: set[Key] = field(default_factory=set)
@@ -51,7 +51,7 @@ class Answers:
             raise self.errors[kind]
         return self.resources if kind == KIND else set()
 
-    async def sleep(self, seconds: float) -> None:
+    async def nap(self, seconds: float) -> None:
         next(self.naps)()
 
 
@@ -86,7 +86,7 @@ async def test_nothing_begins_on_an_older_crd_until_it_is_upgraded() -> None:
         answers.schema = served()
 
     answers.naps = iter([still_old, upgrade])
-    await wait_for_fields(readiness, answers, answers.sleep)
+    await wait_for_fields(readiness, answers, answers.nap)
     assert len(told) == 2
     assert all("lacks spec.paused;" in each for each in told)
 
@@ -95,7 +95,7 @@ async def test_an_operator_without_resources_is_ready_at_once() -> None:
     readiness = Readiness()
     assert readiness.problem() == "starting"
     answers = Answers()
-    await become_ready(readiness, answers, (), answers.sleep)
+    await become_ready(readiness, answers, (), answers.nap)
     assert readiness.problem() == ""
 
 
@@ -103,14 +103,14 @@ async def test_every_resource_is_looked_at_first() -> None:
     readiness, answers, told = Readiness(), Answers(resources={ONE, TWO}), []
 
     def look(key: Key, *, is_good: bool) -> Callable[[], None]:
-        def nap() -> None:
+        def then() -> None:
             told.append(readiness.problem())
             readiness.looked(key, is_good=is_good)
 
-        return nap
+        return then
 
     answers.naps = iter([look(ONE, is_good=False), look(TWO, is_good=True)])
-    await become_ready(readiness, answers, (), answers.sleep)
+    await become_ready(readiness, answers, (), answers.nap)
     assert [each.partition(" ")[0] for each in told] == ["2", "1"]
     assert readiness.problem() == ""
 
@@ -124,14 +124,14 @@ async def test_an_operator_whose_every_pass_fails_is_not_ready() -> None:
 
     readiness.looked(ONE, is_good=False)
     answers.naps = iter([again] * 3)
-    await become_ready(readiness, answers, (), answers.sleep)
+    await become_ready(readiness, answers, (), answers.nap)
     assert all("every pass over 1 resources has failed" in each for each in told)
 
 
 async def test_a_resource_that_goes_before_it_was_seen_is_not_waited_for() -> None:
     readiness, answers = Readiness(), Answers(resources={ONE})
     answers.naps = iter([answers.resources.clear])
-    await become_ready(readiness, answers, (), answers.sleep)
+    await become_ready(readiness, answers, (), answers.nap)
     assert readiness.problem() == ""
 
 
@@ -145,7 +145,7 @@ async def test_a_kind_that_must_not_be_listed_is_told() -> None:
         answers.errors.clear()
 
     answers.naps = iter([allow])
-    await become_ready(readiness, answers, ("a", "b"), answers.sleep)
+    await become_ready(readiness, answers, ("a", "b"), answers.nap)
     assert told == ["GET networkpolicies: 403"]
     assert {("NetworkPolicy", "a"), ("Pod", "b")} <= answers.asked
 
@@ -153,7 +153,7 @@ async def test_a_kind_that_must_not_be_listed_is_told() -> None:
 async def test_what_was_ready_once_stays_so() -> None:
     readiness, answers = Readiness(), Answers(resources={ONE})
     readiness.looked(ONE, is_good=True)
-    await become_ready(readiness, answers, (), answers.sleep)
+    await become_ready(readiness, answers, (), answers.nap)
     readiness.looked(ONE, is_good=False)
     assert readiness.problem() == ""
 

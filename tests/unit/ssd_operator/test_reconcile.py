@@ -290,7 +290,9 @@ async def test_the_internal_loop_writes_the_number_and_nothing_else_does() -> No
     (target,) = world.ready_pods("target")
     name = target["metadata"]["name"]
     for _ in range(12):
-        world.engines.answers[name] = PoolFact(target_pod=name, at=world.cluster.now, running=70)
+        world.engines.answers[name] = PoolFact(
+            target_pod=name, at=world.cluster.now, eligible_sequences=70
+        )
         await world.round()
     assert world.cluster.resource(KEY)["spec"]["draft"]["replicas"] == 3
     assert world.cluster.writes.count(("scale", Ref("SSDDeployment", "demo"))) == 1

@@ -317,13 +317,26 @@ PROGRESS = [
     (Scene(drafts=1, pods=(target(), draft("d0"), leaving(draft("d1")))), "True", "Draining"),
     (Scene(drafts=3), "True", "Scaling"),
     (Scene(cells=2), "True", "Scaling"),
-    (Scene(drafts=2, pods=(target(), draft("d0"), homeless(draft("d1")))), "True", "UpToDate"),
+    (Scene(drafts=2, pods=(target(), draft("d0"), homeless(draft("d1")))), "True", "Scaling"),
+    (Scene(pods=(target(ready=False), draft("d0"), draft("d1"))), "True", "Scaling"),
+    (Scene(), "True", "UpToDate"),
 ]
 
 
 @pytest.mark.parametrize(("scene", "truth", "reason"), PROGRESS)
 def test_what_is_under_way_is_told(scene: Scene, truth: str, reason: str) -> None:
     assert judge(scene, "Progressing") == (truth, reason)
+
+
+def test_a_deployment_that_calls_itself_available_without_a_ready_pod_is_not_believed() -> None:
+    available = {"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"}
+    draft_deployment = deployment("demo-draft-0")
+    draft_deployment["status"]["conditions"].append(available)
+    pods = (target(), draft("d0", ready=False))
+    deployments = (deployment("demo-target-0"), draft_deployment)
+    scene = Scene(drafts=1, pods=pods, deployments=deployments, pools=())
+    assert judge(scene, "DraftReady") == ("False", "Loading")
+    assert judge(scene, "Progressing") == ("True", "Scaling")
 
 
 def test_a_deployment_that_has_not_seen_its_newest_template_is_rolling() -> None:
