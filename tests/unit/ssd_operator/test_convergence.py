@@ -133,14 +133,16 @@ class Storm(RuleBasedStateMachine):
         edited["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
         self.cluster.put(edited)
 
-    @rule(image=IMAGE, component=st.sampled_from(["target", "draft"]))
-    def edit_templates(self, image: str, component: str) -> None:
+    @rule(image=IMAGE, component=st.sampled_from(["target", "draft"]), has_followed=st.booleans())
+    def edit_templates(self, image: str, component: str, *, has_followed: bool) -> None:
         for ref in self.lasting_children():
             if ref.kind == "Deployment" and component in ref.name:
                 edited = self.edited(ref)
                 edited["spec"]["template"]["spec"]["containers"][0]["image"] = image
                 self.cluster.touched(ref.name)
                 self.cluster.put(edited)
+        if has_followed:
+            self.world.controllers.settle()
 
     @precondition(lambda self: self.has_deployments())
     @rule(index=INDEX, number=st.integers(0, 5))
