@@ -148,6 +148,13 @@ def test_an_init_container_is_looked_at_first() -> None:
     assert diagnosis.trouble is Trouble.CONFIGURATION_ERROR
 
 
+def test_words_of_others_bring_no_full_stop_of_their_own() -> None:
+    verdict = {"status": "False", "reason": "Unschedulable", "message": "No room: 1 node.."}
+    diagnosis = diagnose(pod(node="", scheduled=verdict), 600, NOW)
+    assert diagnosis is not None
+    assert diagnosis.message.endswith("No room: 1 node")
+
+
 def test_a_pod_that_admission_refused_is_told_in_its_words() -> None:
     failure = {"type": "ReplicaFailure", "status": "True", "message": 'violates "restricted"'}
     assert diagnose_absence({"status": {"conditions": [failure]}}, "cell 0") == Diagnosis(
