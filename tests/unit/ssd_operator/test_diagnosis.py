@@ -45,7 +45,7 @@ CASES: list[tuple[Object, Trouble, str]] = [
     (
         pod(node="", scheduled={"reason": "Unschedulable", "message": "0/2 nodes: no GPU."}),
         Trouble.UNSCHEDULABLE,
-        "demo-target-0-x: 0/2 nodes: no GPU.",
+        "demo-target-0-x: 0/2 nodes: no GPU",
     ),
     (pod(node=""), Trouble.LOADING, "demo-target-0-x waits for a node"),
     (
