@@ -185,15 +185,17 @@ def operator(
     """The operator of these namespaces, a fixture of each suite; they exist while it does.
 
     It is the release's. With SSD_E2E_OPERATOR=process it is a process of this machine, so that the
-    suite needs no images and no node.
+    suite needs no images; a definition that is there is used as it is.
     """
     is_process = os.environ.get("SSD_E2E_OPERATOR") == "process"
-    needed = request.getfixturevalue("api_server" if is_process else "release")
+    if is_process and not run("kubectl", "get", CRD_NAME, "--ignore-not-found"):
+        request.getfixturevalue("api_server")
+    release = None if is_process else request.getfixturevalue("release")
     for name in namespaces:
         run("kubectl", "create", "namespace", name)
     try:
-        if isinstance(needed, Release):
-            yield ReleasedOperator(needed)
+        if release is not None:
+            yield ReleasedOperator(release)
         else:
             with operator_process(namespaces, tmp_path_factory.mktemp("operator") / "log") as found:
                 yield found
