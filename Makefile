@@ -14,7 +14,7 @@ IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format protos exactness bench images e2e e2e-full
+.PHONY: help setup run test check format protos exactness bench e2e e2e-full images
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -23,6 +23,7 @@ from ssd_operator.pod_state import (
     name_of,
     to_seconds,
 )
+from ssd_operator.preflight import Preflight
 from ssd_operator.scaling import Decision
 from ssd_operator.spec import Object, Resource
 
@@ -40,6 +41,8 @@ class Planned:
     """The newest of the Internal loop; None if it has not run."""
     is_scaling: bool = False
     """Whether this pass writes that decision's number."""
+    preflight: Preflight = field(default_factory=Preflight)
+    """Of the targets' revision wanted."""
     spec_problem: tuple[str, str] | None = None
     """Reason and message of ``SpecValid=False`` for what a schema cannot say, as ReservedEnv."""
 

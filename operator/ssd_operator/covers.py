@@ -5,7 +5,7 @@ add fields of their own, and numbers come back in another spelling. What we no l
 seen here but by the hash in our annotations, which then differs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ssd_operator.quantity import parse_quantity
@@ -41,7 +41,12 @@ _DROPPED_WHEN_EMPTY = frozenset(
 
 
 def covers(live: Object, wanted: Object) -> bool:
-    """Whether applying ``wanted`` would change nothing.
+    """Whether applying ``wanted`` would change nothing; see ``differences``."""
+    return next(differences(live, wanted), None) is None
+
+
+def differences(live: Object, wanted: Object) -> Iterator[str]:
+    """Paths at which ``live`` is not what we want, such as ``spec.template.spec.containers``.
 
     Every leaf that we own equals the live one: lists with a merge key by that key, other lists as a
     whole, quantities as numbers. Fields and items that others add stay. ``apiVersion`` and ``kind``
@@ -49,37 +54,38 @@ def covers(live: Object, wanted: Object) -> bool:
     """
     identity = ("apiVersion", "kind")
     ours = {name: value for name, value in wanted.items() if name not in identity}
-    return _covers(live, ours, ())
+    return map(".".join, _differences(live, ours, ()))
 
 
-def _covers(live: Any, wanted: Any, path: Path) -> bool:
-    match wanted:
-        case dict():
-            return isinstance(live, dict) and _covers_map(live, wanted, path)
-        case list():
-            return isinstance(live, list) and _covers_list(live, wanted, path)
-        case _:
-            return _equals(live, wanted, path)
+def _differences(live: Any, wanted: Any, path: Path) -> Iterator[Path]:
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        for name, value in wanted.items():
+            if name in live:
+                yield from _differences(live[name], value, (*path, name))
+            elif not _is_dropped(value, name):
+                yield (*path, name)
+    elif isinstance(wanted, list) and isinstance(live, list):
+        yield from _differences_of_lists(live, wanted, path)
+    elif not _equals(live, wanted, path):
+        yield path
 
 
-def _covers_map(live: Object, wanted: Object, path: Path) -> bool:
-    return all(
-        _covers(live[name], value, (*path, name)) if name in live else _is_dropped(value, name)
-        for name, value in wanted.items()
-    )
-
-
-def _covers_list(live: Sequence[Any], wanted: Sequence[Any], path: Path) -> bool:
+def _differences_of_lists(live: Sequence[Any], wanted: Sequence[Any], path: Path) -> Iterator[Path]:
     keys = _MERGE_KEYS.get(path[-2:])
     if keys is None:
-        return len(live) == len(wanted) and all(
-            _covers(there, here, path) for there, here in zip(live, wanted, strict=True)
-        )
+        if len(live) != len(wanted):
+            yield path
+            return
+        for there, here in zip(live, wanted, strict=True):
+            yield from _differences(there, here, path)
+        return
     identity = _identity(keys)
     found = {identity(each): each for each in live}
-    return all(
-        identity(each) in found and _covers(found[identity(each)], each, path) for each in wanted
-    )
+    for each in wanted:
+        if identity(each) in found:
+            yield from _differences(found[identity(each)], each, path)
+        else:
+            yield path
 
 
 def _identity(keys: tuple[str, ...]) -> Callable[[Object], tuple[Any, ...]]:

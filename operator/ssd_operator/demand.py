@@ -79,5 +79,7 @@ def _load(fact: PoolFact | None, now: float) -> TargetLoad:
     if fact is None:
         return TargetLoad(age_seconds=math.inf, eligible=0.0)
     return TargetLoad(
-        age_seconds=now - fact.at, eligible=fact.running, speculating=fact.speculating
+        age_seconds=now - fact.at,
+        eligible=fact.eligible_sequences,
+        speculating=fact.speculating,
     )

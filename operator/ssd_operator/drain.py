@@ -2,9 +2,9 @@
 
 All that must be remembered is on the pods, so an operator that starts anew goes on where the last
 one was. A victim is *marked*: it carries the time at which it is given up at the latest, and the
-lowest deletion cost, by which its ReplicaSet prefers it. It is *done* when it has drained or that
-time has come. A Deployment shrinks by done victims only; what the ReplicaSet then takes is one of
-them, or a draft that was serving nothing.
+lowest deletion cost, by which its ReplicaSet prefers it. It is *done* when it has drained, when
+its process has ended since, or when that time has come. A Deployment shrinks by done victims only;
+what the ReplicaSet then takes is one of them, or a draft that was serving nothing.
 
 *Decision*: a cell shrinks when all its marked pods are done, and marks nobody new before the
 ReplicaSet has followed. *Because* marked pods are equals to a ReplicaSet: with one done and one
@@ -19,7 +19,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from ssd_operator.facts import DrainFact
-from ssd_operator.pod_state import is_live, is_ready, is_scheduled, name_of, to_seconds, to_text
+from ssd_operator.pod_state import (
+    ended_at,
+    is_live,
+    is_ready,
+    is_scheduled,
+    name_of,
+    to_seconds,
+    to_text,
+)
 from ssd_operator.spec import GROUP, Object
 
 DEADLINE_ANNOTATION = f"{GROUP}/drain-deadline"
@@ -27,6 +35,8 @@ DEADLINE_ANNOTATION = f"{GROUP}/drain-deadline"
 COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 """On a victim: makes it the first that its ReplicaSet deletes among its equals."""
 VICTIM_COST = "-1000"
+_ROUNDING_SECONDS = 2.0
+"""Deadlines are rounded up to seconds, and ends of containers down."""
 _ENDED = frozenset({"Drained", "TimedOut"})
 """Results after which a draft serves nothing more; one that was not reached may still serve."""
 
@@ -163,7 +173,18 @@ class _Drafts:
         fact = self.drains.facts.get(name_of(pod))
         has_ended = fact is not None and fact.is_done and fact.result in _ENDED
         deadline = deadline_of(pod)
-        return has_ended or (deadline is not None and deadline <= self.now)
+        is_late = deadline is not None and deadline <= self.now
+        return has_ended or is_late or self._has_restarted(pod)
+
+    def _has_restarted(self, pod: Object) -> bool:
+        """Whether the process that was to drain has ended, and the one after it serves nothing.
+
+        A drained draft exits, the kubelet starts it again, and nobody may have seen it in between.
+        """
+        deadline, ended = deadline_of(pod), ended_at(pod)
+        if deadline is None or ended is None or self.drains.sessions.get(name_of(pod), 0):
+            return False
+        return ended >= deadline - self.drains.drain_seconds - _ROUNDING_SECONDS
 
     def _marks(self, victims: Sequence[Object]) -> list[Mark]:
         last = math.ceil(self.now + self.drains.drain_seconds)

@@ -6,18 +6,18 @@ stays out wherever an older, pinned image may not know its name.
 
 from collections.abc import Sequence
 
+from ssd_operator import fabric
 from ssd_operator.names import DRAFT_PORT, HTTP_PORT, TARGET_PORT, Component, draft_deployment
 from ssd_operator.spec import Accelerator, Object, Resource, Source, Speculation
 
 MODELS_FOLDER = "/models"
 CACHE_FOLDER = "/var/cache/ssd"
-SCRATCH_FOLDER = "/tmp"  # noqa: S108 - the pod's own volume
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
 TERMINATION_LOG = "/dev/termination-log"
 IDENTITY = ("POD_NAME", "NODE_NAME", "CELL")
 RESERVED_ENV = frozenset(
     {f"SSD_{component.upper()}_{name}" for component in Component for name in IDENTITY}
-    | {"NCCL_HOSTID"}
+    | {fabric.HOST_ID}
 )
 """What ``podTemplate.env`` may not set: who a pod is decides which links it gets."""
 PROCESS_DTYPE = "bfloat16"
@@ -33,6 +33,7 @@ def target_environment(resource: Resource, cell: int, num_threads: int) -> list[
         num_threads: of one forward pass on a CPU; ignored on a GPU.
     """
     spec, engine = resource.spec, resource.spec.target.engine
+    require = spec.transport.require
     settings: dict[str, object] = {
         "MODEL_NAME": spec.model.name or resource.name,
         "PORT": TARGET_PORT,
@@ -41,12 +42,15 @@ def target_environment(resource: Resource, cell: int, num_threads: int) -> list[
         "MAX_QUEUE": engine.max_queue,
         "DETERMINISTIC": "true" if engine.deterministic else None,
         "DRAIN_SECONDS": spec.target.drain_seconds,
+        "REQUIRE_TRANSPORT": require.lower() if require != "Any" else None,
+        "MAX_ROUND_TRIP_US": spec.transport.max_round_trip_microseconds or None,
     }
     settings |= _common(resource, spec.target.source, num_threads) | _policy(spec.speculation)
     return [
         *_variables("SSD_TARGET", settings),
         *_identity("SSD_TARGET", cell),
         *_hub(spec.target.source),
+        *fabric.environment(resource),
     ]
 
 
@@ -63,6 +67,7 @@ def draft_environment(resource: Resource, cell: int | None, num_threads: int) ->
         *_variables("SSD_DRAFT", settings),
         *_identity("SSD_DRAFT", cell),
         *_hub(spec.draft.source),
+        *fabric.environment(resource),
     ]
 
 

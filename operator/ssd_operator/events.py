@@ -113,7 +113,7 @@ def _has_begun(old: Object, new: Object, kind: str, reason: str) -> bool:
 
 def _rollout(old: Object, new: Object) -> list[Event]:
     was_rolling = _condition(old, "Progressing").get("reason") == "RollingOut"
-    is_rolling = _condition(new, "Progressing").get("reason") == "RollingOut"
+    is_rolling = _condition(new, "Progressing").get("reason") in ("RollingOut", "Preflight")
     is_held_up = _condition(new, "Progressing").get("status") != "True"
     if not was_rolling or is_rolling or is_held_up:
         return []
@@ -141,6 +141,7 @@ def _speculation(old: Object, new: Object) -> list[Event]:
 def _troubles(old: Object, new: Object) -> list[Event]:
     watched = [
         ("ResourcesOwned", "NameTaken", "NameTaken"),
+        ("Progressing", "PreflightFailed", "PreflightFailed"),
         ("TargetReady", "Unschedulable", "Unschedulable"),
         ("DraftCapacity", "Unschedulable", "Unschedulable"),
         ("DraftCapacity", "InsufficientLocalGPUs", "Unschedulable"),
@@ -155,13 +156,13 @@ def _troubles(old: Object, new: Object) -> list[Event]:
 def _refusals(old: Object, new: Object) -> list[Event]:
     before, after = (
         {
-            (link["target"], link["draft"])
+            (link["target"], link["draft"]): link.get("reason", "no reason given")
             for link in status.get("links") or []
             if link.get("state") == "Refused"
         }
         for status in (old, new)
     )
     return [
-        _warning("LinkRefused", f"{draft} refused {target}; SpeculationActive may say why.")
-        for target, draft in sorted(after - before)
+        _warning("LinkRefused", f"{target} and {draft}: {after[target, draft]}.")
+        for target, draft in sorted(after.keys() - before)
     ]

@@ -28,6 +28,8 @@ class LinkFact:
     round_trip_seconds: float = 0.0
     channel: str = "grpc"
     reason: str = ""
+    transport: str = ""
+    """How its bytes travel: tcp, rdma, nvlink; empty before the handshake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +38,8 @@ class PoolFact:
 
     target_pod: str
     at: float
-    running: float = 0.0
-    """Sequences running that may speculate, mean of 30 s."""
+    eligible_sequences: float = 0.0
+    """Sequences running that may speculate, drafted or not, mean of 30 s."""
     speculating: bool = True
     """False if its controller finds that speculation does not pay."""
     waiting: int = 0
@@ -61,9 +63,10 @@ class Observed:
     """A snapshot for one pass."""
 
     children: Mapping[Ref, Object] = field(default_factory=dict)
-    """Objects that the resource owns (controller owner reference by uid), pods excluded."""
+    """Objects that the resource owns (controller owner reference by uid): a preflight's pod is one,
+    the pods of Deployments are not."""
     pods: tuple[Object, ...] = ()
-    """Pods with the resource's ``ssd.dev/name`` label."""
+    """Pods of engines: the others with the resource's ``ssd.dev/name`` label."""
     foreign: frozenset[Ref] = frozenset()
     """Wanted names that belong to somebody else."""
     leaving: frozenset[Ref] = frozenset()
@@ -76,5 +79,7 @@ class Observed:
     """Of HorizontalPodAutoscaler, ScaledObject, PodMonitor: those the cluster serves."""
     rejected: Mapping[Ref, str] = field(default_factory=dict)
     """What the API server said (422) to objects of this generation."""
+    reverted: frozenset[Ref] = frozenset()
+    """Objects that are stored otherwise than we want them, whatever we apply."""
     status: Object = field(default_factory=dict)
     """The resource's present status."""

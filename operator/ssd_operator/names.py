@@ -25,8 +25,12 @@ DRAFT_PORT = 50052
 HTTP_PORT = 9090
 
 
+PREFLIGHT = "preflight"
+"""Component of a pod that tries a change; no selector of ours asks for it."""
+
+
 class Component(StrEnum):
-    """Which process a child is for."""
+    """Which engine a child is for."""
 
     TARGET = "target"
     DRAFT = "draft"
@@ -54,19 +58,24 @@ def draft_cells(resource: Resource) -> range:
     return range(1 if resource.spec.draft.sharing is Sharing.POOL else resource.spec.num_cells)
 
 
+def preflight_pod(resource: Resource, revision: str) -> str:
+    """Name of the pod that tries a revision of the targets."""
+    return f"{resource.name}-{PREFLIGHT}-{revision}"
+
+
 def account(resource: Resource, component: Component) -> str:
     """Name of a component's ServiceAccount, NetworkPolicy, budget and scaler."""
     return f"{resource.name}-{component}"
 
 
 def selector(
-    resource: Resource, component: Component | None = None, cell: int | None = None
+    resource: Resource, component: str | None = None, cell: int | None = None
 ) -> dict[str, str]:
     """Labels by which our objects find pods: nothing that a version or a user changes.
 
     Args:
         resource: whose pods.
-        component: None for both.
+        component: None for all.
         cell: None for all.
     """
     labels = {NAME_LABEL: resource.name}
@@ -78,7 +87,7 @@ def selector(
 
 
 def labels_of(
-    resource: Resource, component: Component | None = None, cell: int | None = None
+    resource: Resource, component: str | None = None, cell: int | None = None
 ) -> dict[str, str]:
     """All labels that children and pods carry, the version aside."""
     recommended = {

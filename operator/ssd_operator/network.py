@@ -1,5 +1,6 @@
 """Services, and who may call what."""
 
+from ssd_operator import fabric
 from ssd_operator.names import (
     DRAFT_PORT,
     HTTP_PORT,
@@ -12,7 +13,7 @@ from ssd_operator.names import (
     selector,
 )
 from ssd_operator.objects import ChildFactory
-from ssd_operator.spec import Object
+from ssd_operator.spec import Object, Resource
 
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """A label that every namespace has."""
@@ -50,10 +51,16 @@ def network_policies(factory: ChildFactory) -> list[Object]:
         "podSelector": {"matchLabels": dict(config.operator_labels)},
     }
     clients = list(resource.spec.security.clients) or [_any_pod()]
-    targets: Object = {"podSelector": {"matchLabels": selector(resource, Component.TARGET)}}
+    targets, drafts = (_pods_of(resource, each) for each in (Component.TARGET, Component.DRAFT))
+    of_targets = _callers([*clients, operator], TARGET_PORT)
+    of_drafts = _callers([targets, operator], DRAFT_PORT)
+    if fabric.is_collective(resource):
+        # NCCL listens wherever the system lets it, at both ends.
+        of_targets.append({"from": [drafts], "ports": [{"protocol": "TCP"}]})
+        of_drafts.append({"from": [targets], "ports": [{"protocol": "TCP"}]})
     return [
-        _network_policy(factory, Component.TARGET, [*clients, operator], TARGET_PORT),
-        _network_policy(factory, Component.DRAFT, [targets, operator], DRAFT_PORT),
+        _network_policy(factory, Component.TARGET, of_targets),
+        _network_policy(factory, Component.DRAFT, of_drafts),
     ]
 
 
@@ -83,23 +90,30 @@ def _headless(spec: Object) -> Object:
     return spec | {"clusterIP": "None"}
 
 
-def _network_policy(
-    factory: ChildFactory, component: Component, callers: list[Object], port: int
-) -> Object:
+def _callers(peers: list[Object], port: int) -> list[Object]:
+    """Rules of a process: who may call it, and who may look at it."""
+    return [
+        {"from": peers, "ports": [_tcp(port)]},
+        # Metrics and probes: no prompt and no secret is there.
+        {"from": [_any_pod()], "ports": [_tcp(HTTP_PORT)]},
+    ]
+
+
+def _network_policy(factory: ChildFactory, component: Component, ingress: list[Object]) -> Object:
     resource = factory.resource
     spec = {
         "podSelector": {"matchLabels": selector(resource, component)},
         "policyTypes": ["Ingress"],
-        "ingress": [
-            {"from": callers, "ports": [_tcp(port)]},
-            # Metrics and probes: no prompt and no secret is there.
-            {"from": [_any_pod()], "ports": [_tcp(HTTP_PORT)]},
-        ],
+        "ingress": ingress,
     }
     name = account(resource, component)
     return factory.make(
         "networking.k8s.io/v1", "NetworkPolicy", name, {"spec": spec}, of=(component, None)
     )
+
+
+def _pods_of(resource: Resource, component: Component) -> Object:
+    return {"podSelector": {"matchLabels": selector(resource, component)}}
 
 
 def _any_pod() -> Object:

@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 
 from ssd_operator.config import OperatorConfig
-from ssd_operator.names import HASH_ANNOTATION, Component, labels_of
+from ssd_operator.names import HASH_ANNOTATION, labels_of
 from ssd_operator.spec import API_VERSION, KIND, Object, Resource
 
 HASH_DIGITS = 16
@@ -25,7 +25,7 @@ class ChildFactory:
         name: str,
         body: Object,
         *,
-        of: tuple[Component | None, int | None] = (None, None),
+        of: tuple[str | None, int | None] = (None, None),
     ) -> Object:
         """Frame a body.
 

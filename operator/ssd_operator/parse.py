@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from ssd.errors import SSDError
-from ssd_operator import environment, schema
+from ssd_operator import environment, fabric, schema
 from ssd_operator.spec import (
     Accelerator,
     Autoscaling,
@@ -23,6 +23,7 @@ from ssd_operator.spec import (
     Observability,
     Placement,
     PodTemplate,
+    Rdma,
     Resource,
     ScalingMode,
     SecretKey,
@@ -40,7 +41,7 @@ RESERVED_VOLUMES = frozenset({"tmp", "cache", "shm", "models"})
 """Names of volumes that pods have already."""
 RESERVED_PATHS = frozenset(
     {
-        environment.SCRATCH_FOLDER,
+        fabric.SCRATCH_FOLDER,
         environment.CACHE_FOLDER,
         environment.SHARED_MEMORY,
         environment.MODELS_FOLDER,
@@ -67,6 +68,7 @@ _Block = TypeVar(
     Observability,
     Placement,
     PodTemplate,
+    Rdma,
     Security,
     Speculation,
     Target,
@@ -159,7 +161,7 @@ def _spec(spec: Object) -> Spec:
                 "draftDeadlineMilliseconds", DRAFT_DEADLINES[accelerator]
             ),
         ),
-        transport=_flat(Transport, spec["transport"]),
+        transport=_transport(spec["transport"]),
         placement=_flat(Placement, spec["placement"]),
         gateway=_flat(Gateway, spec["gateway"]),
         model_cache=_model_cache(spec["modelCache"]),
@@ -208,6 +210,11 @@ def _autoscaling(autoscaling: Object) -> Autoscaling:
         target_occupancy=float(autoscaling["targetOccupancy"]),
         **keda,
     )
+
+
+def _transport(transport: Object) -> Transport:
+    rdma = _flat(Rdma, transport["rdma"]) if "rdma" in transport else None
+    return _flat(Transport, transport, rdma=rdma)
 
 
 def _model_cache(cache: Object) -> ModelCache:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ssd_operator.census import Census, Planned
+from ssd_operator.census import OLDEST_ANSWER_SECONDS, Census, Planned
 from ssd_operator.cluster import ref_of
 from ssd_operator.config import OperatorConfig
 from ssd_operator.covers import covers
@@ -15,16 +15,24 @@ from ssd_operator.facts import DrainFact, Observed, Ref
 from ssd_operator.manifests import OPTIONAL_KINDS, wanted
 from ssd_operator.names import (
     COMPONENT_LABEL,
-    HASH_ANNOTATION,
     Component,
     cell_of,
     draft_cells,
     draft_deployment,
     revision_of,
 )
+from ssd_operator.objects import ChildFactory
 from ssd_operator.pod_state import is_leaving, name_of
-from ssd_operator.rollout import held_targets
+from ssd_operator.preflight import Preflight, preflight
+from ssd_operator.rollout import Stage, held_targets
 from ssd_operator.scaling import Decision, History, next_replicas
+from ssd_operator.setbacks import (
+    Rejection,
+    Reversion,
+    reversion_events,
+    standing,
+    still_valid,
+)
 from ssd_operator.spec import Object, Resource, drafts_of_cell
 from ssd_operator.status import status_of
 from ssd_operator.status_change import SHORTEST_SECONDS, needs_write
@@ -35,18 +43,12 @@ LEAVING_SECONDS = 1.0
 """Until a name is asked for again that a former child still has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """The API server refused an object: not to be sent again unless it is another one."""
-
-    digest: str
-    message: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """What one pass leaves to the next; an operator that starts anew may do without."""
 
+    began_at: float | None = None
+    """When this operator looked at the resource first."""
     history: History = field(default_factory=History)
     decision: Decision | None = None
     decided_at: float = -math.inf
@@ -55,6 +57,7 @@ class Memory:
     written_at: float = -math.inf
     """When the status was written last."""
     rejected: Mapping[Ref, Rejection] = field(default_factory=dict)
+    reverted: Mapping[Ref, Reversion] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,23 +96,39 @@ def plan(
     census = Census(resource=resource, observed=observed, planned=Planned(), now=now)
     drains = _plan_drains(census)
     objects = _served(wanted(resource, config, drains.replicas), observed)
-    memory = replace(memory, rejected=_still_rejected(memory, objects))
+    factory = ChildFactory(resource=resource, config=config)
+    known = still_valid(memory.reverted, objects, resource.generation, now)
+    observed = replace(observed, reverted=standing(known, observed.children))
+    flight = preflight(factory, _targets(objects), observed, now)
+    objects += flight.children
+    memory = replace(
+        memory,
+        began_at=now if memory.began_at is None else memory.began_at,
+        rejected=still_valid(memory.rejected, objects, resource.generation, now),
+        reverted=still_valid(memory.reverted, objects, resource.generation, now),
+    )
+    flight = flight.heeding({ref: each.message for ref, each in memory.rejected.items()})
     if resource.spec.paused:
-        return _judge(census, objects, memory, is_scaling=False)
+        return _judge(census, objects, flight, memory, is_scaling=False)
     memory = _decide(census, memory)
     is_scaling = _is_scaling(census, memory)
-    judged = _judge(census, objects, memory, is_scaling=is_scaling)
+    judged = _judge(census, objects, flight, memory, is_scaling=is_scaling)
     told = drain_events(drains, memory.drains, observed.drains)
-    events, log = due((*told, *judged.events), memory.told, now)
+    events, log = due((*told, *reversion_events(memory.reverted), *judged.events), memory.told, now)
     return replace(
         judged,
-        apply=_to_apply(objects, observed, memory),
+        apply=_to_apply(objects, observed, flight.stage, memory),
         drains=drains,
         scale=memory.decision if is_scaling else None,
         delete=_surplus(objects, observed),
         events=events,
-        again_after=min(judged.again_after, *_waits(census, memory)),
-        memory=replace(judged.memory, told=log, drains=dict(observed.drains)),
+        again_after=min(judged.again_after, flight.again_after, *_waits(census, memory)),
+        memory=replace(
+            judged.memory,
+            told=log,
+            drains=dict(observed.drains),
+            reverted={ref: replace(each, is_told=True) for ref, each in memory.reverted.items()},
+        ),
     )
 
 
@@ -140,20 +159,6 @@ def _served(objects: Sequence[Object], observed: Observed) -> list[Object]:
     return [each for each in objects if each["kind"] not in absent]
 
 
-def _still_rejected(memory: Memory, objects: Sequence[Object]) -> dict[Ref, Rejection]:
-    digests = {ref_of(each): digest_of(each) for each in objects}
-    return {
-        ref: rejection
-        for ref, rejection in memory.rejected.items()
-        if digests.get(ref) == rejection.digest
-    }
-
-
-def digest_of(wanted_object: Object) -> str:
-    """The hash of all that we want of an object."""
-    return str(wanted_object["metadata"]["annotations"][HASH_ANNOTATION])
-
-
 def _decide(census: Census, memory: Memory) -> Memory:
     """Let the Internal loop decide, if it is on and due."""
     policy = policy_of(census.resource.spec.draft)
@@ -171,15 +176,30 @@ def _is_scaling(census: Census, memory: Memory) -> bool:
     return decision is not None and is_new and decision.replicas != census.num_drafts_wanted
 
 
-def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scaling: bool) -> Plan:
+def _judge(
+    census: Census,
+    objects: Sequence[Object],
+    flight: Preflight,
+    memory: Memory,
+    *,
+    is_scaling: bool,
+) -> Plan:
     """What the status has to say, and the events that its step from the old one tells."""
     resource, now, old = census.resource, census.now, census.observed.status
+    if (blind_seconds := _blind_seconds(census, memory)) > 0:
+        return Plan(memory=memory, again_after=blind_seconds)
     planned = Planned(
         revisions={name_of(each): revision_of(each) for each in objects if _is_engine(each)},
         decision=memory.decision,
         is_scaling=is_scaling,
+        preflight=flight,
     )
-    rejected = {ref: rejection.message for ref, rejection in memory.rejected.items()}
+    # What may pass is no fault of the resource.
+    rejected = {
+        ref: rejection.message
+        for ref, rejection in memory.rejected.items()
+        if rejection.retry_at == math.inf
+    }
     status = status_of(resource, replace(census.observed, rejected=rejected), planned, now)
     age = now - memory.written_at
     if needs_write(old, status, age):
@@ -190,19 +210,39 @@ def _judge(census: Census, objects: Sequence[Object], memory: Memory, *, is_scal
     return Plan(memory=memory, again_after=max(wait, 0.0))
 
 
+def _blind_seconds(census: Census, memory: Memory) -> float:
+    """How long the present status may know better than an operator that has just started.
+
+    Until a target has answered it, its links would seem to be gone.
+    """
+    known = {link["target"] for link in census.observed.status.get("links") or []}
+    serving = {name_of(pod) for pod in census.ready_targets}
+    if not known & serving - census.observed.pools.keys():
+        return 0.0
+    began_at = census.now if memory.began_at is None else memory.began_at
+    return began_at + OLDEST_ANSWER_SECONDS - census.now
+
+
 def _is_engine(child: Object) -> bool:
     return bool(child["kind"] == "Deployment")
 
 
-def _to_apply(objects: Sequence[Object], observed: Observed, memory: Memory) -> tuple[Object, ...]:
-    targets = [
+def _targets(objects: Sequence[Object]) -> list[Object]:
+    """Target Deployments, by cell."""
+    return [
         each
         for each in objects
         if _is_engine(each)
         and each["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
     ]
-    held = held_targets(targets, observed)
-    skipped = held | observed.foreign | observed.leaving | memory.rejected.keys()
+
+
+def _to_apply(
+    objects: Sequence[Object], observed: Observed, stage: Stage, memory: Memory
+) -> tuple[Object, ...]:
+    held = held_targets(_targets(objects), observed, stage)
+    reverted = standing(memory.reverted, observed.children)
+    skipped = held | reverted | observed.foreign | observed.leaving | memory.rejected.keys()
     return tuple(
         each for each in objects if ref_of(each) not in skipped and _is_needed(each, observed)
     )
@@ -230,6 +270,7 @@ def _waits(census: Census, memory: Memory) -> list[float]:
     waits = [math.inf]
     if memory.decision is not None:
         waits.append(memory.decided_at + DECISION_SECONDS - census.now)
+    waits += [each.retry_at - census.now for each in memory.rejected.values()]
     deadlines = [deadline_of(pod) for pod in census.drafts]
     waits += [each - census.now for each in deadlines if each is not None and each > census.now]
     if census.observed.leaving:

@@ -4,6 +4,8 @@ from datetime import UTC, datetime
 
 from ssd_operator.spec import Object
 
+_STATES = ("state", "lastState")
+
 
 def name_of(thing: Object) -> str:
     """Its name."""
@@ -35,6 +37,14 @@ def is_unschedulable(pod: Object) -> bool:
 def is_ready(pod: Object) -> bool:
     """Whether it is live and Services send calls to it."""
     return is_live(pod) and condition_of(pod, "Ready").get("status") == "True"
+
+
+def ended_at(pod: Object) -> float | None:
+    """When a container of it ended last, restarted since or not; None if none has."""
+    containers = pod.get("status", {}).get("containerStatuses") or ()
+    states = [container.get(name) or {} for container in containers for name in _STATES]
+    ends = [to_seconds((state.get("terminated") or {}).get("finishedAt")) for state in states]
+    return max((end for end in ends if end is not None), default=None)
 
 
 def condition_of(thing: Object, kind: str) -> Object:

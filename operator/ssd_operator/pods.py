@@ -8,8 +8,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ssd_operator import environment, placement
+from ssd_operator import environment, fabric, placement
 from ssd_operator.config import OperatorConfig
+from ssd_operator.fabric import USER
 from ssd_operator.names import (
     DRAFT_PORT,
     HTTP_PORT,
@@ -24,8 +25,6 @@ from ssd_operator.objects import digest
 from ssd_operator.quantity import parse_quantity
 from ssd_operator.spec import Accelerator, Object, PodTemplate, Resource, Source
 
-USER = 10001
-"""uid and gid of the images' user ``ssd``."""
 REVISION_DIGITS = 10
 PRE_STOP_SECONDS = 5
 """Endpoints forget a target for this long before it refuses new calls."""
@@ -39,6 +38,29 @@ _GPU_DEFAULTS = {
     Component.TARGET: {"cpu": "8", "memory": "64Gi"},
     Component.DRAFT: {"cpu": "4", "memory": "16Gi"},
 }
+_TRIED_IN_POD = (
+    "serviceAccountName",
+    "runtimeClassName",
+    "schedulerName",
+    "securityContext",
+    "tolerations",
+    "imagePullSecrets",
+)
+_TRIED_IN_CONTAINER = (
+    "image",
+    "imagePullPolicy",
+    "env",
+    "volumeMounts",
+    "terminationMessagePath",
+    "terminationMessagePolicy",
+)
+"""What a preflight takes over from a target; what it may not hold is left out by not being here."""
+_PREFLIGHT_RESOURCES: Object = {
+    "requests": {"cpu": "0", "memory": "0"},
+    "limits": {"cpu": "1", "memory": "1Gi"},
+}
+"""It comes beside what serves: nothing is reserved, so it fits on a full node and takes only what
+is left over. All are named, because a quota may ask for each."""
 _GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
 
 
@@ -105,8 +127,51 @@ def draft_template(resource: Resource, config: OperatorConfig, cell: int | None)
     return _template(resource, config, pod)
 
 
+def preflight_spec(deployment: Object, node: str) -> Object:
+    """Spec of a pod that tries a target's image and settings, and loads nothing.
+
+    It takes over what the image is pulled with and what the settings are made of. Where the target
+    wants to be, and what it holds (GPUs, ports, privileges, a claim for its cache), is its own.
+
+    Args:
+        deployment: of the target, as it should be.
+        node: where the present target runs.
+    """
+    template = deployment["spec"]["template"]["spec"]
+    container = template["containers"][0]
+    # The name of a node is a field: the label for it may hold another one.
+    place = {"key": "metadata.name", "operator": "In", "values": [node]}
+    here = {"nodeSelectorTerms": [{"matchFields": [place]}]}
+    is_read_only = container["securityContext"]["readOnlyRootFilesystem"]
+    return {key: template[key] for key in _TRIED_IN_POD if key in template} | {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": deployment["spec"]["progressDeadlineSeconds"],
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": here}},
+        "volumes": [
+            {"name": each["name"], "emptyDir": {}} if each["name"] in ("cache", "tmp") else each
+            for each in template["volumes"]
+        ],
+        "containers": [
+            {key: container[key] for key in _TRIED_IN_CONTAINER}
+            | {
+                "name": "preflight",
+                "args": ["--print-config"],
+                "resources": _PREFLIGHT_RESOURCES,
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                    "readOnlyRootFilesystem": is_read_only,
+                },
+            }
+        ],
+    }
+
+
 def _template(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
-    annotations = dict(pod.template.annotations)
+    annotations = fabric.annotations(resource) | dict(pod.template.annotations)
     if restart := resource.annotations.get(RESTART_ANNOTATION):
         annotations[RESTART_ANNOTATION] = restart
     labels = dict(pod.template.labels) | labels_of(resource, pod.component, pod.cell)
@@ -138,6 +203,8 @@ def _pod_spec(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
     }
     return spec | _present(
         affinity=pod.affinity,
+        hostIPC=fabric.shares_node(resource),
+        initContainers=fabric.init_containers(resource, pod.image, config.image_pull_policy),
         nodeSelector=dict(template.node_selector),
         tolerations=[*placement.tolerations(resource), *template.tolerations],
         priorityClassName=template.priority_class_name,
@@ -159,8 +226,7 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
         ],
         "resources": pod.resources,
         "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
+            **fabric.security_context(resource),
             "readOnlyRootFilesystem": resource.spec.security.read_only_root_filesystem,
         },
         "startupProbe": _probe(
@@ -171,7 +237,7 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
         "readinessProbe": _probe("/readyz", period=2, timeout=2, failures=2),
         "terminationMessagePath": environment.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [*_volume_mounts(pod), *pod.template.volume_mounts],
+        "volumeMounts": [*_volume_mounts(resource, pod), *pod.template.volume_mounts],
     }
     return container | _present(lifecycle=pod.lifecycle)
 
@@ -189,22 +255,24 @@ def _volumes(resource: Resource, pod: _Pod) -> list[Object]:
     is_gpu = resource.spec.accelerator is Accelerator.NVIDIA
     size = _GPU_SHARED_MEMORY[pod.component] if is_gpu else "64Mi"
     volumes: list[Object] = [
-        {"name": "tmp", "emptyDir": {}},
+        {"name": "tmp", **fabric.scratch_volume(resource)},
         {"name": "cache", **_cache(resource)},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
     ]
+    if not fabric.shares_node(resource):
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     if claim := environment.volume_claim(pod.source):
         claimed = {"claimName": claim, "readOnly": True}
         volumes.append({"name": "models", "persistentVolumeClaim": claimed})
     return volumes
 
 
-def _volume_mounts(pod: _Pod) -> list[Object]:
+def _volume_mounts(resource: Resource, pod: _Pod) -> list[Object]:
     mounts: list[Object] = [
-        {"name": "tmp", "mountPath": environment.SCRATCH_FOLDER},
+        {"name": "tmp", "mountPath": fabric.SCRATCH_FOLDER},
         {"name": "cache", "mountPath": environment.CACHE_FOLDER},
-        {"name": "shm", "mountPath": environment.SHARED_MEMORY},
     ]
+    if not fabric.shares_node(resource):
+        mounts.append({"name": "shm", "mountPath": environment.SHARED_MEMORY})
     if environment.volume_claim(pod.source):
         mounts.append({"name": "models", "mountPath": environment.MODELS_FOLDER, "readOnly": True})
     return mounts
@@ -239,7 +307,8 @@ def _resources(resource: Resource, component: Component, wanted: Object, num_gpu
         | dict(requests),
         limits={key: default_limits[key] for key in default_limits if key not in named}
         | dict(limits)
-        | gpus,
+        | gpus
+        | fabric.limits(resource),
     )
 
 

@@ -195,7 +195,10 @@ def _address(host: str, port: int) -> str:
 
 def _states(fact: PoolFact) -> object:
     """What of an answer may change a decision at once."""
-    links = [(link.address, link.draft_pod, link.state, link.reason) for link in fact.links]
+    links = [
+        (link.address, link.draft_pod, link.state, link.reason, link.transport)
+        for link in fact.links
+    ]
     return sorted(links), fact.speculating
 
 
@@ -203,7 +206,7 @@ def _pool_fact(pod: str, status: PoolStatus, now: float) -> PoolFact:
     return PoolFact(
         target_pod=pod,
         at=now,
-        running=status.eligible_sequences,
+        eligible_sequences=status.eligible_sequences,
         speculating=status.speculating,
         waiting=status.waiting_sequences,
         hit_rate=status.hit_rate,
@@ -222,4 +225,5 @@ def _link_fact(link: LinkStatus) -> LinkFact:
         round_trip_seconds=link.round_trip_seconds,
         channel=link.channel,
         reason=link.reason,
+        transport=link.transport,
     )

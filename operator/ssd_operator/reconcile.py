@@ -1,5 +1,6 @@
 """One pass over one resource: look, plan, carry out. Level-triggered; no old against new."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from ssd_operator.cluster import (
     Key,
     MissingError,
     RefusedError,
+    is_owned_by,
     ref_of,
 )
 from ssd_operator.config import OperatorConfig
@@ -29,8 +31,10 @@ from ssd_operator.names import (
     account,
 )
 from ssd_operator.parse import SpecError, parse
-from ssd_operator.plan import Memory, Plan, Rejection, digest_of, plan
+from ssd_operator.plan import Memory, Plan, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of
+from ssd_operator.preflight import RETRY_SECONDS
+from ssd_operator.setbacks import Rejection, digest_of, reversion_of
 from ssd_operator.spec import Object, Resource
 from ssd_operator.status import status_of_invalid
 from ssd_operator.status_change import needs_write
@@ -79,6 +83,8 @@ class _Record:
     memory: Memory = field(default_factory=Memory)
     optional: dict[Ref, Object] = field(default_factory=dict)
     optional_read_at: float = float("-inf")
+    children: frozenset[Ref] = frozenset()
+    """Those of the last pass."""
 
 
 class Reconciler:
@@ -164,16 +170,18 @@ class Reconciler:
         observed = await self._observe(key, found, resource, record)
         decided = plan(resource, observed, self._config, record.memory, self._now())
         if not resource.spec.paused:
-            observed, is_other = await self._look_at_names(key, resource, observed, decided)
+            observed, is_other = await self._look_at_names(
+                key, resource, observed, _unseen(observed, decided, record)
+            )
             if is_other:
                 decided = plan(resource, observed, self._config, record.memory, self._now())
             self._engines.keep(key, {name_of(pod) for pod in observed.pods})
-            rejected = await self._apply(key, decided, record)
-            if rejected:
-                memory = replace(record.memory, rejected=rejected)
+            memory = await self._apply(key, resource, decided, record)
+            if memory is not None:
                 decided = plan(resource, observed, self._config, memory, self._now())
                 decided = replace(decided, apply=())
             await self._scale(key, observed, decided)
+            record.children = frozenset(observed.children)
         self._engines.follow(key, _hosts(observed))
         await self._publish(key, found, decided)
         record.memory = decided.memory
@@ -187,7 +195,7 @@ class Reconciler:
         children = {
             ref: each
             for ref, each in seen.items()
-            if ref.kind != "Pod" and is_ours(each, resource.uid)
+            if (is_owned_by if ref.kind == "Pod" else is_ours)(each, resource.uid)
         }
         unwatched = await self._read_optional(key, resource, record, optional_apis)
         return Observed(
@@ -196,6 +204,7 @@ class Reconciler:
                 each
                 for ref, each in seen.items()
                 if ref.kind == "Pod"
+                and ref not in children
                 and (each["metadata"].get("labels") or {}).get(NAME_LABEL) == resource.name
             ),
             pools=self._engines.pools(key),
@@ -233,17 +242,15 @@ class Reconciler:
         return record.optional
 
     async def _look_at_names(
-        self, key: Key, resource: Resource, observed: Observed, decided: Plan
+        self, key: Key, resource: Resource, observed: Observed, unseen: Iterable[Ref]
     ) -> tuple[Observed, bool]:
-        """Read by name what would be created: the watch sees only what carries our label.
+        """Read by name: the watch sees only what carries our label.
 
         Returns:
             What is observed with that, and whether anything was found.
         """
         children, foreign, leaving = dict(observed.children), set[Ref](), set[Ref]()
-        for ref in map(ref_of, decided.apply):
-            if ref in observed.children:
-                continue
+        for ref in unseen:
             found = await self._cluster.get(key[0], ref)
             if found is None:
                 continue
@@ -259,29 +266,52 @@ class Reconciler:
         )
         return observed, is_other
 
-    async def _apply(self, key: Key, decided: Plan, record: _Record) -> Mapping[Ref, Rejection]:
-        """Apply in order; what the API server refuses is remembered and does not stop the rest.
+    async def _apply(
+        self, key: Key, resource: Resource, decided: Plan, record: _Record
+    ) -> Memory | None:
+        """Apply in order; what is refused or reverted is remembered and does not stop the rest.
 
         Returns:
-            All rejections that hold, or nothing if none is new.
+            With what memory to plan once more, None if nothing of that kind is new.
         """
-        rejected = dict(decided.memory.rejected)
+        before = decided.memory
+        rejected, reverted = dict(before.rejected), dict(before.reverted)
         for wanted in decided.apply:
             ref = ref_of(wanted)
+            title = f"{ref.kind}/{ref.name}"
             try:
                 answer = await self._cluster.apply(wanted)
-            except RefusedError as error:
-                _log.warning(
-                    "object_refused", key=key, object=f"{ref.kind}/{ref.name}", error=str(error)
-                )
-                rejected[ref] = Rejection(digest_of(wanted), str(error))
+            except (RefusedError, ForbiddenError) as error:
+                rejected[ref] = self._rejection(wanted, resource.generation, error)
+                _log.warning("object_refused", key=key, object=title, error=str(error))
                 continue
-            _log.info("applied", key=key, object=f"{ref.kind}/{ref.name}")
+            _log.info("applied", key=key, object=title)
+            reverted.pop(ref, None)
+            if (reversion := reversion_of(wanted, answer, resource.generation)) is not None:
+                _log.warning("apply_reverted", key=key, object=title, error=reversion.message)
+                reverted[ref] = reversion
             if KINDS[ref.kind].is_optional:
                 record.optional[ref] = answer
             else:
                 self._view.remember(key, answer)
-        return rejected if len(rejected) > len(decided.memory.rejected) else {}
+        if rejected == before.rejected and reverted == before.reverted:
+            return None
+        return replace(record.memory, rejected=rejected, reverted=reverted)
+
+    def _rejection(
+        self, wanted: Object, generation: int, error: RefusedError | ForbiddenError
+    ) -> Rejection:
+        """What is remembered of a refusal; that of a preflight by a quota or a policy may pass.
+
+        Raises:
+            ForbiddenError: it is not about this object.
+        """
+        retry_at = math.inf
+        if isinstance(error, ForbiddenError):
+            if wanted["kind"] != "Pod" or error.is_leaving:
+                raise error
+            retry_at = self._now() + RETRY_SECONDS
+        return Rejection(digest_of(wanted), generation, str(error), retry_at)
 
     async def _scale(self, key: Key, observed: Observed, decided: Plan) -> None:
         """Drains, then the number, then what is not wanted any more."""
@@ -325,6 +355,16 @@ class Reconciler:
                 await self._cluster.post_event(found, event, self._now())
             except ClusterError as error:
                 _log.warning("event_lost", key=key, reason=event.reason, error=str(error))
+
+
+def _unseen(observed: Observed, decided: Plan, record: _Record) -> list[Ref]:
+    """What would be created; and what was there and is neither seen any more nor wanted.
+
+    The latter is gone, or somebody stripped its labels and it would stay for ever.
+    """
+    created = [ref for ref in map(ref_of, decided.apply) if ref not in observed.children]
+    vanished = record.children - observed.children.keys() - set(created)
+    return [*created, *sorted(vanished)]
 
 
 def _hosts(observed: Observed) -> dict[str, str]:

@@ -1,52 +1,96 @@
 """Which targets may be replaced now. Pure.
 
-A cell that serves waits until all others serve, so a bad revision stops after one cell, and two
-cells are never down because of us. A cell that does not serve has nothing to lose: it rolls at
-once, which is how a bad revision is mended.
+A cell that serves waits until its preflight has passed and all others serve, so a bad revision
+stops before the first cell or after it, and two cells are never down because of us. A cell that
+does not serve has nothing to lose: it rolls at once, which is how a bad revision is mended. Only
+a revision that is known to fail is kept from it, too: the present one may yet come back.
+
+What decides is the template, not the revision that its label tells: a hand that edits a template
+leaves the label, and mending it replaces the pod as any roll does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from enum import StrEnum
 
+from ssd_operator.cluster import ref_of
+from ssd_operator.covers import covers
 from ssd_operator.facts import Observed, Ref
 from ssd_operator.names import COMPONENT_LABEL, Component, cell_of, revision_of
 from ssd_operator.pod_state import is_ready, name_of
 from ssd_operator.spec import Object
 
 
-def held_targets(wanted: Sequence[Object], observed: Observed) -> frozenset[Ref]:
+class Stage(StrEnum):
+    """How far the preflight of a revision is."""
+
+    NONE = "None"
+    """Nobody asks: no target that serves is to be replaced."""
+    RUNNING = "Running"
+    PASSED = "Passed"
+    STUCK = "Stuck"
+    """It does not run, for reasons that are not the revision's."""
+    FAILED = "Failed"
+    """The revision cannot run."""
+
+
+def held_targets(wanted: Sequence[Object], observed: Observed, stage: Stage) -> frozenset[Ref]:
     """Target Deployments that are left as they are in this pass.
 
     Args:
         wanted: target Deployments as they should be, by cell.
         observed: the snapshot.
+        stage: of the preflight of what is wanted.
     """
-    live: Mapping[str, Object] = {
-        ref.name: child for ref, child in observed.children.items() if ref.kind == "Deployment"
-    }
-    serving = {
-        name_of(each)
-        for each in wanted
-        if name_of(each) in live and _serves(live[name_of(each)], observed)
-    }
-    num_down = len(wanted) - len(serving)
+    down = {name_of(each) for each in wanted if not _is_up(each, observed)}
     held = []
-    for deployment in wanted:
-        name = name_of(deployment)
-        is_settled = name in live and revision_of(live[name]) == revision_of(deployment)
-        if name not in serving or is_settled:
-            continue
-        if num_down:
+    for each in outdated(wanted, observed):
+        name = name_of(each)
+        if serving_pod(each, observed) is None:
+            is_held = stage is Stage.FAILED
+        else:
+            is_held = bool(down - {name}) or stage is not Stage.PASSED
+            down.add(name)  # whoever rolls now is down from now on
+        if is_held:
             held.append(Ref("Deployment", name))
-        num_down += 1  # whoever rolls now is down from now on
     return frozenset(held)
 
 
-def _serves(deployment: Object, observed: Observed) -> bool:
-    """Whether a ready pod is of the revision that its Deployment asks for."""
-    return any(
-        is_ready(pod)
-        and pod["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
-        and cell_of(pod) == cell_of(deployment)
-        and revision_of(pod) == revision_of(deployment)
-        for pod in observed.pods
-    )
+def outdated(wanted: Sequence[Object], observed: Observed) -> list[Object]:
+    """Of target Deployments as they should be, those whose pods applying them would replace."""
+    return [
+        each
+        for each in wanted
+        if (live := _live(each, observed)) is not None
+        and ref_of(each) not in observed.reverted
+        and not covers(live["spec"]["template"], each["spec"]["template"])
+    ]
+
+
+def serving_pod(wanted: Object, observed: Observed) -> Object | None:
+    """A ready pod of the revision that a target's Deployment asks for as it is; None if none is."""
+    live = _live(wanted, observed)
+    if live is None:
+        return None
+    for pod in observed.pods:
+        is_target = pod["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
+        is_its_own = cell_of(pod) == cell_of(live) and revision_of(pod) == revision_of(live)
+        if is_target and is_its_own and is_ready(pod):
+            return pod
+    return None
+
+
+def _is_up(wanted: Object, observed: Observed) -> bool:
+    """Whether a cell serves, and its Deployment has followed its last change.
+
+    A ready pod alone may be the one that is about to go.
+    """
+    live = _live(wanted, observed)
+    if live is None or serving_pod(wanted, observed) is None:
+        return False
+    status = live.get("status", {})
+    is_seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
+    return is_seen and bool(status.get("updatedReplicas", 0))
+
+
+def _live(wanted: Object, observed: Observed) -> Object | None:
+    return observed.children.get(ref_of(wanted))

@@ -10,10 +10,8 @@ import sys
 
 import yaml
 
-from ssd_operator.pod_schema import (
-    network_peer,
-    object_name,
-)
+from ssd_operator import transport_schema
+from ssd_operator.pod_schema import network_peer, object_name
 from ssd_operator.process_schema import draft, target
 from ssd_operator.spec import GROUP, KIND, PLURAL, VERSION, Object
 from ssd_operator.status_schema import status
@@ -83,7 +81,7 @@ def spec() -> Schema:
         "target": target(),
         "draft": draft(),
         "speculation": _speculation(),
-        "transport": _transport(),
+        "transport": transport_schema.transport(),
         "placement": _placement(),
         "gateway": _gateway(),
         "modelCache": _model_cache(),
@@ -105,6 +103,7 @@ def spec() -> Schema:
             "self.target.source.uri != 'demo://draft' && self.draft.source.uri != 'demo://target'",
             "demo://target is for the target and demo://draft for the draft: swap them",
         ),
+        *transport_schema.rules_of_spec(),
     ]
     return block("What is wanted.", fields, required=["target", "draft"], rules=rules)
 
@@ -213,29 +212,6 @@ def _speculation() -> Schema:
     return block("Shapes and policies of speculation.", fields, default={})
 
 
-def _transport() -> Schema:
-    fields = {
-        "tier": one_of(
-            "How tables travel. Auto takes TCP, which needs no privileges. Cannot change.",
-            ["Auto", "TCP"],
-            "Auto",
-        ),
-        "require": one_of(
-            "At least this; a link measured worse is refused. Replaces targets.", ["Any"], "Any"
-        ),
-    }
-    same_tier = rule(
-        "self.tier == oldSelf.tier",
-        "transport.tier cannot change: delete the resource and create it anew",
-    )
-    return block(
-        "How targets and drafts reach each other.",
-        fields,
-        rules=[same_tier],
-        default={"tier": "Auto", "require": "Any"},
-    )
-
-
 def _placement() -> Schema:
     fields = {
         "policy": one_of(
@@ -257,7 +233,7 @@ def _placement() -> Schema:
         "gpuResource": text(
             "What a GPU is called. Replaces targets and drafts.",
             253,
-            pattern=r"^[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*$",
+            pattern=transport_schema.RESOURCE_KEY,
             default="nvidia.com/gpu",
         ),
         "gpuProducts": unique(

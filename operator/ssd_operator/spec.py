@@ -151,12 +151,39 @@ class Speculation:
     draft_deadline_milliseconds: int = 20
 
 
+class Tier(StrEnum):
+    """What pods get for the sake of their links."""
+
+    TCP = "TCP"
+    RDMA = "RDMA"
+    NVLINK_PRIVILEGED = "NVLinkPrivileged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rdma:
+    """Network cards of targets and drafts."""
+
+    resource_name: str
+    count: int = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
     """How targets and drafts reach each other."""
 
     tier: str = "Auto"
     require: str = "Any"
+    max_round_trip_microseconds: int = 0
+    """0 sets no limit."""
+    rdma: Rdma | None = None
+    nccl_env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def effective_tier(self) -> Tier:
+        """What ``Auto`` means here: never a privilege that nobody asked for."""
+        if self.tier != "Auto":
+            return Tier(self.tier)
+        return Tier.TCP if self.rdma is None else Tier.RDMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 
 from ssd_operator.census import Census, Planned
-from ssd_operator.conditions import merge, no
-from ssd_operator.facts import LinkFact, Observed, PoolFact, Ref
+from ssd_operator.conditions import LONGEST_MESSAGE, merge, no
+from ssd_operator.facts import Observed, PoolFact, Ref
+from ssd_operator.fast_path import transport_block, transport_of
 from ssd_operator.names import TARGET_PORT, Component, cell_of, selector
 from ssd_operator.pod_state import is_ready, is_scheduled, name_of, to_text
 from ssd_operator.spec import Object, Resource
@@ -16,8 +17,6 @@ from ssd_operator.verdicts import verdicts
 
 MOST_LINKS = 64
 """Links that a status lists."""
-_TRANSPORTS = {"grpc": "TCP"}
-"""What users call a tensor channel."""
 
 
 def status_of(resource: Resource, observed: Observed, planned: Planned, now: float) -> Object:
@@ -39,7 +38,7 @@ def status_of(resource: Resource, observed: Observed, planned: Planned, now: flo
         "model": {"name": resource.spec.model.name or resource.name},
         "target": _target(census),
         "draft": _draft(census),
-        "transport": _transport(census),
+        "transport": transport_block(census),
         "links": _links(census),
         "speculation": _speculation(census),
     }
@@ -107,19 +106,6 @@ def _last_scale(census: Census) -> Object:
     return {name: old[name] for name in ("lastScaleTime", "lastScaleReason") if name in old}
 
 
-def _transport(census: Census) -> Object:
-    tier = census.resource.spec.transport.tier
-    why = "tier Auto, no fabric asked for" if tier == "Auto" else f"tier {tier}"
-    active = sorted(
-        {_transport_of(link) for link in census.links.values() if link.state == "Active"}
-    )
-    return {"effective": active[0], "reason": why} if active else {"reason": why}
-
-
-def _transport_of(link: LinkFact) -> str:
-    return _TRANSPORTS.get(link.channel, link.channel)
-
-
 def _links(census: Census) -> list[Object]:
     drafts = {name_of(pod): pod for pod in census.drafts}
     cells = {name_of(pod): cell_of(pod) for pod in census.targets}
@@ -130,9 +116,10 @@ def _links(census: Census) -> list[Object]:
             "draft": draft,
             "node": drafts.get(draft, {}).get("spec", {}).get("nodeName", ""),
             "cell": cells[target],
-            "transport": _transport_of(link),
+            "transport": transport_of(link),
             "roundTripMicroseconds": round(link.round_trip_seconds * 1e6),
             "state": link.state,
+            "reason": link.reason[:LONGEST_MESSAGE],
         }
         links.append({name: value for name, value in entry.items() if value != ""})
     return sorted(links, key=lambda entry: (entry["cell"], entry["target"], entry["draft"]))[
@@ -152,6 +139,6 @@ def _speculation(census: Census) -> Object:
 
 
 def _mean(facts: Iterable[PoolFact], figure: Callable[[PoolFact], float]) -> float:
-    pairs = [(figure(fact), fact.running) for fact in facts]
+    pairs = [(figure(fact), fact.eligible_sequences) for fact in facts]
     weights = [weight for _, weight in pairs]
     return fmean([value for value, _ in pairs], weights if sum(weights) > 0 else None)

@@ -16,6 +16,8 @@ SPECULATION_MOVEMENT = 0.05
 """By how much a figure of speculation must move to be told."""
 _TIMES = frozenset({"lastTransitionTime", "lastScaleTime"})
 _LINK_MEASUREMENTS = ("roundTripMicroseconds", "bandwidthMegabytesPerSecond")
+_LINK_WORDS = "reason"
+"""It may hold numbers, which are new each time a link is tried; its state says when it matters."""
 
 
 def needs_write(old: Object, new: Object, seconds_since_write: float = float("inf")) -> bool:
@@ -41,7 +43,11 @@ def _facts(status: Object) -> Object:
     kept = {name: _timeless(value) for name, value in status.items() if name != "speculation"}
     links = status.get("links") or []
     kept["links"] = [
-        {name: value for name, value in link.items() if name not in _LINK_MEASUREMENTS}
+        {
+            name: value
+            for name, value in link.items()
+            if name not in _LINK_MEASUREMENTS and name != _LINK_WORDS
+        }
         for link in links
     ]
     return kept
@@ -56,8 +62,8 @@ def _timeless(value: object) -> object:
 
 
 def _have_links_moved(old: Object, new: Object) -> bool:
-    pairs = zip(old.get("links") or [], new.get("links") or [], strict=True)
-    return any(
+    pairs = list(zip(old.get("links") or [], new.get("links") or [], strict=True))
+    return any(before.get(_LINK_WORDS) != after.get(_LINK_WORDS) for before, after in pairs) or any(
         abs(after.get(name, 0) - before.get(name, 0)) >= LINK_MOVEMENT * before.get(name, 0)
         and after.get(name, 0) != before.get(name, 0)
         for before, after in pairs

@@ -30,7 +30,7 @@ def status() -> Schema:
         "transport": block(
             "How tables travel.",
             {
-                "effective": text("What the links were measured to use.", 64),
+                "effective": text("The worst that an active link was measured to use.", 64),
                 "reason": text("Why this one.", 1024),
             },
         ),
@@ -103,9 +103,10 @@ def _link() -> Schema:
         "draft": text("Pod of the draft, or its address until it has said its name.", 253, least=1),
         "node": text("Node of the draft.", 253),
         "cell": _count("Cell of the target."),
-        "transport": text("How tables travel.", 64),
+        "transport": text("How tables travel, as measured: TCP, RDMA or NVLink.", 64),
         "roundTripMicroseconds": _count("Measured round trip."),
         "bandwidthMegabytesPerSecond": _count("Measured bandwidth."),
         "state": text("Active, Connecting, Quarantined, Draining, Lost or Refused.", 64),
+        "reason": text("Why it is not active; of a link that is too slow, the numbers.", 1024),
     }
     return block("A link.", fields, required=["target", "draft"])

@@ -7,8 +7,10 @@ from ssd_operator.census import Census
 from ssd_operator.conditions import Condition, first_not_true, no, unknown, yes
 from ssd_operator.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 from ssd_operator.facts import LinkFact, Ref
+from ssd_operator.fast_path import fast_path, is_too_slow, sentence
 from ssd_operator.names import Component, account, cell_of
 from ssd_operator.pod_state import condition_of, is_ready, is_scheduled, is_unschedulable, name_of
+from ssd_operator.rollout import Stage
 from ssd_operator.scaling import Reason
 from ssd_operator.spec import Object, ScalingMode, Sharing
 
@@ -30,12 +32,13 @@ _SCALERS = {
 def verdicts(census: Census) -> list[Condition]:
     """All conditions, Ready first."""
     target, spec, owned = target_ready(census), spec_valid(census), resources_owned(census)
-    scaling = scaling_active(census)
+    scaling, fast = scaling_active(census), fast_path(census)
     return [
         ready(census, target, spec, owned),
         target,
         draft_ready(census),
         speculation_active(census),
+        *([] if fast is None else [fast]),
         draft_capacity(census),
         *([] if scaling is None else [scaling]),
         progressing(census),
@@ -158,22 +161,43 @@ def progressing(census: Census) -> Condition:
     kind, wanted = "Progressing", census.num_drafts_wanted
     if census.resource.spec.paused:
         return no(kind, "Paused", "spec.paused is true: only this status is written.")
+    if (found := _tried(census) or _overdue(census)) is not None:
+        return found
     deployments = (*census.target_deployments, *census.draft_deployments)
-    for deployment in deployments:
-        found = condition_of(deployment, "Progressing")
-        if found.get("reason") == "ProgressDeadlineExceeded":
-            return no(kind, "ProgressDeadlineExceeded", f"{found.get('message', '')}")
     pods = (*census.targets, *census.staying_drafts)
     num_updated = census.updated(pods)
     if num_updated < len(pods) or any(_is_rolling(deployment) for deployment in deployments):
         return yes(kind, "RollingOut", f"{num_updated} of {len(pods)} pods are up to date.")
     if census.num_draining:
         return yes(kind, "Draining", f"{census.num_draining} drafts are on their way out.")
-    num_drafts, num_cells = len(census.staying_drafts), census.resource.spec.num_cells
-    if num_drafts != wanted or len(census.targets) < num_cells:
-        message = f"{len(census.targets)} of {num_cells} targets, {num_drafts} of {wanted} drafts."
-        return yes(kind, "Scaling", message)
+    num_ready, num_cells = _ready_cells(census), census.resource.spec.num_cells
+    num_drafts = len(census.staying_drafts)
+    # Not by the Deployments: one with maxUnavailable 1 and one replica is Available without a pod.
+    if num_drafts != wanted or len(census.ready_drafts) < wanted or num_ready < num_cells:
+        drafts = f"{len(census.ready_drafts)} of {wanted} drafts are ready"
+        return yes(kind, "Scaling", f"{num_ready} of {num_cells} targets and {drafts}.")
     return yes(kind, "UpToDate", "Everything is as the resource asks.")
+
+
+def _tried(census: Census) -> Condition | None:
+    """What the preflight of a change has to say, unless it has passed."""
+    flight = census.planned.preflight
+    if flight.stage in (Stage.FAILED, Stage.STUCK):
+        message = f"{flight.message}; the targets stay as they are until this is mended."
+        return no("Progressing", "PreflightFailed", message)
+    if flight.stage is Stage.RUNNING:
+        message = f"{flight.message}; the old targets serve until it is done."
+        return yes("Progressing", "Preflight", message)
+    return None
+
+
+def _overdue(census: Census) -> Condition | None:
+    """The word of a Deployment that does not get on."""
+    for deployment in (*census.target_deployments, *census.draft_deployments):
+        found = condition_of(deployment, "Progressing")
+        if found.get("reason") == "ProgressDeadlineExceeded":
+            return no("Progressing", "ProgressDeadlineExceeded", f"{found.get('message', '')}")
+    return None
 
 
 def spec_valid(census: Census) -> Condition:
@@ -257,11 +281,16 @@ def _unlinked(census: Census, target: Object) -> Condition:
         return no("SpeculationActive", "NoDrafts", f"{name} has no active link.")
     reason = _refusal(link) if refused else "Quarantined" if quarantined else "NoDrafts"
     draft = link.draft_pod or link.address
-    return no("SpeculationActive", reason, f"{name} and {draft}: {link.reason}.")
+    words = sentence(link) if is_too_slow(link) else link.reason
+    return no("SpeculationActive", reason, f"{name} and {draft}: {words}.")
 
 
 def _refusal(link: LinkFact) -> str:
-    return _MISMATCHES.get(link.reason.partition(":")[0], "NoDrafts")
+    return (
+        "LinkTooSlow"
+        if is_too_slow(link)
+        else _MISMATCHES.get(link.reason.partition(":")[0], "NoDrafts")
+    )
 
 
 def _silent(census: Census, target: Object) -> Condition:

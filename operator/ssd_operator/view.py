@@ -1,11 +1,15 @@
 """What the watch has seen of a resource and its children, and what we have just written."""
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 from ssd_operator.cluster import Key
 from ssd_operator.facts import Ref
 from ssd_operator.names import MANAGED_BY_LABEL, NAME_LABEL, OPERATOR
 from ssd_operator.spec import GROUP, KIND, Object
+
+MOST_GONE = 1024
+"""Objects whose end is remembered: more than can end while one call is answered."""
 
 
 class View:
@@ -23,6 +27,7 @@ class View:
         self._resources = resources
         self._children = children
         self._answers: dict[Key, dict[Ref, Object]] = {}
+        self._gone: deque[str] = deque(maxlen=MOST_GONE)
 
     def resource(self, key: Key) -> Object | None:
         """A resource; None if there is none."""
@@ -41,15 +46,24 @@ class View:
         return found
 
     def remember(self, key: Key, answer: Object) -> None:
-        """Keep what the API server answered to a write."""
+        """Keep what the API server answered to a write.
+
+        An answer may come after the news that its object is gone; it would stay for ever.
+        """
+        if _uid(answer) in self._gone:
+            return
         ref = Ref(answer["kind"], answer["metadata"]["name"])
         self._answers.setdefault(key, {})[ref] = answer
 
     def saw(self, key: Key, thing: Object, *, is_deleted: bool = False) -> None:
         """The watch brought an object: forget an answer that is not newer."""
         ref = Ref(thing["kind"], thing["metadata"]["name"])
+        if is_deleted:
+            self._gone.append(_uid(thing))
+        elif _uid(thing) in self._gone:  # it only lost our label for a while
+            self._gone.remove(_uid(thing))
         answers = self._answers.get(key, {})
-        if ref in answers and (is_deleted or not _is_newer(answers[ref], thing)):
+        if ref in answers and not _is_newer(answers[ref], thing):
             del answers[ref]
 
     def forget(self, key: Key) -> None:

@@ -83,6 +83,17 @@ LINK_STATE = Gauge("ssd_link_state", "1 while a link takes sessions, else 0.", [
 LINK_RTT_SECONDS = Gauge(
     "ssd_link_rtt_seconds", "Seconds from a beat to its echo, event loop to event loop.", ["draft"]
 )
+LINK_TRANSPORT_INFO = Gauge(
+    "ssd_link_transport_info",
+    "1 for the transport of a link that is up: tcp, rdma, nvlink.",
+    ["draft", "transport"],
+)
+LINK_REFUSALS_TOTAL = Counter(
+    "ssd_link_refusals",
+    "Attempts at a link that were refused, by reason: handshake (the two ends do not fit), "
+    "link_too_slow (measured worse than required).",
+    ["reason"],
+)
 LINK_BYTES_TOTAL = Counter("ssd_link_bytes", "Bytes of frames, by direction.", ["direction"])
 COMMIT_TO_WIRE_SECONDS = Histogram(
     "ssd_commit_to_wire_seconds",

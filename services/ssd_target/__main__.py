@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 
+from ssd.engine.check import check_engine
 from ssd.engine.config import EngineConfig, ModelConfig, length_limit
 from ssd.model_source import local_folder, resolve
 from ssd.ports import Tokenizer
@@ -46,7 +47,8 @@ def check(settings: TargetSettings) -> None:
         SetupError: the process could not start.
     """
     if (folder := local_folder(settings.model)) is not None:
-        engine_config(settings, ModelConfig.from_folder(folder), load_tokenizer(folder))
+        model = ModelConfig.from_folder(folder)
+        check_engine(model, engine_config(settings, model, load_tokenizer(folder)))
 
 
 def engine_config(

@@ -162,6 +162,11 @@ class DraftLink:
         )
 
     @property
+    def transport(self) -> str:
+        """How its bytes travel."""
+        return self._channel.transport
+
+    @property
     def load(self) -> float:
         """Sessions over capacity."""
         return len(self.sessions) / self.capacity

@@ -1,10 +1,11 @@
 """Keeping links to drafts up: dial, shake hands, beat, notice the end, dial again. Asyncio loop.
 
 One task an address. A lost link is dialled again within a second, so that speed is back within
-seconds; a refused one every ten. A DNS name is resolved every two seconds: addresses that appear
-are dialled; those that go are not dialled again, but a link that is up serves until it ends, since
-a draft loses its name whenever its probe fails once and says itself when it leaves for good. A
-name server that does not answer changes nothing.
+seconds; a refused one every ten, one that measured worse than required after a pause that grows.
+A DNS name is resolved every two seconds: addresses that appear are dialled; those that go are not
+dialled again, but a link that is up serves until it ends, since a draft loses its name whenever its
+probe fails once and says itself when it leaves for good. A name server that does not answer changes
+nothing.
 """
 
 import asyncio
@@ -24,15 +25,31 @@ from ssd.rpc.link import LinkCall, LinkFrames
 from ssd.rpc.link_life import BEAT_SECONDS, HANDSHAKE_SECONDS, LEASE_SECONDS, first_result
 from ssd.rpc.server import join_address
 from ssd.speculation.table import row_width
-from ssd.telemetry import BAD_FRAMES_TOTAL, LINK_RTT_SECONDS, LINK_STATE, get_logger
+from ssd.telemetry import (
+    BAD_FRAMES_TOTAL,
+    LINK_REFUSALS_TOTAL,
+    LINK_RTT_SECONDS,
+    LINK_STATE,
+    LINK_TRANSPORT_INFO,
+    get_logger,
+)
 from ssd.transport.channels import CHANNELS
 from ssd.transport.frame import Frame, FrameLimits
-from ssd.types import Beat, Draining, LinkHello, LinkPolicy, LinkWelcome, SessionRefusal
+from ssd.types import Beat, Draining, LinkHello, LinkPolicy, LinkWelcome, Peer, SessionRefusal
 from ssd_target.draft_link import DraftLink, LinkState
 from ssd_target.draft_pool import DraftPool
+from ssd_target.link_quality import (
+    TOO_SLOW,
+    LinkQuality,
+    LinkRequirement,
+    LinkTooSlowError,
+    measure,
+)
 from ssd_target.settings import DNS_SCHEME
 
 _log = get_logger(__name__)
+_NOBODY = Peer()
+_ANY_LINK = LinkRequirement()
 RESOLVE_SECONDS = 2.0
 LONGEST_RESOLVE_SECONDS = 5.0
 """A name server that has not answered by then is taken for one that does not answer."""
@@ -41,6 +58,9 @@ LARGEST_CAPACITY = 4096
 FIRST_REDIAL_SECONDS = 0.1
 LONGEST_REDIAL_SECONDS = 1.0
 REFUSED_REDIAL_SECONDS = 10.0
+FIRST_REMEASURE_SECONDS = 1.0
+"""A link that measured too slow may have met a busy moment."""
+LONGEST_REMEASURE_SECONDS = 60.0
 
 Resolver = Callable[[str, int], Awaitable[set[str]]]
 """Host and port to the addresses behind them; raises ``OSError`` where there is no answer."""
@@ -72,6 +92,10 @@ class LinkReport:
     state: LinkState
     reason: str = ""
     link: DraftLink | None = None
+    found: LinkQuality | None = None
+    """What was measured before the link was refused."""
+    peer: Peer = _NOBODY
+    """The draft, where it has said its name before the link was refused."""
 
 
 class DraftLinks:
@@ -84,6 +108,8 @@ class DraftLinks:
         hello: LinkHello,
         policy: LinkPolicy,
         resolver: Resolver = resolve,
+        *,
+        requirement: LinkRequirement = _ANY_LINK,
     ) -> None:
         self._pool = pool
         self._resolver = resolver
@@ -97,6 +123,7 @@ class DraftLinks:
         """Questions without an answer so far: none is asked twice at a time."""
         self._hello = hello
         self._policy = policy
+        self._requirement = requirement
         self._epochs = itertools.count(1)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._reports: dict[str, LinkReport] = {}
@@ -166,8 +193,12 @@ class DraftLinks:
             try:
                 await self._hold(address)
             except HandshakeError as error:
+                LINK_REFUSALS_TOTAL.labels(reason="handshake").inc()
                 self._report(LinkReport(address, LinkState.REFUSED, str(error)))
                 pause = REFUSED_REDIAL_SECONDS
+            except LinkTooSlowError as error:
+                self._report_too_slow(address, error)
+                pause = min(max(2 * pause, FIRST_REMEASURE_SECONDS), LONGEST_REMEASURE_SECONDS)
             except LinkError as error:
                 self._report(LinkReport(address, LinkState.LOST, str(error)))
                 lived = loop.time() - dialled_at > 2 * LONGEST_REDIAL_SECONDS
@@ -198,6 +229,10 @@ class DraftLinks:
         welcome = await _first_answer(call)
         check_welcome(hello, welcome)
         channel = CHANNELS[hello.channel](LinkFrames(call), frame_limits(welcome))
+        if not self._requirement.asks_nothing:
+            seconds = await measure(call, asyncio.get_running_loop().time)
+            found = LinkQuality(transport=channel.transport, round_trip_seconds=seconds)
+            self._requirement.check(found, welcome.peer)
         link = DraftLink(
             address, hello.epoch, welcome.capacity, channel, call.send, peer=welcome.peer
         )
@@ -209,10 +244,12 @@ class DraftLinks:
         call.send(self._policy)
         self._pool.attach(link)
         self._report(LinkReport(address, LinkState.ACTIVE, link=link))
+        LINK_TRANSPORT_INFO.labels(draft=address, transport=link.transport).set(1)
         reason = "cancelled"
         try:
             reason = await first_result(ended, self._listen(link, call), self._beat(link, call))
         finally:
+            LINK_TRANSPORT_INFO.remove(address, link.transport)
             self._pool.detach(link, reason)
             link.close()
         raise LinkError(reason)
@@ -261,6 +298,13 @@ class DraftLinks:
             BAD_FRAMES_TOTAL.inc()
             _log.warning("bad_frame", draft=link.name, reason=str(error))
             _end(ended, str(error))
+
+    def _report_too_slow(self, address: str, error: LinkTooSlowError) -> None:
+        LINK_REFUSALS_TOTAL.labels(reason=TOO_SLOW).inc()
+        LINK_RTT_SECONDS.labels(draft=address).set(error.found.round_trip_seconds)
+        self._report(
+            LinkReport(address, LinkState.REFUSED, str(error), found=error.found, peer=error.peer)
+        )
 
     def _report(self, report: LinkReport) -> None:
         previous = self._reports.get(report.address)

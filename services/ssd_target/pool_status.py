@@ -38,7 +38,7 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
     """One address; a link that is up knows more than the last report of it."""
     link = report.link
     if link is None:
-        return LinkStatus(address=report.address, state=report.state, reason=report.reason)
+        return _without_link(report)
     state = link.state(now)
     return LinkStatus(
         address=report.address,
@@ -53,6 +53,20 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         reason=link.lost_because or _REASONS.get(state, report.reason),
         draft_pod=link.peer.pod,
         draft_node=link.peer.node,
+        transport=link.transport,
+    )
+
+
+def _without_link(report: LinkReport) -> LinkStatus:
+    found = report.found
+    return LinkStatus(
+        address=report.address,
+        state=report.state,
+        reason=report.reason,
+        draft_pod=report.peer.pod,
+        draft_node=report.peer.node,
+        transport=found.transport if found else "",
+        round_trip_seconds=found.round_trip_seconds if found else 0.0,
     )
 
 

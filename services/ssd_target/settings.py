@@ -58,6 +58,11 @@ class TargetSettings:
     """Wait less than that when tables are known to come sooner."""
     quarantine: bool = True
     """Leave a link alone for a while after three rounds in a row without any table in time."""
+    require_transport: Literal["any", "rdma", "nvlink"] = "any"
+    """A link over a slower transport is refused and the target serves on without it. Links run over
+    TCP today, so all but ``any`` refuse every link."""
+    max_round_trip_us: int = field(default=0, metadata={"min": 0, "max": 1_000_000})
+    """A link whose round trip is measured longer is refused, microseconds; 0 sets no limit."""
     backup: Literal["none", "ngram"] = "ngram"
     """What a row proposes after a miss."""
     fan_out: Literal["adaptive", "uniform", "geometric", "explicit"] = "adaptive"

@@ -21,6 +21,7 @@ from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy
 from ssd_target.draft_pool import DraftPool, PoolSettings
 from ssd_target.front_desk import DeskSettings, FrontDesk
 from ssd_target.inbox import Inbox
+from ssd_target.link_quality import LinkRequirement
 from ssd_target.links import DraftLinks
 from ssd_target.pool_status import pool_status
 from ssd_target.servicer import AdminServicer, GenerateServicer
@@ -54,7 +55,11 @@ class Target:
         self._inbox = inbox
         self._pool = DraftPool(pool_settings(settings, tokenizer), clock)
         self._links = DraftLinks(
-            self._pool, settings.drafts, hello(settings, tokenizer), policy(settings)
+            self._pool,
+            settings.drafts,
+            hello(settings, tokenizer),
+            policy(settings),
+            requirement=requirement(settings),
         )
         template = load_template(step.folder)
         self._desk = FrontDesk(desk_settings(settings), tokenizer, template, inbox, clock)
@@ -194,6 +199,14 @@ def policy(settings: TargetSettings) -> LinkPolicy:
     """How drafts are to choose outcomes."""
     return LinkPolicy(
         fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split, backup=settings.backup
+    )
+
+
+def requirement(settings: TargetSettings) -> LinkRequirement:
+    """What links must be to be used."""
+    return LinkRequirement(
+        transport=settings.require_transport,
+        max_round_trip_seconds=settings.max_round_trip_us / 1e6,
     )
 
 

@@ -33,6 +33,8 @@ VERBS = [
     "protos",
     "exactness",
     "bench",
+    "e2e",
+    "e2e-full",
     "images",
 ]
 MAX_LINES = 400

@@ -1,6 +1,7 @@
 """A target and real drafts over real gRPC: the tokens are those of plain decoding, always."""
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -174,3 +175,30 @@ async def test_both_ends_of_a_link_know_each_others_pods(folder: Path) -> None:
         (link,) = (await client.pool_status()).links
         assert (link.draft_pod, link.draft_node) == ("demo-draft-0-x", "n1")
         assert (await helper.until("link")).fields["target"] == "demo-target-0-y"
+
+
+async def test_a_link_slower_than_allowed_is_refused_with_its_numbers_and_costs_no_token(
+    folder: Path,
+) -> None:
+    strict = ("--max-round-trip-us", "1", "--drafts")
+    async with AsyncExitStack() as stack:
+        helper = await stack.enter_async_context(draft(folder, "0", "--pod-name", "demo-draft-0-x"))
+        lone = target(folder, [], *strict, helper.grpc_address)
+        process, client = await stack.enter_async_context(lone)
+        refusal = (await process.until("link")).fields
+        assert refusal["state"] == "refused"
+        assert re.match(
+            r"link_too_slow: its round trip is \d+ us over tcp, at most 1 us are allowed: place",
+            refusal["reason"],
+        )
+        (link,) = (await client.pool_status()).links
+        assert (link.state, link.transport, link.draft_pod) == ("refused", "tcp", "demo-draft-0-x")
+        assert link.reason.startswith("link_too_slow: ")
+        assert link.round_trip_seconds > 1e-6
+        strict_tokens, statistics = await ask(client)
+        assert statistics.mode is Mode.AUTOREGRESSIVE
+        lax = target(folder, [helper], *PATIENT, "--max-round-trip-us", "1000000")
+        _, client = await stack.enter_async_context(lax)
+        tokens, statistics = await ask(client)
+        assert statistics.hits > 20
+        assert tokens == strict_tokens

@@ -181,7 +181,15 @@ async def test_a_process_that_cannot_start_says_why_in_one_line(
 
 @pytest.mark.parametrize("module", ["ssd_target", "ssd_draft"])
 @pytest.mark.parametrize(
-    ("flags", "code"), [((), 0), (("--max-model-len", "100000"), 78), (("--model", "/nowhere"), 78)]
+    ("flags", "code"),
+    [
+        ((), 0),
+        (("--device", "cuda"), 0),
+        (("--max-model-len", "100000"), 78),
+        (("--model", "/nowhere"), 78),
+        (("--attention", "nope"), 78),
+        (("--kv-cache-bytes", "1"), 78),
+    ],
 )
 def test_settings_are_shown_without_loading_a_model(
     folder: Path, module: str, flags: tuple[str, ...], code: int

@@ -23,6 +23,8 @@ class LinkStatus:
     reason: str = ""
     draft_pod: str = ""
     draft_node: str = ""
+    transport: str = ""
+    """How the bytes travel: ``tcp``, ``rdma``, ``nvlink``; empty before the handshake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,14 @@ class TensorChannel(Protocol):
     repeat frames, but a peer may: who reads them matches epoch, session and base length exactly.
     """
 
+    @property
+    def transport(self) -> str:
+        """How the bytes travel: ``tcp``, ``rdma``, ``nvlink``.
+
+        A channel that may take several ways tells the one that it was found to take.
+        """
+        ...
+
     def start(
         self, on_frame: Callable[[Frame], None], on_lost: Callable[[Exception], None]
     ) -> None:

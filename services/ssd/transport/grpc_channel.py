@@ -18,6 +18,9 @@ class GrpcChannel:
     Frames are decoded and delivered in the thread in which the stream delivers bytes: no hop.
     """
 
+    transport = "tcp"
+    """See ``TensorChannel``."""
+
     def __init__(self, stream: ByteStream, limits: FrameLimits = DEFAULT_LIMITS) -> None:
         self._stream = stream
         self._limits = limits

@@ -30,6 +30,9 @@ class Fault(StrEnum):
 class InProcessChannel:
     """One end of a ``pair``. Not for two threads at once."""
 
+    transport = "memory"
+    """See ``TensorChannel``."""
+
     def __init__(self, name: str, limits: FrameLimits = DEFAULT_LIMITS) -> None:
         self._name = name
         self._limits = limits

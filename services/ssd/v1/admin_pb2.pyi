@@ -26,7 +26,7 @@ LINK_STATE_LOST: LinkState
 LINK_STATE_REFUSED: LinkState
 
 class LinkStatus(_message.Message):
-    __slots__ = ("address", "state", "epoch", "sessions", "capacity", "hits", "misses", "late", "round_trip_seconds", "channel", "reason", "draft_pod", "draft_node")
+    __slots__ = ("address", "state", "epoch", "sessions", "capacity", "hits", "misses", "late", "round_trip_seconds", "channel", "reason", "draft_pod", "draft_node", "transport")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +40,7 @@ class LinkStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     DRAFT_POD_FIELD_NUMBER: _ClassVar[int]
     DRAFT_NODE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: LinkState
     epoch: int
@@ -53,7 +54,8 @@ class LinkStatus(_message.Message):
     reason: str
     draft_pod: str
     draft_node: str
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., epoch: _Optional[int] = ..., sessions: _Optional[int] = ..., capacity: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., channel: _Optional[str] = ..., reason: _Optional[str] = ..., draft_pod: _Optional[str] = ..., draft_node: _Optional[str] = ...) -> None: ...
+    transport: str
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., epoch: _Optional[int] = ..., sessions: _Optional[int] = ..., capacity: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., channel: _Optional[str] = ..., reason: _Optional[str] = ..., draft_pod: _Optional[str] = ..., draft_node: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class GetPoolStatusRequest(_message.Message):
     __slots__ = ()

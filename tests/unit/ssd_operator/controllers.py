@@ -1,14 +1,19 @@
 """What the controllers and the kubelet of a cluster do to Deployments, a step at a time."""
 
+import hashlib
+import json
+from collections.abc import Iterable
 from itertools import count
 
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
 from ssd_operator.facts import Ref
-from ssd_operator.names import revision_of
-from ssd_operator.pod_state import is_live, is_ready, to_text
+from ssd_operator.names import COMPONENT_LABEL, PREFLIGHT, revision_of
+from ssd_operator.pod_state import condition_of, is_live, is_ready, to_text
 from ssd_operator.spec import Object
 
+_HASH = "pod-template-hash"
+_COMPLETE = "NewReplicaSetAvailable"
 _COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
@@ -20,21 +25,36 @@ class Controllers:
         self._names = count()
         self.broken: set[str] = set()
         """Revisions whose pods never become ready."""
+        self.unwell: set[str] = set()
+        """Pods that are not ready and do not become it."""
+        self.outcomes: dict[str, Object] = {}
+        """Status of preflights by their image; of others they succeed."""
 
-    def settle(self) -> None:
-        """Step until nothing changes."""
-        for _ in range(50):
+    def settle(self) -> bool:
+        """Step until nothing changes; whether anything did."""
+        for number in range(100):
             if not self.step():
-                return
+                return number > 0
         raise AssertionError("the controllers do not come to rest")
 
     def step(self) -> bool:
         """Let each Deployment make one move; whether any was made."""
-        moved = [self._reconcile(each) for each in self._cluster.of_kind("Deployment")]
-        return any(moved)
+        deployments = [each for each in self._cluster.of_kind("Deployment") if "spec" in each]
+        moved = [self._reconcile(each) or self._report(each) for each in deployments]
+        return any(moved + [self._run(pod) for pod in self.preflights()])
+
+    def preflights(self) -> list[Object]:
+        """Pods that try a change."""
+        pods = self._cluster.of_kind("Pod")
+        return [pod for pod in pods if pod["metadata"]["labels"][COMPONENT_LABEL] == PREFLIGHT]
 
     def kill(self, pod: Object) -> None:
         """A pod's container dies; the kubelet starts it again at the next step."""
+        self._set_ready(pod, is_up=False)
+
+    def sicken(self, pod: Object) -> None:
+        """A pod is not ready any more, until it is taken out of ``unwell``."""
+        self.unwell.add(pod["metadata"]["name"])
         self._set_ready(pod, is_up=False)
 
     def pods_of(self, deployment: Object) -> list[Object]:
@@ -46,12 +66,11 @@ class Controllers:
         ]
 
     def _reconcile(self, deployment: Object) -> bool:
-        wanted, spec = revision_of(deployment), deployment["spec"]
-        pods = self.pods_of(deployment)
-        old = [pod for pod in pods if revision_of(pod) != wanted]
+        spec, pods = deployment["spec"], self.pods_of(deployment)
+        old = [pod for pod in pods if not is_of_template(pod, deployment)]
         surplus = len(pods) - spec["replicas"]
         if surplus > 0:
-            for pod in sorted(pods, key=_deletion_order)[:surplus]:
+            for pod in first_to_go(pods, surplus):
                 self._remove(pod)
         elif old and spec["strategy"]["type"] == "Recreate":
             for pod in old:
@@ -65,17 +84,42 @@ class Controllers:
         elif old:
             self._remove(old[0])
         else:
-            return self._report(deployment)
+            return False
+        return True
+
+    def _run(self, pod: Object) -> bool:
+        image = pod["spec"]["containers"][0]["image"]
+        status = self.outcomes.get(image, {"phase": "Succeeded"})
+        if pod.get("status") == status:
+            return False
+        self._cluster.put({**pod, "spec": {**pod["spec"], "nodeName": "n1"}, "status": status})
         return True
 
     def _can_be_ready(self, pod: Object) -> bool:
-        return revision_of(pod) not in self.broken
+        return revision_of(pod) not in self.broken and pod["metadata"]["name"] not in self.unwell
 
     def _report(self, deployment: Object) -> bool:
-        generation = deployment["metadata"]["generation"]
-        condition = {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}
-        status = {"observedGeneration": generation, "conditions": [condition]}
-        if deployment.get("status") == status:
+        before, wanted = deployment.get("status", {}), deployment["spec"]["replicas"]
+        pods = self.pods_of(deployment)
+        num_updated = sum(is_of_template(pod, deployment) for pod in pods)
+        num_ready = sum(is_ready(pod) for pod in pods)
+        is_rolled = num_updated == len(pods) == wanted
+        was_complete = condition_of(deployment, "Progressing").get("reason") == _COMPLETE
+        is_complete = is_rolled and (was_complete or num_ready == wanted)
+        status = {
+            "observedGeneration": deployment["metadata"]["generation"],
+            "replicas": len(pods),
+            "updatedReplicas": num_updated,
+            "readyReplicas": num_ready,
+            "conditions": [
+                {
+                    "type": "Progressing",
+                    "status": "True",
+                    "reason": _COMPLETE if is_complete else "ReplicaSetUpdated",
+                }
+            ],
+        }
+        if before == status:
             return False
         self._cluster.put(deployment | {"status": status})
         return True
@@ -91,7 +135,7 @@ class Controllers:
             "metadata": {
                 "name": name,
                 "namespace": metadata["namespace"],
-                "labels": template["metadata"]["labels"],
+                "labels": template["metadata"]["labels"] | {_HASH: template_hash(deployment)},
                 "ownerReferences": [owner],
             },
             "spec": {"nodeName": "n1"},
@@ -110,6 +154,22 @@ class Controllers:
 
     def _remove(self, pod: Object) -> None:
         self._cluster.remove(pod["metadata"]["namespace"], Ref("Pod", pod["metadata"]["name"]))
+
+
+def template_hash(deployment: Object) -> str:
+    """What tells a ReplicaSet of a Deployment from its others."""
+    text = json.dumps(deployment["spec"]["template"], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def is_of_template(pod: Object, deployment: Object) -> bool:
+    """Whether a pod is of the template that its Deployment has now."""
+    return bool(pod["metadata"]["labels"][_HASH] == template_hash(deployment))
+
+
+def first_to_go(pods: Iterable[Object], number: int) -> list[Object]:
+    """Those that a ReplicaSet deletes when it has this many too many."""
+    return sorted(pods, key=_deletion_order)[:number]
 
 
 def _deletion_order(pod: Object) -> tuple[bool, int]:

@@ -1,13 +1,15 @@
 """A cluster in memory: server-side apply, garbage collection, and failures on command."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from ssd_operator.cluster import (
     WATCHED_KINDS,
+    BusyError,
     ClusterError,
     ForbiddenError,
     Key,
@@ -20,8 +22,13 @@ from ssd_operator.pod_state import to_text
 from ssd_operator.spec import API_VERSION, KIND, Object
 from ssd_operator.view import owner_key
 
+AnswerT = TypeVar("AnswerT")
 Address = tuple[str, Ref]
 """Namespace, kind and name."""
+
+
+class LostAnswerError(BusyError):
+    """The call was carried out, and its answer came too late."""
 
 
 @dataclass
@@ -34,21 +41,28 @@ class MemoryCluster:
     """Verb and object of each call that was meant to change something, failed ones included."""
     reads: int = 0
     events: list[Event] = field(default_factory=list)
-    failures: list[ClusterError] = field(default_factory=list)
-    """Raised by the next calls, one each."""
+    failures: list[ClusterError | None] = field(default_factory=list)
+    """Raised by the next calls, one each; a call with None goes well."""
     refused: dict[Ref, str] = field(default_factory=dict)
     """What admission has against objects."""
+    imposed: dict[Ref, Object] = field(default_factory=dict)
+    """What a webhook puts into objects, whatever was sent."""
+    refusals: dict[str, ClusterError] = field(default_factory=dict)
+    """Raised whenever an object of a kind is applied."""
     optional: frozenset[str] = frozenset()
     leaving_namespaces: set[str] = field(default_factory=set)
+    log: list[tuple[Object, bool]] = field(default_factory=list)
+    """What a watch is told, from the beginning: an object, and whether it is gone."""
     _intents: dict[Address, Object] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    _lost: LostAnswerError | None = None
 
     # ---- what Cluster promises
 
     async def get(self, namespace: str, ref: Ref) -> Object | None:
         self._may_fail()
         self.reads += 1
-        return copy.deepcopy(self.objects.get((namespace, ref)))
+        return self._answer(copy.deepcopy(self.objects.get((namespace, ref))))
 
     async def apply(self, wanted: Object) -> Object:
         namespace = wanted["metadata"]["namespace"]
@@ -56,19 +70,22 @@ class MemoryCluster:
         self._write("apply", ref)
         if namespace in self.leaving_namespaces and (namespace, ref) not in self.objects:
             raise ForbiddenError(f"namespace {namespace} is being terminated", is_leaving=True)
+        if ref.kind in self.refusals:
+            raise self.refusals[ref.kind]
         if ref in self.refused:
             raise RefusedError(self.refused[ref])
         address, wanted = (namespace, ref), copy.deepcopy(wanted)
         live = self.objects.get(address)
         base = {} if live is None else _without(live, self._intents.get(address, {}), wanted)
         self._intents[address] = wanted
-        return self.put(_merged(base, wanted))
+        return self._answer(self.put(_merged(_merged(base, wanted), self.imposed.get(ref, {}))))
 
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         self._write("delete", ref)
         found = self.objects.get((namespace, ref))
         if found is not None and found["metadata"]["uid"] == uid:
             self.remove(namespace, ref)
+        self._answer(None)
 
     async def annotate_pod(
         self, namespace: str, name: str, annotations: Mapping[str, str]
@@ -77,27 +94,29 @@ class MemoryCluster:
         self._write("annotate", ref)
         found = copy.deepcopy(self.objects.get((namespace, ref)))
         if found is None:
-            return None
+            return self._answer(None)
         found["metadata"].setdefault("annotations", {}).update(annotations)
-        return self.put(found)
+        return self._answer(self.put(found))
 
     async def patch_status(self, namespace: str, name: str, status: Object) -> Object | None:
         ref = Ref(KIND, name)
         self._write("status", ref)
         found = copy.deepcopy(self.objects.get((namespace, ref)))
-        return None if found is None else self.put(found | {"status": status})
+        return self._answer(None if found is None else self.put(found | {"status": status}))
 
     async def patch_scale(self, namespace: str, name: str, replicas: int) -> None:
         self._write("scale", Ref(KIND, name))
         self.edit_spec((namespace, name), draft={"replicas": replicas})
+        self._answer(None)
 
     async def post_event(self, about: Object, event: Event, seconds: float) -> None:
         self._may_fail()
         self.events.append(event)
+        self._answer(None)
 
     async def optional_kinds(self) -> frozenset[str]:
         self._may_fail()
-        return self.optional
+        return self._answer(self.optional)
 
     # ---- what tests and controllers do to it
 
@@ -125,12 +144,15 @@ class MemoryCluster:
             metadata["generation"] = old["metadata"]["generation"] + 1
         metadata["resourceVersion"] = str(next(self._numbers))
         self.objects[address] = thing
+        self.log.append((copy.deepcopy(thing), False))
         return copy.deepcopy(thing)
 
     def remove(self, namespace: str, ref: Ref) -> None:
         """Delete an object and, as the garbage collector does, all that it owns."""
         address = namespace, ref
-        gone = self.objects.pop(address)
+        gone = copy.deepcopy(self.objects.pop(address))
+        gone["metadata"]["resourceVersion"] = str(next(self._numbers))
+        self.log.append((gone, True))
         self._intents.pop(address, None)
         for (where, each), thing in list(self.objects.items()):
             owners = thing["metadata"].get("ownerReferences") or []
@@ -155,40 +177,63 @@ class MemoryCluster:
         self._may_fail()
 
     def _may_fail(self) -> None:
-        if self.failures:
-            raise self.failures.pop(0)
+        failure = self.failures.pop(0) if self.failures else None
+        if isinstance(failure, LostAnswerError):
+            self._lost = failure
+        elif failure is not None:
+            raise failure
+
+    def _answer(self, answer: AnswerT) -> AnswerT:
+        lost, self._lost = self._lost, None
+        if lost is not None:
+            raise lost
+        return answer
 
 
 class Watch:
-    """Indices as kopf keeps them, brought up to date on command."""
+    """Indices as kopf keeps them, each kind brought up to date on command."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self._cluster = cluster
+        self._told: Counter[str] = Counter()
         self._seen: dict[Address, Object] = {}
         self.resources: dict[Key, list[Object]] = {}
         self.children: dict[Key, list[Object]] = {}
 
-    def catch_up(self) -> list[tuple[Key, Object, bool]]:
-        """Bring the indices up to date; the events of it: key, object, whether it is gone."""
-        now = {
-            address: copy.deepcopy(thing)
-            for address, thing in self._cluster.objects.items()
-            if _is_watched(thing)
-        }
-        before, self._seen = self._seen, now
+    def catch_up(self, kinds: Iterable[str] = WATCHED_KINDS) -> list[tuple[Key, Object, bool]]:
+        """Bring these kinds up to date; the events of it: key, object, whether it is gone."""
+        events: list[tuple[Key, Object, bool]] = []
+        for kind in kinds:
+            news = self._cluster.log[self._told[kind] :]
+            self._told[kind] = len(self._cluster.log)
+            for thing, is_gone in news:
+                if (
+                    thing["kind"] == kind
+                    and (event := self._tell(thing, is_gone=is_gone)) is not None
+                ):
+                    events.append(event)
+        self._sort()
+        return events
+
+    def _tell(self, thing: Object, *, is_gone: bool) -> tuple[Key, Object, bool] | None:
+        address = thing["metadata"]["namespace"], Ref(thing["kind"], thing["metadata"]["name"])
+        before = self._seen.pop(address, None)
+        is_gone = is_gone or not _is_watched(thing)
+        if not is_gone:
+            self._seen[address] = thing
+        elif before is None:
+            return None  # not of ours, neither before nor now
+        key = _key(thing if before is None else before)
+        return None if key is None else (key, thing, is_gone)
+
+    def _sort(self) -> None:
         self.resources.clear()
         self.children.clear()
-        for (namespace, ref), thing in now.items():
+        for (namespace, ref), thing in self._seen.items():
             if ref.kind == KIND:
                 self.resources.setdefault((namespace, ref.name), []).append(thing)
             elif (key := owner_key(thing)) is not None:
                 self.children.setdefault(key, []).append(thing)
-        changed = [thing for address, thing in now.items() if before.get(address) != thing]
-        gone = [thing for address, thing in before.items() if address not in now]
-        told = [(thing, False) for thing in changed] + [(thing, True) for thing in gone]
-        return [
-            (key, thing, is_gone) for thing, is_gone in told if (key := _key(thing)) is not None
-        ]
 
 
 def _key(thing: Object) -> Key | None:

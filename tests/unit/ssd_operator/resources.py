@@ -1,13 +1,19 @@
 """Resources as tests want them. Run as a module, it writes the snapshots afresh, for review."""
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 from hypothesis import strategies as st
 
+from ssd_operator.cluster import ref_of
 from ssd_operator.config import OperatorConfig
+from ssd_operator.facts import Observed
 from ssd_operator.manifests import wanted
-from ssd_operator.names import draft_cells
+from ssd_operator.names import COMPONENT_LABEL, REVISION_LABEL, draft_cells
+from ssd_operator.objects import ChildFactory
+from ssd_operator.preflight import preflight
 from ssd_operator.spec import (
     Accelerator,
     Autoscaling,
@@ -19,6 +25,7 @@ from ssd_operator.spec import (
     Observability,
     Placement,
     PodTemplate,
+    Rdma,
     Resource,
     ScalingMode,
     SecretKey,
@@ -28,6 +35,7 @@ from ssd_operator.spec import (
     Spec,
     Speculation,
     Target,
+    Transport,
     drafts_of_cell,
 )
 
@@ -103,6 +111,23 @@ POOL = Spec(
     target=Target(source=Source(uri="pvc://weights/llama-70b"), replicas=2, tensor_parallel_size=4),
     draft=Draft(source=Source(uri="pvc://weights/llama-1b"), replicas=4, sharing=Sharing.POOL),
 )
+RDMA = replace(
+    POOL,
+    transport=Transport(
+        require="RDMA",
+        rdma=Rdma(resource_name="rdma/hca_shared_devices_a"),
+        nccl_env={"NCCL_IB_GID_INDEX": "3"},
+    ),
+)
+NVLINK = replace(
+    QWEN,
+    transport=Transport(
+        tier="NVLinkPrivileged",
+        require="NVLink",
+        max_round_trip_microseconds=50,
+        nccl_env={"NCCL_DEBUG": "INFO", "NCCL_CUMEM_ENABLE": "0"},
+    ),
+)
 EVERYTHING = Spec(
     accelerator=Accelerator.CPU,
     model=Model(name="tiny", max_model_len=512, dtype="float32"),
@@ -160,9 +185,23 @@ SAMPLES = {
     "qwen3": resource(QWEN, "qwen3-32b"),
     "pool": resource(POOL, "pooled"),
     "hpa": resource(scaled(ScalingMode.HPA)),
+    "rdma": resource(RDMA, "over-rdma"),
+    "nvlink": resource(NVLINK, "over-nvlink"),
     "keda": resource(scaled(ScalingMode.KEDA)),
     "everything": resource(EVERYTHING, "all", restart="1700000000"),
 }
+
+
+PREFLIGHTS = ("everything", "llama-70b-two-cells")
+"""Samples whose preflight is reviewed, too."""
+TRANSPORTS = (
+    Transport(),
+    Transport(tier="TCP", max_round_trip_microseconds=900),
+    RDMA.transport,
+    Transport(tier="RDMA", rdma=Rdma(resource_name="rdma/hca", count=8)),
+    NVLINK.transport,
+    Transport(tier="NVLinkPrivileged"),
+)
 
 
 @st.composite
@@ -207,6 +246,7 @@ def specs(draw: st.DrawFn) -> Spec:
             gpu_products=draw(st.sampled_from([(), ("H100",), ("H100", "H200")])),
         ),
         model_cache=cache,
+        transport=draw(st.sampled_from(TRANSPORTS)) if is_gpu else Transport(),
         security=Security(
             network_policy=draw(st.booleans()), read_only_root_filesystem=draw(st.booleans())
         ),
@@ -221,6 +261,29 @@ def as_yaml(objects: list[Object]) -> str:
     return str(yaml.safe_dump_all(objects, sort_keys=False, default_flow_style=None, width=120))
 
 
+def preflight_of(resource: Resource) -> Object:
+    """The pod that tries this resource beside a target on node ``n1``."""
+    targets = [
+        each
+        for each in children(resource)
+        if each["kind"] == "Deployment" and each["metadata"]["labels"][COMPONENT_LABEL] == "target"
+    ]
+    live = copy.deepcopy(targets)
+    for each in live:
+        each["spec"]["template"]["metadata"]["labels"][REVISION_LABEL] = "older"
+    pod: Object = {
+        "metadata": {"name": "t0", "labels": live[0]["spec"]["template"]["metadata"]["labels"]},
+        "spec": {"nodeName": "n1"},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }
+    observed = Observed(children={ref_of(each): each for each in live}, pods=(pod,))
+    made = preflight(ChildFactory(resource=resource, config=CONFIG), targets, observed, 0.0).pod
+    assert made is not None
+    return made
+
+
 if __name__ == "__main__":
     for title, sample in SAMPLES.items():
         (SNAPSHOTS / f"{title}.yaml").write_text(as_yaml(children(sample)))
+    for title in PREFLIGHTS:
+        (SNAPSHOTS / f"preflight-{title}.yaml").write_text(as_yaml([preflight_of(SAMPLES[title])]))

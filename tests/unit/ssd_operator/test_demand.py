@@ -7,7 +7,7 @@ from tests.unit.ssd_operator.scenes import Scene, answer, draft, homeless, link,
 from ssd_operator.demand import drains_of, policy_of, pool_load
 from ssd_operator.drain import Drains
 from ssd_operator.facts import DrainFact
-from ssd_operator.scaling import Policy, PoolLoad, TargetLoad
+from ssd_operator.scaling import History, Policy, PoolLoad, TargetLoad, next_replicas
 from ssd_operator.spec import Autoscaling, Object, Placement, ScalingMode
 
 
@@ -21,8 +21,10 @@ def test_the_load_is_that_of_ready_targets_and_of_active_links() -> None:
         homeless(draft("d2")),
     )
     pools = (
-        answer("t0", link("d0", capacity=8), link("d1", "Draining", capacity=4), running=20),
-        answer("t2", running=99),
+        answer(
+            "t0", link("d0", capacity=8), link("d1", "Draining", capacity=4), eligible_sequences=20
+        ),
+        answer("t2", eligible_sequences=99),
     )
     assert pool_load(Scene(cells=3, drafts=2, pods=pods, pools=pools).census) == PoolLoad(
         replicas=2,
@@ -34,6 +36,17 @@ def test_the_load_is_that_of_ready_targets_and_of_active_links() -> None:
         ),
         capacities={"d0": 8},
     )
+
+
+def test_a_target_that_finds_speculation_not_worthwhile_asks_for_no_draft() -> None:
+    busy = answer("t0", link("d0", capacity=8), eligible_sequences=16)
+    idle = answer("t1", link("d0", capacity=8), eligible_sequences=99, speculating=False)
+    scene = Scene(
+        cells=2, drafts=1, pods=(target(), target("t1", cell=1), draft("d0")), pools=(busy, idle)
+    )
+    policy = Policy(minimum=1, maximum=64, occupancy=1.0)
+    decision, _ = next_replicas(policy, pool_load(scene.census), History(), now=0.0)
+    assert decision.replicas == 2
 
 
 def test_a_draft_that_two_targets_measured_counts_once() -> None:

@@ -205,3 +205,30 @@ def test_cells_are_planned_apart_and_one_that_goes_ends_at_none() -> None:
     )
     assert found.replicas == {0: 2, 1: 1, 2: 3}
     assert [mark.pod for mark in found.marks] == ["c"]
+
+
+def restarted(thing: Object, seconds: float, exit_code: int = 0) -> Object:
+    """The same pod, whose container ended at a time and was started again by the kubelet."""
+    ended = {"exitCode": exit_code, "finishedAt": to_text(seconds)}
+    containers = [{"name": "draft", "state": {"running": {}}, "lastState": {"terminated": ended}}]
+    return thing | {"status": thing["status"] | {"containerStatuses": containers}}
+
+
+@pytest.mark.parametrize("drains", [Drains(), drained("b", result="Unreachable")])
+def test_a_victim_whose_process_ended_has_drained_whoever_saw_it(drains: Drains) -> None:
+    victim = restarted(pod("b", deadline=FUTURE), NOW)
+    assert plan(1, 2, pod("a"), victim, drains=drains).replicas == {0: 1}
+
+
+def test_a_process_that_ended_before_its_successor_was_marked_says_nothing() -> None:
+    victim = restarted(pod("b", deadline=FUTURE), NOW - 60)
+    found = plan(1, 2, pod("a"), victim)
+    assert found.replicas == {0: 2}
+    assert [call.pod for call in found.calls] == ["b"]
+
+
+def test_a_restarted_victim_that_serves_again_is_drained_again() -> None:
+    victim = restarted(pod("b", deadline=FUTURE), NOW)
+    found = plan(1, 2, pod("a"), victim, drains=Drains(sessions={"b": 1}))
+    assert found.replicas == {0: 2}
+    assert [call.pod for call in found.calls] == ["b"]

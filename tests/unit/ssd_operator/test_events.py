@@ -21,6 +21,7 @@ from ssd_operator.spec import Object
 def status(drafts: int = 2, links: tuple[Object, ...] = (), **reasons: str) -> Object:
     """A status whose conditions have these reasons; those of bad news are not True."""
     bad = {"NoDrafts", "NameTaken", "Unschedulable", "InsufficientLocalGPUs", "Paused"}
+    bad |= {"PreflightFailed"}
     unknown = {"TargetUnreachable": "Unknown"}
     told = {"Ready": "Serving"} | reasons
     return {
@@ -53,6 +54,14 @@ CHANGES: list[tuple[Object, Object, list[str]]] = [
     ),
     (status(Progressing="RollingOut"), status(Progressing="Paused"), []),
     (status(Progressing="RollingOut"), status(Progressing="RollingOut"), []),
+    (status(Progressing="RollingOut"), status(Progressing="Preflight"), []),
+    (status(Progressing="Preflight"), status(Progressing="UpToDate"), []),
+    (
+        status(Progressing="Preflight"),
+        status(Progressing="PreflightFailed"),
+        ["PreflightFailed"],
+    ),
+    (status(Progressing="PreflightFailed"), status(Progressing="PreflightFailed"), []),
     (status(drafts=1), status(drafts=3), ["DraftsScaled"]),
     (status(SpeculationActive="NoDrafts"), status(SpeculationActive="Active"), ["SpeculationOn"]),
     (status(SpeculationActive="Active"), status(SpeculationActive="NoDrafts"), ["SpeculationOff"]),
@@ -73,6 +82,15 @@ CHANGES: list[tuple[Object, Object, list[str]]] = [
 @pytest.mark.parametrize(("old", "new", "reasons"), CHANGES)
 def test_a_change_of_the_status_is_told(old: Object, new: Object, reasons: list[str]) -> None:
     assert [event.reason for event in status_events(old, new)] == reasons
+
+
+def test_a_refused_link_is_told_with_its_reason() -> None:
+    link = refused("d0") | {"reason": "link_too_slow: 312 us, at most 1 us are allowed"}
+    (event,) = status_events(status(), status(links=(link,)))
+    assert event.severity is Severity.WARNING
+    assert event.message == "t and d0: link_too_slow: 312 us, at most 1 us are allowed."
+    again = link | {"reason": "link_too_slow: 298 us, at most 1 us are allowed"}
+    assert status_events(status(links=(link,)), status(links=(again,))) == ()
 
 
 def test_what_lasts_is_no_news() -> None:

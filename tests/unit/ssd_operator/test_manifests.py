@@ -13,16 +13,21 @@ from tests.unit.ssd_operator.resources import (
     DEMO_TARGET,
     LLAMA,
     NAMES,
+    NVLINK,
     POOL,
+    PREFLIGHTS,
+    RDMA,
     SAMPLES,
     SNAPSHOTS,
     children,
     cpu_demo,
+    preflight_of,
     resource,
     specs,
 )
 
 from ssd_operator.config import OperatorConfig
+from ssd_operator.fabric import USER
 from ssd_operator.manifests import OPTIONAL_KINDS, wanted
 from ssd_operator.names import (
     HASH_ANNOTATION,
@@ -44,6 +49,8 @@ from ssd_operator.spec import (
     Sharing,
     Spec,
     Target,
+    Tier,
+    Transport,
 )
 
 ORDER = [
@@ -108,8 +115,12 @@ def not_restricted(pod: Object) -> list[str]:
     ]
     for container in pod["containers"] + pod.get("initContainers", []):
         own = container["securityContext"]
-        if own["allowPrivilegeEscalation"] or own["capabilities"] != {"drop": ["ALL"]}:
-            faults.append(container["name"])
+        if own.get("privileged") or own["allowPrivilegeEscalation"]:
+            faults.append(f"{container['name']} may gain privileges")
+        elif own["capabilities"] != {"drop": ["ALL"]}:
+            faults.append(f"{container['name']} has {', '.join(own['capabilities']['add'])}")
+        if own.get("runAsUser", USER) == 0:
+            faults.append(f"{container['name']} is root")
         faults += [str(port) for port in container.get("ports", []) if "hostPort" in port]
     return faults
 
@@ -122,7 +133,8 @@ def test_the_children_are_those_that_were_reviewed(name: str) -> None:
 
 
 def test_there_is_no_snapshot_of_a_resource_that_is_gone() -> None:
-    assert {path.stem for path in SNAPSHOTS.iterdir()} == set(SAMPLES)
+    titles = {*SAMPLES, *(f"preflight-{name}" for name in PREFLIGHTS)}
+    assert {path.stem for path in SNAPSHOTS.iterdir()} == titles
 
 
 @given(specs(), NAMES)
@@ -173,11 +185,27 @@ def test_gpus_are_those_of_the_targets_and_one_a_draft(spec: Spec) -> None:
     assert gpus(resource(spec)) == (wanted_gpus if spec.accelerator is Accelerator.NVIDIA else 0)
 
 
+@pytest.mark.parametrize("title", ["rdma", "nvlink"])
+def test_a_preflight_takes_no_privilege_that_its_target_has(title: str) -> None:
+    assert not_restricted(preflight_of(SAMPLES[title])["spec"]) == []
+
+
 @given(specs())
-def test_pods_pass_the_restricted_level_unless_a_host_path_is_asked_for(spec: Spec) -> None:
-    is_open = spec.model_cache.type == "HostPath"
+def test_pods_pass_the_restricted_level_unless_a_tier_or_a_host_path_is_asked_for(
+    spec: Spec,
+) -> None:
+    cache = ["cache"] if spec.model_cache.type == "HostPath" else []
     for template in templates(resource(spec)).values():
-        assert not_restricted(template["spec"]) == (["cache"] if is_open else [])
+        process = template["metadata"]["labels"]["ssd.dev/component"]
+        expected = {
+            Tier.TCP: cache,
+            Tier.RDMA: [*cache, f"{process} has IPC_LOCK"],
+            Tier.NVLINK_PRIVILEGED: [
+                *("hostIPC", "tmp", *cache, f"{process} may gain privileges"),
+                *("scratch has CHOWN, FOWNER", "scratch is root"),
+            ],
+        }
+        assert not_restricted(template["spec"]) == expected[spec.transport.effective_tier]
 
 
 @given(specs())
@@ -323,6 +351,30 @@ def test_only_its_own_targets_and_the_operator_reach_a_draft() -> None:
         "podSelector": {"matchLabels": {"ssd.dev/name": "demo", "ssd.dev/component": "target"}}
     }
     assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}}
+
+
+ALL_TCP = [{"protocol": "TCP"}]
+
+
+def ingress(spec: Spec, component: str) -> list[Object]:
+    (policy,) = [
+        each
+        for each in children(resource(spec))
+        if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", f"demo-{component}")
+    ]
+    return list(policy["spec"]["ingress"])
+
+
+@pytest.mark.parametrize("spec", [RDMA, NVLINK])
+@pytest.mark.parametrize(("component", "other"), [("target", "draft"), ("draft", "target")])
+def test_nccl_reaches_every_port_of_the_other_end_and_nobody_else_does(
+    spec: Spec, component: str, other: str
+) -> None:
+    labels = {"ssd.dev/name": "demo", "ssd.dev/component": other}
+    peers = [{"podSelector": {"matchLabels": labels}}]
+    *usual, added = ingress(spec, component)
+    assert added == {"from": peers, "ports": ALL_TCP}
+    assert usual == ingress(replace(spec, transport=Transport()), component)
 
 
 def test_named_clients_close_a_target_to_others_but_the_operator() -> None:

@@ -20,6 +20,7 @@ from ssd_operator.spec import (
     Autoscaling,
     Draft,
     Object,
+    Rdma,
     Resource,
     ScalingMode,
     SecretKey,
@@ -28,6 +29,7 @@ from ssd_operator.spec import (
     Spec,
     Speculation,
     Target,
+    Tier,
 )
 from ssd_operator.structural import Schema, problems, stored
 
@@ -93,6 +95,29 @@ def test_processes_that_share_cores_wait_longer_for_a_table(
     assert spec.speculation.draft_deadline_milliseconds == milliseconds
     given = parse(demo(accelerator=accelerator, speculation={"draftDeadlineMilliseconds": 7}))
     assert given.spec.speculation.draft_deadline_milliseconds == 7
+
+
+@pytest.mark.parametrize(
+    ("transport", "tier"),
+    [
+        ({}, Tier.TCP),
+        ({"tier": "Auto"}, Tier.TCP),
+        ({"tier": "TCP"}, Tier.TCP),
+        ({"rdma": {"resourceName": "rdma/hca"}}, Tier.RDMA),
+        ({"tier": "NVLinkPrivileged"}, Tier.NVLINK_PRIVILEGED),
+    ],
+)
+def test_auto_means_tcp_unless_a_card_is_named(transport: Object, tier: Tier) -> None:
+    assert parse(demo(transport=transport)).spec.transport.effective_tier is tier
+
+
+def test_what_links_must_be_arrives() -> None:
+    transport = parse(resource(corpus("rdma-named"))).spec.transport
+    assert transport.rdma == Rdma(resource_name="rdma/hca", count=8)
+    assert transport.max_round_trip_microseconds == 1_000_000
+    auto = parse(resource(corpus("rdma-auto"))).spec.transport
+    assert auto.rdma == Rdma(resource_name="rdma/hca_shared_devices_a")
+    assert (auto.require, auto.nccl_env) == ("RDMA", {"NCCL_IB_GID_INDEX": "3"})
 
 
 def test_metadata_tells_of_annotations_and_of_deletion() -> None:

@@ -252,7 +252,7 @@ async def test_cells_roll_one_after_another() -> None:
     world = await settled(demo(target={"replicas": 3}))
     world.cluster.edit_spec(KEY, target={"image": "localhost/new:1"})
     fewest = 3
-    for _ in range(8):
+    for _ in range(12):
         world.see()
         world.cluster.now += 2.0
         await world.look()
@@ -268,8 +268,8 @@ async def test_a_bad_revision_stops_after_one_cell_and_a_good_one_mends_it() -> 
     world = await settled(demo(target={"replicas": 2}))
     before = {revision_of(world.deployment(f"demo-target-{cell}")) for cell in range(2)}
     world.cluster.edit_spec(KEY, target={"image": "localhost/bad:1"})
+    await world.round()  # the preflight passes
     world.see()
-    world.cluster.now += 2.0
     await world.look()
     revisions = [revision_of(world.deployment(f"demo-target-{cell}")) for cell in range(2)]
     world.controllers.broken = set(revisions) - before
@@ -290,7 +290,9 @@ async def test_the_internal_loop_writes_the_number_and_nothing_else_does() -> No
     (target,) = world.ready_pods("target")
     name = target["metadata"]["name"]
     for _ in range(12):
-        world.engines.answers[name] = PoolFact(target_pod=name, at=world.cluster.now, running=70)
+        world.engines.answers[name] = PoolFact(
+            target_pod=name, at=world.cluster.now, eligible_sequences=70
+        )
         await world.round()
     assert world.cluster.resource(KEY)["spec"]["draft"]["replicas"] == 3
     assert world.cluster.writes.count(("scale", Ref("SSDDeployment", "demo"))) == 1

@@ -13,7 +13,7 @@ from ssd_draft.settings import DraftSettings
 from ssd_operator import schema
 from ssd_operator.parse import DRAFT_DEADLINES
 from ssd_operator.pod_schema import network_peer, pod_template
-from ssd_operator.spec import Accelerator, Autoscaling, Draft, Engine, Source, Spec, Target
+from ssd_operator.spec import Accelerator, Autoscaling, Draft, Engine, Rdma, Source, Spec, Target
 from ssd_operator.status_schema import status
 from ssd_operator.structural import Schema, problems, stored
 from ssd_target.settings import TargetSettings
@@ -106,11 +106,15 @@ NAMED_OTHERWISE = {
 }
 
 
+OPTIONAL: dict[str, Any] = {"autoscaling": Autoscaling, "rdma": Rdma}
+"""Blocks that may be absent."""
+
+
 def blocks_of(kind: Any, field: Schema) -> Iterator[tuple[Any, Schema]]:
     """Dataclasses and the schemas of their blocks."""
     yield kind, field
     for each in fields(kind):
-        of = Autoscaling if each.name == "autoscaling" else each.type
+        of = OPTIONAL.get(each.name, each.type)
         if is_dataclass(of) and each.name != "token_secret":
             yield from blocks_of(of, field["properties"][camel(each.name)])
 
@@ -120,7 +124,7 @@ BLOCKS = list(blocks_of(Spec, SPEC))
 
 def test_all_blocks_are_compared() -> None:
     assert {kind for kind, _ in BLOCKS} > {Spec, Target, Draft, Engine, Autoscaling, Source}
-    assert len({kind for kind, _ in BLOCKS}) == 15
+    assert len({kind for kind, _ in BLOCKS}) == 16
 
 
 @pytest.mark.parametrize(("kind", "field"), BLOCKS, ids=lambda each: getattr(each, "__name__", ""))
@@ -156,6 +160,7 @@ def test_no_number_gets_in_that_a_process_refuses() -> None:
         ("target.engine.maxNumSeqs", "max_num_seqs"),
         ("target.engine.maxQueue", "max_queue"),
         ("target.drainSeconds", "drain_seconds"),
+        ("transport.maxRoundTripMicroseconds", "max_round_trip_us"),
     ):
         within(f"spec.{name}", TargetSettings, of)
     within("spec.draft.sequencesPerReplica", DraftSettings, "max_sessions")

@@ -33,7 +33,7 @@ def condition(status: Object, kind: str) -> Object:
 
 def test_the_whole_of_a_healthy_resource() -> None:
     links = (link("d0", round_trip_seconds=120e-6), link("d1", round_trip_seconds=80.4e-6))
-    fact = answer("t0", *links, running=3, tokens_per_round=3.12, hit_rate=0.857)
+    fact = answer("t0", *links, eligible_sequences=3, tokens_per_round=3.12, hit_rate=0.857)
     status = tell(Scene(pools=(fact,)))
     assert status.pop("conditions")[0]["type"] == "Ready"
     assert status == {
@@ -123,6 +123,24 @@ def test_each_link_has_its_own_key_and_there_are_at_most_64() -> None:
     assert len(links) == len(keys) == 64
 
 
+def test_a_link_that_is_not_active_says_why_and_what_was_measured() -> None:
+    too_slow = link(
+        "d0",
+        "Refused",
+        reason="link_too_slow: " + "x" * 2000,
+        transport="tcp",
+        round_trip_seconds=312e-6,
+    )
+    connecting = link("", "Connecting", address="10.0.0.9:50052")
+    entries = tell(Scene(pools=(answer("t0", too_slow, connecting),)))["links"]
+    by_draft = {each["draft"]: each for each in entries}
+    refused = by_draft["d0"]
+    assert (refused["transport"], refused["roundTripMicroseconds"]) == ("TCP", 312)
+    assert refused["reason"].startswith("link_too_slow: xxx")
+    assert len(refused["reason"]) == 1024
+    assert not {"transport", "reason"} & by_draft["10.0.0.9:50052"].keys()
+
+
 def test_old_answers_and_those_of_pods_that_do_not_serve_are_no_links() -> None:
     pods = (target(), target("t1", ready=False, cell=1))
     pools = (answer("t0", link("d0"), age=31), answer("t1", link("d0")))
@@ -130,11 +148,13 @@ def test_old_answers_and_those_of_pods_that_do_not_serve_are_no_links() -> None:
 
 
 def test_figures_are_means_by_load_and_idle_targets_keep_the_last_ones() -> None:
-    busy = answer("t0", running=9, tokens_per_round=4.0, hit_rate=1.0)
-    calm = answer("t1", running=1, tokens_per_round=2.0, hit_rate=0.5)
+    busy = answer("t0", eligible_sequences=9, tokens_per_round=4.0, hit_rate=1.0)
+    calm = answer("t1", eligible_sequences=1, tokens_per_round=2.0, hit_rate=0.5)
     scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=(busy, calm))
     assert tell(scene)["speculation"] == {"tokensPerRound": "3.8", "hitRate": "0.95"}
-    idle = replace(scene, pools=(replace(busy, running=0), replace(calm, running=0)))
+    idle = replace(
+        scene, pools=(replace(busy, eligible_sequences=0), replace(calm, eligible_sequences=0))
+    )
     assert tell(idle)["speculation"] == {"tokensPerRound": "3.0", "hitRate": "0.75"}
     old = {"speculation": {"tokensPerRound": "3.8", "hitRate": "0.95"}}
     fresh = replace(scene, pools=(answer("t0"),), facts={"status": old})

@@ -69,6 +69,15 @@ def test_a_link_that_moved_by_a_tenth_waits_half_a_minute(micros: int) -> None:
     assert needs_write(STATUS, new, 30)
 
 
+def test_the_words_of_a_link_wait_half_a_minute_while_its_state_does_not() -> None:
+    new = changed("links", 0, "reason", to="link_too_slow: 312 us")
+    assert not needs_write(STATUS, new, 29.9)
+    assert needs_write(STATUS, new, 30)
+    refused = deepcopy(new)
+    refused["links"][0]["state"] = "Refused"
+    assert needs_write(STATUS, refused, 1.0)
+
+
 def test_a_link_that_is_measured_for_the_first_time_has_moved() -> None:
     old = changed("links", 0, "roundTripMicroseconds", to=0)
     assert needs_write(old, STATUS)

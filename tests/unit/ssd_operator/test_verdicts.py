@@ -19,13 +19,16 @@ from tests.unit.ssd_operator.scenes import (
 from ssd_operator.census import Planned
 from ssd_operator.facts import Ref
 from ssd_operator.pod_state import to_text
+from ssd_operator.preflight import Preflight
+from ssd_operator.rollout import Stage
 from ssd_operator.scaling import Decision, Reason
-from ssd_operator.spec import Object, Observability, ScalingMode
+from ssd_operator.spec import Object, Observability, ScalingMode, Transport
 from ssd_operator.verdicts import verdicts
 
 TWO_TARGETS = (deployment("demo-target-0"), deployment("demo-target-1"))
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 PULL = [{"image": "x", "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}]
+TOO_SLOW = link("d0", "Refused", reason="link_too_slow: its round trip is 312 us")
 REFUSED = link("", "Refused", reason="tokenizer_fingerprint: this draft has 1, the target said 2")
 HPA = Ref("HorizontalPodAutoscaler", "demo-draft")
 
@@ -178,6 +181,8 @@ SPECULATION = [
         "False",
         "Quarantined",
     ),
+    (Scene(pools=(answer("t0", TOO_SLOW),)), "False", "LinkTooSlow"),
+    (Scene(pools=(answer("t0", TOO_SLOW, link("d1")),)), "True", "Active"),
     (Scene(pools=(answer("t0", REFUSED, link("d1")),)), "True", "Active"),
     (Scene(pools=(answer("t0", link("d0"), age=31),)), "Unknown", "TargetUnreachable"),
     (silent(31), "Unknown", "TargetUnreachable"),
@@ -204,6 +209,19 @@ def test_speculation_is_active_when_each_serving_target_has_a_link(
     scene: Scene, truth: str, reason: str
 ) -> None:
     assert judge(scene, "SpeculationActive") == (truth, reason)
+
+
+def test_a_link_that_is_too_slow_is_told_with_its_numbers() -> None:
+    assert words(Scene(pools=(answer("t0", TOO_SLOW),)), "SpeculationActive") == (
+        "t0 and d0: its round trip is 312 us (transport.require, "
+        "transport.maxRoundTripMicroseconds)."
+    )
+
+
+def test_the_fast_path_is_judged_where_it_was_asked_for() -> None:
+    assert "FastPath" not in {each.kind for each in verdicts(Scene().census)}
+    asked = {"transport": Transport(tier="NVLinkPrivileged")}
+    assert judge(Scene(spec=asked), "FastPath") == ("False", "FellBack")
 
 
 CAPACITY = [
@@ -275,8 +293,19 @@ STUCK: dict[str, Any] = {
     "reason": "ProgressDeadlineExceeded",
     "message": "timed out",
 }
+
+
+def tried(stage: Stage) -> Planned:
+    """A change of the target of which a preflight is this far."""
+    return replace(STALE, preflight=Preflight(stage, "image nope"))
+
+
 PROGRESS = [
     (Scene(spec={"paused": True}), "False", "Paused"),
+    (Scene(planned=tried(Stage.FAILED)), "False", "PreflightFailed"),
+    (Scene(planned=tried(Stage.STUCK)), "False", "PreflightFailed"),
+    (Scene(planned=tried(Stage.RUNNING)), "True", "Preflight"),
+    (Scene(planned=tried(Stage.PASSED)), "True", "RollingOut"),
     (Scene(planned=STALE), "True", "RollingOut"),
     (Scene(deployments=(deployment("demo-draft-0", **ROLLING),)), "True", "RollingOut"),
     (
@@ -288,13 +317,26 @@ PROGRESS = [
     (Scene(drafts=1, pods=(target(), draft("d0"), leaving(draft("d1")))), "True", "Draining"),
     (Scene(drafts=3), "True", "Scaling"),
     (Scene(cells=2), "True", "Scaling"),
-    (Scene(drafts=2, pods=(target(), draft("d0"), homeless(draft("d1")))), "True", "UpToDate"),
+    (Scene(drafts=2, pods=(target(), draft("d0"), homeless(draft("d1")))), "True", "Scaling"),
+    (Scene(pods=(target(ready=False), draft("d0"), draft("d1"))), "True", "Scaling"),
+    (Scene(), "True", "UpToDate"),
 ]
 
 
 @pytest.mark.parametrize(("scene", "truth", "reason"), PROGRESS)
 def test_what_is_under_way_is_told(scene: Scene, truth: str, reason: str) -> None:
     assert judge(scene, "Progressing") == (truth, reason)
+
+
+def test_a_deployment_that_calls_itself_available_without_a_ready_pod_is_not_believed() -> None:
+    available = {"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"}
+    draft_deployment = deployment("demo-draft-0")
+    draft_deployment["status"]["conditions"].append(available)
+    pods = (target(), draft("d0", ready=False))
+    deployments = (deployment("demo-target-0"), draft_deployment)
+    scene = Scene(drafts=1, pods=pods, deployments=deployments, pools=())
+    assert judge(scene, "DraftReady") == ("False", "Loading")
+    assert judge(scene, "Progressing") == ("True", "Scaling")
 
 
 def test_a_deployment_that_has_not_seen_its_newest_template_is_rolling() -> None:

@@ -8,7 +8,7 @@ from tests.unit.ssd_operator.controllers import Controllers
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster, Watch
 from tests.unit.ssd_operator.resources import CONFIG
 
-from ssd_operator.cluster import ClusterError, Key
+from ssd_operator.cluster import WATCHED_KINDS, ClusterError, Key
 from ssd_operator.drain import DrainCall
 from ssd_operator.facts import DrainFact, PoolFact, Ref
 from ssd_operator.pod_state import is_ready
@@ -51,17 +51,19 @@ class MemoryEngines:
     def forget(self, key: Key) -> None:
         self.facts, self.followed = {}, {}
 
-    def finish(self) -> None:
-        """All drains that were begun end well."""
-        for pod, fact in self.facts.items():
-            self.facts[pod] = replace(fact, is_done=True, result="Drained")
+    def finish(self) -> bool:
+        """All drains that were begun end well; whether any was under way."""
+        going = [fact for fact in self.facts.values() if not fact.is_done]
+        for fact in going:
+            self.facts[fact.pod] = replace(fact, is_done=True, result="Drained")
+        return bool(going)
 
 
 class World:
     """One resource ``default/demo`` and everything around it."""
 
-    def __init__(self, spec: Object = DEMO) -> None:
-        self.cluster = MemoryCluster()
+    def __init__(self, spec: Object = DEMO, cluster: MemoryCluster | None = None) -> None:
+        self.cluster = cluster or MemoryCluster()
         self.controllers = Controllers(self.cluster)
         self.cluster.create_resource(KEY, spec)
         self.restart()
@@ -75,9 +77,9 @@ class World:
             self.cluster, self.view, self.engines, CONFIG, lambda: self.cluster.now
         )
 
-    def see(self) -> None:
+    def see(self, kinds: Iterable[str] = WATCHED_KINDS) -> None:
         """The watch catches up."""
-        for key, thing, is_gone in self.watch.catch_up():
+        for key, thing, is_gone in self.watch.catch_up(kinds):
             self.view.saw(key, thing, is_deleted=is_gone)
 
     async def look(self) -> float | None:
@@ -91,13 +93,13 @@ class World:
         except ClusterError:
             self.cluster.now += 1.0
 
-    async def round(self) -> None:
-        """See, look, and let the rest of the world follow."""
+    async def round(self) -> bool:
+        """See, look, and let the rest of the world follow; whether it had to."""
         self.cluster.now += 2.0
         self.see()
         await self.try_to_look()
-        self.engines.finish()
-        self.controllers.settle()
+        has_drained = self.engines.finish()
+        return self.controllers.settle() or has_drained
 
     async def come_to_rest(self, most_rounds: int) -> int:
         """Rounds until a pass writes nothing.

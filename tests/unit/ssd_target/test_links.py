@@ -11,16 +11,23 @@ from typing import Any
 import pytest
 
 from ssd.errors import HandshakeError
-from ssd.rpc.link import LinkServerCall
+from ssd.rpc.link import LinkCall, LinkServerCall
 from ssd.rpc.server import RpcServer
 from ssd.speculation.table import row_width
-from ssd.telemetry import LINK_RTT_SECONDS, LINK_STATE, SystemClock
+from ssd.telemetry import (
+    LINK_REFUSALS_TOTAL,
+    LINK_RTT_SECONDS,
+    LINK_STATE,
+    LINK_TRANSPORT_INFO,
+    SystemClock,
+)
 from ssd.types import Beat, LinkHello, LinkPolicy, LinkWelcome
 from ssd.v1 import speculation_pb2_grpc
 from ssd_target import links
 from ssd_target.draft_link import DraftLink, LinkState
 from ssd_target.draft_pool import DraftPool, PoolSettings
-from ssd_target.links import DraftLinks, check_welcome, is_literal
+from ssd_target.link_quality import LinkRequirement
+from ssd_target.links import DraftLinks, LinkReport, check_welcome, is_literal
 
 HELLO = LinkHello(
     wire_version=1,
@@ -251,6 +258,67 @@ async def test_the_round_trip_of_a_link_is_measured_by_its_beats() -> None:
             assert 0 < report.link.round_trip.seconds < PATIENCE_SECONDS
             assert LINK_RTT_SECONDS.labels(draft=address)._value.get() > 0
             assert LINK_STATE.labels(draft=address)._value.get() == 1
+
+
+async def refusals(drafts: DraftLinks) -> AsyncIterator[LinkReport]:
+    """Each report of a refused link, as it comes."""
+    seen: list[LinkReport] = []
+    while True:
+        for report in drafts.reports():
+            if report.state is LinkState.REFUSED and report not in seen:
+                seen.append(report)
+                yield report
+        await asyncio.sleep(0)
+
+
+@pytest.mark.usefixtures("fast")
+async def test_a_link_that_is_too_slow_is_told_with_its_numbers_and_used_when_it_is_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = iter([0.5, 0.25, 0.001])
+
+    async def measure(_call: LinkCall, _now: Callable[[], float]) -> float:
+        return next(measured)
+
+    assert links.FIRST_REMEASURE_SECONDS == 1.0
+    monkeypatch.setattr(links, "FIRST_REMEASURE_SECONDS", 0.01)
+    monkeypatch.setattr(links, "LONGEST_REMEASURE_SECONDS", 0.02)
+    monkeypatch.setattr(links, "measure", measure)
+    counter = LINK_REFUSALS_TOTAL.labels(reason="link_too_slow")
+    before = counter._value.get()
+    async with polite() as (_, port):
+        pool = WatchedPool()
+        address = f"127.0.0.1:{port}"
+        requirement = LinkRequirement(max_round_trip_seconds=0.002)
+        drafts = DraftLinks(pool, (address,), HELLO, LinkPolicy(), requirement=requirement)
+        async with kept_up(pool, drafts), asyncio.timeout(PATIENCE_SECONDS):
+            reports = refusals(drafts)
+            for micros in (500_000, 250_000):
+                refused = await anext(reports)
+                assert refused.reason.startswith(f"link_too_slow: its round trip is {micros} us")
+                assert refused.found is not None
+                assert refused.found.round_trip_seconds == micros / 1e6
+                assert refused.peer == WELCOME.peer
+            assert pool.news.empty(), "no session was ever offered to it"
+            assert await pool.next() == ("up", address)
+            assert counter._value.get() == before + 2
+            shown = LINK_TRANSPORT_INFO.labels(draft=address, transport="tcp")
+            assert shown._value.get() == 1
+    assert (address, "tcp") not in LINK_TRANSPORT_INFO._metrics
+
+
+@pytest.mark.usefixtures("fast")
+async def test_no_link_of_today_is_fast_enough_for_a_fabric() -> None:
+    async with polite() as (_, port):
+        pool = WatchedPool()
+        requirement = LinkRequirement(transport="nvlink")
+        addresses = (f"127.0.0.1:{port}",)
+        drafts = DraftLinks(pool, addresses, HELLO, LinkPolicy(), requirement=requirement)
+        async with kept_up(pool, drafts), asyncio.timeout(PATIENCE_SECONDS):
+            refused = await anext(refusals(drafts))
+            assert "its transport is tcp" in refused.reason
+            assert refused.found is not None
+            assert refused.found.round_trip_seconds > 0, "measured, not assumed"
 
 
 class BrokenPool(WatchedPool):

@@ -10,6 +10,7 @@ from ssd.transport.inprocess import pair
 from ssd.types import LookupResult, Peer
 from ssd_target.draft_link import DraftLink, LinkState, Session
 from ssd_target.draft_pool import DraftPool, PoolSettings
+from ssd_target.link_quality import LinkQuality
 from ssd_target.links import LinkReport
 from ssd_target.pool_status import desired_draft_replicas, is_news, pool_status
 from ssd_target.scheduler import Load
@@ -54,6 +55,7 @@ def test_a_link_tells_its_epoch_sessions_counts_and_round_trip() -> None:
     assert (status.running_sequences, status.waiting_sequences) == (2, 5)
     assert status.hit_rate == pytest.approx(3 / 5)
     assert (shown.draft_pod, shown.draft_node) == ("demo-draft-0-x", "n1")
+    assert shown.transport == mine.transport == "memory"
     assert (status.eligible_sequences, status.tokens_per_round) == (6.0, 2.5)
     assert (status.desired_draft_replicas, status.desired_drafts) == (1.5, 2)
     assert status.speculating
@@ -87,6 +89,16 @@ def test_a_draining_and_a_refused_link_say_why() -> None:
     assert (draining.state, draining.reason) == ("draining", "the draft is leaving")
     assert (refused.state, refused.reason) == ("refused", "vocab_size differs")
     assert status.hit_rate == 0.0
+
+
+def test_a_link_that_was_too_slow_shows_what_was_measured_and_on_which_draft() -> None:
+    found = LinkQuality(transport="tcp", round_trip_seconds=0.0004)
+    peer = Peer(pod="demo-draft-0-x", node="n1")
+    report = LinkReport("10.0.0.1:1", LinkState.REFUSED, "link_too_slow: …", None, found, peer)
+    shown = pool_status([report], pool(), now=0.0).links[0]
+    assert (shown.state, shown.reason) == ("refused", "link_too_slow: …")
+    assert (shown.transport, shown.round_trip_seconds) == ("tcp", 0.0004)
+    assert (shown.draft_pod, shown.draft_node) == ("demo-draft-0-x", "n1")
 
 
 def test_a_watcher_hears_of_everything_but_round_trips() -> None:

@@ -21,6 +21,7 @@ def test_a_pools_state_survives_the_wire() -> None:
                 round_trip_seconds=0.25,
                 draft_pod="demo-draft-0-x",
                 draft_node="n1",
+                transport="tcp",
             ),
             LinkStatus(address="b:1", state="refused", reason="lookahead: 6 here, 8 there"),
         ),

@@ -1,0 +1,135 @@
+"""A change that could not run replaces nothing; one that can goes cell by cell."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from tests.cluster.kube import Kube, Object, eventually, sample
+from tests.cluster.load import Load
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+Figures = dict[str, object]
+SMALL = {"requests": {"cpu": "20m", "memory": "64Mi"}}
+
+
+def change(kube: Kube, name: str, **target: object) -> None:
+    kube("patch", "ssd", name, "--type=merge", "-p", json.dumps({"spec": {"target": target}}))
+
+
+def setting(name: str, value: str) -> Object:
+    """A setting of the process, past the schema."""
+    return {"env": [{"name": f"SSD_TARGET_{name}", "value": value}]}
+
+
+def uids(kube: Kube, name: str, component: str) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in kube.pods(name, component)}
+
+
+def num_ready(kube: Kube, name: str, component: str) -> int:
+    verdicts = [
+        verdict["status"]
+        for pod in kube.pods(name, component)
+        for verdict in pod["status"].get("conditions", [])
+        if verdict["type"] == "Ready"
+    ]
+    return verdicts.count("True")
+
+
+def has_failed(kube: Kube, name: str, words: str) -> bool:
+    found = kube.condition(name, "Progressing")
+    return bool(found["reason"] == "PreflightFailed" and words in found["message"])
+
+
+def is_settled(kube: Kube, name: str) -> bool:
+    """Whether all that the newest spec asks for is there and no preflight is left."""
+    found = kube.get("ssd", name)
+    conditions = {each["type"]: each for each in found["status"]["conditions"]}
+    return bool(
+        found["status"]["observedGeneration"] == found["metadata"]["generation"]
+        and conditions["Progressing"]["reason"] == "UpToDate"
+        and conditions["TargetReady"]["status"] == "True"
+        and kube.pods(name, "preflight") == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"image": "localhost/ssd-target:nope"}, "cannot pull localhost/ssd-target:nope"),
+        ({"podTemplate": setting("MAX_QUEU", "7")}, "did you mean SSD_TARGET_MAX_QUEUE?"),
+    ],
+    ids=["image", "setting"],
+)
+def test_a_change_that_cannot_run_costs_no_outage(
+    kube: Kube, demo: str, load: Load, figures: Figures, bad: Object, words: str
+) -> None:
+    eventually(lambda: is_settled(kube, demo), "it is at rest")
+    before = uids(kube, demo, "target")
+    change(kube, demo, **bad)
+    failed = eventually(
+        lambda: has_failed(kube, demo, words), "the preflight fails, and says why", 90
+    )
+    load.go_on(8)
+    assert uids(kube, demo, "target") == before
+    assert kube.condition(demo, "Ready")["status"] == "True"
+    told = kube.items("events", "--field-selector", f"involvedObject.name={demo}")
+    assert any(each["reason"] == "PreflightFailed" and words in each["message"] for each in told)
+    change(kube, demo, **dict.fromkeys(bad))
+    eventually(
+        lambda: is_settled(kube, demo), "the change is taken back, its preflight is gone", 30
+    )
+    assert uids(kube, demo, "target") == before
+    load.assert_undisturbed()
+    figures[f"bad {next(iter(bad))} told, s"] = round(failed, 1)
+
+
+@pytest.fixture
+def pair(kube: Kube) -> Iterator[str]:
+    """Two cells of two drafts."""
+    document = sample("pair", drafts=4, replicas=2, resources=SMALL, drainSeconds=5)
+    document["spec"]["draft"] |= {"resources": SMALL, "drainSeconds": 5}
+    kube.apply(document)
+    kube.wait_ready("pair")
+    kube.wait_linked("pair", 4)
+    yield "pair"
+    kube("delete", "ssd", "pair", "--wait=true")
+
+
+def test_cells_roll_one_at_a_time_after_one_preflight(
+    kube: Kube, pair: str, figures: Figures
+) -> None:
+    eventually(lambda: is_settled(kube, pair), "it is at rest", 90)
+    before, tried = uids(kube, pair, "target"), set[str]()
+    fewest = len(before)
+
+    def is_over() -> bool:
+        nonlocal fewest
+        fewest = min(fewest, num_ready(kube, pair, "target"))
+        tried.update(pod["metadata"]["name"] for pod in kube.pods(pair, "preflight"))
+        return is_settled(kube, pair) and not before & uids(kube, pair, "target")
+
+    change(kube, pair, podTemplate=setting("PREFILL_CHUNK", "64"))
+    seconds = eventually(is_over, "both cells are new", 180)
+    assert fewest == 1
+    assert len(tried) == 1
+    figures["two cells rolled after a preflight, s"] = round(seconds, 1)
+
+
+def test_a_restart_that_is_asked_for_replaces_every_pod(
+    kube: Kube, pair: str, figures: Figures
+) -> None:
+    eventually(lambda: is_settled(kube, pair), "it is at rest", 90)
+    engines = ("target", "draft")
+    before = {uid for each in engines for uid in uids(kube, pair, each)}
+    fewest = dict.fromkeys(engines, len(before))
+
+    def is_over() -> bool:
+        for each, least in fewest.items():
+            fewest[each] = min(least, num_ready(kube, pair, each))
+        after = {uid for each in engines for uid in uids(kube, pair, each)}
+        return is_settled(kube, pair) and not before & after
+
+    kube("annotate", "ssd", pair, "ssd.dev/restart=now", "--overwrite")
+    seconds = eventually(is_over, "every pod is new", 180)
+    assert fewest == {"target": 1, "draft": 2}  # of the drafts, one of each cell
+    figures["restart of two cells, s"] = round(seconds, 1)

@@ -1,0 +1,327 @@
+"""Whatever happens to a resource and its children, and in whatever order: it comes to rest."""
+
+import copy
+from collections.abc import Coroutine
+from itertools import count
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.unit.ssd_operator.memory_cluster import LostAnswerError
+from tests.unit.ssd_operator.resources import CONFIG, replicas_of
+from tests.unit.ssd_operator.witness import Witness
+from tests.unit.ssd_operator.world import DEMO, KEY, World
+
+from ssd_operator.cluster import (
+    WATCHED_KINDS,
+    BusyError,
+    ClusterError,
+    ConflictError,
+    MissingError,
+    RefusedError,
+    ref_of,
+)
+from ssd_operator.covers import covers
+from ssd_operator.facts import LinkFact, PoolFact, Ref
+from ssd_operator.manifests import wanted
+from ssd_operator.parse import parse
+from ssd_operator.pod_state import name_of
+from ssd_operator.spec import Object
+
+ResultT = TypeVar("ResultT")
+INDEX = st.integers(0, 30)
+IMAGE = st.sampled_from(["localhost/a:1", "localhost/b:1"])
+ERRORS = (
+    MissingError("404"),
+    ConflictError("409"),
+    RefusedError("422"),
+    BusyError("429", 3.0),
+    BusyError("500"),
+    LostAnswerError("no answer in time"),
+)
+MOST_ALONE = 3
+"""Passes that may write although nothing but the operator moved."""
+MOST_ROUNDS = 40
+_PLAIN = settings(
+    stateful_step_count=12,
+    report_multiple_bugs=False,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),  # explaining traces it all
+)
+
+
+def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    """The result of a coroutine that waits for nothing; a loop for each would cost more than it."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: ResultT = end.value
+        return result
+    raise AssertionError("it waits for something")
+
+
+class Storm(RuleBasedStateMachine):
+    """One resource, its operator, and everybody who has a hand in its objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Witness()
+        self.world = World(DEMO | {"draft": {**DEMO["draft"], "replicas": 3}}, self.cluster)
+        self.taken: set[Ref] = set()
+        """Names of children that somebody else's objects have."""
+        self.numbers = count(1)
+        self.num_steps = 0
+        self.length = 1
+        """Steps of a storm."""
+
+    @initialize(
+        cells=st.integers(1, 3), sharing=st.sampled_from(["Cell", "Pool"]), length=st.integers(1, 8)
+    )
+    def begin(self, cells: int, sharing: str, length: int) -> None:
+        self.length = length
+        self.cluster.edit_spec(KEY, target={"replicas": cells}, draft={"sharing": sharing})
+        self.calm_down()
+
+    # ---- the user
+
+    @rule(number=st.integers(0, 4))
+    def scale_drafts(self, number: int) -> None:
+        self.cluster.edit_spec(KEY, draft={"replicas": number})
+
+    @rule(number=st.integers(1, 3))
+    def scale_cells(self, number: int) -> None:
+        self.cluster.edit_spec(KEY, target={"replicas": number})
+
+    @rule(image=IMAGE, component=st.sampled_from(["target", "draft"]))
+    def change_an_image(self, image: str, component: str) -> None:
+        self.cluster.edit_spec(KEY, **{component: {"image": image}})
+
+    @rule(number=st.integers(2, 4))
+    def change_what_all_pods_have(self, number: int) -> None:
+        self.cluster.edit_spec(KEY, speculation={"lookahead": number})
+
+    # ---- other hands
+
+    @precondition(lambda self: self.lasting_children())
+    @rule(index=INDEX)
+    def delete_a_child(self, index: int) -> None:
+        ref = self.pick_child(index)
+        self.cluster.touched(ref.name)
+        self.cluster.remove("default", ref)
+
+    @precondition(lambda self: self.lasting_children())
+    @rule(index=INDEX)
+    def strip_a_childs_labels(self, index: int) -> None:
+        ref = self.pick_child(index)
+        edited = self.edited(ref)
+        edited["metadata"]["labels"] = {}
+        self.cluster.put(edited)
+
+    @precondition(lambda self: self.lasting_children())
+    @rule(index=INDEX)
+    def edit_a_child(self, index: int) -> None:
+        edited = self.edited(self.pick_child(index))
+        edited["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
+        self.cluster.put(edited)
+
+    @precondition(lambda self: self.has_deployments())
+    @rule(index=INDEX, image=IMAGE)
+    def edit_a_template(self, index: int, image: str) -> None:
+        edited = self.edited(self.pick_child(index, "Deployment"))
+        edited["spec"]["template"]["spec"]["containers"][0]["image"] = image
+        self.cluster.touched(name_of(edited))
+        self.cluster.put(edited)
+
+    @precondition(lambda self: self.has_deployments())
+    @rule(index=INDEX, number=st.integers(0, 5))
+    def edit_replicas(self, index: int, number: int) -> None:
+        edited = self.edited(self.pick_child(index, "Deployment"))
+        edited["spec"]["replicas"] = number
+        self.cluster.touched(name_of(edited))
+        self.cluster.put(edited)
+
+    @precondition(lambda self: self.lasting_children())
+    @rule(index=INDEX)
+    def take_a_name(self, index: int) -> None:
+        ref = self.pick_child(index)
+        self.cluster.touched(ref.name)
+        self.cluster.remove("default", ref)
+        metadata = {"namespace": "default", "name": ref.name}
+        self.cluster.put({"apiVersion": "v1", "kind": ref.kind, "metadata": metadata})
+        self.taken.add(ref)
+
+    # ---- what breaks
+
+    @precondition(lambda self: self.engines())
+    @rule(index=INDEX, how=st.sampled_from(["evicted", "killed", "sick"]))
+    def lose_a_pod(self, index: int, how: str) -> None:
+        pods = self.engines()
+        pod = pods[index % len(pods)]
+        if how == "evicted":
+            self.cluster.remove("default", Ref("Pod", name_of(pod)))
+        elif how == "killed":
+            self.world.controllers.kill(pod)
+        else:
+            self.world.controllers.sicken(pod)
+
+    @rule()
+    def lose_preflights(self) -> None:
+        for pod in self.world.controllers.preflights():
+            self.cluster.remove("default", Ref("Pod", name_of(pod)))
+
+    @rule()
+    def heal(self) -> None:
+        self.world.controllers.unwell.clear()
+
+    @rule()
+    def restart_the_operator(self) -> None:
+        self.world.restart()
+
+    @rule(num_good=st.integers(0, 6), error=st.sampled_from(ERRORS))
+    def let_a_call_fail(self, num_good: int, error: ClusterError) -> None:
+        self.cluster.failures = [*(None for _ in range(num_good)), error]
+
+    # ---- time
+
+    @rule(kinds=st.sets(st.sampled_from(WATCHED_KINDS)))
+    def look_with_a_stale_index(self, kinds: set[str]) -> None:
+        self.world.see(kinds)
+        self.look(is_seen=False)
+
+    @rule()
+    def look_with_a_fresh_index(self) -> None:
+        self.world.see()
+        self.look(is_seen=True)
+
+    @rule(number=st.integers(1, 4))
+    def let_controllers_work(self, number: int) -> None:
+        for _ in range(number):
+            self.world.controllers.step()
+
+    @rule()
+    def let_drains_end(self) -> None:
+        self.finish_drains()
+
+    @rule(seconds=st.sampled_from([1.0, 25.0]))
+    def wait(self, seconds: float) -> None:
+        self.cluster.now += seconds
+
+    @invariant()
+    def a_storm_has_an_end(self) -> None:
+        self.num_steps += 1
+        if self.num_steps % self.length == 0:
+            self.calm_down()
+
+    # ---- what must hold
+
+    def calm_down(self) -> None:
+        """Nobody disturbs any more."""
+        self.world.controllers.unwell.clear()
+        self.cluster.failures = []
+        for ref in self.taken:
+            self.cluster.remove("default", ref)
+        self.taken.clear()
+        self.cluster.edit_spec(KEY, observability={"traceRatio": f"0.{next(self.numbers)}"})
+        self.come_to_rest()
+        self.check_that_all_is_well()
+        self.check_that_idling_writes_nothing()
+
+    # ---- how
+
+    def look(self, *, is_seen: bool) -> None:
+        self.speak()
+        self.cluster.is_seen = is_seen
+        self.cluster.seen = copy.deepcopy(self.world.view.resource(KEY) or {})
+        run(self.world.try_to_look())
+        self.cluster.is_seen = False
+
+    def speak(self) -> None:
+        """Targets tell of a link to each draft."""
+        drafts = [name_of(pod) for pod in self.world.ready_pods("draft")]
+        links = tuple(LinkFact(address=name, draft_pod=name, state="Active") for name in drafts)
+        self.world.engines.answers = {
+            name_of(pod): PoolFact(target_pod=name_of(pod), at=self.cluster.now, links=links)
+            for pod in self.world.ready_pods("target")
+        }
+
+    def finish_drains(self) -> bool:
+        has_finished = self.world.engines.finish()
+        self.cluster.drained |= self.world.engines.facts.keys()
+        return has_finished
+
+    def come_to_rest(self) -> None:
+        num_alone = 0
+        for _ in range(MOST_ROUNDS):
+            num_writes = len(self.cluster.writes)
+            self.cluster.now += 2.0
+            self.world.see()
+            self.look(is_seen=True)
+            has_drained = self.finish_drains()
+            has_moved = self.world.controllers.settle() or has_drained
+            has_written = len(self.cluster.writes) > num_writes
+            if not has_moved and not has_written:
+                return
+            num_alone += not has_moved
+            assert num_alone <= MOST_ALONE, self.cluster.writes[-5:]
+        raise AssertionError(f"no rest: {self.cluster.writes[-5:]}")
+
+    def check_that_all_is_well(self) -> None:
+        resource = parse(self.cluster.resource(KEY))
+        for child in wanted(resource, CONFIG, replicas_of(resource)):
+            if child["kind"] in WATCHED_KINDS:
+                assert covers(self.cluster.objects["default", ref_of(child)], child), ref_of(child)
+        assert len(self.world.ready_pods("target")) == resource.spec.num_cells
+        assert len(self.world.ready_pods("draft")) == resource.spec.draft.replicas
+        for kind in ("Ready", "DraftReady", "Progressing", "SpecValid", "ResourcesOwned"):
+            assert self.cluster.condition(KEY, kind)[0] == "True", kind
+        assert self.cluster.condition(KEY, "Progressing")[1] == "UpToDate"
+
+    def check_that_idling_writes_nothing(self) -> None:
+        self.cluster.now += 61.0
+        self.world.see()
+        self.look(is_seen=True)  # figures of links may be written once a minute
+        num_writes = len(self.cluster.writes)
+        for is_new in (False, True):
+            if is_new:
+                self.world.restart()
+            self.cluster.now += 61.0
+            self.world.see()
+            self.look(is_seen=True)
+            assert self.cluster.writes[num_writes:] == []
+
+    def has_deployments(self) -> bool:
+        return any(ref.kind == "Deployment" for ref in self.lasting_children())
+
+    def lasting_children(self) -> list[Ref]:
+        """Without preflights, which come and go."""
+        return [ref for ref, _ in self.world.children() if ref.kind != "Pod"]
+
+    def engines(self) -> list[Object]:
+        preflights = self.world.controllers.preflights()
+        return [pod for pod in self.cluster.of_kind("Pod") if pod not in preflights]
+
+    def pick_child(self, index: int, kind: str = "") -> Ref:
+        refs = [ref for ref in self.lasting_children() if kind in ("", ref.kind)]
+        return refs[index % len(refs)]
+
+    def edited(self, ref: Ref) -> Object:
+        return copy.deepcopy(self.cluster.objects["default", ref])
+
+
+def test_a_resource_comes_to_rest_after_a_storm() -> None:
+    run_state_machine_as_test(Storm, settings=settings(_PLAIN, max_examples=25))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_resource_comes_to_rest_after_many_long_storms() -> None:
+    many = settings(_PLAIN, max_examples=800, stateful_step_count=30)
+    run_state_machine_as_test(Storm, settings=many)

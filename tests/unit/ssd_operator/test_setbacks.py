@@ -1,0 +1,194 @@
+"""Things that went wrong once: each a short story of its own, as storms found them."""
+
+import copy
+from typing import Any
+
+from tests.unit.ssd_operator.witness import Witness
+from tests.unit.ssd_operator.world import DEMO, KEY, World
+
+from ssd_operator.facts import LinkFact, PoolFact, Ref
+from ssd_operator.names import revision_of
+from ssd_operator.pod_state import name_of
+from ssd_operator.spec import Object
+from ssd_operator.view import View
+
+
+async def settled(**blocks: Any) -> World:
+    spec: Object = {name: {**DEMO.get(name, {}), **block} for name, block in blocks.items()}
+    world = World(DEMO | spec, Witness())
+    await world.come_to_rest(8)
+    world.cluster.writes.clear()
+    return world
+
+
+def speak(world: World) -> None:
+    """Each target tells of a link to each draft."""
+    drafts = [name_of(pod) for pod in world.ready_pods("draft")]
+    links = tuple(LinkFact(address=name, draft_pod=name, state="Active") for name in drafts)
+    world.engines.answers = {
+        name_of(pod): PoolFact(target_pod=name_of(pod), at=world.cluster.now, links=links)
+        for pod in world.ready_pods("target")
+    }
+
+
+async def test_a_new_operator_does_not_take_back_what_its_predecessor_saw() -> None:
+    world = await settled()
+    for _ in range(3):
+        world.cluster.now += 61.0
+        speak(world)
+        await world.round()
+    assert world.cluster.condition(KEY, "SpeculationActive") == ("True", "Active")
+    world.restart()
+    world.cluster.writes.clear()
+    world.cluster.now += 61.0
+    await world.round()
+    speak(world)
+    await world.round()
+    assert world.cluster.writes == []
+
+
+async def test_a_target_that_never_answers_a_new_operator_is_unreachable_after_a_while() -> None:
+    world = await settled()
+    world.cluster.now += 61.0
+    speak(world)
+    await world.round()
+    world.restart()
+    for _ in range(17):
+        await world.round()
+    assert world.cluster.condition(KEY, "SpeculationActive") == ("Unknown", "TargetUnreachable")
+
+
+async def test_templates_that_somebody_edited_are_mended_one_cell_after_another() -> None:
+    world = await settled(target={"replicas": 2})
+    for cell in range(2):
+        edited = copy.deepcopy(world.deployment(f"demo-target-{cell}"))
+        edited["spec"]["template"]["spec"]["containers"][0]["image"] = "localhost/theirs:1"
+        world.cluster.put(edited)
+    world.controllers.settle()
+    world.cluster.now += 2.0
+    world.see()
+    await world.look()
+    assert len(world.cluster.writes) > 0
+    fewest = 2
+    for _ in range(4):
+        while world.controllers.step():
+            fewest = min(fewest, len(world.ready_pods("target")))
+        world.cluster.now += 2.0
+        world.see()
+        await world.look()
+    assert fewest == 1
+    images = {
+        world.deployment(f"demo-target-{cell}")["spec"]["template"]["spec"]["containers"][0][
+            "image"
+        ]
+        for cell in range(2)
+    }
+    assert "localhost/theirs:1" not in images
+    assert len({revision_of(pod) for pod in world.ready_pods("target")}) == 2
+
+
+SERVICE = Ref("Service", "demo")
+
+
+async def test_what_a_webhook_reverts_is_applied_once_and_told_once() -> None:
+    world = World()
+    world.cluster.imposed = {SERVICE: {"spec": {"type": "NodePort"}}}
+    await world.come_to_rest(6)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1
+    world.cluster.now += 1000.0
+    await world.come_to_rest(2)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1
+    told = [event.message for event in world.cluster.events if event.reason == "ApplyReverted"]
+    assert len(told) == 1
+    assert told[0].startswith("Service demo: spec.type ")
+
+
+async def test_what_a_webhook_reverts_is_tried_again_when_the_object_or_the_resource_changes() -> (
+    None
+):
+    world = World()
+    world.cluster.imposed = {SERVICE: {"spec": {"type": "NodePort"}}}
+    await world.come_to_rest(6)
+    edited = copy.deepcopy(world.cluster.objects["default", SERVICE])
+    world.cluster.put(edited | {"status": {"loadBalancer": {}}})
+    await world.come_to_rest(2)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1  # nobody edited it
+    edited["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
+    world.cluster.put(edited)
+    await world.come_to_rest(2)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 2
+    world.cluster.imposed = {}
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    await world.come_to_rest(6)
+    assert world.cluster.objects["default", SERVICE]["spec"]["type"] == "ClusterIP"
+
+
+async def test_what_was_refused_is_tried_again_when_the_resource_changes() -> None:
+    world = World()
+    world.cluster.refused = {SERVICE: "the quota of services is used up"}
+    await world.come_to_rest(6)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1
+    world.cluster.refused = {}
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
+    assert ("default", SERVICE) in world.cluster.objects
+
+
+async def test_a_child_that_is_not_wanted_any_more_goes_although_its_labels_were_stripped() -> None:
+    world = await settled(target={"replicas": 2})
+    stripped = copy.deepcopy(world.deployment("demo-target-1"))
+    stripped["metadata"]["labels"] = {}
+    world.cluster.put(stripped)
+    world.cluster.edit_spec(KEY, target={"replicas": 1})
+    await world.come_to_rest(6)
+    assert Ref("Deployment", "demo-target-1") not in dict(world.children())
+    assert len(world.ready_pods("target")) == 1
+    reads = world.cluster.reads
+    await world.round()
+    assert world.cluster.reads == reads
+
+
+async def test_a_template_that_a_webhook_changes_holds_no_other_cell_up() -> None:
+    world = World(DEMO | {"target": {**DEMO["target"], "replicas": 2}}, Witness())
+    for cell in range(2):
+        ref = Ref("Deployment", f"demo-target-{cell}")
+        theirs = {"spec": {"template": {"spec": {"enableServiceLinks": True}}}}
+        world.cluster.imposed[ref] = theirs
+    await world.come_to_rest(8)
+    assert world.controllers.preflights() == []
+    before = {revision_of(pod) for pod in world.ready_pods("target")}
+    world.cluster.edit_spec(KEY, target={"image": "localhost/new:1"})
+    await world.come_to_rest(12)
+    after = {revision_of(pod) for pod in world.ready_pods("target")}
+    assert len(after) == 2
+    assert not after & before
+    assert world.controllers.preflights() == []
+
+
+def test_an_answer_that_comes_after_the_news_of_its_objects_end_is_not_kept() -> None:
+    view = View({}, {})
+    pod = {"kind": "Pod", "metadata": {"name": "d0", "uid": "u0", "resourceVersion": "7"}}
+    gone = {"kind": "Pod", "metadata": {"name": "d0", "uid": "u0", "resourceVersion": "8"}}
+    view.saw(KEY, gone, is_deleted=True)
+    view.remember(KEY, pod)
+    assert view.children(KEY) == {}
+
+
+def test_an_object_that_only_lost_its_labels_for_a_while_is_believed_again() -> None:
+    view = View({}, {})
+    service = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "8"}}
+    answer = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "9"}}
+    view.saw(KEY, service, is_deleted=True)
+    view.saw(KEY, service)
+    view.remember(KEY, answer)
+    assert view.children(KEY) == {Ref("Service", "demo"): answer}
+
+
+def test_news_of_an_objects_end_does_not_hide_the_one_that_came_after_it() -> None:
+    view = View({}, {})
+    service = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "9"}}
+    gone = {"kind": "Service", "metadata": {"name": "demo", "uid": "u0", "resourceVersion": "8"}}
+    view.remember(KEY, service)
+    view.saw(KEY, gone, is_deleted=True)
+    assert view.children(KEY) == {Ref("Service", "demo"): service}

@@ -1,0 +1,89 @@
+"""A cluster that looks at what an operator's writes do to whoever serves, and objects."""
+
+import copy
+from dataclasses import dataclass, field
+
+from tests.unit.ssd_operator.controllers import first_to_go, is_of_template, template_hash
+from tests.unit.ssd_operator.memory_cluster import MemoryCluster
+
+from ssd_operator.drain import deadline_of
+from ssd_operator.facts import Ref
+from ssd_operator.names import COMPONENT_LABEL, cell_of, draft_cells
+from ssd_operator.parse import SpecError, parse
+from ssd_operator.pod_state import is_live, is_ready, name_of
+from ssd_operator.spec import KIND, Object, drafts_of_cell
+
+
+@dataclass
+class Witness(MemoryCluster):
+    """Raises AssertionError at a write that takes away what it must not. One resource."""
+
+    drained: set[str] = field(default_factory=set)
+    """Drafts that serve nothing more."""
+    is_seen: bool = False
+    """Whether the pass that writes now has seen everything as it is."""
+    seen: Object = field(default_factory=dict)
+    """The resource as that pass has seen it; empty for as it is."""
+    _rolling: set[str] = field(default_factory=set)
+    """Targets that the operator took down, and that are not back."""
+
+    async def apply(self, wanted: Object) -> Object:
+        address = wanted["metadata"]["namespace"], Ref(wanted["kind"], wanted["metadata"]["name"])
+        before = copy.deepcopy(self.objects.get(address))
+        try:
+            return await super().apply(wanted)
+        finally:
+            after = self.objects.get(address)
+            if wanted["kind"] == "Deployment" and before and after and before != after:
+                is_draft = wanted["metadata"]["labels"][COMPONENT_LABEL] == "draft"
+                look = self._look_at_shrink if is_draft else self._look_at_roll
+                look(before, after)
+
+    def touched(self, name: str) -> None:
+        """Somebody else did something to a target: what follows is not the operator's doing."""
+        self._rolling.discard(name)
+
+    def _look_at_roll(self, before: Object, after: Object) -> None:
+        self._rolling = {name for name in self._rolling if not self._is_back(name)}
+        if template_hash(before) == template_hash(after) or not self._serves(before):
+            return
+        others = self._rolling - {name_of(after)}
+        assert not others, f"{name_of(after)} serves and is rolled while {others} are down"
+        self._rolling.add(name_of(after))
+
+    def _is_back(self, name: str) -> bool:
+        found = self.objects.get(("default", Ref("Deployment", name)))
+        return found is None or self._serves(found)
+
+    def _serves(self, deployment: Object) -> bool:
+        pods = self._pods(deployment)
+        return any(is_ready(pod) and is_of_template(pod, deployment) for pod in pods)
+
+    def _look_at_shrink(self, before: Object, after: Object) -> None:
+        try:
+            resource = parse(self.seen or self.of_kind(KIND)[0])
+        except SpecError:
+            return
+        number, cells = after["spec"]["replicas"], len(draft_cells(resource))
+        wanted = drafts_of_cell(resource.spec.draft.replicas, cells, cell_of(after))
+        assert number >= wanted, f"{name_of(after)} has {number} replicas, {wanted} are wanted"
+        if number >= before["spec"]["replicas"]:
+            return
+        pods = self._pods(after)
+        gone = first_to_go(pods, len(pods) - number) if len(pods) > number else []
+        serving = [name_of(pod) for pod in gone if is_ready(pod) and not self._is_done(pod)]
+        spared = [name_of(pod) for pod in pods if pod not in gone and self._is_done(pod)]
+        assert not (serving and spared), f"{serving} go while {spared} had drained"
+        assert not (serving and self.is_seen), f"{serving} go and were not drained"
+
+    def _is_done(self, pod: Object) -> bool:
+        deadline = deadline_of(pod)
+        return name_of(pod) in self.drained or (deadline is not None and deadline <= self.now)
+
+    def _pods(self, deployment: Object) -> list[Object]:
+        uid = deployment["metadata"]["uid"]
+        return [
+            pod
+            for pod in self.of_kind("Pod")
+            if is_live(pod) and pod["metadata"]["ownerReferences"][0]["uid"] == uid
+        ]
