@@ -72,6 +72,8 @@ class Plan:
     delete: tuple[Ref, ...] = ()
     status: Object | None = None
     """To be written; None if the present one will do."""
+    judged: Object = field(default_factory=dict)
+    """The status as this pass finds it, written or not."""
     events: tuple[Event, ...] = ()
     again_after: float = math.inf
     """Seconds until time alone asks for another pass."""
@@ -187,7 +189,7 @@ def _judge(
     """What the status has to say, and the events that its step from the old one tells."""
     resource, now, old = census.resource, census.now, census.observed.status
     if (blind_seconds := _blind_seconds(census, memory)) > 0:
-        return Plan(memory=memory, again_after=blind_seconds)
+        return Plan(judged=old, memory=memory, again_after=blind_seconds)
     planned = Planned(
         revisions={name_of(each): revision_of(each) for each in objects if _is_engine(each)},
         decision=memory.decision,
@@ -204,10 +206,11 @@ def _judge(
     age = now - memory.written_at
     if needs_write(old, status, age):
         memory = replace(memory, written_at=now)
-        return Plan(status=status, events=status_events(old, status), memory=memory)
+        events = status_events(old, status)
+        return Plan(status=status, judged=status, events=events, memory=memory)
     is_postponed = needs_write(old, status, max(age, SHORTEST_SECONDS))
     wait = SHORTEST_SECONDS - age if is_postponed else math.inf
-    return Plan(memory=memory, again_after=max(wait, 0.0))
+    return Plan(judged=status, memory=memory, again_after=max(wait, 0.0))
 
 
 def _blind_seconds(census: Census, memory: Memory) -> float:
