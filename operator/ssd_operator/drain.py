@@ -209,9 +209,8 @@ class _Drafts:
 
     def _misplaced(self) -> list[Object]:
         """One pod to be replaced, and none before the last one's replacement serves."""
-        misplaced, placed = [], []
-        for pod in self.live:
-            (misplaced if name_of(pod) in self.drains.misplaced else placed).append(pod)
+        misplaced = [pod for pod in self.live if name_of(pod) in self.drains.misplaced]
+        placed = [pod for pod in self.live if pod not in misplaced]
         # Of misplaced pods some may never be ready again: what ended there must not hold the rest.
         misplaced.sort(key=is_ready)
         may_go = all(is_ready(pod) for pod in placed) and len(self.live) == self.replicas
