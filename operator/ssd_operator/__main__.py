@@ -1,5 +1,11 @@
 """``python -m ssd_operator``: read settings, reach the cluster, watch it until told to stop."""
 
+from ssd.sigterm import end_at_sigterm
+
+if __name__ == "__main__":
+    # Here, because what is imported below takes seconds.
+    end_at_sigterm()
+
 import asyncio
 import contextlib
 import logging

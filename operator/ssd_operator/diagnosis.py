@@ -198,4 +198,5 @@ def _last_words(ended: Object) -> str:
 
 
 def _words(text: object) -> str:
-    return " ".join(str(text).split())[:LONGEST_WORDS]
+    """Others' words, to be put into a sentence of ours: that one ends with a full stop."""
+    return " ".join(str(text).split())[:LONGEST_WORDS].rstrip(".")

@@ -1,5 +1,11 @@
 """``python -m ssd_draft``: read settings, find the model, construct the draft, run it."""
 
+from ssd.sigterm import end_at_sigterm
+
+if __name__ == "__main__":
+    # Here, because what is imported below takes seconds.
+    end_at_sigterm()
+
 import sys
 from collections.abc import Sequence
 

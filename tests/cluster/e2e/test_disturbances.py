@@ -175,6 +175,8 @@ def test_two_cells_roll_one_at_a_time_and_a_client_that_tries_again_meets_no_fai
     kube: Kube, expected: Mapping[Job, Sequence[int]], figures: Figures
 ) -> None:
     document = sample("cells", drafts=2, replicas=2)
+    for part in ("target", "draft"):  # two cells beside the demo ask for more than two cores
+        document["spec"][part]["resources"] = {"requests": {"cpu": "100m"}}
     kube.apply(document)
     try:
         kube.wait_ready("cells")

@@ -45,7 +45,7 @@ CASES: list[tuple[Object, Trouble, str]] = [
     (
         pod(node="", scheduled={"reason": "Unschedulable", "message": "0/2 nodes: no GPU."}),
         Trouble.UNSCHEDULABLE,
-        "demo-target-0-x: 0/2 nodes: no GPU.",
+        "demo-target-0-x: 0/2 nodes: no GPU",
     ),
     (pod(node=""), Trouble.LOADING, "demo-target-0-x waits for a node"),
     (
@@ -146,6 +146,13 @@ def test_an_init_container_is_looked_at_first() -> None:
     diagnosis = diagnose(found, 600, NOW)
     assert diagnosis is not None
     assert diagnosis.trouble is Trouble.CONFIGURATION_ERROR
+
+
+def test_words_of_others_bring_no_full_stop_of_their_own() -> None:
+    verdict = {"status": "False", "reason": "Unschedulable", "message": "No room: 1 node.."}
+    diagnosis = diagnose(pod(node="", scheduled=verdict), 600, NOW)
+    assert diagnosis is not None
+    assert diagnosis.message.endswith("No room: 1 node")
 
 
 def test_a_pod_that_admission_refused_is_told_in_its_words() -> None:
