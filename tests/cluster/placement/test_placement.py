@@ -5,6 +5,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 
 import pytest
 from tests.cluster.kube import Kube, Object, eventually, run
@@ -54,7 +55,7 @@ def test_each_cell_has_a_node_of_its_own_and_those_without_one_say_so(kube: Kube
     eventually(lambda: len(placed()) == NUM_NODES, "as many cells as nodes are together", 120)
     for name in set(names) - set(placed()):
         eventually(
-            lambda name=name: is_said(kube, name, "TargetReady", "Unschedulable"),
+            partial(is_said, kube, name, "TargetReady", "Unschedulable"),
             f"{name} says that its target has no node",
         )
         assert "Insufficient nvidia.com/gpu" in kube.condition(name, "TargetReady")["message"]
