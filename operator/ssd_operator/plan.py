@@ -1,7 +1,7 @@
 """What one pass does about one resource: a value, made from values. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ssd_operator.census import OLDEST_ANSWER_SECONDS, Census, Planned
@@ -111,27 +111,33 @@ def plan(
     )
     flight = flight.heeding({ref: each.message for ref, each in memory.rejected.items()})
     if resource.spec.paused:
-        return _judge(census, objects, flight, memory, is_scaling=False)
+        judged = _judge(census, objects, flight, memory, is_scaling=False)
+        return _telling(judged, judged.events, now)
     memory = _decide(census, memory)
     is_scaling = _is_scaling(census, memory)
     judged = _judge(census, objects, flight, memory, is_scaling=is_scaling)
     told = drain_events(drains, memory.drains, observed.drains)
-    events, log = due((*told, *reversion_events(memory.reverted), *judged.events), memory.told, now)
+    told = (*told, *reversion_events(memory.reverted), *judged.events)
+    judged = _telling(judged, told, now)
     return replace(
         judged,
         apply=_to_apply(objects, observed, flight.stage, memory),
         drains=drains,
         scale=memory.decision if is_scaling else None,
         delete=_surplus(objects, observed),
-        events=events,
         again_after=min(judged.again_after, flight.again_after, *_waits(census, memory)),
         memory=replace(
             judged.memory,
-            told=log,
             drains=dict(observed.drains),
             reverted={ref: replace(each, is_told=True) for ref, each in memory.reverted.items()},
         ),
     )
+
+
+def _telling(judged: Plan, events: Iterable[Event], now: float) -> Plan:
+    """The plan with those of these events that were not told lately."""
+    fresh, log = due(events, judged.memory.told, now)
+    return replace(judged, events=fresh, memory=replace(judged.memory, told=log))
 
 
 def _plan_drains(census: Census) -> DrainPlan:
@@ -166,7 +172,8 @@ def _decide(census: Census, memory: Memory) -> Memory:
     policy = policy_of(census.resource.spec.draft)
     if policy is None:
         return replace(memory, history=History(), decision=None, decided_at=-math.inf)
-    if census.now - memory.decided_at < DECISION_SECONDS:
+    is_early = census.now - memory.decided_at < DECISION_SECONDS
+    if is_early or _blind_seconds(census, memory) > 0:
         return memory
     decision, history = next_replicas(policy, pool_load(census), memory.history, census.now)
     return replace(memory, decision=decision, history=history, decided_at=census.now)
@@ -216,14 +223,21 @@ def _judge(
 def _blind_seconds(census: Census, memory: Memory) -> float:
     """How long the present status may know better than an operator that has just started.
 
-    Until a target has answered it, its links would seem to be gone.
+    Until a target has answered it, its links would seem to be gone, and its load unknown.
     """
     known = {link["target"] for link in census.observed.status.get("links") or []}
     serving = {name_of(pod) for pod in census.ready_targets}
+    if policy_of(census.resource.spec.draft) is not None and _was_scaling(census.observed.status):
+        known = serving
     if not known & serving - census.observed.pools.keys():
         return 0.0
     began_at = census.now if memory.began_at is None else memory.began_at
     return began_at + OLDEST_ANSWER_SECONDS - census.now
+
+
+def _was_scaling(status: Object) -> bool:
+    conditions = status.get("conditions") or []
+    return any((each["type"], each["status"]) == ("ScalingActive", "True") for each in conditions)
 
 
 def _is_engine(child: Object) -> bool:
