@@ -29,27 +29,16 @@ async def indexed(registry: kopf.OperatorRegistry, index: str, body: Any) -> Any
 
 
 async def test_a_child_is_kept_under_its_resource_with_its_kind() -> None:
-<<<<<<< HEAD
     registry = make_registry(Mock(), Mock())
-    found = await indexed(registry, "children", DEPLOYMENT)
-=======
-    registry = make_registry(Mock(), Mock(), Mock())
     found = await indexed(registry, "children", deepcopy(DEPLOYMENT))
->>>>>>> q-c
     child = found["ns", "demo"]
     assert (child["kind"], child["apiVersion"]) == ("Deployment", "apps/v1")
     assert child["spec"] == DEPLOYMENT["spec"]
 
 
-<<<<<<< HEAD
-async def test_who_wrote_which_field_is_not_kept() -> None:
-    registry = make_registry(Mock(), Mock())
-    found = await indexed(registry, "children", DEPLOYMENT)
-=======
 async def test_who_wrote_which_field_is_kept_neither_by_us_nor_by_kopf() -> None:
-    registry, body = make_registry(Mock(), Mock(), Mock()), deepcopy(DEPLOYMENT)
+    registry, body = make_registry(Mock(), Mock()), deepcopy(DEPLOYMENT)
     found = await indexed(registry, "children", body)
->>>>>>> q-c
     assert found["ns", "demo"]["metadata"].keys() == {"namespace", "name", "labels"}
     assert "managedFields" not in body["metadata"]
 
