@@ -14,7 +14,7 @@ from ssd.ports import Clock, Tokenizer
 from ssd.process import Pulse, StepThread, peer
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import PoolStatus
-from ssd.rpc.server import RpcServer
+from ssd.rpc.server import RpcServer, join_address
 from ssd.telemetry import DESIRED_DRAFT_REPLICAS, get_logger
 from ssd.text.chat_template import load_template
 from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy
@@ -149,8 +149,8 @@ class Target:
             await server.start()
             _log.info(
                 "listening",
-                grpc=f"{settings.host}:{server.port}",
-                http=f"{settings.host}:{probes.port}",
+                grpc=join_address(settings.host, server.port),
+                http=join_address(settings.host, probes.port),
             )
             yield server
         finally:
