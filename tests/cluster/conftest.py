@@ -1,22 +1,64 @@
-"""The API server that tests talk to."""
+"""The cluster that tests talk to, and the chart's release in it."""
 
 import json
 import os
 import re
+import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.kube import (
+    Release,
+    install,
+    inventory,
+    portrait,
+    run,
+    take_over_definition,
+)
+from tests.cluster.operators import Operator, ReleasedOperator, operator_process
+
+from ssd import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = Path(os.environ.get("SSD_CLUSTER_TOOL", ROOT.parent / "shared" / "k8s" / "cluster"))
-E2E = Path(__file__).parent / "e2e"
+NEEDS_NODE = tuple(Path(__file__).parent / each for each in ("e2e", "placement", "scale"))
 CRD = ROOT / "charts" / "ssd" / "files" / "crd.yaml"
 CRD_NAME = "crd/ssddeployments.ssd.dev"
 Object = dict[str, Any]
+FIGURES = pytest.StashKey[dict[str, object]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[FIGURES] = {}
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    figures = terminalreporter.config.stash[FIGURES]
+    if figures:
+        terminalreporter.section("figures")
+        for name, value in figures.items():
+            terminalreporter.write_line(f"{name}: {value}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test tells what the cluster looked like, while it still looks so."""
+    report = yield
+    if report.failed and call.when == "call" and "cluster" in getattr(item, "fixturenames", ()):
+        report.sections.append(("cluster", portrait()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def figures(request: pytest.FixtureRequest) -> dict[str, object]:
+    """What was measured; printed at the end."""
+    return request.config.stash[FIGURES]
 
 
 @dataclass(frozen=True)
@@ -54,14 +96,16 @@ def api_environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """Environment in which kubectl and helm reach a cluster, the only one of this session.
 
     It is KUBECONFIG's, or one that lives this long (SSD_CLUSTER_KEEP: longer). That one has a node
-    if a test of ``e2e`` was chosen: all others need no more than an API server.
+    if a test was chosen that installs the chart: all others need no more than an API server.
     """
     if os.environ.get("KUBECONFIG"):
         yield dict(os.environ)
         return
     if not TOOL.is_file():
         pytest.skip(f"no KUBECONFIG, and no cluster tool at {TOOL} (SSD_CLUSTER_TOOL)")
-    needs_node = any(item.path.is_relative_to(E2E) for item in request.session.items)
+    needs_node = any(
+        item.path.is_relative_to(each) for item in request.session.items for each in NEEDS_NODE
+    )
     subprocess.run([TOOL, "up", *([] if needs_node else ["--control-plane"])], check=True)
     try:
         said = subprocess.run([TOOL, "env"], capture_output=True, text=True, check=True).stdout
@@ -91,3 +135,71 @@ def api_server(api_environment: dict[str, str]) -> Iterator[ApiServer]:
     everywhere.tell("delete", "namespace", namespace, "--timeout=50s")
     if not was_there:
         everywhere.tell("delete", CRD_NAME, "--timeout=50s", "--ignore-not-found")
+
+
+@pytest.fixture(scope="session")
+def cluster(api_environment: dict[str, str]) -> Iterator[None]:
+    """A cluster that kubectl and helm reach."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PATH", "KUBECONFIG"):
+            patch.setenv(name, api_environment[name])
+        yield
+
+
+@pytest.fixture(scope="session")
+def images(cluster: None) -> None:
+    """The images of this checkout, in the cluster.
+
+    SSD_E2E_LOAD is the command that brings an image there; empty if that was done before.
+    """
+    load = shlex.split(os.environ.get("SSD_E2E_LOAD", f"{TOOL} load"))
+    if not load:
+        return
+    run("make", "-C", str(ROOT), "images", timeout=1500)
+    for part in ("target", "draft", "operator"):
+        run(*load, f"localhost/ssd-{part}:{__version__}", timeout=300)
+
+
+@pytest.fixture(scope="session")
+def before(images: None) -> set[str]:
+    """What the cluster held before the chart came."""
+    return inventory()
+
+
+@pytest.fixture(scope="session")
+def release(before: set[str]) -> Iterator[Release]:
+    """The release of the whole suite."""
+    # One that a broken run left behind has pods of older images under the same names.
+    run("helm", "uninstall", "ssd", "-n", "ssd-system", "--ignore-not-found", "--wait")
+    take_over_definition("ssd", "ssd-system")
+    release = install("ssd", "ssd-system")
+    yield release
+    release.uninstall()
+
+
+@pytest.fixture(scope="module")
+def operator(
+    request: pytest.FixtureRequest,
+    cluster: None,
+    namespaces: Sequence[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Operator]:
+    """The operator of these namespaces, a fixture of each suite; they exist while it does.
+
+    It is the release's. With SSD_E2E_OPERATOR=process it is a process of this machine, so that the
+    suite needs no images; a definition that is there is used as it is.
+    """
+    is_process = os.environ.get("SSD_E2E_OPERATOR") == "process"
+    if is_process and not run("kubectl", "get", CRD_NAME, "--ignore-not-found"):
+        request.getfixturevalue("api_server")
+    release = None if is_process else request.getfixturevalue("release")
+    for name in namespaces:
+        run("kubectl", "create", "namespace", name)
+    try:
+        if release is not None:
+            yield ReleasedOperator(release)
+        else:
+            with operator_process(namespaces, tmp_path_factory.mktemp("operator") / "log") as found:
+                yield found
+    finally:
+        run("kubectl", "delete", "namespace", *namespaces, "--timeout=280s", timeout=300)

@@ -193,6 +193,12 @@ def test_a_misplaced_draft_is_replaced_one_at_a_time() -> None:
     assert fresh.marks == ()
 
 
+def test_misplaced_drafts_that_serve_nothing_go_first_and_hold_nobody() -> None:
+    drains = Drains(misplaced={"a", "b", "c"})
+    pods = [pod("a"), pod("b", ready=False), pod("c", ready=False)]
+    assert [mark.pod for mark in plan(3, 3, *pods, drains=drains).marks] == ["b"]
+
+
 def test_cells_are_planned_apart_and_one_that_goes_ends_at_none() -> None:
     found = plan_drains(
         {0: 2, 2: 3}, {0: 2, 1: 1}, {0: [pod("a"), pod("b")], 1: [pod("c")]}, Drains(), NOW

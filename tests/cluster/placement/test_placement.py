@@ -1,0 +1,195 @@
+"""Where the scheduler puts cells of GPUs, and what the operator says and does about it."""
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+
+import pytest
+from tests.cluster.kube import Kube, Object, eventually, run
+from tests.cluster.placement.conftest import NODE_GPUS, NUM_NODES, gpu_cell
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+OTHER_PRODUCT = "NVIDIA-A100-SXM4-80GB"
+ABSENT_PRODUCT = "NVIDIA-L40S"
+
+
+def node_of(pod: Object) -> str:
+    """Empty for a pod without one."""
+    return str(pod["spec"].get("nodeName", ""))
+
+
+def condition_of(pod: Object, kind: str) -> Object:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return next((each for each in conditions if each["type"] == kind), {})
+
+
+def nodes_of(kube: Kube, name: str) -> tuple[set[str], list[str]]:
+    """Nodes of a resource's target pods, and of each of its draft pods."""
+    targets, drafts = kube.pods(name, "target"), kube.pods(name, "draft")
+    return {node_of(pod) for pod in targets}, sorted(node_of(pod) for pod in drafts)
+
+
+def is_together(kube: Kube, name: str, num_drafts: int) -> bool:
+    """Whether target and drafts are all on one node."""
+    targets, drafts = nodes_of(kube, name)
+    return len(targets) == 1 and "" not in targets and drafts == sorted(targets) * num_drafts
+
+
+def is_said(kube: Kube, name: str, kind: str, reason: str) -> bool:
+    found = kube.condition(name, kind)
+    return (found.get("status"), found.get("reason")) == ("False", reason)
+
+
+def test_each_cell_has_a_node_of_its_own_and_those_without_one_say_so(kube: Kube) -> None:
+    names = [f"cell-{number}" for number in range(NUM_NODES + 2)]
+    for name in names:
+        kube.apply(gpu_cell(name, drafts=4))
+
+    def placed() -> list[str]:
+        return [name for name in names if is_together(kube, name, 4)]
+
+    eventually(lambda: len(placed()) == NUM_NODES, "as many cells as nodes are together", 120)
+    for name in set(names) - set(placed()):
+        eventually(
+            partial(is_said, kube, name, "TargetReady", "Unschedulable"),
+            f"{name} says that its target has no node",
+        )
+        assert "Insufficient nvidia.com/gpu" in kube.condition(name, "TargetReady")["message"]
+        assert is_said(kube, name, "Ready", "Unschedulable")
+        targets, drafts = nodes_of(kube, name)
+        assert targets == {""}
+        assert drafts == [""] * 4  # none without its target
+    asked: Counter[str] = Counter()
+    for pod in kube.items("pods"):
+        (container,) = pod["spec"]["containers"]
+        asked[node_of(pod)] += int(container["resources"]["limits"]["nvidia.com/gpu"])
+    assert [gpus for node, gpus in asked.items() if node] == [NODE_GPUS] * NUM_NODES
+
+
+def test_a_draft_too_many_for_the_node_is_told_of_and_not_counted(
+    kube: Kube, figures: dict[str, object]
+) -> None:
+    kube.apply(gpu_cell("crowd", drafts=5))
+
+    def verdicts() -> list[str]:
+        drafts = kube.pods("crowd", "draft")
+        said = [str(condition_of(pod, "PodScheduled").get("message", "")) for pod in drafts]
+        assert len(drafts) == 5
+        return [words for words in said if "Insufficient nvidia.com/gpu" in words]
+
+    eventually(lambda: len(verdicts()) == 1, "the scheduler finds no GPU for one draft", 60)
+    figures["a draft too many, told of after the scheduler's verdict, s"] = round(
+        eventually(
+            lambda: is_said(kube, "crowd", "DraftCapacity", "InsufficientLocalGPUs"),
+            "the status says it",
+            5,
+        ),
+        1,
+    )
+    eventually(
+        lambda: kube.get("ssd", "crowd")["status"]["draft"].get("readyReplicas") == 4,
+        "the others are ready",
+    )
+    draft = kube.get("ssd", "crowd")["status"]["draft"]
+    assert (draft["replicas"], draft["pendingReplicas"], draft["desiredReplicas"]) == (5, 1, 5)
+    assert kube.condition("crowd", "Ready")["status"] == "True"
+    kube("scale", "ssd/crowd", "--replicas=4")
+    eventually(lambda: is_together(kube, "crowd", 4), "the one without a node is gone", 60)
+    eventually(
+        lambda: kube.condition("crowd", "DraftCapacity")["status"] == "True", "there is room again"
+    )
+
+
+def test_a_list_of_products_is_obeyed(kube: Kube, nodes: Sequence[str]) -> None:
+    other = nodes[-1]
+    run("kubectl", "label", "node", other, f"nvidia.com/gpu.product={OTHER_PRODUCT}", "--overwrite")
+    kube.apply(gpu_cell("either", drafts=1, gpuProducts=[ABSENT_PRODUCT, OTHER_PRODUCT]))
+    kube.apply(gpu_cell("neither", drafts=1, gpuProducts=[ABSENT_PRODUCT]))
+    eventually(lambda: is_together(kube, "either", 1), "a cell is together", 60)
+    assert nodes_of(kube, "either") == ({other}, [other])
+    eventually(
+        lambda: is_said(kube, "neither", "TargetReady", "Unschedulable"), "no node has that product"
+    )
+
+
+def test_drafts_follow_a_target_that_moved_one_at_a_time(
+    kube: Kube, figures: dict[str, object]
+) -> None:
+    kube.apply(gpu_cell("mover", drafts=3))
+    eventually(lambda: is_together(kube, "mover", 3), "the cell is together", 60)
+    eventually(
+        lambda: kube.get("ssd", "mover")["status"]["draft"].get("readyReplicas") == 3,
+        "its drafts are ready",
+    )
+    (target,) = kube.pods("mover", "target")
+    old = {pod["metadata"]["name"] for pod in kube.pods("mover", "draft")}
+    run("kubectl", "cordon", node_of(target))
+    kube("delete", "pod", target["metadata"]["name"], "--wait=false")
+
+    def has_followed() -> bool:
+        return is_together(kube, "mover", 3) and nodes_of(kube, "mover")[0] != {node_of(target)}
+
+    seconds = eventually(has_followed, "target and drafts are together on another node", 120)
+    figures["target moved, its 3 drafts (drain 1 s) beside it, s"] = round(seconds, 1)
+    fresh = kube.pods("mover", "draft")
+    assert old.isdisjoint(pod["metadata"]["name"] for pod in fresh)
+    made = sorted(moment(pod["metadata"]["creationTimestamp"]) for pod in fresh)
+    serves = sorted(moment(condition_of(pod, "Ready")["lastTransitionTime"]) for pod in fresh)
+    # A drain lasts a second at least: nobody reached these drafts to tell that it had ended.
+    assert all(before < after for before, after in zip(serves, made[1:], strict=False))
+
+
+def moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def test_of_several_targets_only_one_at_a_time_may_be_evicted(
+    kube: Kube, nodes: Sequence[str]
+) -> None:
+    document = gpu_cell("twins", drafts=4)
+    document["spec"]["target"]["replicas"] = 2
+    kube.apply(document)
+    budget = ("poddisruptionbudget", "twins-target")
+    eventually(
+        lambda: kube.get(*budget)["status"]["disruptionsAllowed"] == 1, "one may be evicted", 60
+    )
+    assert len(kube.items("poddisruptionbudgets")) == 1  # none holds a cell's drafts
+    eventually(lambda: len(ready_targets(kube)) == 2, "both serve")
+    run("kubectl", "cordon", *nodes)  # whoever is evicted stays away
+    first, second = ready_targets(kube)
+    assert evict(kube, first) == ""
+    eventually(lambda: kube.get(*budget)["status"]["currentHealthy"] == 1, "one is left")
+    assert "disruption budget" in evict(kube, second)
+    assert ready_targets(kube) == [second]
+
+
+def ready_targets(kube: Kube) -> list[str]:
+    pods = kube.pods("twins", "target")
+    return [
+        str(pod["metadata"]["name"])
+        for pod in pods
+        if condition_of(pod, "Ready").get("status") == "True"
+    ]
+
+
+def evict(kube: Kube, pod: str) -> str:
+    """What the API server says against it; empty if the pod goes."""
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": kube.namespace},
+    }
+    path = f"/api/v1/namespaces/{kube.namespace}/pods/{pod}/eviction"
+    done = subprocess.run(
+        ("kubectl", "create", "--raw", path, "-f", "-"),
+        input=json.dumps(eviction),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.stderr if done.returncode else ""

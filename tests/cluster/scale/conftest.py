@@ -1,0 +1,82 @@
+"""As many resources as one operator is promised to keep."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from tests.cluster.kube import Object, eventually, run, sample
+from tests.cluster.operators import Operator, Reading
+
+NUM_RESOURCES = int(os.environ.get("SSD_SCALE_RESOURCES", "200"))
+NUM_NAMESPACES = min(10, NUM_RESOURCES)
+REQUESTS = "ssd_operator_api_requests_total"
+QUIET_SECONDS = 5.0
+"""Without a call for so long, an operator has done what there was to do."""
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Sequence[str]:
+    return [f"scale-{number}" for number in range(NUM_NAMESPACES)]
+
+
+@dataclass(frozen=True)
+class Converged:
+    """Resources that stand, and what it took to get there."""
+
+    before: Reading
+    after: Reading
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def converged(operator: Operator, namespaces: Sequence[str]) -> Iterator[Converged]:
+    """All resources, made at once; their pods are Pending for ever."""
+    before = operator.read()
+    documents = [
+        pending(f"r{number}", namespaces[number % len(namespaces)])
+        for number in range(NUM_RESOURCES)
+    ]
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
+    run("kubectl", "create", "-f", "-", stdin=text, timeout=300)
+    waited = eventually(partial(all_are_told, namespaces), "each resource tells of its pods", 300)
+    after = operator.read()
+    settle(operator)
+    yield Converged(before, after, waited)
+    for name in namespaces:
+        run("kubectl", "delete", "ssd", "--all", "-n", name, timeout=300)
+
+
+def pending(name: str, namespace: str) -> Object:
+    """A resource of one target and one draft that no node is good enough for."""
+    nowhere = {"nodeSelector": {"example.com/nowhere": "true"}}
+    document = sample(name, drafts=1, podTemplate=nowhere)
+    document["spec"]["draft"]["podTemplate"] = nowhere
+    document["metadata"]["namespace"] = namespace
+    return document
+
+
+def all_are_told(namespaces: Sequence[str]) -> bool:
+    """Whether each resource has its pods, and a status that says that they have no node."""
+    path = (
+        "{range .items[*]}"
+        '{.status.conditions[?(@.type=="TargetReady")].reason}/'
+        '{.status.draft.pendingReplicas}{"\\n"}{end}'
+    )
+    said = "".join(
+        run("kubectl", "get", "ssd", "-n", name, "-o", f"jsonpath={path}") for name in namespaces
+    )
+    return said.split() == ["Unschedulable/1"] * NUM_RESOURCES
+
+
+def settle(operator: Operator) -> None:
+    """Wait until the operator calls nobody any more."""
+    calls = [operator.read().total(REQUESTS)]
+
+    def is_quiet() -> bool:
+        calls.append(operator.read().total(REQUESTS))
+        return len(calls) > 4 * QUIET_SECONDS and len(set(calls[-int(4 * QUIET_SECONDS) :])) == 1
+
+    eventually(is_quiet, "the operator has nothing to do", 120)
