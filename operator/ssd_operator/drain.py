@@ -209,9 +209,9 @@ class _Drafts:
 
     def _misplaced(self) -> list[Object]:
         """One pod to be replaced, and none before the last one's replacement serves."""
-        misplaced = [pod for pod in self.live if name_of(pod) in self.drains.misplaced]
-        placed = [pod for pod in self.live if name_of(pod) not in self.drains.misplaced]
+        names = self.drains.misplaced
+        placed = [pod for pod in self.live if name_of(pod) not in names]
         # Of misplaced pods some may never be ready again: what ended there must not hold the rest.
-        misplaced.sort(key=is_ready)
+        misplaced = sorted((pod for pod in self.live if name_of(pod) in names), key=is_ready)
         may_go = all(is_ready(pod) for pod in placed) and len(self.live) == self.replicas
         return misplaced[:1] if may_go else []
