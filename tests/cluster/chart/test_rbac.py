@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cluster.conftest import ROOT, ApiServer, Object
+from tests.cluster.conftest import ROOT, ApiServer, Object, defining
 from tests.cluster.kube import CHART, eventually, sample
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -119,6 +119,16 @@ class Rights:
         user = f"system:serviceaccount:{self.api.namespace}:{self.account}"
         said = self.api.ask("auth", "can-i", rule["verbs"][0], *asked, "--as", user)
         return said.stdout.strip() == "yes"
+
+
+@pytest.fixture(scope="module")
+def api_server(api_environment: dict[str, str]) -> Iterator[ApiServer]:
+    """A namespace that no operator watches: two of them would write over each other."""
+    bindings = ("get", "clusterrolebindings", "--selector=ssd.dev/binds=operator")
+    if others := ApiServer(api_environment).tell(*bindings, "--output=name"):
+        pytest.skip(f"an operator watches all namespaces of this cluster: {others.strip()}")
+    with defining(api_environment) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
