@@ -1,12 +1,20 @@
 """``python -m ssd_operator``: read settings, reach the cluster, watch it until told to stop."""
 
+from ssd.sigterm import end_at_sigterm
+
+if __name__ == "__main__":
+    # Here, because what is imported below takes seconds.
+    end_at_sigterm()
+
 import asyncio
 import contextlib
 import logging
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 import kopf
 from prometheus_client import start_http_server
@@ -14,10 +22,13 @@ from prometheus_client import start_http_server
 from ssd.errors import SSDError
 from ssd.settings import load
 from ssd.telemetry import configure_logging, get_logger
-from ssd_operator.api_server import check_served, connect
-from ssd_operator.cluster import Cluster, Key
+from ssd_operator import metrics
+from ssd_operator.api_server import ApiServer, check_served, connect
+from ssd_operator.cluster import Key
 from ssd_operator.handlers import make_registry, watch_settings
 from ssd_operator.pool import EnginePool
+from ssd_operator.probes import serve_probes
+from ssd_operator.readiness import Readiness, become_ready, wait_for_fields
 from ssd_operator.reconcile import Reconciler
 from ssd_operator.settings import OperatorSettings
 from ssd_operator.view import View
@@ -35,38 +46,60 @@ _log = get_logger("ssd_operator")
 class Operator:
     """Watch, queue, passes and engine tasks, which start once kopf hands over its indices."""
 
-    def __init__(self, settings: OperatorSettings, cluster: Cluster) -> None:
+    def __init__(self, settings: OperatorSettings, cluster: ApiServer) -> None:
         self._settings = settings
         self._cluster = cluster
         self._engines = EnginePool(_now)
+        self._readiness = Readiness()
         self._queue: WorkQueue[Key] | None = None
-        self._work: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
-        """Watch until a signal, or until kopf finds that it cannot go on."""
+        """Watch until a signal, or until kopf finds that it cannot go on.
+
+        Raises:
+            SSDError: no CRD, or no answer.
+        """
+        checks = {"/healthz": self._problem, "/readyz": self._readiness.problem}
+        async with serve_probes(self._settings.probe_port, checks):
+            await check_served(self._cluster)
+            await wait_for_fields(self._readiness, self._cluster)
+            try:
+                await self._watch()
+            finally:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+                await self._engines.close()
+
+    async def _watch(self) -> None:
         namespaces = self._settings.watch_namespaces
-        try:
-            await kopf.operator(
-                registry=make_registry(self._start, self._wake, self._problem),
-                settings=watch_settings(),
-                clusterwide=not namespaces,
-                namespaces=namespaces,
-                liveness_endpoint=f"http://0.0.0.0:{self._settings.probe_port}/healthz",
-            )
-        finally:
-            if self._work is not None:
-                self._work.cancel()
-                await asyncio.gather(self._work, return_exceptions=True)
-            await self._engines.close()
+        await kopf.operator(
+            registry=make_registry(self._start, self._wake),
+            settings=watch_settings(),
+            clusterwide=not namespaces,
+            namespaces=namespaces,
+        )
 
     def _start(self, view: View) -> None:
         """The indices exist: passes may begin as soon as events come."""
         reconciler = Reconciler(self._cluster, view, self._engines, self._settings.config, _now)
-        num_workers = self._settings.num_workers
-        self._queue = WorkQueue(reconciler.reconcile, num_workers=num_workers, now=time.monotonic)
+        num_workers, namespaces = self._settings.num_workers, self._settings.watch_namespaces
+        work = partial(self._look, reconciler)
+        self._queue = WorkQueue(work, num_workers=num_workers, now=time.monotonic)
         self._engines.on_news(self._wake)
-        self._work = asyncio.ensure_future(self._queue.run())
-        _log.info("started", namespaces=self._settings.watch_namespaces or "all")
+        first_passes = become_ready(self._readiness, self._cluster, namespaces)
+        self._tasks = [asyncio.ensure_future(each) for each in (self._queue.run(), first_passes)]
+        _log.info("started", namespaces=namespaces or "all")
+
+    async def _look(self, reconciler: Reconciler, key: Key) -> float | None:
+        is_good = False
+        try:
+            again_after = await reconciler.reconcile(key)
+            is_good = True
+        finally:
+            self._readiness.looked(key, is_good=is_good)
+        return again_after
 
     def _wake(self, key: Key) -> None:
         if self._queue is not None:
@@ -74,10 +107,11 @@ class Operator:
 
     def _problem(self) -> str:
         """Why the kubelet should restart us; empty if nothing is wrong."""
-        if self._queue is None or self._work is None:
+        if self._queue is None:
             return ""
-        if self._work.done():
-            return "the queue has ended"
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()):
+                return f"a task has ended with {error!r}"
         waits = self._queue.longest_wait_seconds()
         return f"a resource waits for {waits:.0f} s" if waits > LONGEST_WAIT_SECONDS else ""
 
@@ -89,13 +123,21 @@ async def serve(settings: OperatorSettings) -> None:
         SSDError: no cluster, no CRD, or no answer.
     """
     async with connect() as cluster:
-        await check_served(cluster)
         with contextlib.ExitStack() as stack:
-            server, thread = start_http_server(settings.metrics_port)
+            server, thread = start_http_server(settings.metrics_port, registry=metrics.REGISTRY)
             stack.callback(thread.join)
             stack.callback(server.server_close)
             stack.callback(server.shutdown)
             await Operator(settings, cluster).run()
+
+
+async def _serve_until_told(settings: OperatorSettings) -> None:
+    """Until kopf takes the signals over, they end the wait for a CRD, also of process 1."""
+    serving = asyncio.ensure_future(serve(settings))
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(settings.log_format, "operator", settings.log_level.upper())
         for name in _QUIET:
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))
-        asyncio.run(serve(settings))
+        asyncio.run(_serve_until_told(settings))
     except SSDError as error:
         _log.error("failed", error=type(error).__name__, message=str(error))
         return 1

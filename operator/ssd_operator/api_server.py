@@ -18,6 +18,7 @@ from ssd_operator.cluster import (
     RESOURCE,
     BusyError,
     ClusterError,
+    Key,
     MissingError,
     RefusedError,
     ServedKind,
@@ -33,10 +34,15 @@ from ssd_operator.spec import API_VERSION, KIND, Object
 
 CALL_SECONDS = 15.0
 """Longest call; the API server gives up on its own webhooks after ten."""
+PAGE_LENGTH = 500
+"""Objects of a list that come with one call."""
 LONGEST_EVENT = 1024
 """Characters of an Event's message that an API server takes."""
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_JSON = "application/json"
+_METADATA = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""Of each object of a list nothing but its metadata."""
 
 
 class ApiServer:
@@ -149,6 +155,27 @@ class ApiServer:
             return any(each.get("name") == kind.plural for each in served.get("resources", []))
         return False
 
+    async def list_keys(self, kind: str, namespace: str, *, most: int = 0) -> set[Key]:
+        """Namespaces and names of a kind's objects.
+
+        Args:
+            kind: as in a manifest.
+            namespace: empty for all.
+            most: how many are enough; 0 for all.
+
+        Raises:
+            ClusterError: they cannot be listed.
+        """
+        served, keys, token = KINDS[kind], set[Key](), ""
+        while True:
+            query = {"limit": str(most or PAGE_LENGTH)} | ({"continue": token} if token else {})
+            page = await self._call("GET", served, served.path(namespace), _METADATA, query=query)
+            found = [each["metadata"] for each in page.get("items") or []]
+            keys |= {(each["namespace"], each["name"]) for each in found}
+            token = page.get("metadata", {}).get("continue", "")
+            if most or not token:
+                return keys
+
     async def served_schema(self) -> Object:
         """The schema of SSDDeployments that the API server serves, ``properties`` outermost.
 
@@ -172,24 +199,33 @@ class ApiServer:
         verb: str,
         kind: ServedKind,
         path: str,
-        content_type: str = "application/json",
+        media_type: str = _JSON,
         body: Object | None = None,
         *,
         query: Mapping[str, str] | None = None,
     ) -> Object:
         """Call, and make an error of every answer that is none.
 
+        Args:
+            verb: HTTP method.
+            kind: for the counter.
+            path: of the URL.
+            media_type: of the body; of the answer if there is no body.
+            body: to be sent.
+            query: of the URL.
+
         Raises:
             ClusterError: the leaf that fits.
         """
         what, code = f"{verb} {path}", "none"
+        sent, wished = (_JSON, media_type) if body is None else (media_type, _JSON)
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await self._api.call_api(
                     path,
                     verb,
                     query_params=list((query or {}).items()),
-                    header_params={"Content-Type": content_type, "Accept": "application/json"},
+                    header_params={"Content-Type": sent, "Accept": wished},
                     body=body,
                     auth_settings=["BearerToken"],
                     _preload_content=False,

@@ -42,8 +42,9 @@ class ServedKind:
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """Path of a collection, an object, or a subresource of one."""
-        parts = [self.root, "namespaces", namespace, self.plural, name, subresource]
+        """Path of a collection, an object, or a subresource of one; no namespace means all."""
+        where = ["namespaces", namespace] if namespace else []
+        parts = [self.root, *where, self.plural, name, subresource]
         return "/".join(part for part in parts if part)
 
 

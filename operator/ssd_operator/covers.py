@@ -8,7 +8,7 @@ seen here but by the hash in our annotations, which then differs.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ssd_operator.quantity import parse_quantity
+from ssd_operator.quantity import parse_quantity, parse_rounded
 from ssd_operator.spec import Object
 
 Path = tuple[str, ...]
@@ -104,9 +104,11 @@ def _is_dropped(value: Any, name: str) -> bool:
 def _equals(live: Any, wanted: Any, path: Path) -> bool:
     if live == wanted:
         return isinstance(live, bool) == isinstance(wanted, bool)
-    if _QUANTITY.isdisjoint(path[-1:]) and _QUANTITIES.isdisjoint(path[-2:-1]):
+    is_listed = not _QUANTITIES.isdisjoint(path[-2:-1])
+    if not is_listed and _QUANTITY.isdisjoint(path[-1:]):
         return False
+    number = parse_rounded if is_listed else parse_quantity
     try:
-        return parse_quantity(live) == parse_quantity(wanted)
+        return number(live) == number(wanted)
     except ValueError:
         return False

@@ -53,14 +53,13 @@ class _NoEssence(kopf.DiffBaseStorage):
 
 
 def make_registry(
-    start: Callable[[View], None], wake: Callable[[Key], None], problem: Callable[[], str]
+    start: Callable[[View], None], wake: Callable[[Key], None]
 ) -> kopf.OperatorRegistry:
     """Make the handlers.
 
     Args:
         start: called once, before any event, with what is seen from then on.
         wake: a key is to be looked at.
-        problem: why the operator is not healthy; empty if it is.
     """
     # Coroutines all: kopf runs plain functions in threads, and what they call lives in the loop.
     registry = kopf.OperatorRegistry()
@@ -94,12 +93,6 @@ def make_registry(
         if key is not None:
             views[0].saw(key, found, is_deleted=event["type"] == "DELETED")
             wake(key)
-
-    @kopf.on.probe(id="problem", registry=registry)
-    async def probe(**_: Any) -> str:
-        if found := problem():
-            raise kopf.PermanentError(found)
-        return "none"
 
     return registry
 

@@ -1,7 +1,7 @@
 """What Helm runs once, in the operator's image: ``helm test``, and the Job of an uninstall.
 
 ``python -m ssd_operator.installation`` with ``check URL [NAMESPACE]``: the operator at URL is
-healthy; with a namespace, the API server takes a good resource there and refuses a bad one (both
+ready; with a namespace, the API server takes a good resource there and refuses a bad one (both
 are dry runs). ``sample NAMESPACE``: the embedded pair serves one request. ``delete
 [NAMESPACE...]``: all resources there, or everywhere, are gone.
 """
@@ -24,7 +24,7 @@ from ssd.telemetry import configure_logging, get_logger
 from ssd.types import SamplingParams
 from ssd_operator.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, Object
 
-HEALTHY_SECONDS = 45.0
+READY_SECONDS = 45.0
 """``helm test`` right after ``helm install`` finds the operator this much later at the latest."""
 SERVING_SECONDS = 180.0
 """The embedded pair loads in seconds; the rest is for its pods to be scheduled."""
@@ -45,18 +45,18 @@ _SAMPLE: Object = {
 _log = get_logger(__name__)
 
 
-async def check_health(url: str, seconds: float = HEALTHY_SECONDS) -> None:
+async def check_ready(url: str, seconds: float = READY_SECONDS) -> None:
     """Return once the operator answers 200.
 
     Raises:
         NotReadyError: it does not within the time.
     """
 
-    async def is_healthy() -> bool:
+    async def is_ready() -> bool:
         return await asyncio.to_thread(_answers, url)
 
-    await _until(is_healthy, seconds, f"the operator at {url} is not healthy")
-    _log.info("operator_healthy", url=url)
+    await _until(is_ready, seconds, f"the operator at {url} is not ready")
+    _log.info("operator_ready", url=url)
 
 
 async def check_admission(api: CustomObjectsApi, namespace: str) -> None:
@@ -217,9 +217,9 @@ async def _cluster() -> AsyncIterator[CustomObjectsApi]:
 async def _run(arguments: Sequence[str]) -> None:
     match arguments:
         case ["check", url]:
-            await check_health(url)
+            await check_ready(url)
         case ["check", url, namespace]:
-            await check_health(url)
+            await check_ready(url)
             async with _cluster() as api:
                 await check_admission(api, namespace)
         case ["sample", namespace]:

@@ -1,7 +1,7 @@
 """What one pass does about one resource: a value, made from values. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ssd_operator.census import OLDEST_ANSWER_SECONDS, Census, Planned
@@ -72,6 +72,8 @@ class Plan:
     delete: tuple[Ref, ...] = ()
     status: Object | None = None
     """To be written; None if the present one will do."""
+    judged: Object = field(default_factory=dict)
+    """The status as this pass finds it, written or not."""
     events: tuple[Event, ...] = ()
     again_after: float = math.inf
     """Seconds until time alone asks for another pass."""
@@ -109,27 +111,33 @@ def plan(
     )
     flight = flight.heeding({ref: each.message for ref, each in memory.rejected.items()})
     if resource.spec.paused:
-        return _judge(census, objects, flight, memory, is_scaling=False)
+        judged = _judge(census, objects, flight, memory, is_scaling=False)
+        return _telling(judged, judged.events, now)
     memory = _decide(census, memory)
     is_scaling = _is_scaling(census, memory)
     judged = _judge(census, objects, flight, memory, is_scaling=is_scaling)
     told = drain_events(drains, memory.drains, observed.drains)
-    events, log = due((*told, *reversion_events(memory.reverted), *judged.events), memory.told, now)
+    told = (*told, *reversion_events(memory.reverted), *judged.events)
+    judged = _telling(judged, told, now)
     return replace(
         judged,
         apply=_to_apply(objects, observed, flight.stage, memory),
         drains=drains,
         scale=memory.decision if is_scaling else None,
         delete=_surplus(objects, observed),
-        events=events,
         again_after=min(judged.again_after, flight.again_after, *_waits(census, memory)),
         memory=replace(
             judged.memory,
-            told=log,
             drains=dict(observed.drains),
             reverted={ref: replace(each, is_told=True) for ref, each in memory.reverted.items()},
         ),
     )
+
+
+def _telling(judged: Plan, events: Iterable[Event], now: float) -> Plan:
+    """The plan with those of these events that were not told lately."""
+    fresh, log = due(events, judged.memory.told, now)
+    return replace(judged, events=fresh, memory=replace(judged.memory, told=log))
 
 
 def _plan_drains(census: Census) -> DrainPlan:
@@ -164,7 +172,8 @@ def _decide(census: Census, memory: Memory) -> Memory:
     policy = policy_of(census.resource.spec.draft)
     if policy is None:
         return replace(memory, history=History(), decision=None, decided_at=-math.inf)
-    if census.now - memory.decided_at < DECISION_SECONDS:
+    is_early = census.now - memory.decided_at < DECISION_SECONDS
+    if is_early or _blind_seconds(census, memory) > 0:
         return memory
     decision, history = next_replicas(policy, pool_load(census), memory.history, census.now)
     return replace(memory, decision=decision, history=history, decided_at=census.now)
@@ -187,7 +196,7 @@ def _judge(
     """What the status has to say, and the events that its step from the old one tells."""
     resource, now, old = census.resource, census.now, census.observed.status
     if (blind_seconds := _blind_seconds(census, memory)) > 0:
-        return Plan(memory=memory, again_after=blind_seconds)
+        return Plan(judged=old, memory=memory, again_after=blind_seconds)
     planned = Planned(
         revisions={name_of(each): revision_of(each) for each in objects if _is_engine(each)},
         decision=memory.decision,
@@ -204,23 +213,31 @@ def _judge(
     age = now - memory.written_at
     if needs_write(old, status, age):
         memory = replace(memory, written_at=now)
-        return Plan(status=status, events=status_events(old, status), memory=memory)
+        events = status_events(old, status)
+        return Plan(status=status, judged=status, events=events, memory=memory)
     is_postponed = needs_write(old, status, max(age, SHORTEST_SECONDS))
     wait = SHORTEST_SECONDS - age if is_postponed else math.inf
-    return Plan(memory=memory, again_after=max(wait, 0.0))
+    return Plan(judged=status, memory=memory, again_after=max(wait, 0.0))
 
 
 def _blind_seconds(census: Census, memory: Memory) -> float:
     """How long the present status may know better than an operator that has just started.
 
-    Until a target has answered it, its links would seem to be gone.
+    Until a target has answered it, its links would seem to be gone, and its load unknown.
     """
     known = {link["target"] for link in census.observed.status.get("links") or []}
     serving = {name_of(pod) for pod in census.ready_targets}
+    if policy_of(census.resource.spec.draft) is not None and _was_scaling(census.observed.status):
+        known = serving
     if not known & serving - census.observed.pools.keys():
         return 0.0
     began_at = census.now if memory.began_at is None else memory.began_at
     return began_at + OLDEST_ANSWER_SECONDS - census.now
+
+
+def _was_scaling(status: Object) -> bool:
+    conditions = status.get("conditions") or []
+    return any((each["type"], each["status"]) == ("ScalingActive", "True") for each in conditions)
 
 
 def _is_engine(child: Object) -> bool:

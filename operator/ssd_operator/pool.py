@@ -6,6 +6,7 @@ are there; news wake the next pass.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
@@ -30,6 +31,8 @@ ASK_SECONDS = 2.0
 """Longest single question to a draft."""
 DRAIN_POLL_SECONDS = 0.5
 """Between two questions whether a draft is empty."""
+FLOOR_SECONDS = 300.0
+"""In which the lowest round trip of a link doubles if it is not reached again."""
 LONGEST_DRAIN_SECONDS = 300.0
 """A draft refuses a longer deadline."""
 
@@ -152,7 +155,7 @@ class EnginePool:
     def _put(self, key: Key, fact: PoolFact) -> None:
         pools = self._pools.setdefault(key, {})
         old = pools.get(fact.target_pod)
-        pools[fact.target_pod] = fact
+        pools[fact.target_pod] = fact if old is None else with_floors(old, fact)
         if old is None or _states(old) != _states(fact):
             self._wake(key)
 
@@ -187,6 +190,30 @@ class EnginePool:
                     _log.debug("draft_silent", pod=call.pod, error=str(error))
                 await asyncio.sleep(DRAIN_POLL_SECONDS)
         return "TimedOut" if is_told else "Unreachable"
+
+
+def with_floors(old: PoolFact, new: PoolFact) -> PoolFact:
+    """The newer of two answers, with the lowest round trip of late for each link.
+
+    What a link takes is its lowest: the rest is whoever held the processor. A rise is believed as
+    far as nothing lower came for long; it doubles in ``FLOOR_SECONDS``.
+    """
+    rise = 2.0 ** ((new.at - old.at) / FLOOR_SECONDS)
+    floors = {
+        (link.address, link.draft_pod): link.round_trip_seconds * rise
+        for link in old.links
+        if link.round_trip_seconds > 0
+    }
+    links = (
+        replace(
+            link,
+            round_trip_seconds=min(
+                link.round_trip_seconds, floors.get((link.address, link.draft_pod), math.inf)
+            ),
+        )
+        for link in new.links
+    )
+    return replace(new, links=tuple(links))
 
 
 def _address(host: str, port: int) -> str:

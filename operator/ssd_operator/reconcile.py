@@ -34,10 +34,12 @@ from ssd_operator.parse import SpecError, parse
 from ssd_operator.plan import Memory, Plan, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of
 from ssd_operator.preflight import RETRY_SECONDS
+from ssd_operator.scaling import Decision
 from ssd_operator.setbacks import Rejection, digest_of, reversion_of
 from ssd_operator.spec import Object, Resource
 from ssd_operator.status import status_of_invalid
 from ssd_operator.status_change import needs_write
+from ssd_operator.tally import Tally
 from ssd_operator.view import View, is_of_former, is_ours
 from ssd_operator.work_queue import RESYNC_SECONDS
 
@@ -105,7 +107,7 @@ class Reconciler:
         self._config = config
         self._now = now
         self._records: dict[Key, _Record] = {}
-        self._tally = metrics.ConditionTally()
+        self._tally = Tally()
         self._optional_kinds: frozenset[str] = frozenset()
         self._optional_kinds_read_at = float("-inf")
 
@@ -152,6 +154,7 @@ class Reconciler:
         """Tell that a resource cannot be read; what it made goes on."""
         now, old = self._now(), found.get("status") or {}
         status = status_of_invalid(old, found["metadata"]["generation"], problem, now)
+        self._tally.put(key, status)
         memory = record.memory
         if needs_write(old, status, now - memory.written_at):
             events, log = due(status_events(old, status), memory.told, now)
@@ -180,9 +183,10 @@ class Reconciler:
             if memory is not None:
                 decided = plan(resource, observed, self._config, memory, self._now())
                 decided = replace(decided, apply=())
-            await self._scale(key, observed, decided)
+            await self._scale(key, resource, observed, decided)
             record.children = frozenset(observed.children)
         self._engines.follow(key, _hosts(observed))
+        self._tally.put(key, decided.judged)
         await self._publish(key, found, decided)
         record.memory = decided.memory
         return decided.again_after
@@ -313,9 +317,9 @@ class Reconciler:
             retry_at = self._now() + RETRY_SECONDS
         return Rejection(digest_of(wanted), generation, str(error), retry_at)
 
-    async def _scale(self, key: Key, observed: Observed, decided: Plan) -> None:
+    async def _scale(self, key: Key, resource: Resource, observed: Observed, decided: Plan) -> None:
         """Drains, then the number, then what is not wanted any more."""
-        namespace, name = key
+        namespace, _ = key
         uids = {name_of(pod): pod["metadata"]["uid"] for pod in observed.pods}
         for mark in decided.drains.marks:
             answer = await self._cluster.annotate_pod(namespace, mark.pod, mark.annotations)
@@ -325,28 +329,26 @@ class Reconciler:
         for pod in decided.drains.delete_pods:
             await self._cluster.delete(namespace, Ref("Pod", pod), uids[pod])
         if decided.scale is not None:
-            await self._write_scale(namespace, name, decided)
+            await self._write_scale(key, resource, decided.scale)
         for ref in decided.delete:
             child = observed.children[ref]
             await self._cluster.delete(namespace, ref, child["metadata"]["uid"])
             self._records[key].optional.pop(ref, None)
             _log.info("deleted", key=key, object=f"{ref.kind}/{ref.name}")
 
-    async def _write_scale(self, namespace: str, name: str, decided: Plan) -> None:
-        decision = decided.scale
-        assert decision is not None
+    async def _write_scale(self, key: Key, resource: Resource, decision: Decision) -> None:
         try:
-            await self._cluster.patch_scale(namespace, name, decision.replicas)
+            await self._cluster.patch_scale(*key, decision.replicas)
         except RefusedError as error:
-            _log.warning("scale_refused", key=(namespace, name), error=str(error))
+            _log.warning("scale_refused", key=key, error=str(error))
             return
-        metrics.SCALE_TOTAL.labels(str(decision.reason)).inc()
-        _log.info("scaled", key=(namespace, name), replicas=decision.replicas)
+        direction = "up" if decision.replicas > resource.spec.draft.replicas else "down"
+        metrics.SCALE_TOTAL.labels(direction, str(decision.reason)).inc()
+        _log.info("scaled", key=key, replicas=decision.replicas)
 
     async def _publish(self, key: Key, found: Object, decided: Plan) -> None:
         """Status and Events."""
         if decided.status is not None:
-            self._tally.put(key, decided.status["conditions"])
             answer = await self._cluster.patch_status(*key, decided.status)
             if answer is not None:
                 self._view.remember(key, answer)

@@ -24,7 +24,7 @@ class OperatorSettings:
     num_workers: int = field(default=8, metadata={"min": 1, "max": 64})
     """Resources that are looked at at the same time."""
     probe_port: int = field(default=8080, metadata={"min": 1, "max": 65535})
-    """Port of /healthz."""
+    """Port of /healthz and /readyz."""
     metrics_port: int = field(default=9090, metadata={"min": 1, "max": 65535})
     """Port of /metrics."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

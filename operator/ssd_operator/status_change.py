@@ -1,15 +1,18 @@
 """Whether a status is worth a write: what a person or a machine waits for is, at once."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
 from ssd_operator.spec import Object
 
 SHORTEST_SECONDS = 1.0
 """Between any two writes of one status."""
 LINK_SECONDS = 30.0
-"""Between two writes for the sake of measurements of links."""
-LINK_MOVEMENT = 0.1
-"""Part by which a link's measurement must move to be told."""
+"""Between two writes for the sake of links' words and first measurements."""
+MEASUREMENT_SECONDS = 300.0
+"""Between two writes for the sake of links' later measurements and the numbers in their words."""
+MEASUREMENT_FACTOR = 2.0
+"""By which a link's measurement must move to be told: less is noise, also on an idle machine."""
 SPECULATION_SECONDS = 60.0
 """Between two writes for the sake of speculation's figures."""
 SPECULATION_MOVEMENT = 0.05
@@ -18,6 +21,7 @@ _TIMES = frozenset({"lastTransitionTime", "lastScaleTime"})
 _LINK_MEASUREMENTS = ("roundTripMicroseconds", "bandwidthMegabytesPerSecond")
 _LINK_WORDS = "reason"
 """It may hold numbers, which are new each time a link is tried; its state says when it matters."""
+_NUMBER = re.compile(r"[\d.]+")
 
 
 def needs_write(old: Object, new: Object, seconds_since_write: float = float("inf")) -> bool:
@@ -33,7 +37,8 @@ def needs_write(old: Object, new: Object, seconds_since_write: float = float("in
         return False
     return (
         _facts(old) != _facts(new)
-        or (seconds_since_write >= LINK_SECONDS and _have_links_moved(old, new))
+        or (seconds_since_write >= LINK_SECONDS and _have_links_news(old, new))
+        or (seconds_since_write >= MEASUREMENT_SECONDS and _have_links_moved(old, new))
         or (seconds_since_write >= SPECULATION_SECONDS and _has_speculation_moved(old, new))
     )
 
@@ -61,14 +66,29 @@ def _timeless(value: object) -> object:
     return value
 
 
-def _have_links_moved(old: Object, new: Object) -> bool:
-    pairs = list(zip(old.get("links") or [], new.get("links") or [], strict=True))
-    return any(before.get(_LINK_WORDS) != after.get(_LINK_WORDS) for before, after in pairs) or any(
-        abs(after.get(name, 0) - before.get(name, 0)) >= LINK_MOVEMENT * before.get(name, 0)
-        and after.get(name, 0) != before.get(name, 0)
-        for before, after in pairs
-        for name in _LINK_MEASUREMENTS
+def _pairs(old: Object, new: Object) -> Iterator[tuple[Object, Object]]:
+    return zip(old.get("links") or [], new.get("links") or [], strict=True)
+
+
+def _have_links_news(old: Object, new: Object) -> bool:
+    """Whether a link has other words, numbers in them aside, or its first measurement."""
+    return any(
+        _NUMBER.sub("", before.get(_LINK_WORDS, "")) != _NUMBER.sub("", after.get(_LINK_WORDS, ""))
+        or any(after.get(name) and not before.get(name) for name in _LINK_MEASUREMENTS)
+        for before, after in _pairs(old, new)
     )
+
+
+def _have_links_moved(old: Object, new: Object) -> bool:
+    return any(
+        before.get(_LINK_WORDS) != after.get(_LINK_WORDS)
+        or any(_has_moved(before.get(name, 0), after.get(name, 0)) for name in _LINK_MEASUREMENTS)
+        for before, after in _pairs(old, new)
+    )
+
+
+def _has_moved(before: float, after: float) -> bool:
+    return max(before, after) >= MEASUREMENT_FACTOR * min(before, after) > 0
 
 
 def _has_speculation_moved(old: Object, new: Object) -> bool:

@@ -41,9 +41,11 @@ class Schedule(Generic[KeyT]):
         self._running: set[KeyT] = set()
         self._num_failures: dict[KeyT, int] = {}
         self._not_before: dict[KeyT, float] = {}
+        self._good_since: dict[KeyT, float] = {}
 
     def wake(self, key: KeyT, now: float, after: float = DEBOUNCE_SECONDS) -> None:
         """Let a key be due soon; one that failed keeps waiting for its retry."""
+        self._good_since.setdefault(key, now)
         due = max(now + after, self._not_before.get(key, -math.inf))
         self._due[key] = min(due, self._due.get(key, math.inf))
 
@@ -62,6 +64,7 @@ class Schedule(Generic[KeyT]):
         self._running.discard(key)
         self._num_failures.pop(key, None)
         self._not_before.pop(key, None)
+        self._good_since.pop(key, None)
         if again_after is not None:
             resync = RESYNC_SECONDS * (1 + _RESYNC_SPREAD * (2 * _jitter(key, int(now)) - 1))
             self.wake(key, now, min(again_after, resync))
@@ -86,6 +89,10 @@ class Schedule(Generic[KeyT]):
     def overdue(self, now: float) -> list[float]:
         """By how many seconds each due key is late."""
         return [now - due for due in self._due.values() if due <= now]
+
+    def oldest_success_seconds(self, now: float) -> float:
+        """Since the last good pass, or the first wake, of the key for which it is longest ago."""
+        return now - min(self._good_since.values(), default=now)
 
     def _may_run(self, key: KeyT, now: float) -> bool:
         return self._due[key] <= now and key not in self._running
@@ -156,6 +163,7 @@ class WorkQueue(Generic[KeyT]):
         overdue = self._schedule.overdue(now)
         metrics.QUEUE_DEPTH.set(len(overdue))
         metrics.OLDEST_UNRECONCILED_SECONDS.set(max(overdue, default=0.0))
+        metrics.OLDEST_SUCCESS_SECONDS.set(self._schedule.oldest_success_seconds(now))
 
     async def _pass(self, key: KeyT) -> float | None:
         with metrics.RECONCILE_SECONDS.time():

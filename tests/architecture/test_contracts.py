@@ -13,6 +13,9 @@ STAND_INS = {
         "tests/unit/ssd_operator/memory_cluster.py:MemoryCluster"
     ),
     "operator/ssd_operator/reconcile.py:Engines": "tests/unit/ssd_operator/world.py:MemoryEngines",
+    "operator/ssd_operator/readiness.py:Lists": (
+        "tests/unit/ssd_operator/test_readiness.py:Answers"
+    ),
     "services/ssd/ports.py:Clock": "services/ssd/testing/clock.py:FakeClock",
     "services/ssd/ports.py:TokenSink": "services/ssd/testing/sink.py:ListSink",
     "services/ssd/ports.py:ByteStream": "services/ssd/testing/stream.py:MemoryStream",

@@ -169,6 +169,8 @@ def before(images: None) -> set[str]:
 @pytest.fixture(scope="session")
 def release(before: set[str]) -> Iterator[Release]:
     """The release of the whole suite."""
+    # One that a broken run left behind has pods of older images under the same names.
+    run("helm", "uninstall", "ssd", "-n", "ssd-system", "--ignore-not-found", "--wait")
     take_over_definition("ssd", "ssd-system")
     release = install("ssd", "ssd-system")
     yield release

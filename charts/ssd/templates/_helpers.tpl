@@ -15,7 +15,7 @@
 {{/* Labels that never change: selectors, and what engines' NetworkPolicies let in. */}}
 {{- define "ssd.selector" -}}
 app.kubernetes.io/name: ssd-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "ssd.labels" -}}
@@ -29,7 +29,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* Labels of what helm test and helm uninstall run: not the operator's, so that no Service or policy selects it. */}}
 {{- define "ssd.hookLabels" -}}
 app.kubernetes.io/name: ssd-{{ .hook }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/part-of: ssd
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end -}}
@@ -50,6 +50,11 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- if kindIs "invalid" .wanted -}}
 {{- if .root.Capabilities.APIVersions.Has .api -}}true{{- end -}}
 {{- else if .wanted -}}true{{- end -}}
+{{- end -}}
+
+{{/* "true" if this release needs rights on the cluster anyway, so that it may look around there: a lookup without them fails. */}}
+{{- define "ssd.sees" -}}
+{{- if or .Values.crds.install .Values.rbac.aggregate (not .Values.operator.watchNamespaces) -}}true{{- end -}}
 {{- end -}}
 
 {{/* Owner "namespace/release" of the live CRD, "-" if it is nobody's; empty if it is ours or absent. */}}
@@ -81,7 +86,7 @@ capabilities: {drop: [ALL]}
 
 {{/* The pod spec of a hook: a dict of root, account, args. It runs the operator's image once. */}}
 {{- define "ssd.hookPod" -}}
-serviceAccountName: {{ .account }}
+serviceAccountName: {{ .account | quote }}
 restartPolicy: Never
 enableServiceLinks: false
 {{- with .root.Values.imagePullSecrets }}
@@ -115,7 +120,7 @@ apiVersion: v1
 kind: ServiceAccount
 metadata:
   name: {{ .name }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels: {{- include "ssd.hookLabels" . | nindent 4 }}
   annotations: {{- toYaml .annotations | nindent 4 }}
 {{- range $namespace := .namespaces }}
@@ -127,7 +132,7 @@ kind: {{ $prefix }}{{ $kind }}
 metadata:
   name: {{ $.name }}.{{ $.root.Release.Namespace }}
   {{- with $namespace }}
-  namespace: {{ . }}
+  namespace: {{ . | quote }}
   {{- end }}
   labels: {{- include "ssd.hookLabels" $ | nindent 4 }}
   annotations: {{- toYaml $.annotations | nindent 4 }}
@@ -137,7 +142,7 @@ rules:
 {{- else }}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: {{ $prefix }}Role, name: {{ $.name }}.{{ $.root.Release.Namespace }}}
 subjects:
-- {kind: ServiceAccount, name: {{ $.name }}, namespace: {{ $.root.Release.Namespace }}}
+- {kind: ServiceAccount, name: {{ $.name }}, namespace: {{ $.root.Release.Namespace | quote }}}
 {{- end }}
 {{- end }}
 {{- end }}

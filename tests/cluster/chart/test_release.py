@@ -143,6 +143,29 @@ def test_operators_of_different_namespaces_live_side_by_side(release: Any) -> No
     assert "already watches team-" in everywhere.stderr
 
 
+def test_an_operator_of_one_namespace_is_refused_beside_one_of_all(release: Any) -> None:
+    assert release("ssd", "here").returncode == 0
+    second = release("ssd", "there", "--set=operator.watchNamespaces={team-a}")
+    assert second.returncode != 0
+    assert "release ssd of namespace here already watches all namespaces" in second.stderr
+
+
+def test_who_has_no_right_on_the_cluster_installs_for_a_namespace_and_is_told(
+    helm: Any, kubectl: Any
+) -> None:
+    for role in ("admin", "edit"):
+        kubectl(
+            "create", "rolebinding", f"her-{role}", f"--clusterrole={role}", "--user=she", "-nthere"
+        )
+    said = helm(
+        *("install", "hers", CHART, "--namespace", "there", "--dry-run=server"),
+        *("--kube-as-user", "she", "--set=operator.watchNamespaces={there}"),
+        "--set=crds.install=false,rbac.aggregate=false",
+    )
+    assert said.returncode == 0, said.stderr
+    assert "kubectl get clusterrolebindings -l ssd.dev/binds=operator" in said.stdout
+
+
 def test_an_upgrade_by_the_same_release_is_not_refused(release: Any) -> None:
     assert release("ssd", "here").returncode == 0
     again = release("ssd", "here", "--set=operator.logLevel=debug")

@@ -14,6 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import ssd
 from ssd import telemetry
+from ssd_operator import metrics
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -32,10 +33,11 @@ APIS = {
 OPERATOR_METRICS = {
     "ssd_operator_drains_total",
     "ssd_operator_errors_total",
-    "ssd_operator_oldest_unreconciled_seconds",
+    "ssd_operator_oldest_success_seconds",
     "ssd_operator_reconcile_total",
     "ssd_operator_resources",
     "ssd_operator_scale_total",
+    "ssd_operator_trouble_since_timestamp_seconds",
 }
 """Those of the operator's metrics that alerts and dashboard use."""
 
@@ -232,12 +234,12 @@ def test_a_repository_with_a_slash_and_a_digest_are_taken_as_they_are(render: An
     assert environment["SSD_OPERATOR_DRAFT_IMAGE"] == "r.example/ssd/ssd-draft:v7"
 
 
-def test_without_rights_to_give_helm_test_asks_for_health_alone(render: Any) -> None:
+def test_without_rights_to_give_helm_test_asks_for_readiness_alone(render: Any) -> None:
     pod = only(render("--set=rbac.create=false"), "Pod")["spec"]
     assert pod["serviceAccountName"] == "default"
     assert pod["containers"][0]["args"] == [
         "check",
-        "http://ssd-operator.here.svc:8080/healthz",
+        "http://ssd-operator.here.svc:8080/readyz",
     ]
 
 
@@ -248,8 +250,8 @@ def test_alerts_and_dashboard_use_metrics_that_exist(render: Any) -> None:
     queries = [rule["expr"] for rule in rules]
     queries += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     used = set(re.findall(r"\bssd_\w+", " ".join(queries)))
-    known = set(OPERATOR_METRICS)
-    for metric in vars(telemetry).values():
+    known = set[str]()
+    for metric in (*vars(telemetry).values(), *vars(metrics).values()):
         if isinstance(metric, MetricWrapperBase):
             (family,) = metric.describe()
             known |= {family.name + end for end in ("", "_total", "_sum", "_count", "_bucket")}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.cluster.chart.conftest import template
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -21,16 +22,24 @@ MAPS = {
     "metrics.serviceMonitor.labels",
     "metrics.prometheusRule.labels",
     "metrics.dashboard.labels",
+    *(
+        f"operator.affinity.{kind}.{when}.{selector}.matchLabels"
+        for kind in ("podAffinity", "podAntiAffinity")
+        for when in (
+            "requiredDuringSchedulingIgnoredDuringExecution.[]",
+            "preferredDuringSchedulingIgnoredDuringExecution.[].podAffinityTerm",
+        )
+        for selector in ("labelSelector", "namespaceSelector")
+    ),
 }
 """Their keys are the user's own; values are strings."""
-KUBERNETES_OWN = {
-    "operator.affinity.nodeAffinity",
-    "operator.affinity.podAffinity",
-    "operator.affinity.podAntiAffinity",
-}
-"""Whose inside the API server judges."""
-
 Schema = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def default(render: Callable[..., Any]) -> Any:
+    """What the chart renders without any value."""
+    return render()
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +63,13 @@ def objects(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
         yield from objects(schema["items"], (*path, "[]"))
 
 
+def nodes(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Schema]]:
+    """Each part of the schema with its path, leaves included."""
+    yield path, schema
+    for key, child in schema.get("properties", {}).items():
+        yield from nodes(child, (*path, key))
+
+
 def misspelt(path: tuple[str, ...]) -> Any:
     """Values that hold an unknown key at a path."""
     if not path:
@@ -64,10 +80,12 @@ def misspelt(path: tuple[str, ...]) -> Any:
     return {path[0]: inner}
 
 
+INSIDES = {("operator", "resources"), ("operator", "affinity")}
+"""Where null is the user's own word: no limit, no rule."""
 CLOSED = [
     path
     for path, schema in objects(SCHEMA)
-    if path[:1] != ("global",) and ".".join(path) not in MAPS | KUBERNETES_OWN
+    if path[:1] != ("global",) and ".".join(path) not in MAPS
 ]
 
 
@@ -86,7 +104,7 @@ def test_only_what_is_the_users_own_is_open() -> None:
         for path, schema in objects(SCHEMA)
         if schema.get("additionalProperties") is not False
     }
-    assert is_open == MAPS | KUBERNETES_OWN | {"global"}
+    assert is_open == MAPS | {"global"}
 
 
 def leaves(schema: Schema, values: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
@@ -138,6 +156,8 @@ def test_a_value_without_a_comment_is_no_row(readme: ModuleType) -> None:
         (["operator.watchNamespaces={A}"], "watchNamespaces"),
         (["operator.resources.limits.memory=much"], "memory"),
         (["networkPolicy.apiServerPorts={70000}"], "apiServerPorts"),
+        (["networkPolicy.apiServerPorts=null"], "apiServerPorts"),
+        (["operator.affinity.nodeAffinity.requiredDuringScheduling[0]=a"], "nodeAffinity"),
         (["serviceAccount.create=false"], "needs serviceAccount.name"),
         (["uninstall.deleteResources=true", "rbac.create=false"], "needs rbac.create"),
         (["tests.sample.enabled=true", "rbac.create=false"], "needs rbac.create"),
@@ -148,6 +168,57 @@ def test_values_that_cannot_work_are_refused_with_the_reason(
     refusal: Callable[..., str], values: list[str], words: str
 ) -> None:
     assert words in refusal(*(f"--set={value}" for value in values))
+
+
+NULLABLE = [
+    path
+    for path, schema in nodes(SCHEMA)
+    if path and path[0] != "global" and "[]" not in path and path[:2] not in INSIDES
+]
+
+
+@pytest.mark.parametrize("path", NULLABLE, ids=".".join)
+def test_null_is_refused_by_name_or_means_the_default(
+    helm: Any, chart: Path, default: list[Any], path: tuple[str, ...]
+) -> None:
+    said = template(helm, chart, f"--set={'.'.join(path)}=null")
+    if said.returncode:
+        assert "don't meet the specifications of the schema" in said.stderr
+        assert path[-1] in said.stderr
+    else:
+        objects = [each for each in yaml.safe_load_all(said.stdout) if each is not None]
+        assert objects == default
+
+
+NAMES = {
+    "name",
+    "namespace",
+    "serviceAccountName",
+    "priorityClassName",
+    "app.kubernetes.io/instance",
+}
+
+
+def test_numbers_for_names_stay_text(helm: Any, chart: Path) -> None:
+    said = helm(
+        *("template", "123", chart, "--namespace", "456", "--kube-version", "1.34.0"),
+        *("--values", CHART / "ci" / "everything-values.yaml"),
+        *("--set-string=operator.watchNamespaces={456,789}", "--set-string=serviceAccount.name=12"),
+    )
+    assert said.returncode == 0, said.stderr
+    for each in yaml.safe_load_all(said.stdout):
+        if each is not None:
+            assert [path for path, leaf in numbers(each) if path[-1] in NAMES] == []
+
+
+def numbers(part: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Leaves that are no text, with their paths."""
+    steps = part.items() if isinstance(part, dict) else enumerate(part)
+    for step, value in steps:
+        if isinstance(value, dict | list):
+            yield from numbers(value, (*path, step))
+        elif not isinstance(value, str):
+            yield (*path, step), value
 
 
 def test_global_is_open(render: Callable[..., Any]) -> None:

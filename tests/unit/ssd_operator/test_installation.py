@@ -87,18 +87,18 @@ def answering(status: int) -> Iterator[str]:
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/healthz"
+        yield f"http://127.0.0.1:{server.server_port}/readyz"
         server.shutdown()
 
 
-async def test_an_operator_that_answers_is_healthy() -> None:
+async def test_an_operator_that_answers_is_ready() -> None:
     with answering(200) as url:
-        await installation.check_health(url)
+        await installation.check_ready(url)
 
 
 async def test_an_operator_whose_loop_stalls_is_named_after_the_deadline() -> None:
     with answering(500) as url, pytest.raises(NotReadyError, match=url):
-        await installation.check_health(url, seconds=MOMENT)
+        await installation.check_ready(url, seconds=MOMENT)
 
 
 async def test_a_current_crd_passes_and_nothing_is_stored() -> None:

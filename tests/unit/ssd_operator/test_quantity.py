@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_operator.quantity import parse_quantity
+from ssd_operator.quantity import parse_quantity, parse_rounded
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,11 @@ def test_what_is_no_quantity_is_refused(text: str) -> None:
 def test_one_amount_has_several_spellings(number: int) -> None:
     assert parse_quantity(f"{number * 1024}Mi") == parse_quantity(f"{number}Gi")
     assert parse_quantity(f"{number * 1000}m") == parse_quantity(number)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1n", "0.001"), ("2.0005", "2.001"), ("2.5", "2.5"), ("2Gi", "2147483648")],
+)
+def test_a_server_keeps_whole_thousandths_of_a_request(text: str, number: str) -> None:
+    assert parse_rounded(text) == Decimal(number)

@@ -1,6 +1,7 @@
 """Things that went wrong once: each a short story of its own, as storms found them."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 from tests.unit.ssd_operator.witness import Witness
@@ -192,3 +193,34 @@ def test_news_of_an_objects_end_does_not_hide_the_one_that_came_after_it() -> No
     view.remember(KEY, service)
     view.saw(KEY, gone, is_deleted=True)
     assert view.children(KEY) == {Ref("Service", "demo"): service}
+
+
+async def test_a_new_operator_does_not_take_back_that_a_resource_without_links_is_scaled() -> None:
+    autoscaling = {"mode": "Internal", "minReplicas": 0, "maxReplicas": 4}
+    world = await settled(draft={"replicas": 0, "autoscaling": autoscaling})
+    for _ in range(6):
+        world.cluster.now += 10.0
+        speak(world)
+        await world.round()
+    assert world.cluster.condition(KEY, "ScalingActive") == ("True", "Internal")
+    world.restart()
+    world.cluster.writes.clear()
+    world.cluster.now += 61.0
+    await world.round()
+    speak(world)
+    await world.round()
+    assert world.cluster.writes == []
+
+
+async def test_a_paused_resource_that_wavers_tells_so_once() -> None:
+    world = await settled()
+    world.cluster.edit_spec(KEY, paused=True)
+    for number in range(10):
+        world.cluster.now += 20.0
+        speak(world)
+        if number % 2:
+            silent = {name: replace(fact, links=()) for name, fact in world.engines.answers.items()}
+            world.engines.answers = silent
+        await world.round()
+    told = [event.reason for event in world.cluster.events]
+    assert told.count("SpeculationOff") == told.count("SpeculationOn") == 1

@@ -54,7 +54,9 @@ def test_what_one_waits_for_is_written_at_once_but_not_twice_a_second(new: Objec
         STATUS,
         changed("conditions", 0, "lastTransitionTime", to="now"),
         changed("draft", "lastScaleTime", to="now"),
-        changed("links", 0, "roundTripMicroseconds", to=109),
+        changed("links", 0, "roundTripMicroseconds", to=199),
+        changed("links", 0, "roundTripMicroseconds", to=51),
+        changed("links", 0, "roundTripMicroseconds", to=0),
         changed("speculation", "hitRate", to="0.90"),
     ],
 )
@@ -62,11 +64,20 @@ def test_times_and_small_movements_are_never_written(new: Object) -> None:
     assert not needs_write(STATUS, new)
 
 
-@pytest.mark.parametrize("micros", [110, 90])
-def test_a_link_that_moved_by_a_tenth_waits_half_a_minute(micros: int) -> None:
+@pytest.mark.parametrize("micros", [200, 50])
+def test_a_link_that_moved_by_a_factor_of_two_waits_five_minutes(micros: int) -> None:
     new = changed("links", 0, "roundTripMicroseconds", to=micros)
-    assert not needs_write(STATUS, new, 29.9)
-    assert needs_write(STATUS, new, 30)
+    assert not needs_write(STATUS, new, 299.9)
+    assert needs_write(STATUS, new, 300)
+
+
+def test_new_numbers_in_the_words_of_a_link_wait_five_minutes() -> None:
+    old, new = (
+        changed("links", 0, "reason", to=f"link_too_slow: {micros} us")
+        for micros in ("312.5", "290")
+    )
+    assert not needs_write(old, new, 299.9)
+    assert needs_write(old, new, 300)
 
 
 def test_the_words_of_a_link_wait_half_a_minute_while_its_state_does_not() -> None:
@@ -80,7 +91,8 @@ def test_the_words_of_a_link_wait_half_a_minute_while_its_state_does_not() -> No
 
 def test_a_link_that_is_measured_for_the_first_time_has_moved() -> None:
     old = changed("links", 0, "roundTripMicroseconds", to=0)
-    assert needs_write(old, STATUS)
+    assert not needs_write(old, STATUS, 29.9)
+    assert needs_write(old, STATUS, 30)
     assert not needs_write(old, old)
 
 

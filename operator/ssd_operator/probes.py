@@ -1,0 +1,37 @@
+"""The kubelet's probes, answered by the loop that does the work: if it stalls, nobody does."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+
+from aiohttp import web
+
+Check = Callable[[], str]
+"""What is wrong; empty if nothing is."""
+
+
+@contextlib.asynccontextmanager
+async def serve_probes(port: int, checks: Mapping[str, Check]) -> AsyncIterator[int]:
+    """Answer while the block runs; yields the port, which is another one if 0 was asked for.
+
+    Args:
+        port: on every address.
+        checks: by path. The answer is 200, or 503 with what is wrong.
+    """
+    application = web.Application()
+    for path, check in checks.items():
+        application.router.add_get(path, partial(_answer, check))
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "0.0.0.0", port).start()  # noqa: S104  the kubelet is outside
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+async def _answer(check: Check, _: web.Request) -> web.Response:
+    problem = check()
+    status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
+    return web.Response(status=status, text=problem or "ok")

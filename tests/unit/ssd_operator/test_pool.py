@@ -1,0 +1,45 @@
+"""What becomes of a target's answers before a pass reads them."""
+
+from itertools import cycle, islice
+
+import pytest
+
+from ssd_operator.facts import LinkFact, PoolFact
+from ssd_operator.pool import FLOOR_SECONDS, with_floors
+
+
+def answer(at: float, round_trip_seconds: float, draft: str = "d") -> PoolFact:
+    link = LinkFact(
+        address="10.0.0.1:50052",
+        draft_pod=draft,
+        state="Active",
+        round_trip_seconds=round_trip_seconds,
+    )
+    return PoolFact(target_pod="t", at=at, links=(link,))
+
+
+def told(*round_trips: float) -> list[float]:
+    """Round trips that a pass reads, of answers ten seconds apart."""
+    facts = [answer(0.0, round_trips[0])]
+    for number, seconds in enumerate(round_trips[1:], start=1):
+        facts.append(with_floors(facts[-1], answer(10.0 * number, seconds)))
+    return [fact.links[0].round_trip_seconds for fact in facts]
+
+
+def test_a_round_trip_that_wanders_on_an_idle_machine_stays_where_it_is() -> None:
+    wander = list(islice(cycle([1.1e-3, 4.8e-3, 2.0e-3, 5.0e-3, 3.1e-3]), 200))
+    assert max(told(*wander)) < 2 * 1.1e-3
+
+
+def test_a_link_that_became_slower_or_faster_is_believed() -> None:
+    assert told(1e-3, *[5e-3] * 100)[-1] == 5e-3
+    assert told(1e-3, *[5e-3] * 15)[-1] == pytest.approx(1e-3 * 2 ** (150 / FLOOR_SECONDS))
+    assert told(5e-3, 1e-3)[-1] == 1e-3
+
+
+def test_another_draft_at_the_same_address_is_measured_anew() -> None:
+    assert with_floors(answer(0.0, 1e-3), answer(10.0, 5e-3, "e")) == answer(10.0, 5e-3, "e")
+
+
+def test_a_link_that_was_not_measured_sets_no_floor() -> None:
+    assert told(0.0, 5e-3) == [0.0, 5e-3]
