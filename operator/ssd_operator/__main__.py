@@ -19,6 +19,7 @@ from ssd_operator.cluster import Cluster, Key
 from ssd_operator.handlers import make_registry, watch_settings
 from ssd_operator.pool import EnginePool
 from ssd_operator.reconcile import Reconciler
+from ssd_operator.roll_call import RollCall
 from ssd_operator.settings import OperatorSettings
 from ssd_operator.view import View
 from ssd_operator.work_queue import WorkQueue
@@ -40,23 +41,24 @@ class Operator:
         self._cluster = cluster
         self._engines = EnginePool(_now)
         self._queue: WorkQueue[Key] | None = None
-        self._work: asyncio.Task[None] | None = None
+        self._roll_call: RollCall | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Watch until a signal, or until kopf finds that it cannot go on."""
         namespaces = self._settings.watch_namespaces
         try:
             await kopf.operator(
-                registry=make_registry(self._start, self._wake, self._problem),
+                registry=make_registry(self._start, self._wake, self._listed, self._problem),
                 settings=watch_settings(),
                 clusterwide=not namespaces,
                 namespaces=namespaces,
                 liveness_endpoint=f"http://0.0.0.0:{self._settings.probe_port}/healthz",
             )
         finally:
-            if self._work is not None:
-                self._work.cancel()
-                await asyncio.gather(self._work, return_exceptions=True)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._engines.close()
 
     def _start(self, view: View) -> None:
@@ -65,19 +67,26 @@ class Operator:
         num_workers = self._settings.num_workers
         self._queue = WorkQueue(reconciler.reconcile, num_workers=num_workers, now=time.monotonic)
         self._engines.on_news(self._wake)
-        self._work = asyncio.ensure_future(self._queue.run())
-        _log.info("started", namespaces=self._settings.watch_namespaces or "all")
+        namespaces = self._settings.watch_namespaces
+        self._roll_call = RollCall(self._cluster, view, self._wake, namespaces)
+        runs = (self._queue.run(), self._roll_call.run())
+        self._tasks = [asyncio.ensure_future(run) for run in runs]
+        _log.info("started", namespaces=namespaces or "all")
 
     def _wake(self, key: Key) -> None:
         if self._queue is not None:
             self._queue.wake(key)
 
+    def _listed(self) -> None:
+        if self._roll_call is not None:
+            self._roll_call.listed()
+
     def _problem(self) -> str:
         """Why the kubelet should restart us; empty if nothing is wrong."""
-        if self._queue is None or self._work is None:
+        if self._queue is None:
             return ""
-        if self._work.done():
-            return "the queue has ended"
+        if any(task.done() for task in self._tasks):
+            return "the queue or the roll call has ended"
         waits = self._queue.longest_wait_seconds()
         return f"a resource waits for {waits:.0f} s" if waits > LONGEST_WAIT_SECONDS else ""
 

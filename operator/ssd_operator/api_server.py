@@ -26,7 +26,7 @@ from ssd_operator.cluster import (
 )
 from ssd_operator.events import Event
 from ssd_operator.facts import Ref
-from ssd_operator.names import OPERATOR
+from ssd_operator.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.objects import digest
 from ssd_operator.pod_state import to_text
 from ssd_operator.spec import API_VERSION, KIND, Object
@@ -35,8 +35,13 @@ CALL_SECONDS = 15.0
 """Longest call; the API server gives up on its own webhooks after ten."""
 LONGEST_EVENT = 1024
 """Characters of an Event's message that an API server takes."""
+PAGE_LENGTH = 500
+"""Objects of a list that come with one call."""
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_JSON = "application/json"
+_METADATA = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+"""Of each object of a list nothing but its metadata."""
 
 
 class ApiServer:
@@ -52,6 +57,19 @@ class ApiServer:
             found = await self._call("GET", kind, kind.path(namespace, ref.name))
             return {"apiVersion": kind.api_version, "kind": ref.kind} | found
         return None
+
+    async def uids(self, kind: str, namespace: str) -> frozenset[str]:
+        """See ``Cluster``."""
+        served, found = KINDS[kind], set[str]()
+        query = {"limit": str(PAGE_LENGTH)}
+        if served is not RESOURCE:
+            query["labelSelector"] = f"{MANAGED_BY_LABEL}={OPERATOR}"
+        while True:
+            page = await self._call("GET", served, served.path(namespace), _METADATA, query=query)
+            found |= {each["metadata"]["uid"] for each in page.get("items", [])}
+            query["continue"] = page["metadata"].get("continue", "")
+            if not query["continue"]:
+                return frozenset(found)
 
     async def apply(self, wanted: Object) -> Object:
         """See ``Cluster``."""
@@ -172,24 +190,33 @@ class ApiServer:
         verb: str,
         kind: ServedKind,
         path: str,
-        content_type: str = "application/json",
+        media_type: str = _JSON,
         body: Object | None = None,
         *,
         query: Mapping[str, str] | None = None,
     ) -> Object:
         """Call, and make an error of every answer that is none.
 
+        Args:
+            verb: HTTP method.
+            kind: for the counter.
+            path: of the URL.
+            media_type: of the body; of the answer if there is no body.
+            body: to be sent.
+            query: of the URL.
+
         Raises:
             ClusterError: the leaf that fits.
         """
         what, code = f"{verb} {path}", "none"
+        sent, wished = (_JSON, media_type) if body is None else (media_type, _JSON)
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await self._api.call_api(
                     path,
                     verb,
                     query_params=list((query or {}).items()),
-                    header_params={"Content-Type": content_type, "Accept": "application/json"},
+                    header_params={"Content-Type": sent, "Accept": wished},
                     body=body,
                     auth_settings=["BearerToken"],
                     _preload_content=False,

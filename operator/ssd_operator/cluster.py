@@ -42,8 +42,9 @@ class ServedKind:
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """Path of a collection, an object, or a subresource of one."""
-        parts = [self.root, "namespaces", namespace, self.plural, name, subresource]
+        """Path of a collection, an object, or a subresource of one; no namespace means all."""
+        where = ["namespaces", namespace] if namespace else []
+        parts = [self.root, *where, self.plural, name, subresource]
         return "/".join(part for part in parts if part)
 
 
@@ -143,6 +144,10 @@ class Cluster(Protocol):
 
     async def get(self, namespace: str, ref: Ref) -> Object | None:
         """An object as it is now; None where there is none."""
+        ...
+
+    async def uids(self, kind: str, namespace: str) -> frozenset[str]:
+        """Of all objects of a kind that are watched, in a namespace or, if empty, in all."""
         ...
 
     async def apply(self, wanted: Object) -> Object:

@@ -6,6 +6,7 @@ event is handled).
 """
 
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any
 
 import kopf
@@ -13,7 +14,7 @@ import kopf
 from ssd_operator.cluster import KINDS, WATCHED_KINDS, Key
 from ssd_operator.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.spec import KIND, Object
-from ssd_operator.view import View, owner_key
+from ssd_operator.view import View, key_of, owner_key
 
 REQUEST_SECONDS = 30.0
 EXIT_SECONDS = 25.0
@@ -39,13 +40,17 @@ def watch_settings() -> kopf.OperatorSettings:
 
 
 def make_registry(
-    start: Callable[[View], None], wake: Callable[[Key], None], problem: Callable[[], str]
+    start: Callable[[View], None],
+    wake: Callable[[Key], None],
+    listed: Callable[[], None],
+    problem: Callable[[], str],
 ) -> kopf.OperatorRegistry:
     """Make the handlers.
 
     Args:
         start: called once, before any event, with what is seen from then on.
         wake: a key is to be looked at.
+        listed: the watch began anew; what was deleted since it broke off is not told.
         problem: why the operator is not healthy; empty if it is.
     """
     # Coroutines all: kopf runs plain functions in threads, and what they call lives in the loop.
@@ -58,7 +63,7 @@ def make_registry(
 
     @kopf.on.startup(registry=registry)
     async def begin(**context: Any) -> None:
-        views.append(View(context["resources"], context["children"]))
+        views.append(View(context["resources"], context["children"], monotonic))
         start(views[0])
 
     @kopf.index(_is_resource, id="resources", registry=registry)
@@ -74,10 +79,9 @@ def make_registry(
     @kopf.on.event(_is_watched, registry=registry)
     async def look(event: Any, resource: Any, **_: Any) -> None:
         found = _plain(event["object"], resource)
-        is_resource = found["kind"] == KIND
-        metadata = found["metadata"]
-        key = (metadata["namespace"], metadata["name"]) if is_resource else owner_key(found)
-        if key is not None:
+        if event["type"] is None:
+            listed()
+        if (key := key_of(found)) is not None:
             views[0].saw(key, found, is_deleted=event["type"] == "DELETED")
             wake(key)
 

@@ -78,6 +78,12 @@ class Plan:
     """Seconds until time alone asks for another pass."""
     memory: Memory = field(default_factory=Memory)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether carrying this out changes anything in the cluster."""
+        drains = self.drains.marks or self.drains.delete_pods
+        return bool(self.apply or drains or self.scale or self.delete or self.status)
+
 
 def plan(
     resource: Resource, observed: Observed, config: OperatorConfig, memory: Memory, now: float

@@ -34,7 +34,7 @@ from ssd_operator.parse import SpecError, parse
 from ssd_operator.plan import Memory, Plan, Rejection, digest_of, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of
 from ssd_operator.preflight import RETRY_SECONDS
-from ssd_operator.spec import Object, Resource
+from ssd_operator.spec import KIND, Object, Resource
 from ssd_operator.status import status_of_invalid
 from ssd_operator.status_change import needs_write
 from ssd_operator.view import View, is_of_former, is_ours
@@ -143,9 +143,22 @@ class Reconciler:
         self._records.pop(key, None)
         self._tally.drop(key)
 
+    async def _is_gone(self, key: Key, found: Object) -> bool:
+        """Whether a resource that the watch still shows is gone; asked before a pass's first write.
+
+        The garbage collector removes what is made for an owner that does not exist, and its
+        events would have it made again, for ever.
+        """
+        live = await self._cluster.get(key[0], Ref(KIND, key[1]))
+        if live is not None and live["metadata"]["uid"] == found["metadata"]["uid"]:
+            return is_leaving(live)
+        self._view.bury(found)
+        self._forget(key)
+        return True
+
     async def _refuse(
         self, key: Key, found: Object, record: _Record, problem: tuple[str, str]
-    ) -> float:
+    ) -> float | None:
         """Tell that a resource cannot be read; what it made goes on."""
         now, old = self._now(), found.get("status") or {}
         status = status_of_invalid(old, found["metadata"]["generation"], problem, now)
@@ -157,15 +170,19 @@ class Reconciler:
                 events=events,
                 memory=replace(memory, told=log, written_at=now),
             )
+            if await self._is_gone(key, found):
+                return None
             await self._publish(key, found, decided)
             record.memory = decided.memory
         return RESYNC_SECONDS
 
     async def _bring_about(
         self, key: Key, found: Object, resource: Resource, record: _Record
-    ) -> float:
+    ) -> float | None:
         observed = await self._observe(key, found, resource, record)
         decided = plan(resource, observed, self._config, record.memory, self._now())
+        if decided.is_writing and await self._is_gone(key, found):
+            return None
         if not resource.spec.paused:
             observed, is_other = await self._look_at_names(key, resource, observed, decided)
             if is_other:
@@ -303,14 +320,16 @@ class Reconciler:
     async def _scale(self, key: Key, observed: Observed, decided: Plan) -> None:
         """Drains, then the number, then what is not wanted any more."""
         namespace, name = key
-        uids = {name_of(pod): pod["metadata"]["uid"] for pod in observed.pods}
+        pods = {name_of(pod): pod for pod in observed.pods}
         for mark in decided.drains.marks:
             answer = await self._cluster.annotate_pod(namespace, mark.pod, mark.annotations)
-            if answer is not None:
+            if answer is None:
+                self._view.bury(pods[mark.pod])
+            else:
                 self._view.remember(key, answer)
         self._engines.drain(key, decided.drains.calls)
         for pod in decided.drains.delete_pods:
-            await self._cluster.delete(namespace, Ref("Pod", pod), uids[pod])
+            await self._cluster.delete(namespace, Ref("Pod", pod), pods[pod]["metadata"]["uid"])
         if decided.scale is not None:
             await self._write_scale(namespace, name, decided)
         for ref in decided.delete:

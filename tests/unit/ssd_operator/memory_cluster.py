@@ -18,7 +18,7 @@ from ssd_operator.facts import Ref
 from ssd_operator.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.pod_state import to_text
 from ssd_operator.spec import API_VERSION, KIND, Object
-from ssd_operator.view import owner_key
+from ssd_operator.view import key_of, owner_key
 
 Address = tuple[str, Ref]
 """Namespace, kind and name."""
@@ -51,6 +51,14 @@ class MemoryCluster:
         self._may_fail()
         self.reads += 1
         return copy.deepcopy(self.objects.get((namespace, ref)))
+
+    async def uids(self, kind: str, namespace: str) -> frozenset[str]:
+        self._may_fail()
+        return frozenset(
+            thing["metadata"]["uid"]
+            for (where, ref), thing in self.objects.items()
+            if ref.kind == kind and namespace in ("", where) and _is_watched(thing)
+        )
 
     async def apply(self, wanted: Object) -> Object:
         namespace = wanted["metadata"]["namespace"]
@@ -168,37 +176,44 @@ class Watch:
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self._cluster = cluster
-        self._seen: dict[Address, Object] = {}
+        self._seen: dict[tuple[str, Ref, str], Object] = {}
         self.resources: dict[Key, list[Object]] = {}
         self.children: dict[Key, list[Object]] = {}
 
     def catch_up(self) -> list[tuple[Key, Object, bool]]:
         """Bring the indices up to date; the events of it: key, object, whether it is gone."""
+        gone = [thing for address, thing in self._seen.items() if self._is_deleted(address)]
+        self._seen = {
+            address: thing for address, thing in self._seen.items() if not self._is_deleted(address)
+        }
+        return [*self.list_anew(), *_told(gone, is_gone=True)]
+
+    def list_anew(self) -> list[tuple[Key, Object, bool]]:
+        """What a watch does after a gap: it tells what is there, and keeps what is gone."""
         now = {
-            address: copy.deepcopy(thing)
+            (*address, thing["metadata"]["uid"]): copy.deepcopy(thing)
             for address, thing in self._cluster.objects.items()
             if _is_watched(thing)
         }
-        before, self._seen = self._seen, now
+        changed = [thing for address, thing in now.items() if self._seen.get(address) != thing]
+        self._seen |= now
         self.resources.clear()
         self.children.clear()
-        for (namespace, ref), thing in now.items():
+        for (namespace, ref, _), thing in self._seen.items():
             if ref.kind == KIND:
                 self.resources.setdefault((namespace, ref.name), []).append(thing)
             elif (key := owner_key(thing)) is not None:
                 self.children.setdefault(key, []).append(thing)
-        changed = [thing for address, thing in now.items() if before.get(address) != thing]
-        gone = [thing for address, thing in before.items() if address not in now]
-        told = [(thing, False) for thing in changed] + [(thing, True) for thing in gone]
-        return [
-            (key, thing, is_gone) for thing, is_gone in told if (key := _key(thing)) is not None
-        ]
+        return _told(changed, is_gone=False)
+
+    def _is_deleted(self, address: tuple[str, Ref, str]) -> bool:
+        live = self._cluster.objects.get(address[:2])
+        is_same = live is not None and live["metadata"]["uid"] == address[2]
+        return not (live is not None and is_same and _is_watched(live))
 
 
-def _key(thing: Object) -> Key | None:
-    if thing["kind"] == KIND:
-        return thing["metadata"]["namespace"], thing["metadata"]["name"]
-    return owner_key(thing)
+def _told(things: list[Object], *, is_gone: bool) -> list[tuple[Key, Object, bool]]:
+    return [(key, thing, is_gone) for thing in things if (key := key_of(thing)) is not None]
 
 
 def _is_watched(thing: Object) -> bool:

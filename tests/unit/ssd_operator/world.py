@@ -13,6 +13,7 @@ from ssd_operator.drain import DrainCall
 from ssd_operator.facts import DrainFact, PoolFact, Ref
 from ssd_operator.pod_state import is_ready
 from ssd_operator.reconcile import Reconciler
+from ssd_operator.roll_call import RollCall
 from ssd_operator.spec import Object
 from ssd_operator.view import View
 
@@ -70,7 +71,9 @@ class World:
         """A new operator, which remembers nothing."""
         self.engines = MemoryEngines()
         self.watch = Watch(self.cluster)
-        self.view = View(self.watch.resources, self.watch.children)
+        self.view = View(self.watch.resources, self.watch.children, lambda: self.cluster.now)
+        self.woken: list[Key] = []
+        self.roll_call = RollCall(self.cluster, self.view, self.woken.append)
         self.reconciler = Reconciler(
             self.cluster, self.view, self.engines, CONFIG, lambda: self.cluster.now
         )
@@ -79,6 +82,11 @@ class World:
         """The watch catches up."""
         for key, thing, is_gone in self.watch.catch_up():
             self.view.saw(key, thing, is_deleted=is_gone)
+
+    def see_after_a_gap(self) -> None:
+        """The watch begins anew: nobody tells what was deleted."""
+        for key, thing, _ in self.watch.list_anew():
+            self.view.saw(key, thing)
 
     async def look(self) -> float | None:
         """One pass over what the watch has brought so far."""
