@@ -66,7 +66,7 @@ class ApiServer:
             query["labelSelector"] = f"{MANAGED_BY_LABEL}={OPERATOR}"
         while True:
             page = await self._call("GET", served, served.path(namespace), _METADATA, query=query)
-            found |= {each["metadata"]["uid"] for each in page.get("items", [])}
+            found |= {each["metadata"]["uid"] for each in page.get("items") or []}
             query["continue"] = page["metadata"].get("continue", "")
             if not query["continue"]:
                 return frozenset(found)

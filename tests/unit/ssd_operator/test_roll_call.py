@@ -6,7 +6,7 @@ import pytest
 from tests.unit.ssd_operator.world import DEMO, KEY, World
 
 from ssd_operator import roll_call
-from ssd_operator.cluster import BusyError
+from ssd_operator.cluster import WATCHED_KINDS, BusyError
 from ssd_operator.facts import Ref
 from ssd_operator.roll_call import RollCall
 from ssd_operator.spec import KIND, Object
@@ -124,7 +124,7 @@ async def test_a_kind_that_cannot_be_listed_loses_nobody() -> None:
     world = await settled()
     world.cluster.remove("default", Ref("Service", "demo"))
     world.see_after_a_gap()
-    world.cluster.failures = [BusyError("503") for _ in roll_call.WATCHED_KINDS]
+    world.cluster.failures = [BusyError("503") for _ in WATCHED_KINDS]
     await world.roll_call.call()
     assert Ref("Service", "demo") in world.view.children(KEY)
     await world.roll_call.call()
