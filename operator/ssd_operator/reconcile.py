@@ -26,9 +26,9 @@ from ssd_operator.events import due, status_events
 from ssd_operator.facts import DrainFact, Observed, PoolFact, Ref
 from ssd_operator.names import (
     COMPONENT_LABEL,
-    NAME_LABEL,
     Component,
     account,
+    is_engine_pod,
 )
 from ssd_operator.parse import SpecError, parse
 from ssd_operator.plan import Memory, Plan, Rejection, digest_of, plan
@@ -215,9 +215,7 @@ class Reconciler:
             pods=tuple(
                 each
                 for ref, each in seen.items()
-                if ref.kind == "Pod"
-                and ref not in children
-                and (each["metadata"].get("labels") or {}).get(NAME_LABEL) == resource.name
+                if ref.kind == "Pod" and ref not in children and is_engine_pod(each, resource.name)
             ),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),

@@ -4,8 +4,9 @@ from itertools import count
 
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
+from ssd_operator.cluster import is_owned_by
 from ssd_operator.facts import Ref
-from ssd_operator.names import COMPONENT_LABEL, PREFLIGHT, revision_of
+from ssd_operator.names import COMPONENT_LABEL, PREFLIGHT, TEMPLATE_HASH_LABEL, revision_of
 from ssd_operator.pod_state import is_live, is_ready, to_text
 from ssd_operator.spec import Object
 
@@ -47,9 +48,7 @@ class Controllers:
     def pods_of(self, deployment: Object) -> list[Object]:
         uid = deployment["metadata"]["uid"]
         return [
-            pod
-            for pod in self._cluster.of_kind("Pod")
-            if pod["metadata"]["ownerReferences"][0]["uid"] == uid and is_live(pod)
+            pod for pod in self._cluster.of_kind("Pod") if is_owned_by(pod, uid) and is_live(pod)
         ]
 
     def _reconcile(self, deployment: Object) -> bool:
@@ -99,14 +98,20 @@ class Controllers:
         template, number = deployment["spec"]["template"], next(self._names)
         metadata = deployment["metadata"]
         name = f"{metadata['name']}-{number}"
-        owner = {"kind": "ReplicaSet", "uid": metadata["uid"], "controller": True, "name": "rs"}
+        mark = revision_of(deployment)
+        owner = {
+            "kind": "ReplicaSet",
+            "uid": metadata["uid"],
+            "controller": True,
+            "name": f"{metadata['name']}-{mark}",
+        }
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
                 "name": name,
                 "namespace": metadata["namespace"],
-                "labels": template["metadata"]["labels"],
+                "labels": {**template["metadata"]["labels"], TEMPLATE_HASH_LABEL: mark},
                 "ownerReferences": [owner],
             },
             "spec": {"nodeName": "n1"},

@@ -128,6 +128,42 @@ async def test_scaling_down_drains_the_draft_before_it_goes() -> None:
     assert {"DraftDraining", "DraftDrained", "DraftsScaled"} <= told
 
 
+async def test_a_pod_taken_out_of_its_replica_set_neither_counts_nor_blocks_a_scale_down() -> None:
+    world = await settled()
+    orphan = copy.deepcopy(world.ready_pods("draft")[0])
+    orphan["metadata"] |= {"name": "orphan", "ownerReferences": []}
+    world.cluster.put(orphan)
+    world.cluster.edit_spec(KEY, draft={"replicas": 0})
+    await world.come_to_rest(12)
+    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 0
+    assert world.cluster.resource(KEY)["status"]["draft"]["replicas"] == 0
+    assert ("default", Ref("Pod", "orphan")) in world.cluster.objects
+
+
+async def test_a_strangers_pod_with_our_labels_is_no_target_and_is_not_dialled() -> None:
+    world = await settled()
+    theirs = copy.deepcopy(world.ready_pods("target")[0])
+    owner = {"kind": "ReplicaSet", "name": "theirs-1", "uid": "x", "controller": True}
+    theirs["metadata"] |= {"name": "theirs", "ownerReferences": [owner]}
+    world.cluster.put(theirs)
+    await world.round()
+    assert "theirs" not in world.engines.followed
+    assert world.cluster.resource(KEY)["status"]["target"]["replicas"] == 1
+
+
+@pytest.mark.parametrize("ref", ["Pod", "Deployment"])
+async def test_a_cell_that_is_no_number_stops_no_pass(ref: str) -> None:
+    world = await settled()
+    edited = copy.deepcopy(
+        world.ready_pods("draft")[0] if ref == "Pod" else world.deployment("demo-target-0")
+    )
+    edited["metadata"]["labels"]["ssd.dev/cell"] = "debug"
+    world.cluster.put(edited)
+    world.cluster.now += 2.0
+    world.see()
+    assert await world.look() is not None
+
+
 async def test_a_name_of_somebody_else_is_left_alone_and_nothing_new_is_made() -> None:
     world = World()
     theirs = {
