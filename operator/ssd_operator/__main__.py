@@ -49,7 +49,9 @@ class Operator:
         namespaces = self._settings.watch_namespaces
         try:
             await kopf.operator(
-                registry=make_registry(self._start, self._wake, self._listed, self._problem),
+                registry=make_registry(
+                    self._start, self._wake, self._changed, self._listed, self._problem
+                ),
                 settings=watch_settings(),
                 clusterwide=not namespaces,
                 namespaces=namespaces,
@@ -76,6 +78,10 @@ class Operator:
     def _wake(self, key: Key) -> None:
         if self._queue is not None:
             self._queue.wake(key)
+
+    def _changed(self, key: Key) -> None:
+        if self._queue is not None:
+            self._queue.wake(key, is_changed=True)
 
     def _listed(self) -> None:
         if self._roll_call is not None:

@@ -42,6 +42,7 @@ def watch_settings() -> kopf.OperatorSettings:
 def make_registry(
     start: Callable[[View], None],
     wake: Callable[[Key], None],
+    changed: Callable[[Key], None],
     listed: Callable[[], None],
     problem: Callable[[], str],
 ) -> kopf.OperatorRegistry:
@@ -50,6 +51,7 @@ def make_registry(
     Args:
         start: called once, before any event, with what is seen from then on.
         wake: a key is to be looked at.
+        changed: the resource itself asks for something else now.
         listed: the watch began anew; what was deleted since it broke off is not told.
         problem: why the operator is not healthy; empty if it is.
     """
@@ -82,8 +84,8 @@ def make_registry(
         if event["type"] is None:
             listed()
         if (key := key_of(found)) is not None:
-            views[0].saw(key, found, is_deleted=event["type"] == "DELETED")
-            wake(key)
+            is_new = views[0].saw(key, found, is_deleted=event["type"] == "DELETED")
+            (changed if is_new else wake)(key)
 
     @kopf.on.probe(id="problem", registry=registry)
     async def probe(**_: Any) -> str:

@@ -33,6 +33,7 @@ class View:
         self._answers: dict[Key, dict[Ref, tuple[Object, float]]] = {}
         self._gone: dict[str, tuple[int, float]] = {}
         """By uid: the last version that was there, and when its end was told."""
+        self._generations: dict[Key, int] = {}
 
     def resource(self, key: Key) -> Object | None:
         """A resource; None if there is none."""
@@ -62,14 +63,19 @@ class View:
         ref = Ref(answer["kind"], answer["metadata"]["name"])
         self._answers.setdefault(key, {})[ref] = answer, self._now()
 
-    def saw(self, key: Key, thing: Object, *, is_deleted: bool = False) -> None:
-        """The watch brought an object: forget an answer that is not newer."""
+    def saw(self, key: Key, thing: Object, *, is_deleted: bool = False) -> bool:
+        """The watch brought an object: forget an answer that is not newer.
+
+        Returns:
+            Whether it is the resource itself, and what is asked of us has changed.
+        """
         if is_deleted:
             self.bury(thing)
         ref = Ref(thing["kind"], thing["metadata"]["name"])
         answers = self._answers.get(key, {})
         if ref in answers and not _is_newer(answers[ref][0], thing):
             del answers[ref]
+        return ref.kind == KIND and self._is_changed(key, thing)
 
     def bury(self, thing: Object) -> None:
         """An object is gone as of this version; it may come back with a later one.
@@ -92,6 +98,12 @@ class View:
     def forget(self, key: Key) -> None:
         """A resource is gone."""
         self._answers.pop(key, None)
+        self._generations.pop(key, None)
+
+    def _is_changed(self, key: Key, resource: Object) -> bool:
+        before, now = self._generations.get(key), int(resource["metadata"]["generation"])
+        self._generations[key] = now
+        return before is not None and before != now
 
     def _answers_of(self, key: Key) -> dict[Ref, Object]:
         oldest = self._now() - ANSWER_SECONDS

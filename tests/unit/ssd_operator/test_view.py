@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from ssd_operator.cluster import Key
 from ssd_operator.facts import Ref
-from ssd_operator.spec import Object
+from ssd_operator.spec import KIND, Object
 from ssd_operator.view import ANSWER_SECONDS, View
 
 KEY: Key = ("default", "demo")
@@ -78,3 +78,16 @@ def test_the_dead_are_remembered_while_an_index_has_them() -> None:
     seen.view.tidy()
     seen.children[KEY] = [pod(1)]
     assert seen.version() == "1"
+
+
+def test_only_a_new_generation_of_the_resource_is_a_change() -> None:
+    view = Seen().view
+    assert not view.saw(KEY, resource(1))
+    assert not view.saw(KEY, resource(1))
+    assert not view.saw(KEY, pod(9))
+    assert view.saw(KEY, resource(2))
+
+
+def resource(generation: int) -> Object:
+    metadata = {"namespace": "default", "name": "demo", "uid": "uid-0", "generation": generation}
+    return {"kind": KIND, "metadata": metadata}
