@@ -79,5 +79,7 @@ class Observed:
     """Of HorizontalPodAutoscaler, ScaledObject, PodMonitor: those the cluster serves."""
     rejected: Mapping[Ref, str] = field(default_factory=dict)
     """What the API server said (422) to objects of this generation."""
+    forbidden: Mapping[Ref, str] = field(default_factory=dict)
+    """What it said (403) to objects in this pass: a quota, a policy, or no right."""
     status: Object = field(default_factory=dict)
     """The resource's present status."""

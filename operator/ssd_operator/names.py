@@ -124,8 +124,8 @@ def is_engine_pod(pod: Object, name: str) -> bool:
     """
     metadata = pod["metadata"]
     labels = metadata.get("labels") or {}
-    owners = metadata.get("ownerReferences") or []
-    controller = next((owner for owner in owners if owner.get("controller")), {})
+    owners: list[Object] = metadata.get("ownerReferences") or []
+    controller: Object = next((owner for owner in owners if owner.get("controller")), {})
     component, cell = labels.get(COMPONENT_LABEL), labels.get(CELL_LABEL)
     deployment = f"{name}-{component}" + ("" if cell is None else f"-{cell}")
     return (

@@ -15,7 +15,6 @@ from ssd_operator.facts import DrainFact, Observed, Ref
 from ssd_operator.manifests import OPTIONAL_KINDS, wanted
 from ssd_operator.names import (
     COMPONENT_LABEL,
-    HASH_ANNOTATION,
     Component,
     cell_of,
     draft_cells,
@@ -25,6 +24,7 @@ from ssd_operator.names import (
 from ssd_operator.objects import ChildFactory
 from ssd_operator.pod_state import is_leaving, name_of
 from ssd_operator.preflight import Preflight, preflight
+from ssd_operator.refusals import Rejection, still_refused
 from ssd_operator.rollout import Stage, held_targets
 from ssd_operator.scaling import Decision, History, next_replicas
 from ssd_operator.spec import Object, Resource, drafts_of_cell
@@ -35,16 +35,6 @@ DECISION_SECONDS = 10.0
 """Between two decisions of the Internal loop."""
 LEAVING_SECONDS = 1.0
 """Until a name is asked for again that a former child still has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """The API server refused an object: not to be sent again unless it is another one."""
-
-    digest: str
-    message: str
-    retry_at: float = math.inf
-    """When the same object may be sent again all the same: the refusal may have passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +96,8 @@ def plan(
     factory = ChildFactory(resource=resource, config=config)
     flight = preflight(factory, _targets(objects), observed, now)
     objects += flight.children
-    memory = replace(memory, rejected=_still_rejected(memory, objects, now))
+    refused = still_refused(memory.rejected, objects, census)
+    memory = replace(memory, rejected=refused)
     flight = flight.heeding({ref: each.message for ref, each in memory.rejected.items()})
     if resource.spec.paused:
         return _judge(census, objects, flight, memory, is_scaling=False)
@@ -154,20 +145,6 @@ def _served(objects: Sequence[Object], observed: Observed) -> list[Object]:
     return [each for each in objects if each["kind"] not in absent]
 
 
-def _still_rejected(memory: Memory, objects: Sequence[Object], now: float) -> dict[Ref, Rejection]:
-    digests = {ref_of(each): digest_of(each) for each in objects}
-    return {
-        ref: rejection
-        for ref, rejection in memory.rejected.items()
-        if digests.get(ref) == rejection.digest and now < rejection.retry_at
-    }
-
-
-def digest_of(wanted_object: Object) -> str:
-    """The hash of all that we want of an object."""
-    return str(wanted_object["metadata"]["annotations"][HASH_ANNOTATION])
-
-
 def _decide(census: Census, memory: Memory) -> Memory:
     """Let the Internal loop decide, if it is on and due."""
     policy = policy_of(census.resource.spec.draft)
@@ -205,7 +182,7 @@ def _judge(
     rejected = {
         ref: rejection.message
         for ref, rejection in memory.rejected.items()
-        if rejection.retry_at == math.inf
+        if not rejection.may_pass
     }
     status = status_of(resource, replace(census.observed, rejected=rejected), planned, now)
     age = now - memory.written_at

@@ -1,6 +1,5 @@
 """One pass over one resource: look, plan, carry out. Level-triggered; no old against new."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -31,9 +30,9 @@ from ssd_operator.names import (
     is_engine_pod,
 )
 from ssd_operator.parse import SpecError, parse
-from ssd_operator.plan import Memory, Plan, Rejection, digest_of, plan
+from ssd_operator.plan import Memory, Plan, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of
-from ssd_operator.preflight import RETRY_SECONDS
+from ssd_operator.refusals import Rejection, rejection_of
 from ssd_operator.spec import KIND, Object, Resource
 from ssd_operator.status import status_of_invalid
 from ssd_operator.status_change import needs_write
@@ -188,15 +187,17 @@ class Reconciler:
             if is_other:
                 decided = plan(resource, observed, self._config, record.memory, self._now())
             self._engines.keep(key, {name_of(pod) for pod in observed.pods})
-            rejected = await self._apply(key, decided, record)
-            if rejected:
-                memory = replace(record.memory, rejected=rejected)
+            refusals = await self._apply(key, resource.generation, observed, decided)
+            if refusals:
+                memory, observed = _heeding(refusals, decided, record.memory, observed)
                 decided = plan(resource, observed, self._config, memory, self._now())
                 decided = replace(decided, apply=())
             await self._scale(key, observed, decided)
         self._engines.follow(key, _hosts(observed))
         await self._publish(key, found, decided)
         record.memory = decided.memory
+        if observed.forbidden:
+            raise ForbiddenError("; ".join(observed.forbidden.values()))
         return decided.again_after
 
     async def _observe(
@@ -278,42 +279,37 @@ class Reconciler:
         )
         return observed, is_other
 
-    async def _apply(self, key: Key, decided: Plan, record: _Record) -> Mapping[Ref, Rejection]:
-        """Apply in order; what the API server refuses is remembered and does not stop the rest.
+    async def _apply(
+        self, key: Key, generation: int, observed: Observed, decided: Plan
+    ) -> Mapping[Ref, Rejection | ForbiddenError]:
+        """Apply in order; what the API server does not take does not stop the rest.
 
         Returns:
-            All rejections that hold, or nothing if none is new.
+            New rejections, and what is forbidden, which the next pass tries again.
         """
-        rejected = dict(decided.memory.rejected)
+        refusals: dict[Ref, Rejection | ForbiddenError] = {}
         for wanted in decided.apply:
             ref = ref_of(wanted)
             try:
                 answer = await self._cluster.apply(wanted)
             except (RefusedError, ForbiddenError) as error:
-                rejected[ref] = self._rejection(wanted, error)
+                if isinstance(error, ForbiddenError) and error.is_leaving:
+                    raise
+                if isinstance(error, ForbiddenError) and ref.kind != "Pod":
+                    refusals[ref] = error
+                else:
+                    now = self._now()
+                    refusals[ref] = rejection_of(wanted, error, observed, generation, now)
                 _log.warning(
                     "object_refused", key=key, object=f"{ref.kind}/{ref.name}", error=str(error)
                 )
                 continue
             _log.info("applied", key=key, object=f"{ref.kind}/{ref.name}")
             if KINDS[ref.kind].is_optional:
-                record.optional[ref] = answer
+                self._records[key].optional[ref] = answer
             else:
                 self._view.remember(key, answer)
-        return rejected if len(rejected) > len(decided.memory.rejected) else {}
-
-    def _rejection(self, wanted: Object, error: RefusedError | ForbiddenError) -> Rejection:
-        """What is remembered of a refusal; that of a preflight by a quota or a policy may pass.
-
-        Raises:
-            ForbiddenError: it is not about this object.
-        """
-        retry_at = math.inf
-        if isinstance(error, ForbiddenError):
-            if wanted["kind"] != "Pod" or error.is_leaving:
-                raise error
-            retry_at = self._now() + RETRY_SECONDS
-        return Rejection(digest_of(wanted), str(error), retry_at)
+        return refusals
 
     async def _scale(self, key: Key, observed: Observed, decided: Plan) -> None:
         """Drains, then the number, then what is not wanted any more."""
@@ -359,6 +355,19 @@ class Reconciler:
                 await self._cluster.post_event(found, event, self._now())
             except ClusterError as error:
                 _log.warning("event_lost", key=key, reason=event.reason, error=str(error))
+
+
+def _heeding(
+    refusals: Mapping[Ref, Rejection | ForbiddenError],
+    decided: Plan,
+    memory: Memory,
+    observed: Observed,
+) -> tuple[Memory, Observed]:
+    """Memory and snapshot, once the API server has not taken some of what was decided."""
+    rejected = {ref: each for ref, each in refusals.items() if isinstance(each, Rejection)}
+    forbidden = {ref: str(each) for ref, each in refusals.items() if ref not in rejected}
+    memory = replace(memory, rejected={**decided.memory.rejected, **rejected})
+    return memory, replace(observed, forbidden=forbidden)
 
 
 def _hosts(observed: Observed) -> dict[str, str]:

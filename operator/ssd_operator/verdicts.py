@@ -209,7 +209,8 @@ def spec_valid(census: Census) -> Condition:
     if rejected:
         ref = min(rejected)
         message = f"{ref.kind} {ref.name} was refused: {rejected[ref]}"
-        return no(kind, "PodTemplateInvalid", message)
+        has_template = ref.kind in ("Deployment", "Pod")
+        return no(kind, "PodTemplateInvalid" if has_template else "ObjectRefused", message)
     apis = census.observed.optional_apis
     if census.resource.spec.observability.pod_monitor and "PodMonitor" not in apis:
         return no(
@@ -222,8 +223,13 @@ def spec_valid(census: Census) -> Condition:
 
 
 def resources_owned(census: Census) -> Condition:
-    """Whether all names that we need are ours."""
+    """Whether all names that we need are ours, and what we need may be made."""
     taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(census.observed.foreign))
+    forbidden = census.observed.forbidden
+    if not taken and forbidden:
+        ref = min(forbidden)
+        message = f"{ref.kind} {ref.name} may not be written: {forbidden[ref]}"
+        return no("ResourcesOwned", "Forbidden", message)
     if not taken:
         return yes("ResourcesOwned", "Owned", "Every object that we need is ours.")
     return no(

@@ -40,6 +40,8 @@ class MemoryCluster:
     """What admission has against objects."""
     refusals: dict[str, ClusterError] = field(default_factory=dict)
     """Raised whenever an object of a kind is applied."""
+    forbidden: dict[Ref, str] = field(default_factory=dict)
+    """What a quota or a policy has against objects."""
     optional: frozenset[str] = frozenset()
     leaving_namespaces: set[str] = field(default_factory=set)
     _intents: dict[Address, Object] = field(default_factory=dict)
@@ -68,6 +70,8 @@ class MemoryCluster:
             raise ForbiddenError(f"namespace {namespace} is being terminated", is_leaving=True)
         if ref.kind in self.refusals:
             raise self.refusals[ref.kind]
+        if ref in self.forbidden:
+            raise ForbiddenError(self.forbidden[ref])
         if ref in self.refused:
             raise RefusedError(self.refused[ref])
         address, wanted = (namespace, ref), copy.deepcopy(wanted)
