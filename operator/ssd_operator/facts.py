@@ -77,6 +77,8 @@ class Observed:
     """By draft pod."""
     optional_apis: frozenset[str] = frozenset()
     """Of HorizontalPodAutoscaler, ScaledObject, PodMonitor: those the cluster serves."""
+    unreadable: frozenset[str] = frozenset()
+    """Of the others, those that are served and wanted, but that we have no right on."""
     rejected: Mapping[Ref, str] = field(default_factory=dict)
     """What the API server said (422) to objects of this generation."""
     forbidden: Mapping[Ref, str] = field(default_factory=dict)

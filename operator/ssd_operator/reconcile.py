@@ -9,7 +9,6 @@ from ssd.telemetry import get_logger
 from ssd_operator import metrics
 from ssd_operator.cluster import (
     KINDS,
-    OPTIONAL_KINDS,
     Cluster,
     ClusterError,
     ForbiddenError,
@@ -26,9 +25,9 @@ from ssd_operator.facts import DrainFact, Observed, PoolFact, Ref
 from ssd_operator.names import (
     COMPONENT_LABEL,
     Component,
-    account,
     is_engine_pod,
 )
+from ssd_operator.optional_children import OptionalChildren, ServedKinds
 from ssd_operator.parse import SpecError, parse
 from ssd_operator.plan import Memory, Plan, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of
@@ -38,9 +37,6 @@ from ssd_operator.status import status_of_invalid
 from ssd_operator.status_change import needs_write
 from ssd_operator.view import View, is_of_former, is_ours
 from ssd_operator.work_queue import RESYNC_SECONDS
-
-OPTIONAL_READ_SECONDS = 600.0
-"""Between two looks at kinds that are not watched, and at which of them are served."""
 
 _log = get_logger(__name__)
 
@@ -79,8 +75,7 @@ class _Record:
 
     uid: str
     memory: Memory = field(default_factory=Memory)
-    optional: dict[Ref, Object] = field(default_factory=dict)
-    optional_read_at: float = float("-inf")
+    optional: OptionalChildren = field(default_factory=OptionalChildren)
 
 
 class Reconciler:
@@ -102,8 +97,7 @@ class Reconciler:
         self._now = now
         self._records: dict[Key, _Record] = {}
         self._tally = metrics.ConditionTally()
-        self._optional_kinds: frozenset[str] = frozenset()
-        self._optional_kinds_read_at = float("-inf")
+        self._served = ServedKinds(cluster, now)
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass.
@@ -132,7 +126,7 @@ class Reconciler:
             if isinstance(error, ForbiddenError) and not error.is_leaving:
                 raise
             # What is missing may also be an optional kind that was served ten minutes ago.
-            self._optional_kinds_read_at = float("-inf")
+            self._served.doubt()
             _log.info("namespace_leaves", key=key, error=str(error))
             return RESYNC_SECONDS
 
@@ -204,15 +198,15 @@ class Reconciler:
         self, key: Key, found: Object, resource: Resource, record: _Record
     ) -> Observed:
         seen = self._view.children(key)
-        optional_apis = await self._served()
+        served = await self._served.get()
+        await record.optional.read(self._cluster, resource, served, self._now())
         children = {
             ref: each
             for ref, each in seen.items()
             if (is_owned_by if ref.kind == "Pod" else is_ours)(each, resource.uid)
         }
-        unwatched = await self._read_optional(key, resource, record, optional_apis)
         return Observed(
-            children={**children, **unwatched},
+            children={**children, **record.optional.found},
             pods=tuple(
                 each
                 for ref, each in seen.items()
@@ -220,37 +214,10 @@ class Reconciler:
             ),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),
-            optional_apis=optional_apis | {"HorizontalPodAutoscaler"},
+            optional_apis=served - record.optional.forbidden | {"HorizontalPodAutoscaler"},
+            unreadable=record.optional.forbidden,
             status=found.get("status") or {},
         )
-
-    async def _served(self) -> frozenset[str]:
-        """Optional kinds that the cluster knows, as of the last ten minutes."""
-        now = self._now()
-        if now - self._optional_kinds_read_at >= OPTIONAL_READ_SECONDS:
-            self._optional_kinds = await self._cluster.optional_kinds()
-            self._optional_kinds_read_at = now
-        return self._optional_kinds
-
-    async def _read_optional(
-        self, key: Key, resource: Resource, record: _Record, served: frozenset[str]
-    ) -> Mapping[Ref, Object]:
-        """Children of kinds that are not watched, as of the last ten minutes."""
-        now = self._now()
-        if now - record.optional_read_at >= OPTIONAL_READ_SECONDS:
-            names = {
-                "ScaledObject": account(resource, Component.DRAFT),
-                "PodMonitor": resource.name,
-            }
-            refs = [Ref(kind, names[kind]) for kind in OPTIONAL_KINDS if kind in served]
-            reads = {ref: await self._cluster.get(key[0], ref) for ref in refs}
-            record.optional = {
-                ref: each
-                for ref, each in reads.items()
-                if each is not None and is_ours(each, resource.uid)
-            }
-            record.optional_read_at = now
-        return record.optional
 
     async def _look_at_names(
         self, key: Key, resource: Resource, observed: Observed, decided: Plan
@@ -306,7 +273,7 @@ class Reconciler:
                 continue
             _log.info("applied", key=key, object=f"{ref.kind}/{ref.name}")
             if KINDS[ref.kind].is_optional:
-                self._records[key].optional[ref] = answer
+                self._records[key].optional.remember(answer)
             else:
                 self._view.remember(key, answer)
         return refusals
@@ -329,7 +296,7 @@ class Reconciler:
         for ref in decided.delete:
             child = observed.children[ref]
             await self._cluster.delete(namespace, ref, child["metadata"]["uid"])
-            self._records[key].optional.pop(ref, None)
+            self._records[key].optional.found.pop(ref, None)
             _log.info("deleted", key=key, object=f"{ref.kind}/{ref.name}")
 
     async def _write_scale(self, namespace: str, name: str, decided: Plan) -> None:

@@ -212,6 +212,10 @@ def spec_valid(census: Census) -> Condition:
         has_template = ref.kind in ("Deployment", "Pod")
         return no(kind, "PodTemplateInvalid" if has_template else "ObjectRefused", message)
     apis = census.observed.optional_apis
+    if census.observed.unreadable:
+        kinds = ", ".join(sorted(census.observed.unreadable))
+        message = f"The operator has no right on {kinds}; helm upgrade gives it."
+        return no(kind, "OptionalAPIMissing", message)
     if census.resource.spec.observability.pod_monitor and "PodMonitor" not in apis:
         return no(
             kind,
@@ -312,6 +316,9 @@ def _silent(census: Census, target: Object) -> Condition:
 def _copied(census: Census, mode: ScalingMode) -> Condition:
     """The word of the object that scales."""
     kind, told_by = _SCALERS[mode]
+    if kind in census.observed.unreadable:
+        message = f"The operator has no right on {kind}; helm upgrade gives it."
+        return no("ScalingActive", "OptionalAPIMissing", message)
     if mode is ScalingMode.KEDA and kind not in census.observed.optional_apis:
         return no(
             "ScalingActive",

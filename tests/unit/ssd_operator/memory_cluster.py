@@ -43,6 +43,8 @@ class MemoryCluster:
     forbidden: dict[Ref, str] = field(default_factory=dict)
     """What a quota or a policy has against objects."""
     optional: frozenset[str] = frozenset()
+    unreadable: set[str] = field(default_factory=set)
+    """Kinds that we have no right on."""
     leaving_namespaces: set[str] = field(default_factory=set)
     _intents: dict[Address, Object] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
@@ -52,6 +54,8 @@ class MemoryCluster:
     async def get(self, namespace: str, ref: Ref) -> Object | None:
         self._may_fail()
         self.reads += 1
+        if ref.kind in self.unreadable:
+            raise ForbiddenError(f"cannot get {ref.kind}")
         return copy.deepcopy(self.objects.get((namespace, ref)))
 
     async def uids(self, kind: str, namespace: str) -> frozenset[str]:
