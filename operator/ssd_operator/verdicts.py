@@ -3,7 +3,7 @@
 Only what a person or a machine can act on has a reason of its own; the sentence says the rest.
 """
 
-from ssd_operator.census import Census
+from ssd_operator.census import PROGRESS_EXCEEDED, Census
 from ssd_operator.conditions import Condition, first_not_true, no, unknown, yes
 from ssd_operator.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 from ssd_operator.facts import LinkFact, Ref
@@ -193,8 +193,8 @@ def _overdue(census: Census) -> Condition | None:
     """The word of a Deployment that does not get on."""
     for deployment in (*census.target_deployments, *census.draft_deployments):
         found = condition_of(deployment, "Progressing")
-        if found.get("reason") == "ProgressDeadlineExceeded":
-            return no("Progressing", "ProgressDeadlineExceeded", f"{found.get('message', '')}")
+        if found.get("reason") == PROGRESS_EXCEEDED:
+            return no("Progressing", PROGRESS_EXCEEDED, f"{found.get('message', '')}")
     return None
 
 

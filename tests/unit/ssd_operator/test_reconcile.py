@@ -130,6 +130,40 @@ async def test_scaling_down_drains_the_draft_before_it_goes() -> None:
     assert {"DraftDraining", "DraftDrained", "DraftsScaled"} <= told
 
 
+async def test_no_draft_is_taken_away_while_drafts_roll_unless_the_roll_is_stuck() -> None:
+    world = await settled()
+    world.cluster.edit_spec(KEY, draft={"image": "localhost/new:1"})
+    world.cluster.now += 2.0
+    world.see()
+    await world.look()  # the Deployment has the new template, the pods are of the old one
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    for _ in range(4):
+        world.cluster.now += 2.0
+        world.see()
+        await world.look()
+        world.engines.finish()
+    assert world.engines.facts == {}
+    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 2
+    rolling = copy.deepcopy(world.deployment("demo-draft-0"))
+    stuck = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    world.cluster.put(rolling | {"status": {"conditions": [stuck]}})
+    for _ in range(4):
+        world.cluster.now += 2.0
+        world.see()
+        await world.look()
+        world.engines.finish()
+    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 1
+
+
+async def test_a_scale_down_that_waited_for_a_roll_goes_on_after_it() -> None:
+    world = await settled()
+    world.cluster.edit_spec(KEY, draft={"image": "localhost/new:1", "replicas": 1})
+    for _ in range(10):
+        await world.round()
+    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 1
+    assert len(world.ready_pods("draft")) == 1
+
+
 async def test_a_pod_taken_out_of_its_replica_set_neither_counts_nor_blocks_a_scale_down() -> None:
     world = await settled()
     orphan = copy.deepcopy(world.ready_pods("draft")[0])
