@@ -158,6 +158,11 @@ class MemoryCluster:
             if is_orphan and (where, each) in self.objects:
                 self.remove(where, each)
 
+    def at_its_end(self, thing: Object) -> Object:
+        """An object as the event of its deletion has it: the deletion is a version of its own."""
+        version = str(next(self._numbers))
+        return {**thing, "metadata": {**thing["metadata"], "resourceVersion": version}}
+
     def of_kind(self, kind: str) -> list[Object]:
         return [thing for (_, ref), thing in self.objects.items() if ref.kind == kind]
 
@@ -190,7 +195,11 @@ class Watch:
 
     def catch_up(self) -> list[tuple[Key, Object, bool]]:
         """Bring the indices up to date; the events of it: key, object, whether it is gone."""
-        gone = [thing for address, thing in self._seen.items() if self._is_deleted(address)]
+        gone = [
+            self._cluster.at_its_end(thing)
+            for address, thing in self._seen.items()
+            if self._is_deleted(address)
+        ]
         self._seen = {
             address: thing for address, thing in self._seen.items() if not self._is_deleted(address)
         }
