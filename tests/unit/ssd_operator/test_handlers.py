@@ -28,7 +28,7 @@ async def indexed(registry: kopf.OperatorRegistry, index: str, body: Any) -> Any
 
 
 async def test_a_child_is_kept_under_its_resource_with_its_kind() -> None:
-    registry = make_registry(Mock(), Mock())
+    registry = make_registry(Mock(), Mock(), Mock(), Mock())
     found = await indexed(registry, "children", DEPLOYMENT)
     child = found["ns", "demo"]
     assert (child["kind"], child["apiVersion"]) == ("Deployment", "apps/v1")
@@ -36,7 +36,7 @@ async def test_a_child_is_kept_under_its_resource_with_its_kind() -> None:
 
 
 async def test_who_wrote_which_field_is_not_kept() -> None:
-    registry = make_registry(Mock(), Mock())
+    registry = make_registry(Mock(), Mock(), Mock(), Mock())
     found = await indexed(registry, "children", DEPLOYMENT)
     assert found["ns", "demo"]["metadata"].keys() == {"namespace", "name", "labels"}
     assert "managedFields" in DEPLOYMENT["metadata"]
