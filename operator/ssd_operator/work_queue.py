@@ -51,6 +51,12 @@ class Schedule(Generic[KeyT]):
         due = max(now + after, self._not_before.get(key, -math.inf))
         self._due[key] = min(due, self._due.get(key, math.inf))
 
+    def pardon(self, key: KeyT) -> None:
+        """What a key failed for may have been mended: its next wake counts at once."""
+        self._num_failures.pop(key, None)
+        if self._not_before.pop(key, None) is not None:
+            self._due.pop(key, None)
+
     def take(self, now: float) -> KeyT | None:
         """The key that is due for longest and is not being worked on; None if there is none."""
         ready = [(due, key) for key, due in self._due.items() if self._may_run(key, now)]
@@ -129,8 +135,10 @@ class WorkQueue(Generic[KeyT]):
         self._tasks: set[asyncio.Task[float | None]] = set()
         self._changed = asyncio.Event()
 
-    def wake(self, key: KeyT) -> None:
-        """Something happened to a key: look at it soon."""
+    def wake(self, key: KeyT, *, is_changed: bool = False) -> None:
+        """Something happened to a key: look at it soon, and if it was changed itself, now."""
+        if is_changed:
+            self._schedule.pardon(key)
         self._schedule.wake(key, self._now())
         self._changed.set()
 
@@ -148,9 +156,10 @@ class WorkQueue(Generic[KeyT]):
                     async with asyncio.timeout(self._idle_seconds()):
                         await self._changed.wait()
         finally:
-            for task in self._tasks:
+            tasks, self._tasks = self._tasks, set()
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _idle_seconds(self) -> float | None:
         if len(self._tasks) >= self._num_workers:
@@ -183,11 +192,11 @@ class WorkQueue(Generic[KeyT]):
                 return await self._work(key)
 
     def _ended(self, key: KeyT, task: "asyncio.Task[float | None]") -> None:
-        self._tasks.discard(task)
-        self._changed.set()
-        if task.cancelled():
+        if task not in self._tasks:  # the queue has ended
             return
-        error = task.exception()
+        self._tasks.remove(task)
+        self._changed.set()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             again_after = task.result()
             metrics.RECONCILES_TOTAL.labels("gone" if again_after is None else "ok").inc()
