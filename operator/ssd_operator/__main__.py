@@ -88,7 +88,7 @@ class Operator:
         reconciler = Reconciler(self._cluster, view, self._engines, self._settings.config, _now)
         num_workers, namespaces = self._settings.num_workers, self._settings.watch_namespaces
         work = partial(self._look, reconciler)
-        self._queue = WorkQueue(work, num_workers=num_workers, now=time.monotonic)
+        self._queue = WorkQueue(work, num_workers=num_workers, now=time.monotonic, fields=_fields)
         self._engines.on_news(self._wake)
         self._roll_call = RollCall(self._cluster, view, self._wake, namespaces)
         first_passes = become_ready(self._readiness, self._cluster, namespaces)
@@ -167,6 +167,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     _log.info("stopped")
     return 0
+
+
+def _fields(key: Key) -> dict[str, object]:
+    """What log lines of a resource's passes carry."""
+    namespace, name = key
+    return {"namespace": namespace, "name": name}
 
 
 def _now() -> float:

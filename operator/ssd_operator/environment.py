@@ -103,7 +103,8 @@ def _common(resource: Resource, source: Source, num_threads: int) -> dict[str, o
     is_cpu = spec.accelerator is Accelerator.CPU
     return {
         "MODEL": _model(source),
-        "HOST": "0.0.0.0",  # noqa: S104 - a pod is reached by its own address
+        # A pod is reached by its own address, of either family: the processes take this for both.
+        "HOST": "0.0.0.0",  # noqa: S104
         "HTTP_PORT": HTTP_PORT,
         "DEVICE": "cpu" if is_cpu else "cuda",
         "DTYPE": spec.model.dtype if spec.model.dtype != PROCESS_DTYPE else None,

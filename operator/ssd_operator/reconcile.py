@@ -134,7 +134,7 @@ class Reconciler:
                 raise
             # What is missing may also be an optional kind that was served ten minutes ago.
             self._served.doubt()
-            _log.info("namespace_leaves", key=key, error=str(error))
+            _log.info("namespace_leaves", error=str(error))
             return RESYNC_SECONDS
 
     def _forget(self, key: Key) -> None:
@@ -280,12 +280,12 @@ class Reconciler:
                 else:
                     rejection = rejection_of(wanted, error, observed, generation, self._now())
                     setbacks.rejected[ref] = rejection
-                _log.warning("object_refused", key=key, object=title, error=str(error))
+                _log.warning("object_refused", object=title, error=str(error))
                 continue
-            _log.info("applied", key=key, object=title)
+            _log.info("applied", object=title)
             setbacks.reverted.pop(ref, None)
             if (reversion := reversion_of(wanted, answer, generation)) is not None:
-                _log.warning("apply_reverted", key=key, object=title, error=reversion.message)
+                _log.warning("apply_reverted", object=title, error=reversion.message)
                 setbacks.reverted[ref] = reversion
             if KINDS[ref.kind].is_optional:
                 self._records[key].optional.remember(answer)
@@ -312,17 +312,17 @@ class Reconciler:
             child = observed.children[ref]
             await self._cluster.delete(namespace, ref, child["metadata"]["uid"])
             self._records[key].optional.found.pop(ref, None)
-            _log.info("deleted", key=key, object=f"{ref.kind}/{ref.name}")
+            _log.info("deleted", object=f"{ref.kind}/{ref.name}")
 
     async def _write_scale(self, key: Key, resource: Resource, decision: Decision) -> None:
         try:
             await self._cluster.patch_scale(*key, decision.replicas)
         except RefusedError as error:
-            _log.warning("scale_refused", key=key, error=str(error))
+            _log.warning("scale_refused", error=str(error))
             return
         direction = "up" if decision.replicas > resource.spec.draft.replicas else "down"
         metrics.SCALE_TOTAL.labels(direction, str(decision.reason)).inc()
-        _log.info("scaled", key=key, replicas=decision.replicas)
+        _log.info("scaled", replicas=decision.replicas)
 
     async def _publish(self, key: Key, found: Object, decided: Plan) -> None:
         """Status and Events."""
@@ -334,7 +334,7 @@ class Reconciler:
             try:
                 await self._cluster.post_event(found, event, self._now())
             except ClusterError as error:
-                _log.warning("event_lost", key=key, reason=event.reason, error=str(error))
+                _log.warning("event_lost", reason=event.reason, error=str(error))
 
 
 def _read(found: Object, record: _Record) -> Resource | None:

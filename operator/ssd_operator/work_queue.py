@@ -8,6 +8,8 @@ that failed together must not come back together, and a test must see the same d
 
 import asyncio
 import contextlib
+import contextvars
+import itertools
 import math
 import traceback
 import zlib
@@ -15,7 +17,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Generic, TypeVar
 
-from ssd.telemetry import get_logger
+from ssd.telemetry import bound_fields, get_logger
 from ssd_operator import metrics
 from ssd_operator.cluster import ClusterError
 
@@ -113,6 +115,7 @@ class WorkQueue(Generic[KeyT]):
         *,
         num_workers: int,
         now: Callable[[], float],
+        fields: Callable[[KeyT], dict[str, object]] = lambda key: {"key": key},
     ) -> None:
         """Make a queue that runs nothing yet.
 
@@ -121,7 +124,10 @@ class WorkQueue(Generic[KeyT]):
                 latest, None for a key that is gone.
             num_workers: passes at the same time.
             now: seconds, of a clock that never goes back.
+            fields: what all log lines of a pass, and of what it begins, carry beside ``pass_id``.
         """
+        self._fields = fields
+        self._pass_ids = itertools.count(1)
         self._work = work
         self._num_workers = num_workers
         self._now = now
@@ -166,13 +172,19 @@ class WorkQueue(Generic[KeyT]):
             key = self._schedule.take(now)
             if key is None:
                 break
-            task = asyncio.ensure_future(self._pass(key))
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._ended, key))
+            self._start(key)
         overdue = self._schedule.overdue(now)
         metrics.QUEUE_DEPTH.set(len(overdue))
         metrics.OLDEST_UNRECONCILED_SECONDS.set(max(overdue, default=0.0))
         metrics.OLDEST_SUCCESS_SECONDS.set(self._schedule.oldest_success_seconds(now))
+
+    def _start(self, key: KeyT) -> None:
+        # The pass and what is told of its end carry the same fields, whoever writes the line.
+        context = contextvars.copy_context()
+        context.run(bound_fields.set, {**self._fields(key), "pass_id": next(self._pass_ids)})
+        task = asyncio.get_running_loop().create_task(self._pass(key), context=context)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, key), context=context)
 
     async def _pass(self, key: KeyT) -> float | None:
         with metrics.RECONCILE_SECONDS.time():
@@ -202,12 +214,11 @@ class WorkQueue(Generic[KeyT]):
         if is_known:
             _log.warning(
                 "pass_failed",
-                key=key,
                 error=str(error) or "too slow",
                 retry_seconds=round(pause, 1),
             )
         else:
-            _log.error("pass_crashed", key=key, stack="".join(traceback.format_exception(error)))
+            _log.error("pass_crashed", stack="".join(traceback.format_exception(error)))
 
 
 def _jitter(key: object, number: int) -> float:

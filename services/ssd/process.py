@@ -117,10 +117,14 @@ def log_progress(stage: str, fraction: float) -> None:
     _log.info("progress", stage=stage, fraction=round(fraction, 3))
 
 
-def peer(settings: _Settings) -> Peer:
-    """Where this process runs, for those it links to."""
-    pod = settings.pod_name or f"{socket.gethostname()}:{os.getpid()}"
-    return Peer(pod=pod, node=settings.node_name, cell=settings.cell)
+def peer(settings: _Settings, weights_fingerprint: str) -> Peer:
+    """Where this process runs, and what, for those it links to."""
+    return Peer(
+        pod=settings.pod_name or f"{socket.gethostname()}:{os.getpid()}",
+        node=settings.node_name,
+        cell=settings.cell,
+        weights_fingerprint=weights_fingerprint,
+    )
 
 
 async def run_until_signal(run: Coroutine[Any, Any, int], leave: Callable[[], None]) -> int:

@@ -117,11 +117,12 @@ class SessionOpening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Where a process runs."""
+    """Where a process runs, and what."""
 
     pod: str = ""
     node: str = ""
     cell: str = ""
+    weights_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

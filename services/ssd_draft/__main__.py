@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 from ssd.engine.check import check_engine
 from ssd.engine.config import EngineConfig, ModelConfig, length_limit
+from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.model_source import local_folder, resolve
 from ssd.ports import Tokenizer
 from ssd.process import peer, pin, run_process, run_until_signal
 from ssd.telemetry import SystemClock
 from ssd.text.tokenizer import load_tokenizer
-from ssd.types import LinkPolicy
+from ssd.types import LinkPolicy, Peer
 from ssd_draft.draft import Draft
 from ssd_draft.links import LinkTerms
 from ssd_draft.settings import DraftSettings
@@ -44,9 +45,9 @@ async def serve(settings: DraftSettings) -> int:
         num_threads=settings.threads,
         cpus=cpus,
     )
-    draft = Draft(
-        settings, step, link_terms(settings, tokenizer, step.engine.max_model_len), SystemClock()
-    )
+    me = peer(settings, weights_fingerprint(folder))
+    terms = link_terms(settings, tokenizer, step.engine.max_model_len, me)
+    draft = Draft(settings, step, terms, SystemClock())
     return await run_until_signal(draft.run(), draft.leave)
 
 
@@ -84,7 +85,7 @@ def engine_config(
     )
 
 
-def link_terms(settings: DraftSettings, tokenizer: Tokenizer, max_len: int) -> LinkTerms:
+def link_terms(settings: DraftSettings, tokenizer: Tokenizer, max_len: int, me: Peer) -> LinkTerms:
     """What every target is held to."""
     return LinkTerms(
         vocab_size=tokenizer.vocab_size,
@@ -95,7 +96,7 @@ def link_terms(settings: DraftSettings, tokenizer: Tokenizer, max_len: int) -> L
         max_len=max_len,
         delay_seconds=settings.inject_delay_ms / 1000,
         default_policy=LinkPolicy(fan_out_policy=settings.fan_out),
-        peer=peer(settings),
+        peer=me,
     )
 
 

@@ -13,7 +13,7 @@ class DraftSettings:
     model: str = "demo://draft"
     """Model folder, ``demo://draft``, or ``hf://org/name@revision``."""
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on; ``0.0.0.0`` or ``::`` for all, IPv6 among them where there is IPv6."""
     port: int = field(default=50052, metadata={"min": 0, "max": 65535})
     """gRPC port; 0 lets the system choose, the choice is logged."""
     http_port: int = field(default=9091, metadata={"min": 0, "max": 65535})

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from ssd.engine.check import check_engine
 from ssd.engine.config import EngineConfig, ModelConfig, length_limit
+from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.model_source import local_folder, resolve
 from ssd.ports import Tokenizer
-from ssd.process import pin, run_process, run_until_signal
+from ssd.process import peer, pin, run_process, run_until_signal
 from ssd.telemetry import SystemClock
 from ssd.text.tokenizer import load_tokenizer
 from ssd_target.settings import TargetSettings
@@ -42,7 +43,8 @@ async def serve(settings: TargetSettings) -> int:
         num_threads=settings.threads,
         cpus=cpus,
     )
-    target = Target(settings, step, tokenizer, SystemClock())
+    me = peer(settings, weights_fingerprint(folder))
+    target = Target(settings, step, tokenizer, SystemClock(), me)
     return await run_until_signal(target.run(), target.leave)
 
 

@@ -75,11 +75,15 @@ class Demand:
         """Sequences running whose mode may speculate."""
         self._rounds: deque[tuple[int, int]] = deque(maxlen=_ROUNDS_KEPT)
         self._verify_seconds: deque[float] = deque(maxlen=_ROUNDS_KEPT)
+        self._round_seconds: deque[float] = deque(maxlen=_ROUNDS_KEPT)
 
-    def note_round(self, num_sequences: int, num_tokens: int, verify_seconds: float) -> None:
-        """A round gave so many sequences so many tokens together."""
+    def note_round(
+        self, num_sequences: int, num_tokens: int, verify_seconds: float, round_seconds: float
+    ) -> None:
+        """A round gave so many sequences so many tokens together, and took so long."""
         self._rounds.append((num_sequences, num_tokens))
         self._verify_seconds.append(verify_seconds)
+        self._round_seconds.append(round_seconds)
 
     @property
     def tokens_per_round(self) -> float:
@@ -91,5 +95,15 @@ class Demand:
     @property
     def verify_seconds(self) -> float:
         """T_verify, median of recent rounds; 0 before the first."""
-        seconds = self._verify_seconds.copy()
-        return median(seconds) if seconds else 0.0
+        return _median(self._verify_seconds)
+
+    @property
+    def efficiency(self) -> float:
+        """T_verify / T_round, of medians of recent rounds; 0 before the first."""
+        round_seconds = _median(self._round_seconds)
+        return self.verify_seconds / round_seconds if round_seconds > 0 else 0.0
+
+
+def _median(growing: deque[float]) -> float:
+    seconds = growing.copy()
+    return median(seconds) if seconds else 0.0

@@ -16,7 +16,9 @@ _REASONS = {
 }
 
 
-def pool_status(reports: Rows[LinkReport], pool: DraftPool, now: float) -> PoolStatus:
+def pool_status(
+    reports: Rows[LinkReport], pool: DraftPool, now: float, weights_fingerprint: str
+) -> PoolStatus:
     """What ``AdminService.GetPoolStatus`` answers."""
     load, demand = pool.load, pool.demand
     links = tuple(link_status(report, now, demand.verify_seconds) for report in reports)
@@ -31,6 +33,8 @@ def pool_status(reports: Rows[LinkReport], pool: DraftPool, now: float) -> PoolS
         eligible_sequences=eligible,
         tokens_per_round=demand.tokens_per_round,
         desired_draft_replicas=desired,
+        efficiency=demand.efficiency,
+        weights_fingerprint=weights_fingerprint,
     )
 
 
@@ -54,6 +58,7 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         draft_pod=link.peer.pod,
         draft_node=link.peer.node,
         transport=link.transport,
+        draft_weights=link.peer.weights_fingerprint,
     )
 
 
@@ -81,6 +86,7 @@ def _but_measurements(status: PoolStatus) -> PoolStatus:
         links=tuple(replace(link, round_trip_seconds=0.0) for link in status.links),
         eligible_sequences=0.0,
         tokens_per_round=0.0,
+        efficiency=0.0,
         desired_draft_replicas=0.0,
     )
 

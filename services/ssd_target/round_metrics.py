@@ -69,7 +69,7 @@ class RoundMetrics:
     ) -> None:
         """Publish the round."""
         num_tokens = sum(len(each.emission.token_ids) for each in decisions)
-        self._demand.note_round(len(decisions), num_tokens, verify_seconds)
+        self._demand.note_round(len(decisions), num_tokens, verify_seconds, round_seconds)
         self._host_seconds.observe(max(0.0, round_seconds - self._elsewhere_seconds))
         self._elsewhere_seconds = 0.0
         for decision, lookup in zip(decisions, lookups, strict=True):

@@ -19,7 +19,7 @@ class TargetSettings:
     model_name: str = ""
     """Id that clients use; empty takes the last part of ``model``."""
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """Address to listen on; ``0.0.0.0`` or ``::`` for all, IPv6 among them where there is IPv6."""
     port: int = field(default=50051, metadata={"min": 0, "max": 65535})
     """gRPC port; 0 lets the system choose, the choice is logged."""
     http_port: int = field(default=9090, metadata={"min": 0, "max": 65535})

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ssd.ports import Clock, Tokenizer
-from ssd.process import Pulse, StepThread, peer
+from ssd.process import Pulse, StepThread
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import PoolStatus
-from ssd.rpc.server import RpcServer
+from ssd.rpc.server import RpcServer, join_address
 from ssd.telemetry import DESIRED_DRAFT_REPLICAS, get_logger
 from ssd.text.chat_template import load_template
-from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy
+from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy, Peer
 from ssd_target.draft_pool import DraftPool, PoolSettings
 from ssd_target.front_desk import DeskSettings, FrontDesk
 from ssd_target.inbox import Inbox
@@ -46,8 +46,10 @@ class Target:
         step: StepSettings,
         tokenizer: Tokenizer,
         clock: Clock,
+        me: Peer,
     ) -> None:
         self._settings = settings
+        self._me = me
         self._clock = clock
         self._leaving = asyncio.Event()
         self._drain_seconds = settings.drain_seconds
@@ -57,7 +59,7 @@ class Target:
         self._links = DraftLinks(
             self._pool,
             settings.drafts,
-            hello(settings, tokenizer),
+            hello(settings, tokenizer, me),
             policy(settings),
             requirement=requirement(settings),
         )
@@ -149,8 +151,8 @@ class Target:
             await server.start()
             _log.info(
                 "listening",
-                grpc=f"{settings.host}:{server.port}",
-                http=f"{settings.host}:{probes.port}",
+                grpc=join_address(settings.host, server.port),
+                http=join_address(settings.host, probes.port),
             )
             yield server
         finally:
@@ -159,7 +161,8 @@ class Target:
             probes.close()
 
     def _pool_status(self) -> PoolStatus:
-        return pool_status(self._links.reports(), self._pool, self._clock.now())
+        now = self._clock.now()
+        return pool_status(self._links.reports(), self._pool, now, self._me.weights_fingerprint)
 
     def _desired_draft_replicas(self) -> float:
         return self._pool_status().desired_draft_replicas
@@ -181,7 +184,7 @@ def note_end_of_links(links: "asyncio.Task[None]") -> None:
         _log.error("links_crashed", error=repr(crash))
 
 
-def hello(settings: TargetSettings, tokenizer: Tokenizer) -> LinkHello:
+def hello(settings: TargetSettings, tokenizer: Tokenizer, me: Peer) -> LinkHello:
     """What drafts are told of this target; each link puts its own epoch in."""
     return LinkHello(
         wire_version=WIRE_VERSION,
@@ -191,7 +194,7 @@ def hello(settings: TargetSettings, tokenizer: Tokenizer) -> LinkHello:
         branches=settings.branches,
         channel="grpc",
         epoch=0,
-        peer=peer(settings),
+        peer=me,
     )
 
 

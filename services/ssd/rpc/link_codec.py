@@ -250,9 +250,24 @@ def _check_words(**words: str) -> None:
 
 
 def _peer_message(peer: Peer) -> speculation_pb2.Peer:
-    return speculation_pb2.Peer(pod=peer.pod, node=peer.node, cell=peer.cell)
+    return speculation_pb2.Peer(
+        pod=peer.pod,
+        node=peer.node,
+        cell=peer.cell,
+        weights_fingerprint=peer.weights_fingerprint,
+    )
 
 
 def _peer(message: speculation_pb2.Peer) -> Peer:
-    _check_words(pod=message.pod, node=message.node, cell=message.cell)
-    return Peer(pod=message.pod, node=message.node, cell=message.cell)
+    _check_words(
+        pod=message.pod,
+        node=message.node,
+        cell=message.cell,
+        weights_fingerprint=message.weights_fingerprint,
+    )
+    return Peer(
+        pod=message.pod,
+        node=message.node,
+        cell=message.cell,
+        weights_fingerprint=message.weights_fingerprint,
+    )

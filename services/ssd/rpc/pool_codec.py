@@ -25,6 +25,8 @@ class LinkStatus:
     draft_node: str = ""
     transport: str = ""
     """How the bytes travel: ``tcp``, ``rdma``, ``nvlink``; empty before the handshake."""
+    draft_weights: str = ""
+    """Fingerprint of the draft's weights; empty before the handshake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,10 @@ class PoolStatus:
     tokens_per_round: float = 0.0
     desired_draft_replicas: float = 0.0
     """``desired_drafts`` before it is rounded up."""
+    efficiency: float = 0.0
+    """T_verify / T_round of recent rounds, 0..1; 0 before the first."""
+    weights_fingerprint: str = ""
+    """Of the target."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

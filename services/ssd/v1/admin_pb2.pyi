@@ -26,7 +26,7 @@ LINK_STATE_LOST: LinkState
 LINK_STATE_REFUSED: LinkState
 
 class LinkStatus(_message.Message):
-    __slots__ = ("address", "state", "epoch", "sessions", "capacity", "hits", "misses", "late", "round_trip_seconds", "channel", "reason", "draft_pod", "draft_node", "transport")
+    __slots__ = ("address", "state", "epoch", "sessions", "capacity", "hits", "misses", "late", "round_trip_seconds", "channel", "reason", "draft_pod", "draft_node", "transport", "draft_weights")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class LinkStatus(_message.Message):
     DRAFT_POD_FIELD_NUMBER: _ClassVar[int]
     DRAFT_NODE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: LinkState
     epoch: int
@@ -55,14 +56,15 @@ class LinkStatus(_message.Message):
     draft_pod: str
     draft_node: str
     transport: str
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., epoch: _Optional[int] = ..., sessions: _Optional[int] = ..., capacity: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., channel: _Optional[str] = ..., reason: _Optional[str] = ..., draft_pod: _Optional[str] = ..., draft_node: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
+    draft_weights: str
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., epoch: _Optional[int] = ..., sessions: _Optional[int] = ..., capacity: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., channel: _Optional[str] = ..., reason: _Optional[str] = ..., draft_pod: _Optional[str] = ..., draft_node: _Optional[str] = ..., transport: _Optional[str] = ..., draft_weights: _Optional[str] = ...) -> None: ...
 
 class GetPoolStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetPoolStatusResponse(_message.Message):
-    __slots__ = ("links", "running_sequences", "waiting_sequences", "hit_rate", "desired_drafts", "eligible_sequences", "speculating", "tokens_per_round", "desired_draft_replicas")
+    __slots__ = ("links", "running_sequences", "waiting_sequences", "hit_rate", "desired_drafts", "eligible_sequences", "speculating", "tokens_per_round", "desired_draft_replicas", "efficiency", "weights_fingerprint")
     LINKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +74,8 @@ class GetPoolStatusResponse(_message.Message):
     SPECULATING_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_ROUND_FIELD_NUMBER: _ClassVar[int]
     DESIRED_DRAFT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    EFFICIENCY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
     running_sequences: int
     waiting_sequences: int
@@ -81,7 +85,9 @@ class GetPoolStatusResponse(_message.Message):
     speculating: bool
     tokens_per_round: float
     desired_draft_replicas: float
-    def __init__(self, links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., hit_rate: _Optional[float] = ..., desired_drafts: _Optional[int] = ..., eligible_sequences: _Optional[float] = ..., speculating: _Optional[bool] = ..., tokens_per_round: _Optional[float] = ..., desired_draft_replicas: _Optional[float] = ...) -> None: ...
+    efficiency: float
+    weights_fingerprint: str
+    def __init__(self, links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., hit_rate: _Optional[float] = ..., desired_drafts: _Optional[int] = ..., eligible_sequences: _Optional[float] = ..., speculating: _Optional[bool] = ..., tokens_per_round: _Optional[float] = ..., desired_draft_replicas: _Optional[float] = ..., efficiency: _Optional[float] = ..., weights_fingerprint: _Optional[str] = ...) -> None: ...
 
 class WatchPoolRequest(_message.Message):
     __slots__ = ()

@@ -8,14 +8,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Peer(_message.Message):
-    __slots__ = ("pod", "node", "cell")
+    __slots__ = ("pod", "node", "cell", "weights_fingerprint")
     POD_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     CELL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     pod: str
     node: str
     cell: str
-    def __init__(self, pod: _Optional[str] = ..., node: _Optional[str] = ..., cell: _Optional[str] = ...) -> None: ...
+    weights_fingerprint: str
+    def __init__(self, pod: _Optional[str] = ..., node: _Optional[str] = ..., cell: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("wire_version", "vocab_size", "tokenizer_fingerprint", "lookahead", "branches", "sampling_mode", "candidates", "channel", "unique_id", "peer", "epoch")

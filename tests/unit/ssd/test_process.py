@@ -245,5 +245,6 @@ def test_settings_that_are_only_shown_are_checked_and_nothing_is_served(
 
 
 def test_a_peer_is_its_pod_or_at_least_its_process() -> None:
-    assert peer(Knobs(pod_name="p", node_name="n", cell="0")) == Peer(pod="p", node="n", cell="0")
-    assert peer(Knobs()).pod.endswith(f":{os.getpid()}")
+    found = peer(Knobs(pod_name="p", node_name="n", cell="0"), "sha256:1")
+    assert found == Peer(pod="p", node="n", cell="0", weights_fingerprint="sha256:1")
+    assert peer(Knobs(), "").pod.endswith(f":{os.getpid()}")

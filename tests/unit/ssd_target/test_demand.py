@@ -59,17 +59,19 @@ def test_many_changes_in_a_second_are_kept_as_one() -> None:
 
 def test_tokens_a_round_are_those_of_one_sequence() -> None:
     demand = Demand()
-    assert (demand.tokens_per_round, demand.verify_seconds) == (0.0, 0.0)
-    demand.note_round(1, 4, 0.002)
-    demand.note_round(3, 4, 0.008)
-    demand.note_round(1, 1, 0.003)
+    assert (demand.tokens_per_round, demand.verify_seconds, demand.efficiency) == (0.0, 0.0, 0.0)
+    demand.note_round(1, 4, 0.002, 0.002)
+    demand.note_round(3, 4, 0.008, 0.1)
+    demand.note_round(1, 1, 0.003, 0.004)
     assert demand.tokens_per_round == pytest.approx(9 / 5)
     assert demand.verify_seconds == 0.003
+    assert demand.efficiency == pytest.approx(0.003 / 0.004)
 
 
 def test_rounds_of_long_ago_do_not_count() -> None:
     demand = Demand()
-    demand.note_round(1, 100, 9.0)
+    demand.note_round(1, 100, 9.0, 90.0)
     for _ in range(256):
-        demand.note_round(2, 6, 0.004)
+        demand.note_round(2, 6, 0.004, 0.005)
     assert (demand.tokens_per_round, demand.verify_seconds) == (3.0, 0.004)
+    assert demand.efficiency == pytest.approx(0.8)

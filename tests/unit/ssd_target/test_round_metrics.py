@@ -99,6 +99,7 @@ def test_the_demand_is_that_of_the_rounds(make_bench: MakeBench) -> None:
     assert demand.eligible.mean(bench.clock.now()) == 1.0
     assert 1.0 < demand.tokens_per_round < 4.0
     assert demand.verify_seconds == pytest.approx(0.001)
+    assert 0.0 < demand.efficiency < 1.0
     (link,) = bench.pool.links()
     assert set(link.table_pace.seconds_by_sessions) == {1}
     bench.run()

@@ -11,6 +11,7 @@ from ssd.engine.runner import ModelRunner
 from ssd.telemetry import SystemClock
 from ssd.testing.clock import FakeClock
 from ssd.testing.tokenizer import ByteTokenizer
+from ssd.types import Peer
 from ssd_target import target as module
 from ssd_target.settings import TargetSettings
 from ssd_target.step_thread import StepSettings
@@ -28,7 +29,7 @@ async def target(tmp_path: Path) -> Target:
         num_threads=1,
         cpus=frozenset({0}),
     )
-    return Target(settings, step, ByteTokenizer(), SystemClock())
+    return Target(settings, step, ByteTokenizer(), SystemClock(), Peer(pod="t"))
 
 
 async def test_a_step_thread_that_outlives_the_drain_can_still_say_how_it_ended(

@@ -107,6 +107,15 @@ class TensorReader:
         return whole.to(self._device)
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a folder's tensors, in order of their names.
+
+    Raises:
+        WeightsError: there are none, or the index is broken.
+    """
+    return sorted(set(_locate(folder).values()))
+
+
 def _locate(folder: Path) -> dict[str, Path]:
     """Find each tensor's file: by the index, in model.safetensors, or in whatever there is."""
     index = folder / "model.safetensors.index.json"

@@ -1,3 +1,4 @@
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -6,6 +7,7 @@ import pytest
 
 from ssd.errors import AddressError
 from ssd.rpc.http import ProbeServer
+from ssd.rpc.server import RpcServer
 
 
 class Process:
@@ -79,3 +81,78 @@ def test_closing_twice_is_fine_and_the_port_is_free_again(probes: ProbeServer) -
     again.start()
     assert ask(again, "/livez")[0] == 200
     again.close()
+
+
+def answers(host: str, port: int) -> bool:
+    name = f"[{host}]" if ":" in host else host
+    with urllib.request.urlopen(f"http://{name}:{port}/livez", timeout=5) as answer:
+        return bool(answer.status == 200)
+
+
+def is_there(host: str) -> bool:
+    """Whether this machine has the address."""
+    try:
+        with socket.create_server((host, 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+has_ipv6 = pytest.mark.skipif(not is_there("::1"), reason="this machine has no IPv6")
+
+
+@has_ipv6
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_all_addresses_are_those_of_both_families(host: str) -> None:
+    server = ProbeServer(host, 0, lambda: True, lambda: (True, ""))
+    server.start()
+    try:
+        assert answers("127.0.0.1", server.port)
+        assert answers("::1", server.port)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_all_addresses_are_those_of_ipv4_where_ipv6_is_disabled(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.socket
+
+    def without_ipv6(family: int = -1, *args: int, **kwargs: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return real(family, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "socket", without_ipv6)
+    server = ProbeServer(host, 0, lambda: True, lambda: (True, ""))
+    server.start()
+    try:
+        assert answers("127.0.0.1", server.port)
+    finally:
+        server.close()
+
+
+@has_ipv6
+def test_one_ipv6_address_can_be_listened_on() -> None:
+    server = ProbeServer("::1", 0, lambda: True, lambda: (True, ""))
+    server.start()
+    try:
+        assert answers("::1", server.port)
+        second = ProbeServer("::1", server.port, lambda: True, lambda: (True, ""))
+        with pytest.raises(AddressError, match=rf"\[::1\]:{server.port}"):
+            second.start()
+    finally:
+        server.close()
+
+
+@has_ipv6
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_grpc_takes_all_addresses_for_those_of_both_families_too(host: str) -> None:
+    server = RpcServer(host, 0)
+    await server.start()
+    try:
+        for each in ("127.0.0.1", "::1"):
+            socket.create_connection((each, server.port), 5).close()
+    finally:
+        await server.stop()

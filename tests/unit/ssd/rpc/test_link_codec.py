@@ -36,7 +36,13 @@ HELLO = LinkHello(
     epoch=3,
     peer=Peer(pod="p", node="n", cell="c"),
 )
-WELCOME = LinkWelcome(epoch=3, capacity=16, lookahead=6, branches=24, peer=Peer(pod="d"))
+WELCOME = LinkWelcome(
+    epoch=3,
+    capacity=16,
+    lookahead=6,
+    branches=24,
+    peer=Peer(pod="d", weights_fingerprint="sha256:d"),
+)
 OPENING = SessionOpening(
     session=1, token_ids=(5, 6), seed=2**64 - 1, choice=2, temperature=0.5, max_len=64
 )

@@ -22,6 +22,7 @@ def test_a_pools_state_survives_the_wire() -> None:
                 draft_pod="demo-draft-0-x",
                 draft_node="n1",
                 transport="tcp",
+                draft_weights="sha256:d",
             ),
             LinkStatus(address="b:1", state="refused", reason="lookahead: 6 here, 8 there"),
         ),
@@ -33,6 +34,8 @@ def test_a_pools_state_survives_the_wire() -> None:
         speculating=False,
         tokens_per_round=3.1,
         desired_draft_replicas=1.25,
+        efficiency=0.95,
+        weights_fingerprint="sha256:t",
     )
     wire = pool_status_response(pool).SerializeToString()
     assert pool_status(admin_pb2.GetPoolStatusResponse.FromString(wire)) == pool

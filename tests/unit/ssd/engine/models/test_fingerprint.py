@@ -1,0 +1,75 @@
+"""Equal weights have equal fingerprints wherever they lie; others have others."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ssd import demo
+from ssd.engine.models import fingerprint as module
+from ssd.engine.models.fingerprint import weights_fingerprint
+from ssd.errors import WeightsError
+from ssd.testing.tiny_folder import write_tiny_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny_folder(tmp_path / "model")
+
+
+def test_a_copy_elsewhere_is_the_same_and_tokenizers_do_not_matter(
+    folder: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "volume" / "other-name"
+    shutil.copytree(folder, copy)
+    (copy / "tokenizer.json").write_text("{}")
+    (copy / "README.md").write_text("more")
+    assert weights_fingerprint(copy) == weights_fingerprint(folder)
+    assert weights_fingerprint(folder).startswith("sha256:")
+    assert len(weights_fingerprint(folder)) == len("sha256:") + 64
+
+
+def test_a_configuration_and_a_number_at_either_end_make_another(folder: Path) -> None:
+    found = {weights_fingerprint(folder)}
+    weights = folder / "model.safetensors"
+    for place in (-1, weights.stat().st_size // 2):
+        content = bytearray(weights.read_bytes())
+        content[place] ^= 1
+        weights.write_bytes(content)
+        found.add(weights_fingerprint(folder))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 1.5}))
+    found.add(weights_fingerprint(folder))
+    assert len(found) == 4
+
+
+def test_a_target_and_a_draft_differ() -> None:
+    target, draft = (weights_fingerprint(demo.folder(name)) for name in demo.NAMES)
+    assert target != draft
+
+
+def test_of_a_large_file_samples_are_read_from_its_first_byte_to_its_last(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SAMPLE_BYTES", 100)
+    weights = folder / "model.safetensors"
+    assert weights.stat().st_size > 100 * module.SAMPLES
+    before = weights_fingerprint(folder)
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert weights_fingerprint(folder) != before
+
+
+def test_a_folder_without_weights_has_none(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(WeightsError, match=r"no \*\.safetensors"):
+        weights_fingerprint(folder)
+
+
+def test_a_file_of_the_index_that_is_missing_is_an_error_of_the_weights(folder: Path) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(WeightsError, match="model-00001"):
+        weights_fingerprint(folder)
