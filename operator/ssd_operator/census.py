@@ -45,8 +45,6 @@ class Planned:
     """Whether this pass writes that decision's number."""
     preflight: Preflight = field(default_factory=Preflight)
     """Of the targets' revision wanted."""
-    spec_problem: tuple[str, str] | None = None
-    """Reason and message of ``SpecValid=False`` for what a schema cannot say, as ReservedEnv."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,5 +85,7 @@ class Observed:
     """Objects that are stored otherwise than we want them, whatever we apply."""
     forbidden: Mapping[Ref, str] = field(default_factory=dict)
     """What it said (403) to objects in this pass: a quota, a policy, or no right."""
+    spec_problem: tuple[str, str] | None = None
+    """Reason and message of ``SpecValid=False`` where the resource as it is cannot be read."""
     status: Object = field(default_factory=dict)
     """The resource's present status."""

@@ -6,7 +6,7 @@ have been stored under an older definition, and a definition may be newer than t
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from ssd.errors import SSDError
@@ -117,6 +117,22 @@ def parse(obj: Object) -> Resource:
         spec=_spec(spec),
         annotations=metadata.get("annotations") or {},
         is_deleting="deletionTimestamp" in metadata,
+    )
+
+
+def carried_on(last: Resource, obj: Object) -> Resource:
+    """What was asked for last, in place of a resource that ``parse`` does not take.
+
+    But whoever scales or pauses it now is heard, if the schema has nothing against it.
+    """
+    spec, generation = stored(obj.get("spec"), _SPEC), obj["metadata"]["generation"]
+    if any(problems(spec, _SPEC, "spec")):
+        return replace(last, generation=generation)
+    draft = replace(last.spec.draft, replicas=spec["draft"]["replicas"])
+    return replace(
+        last,
+        generation=generation,
+        spec=replace(last.spec, paused=spec["paused"], draft=draft),
     )
 
 

@@ -28,7 +28,7 @@ from ssd_operator.names import (
     is_engine_pod,
 )
 from ssd_operator.optional_children import OptionalChildren, ServedKinds
-from ssd_operator.parse import SpecError, parse
+from ssd_operator.parse import SpecError, carried_on, parse
 from ssd_operator.plan import Memory, Plan, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of
 from ssd_operator.scaling import Decision
@@ -76,6 +76,10 @@ class _Record:
     """What is remembered of one resource; nothing of it is needed to be right."""
 
     uid: str
+    resource: Resource | None = None
+    """As it was read last."""
+    spec_problem: tuple[str, str] | None = None
+    """Why it cannot be read as it is now: reason and message."""
     memory: Memory = field(default_factory=Memory)
     children: frozenset[Ref] = frozenset()
     """Those of the last pass."""
@@ -120,10 +124,9 @@ class Reconciler:
         if record is None or record.uid != found["metadata"]["uid"]:
             self._forget(key)
             record = self._records[key] = _Record(found["metadata"]["uid"])
-        try:
-            resource = parse(found)
-        except SpecError as error:
-            return await self._refuse(key, found, record, (error.reason, error.message))
+        resource = _read(found, record)
+        if resource is None:
+            return await self._refuse(key, found, record)
         try:
             return await self._bring_about(key, found, resource, record)
         except (ForbiddenError, MissingError) as error:
@@ -153,10 +156,10 @@ class Reconciler:
         self._forget(key)
         return True
 
-    async def _refuse(
-        self, key: Key, found: Object, record: _Record, problem: tuple[str, str]
-    ) -> float | None:
-        """Tell that a resource cannot be read; what it made goes on."""
+    async def _refuse(self, key: Key, found: Object, record: _Record) -> float | None:
+        """Tell that a resource cannot be read, and never could; what it made before us goes on."""
+        problem = record.spec_problem
+        assert problem is not None
         now, old = self._now(), found.get("status") or {}
         status = status_of_invalid(old, found["metadata"]["generation"], problem, now)
         self._tally.put(key, status)
@@ -226,6 +229,7 @@ class Reconciler:
             drains=self._engines.drains(key),
             optional_apis=served - record.optional.forbidden | {"HorizontalPodAutoscaler"},
             unreadable=record.optional.forbidden,
+            spec_problem=record.spec_problem,
             status=found.get("status") or {},
         )
 
@@ -331,6 +335,17 @@ class Reconciler:
                 await self._cluster.post_event(found, event, self._now())
             except ClusterError as error:
                 _log.warning("event_lost", reason=event.reason, error=str(error))
+
+
+def _read(found: Object, record: _Record) -> Resource | None:
+    """What is asked for; of a resource that cannot be read, what was asked for last."""
+    try:
+        record.resource, record.spec_problem = parse(found), None
+    except SpecError as error:
+        record.spec_problem = error.reason, error.message
+        if record.resource is not None:
+            record.resource = carried_on(record.resource, found)
+    return record.resource
 
 
 def _unseen(observed: Observed, decided: Plan, record: _Record) -> list[Ref]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from ssd.telemetry import get_logger
 from ssd_operator import metrics
-from ssd_operator.cluster import WATCHED_KINDS, Cluster, ClusterError, Key
+from ssd_operator.cluster import WATCHED_KINDS, Cluster, ClusterError, Key, ref_of
 from ssd_operator.view import View, key_of
 
 PERIOD_SECONDS = 120.0
@@ -83,8 +83,8 @@ class RollCall:
         for thing in seen:
             if thing["metadata"]["uid"] in present:
                 continue
-            metadata = thing["metadata"]
-            _log.info("missed_deletion", key=(metadata["namespace"], metadata["name"]), object=kind)
+            namespace, ref = thing["metadata"]["namespace"], ref_of(thing)
+            _log.info("missed_deletion", namespace=namespace, object=f"{ref.kind}/{ref.name}")
             self._view.bury(thing)
             if (key := key_of(thing)) is not None:
                 self._wake(key)

@@ -49,7 +49,7 @@ def status_of(resource: Resource, observed: Observed, planned: Planned, now: flo
 
 
 def status_of_invalid(old: Object, generation: int, problem: tuple[str, str], now: float) -> Object:
-    """The status of a resource that cannot be read; what it made before goes on as it was.
+    """The status of a resource that could never be read; what was made of it is not looked at.
 
     Args:
         old: the present status.

@@ -203,8 +203,8 @@ def _overdue(census: Census) -> Condition | None:
 def spec_valid(census: Census) -> Condition:
     """Whether the resource can be carried out, as far as a schema cannot tell."""
     kind = "SpecValid"
-    if census.planned.spec_problem is not None:
-        return no(kind, *census.planned.spec_problem)
+    if census.observed.spec_problem is not None:
+        return no(kind, *census.observed.spec_problem)
     rejected = {**census.observed.rejected}
     if _is_zero_refused(census):
         del rejected[_scaler(census, "HorizontalPodAutoscaler")]

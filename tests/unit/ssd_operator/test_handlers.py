@@ -51,3 +51,31 @@ def test_kopf_copies_and_stores_nothing_of_an_object(body: Any) -> None:
     essence = storage.build(body=kopf.Body(body))
     storage.store(body=kopf.Body(body), patch=patch, essence=essence)
     assert (essence, patch) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("event", "generation", "called"),
+    [
+        (None, 1, {"listed", "wake"}),
+        ("MODIFIED", 1, {"wake"}),
+        ("MODIFIED", 2, {"changed"}),
+    ],
+)
+async def test_an_event_wakes_its_key_and_a_new_listing_is_told(
+    event: str | None, generation: int, called: set[str]
+) -> None:
+    calls = Mock()
+    registry = make_registry(Mock(), calls.wake, calls.changed, calls.listed)
+    resource = Mock(group="ssd.dev", version="v1alpha1", plural="ssddeployments")
+    activities: list[Any] = list(registry._activities.get_all_handlers())
+    watching: list[Any] = list(registry._watching.get_all_handlers())
+    (begin,) = [each.fn for each in activities if each.id.endswith(".begin")]
+    (look,) = [each.fn for each in watching]
+    metadata = {"namespace": "ns", "name": "demo", "uid": "u", "resourceVersion": "1"}
+    await begin(resources={}, children={})
+    before = {"type": "ADDED", "object": {"metadata": metadata | {"generation": 1}}}
+    await look(event=before, resource=resource)
+    calls.reset_mock()
+    now = {"type": event, "object": {"metadata": metadata | {"generation": generation}}}
+    await look(event=now, resource=resource)
+    assert {name for name, _, _ in calls.method_calls} == called

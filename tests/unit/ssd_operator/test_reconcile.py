@@ -247,17 +247,6 @@ async def test_a_failed_call_fails_the_pass_and_the_next_one_goes_on(error: Exce
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
 
 
-async def test_an_invalid_resource_keeps_what_it_has() -> None:
-    world = await settled()
-    world.cluster.edit_spec(
-        KEY, target={"podTemplate": {"env": [{"name": "NCCL_HOSTID", "value": "x"}]}}
-    )
-    await world.come_to_rest(4)
-    assert world.cluster.condition(KEY, "SpecValid") == ("False", "ReservedEnv")
-    assert world.cluster.condition(KEY, "Ready")[0] == "True"
-    assert {verb for verb, _ in world.cluster.writes} == {"status"}
-
-
 async def test_a_paused_resource_gets_its_status_and_nothing_else() -> None:
     world = await settled()
     world.cluster.edit_spec(KEY, paused=True, draft={"replicas": 3})

@@ -360,8 +360,8 @@ def test_an_hpa_refused_for_zero_is_no_fault_of_the_spec() -> None:
 
 
 def test_a_problem_of_the_spec_and_a_missing_api_are_named() -> None:
-    reserved = Planned(spec_problem=("ReservedEnv", "SSD_TARGET_MODEL is ours."))
-    assert judge(Scene(planned=reserved), "SpecValid") == ("False", "ReservedEnv")
+    reserved = {"spec_problem": ("ReservedEnv", "SSD_TARGET_MODEL is ours.")}
+    assert judge(Scene(facts=reserved), "SpecValid") == ("False", "ReservedEnv")
     scene = Scene(spec={"observability": Observability(pod_monitor=True)})
     assert judge(scene, "SpecValid") == ("False", "OptionalAPIMissing")
     served = replace(scene, facts={"optional_apis": {"PodMonitor"}})

@@ -1,0 +1,83 @@
+"""Resources that the schema lets through and nobody can carry out: the last good spec goes on."""
+
+from typing import Any
+
+from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
+
+from ssd_operator.facts import Ref
+
+RESERVED = {"podTemplate": {"env": [{"name": "NCCL_HOSTID", "value": "x"}]}}
+
+
+async def spoilt(**blocks: Any) -> World:
+    """One that served, and then was edited."""
+    world = await settled()
+    world.cluster.edit_spec(KEY, target=RESERVED, **blocks)
+    await world.come_to_rest(4)
+    assert world.cluster.condition(KEY, "SpecValid") == ("False", "ReservedEnv")
+    return world
+
+
+async def test_an_invalid_resource_keeps_what_it_has() -> None:
+    world = await spoilt()
+    assert world.cluster.condition(KEY, "Ready")[0] == "True"
+    assert {verb for verb, _ in world.cluster.writes} == {"status"}
+
+
+async def test_the_status_of_an_invalid_resource_stays_true() -> None:
+    world = await spoilt()
+    (pod,) = world.ready_pods("target")
+    world.controllers.unwell.add(pod["metadata"]["name"])
+    world.controllers.kill(pod)
+    await world.come_to_rest(4)
+    assert world.cluster.condition(KEY, "Ready")[0] == "False"
+    status = world.cluster.resource(KEY)["status"]
+    assert status["target"]["readyReplicas"] == 0
+    assert status["observedGeneration"] == world.cluster.resource(KEY)["metadata"]["generation"]
+    assert world.cluster.condition(KEY, "SpecValid") == ("False", "ReservedEnv")
+
+
+async def test_a_child_of_an_invalid_resource_is_made_again() -> None:
+    world = await spoilt()
+    world.cluster.remove("default", Ref("Service", "demo"))
+    await world.come_to_rest(4)
+    assert ("default", Ref("Service", "demo")) in world.cluster.objects
+
+
+async def test_an_invalid_resource_is_still_scaled() -> None:
+    world = await spoilt(draft={"replicas": 1})
+    assert len(world.ready_pods("draft")) == 1
+    world.cluster.edit_spec(KEY, draft={"replicas": 3})
+    await world.come_to_rest(6)
+    assert len(world.ready_pods("draft")) == 3
+
+
+async def test_an_invalid_resource_is_still_paused() -> None:
+    world = await spoilt(paused=True)
+    world.cluster.remove("default", Ref("Service", "demo"))
+    await world.come_to_rest(4)
+    assert ("default", Ref("Service", "demo")) not in world.cluster.objects
+
+
+async def test_nothing_is_taken_from_a_spec_that_the_schema_forbids() -> None:
+    world = await settled()
+    world.cluster.edit_spec(KEY, paused=True, draft={"replicas": -1})
+    await world.come_to_rest(4)
+    assert world.cluster.condition(KEY, "SpecValid") == ("False", "SpecInvalid")
+    assert len(world.ready_pods("draft")) == 2
+
+
+async def test_a_resource_that_is_mended_is_carried_out() -> None:
+    world = await spoilt()
+    world.cluster.edit_spec(KEY, target={"podTemplate": {"env": []}, "image": "localhost/new:1"})
+    await world.come_to_rest(8)
+    assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
+    (pod,) = world.deployment("demo-target-0")["spec"]["template"]["spec"]["containers"]
+    assert pod["image"] == "localhost/new:1"
+
+
+async def test_a_resource_that_could_never_be_read_makes_nothing_and_says_why() -> None:
+    world = World({**DEMO, "target": {**DEMO["target"], **RESERVED}})
+    await world.come_to_rest(4)
+    assert world.cluster.condition(KEY, "Ready") == ("False", "ReservedEnv")
+    assert world.children() == []
