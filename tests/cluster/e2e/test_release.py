@@ -83,7 +83,7 @@ def test_two_releases_in_two_namespaces_touch_only_their_own(
     logs = other("logs", "deploy/ssd-two-operator")
     applied = [json.loads(line) for line in logs.splitlines() if '"applied"' in line]
     assert applied, "the second operator made its children"
-    assert {each["key"][0] for each in applied} == {"other"}
+    assert {each["namespace"] for each in applied} == {"other"}
     other("delete", "ssd", "demo", "--wait=true")
     kube.wait_ready(demo)
     assert kube.get("ssd", demo)["metadata"]["uid"] == before["uid"]
