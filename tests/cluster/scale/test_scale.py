@@ -87,3 +87,4 @@ def test_an_operator_that_starts_anew_writes_nothing(
     figures["started anew: CPU s"] = round(cpu_seconds(after), 1)
     figures["started anew: MiB"] = round(mebibytes(after))
     assert written == {}
+    assert mebibytes(after) <= MOST_MEBIBYTES
