@@ -29,7 +29,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from ssd.errors import CacheError, SettingsError
-from ssd.model_source import HUB_ERRORS, WANTED, HubModel, as_setup_error, may_pass
+from ssd.hub import HUB_ERRORS, WANTED, HubModel, as_setup_error, may_pass
 from ssd.process import log_progress, run_process
 from ssd.telemetry import get_logger
 

@@ -257,9 +257,3 @@ def test_a_model_that_is_not_for_everybody_asks_for_a_token(pod: Pod, token: str
     assert "accepted its terms" in pod.last_words
     assert "token" in pod.last_words
     assert token not in pod.last_words.split()
-
-
-def test_a_hub_that_is_down_is_asked_again_later(pod: Pod) -> None:
-    pod.hub.is_down = True
-    assert pod.fetch()[0] == 1
-    assert pod.last_words.startswith("HubError: ")
