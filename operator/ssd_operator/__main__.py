@@ -31,6 +31,7 @@ from ssd_operator.pool import EnginePool
 from ssd_operator.probes import serve_probes
 from ssd_operator.readiness import Readiness, become_ready, wait_for_fields
 from ssd_operator.reconcile import Reconciler
+from ssd_operator.roll_call import RollCall
 from ssd_operator.settings import OperatorSettings
 from ssd_operator.view import View
 from ssd_operator.work_queue import WorkQueue
@@ -53,6 +54,7 @@ class Operator:
         self._engines = EnginePool(_now)
         self._readiness = Readiness()
         self._queue: WorkQueue[Key] | None = None
+        self._roll_call: RollCall | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
@@ -76,7 +78,7 @@ class Operator:
     async def _watch(self) -> None:
         namespaces = self._settings.watch_namespaces
         await kopf.operator(
-            registry=make_registry(self._start, self._wake),
+            registry=make_registry(self._start, self._wake, self._changed, self._listed),
             settings=watch_settings(),
             clusterwide=not namespaces,
             namespaces=namespaces,
@@ -87,10 +89,12 @@ class Operator:
         reconciler = Reconciler(self._cluster, view, self._engines, self._settings.config, _now)
         num_workers, namespaces = self._settings.num_workers, self._settings.watch_namespaces
         work = partial(self._look, reconciler)
-        self._queue = WorkQueue(work, num_workers=num_workers, now=time.monotonic)
+        self._queue = WorkQueue(work, num_workers=num_workers, now=time.monotonic, fields=_fields)
         self._engines.on_news(self._wake)
+        self._roll_call = RollCall(self._cluster, view, self._wake, namespaces)
         first_passes = become_ready(self._readiness, self._cluster, namespaces)
-        self._tasks = [asyncio.ensure_future(each) for each in (self._queue.run(), first_passes)]
+        runs = (self._queue.run(), self._roll_call.run(), first_passes)
+        self._tasks = [asyncio.ensure_future(each) for each in runs]
         _log.info("started", namespaces=namespaces or "all")
 
     async def _look(self, reconciler: Reconciler, key: Key) -> float | None:
@@ -105,6 +109,14 @@ class Operator:
     def _wake(self, key: Key) -> None:
         if self._queue is not None:
             self._queue.wake(key)
+
+    def _changed(self, key: Key) -> None:
+        if self._queue is not None:
+            self._queue.wake(key, is_changed=True)
+
+    def _listed(self) -> None:
+        if self._roll_call is not None:
+            self._roll_call.listed()
 
     def _problem(self) -> str:
         """Why the kubelet should restart us; empty if nothing is wrong."""
@@ -159,6 +171,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     _log.info("stopped")
     return 0
+
+
+def _fields(key: Key) -> dict[str, object]:
+    """What log lines of a resource's passes carry."""
+    namespace, name = key
+    return {"namespace": namespace, "name": name}
 
 
 def _now() -> float:

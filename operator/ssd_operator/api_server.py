@@ -27,7 +27,7 @@ from ssd_operator.cluster import (
 )
 from ssd_operator.events import Event
 from ssd_operator.facts import Ref
-from ssd_operator.names import OPERATOR
+from ssd_operator.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.objects import digest
 from ssd_operator.pod_state import to_text
 from ssd_operator.spec import API_VERSION, KIND, Object
@@ -58,6 +58,12 @@ class ApiServer:
             found = await self._call("GET", kind, kind.path(namespace, ref.name))
             return {"apiVersion": kind.api_version, "kind": ref.kind} | found
         return None
+
+    async def uids(self, kind: str, namespace: str) -> frozenset[str]:
+        """See ``Cluster``."""
+        selector = "" if kind == KIND else f"{MANAGED_BY_LABEL}={OPERATOR}"
+        pages = self._pages(KINDS[kind], namespace, PAGE_LENGTH, selector)
+        return frozenset([each["uid"] async for page in pages for each in page])
 
     async def apply(self, wanted: Object) -> Object:
         """See ``Cluster``."""
@@ -166,15 +172,12 @@ class ApiServer:
         Raises:
             ClusterError: they cannot be listed.
         """
-        served, keys, token = KINDS[kind], set[Key](), ""
-        while True:
-            query = {"limit": str(most or PAGE_LENGTH)} | ({"continue": token} if token else {})
-            page = await self._call("GET", served, served.path(namespace), _METADATA, query=query)
-            found = [each["metadata"] for each in page.get("items") or []]
-            keys |= {(each["namespace"], each["name"]) for each in found}
-            token = page.get("metadata", {}).get("continue", "")
-            if most or not token:
-                return keys
+        keys = set[Key]()
+        async for page in self._pages(KINDS[kind], namespace, most or PAGE_LENGTH):
+            keys |= {(each["namespace"], each["name"]) for each in page}
+            if most:
+                break
+        return keys
 
     async def served_schema(self) -> Object:
         """The schema of SSDDeployments that the API server serves, ``properties`` outermost.
@@ -189,6 +192,18 @@ class ApiServer:
             if identity in schema.get("x-kubernetes-group-version-kind", []):
                 return dict(schema)
         raise MissingError(f"the API server does not serve {KIND} of {API_VERSION}")
+
+    async def _pages(
+        self, kind: ServedKind, namespace: str, length: int, selector: str = ""
+    ) -> AsyncIterator[list[Object]]:
+        """The metadata of a kind's objects, a page a call."""
+        query = {"limit": str(length)} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page = await self._call("GET", kind, kind.path(namespace), _METADATA, query=query)
+            yield [each["metadata"] for each in page.get("items") or []]
+            query["continue"] = page.get("metadata", {}).get("continue", "")
+            if not query["continue"]:
+                return
 
     async def _apply(self, kind: ServedKind, path: str, body: Object) -> Object:
         query = {"fieldManager": OPERATOR, "force": "true"}

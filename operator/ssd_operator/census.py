@@ -27,6 +27,8 @@ from ssd_operator.preflight import Preflight
 from ssd_operator.scaling import Decision
 from ssd_operator.spec import Object, Resource
 
+PROGRESS_EXCEEDED = "ProgressDeadlineExceeded"
+"""Word of a Deployment that does not get on."""
 OLDEST_ANSWER_SECONDS = 30.0
 """A target that has said nothing for longer is unreachable."""
 
@@ -143,6 +145,15 @@ class Census:
         names = [draft_deployment(self.resource, cell) for cell in draft_cells(self.resource)]
         found = (self._deployment(name) for name in names)
         return tuple(deployment for deployment in found if deployment is not None)
+
+    def is_rolling_drafts(self, cell: int) -> bool:
+        """Whether a cell's drafts are of several revisions, and are getting on to be of one."""
+        deployment = self._deployment(draft_deployment(self.resource, cell))
+        if deployment is None:
+            return False
+        is_stuck = condition_of(deployment, "Progressing").get("reason") == PROGRESS_EXCEEDED
+        pods = [pod for pod in self.drafts if cell_of(pod) == cell]
+        return not is_stuck and len({revision_of(each) for each in (deployment, *pods)}) > 1
 
     def revision(self, component: Component) -> str:
         """Revision wanted of the first cell's pods; of the others only the cell differs."""

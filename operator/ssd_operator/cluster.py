@@ -146,6 +146,10 @@ class Cluster(Protocol):
         """An object as it is now; None where there is none."""
         ...
 
+    async def uids(self, kind: str, namespace: str) -> frozenset[str]:
+        """Of all objects of a kind that are watched, in a namespace or, if empty, in all."""
+        ...
+
     async def apply(self, wanted: Object) -> Object:
         """Make an object have these fields, and none of ours beside them.
 

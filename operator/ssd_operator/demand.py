@@ -6,7 +6,7 @@ from collections import Counter
 from ssd_operator.census import Census
 from ssd_operator.drain import Drains
 from ssd_operator.facts import PoolFact
-from ssd_operator.names import cell_of
+from ssd_operator.names import cell_of, draft_cells
 from ssd_operator.placement import effective_policy
 from ssd_operator.pod_state import is_scheduled, is_unschedulable, name_of
 from ssd_operator.scaling import Policy, PoolLoad, TargetLoad
@@ -56,6 +56,7 @@ def drains_of(census: Census) -> Drains:
         facts=census.observed.drains,
         sessions=dict(sessions),
         misplaced=_misplaced(census),
+        rolling=frozenset(filter(census.is_rolling_drafts, draft_cells(census.resource))),
         drain_seconds=census.resource.spec.draft.drain_seconds,
     )
 

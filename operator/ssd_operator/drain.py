@@ -88,6 +88,9 @@ class Drains:
     """Sessions that a draft serves, by pod."""
     misplaced: AbstractSet[str] = frozenset()
     """Pods to be replaced, one at a time in a cell: those away from their target."""
+    rolling: AbstractSet[int] = frozenset()
+    """Cells whose Deployment is between two revisions: its controller shrinks the ReplicaSets in
+    proportion and would take a draft that serves, so nothing is taken away until it is through."""
     drain_seconds: float = 20.0
     """Longest drain, > 0."""
 
@@ -150,6 +153,8 @@ class _Drafts:
             marks = [] if marked else self._marks(self._misplaced())
             plan = self._plan(cell, going, marks, self.wanted)
             return replace(plan, delete_pods=tuple(name_of(pod) for pod in done))
+        if cell in self.drains.rolling:
+            return self._plan(cell, going, [], self.replicas)
         num_missing = self.replicas - len(self.live)
         victims = self._victims()[: max(0, excess - num_missing - len(marked))]
         num_done = 0 if going or victims else len(done)

@@ -83,9 +83,13 @@ class Observed:
     """By draft pod."""
     optional_apis: frozenset[str] = frozenset()
     """Of HorizontalPodAutoscaler, ScaledObject, PodMonitor: those the cluster serves."""
+    unreadable: frozenset[str] = frozenset()
+    """Of the others, those that are served and wanted, but that we have no right on."""
     rejected: Mapping[Ref, str] = field(default_factory=dict)
     """What the API server said (422) to objects of this generation."""
     reverted: frozenset[Ref] = frozenset()
     """Objects that are stored otherwise than we want them, whatever we apply."""
+    forbidden: Mapping[Ref, str] = field(default_factory=dict)
+    """What it said (403) to objects in this pass: a quota, a policy, or no right."""
     status: Object = field(default_factory=dict)
     """The resource's present status."""

@@ -6,6 +6,7 @@ event is handled).
 """
 
 from collections.abc import Callable, Mapping
+from time import monotonic
 from typing import Any
 
 import kopf
@@ -13,7 +14,7 @@ import kopf
 from ssd_operator.cluster import KINDS, WATCHED_KINDS, Key
 from ssd_operator.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.spec import KIND, Object
-from ssd_operator.view import View, owner_key
+from ssd_operator.view import View, key_of, owner_key
 
 REQUEST_SECONDS = 30.0
 EXIT_SECONDS = 25.0
@@ -53,13 +54,18 @@ class _NoEssence(kopf.DiffBaseStorage):
 
 
 def make_registry(
-    start: Callable[[View], None], wake: Callable[[Key], None]
+    start: Callable[[View], None],
+    wake: Callable[[Key], None],
+    changed: Callable[[Key], None],
+    listed: Callable[[], None],
 ) -> kopf.OperatorRegistry:
     """Make the handlers.
 
     Args:
         start: called once, before any event, with what is seen from then on.
         wake: a key is to be looked at.
+        changed: the resource itself asks for something else now.
+        listed: the watch began anew; what was deleted since it broke off is not told.
     """
     # Coroutines all: kopf runs plain functions in threads, and what they call lives in the loop.
     registry = kopf.OperatorRegistry()
@@ -71,7 +77,7 @@ def make_registry(
 
     @kopf.on.startup(registry=registry)
     async def begin(**context: Any) -> None:
-        views.append(View(context["resources"], context["children"]))
+        views.append(View(context["resources"], context["children"], monotonic))
         start(views[0])
 
     @kopf.index(_is_resource, id="resources", registry=registry)
@@ -87,12 +93,11 @@ def make_registry(
     @kopf.on.event(_is_watched, registry=registry)
     async def look(event: Any, resource: Any, **_: Any) -> None:
         found = _plain(event["object"], resource)
-        is_resource = found["kind"] == KIND
-        metadata = found["metadata"]
-        key = (metadata["namespace"], metadata["name"]) if is_resource else owner_key(found)
-        if key is not None:
-            views[0].saw(key, found, is_deleted=event["type"] == "DELETED")
-            wake(key)
+        if event["type"] is None:
+            listed()
+        if (key := key_of(found)) is not None:
+            is_new = views[0].saw(key, found, is_deleted=event["type"] == "DELETED")
+            (changed if is_new else wake)(key)
 
     return registry
 

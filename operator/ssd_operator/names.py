@@ -12,6 +12,8 @@ COMPONENT_LABEL = f"{GROUP}/component"
 CELL_LABEL = f"{GROUP}/cell"
 REVISION_LABEL = f"{GROUP}/revision"
 """On pods and their template: the first ten digits of the template's hash."""
+TEMPLATE_HASH_LABEL = "pod-template-hash"
+"""On pods of a Deployment, by its controller: also the end of their ReplicaSet's name."""
 HASH_ANNOTATION = f"{GROUP}/hash"
 """On every object: the hash of all that we want of it."""
 RESTART_ANNOTATION = f"{GROUP}/restart"
@@ -114,3 +116,24 @@ def cell_of(child: Object) -> int:
     """Cell of a pod or Deployment; 0 for those of a Pool, which have no such label."""
     labels = child.get("metadata", {}).get("labels") or {}
     return int(labels.get(CELL_LABEL, 0))
+
+
+def is_engine_pod(pod: Object, name: str) -> bool:
+    """Whether a Deployment of the resource of this name made a pod, by way of a ReplicaSet.
+
+    A pod that a person took out of its ReplicaSet, or labelled like ours, is nobody's that we
+    could count on or take away; one whose cell is no number is about to be let go.
+    """
+    metadata = pod["metadata"]
+    labels = metadata.get("labels") or {}
+    owners: list[Object] = metadata.get("ownerReferences") or []
+    controller: Object = next((owner for owner in owners if owner.get("controller")), {})
+    component, cell = labels.get(COMPONENT_LABEL), labels.get(CELL_LABEL)
+    deployment = f"{name}-{component}" + ("" if cell is None else f"-{cell}")
+    return (
+        labels.get(NAME_LABEL) == name
+        and component in set(Component)
+        and (cell is None or cell.isdecimal())
+        and controller.get("kind") == "ReplicaSet"
+        and controller.get("name") == f"{deployment}-{labels.get(TEMPLATE_HASH_LABEL)}"
+    )

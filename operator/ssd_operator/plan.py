@@ -31,6 +31,7 @@ from ssd_operator.setbacks import (
     Reversion,
     reversion_events,
     standing,
+    still_refused,
     still_valid,
 )
 from ssd_operator.spec import Object, Resource, drafts_of_cell
@@ -79,6 +80,12 @@ class Plan:
     """Seconds until time alone asks for another pass."""
     memory: Memory = field(default_factory=Memory)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether carrying this out changes anything in the cluster."""
+        drains = self.drains.marks or self.drains.delete_pods
+        return bool(self.apply or drains or self.scale or self.delete or self.status)
+
 
 def plan(
     resource: Resource, observed: Observed, config: OperatorConfig, memory: Memory, now: float
@@ -103,10 +110,11 @@ def plan(
     observed = replace(observed, reverted=standing(known, observed.children))
     flight = preflight(factory, _targets(objects), observed, now)
     objects += flight.children
+    rejected = still_valid(memory.rejected, objects, resource.generation, now)
     memory = replace(
         memory,
         began_at=now if memory.began_at is None else memory.began_at,
-        rejected=still_valid(memory.rejected, objects, resource.generation, now),
+        rejected=still_refused(rejected, observed.children),
         reverted=still_valid(memory.reverted, objects, resource.generation, now),
     )
     flight = flight.heeding({ref: each.message for ref, each in memory.rejected.items()})
@@ -207,7 +215,7 @@ def _judge(
     rejected = {
         ref: rejection.message
         for ref, rejection in memory.rejected.items()
-        if rejection.retry_at == math.inf
+        if not rejection.may_pass
     }
     status = status_of(resource, replace(census.observed, rejected=rejected), planned, now)
     age = now - memory.written_at

@@ -141,7 +141,7 @@ class EnginePool:
                 except TimeoutError:
                     continue  # time to ask anew: a target without news says nothing
                 except SSDError as error:
-                    _log.debug("target_silent", key=key, pod=pod, error=str(error))
+                    _log.debug("target_silent", pod=pod, error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _listen(self, key: Key, pod: str, target: TargetClient) -> None:
@@ -162,7 +162,7 @@ class EnginePool:
     async def _drain(self, key: Key, call: DrainCall) -> None:
         result = await self._drained(call)
         metrics.DRAINS_TOTAL.labels(result).inc()
-        _log.info("drain_ended", key=key, pod=call.pod, result=result)
+        _log.info("drain_ended", pod=call.pod, result=result)
         fact = self._drains.get(key, {}).get(call.pod)
         if fact is not None:
             self._drains[key][call.pod] = replace(fact, is_done=True, result=result)

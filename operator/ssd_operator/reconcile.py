@@ -1,6 +1,5 @@
 """One pass over one resource: look, plan, carry out. Level-triggered; no old against new."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,6 @@ from ssd.telemetry import get_logger
 from ssd_operator import metrics
 from ssd_operator.cluster import (
     KINDS,
-    OPTIONAL_KINDS,
     Cluster,
     ClusterError,
     ForbiddenError,
@@ -26,25 +24,21 @@ from ssd_operator.events import due, status_events
 from ssd_operator.facts import DrainFact, Observed, PoolFact, Ref
 from ssd_operator.names import (
     COMPONENT_LABEL,
-    NAME_LABEL,
     Component,
-    account,
+    is_engine_pod,
 )
+from ssd_operator.optional_children import OptionalChildren, ServedKinds
 from ssd_operator.parse import SpecError, parse
 from ssd_operator.plan import Memory, Plan, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of
-from ssd_operator.preflight import RETRY_SECONDS
 from ssd_operator.scaling import Decision
-from ssd_operator.setbacks import Rejection, digest_of, reversion_of
-from ssd_operator.spec import Object, Resource
+from ssd_operator.setbacks import Setbacks, rejection_of, reversion_of
+from ssd_operator.spec import KIND, Object, Resource
 from ssd_operator.status import status_of_invalid
 from ssd_operator.status_change import needs_write
 from ssd_operator.tally import Tally
 from ssd_operator.view import View, is_of_former, is_ours
 from ssd_operator.work_queue import RESYNC_SECONDS
-
-OPTIONAL_READ_SECONDS = 600.0
-"""Between two looks at kinds that are not watched, and at which of them are served."""
 
 _log = get_logger(__name__)
 
@@ -83,10 +77,9 @@ class _Record:
 
     uid: str
     memory: Memory = field(default_factory=Memory)
-    optional: dict[Ref, Object] = field(default_factory=dict)
-    optional_read_at: float = float("-inf")
     children: frozenset[Ref] = frozenset()
     """Those of the last pass."""
+    optional: OptionalChildren = field(default_factory=OptionalChildren)
 
 
 class Reconciler:
@@ -108,8 +101,7 @@ class Reconciler:
         self._now = now
         self._records: dict[Key, _Record] = {}
         self._tally = Tally()
-        self._optional_kinds: frozenset[str] = frozenset()
-        self._optional_kinds_read_at = float("-inf")
+        self._served = ServedKinds(cluster, now)
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass.
@@ -138,8 +130,8 @@ class Reconciler:
             if isinstance(error, ForbiddenError) and not error.is_leaving:
                 raise
             # What is missing may also be an optional kind that was served ten minutes ago.
-            self._optional_kinds_read_at = float("-inf")
-            _log.info("namespace_leaves", key=key, error=str(error))
+            self._served.doubt()
+            _log.info("namespace_leaves", error=str(error))
             return RESYNC_SECONDS
 
     def _forget(self, key: Key) -> None:
@@ -148,9 +140,22 @@ class Reconciler:
         self._records.pop(key, None)
         self._tally.drop(key)
 
+    async def _is_gone(self, key: Key, found: Object) -> bool:
+        """Whether a resource that the watch still shows is gone; asked before a pass's first write.
+
+        The garbage collector removes what is made for an owner that does not exist, and its
+        events would have it made again, for ever.
+        """
+        live = await self._cluster.get(key[0], Ref(KIND, key[1]))
+        if live is not None and live["metadata"]["uid"] == found["metadata"]["uid"]:
+            return is_leaving(live)
+        self._view.bury(found)
+        self._forget(key)
+        return True
+
     async def _refuse(
         self, key: Key, found: Object, record: _Record, problem: tuple[str, str]
-    ) -> float:
+    ) -> float | None:
         """Tell that a resource cannot be read; what it made goes on."""
         now, old = self._now(), found.get("status") or {}
         status = status_of_invalid(old, found["metadata"]["generation"], problem, now)
@@ -163,15 +168,19 @@ class Reconciler:
                 events=events,
                 memory=replace(memory, told=log, written_at=now),
             )
+            if await self._is_gone(key, found):
+                return None
             await self._publish(key, found, decided)
             record.memory = decided.memory
         return RESYNC_SECONDS
 
     async def _bring_about(
         self, key: Key, found: Object, resource: Resource, record: _Record
-    ) -> float:
+    ) -> float | None:
         observed = await self._observe(key, found, resource, record)
         decided = plan(resource, observed, self._config, record.memory, self._now())
+        if decided.is_writing and await self._is_gone(key, found):
+            return None
         if not resource.spec.paused:
             observed, is_other = await self._look_at_names(
                 key, resource, observed, _unseen(observed, decided, record)
@@ -179,8 +188,10 @@ class Reconciler:
             if is_other:
                 decided = plan(resource, observed, self._config, record.memory, self._now())
             self._engines.keep(key, {name_of(pod) for pod in observed.pods})
-            memory = await self._apply(key, resource, decided, record)
-            if memory is not None:
+            before = Setbacks.of(decided.memory)
+            setbacks = await self._apply(key, resource.generation, observed, decided)
+            if setbacks != before:
+                memory, observed = _heeding(setbacks, record.memory, observed)
                 decided = plan(resource, observed, self._config, memory, self._now())
                 decided = replace(decided, apply=())
             await self._scale(key, resource, observed, decided)
@@ -189,61 +200,34 @@ class Reconciler:
         self._tally.put(key, decided.judged)
         await self._publish(key, found, decided)
         record.memory = decided.memory
+        if observed.forbidden:
+            raise ForbiddenError("; ".join(observed.forbidden.values()))
         return decided.again_after
 
     async def _observe(
         self, key: Key, found: Object, resource: Resource, record: _Record
     ) -> Observed:
         seen = self._view.children(key)
-        optional_apis = await self._served()
+        served = await self._served.get()
+        await record.optional.read(self._cluster, resource, served, self._now())
         children = {
             ref: each
             for ref, each in seen.items()
             if (is_owned_by if ref.kind == "Pod" else is_ours)(each, resource.uid)
         }
-        unwatched = await self._read_optional(key, resource, record, optional_apis)
         return Observed(
-            children={**children, **unwatched},
+            children={**children, **record.optional.found},
             pods=tuple(
                 each
                 for ref, each in seen.items()
-                if ref.kind == "Pod"
-                and ref not in children
-                and (each["metadata"].get("labels") or {}).get(NAME_LABEL) == resource.name
+                if ref.kind == "Pod" and ref not in children and is_engine_pod(each, resource.name)
             ),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),
-            optional_apis=optional_apis | {"HorizontalPodAutoscaler"},
+            optional_apis=served - record.optional.forbidden | {"HorizontalPodAutoscaler"},
+            unreadable=record.optional.forbidden,
             status=found.get("status") or {},
         )
-
-    async def _served(self) -> frozenset[str]:
-        """Optional kinds that the cluster knows, as of the last ten minutes."""
-        now = self._now()
-        if now - self._optional_kinds_read_at >= OPTIONAL_READ_SECONDS:
-            self._optional_kinds = await self._cluster.optional_kinds()
-            self._optional_kinds_read_at = now
-        return self._optional_kinds
-
-    async def _read_optional(
-        self, key: Key, resource: Resource, record: _Record, served: frozenset[str]
-    ) -> Mapping[Ref, Object]:
-        """Children of kinds that are not watched, as of the last ten minutes."""
-        now = self._now()
-        if now - record.optional_read_at >= OPTIONAL_READ_SECONDS:
-            names = {
-                "ScaledObject": account(resource, Component.DRAFT),
-                "PodMonitor": resource.name,
-            }
-            refs = [Ref(kind, names[kind]) for kind in OPTIONAL_KINDS if kind in served]
-            reads = {ref: await self._cluster.get(key[0], ref) for ref in refs}
-            record.optional = {
-                ref: each
-                for ref, each in reads.items()
-                if each is not None and is_ours(each, resource.uid)
-            }
-            record.optional_read_at = now
-        return record.optional
 
     async def _look_at_names(
         self, key: Key, resource: Resource, observed: Observed, unseen: Iterable[Ref]
@@ -271,80 +255,70 @@ class Reconciler:
         return observed, is_other
 
     async def _apply(
-        self, key: Key, resource: Resource, decided: Plan, record: _Record
-    ) -> Memory | None:
-        """Apply in order; what is refused or reverted is remembered and does not stop the rest.
+        self, key: Key, generation: int, observed: Observed, decided: Plan
+    ) -> Setbacks:
+        """Apply in order; what is not taken or is reverted does not stop the rest.
 
         Returns:
-            With what memory to plan once more, None if nothing of that kind is new.
+            All that is in the way now, with what was before and still is.
         """
-        before = decided.memory
-        rejected, reverted = dict(before.rejected), dict(before.reverted)
+        setbacks = Setbacks.of(decided.memory)
         for wanted in decided.apply:
             ref = ref_of(wanted)
             title = f"{ref.kind}/{ref.name}"
             try:
                 answer = await self._cluster.apply(wanted)
             except (RefusedError, ForbiddenError) as error:
-                rejected[ref] = self._rejection(wanted, resource.generation, error)
-                _log.warning("object_refused", key=key, object=title, error=str(error))
+                if isinstance(error, ForbiddenError) and error.is_leaving:
+                    raise
+                if isinstance(error, ForbiddenError) and ref.kind != "Pod":
+                    setbacks.forbidden[ref] = str(error)
+                else:
+                    rejection = rejection_of(wanted, error, observed, generation, self._now())
+                    setbacks.rejected[ref] = rejection
+                _log.warning("object_refused", object=title, error=str(error))
                 continue
-            _log.info("applied", key=key, object=title)
-            reverted.pop(ref, None)
-            if (reversion := reversion_of(wanted, answer, resource.generation)) is not None:
-                _log.warning("apply_reverted", key=key, object=title, error=reversion.message)
-                reverted[ref] = reversion
+            _log.info("applied", object=title)
+            setbacks.reverted.pop(ref, None)
+            if (reversion := reversion_of(wanted, answer, generation)) is not None:
+                _log.warning("apply_reverted", object=title, error=reversion.message)
+                setbacks.reverted[ref] = reversion
             if KINDS[ref.kind].is_optional:
-                record.optional[ref] = answer
+                self._records[key].optional.remember(answer)
             else:
                 self._view.remember(key, answer)
-        if rejected == before.rejected and reverted == before.reverted:
-            return None
-        return replace(record.memory, rejected=rejected, reverted=reverted)
-
-    def _rejection(
-        self, wanted: Object, generation: int, error: RefusedError | ForbiddenError
-    ) -> Rejection:
-        """What is remembered of a refusal; that of a preflight by a quota or a policy may pass.
-
-        Raises:
-            ForbiddenError: it is not about this object.
-        """
-        retry_at = math.inf
-        if isinstance(error, ForbiddenError):
-            if wanted["kind"] != "Pod" or error.is_leaving:
-                raise error
-            retry_at = self._now() + RETRY_SECONDS
-        return Rejection(digest_of(wanted), generation, str(error), retry_at)
+        return setbacks
 
     async def _scale(self, key: Key, resource: Resource, observed: Observed, decided: Plan) -> None:
         """Drains, then the number, then what is not wanted any more."""
         namespace, _ = key
-        uids = {name_of(pod): pod["metadata"]["uid"] for pod in observed.pods}
+        pods = {name_of(pod): pod for pod in observed.pods}
         for mark in decided.drains.marks:
             answer = await self._cluster.annotate_pod(namespace, mark.pod, mark.annotations)
-            if answer is not None:
+            if answer is None:
+                self._view.bury(pods[mark.pod])
+            else:
                 self._view.remember(key, answer)
         self._engines.drain(key, decided.drains.calls)
         for pod in decided.drains.delete_pods:
-            await self._cluster.delete(namespace, Ref("Pod", pod), uids[pod])
+            await self._cluster.delete(namespace, Ref("Pod", pod), pods[pod]["metadata"]["uid"])
         if decided.scale is not None:
             await self._write_scale(key, resource, decided.scale)
         for ref in decided.delete:
             child = observed.children[ref]
             await self._cluster.delete(namespace, ref, child["metadata"]["uid"])
-            self._records[key].optional.pop(ref, None)
-            _log.info("deleted", key=key, object=f"{ref.kind}/{ref.name}")
+            self._records[key].optional.found.pop(ref, None)
+            _log.info("deleted", object=f"{ref.kind}/{ref.name}")
 
     async def _write_scale(self, key: Key, resource: Resource, decision: Decision) -> None:
         try:
             await self._cluster.patch_scale(*key, decision.replicas)
         except RefusedError as error:
-            _log.warning("scale_refused", key=key, error=str(error))
+            _log.warning("scale_refused", error=str(error))
             return
         direction = "up" if decision.replicas > resource.spec.draft.replicas else "down"
         metrics.SCALE_TOTAL.labels(direction, str(decision.reason)).inc()
-        _log.info("scaled", key=key, replicas=decision.replicas)
+        _log.info("scaled", replicas=decision.replicas)
 
     async def _publish(self, key: Key, found: Object, decided: Plan) -> None:
         """Status and Events."""
@@ -356,7 +330,7 @@ class Reconciler:
             try:
                 await self._cluster.post_event(found, event, self._now())
             except ClusterError as error:
-                _log.warning("event_lost", key=key, reason=event.reason, error=str(error))
+                _log.warning("event_lost", reason=event.reason, error=str(error))
 
 
 def _unseen(observed: Observed, decided: Plan, record: _Record) -> list[Ref]:
@@ -367,6 +341,12 @@ def _unseen(observed: Observed, decided: Plan, record: _Record) -> list[Ref]:
     created = [ref for ref in map(ref_of, decided.apply) if ref not in observed.children]
     vanished = record.children - observed.children.keys() - set(created)
     return [*created, *sorted(vanished)]
+
+
+def _heeding(setbacks: Setbacks, memory: Memory, observed: Observed) -> tuple[Memory, Observed]:
+    """Memory and snapshot, once some of what was decided did not come about."""
+    memory = replace(memory, rejected=setbacks.rejected, reverted=setbacks.reverted)
+    return memory, replace(observed, forbidden=setbacks.forbidden)
 
 
 def _hosts(observed: Observed) -> dict[str, str]:

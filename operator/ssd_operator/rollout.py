@@ -73,7 +73,7 @@ def serving_pod(wanted: Object, observed: Observed) -> Object | None:
         return None
     for pod in observed.pods:
         is_target = pod["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
-        is_its_own = cell_of(pod) == cell_of(live) and revision_of(pod) == revision_of(live)
+        is_its_own = cell_of(pod) == cell_of(wanted) and revision_of(pod) == revision_of(live)
         if is_target and is_its_own and is_ready(pod):
             return pod
     return None

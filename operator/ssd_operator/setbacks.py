@@ -1,25 +1,34 @@
 """Applies that did not bring about what was wanted, remembered so that no pass repeats them. Pure.
 
 Both kinds hold until something changes that may make a difference: what we want of the object, the
-resource, or, for what somebody reverted, the object itself.
+resource, or the object itself.
+
+*Decision*: what is refused (422) is sent again every ten minutes besides. *Because* what stood in
+the way may be gone without any of our objects having changed: a webhook, a policy. What is
+forbidden (403: a quota, a policy, a missing right) is not remembered: the next pass sends it again,
+with the queue's back-off. But a preflight that is forbidden holds its change back for a while.
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Protocol, Self, TypeVar
 
-from ssd_operator.cluster import ref_of
+from ssd_operator.cluster import ForbiddenError, RefusedError, ref_of
 from ssd_operator.covers import differences
 from ssd_operator.events import Event, Severity
-from ssd_operator.facts import Ref
+from ssd_operator.facts import Observed, Ref
 from ssd_operator.names import HASH_ANNOTATION
+from ssd_operator.preflight import RETRY_SECONDS as PREFLIGHT_SECONDS
 from ssd_operator.spec import Object
 
+RETRY_SECONDS = 600.0
+"""Until a refused object is sent again although nothing that we know of has changed."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rejection:
     """The API server refused an object."""
 
@@ -27,9 +36,13 @@ class Rejection:
     """Of what was wanted."""
     generation: int
     """Of the resource: editing it asks for another try."""
+    uid: str
+    """Of the live object; empty if there is none."""
     message: str
-    retry_at: float = math.inf
-    """When the same object may be sent again all the same: the refusal may have passed."""
+    retry_at: float
+    """When the same object is sent again all the same, in seconds since the epoch."""
+    may_pass: bool = False
+    """Whether it is no fault of the resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,29 @@ class Reversion:
     message: str
     is_told: bool = False
     retry_at: float = math.inf
+
+
+class _Remembering(Protocol):
+    @property
+    def rejected(self) -> Mapping[Ref, Rejection]: ...
+
+    @property
+    def reverted(self) -> Mapping[Ref, Reversion]: ...
+
+
+@dataclass(slots=True)
+class Setbacks:
+    """All that is in the way at the end of a pass."""
+
+    rejected: dict[Ref, Rejection] = field(default_factory=dict)
+    reverted: dict[Ref, Reversion] = field(default_factory=dict)
+    forbidden: dict[Ref, str] = field(default_factory=dict)
+    """What the API server said (403); tried again by the next pass."""
+
+    @classmethod
+    def of(cls, memory: _Remembering) -> Self:
+        """What the passes before have left."""
+        return cls(dict(memory.rejected), dict(memory.reverted))
 
 
 SetbackT = TypeVar("SetbackT", Rejection, Reversion)
@@ -59,6 +95,32 @@ def still_valid(
         if (digests.get(ref), generation) == (setback.digest, setback.generation)
         and now < setback.retry_at
     }
+
+
+def still_refused(
+    rejected: Mapping[Ref, Rejection], children: Mapping[Ref, Object]
+) -> dict[Ref, Rejection]:
+    """Those whose objects are still the same, or still missing."""
+    return {ref: each for ref, each in rejected.items() if each.uid == _uid_of(ref, children)}
+
+
+def rejection_of(
+    wanted: Object,
+    error: RefusedError | ForbiddenError,
+    observed: Observed,
+    generation: int,
+    now: float,
+) -> Rejection:
+    """What is remembered of a refusal: of a preflight by a quota or a policy that it may pass."""
+    may_pass = isinstance(error, ForbiddenError)
+    return Rejection(
+        digest=digest_of(wanted),
+        generation=generation,
+        uid=_uid_of(ref_of(wanted), observed.children),
+        message=str(error),
+        retry_at=now + (PREFLIGHT_SECONDS if may_pass else RETRY_SECONDS),
+        may_pass=may_pass,
+    )
 
 
 def reversion_of(wanted: Object, answer: Object, generation: int) -> Reversion | None:
@@ -104,3 +166,8 @@ def fingerprint_of(live: Object) -> str:
     rest = {name: value for name, value in live.items() if name not in ("metadata", "status")}
     text = json.dumps([metadata, rest], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _uid_of(ref: Ref, children: Mapping[Ref, Object]) -> str:
+    live = children.get(ref)
+    return "" if live is None else str(live["metadata"].get("uid", ""))

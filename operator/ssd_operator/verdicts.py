@@ -3,7 +3,7 @@
 Only what a person or a machine can act on has a reason of its own; the sentence says the rest.
 """
 
-from ssd_operator.census import Census
+from ssd_operator.census import PROGRESS_EXCEEDED, Census
 from ssd_operator.conditions import Condition, first_not_true, no, unknown, yes
 from ssd_operator.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 from ssd_operator.facts import LinkFact, Ref
@@ -195,8 +195,8 @@ def _overdue(census: Census) -> Condition | None:
     """The word of a Deployment that does not get on."""
     for deployment in (*census.target_deployments, *census.draft_deployments):
         found = condition_of(deployment, "Progressing")
-        if found.get("reason") == "ProgressDeadlineExceeded":
-            return no("Progressing", "ProgressDeadlineExceeded", f"{found.get('message', '')}")
+        if found.get("reason") == PROGRESS_EXCEEDED:
+            return no("Progressing", PROGRESS_EXCEEDED, f"{found.get('message', '')}")
     return None
 
 
@@ -211,8 +211,13 @@ def spec_valid(census: Census) -> Condition:
     if rejected:
         ref = min(rejected)
         message = f"{ref.kind} {ref.name} was refused: {rejected[ref]}"
-        return no(kind, "PodTemplateInvalid", message)
+        has_template = ref.kind in ("Deployment", "Pod")
+        return no(kind, "PodTemplateInvalid" if has_template else "ObjectRefused", message)
     apis = census.observed.optional_apis
+    if census.observed.unreadable:
+        kinds = ", ".join(sorted(census.observed.unreadable))
+        message = f"The operator has no right on {kinds}; helm upgrade gives it."
+        return no(kind, "OptionalAPIMissing", message)
     if census.resource.spec.observability.pod_monitor and "PodMonitor" not in apis:
         return no(
             kind,
@@ -224,8 +229,13 @@ def spec_valid(census: Census) -> Condition:
 
 
 def resources_owned(census: Census) -> Condition:
-    """Whether all names that we need are ours."""
+    """Whether all names that we need are ours, and what we need may be made."""
     taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(census.observed.foreign))
+    forbidden = census.observed.forbidden
+    if not taken and forbidden:
+        ref = min(forbidden)
+        message = f"{ref.kind} {ref.name} may not be written: {forbidden[ref]}"
+        return no("ResourcesOwned", "Forbidden", message)
     if not taken:
         return yes("ResourcesOwned", "Owned", "Every object that we need is ours.")
     return no(
@@ -308,6 +318,9 @@ def _silent(census: Census, target: Object) -> Condition:
 def _copied(census: Census, mode: ScalingMode) -> Condition:
     """The word of the object that scales."""
     kind, told_by = _SCALERS[mode]
+    if kind in census.observed.unreadable:
+        message = f"The operator has no right on {kind}; helm upgrade gives it."
+        return no("ScalingActive", "OptionalAPIMissing", message)
     if mode is ScalingMode.KEDA and kind not in census.observed.optional_apis:
         return no(
             "ScalingActive",

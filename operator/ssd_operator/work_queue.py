@@ -8,6 +8,8 @@ that failed together must not come back together, and a test must see the same d
 
 import asyncio
 import contextlib
+import contextvars
+import itertools
 import math
 import traceback
 import zlib
@@ -15,7 +17,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Generic, TypeVar
 
-from ssd.telemetry import get_logger
+from ssd.telemetry import bound_fields, get_logger
 from ssd_operator import metrics
 from ssd_operator.cluster import ClusterError
 
@@ -48,6 +50,12 @@ class Schedule(Generic[KeyT]):
         self._good_since.setdefault(key, now)
         due = max(now + after, self._not_before.get(key, -math.inf))
         self._due[key] = min(due, self._due.get(key, math.inf))
+
+    def pardon(self, key: KeyT) -> None:
+        """What a key failed for may have been mended: its next wake counts at once."""
+        self._num_failures.pop(key, None)
+        if self._not_before.pop(key, None) is not None:
+            self._due.pop(key, None)
 
     def take(self, now: float) -> KeyT | None:
         """The key that is due for longest and is not being worked on; None if there is none."""
@@ -107,6 +115,7 @@ class WorkQueue(Generic[KeyT]):
         *,
         num_workers: int,
         now: Callable[[], float],
+        fields: Callable[[KeyT], dict[str, object]] = lambda key: {"key": key},
     ) -> None:
         """Make a queue that runs nothing yet.
 
@@ -115,7 +124,10 @@ class WorkQueue(Generic[KeyT]):
                 latest, None for a key that is gone.
             num_workers: passes at the same time.
             now: seconds, of a clock that never goes back.
+            fields: what all log lines of a pass, and of what it begins, carry beside ``pass_id``.
         """
+        self._fields = fields
+        self._pass_ids = itertools.count(1)
         self._work = work
         self._num_workers = num_workers
         self._now = now
@@ -123,8 +135,10 @@ class WorkQueue(Generic[KeyT]):
         self._tasks: set[asyncio.Task[float | None]] = set()
         self._changed = asyncio.Event()
 
-    def wake(self, key: KeyT) -> None:
-        """Something happened to a key: look at it soon."""
+    def wake(self, key: KeyT, *, is_changed: bool = False) -> None:
+        """Something happened to a key: look at it soon, and if it was changed itself, now."""
+        if is_changed:
+            self._schedule.pardon(key)
         self._schedule.wake(key, self._now())
         self._changed.set()
 
@@ -142,9 +156,10 @@ class WorkQueue(Generic[KeyT]):
                     async with asyncio.timeout(self._idle_seconds()):
                         await self._changed.wait()
         finally:
-            for task in self._tasks:
+            tasks, self._tasks = self._tasks, set()
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _idle_seconds(self) -> float | None:
         if len(self._tasks) >= self._num_workers:
@@ -157,13 +172,19 @@ class WorkQueue(Generic[KeyT]):
             key = self._schedule.take(now)
             if key is None:
                 break
-            task = asyncio.ensure_future(self._pass(key))
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._ended, key))
+            self._start(key)
         overdue = self._schedule.overdue(now)
         metrics.QUEUE_DEPTH.set(len(overdue))
         metrics.OLDEST_UNRECONCILED_SECONDS.set(max(overdue, default=0.0))
         metrics.OLDEST_SUCCESS_SECONDS.set(self._schedule.oldest_success_seconds(now))
+
+    def _start(self, key: KeyT) -> None:
+        # The pass and what is told of its end carry the same fields, whoever writes the line.
+        context = contextvars.copy_context()
+        context.run(bound_fields.set, {**self._fields(key), "pass_id": next(self._pass_ids)})
+        task = asyncio.get_running_loop().create_task(self._pass(key), context=context)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, key), context=context)
 
     async def _pass(self, key: KeyT) -> float | None:
         with metrics.RECONCILE_SECONDS.time():
@@ -171,11 +192,11 @@ class WorkQueue(Generic[KeyT]):
                 return await self._work(key)
 
     def _ended(self, key: KeyT, task: "asyncio.Task[float | None]") -> None:
-        self._tasks.discard(task)
-        self._changed.set()
-        if task.cancelled():
+        if task not in self._tasks:  # the queue has ended
             return
-        error = task.exception()
+        self._tasks.remove(task)
+        self._changed.set()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is None:
             again_after = task.result()
             metrics.RECONCILES_TOTAL.labels("gone" if again_after is None else "ok").inc()
@@ -193,12 +214,11 @@ class WorkQueue(Generic[KeyT]):
         if is_known:
             _log.warning(
                 "pass_failed",
-                key=key,
                 error=str(error) or "too slow",
                 retry_seconds=round(pause, 1),
             )
         else:
-            _log.error("pass_crashed", key=key, stack="".join(traceback.format_exception(error)))
+            _log.error("pass_crashed", stack="".join(traceback.format_exception(error)))
 
 
 def _jitter(key: object, number: int) -> float:

@@ -9,15 +9,21 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The request that the current task serves; log lines carry it."""
+bound_fields: ContextVar[Mapping[str, object]] = ContextVar(
+    "bound_fields", default=MappingProxyType({})
+)
+"""Other fields that all log lines of the current task carry."""
 
 _log = logging.getLogger(__name__)
 _FAST_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -178,7 +184,7 @@ class JsonFormatter(logging.Formatter):
         }
         if (bound := request_id.get()) is not None:
             line["request_id"] = bound
-        line |= getattr(record, "fields", {})
+        line |= _fields(record)
         if record.exc_info:
             line["stack"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str, ensure_ascii=False)
@@ -194,12 +200,17 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
         when = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S.%f")[:-3]
-        fields = " ".join(f"{k}={v}" for k, v in getattr(record, "fields", {}).items())
+        fields = " ".join(f"{k}={v}" for k, v in _fields(record).items())
         bound = request_id.get()
         owner = "" if bound is None else f" [{bound}]"
         level = record.levelname.lower()
         line = f"{when} {self._process} {level}{owner} {record.getMessage()} {fields}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """Of the line and of the task that logs it."""
+    return {**bound_fields.get(), **getattr(record, "fields", {})}
 
 
 def configure_logging(form: str, process: str, level: str = "INFO") -> None:

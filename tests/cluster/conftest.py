@@ -1,5 +1,6 @@
 """The cluster that tests talk to, and the chart's release in it."""
 
+import contextlib
 import json
 import os
 import re
@@ -119,7 +120,14 @@ def api_environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def api_server(api_environment: dict[str, str]) -> Iterator[ApiServer]:
-    """A namespace of an API server that has this checkout's definition.
+    """A namespace of an API server that has this checkout's definition."""
+    with defining(api_environment) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def defining(api_environment: dict[str, str]) -> Iterator[ApiServer]:
+    """A new namespace of an API server that has this checkout's definition.
 
     A definition that was there before is replaced and stays: others' resources hang on it.
     """

@@ -16,17 +16,17 @@ NAMESPACES = ("here", "there", "team-a", "team-b")
 ALL = ("get", "list", "watch", "create", "patch", "delete")
 MINIMUM = {
     ("deployments", "apps"): ALL,
-    ("events", ""): ("create", "patch"),
+    ("events", ""): ("create",),
     ("horizontalpodautoscalers", "autoscaling"): ALL,
     ("networkpolicies", "networking.k8s.io"): ALL,
     ("poddisruptionbudgets", "policy"): ALL,
-    ("pods", ""): ("get", "list", "watch", "patch", "delete"),
+    ("pods", ""): ALL,
     ("serviceaccounts", ""): ALL,
     ("services", ""): ALL,
     ("ssddeployments", "ssd.dev"): ("get", "list", "watch"),
     ("ssddeployments/finalizers", "ssd.dev"): ("update",),
-    ("ssddeployments/scale", "ssd.dev"): ("get", "patch"),
-    ("ssddeployments/status", "ssd.dev"): ("get", "patch"),
+    ("ssddeployments/scale", "ssd.dev"): ("patch",),
+    ("ssddeployments/status", "ssd.dev"): ("patch",),
 }
 
 

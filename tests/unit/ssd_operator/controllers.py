@@ -7,12 +7,12 @@ from itertools import count
 
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
+from ssd_operator.cluster import is_owned_by
 from ssd_operator.facts import Ref
-from ssd_operator.names import COMPONENT_LABEL, PREFLIGHT, revision_of
+from ssd_operator.names import COMPONENT_LABEL, PREFLIGHT, TEMPLATE_HASH_LABEL, revision_of
 from ssd_operator.pod_state import condition_of, is_live, is_ready, to_text
 from ssd_operator.spec import Object
 
-_HASH = "pod-template-hash"
 _COMPLETE = "NewReplicaSetAvailable"
 _COST = "controller.kubernetes.io/pod-deletion-cost"
 
@@ -60,9 +60,7 @@ class Controllers:
     def pods_of(self, deployment: Object) -> list[Object]:
         uid = deployment["metadata"]["uid"]
         return [
-            pod
-            for pod in self._cluster.of_kind("Pod")
-            if pod["metadata"]["ownerReferences"][0]["uid"] == uid and is_live(pod)
+            pod for pod in self._cluster.of_kind("Pod") if is_owned_by(pod, uid) and is_live(pod)
         ]
 
     def _reconcile(self, deployment: Object) -> bool:
@@ -128,14 +126,20 @@ class Controllers:
         template, number = deployment["spec"]["template"], next(self._names)
         metadata = deployment["metadata"]
         name = f"{metadata['name']}-{number}"
-        owner = {"kind": "ReplicaSet", "uid": metadata["uid"], "controller": True, "name": "rs"}
+        mark = template_hash(deployment)
+        owner = {
+            "kind": "ReplicaSet",
+            "uid": metadata["uid"],
+            "controller": True,
+            "name": f"{metadata['name']}-{mark}",
+        }
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {
                 "name": name,
                 "namespace": metadata["namespace"],
-                "labels": template["metadata"]["labels"] | {_HASH: template_hash(deployment)},
+                "labels": template["metadata"]["labels"] | {TEMPLATE_HASH_LABEL: mark},
                 "ownerReferences": [owner],
             },
             "spec": {"nodeName": "n1"},
@@ -164,7 +168,7 @@ def template_hash(deployment: Object) -> str:
 
 def is_of_template(pod: Object, deployment: Object) -> bool:
     """Whether a pod is of the template that its Deployment has now."""
-    return bool(pod["metadata"]["labels"][_HASH] == template_hash(deployment))
+    return bool(pod["metadata"]["labels"][TEMPLATE_HASH_LABEL] == template_hash(deployment))
 
 
 def first_to_go(pods: Iterable[Object], number: int) -> list[Object]:

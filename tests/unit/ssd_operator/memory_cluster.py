@@ -20,7 +20,7 @@ from ssd_operator.facts import Ref
 from ssd_operator.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.pod_state import to_text
 from ssd_operator.spec import API_VERSION, KIND, Object
-from ssd_operator.view import owner_key
+from ssd_operator.view import key_of, owner_key
 
 AnswerT = TypeVar("AnswerT")
 Address = tuple[str, Ref]
@@ -49,7 +49,11 @@ class MemoryCluster:
     """What a webhook puts into objects, whatever was sent."""
     refusals: dict[str, ClusterError] = field(default_factory=dict)
     """Raised whenever an object of a kind is applied."""
+    forbidden: dict[Ref, str] = field(default_factory=dict)
+    """What a quota or a policy has against objects."""
     optional: frozenset[str] = frozenset()
+    unreadable: set[str] = field(default_factory=set)
+    """Kinds that we have no right on."""
     leaving_namespaces: set[str] = field(default_factory=set)
     log: list[tuple[Object, bool]] = field(default_factory=list)
     """What a watch is told, from the beginning: an object, and whether it is gone."""
@@ -62,7 +66,17 @@ class MemoryCluster:
     async def get(self, namespace: str, ref: Ref) -> Object | None:
         self._may_fail()
         self.reads += 1
+        if ref.kind in self.unreadable:
+            raise ForbiddenError(f"cannot get {ref.kind}")
         return self._answer(copy.deepcopy(self.objects.get((namespace, ref))))
+
+    async def uids(self, kind: str, namespace: str) -> frozenset[str]:
+        self._may_fail()
+        return frozenset(
+            thing["metadata"]["uid"]
+            for (where, ref), thing in self.objects.items()
+            if ref.kind == kind and namespace in ("", where) and _is_watched(thing)
+        )
 
     async def apply(self, wanted: Object) -> Object:
         namespace = wanted["metadata"]["namespace"]
@@ -72,6 +86,8 @@ class MemoryCluster:
             raise ForbiddenError(f"namespace {namespace} is being terminated", is_leaving=True)
         if ref.kind in self.refusals:
             raise self.refusals[ref.kind]
+        if ref in self.forbidden:
+            raise ForbiddenError(self.forbidden[ref])
         if ref in self.refused:
             raise RefusedError(self.refused[ref])
         address, wanted = (namespace, ref), copy.deepcopy(wanted)
@@ -196,7 +212,8 @@ class Watch:
     def __init__(self, cluster: MemoryCluster) -> None:
         self._cluster = cluster
         self._told: Counter[str] = Counter()
-        self._seen: dict[Address, Object] = {}
+        self._seen: dict[tuple[Address, str], Object] = {}
+        """By address and uid: after a gap one that is gone stays beside the one that came."""
         self.resources: dict[Key, list[Object]] = {}
         self.children: dict[Key, list[Object]] = {}
 
@@ -215,31 +232,34 @@ class Watch:
         self._sort()
         return events
 
+    def list_anew(self) -> list[tuple[Key, Object, bool]]:
+        """What a watch does after a gap: it tells what is there, and keeps what is gone."""
+        self._told = Counter(dict.fromkeys(WATCHED_KINDS, len(self._cluster.log)))
+        listed = [copy.deepcopy(each) for each in self._cluster.objects.values()]
+        found = [self._tell(each, is_gone=False) for each in listed if _is_watched(each)]
+        self._sort()
+        return [event for event in found if event is not None]
+
     def _tell(self, thing: Object, *, is_gone: bool) -> tuple[Key, Object, bool] | None:
         address = thing["metadata"]["namespace"], Ref(thing["kind"], thing["metadata"]["name"])
-        before = self._seen.pop(address, None)
+        one = address, thing["metadata"]["uid"]
+        before = self._seen.pop(one, None)
         is_gone = is_gone or not _is_watched(thing)
         if not is_gone:
-            self._seen[address] = thing
+            self._seen[one] = thing
         elif before is None:
             return None  # not of ours, neither before nor now
-        key = _key(thing if before is None else before)
+        key = key_of(thing if before is None else before)
         return None if key is None else (key, thing, is_gone)
 
     def _sort(self) -> None:
         self.resources.clear()
         self.children.clear()
-        for (namespace, ref), thing in self._seen.items():
+        for ((namespace, ref), _), thing in self._seen.items():
             if ref.kind == KIND:
                 self.resources.setdefault((namespace, ref.name), []).append(thing)
             elif (key := owner_key(thing)) is not None:
                 self.children.setdefault(key, []).append(thing)
-
-
-def _key(thing: Object) -> Key | None:
-    if thing["kind"] == KIND:
-        return thing["metadata"]["namespace"], thing["metadata"]["name"]
-    return owner_key(thing)
 
 
 def _is_watched(thing: Object) -> bool:

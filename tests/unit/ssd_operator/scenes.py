@@ -74,6 +74,7 @@ def deployment(name: str, *, revision: int = 1, **condition: Any) -> Object:
         "metadata": {
             "name": name,
             "generation": 3,
+            "labels": {"ssd.dev/revision": "r1"},
             "annotations": {"deployment.kubernetes.io/revision": str(revision)},
         },
         "status": {"observedGeneration": 3, "conditions": [found | condition]},

@@ -7,6 +7,7 @@ from aiohttp import web
 from kubernetes_asyncio import client
 
 from ssd_operator.api_server import ApiServer
+from ssd_operator.spec import KIND
 
 
 @contextlib.asynccontextmanager
@@ -30,7 +31,9 @@ async def answering(*pages: object) -> AsyncIterator[tuple[ApiServer, list[web.R
 
 
 def page(*names: str, token: str = "") -> object:
-    items = [{"metadata": {"namespace": "here", "name": name}} for name in names]
+    items = [
+        {"metadata": {"namespace": "here", "name": name, "uid": f"uid-{name}"}} for name in names
+    ]
     return {"metadata": {"continue": token}, "items": items}
 
 
@@ -53,3 +56,25 @@ async def test_whether_a_kind_may_be_listed_costs_one_page() -> None:
     async with answering(page("a", token="more")) as (cluster, asked):
         assert await cluster.list_keys("Pod", "here", most=1) == {("here", "a")}
     assert asked[0].query["limit"] == "1"
+
+
+async def test_a_list_of_nothing_has_no_uids() -> None:
+    async with answering({"metadata": {}, "items": None}) as (cluster, _):
+        assert await cluster.uids("Pod", "") == frozenset()
+
+
+async def test_all_pages_of_uids_are_read_and_only_of_what_is_ours() -> None:
+    async with answering(page("a", token="more"), page("b")) as (cluster, asked):
+        assert await cluster.uids("Pod", "here") == {"uid-a", "uid-b"}
+    assert asked[1].path == "/api/v1/namespaces/here/pods"
+    assert asked[1].query["continue"] == "more"
+    selector = "app.kubernetes.io/managed-by=ssd-operator"
+    assert [request.query["labelSelector"] for request in asked] == [selector] * 2
+    assert all("as=PartialObjectMetadataList" in request.headers["Accept"] for request in asked)
+
+
+async def test_resources_are_listed_whatever_their_labels() -> None:
+    async with answering(page("a")) as (cluster, asked):
+        assert await cluster.uids(KIND, "") == {"uid-a"}
+    assert asked[0].path == "/apis/ssd.dev/v1alpha1/ssddeployments"
+    assert "labelSelector" not in asked[0].query

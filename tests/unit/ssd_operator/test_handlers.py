@@ -29,7 +29,7 @@ async def indexed(registry: kopf.OperatorRegistry, index: str, body: Any) -> Any
 
 
 async def test_a_child_is_kept_under_its_resource_with_its_kind() -> None:
-    registry = make_registry(Mock(), Mock())
+    registry = make_registry(Mock(), Mock(), Mock(), Mock())
     found = await indexed(registry, "children", deepcopy(DEPLOYMENT))
     child = found["ns", "demo"]
     assert (child["kind"], child["apiVersion"]) == ("Deployment", "apps/v1")
@@ -37,7 +37,7 @@ async def test_a_child_is_kept_under_its_resource_with_its_kind() -> None:
 
 
 async def test_who_wrote_which_field_is_kept_neither_by_us_nor_by_kopf() -> None:
-    registry, body = make_registry(Mock(), Mock()), deepcopy(DEPLOYMENT)
+    registry, body = make_registry(Mock(), Mock(), Mock(), Mock()), deepcopy(DEPLOYMENT)
     found = await indexed(registry, "children", body)
     assert found["ns", "demo"]["metadata"].keys() == {"namespace", "name", "labels"}
     assert "managedFields" not in body["metadata"]

@@ -1,29 +1,13 @@
 """Passes over a cluster in memory: what is made, mended, left alone."""
 
 import copy
-from typing import Any
 
 import pytest
-from tests.unit.ssd_operator.world import DEMO, KEY, World
+from tests.unit.ssd_operator.world import DEMO, KEY, World, demo, settled
 
 from ssd_operator.cluster import BusyError, ConflictError, ForbiddenError
 from ssd_operator.facts import PoolFact, Ref
 from ssd_operator.names import NAME_LABEL, revision_of
-from ssd_operator.spec import Object
-
-
-async def settled(spec: Object = DEMO) -> World:
-    world = World(spec)
-    await world.come_to_rest(6)
-    world.cluster.writes.clear()
-    return world
-
-
-def demo(**blocks: Any) -> Object:
-    spec = copy.deepcopy(DEMO)
-    for name, block in blocks.items():
-        spec[name] = {**spec.get(name, {}), **block}
-    return spec
 
 
 async def test_a_new_resource_gets_all_its_children_and_serves() -> None:
@@ -128,6 +112,76 @@ async def test_scaling_down_drains_the_draft_before_it_goes() -> None:
     assert {"DraftDraining", "DraftDrained", "DraftsScaled"} <= told
 
 
+async def test_no_draft_is_taken_away_while_drafts_roll_unless_the_roll_is_stuck() -> None:
+    world = await settled()
+    world.cluster.edit_spec(KEY, draft={"image": "localhost/new:1"})
+    world.cluster.now += 2.0
+    world.see()
+    await world.look()  # the Deployment has the new template, the pods are of the old one
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    for _ in range(4):
+        world.cluster.now += 2.0
+        world.see()
+        await world.look()
+        world.engines.finish()
+    assert world.engines.facts == {}
+    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 2
+    rolling = copy.deepcopy(world.deployment("demo-draft-0"))
+    stuck = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
+    world.cluster.put(rolling | {"status": {"conditions": [stuck]}})
+    for _ in range(4):
+        world.cluster.now += 2.0
+        world.see()
+        await world.look()
+        world.engines.finish()
+    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 1
+
+
+async def test_a_scale_down_that_waited_for_a_roll_goes_on_after_it() -> None:
+    world = await settled()
+    world.cluster.edit_spec(KEY, draft={"image": "localhost/new:1", "replicas": 1})
+    for _ in range(10):
+        await world.round()
+    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 1
+    assert len(world.ready_pods("draft")) == 1
+
+
+async def test_a_pod_taken_out_of_its_replica_set_neither_counts_nor_blocks_a_scale_down() -> None:
+    world = await settled()
+    orphan = copy.deepcopy(world.ready_pods("draft")[0])
+    orphan["metadata"] |= {"name": "orphan", "ownerReferences": []}
+    world.cluster.put(orphan)
+    world.cluster.edit_spec(KEY, draft={"replicas": 0})
+    await world.come_to_rest(12)
+    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 0
+    assert world.cluster.resource(KEY)["status"]["draft"]["replicas"] == 0
+    assert ("default", Ref("Pod", "orphan")) in world.cluster.objects
+
+
+async def test_a_strangers_pod_with_our_labels_is_no_target_and_is_not_dialled() -> None:
+    world = await settled()
+    theirs = copy.deepcopy(world.ready_pods("target")[0])
+    owner = {"kind": "ReplicaSet", "name": "theirs-1", "uid": "x", "controller": True}
+    theirs["metadata"] |= {"name": "theirs", "ownerReferences": [owner]}
+    world.cluster.put(theirs)
+    await world.round()
+    assert "theirs" not in world.engines.followed
+    assert world.cluster.resource(KEY)["status"]["target"]["replicas"] == 1
+
+
+@pytest.mark.parametrize("ref", ["Pod", "Deployment"])
+async def test_a_cell_that_is_no_number_stops_no_pass(ref: str) -> None:
+    world = await settled()
+    edited = copy.deepcopy(
+        world.ready_pods("draft")[0] if ref == "Pod" else world.deployment("demo-target-0")
+    )
+    edited["metadata"]["labels"]["ssd.dev/cell"] = "debug"
+    world.cluster.put(edited)
+    world.cluster.now += 2.0
+    world.see()
+    assert await world.look() is not None
+
+
 async def test_a_name_of_somebody_else_is_left_alone_and_nothing_new_is_made() -> None:
     world = World()
     theirs = {
@@ -191,22 +245,6 @@ async def test_a_failed_call_fails_the_pass_and_the_next_one_goes_on(error: Exce
         await world.look()
     assert await world.come_to_rest(6) <= 4
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
-
-
-async def test_what_the_api_server_refuses_is_told_and_not_repeated_until_it_changes() -> None:
-    world = World()
-    ref = Ref("Deployment", "demo-draft-0")
-    world.cluster.refused = {ref: "spec.template: no"}
-    await world.come_to_rest(6)
-    assert world.cluster.writes.count(("apply", ref)) == 1
-    status, reason = world.cluster.condition(KEY, "SpecValid")
-    assert (status, reason) == ("False", "PodTemplateInvalid")
-    assert len(world.ready_pods("target")) == 1
-    world.cluster.refused = {}
-    world.cluster.edit_spec(KEY, draft={"image": "localhost/other:1"})
-    await world.come_to_rest(6)
-    assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
-    assert len(world.ready_pods("draft")) == 2
 
 
 async def test_an_invalid_resource_keeps_what_it_has() -> None:
@@ -297,19 +335,6 @@ async def test_the_internal_loop_writes_the_number_and_nothing_else_does() -> No
     assert world.cluster.resource(KEY)["spec"]["draft"]["replicas"] == 3
     assert world.cluster.writes.count(("scale", Ref("SSDDeployment", "demo"))) == 1
     assert len(world.ready_pods("draft")) == 3
-
-
-async def test_an_absent_optional_api_is_told_and_costs_no_call() -> None:
-    world = World(DEMO | {"observability": {"podMonitor": True}})
-    await world.come_to_rest(6)
-    assert world.cluster.condition(KEY, "SpecValid") == ("False", "OptionalAPIMissing")
-    world = World(DEMO | {"observability": {"podMonitor": True}})
-    world.cluster.optional = frozenset({"PodMonitor"})
-    await world.come_to_rest(6)
-    assert Ref("PodMonitor", "demo") in dict(world.children())
-    world.cluster.edit_spec(KEY, observability={"podMonitor": False})
-    await world.come_to_rest(6)
-    assert Ref("PodMonitor", "demo") not in dict(world.children())
 
 
 async def test_a_deleted_resource_is_forgotten() -> None:

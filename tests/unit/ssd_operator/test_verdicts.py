@@ -356,7 +356,7 @@ def test_what_a_schema_cannot_say_is_told_in_the_api_servers_words() -> None:
 def test_an_hpa_refused_for_zero_is_no_fault_of_the_spec() -> None:
     scene = Scene(mode=ScalingMode.HPA, min_replicas=0, facts={"rejected": {HPA: "must be > 0"}})
     assert judge(scene, "SpecValid") == ("True", "Valid")
-    assert judge(replace(scene, min_replicas=1), "SpecValid") == ("False", "PodTemplateInvalid")
+    assert judge(replace(scene, min_replicas=1), "SpecValid") == ("False", "ObjectRefused")
 
 
 def test_a_problem_of_the_spec_and_a_missing_api_are_named() -> None:

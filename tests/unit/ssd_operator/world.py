@@ -1,8 +1,10 @@
 """A cluster, its controllers, engines and an operator, all in memory; time moves on command."""
 
+import copy
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tests.unit.ssd_operator.controllers import Controllers
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster, Watch
@@ -13,6 +15,7 @@ from ssd_operator.drain import DrainCall
 from ssd_operator.facts import DrainFact, PoolFact, Ref
 from ssd_operator.pod_state import is_ready
 from ssd_operator.reconcile import Reconciler
+from ssd_operator.roll_call import RollCall
 from ssd_operator.spec import Object
 from ssd_operator.view import View
 
@@ -72,7 +75,9 @@ class World:
         """A new operator, which remembers nothing."""
         self.engines = MemoryEngines()
         self.watch = Watch(self.cluster)
-        self.view = View(self.watch.resources, self.watch.children)
+        self.view = View(self.watch.resources, self.watch.children, lambda: self.cluster.now)
+        self.woken: list[Key] = []
+        self.roll_call = RollCall(self.cluster, self.view, self.woken.append)
         self.reconciler = Reconciler(
             self.cluster, self.view, self.engines, CONFIG, lambda: self.cluster.now
         )
@@ -81,6 +86,11 @@ class World:
         """The watch catches up."""
         for key, thing, is_gone in self.watch.catch_up(kinds):
             self.view.saw(key, thing, is_deleted=is_gone)
+
+    def see_after_a_gap(self) -> None:
+        """The watch begins anew: nobody tells what was deleted."""
+        for key, thing, _ in self.watch.list_anew():
+            self.view.saw(key, thing)
 
     async def look(self) -> float | None:
         """One pass over what the watch has brought so far."""
@@ -131,3 +141,17 @@ class World:
             for (_, ref), thing in sorted(self.cluster.objects.items())
             if any(o["uid"] == uid for o in thing["metadata"].get("ownerReferences", []))
         ]
+
+
+async def settled(spec: Object = DEMO) -> World:
+    world = World(spec)
+    await world.come_to_rest(6)
+    world.cluster.writes.clear()
+    return world
+
+
+def demo(**blocks: Any) -> Object:
+    spec: Object = copy.deepcopy(DEMO)
+    for name, block in blocks.items():
+        spec[name] = {**spec.get(name, {}), **block}
+    return spec

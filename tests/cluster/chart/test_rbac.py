@@ -1,0 +1,276 @@
+"""The operator as a process under the account and the rights that the chart gives it, and no other.
+
+No node is needed: no node is good enough for the engines' pods.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.cluster.conftest import ROOT, ApiServer, Object, defining
+from tests.cluster.kube import CHART, eventually, sample
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+NOWHERE: Object = {"podTemplate": {"nodeSelector": {"ssd.dev/nowhere": "true"}}}
+UNTRIED = {
+    # Asked for by an admission plugin that is off in most clusters.
+    "ssddeployments/finalizers",
+    # Served by nobody here.
+    "scaledobjects",
+    "podmonitors",
+}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A process of the operator that runs."""
+
+    probes: int
+    metrics: int
+    log: Path
+
+    def count(self, name: str, **labels: str) -> float:
+        """Sum of a metric over all samples that have these labels."""
+        text = self._get(self.metrics, "/metrics")
+        found = re.findall(rf"^{name}(?:\{{(.*)\}})? (\S+)$", text, re.MULTILINE)
+        wanted = {f'{label}="{value}"' for label, value in labels.items()}
+        return sum(float(value) for given, value in found if wanted <= set(given.split(",")))
+
+    def forbidden(self, resource: str) -> float:
+        """Calls about a resource that were answered with 403."""
+        return self.count("ssd_operator_api_requests_total", resource=resource, code="403")
+
+    def misses(self, name: str, provoke: Callable[[], object]) -> None:
+        """Let it need a right, and wait until it is refused; a subresource counts with its own."""
+        counted = name.partition("/")[0]
+        before = self.forbidden(counted)
+        provoke()
+        eventually(
+            lambda: self.forbidden(counted) > before, f"{name} is missed: {self.log}", timeout=20
+        )
+
+    def passes(self) -> None:
+        """Wait until a pass has gone well."""
+        before = self.count("ssd_operator_reconcile_total", result="ok")
+        eventually(
+            lambda: self.count("ssd_operator_reconcile_total", result="ok") > before,
+            f"passes go well again: {self.log}",
+            timeout=20,
+        )
+
+    def is_ready(self) -> bool:
+        """What a readiness probe says."""
+        with contextlib.suppress(AssertionError):
+            return self._get(self.probes, "/readyz") == "ok"
+        return False
+
+    def _get(self, port: int, path: str) -> str:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+        except OSError as error:
+            raise AssertionError(f"{path}: {error}; {self.log.read_text()[-500:]}") from error
+
+
+@dataclass
+class Rights:
+    """The account's Role, as it is and with a rule less."""
+
+    api: ApiServer
+    account: str
+    role: Object
+
+    def write(self, rules: list[Object]) -> None:
+        """Make these the rules."""
+        done = self.api.send("replace", self.role | {"rules": rules})
+        assert done.returncode == 0, done.stderr
+
+    @contextlib.contextmanager
+    def without(self, resource: str) -> Iterator[None]:
+        """Take the rule of a resource away for a while; returns when the API server heeds it."""
+        rules = [rule for rule in self.role["rules"] if resource not in rule["resources"]]
+        (rule,) = [rule for rule in self.role["rules"] if resource in rule["resources"]]
+        self.write(rules)
+        eventually(lambda: not self.may(rule), f"{resource} is forbidden", timeout=10)
+        try:
+            yield
+        finally:
+            self.write(self.role["rules"])
+            eventually(lambda: self.may(rule), f"{resource} is allowed", timeout=10)
+
+    def may(self, rule: Object) -> bool:
+        """Whether the account has the first verb of a rule."""
+        resource, _, subresource = rule["resources"][0].partition("/")
+        group = rule["apiGroups"][0]
+        asked = [f"{resource}.{group}".rstrip("."), f"--subresource={subresource}"]
+        user = f"system:serviceaccount:{self.api.namespace}:{self.account}"
+        said = self.api.ask("auth", "can-i", rule["verbs"][0], *asked, "--as", user)
+        return said.stdout.strip() == "yes"
+
+
+@pytest.fixture(scope="module")
+def api_server(api_environment: dict[str, str]) -> Iterator[ApiServer]:
+    """A namespace that no operator watches: two of them would write over each other."""
+    bindings = ("get", "clusterrolebindings", "--selector=ssd.dev/binds=operator")
+    if others := ApiServer(api_environment).tell(*bindings, "--output=name"):
+        pytest.skip(f"an operator watches all namespaces of this cluster: {others.strip()}")
+    with defining(api_environment) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def rights(api_server: ApiServer) -> Rights:
+    """What the chart gives an operator of one namespace, and of that nothing but the rights."""
+    helm = shutil.which("helm", path=api_server.environment["PATH"])
+    if helm is None:
+        pytest.skip("no helm")
+    said = subprocess.run(
+        [
+            *(helm, "template", "ssd", CHART, "--namespace", api_server.namespace),
+            *("--kube-version", "1.34.0", "--set=crds.install=false,rbac.aggregate=false"),
+            f"--set=operator.watchNamespaces={{{api_server.namespace}}}",
+            "--show-only=templates/rbac.yaml",
+            "--show-only=templates/serviceaccount.yaml",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    objects = {each["kind"]: each for each in yaml.safe_load_all(said) if each is not None}
+    for each in objects.values():
+        done = api_server.send("apply", each)
+        assert done.returncode == 0, done.stderr
+    return Rights(api_server, objects["ServiceAccount"]["metadata"]["name"], objects["Role"])
+
+
+@pytest.fixture
+def start(rights: Rights, tmp_path: Path) -> Iterator[Callable[[], Operator]]:
+    """Starts operators that have the account's token and nothing else."""
+    environment = rights.api.environment
+    shown = rights.api.tell("config", "view", "--raw", "--minify", "--flatten", "--output=json")
+    config = json.loads(shown)
+    token = rights.api.tell("create", "token", rights.account).strip()
+    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+    config["contexts"][0]["context"]["namespace"] = rights.api.namespace
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def begin() -> Operator:
+        operator = Operator(free_port(), free_port(), tmp_path / f"{len(processes)}.log")
+        own = {
+            "KUBECONFIG": str(tmp_path / "kubeconfig"),
+            "PYTHONPATH": os.pathsep.join(str(ROOT / each) for each in ("services", "operator")),
+            "SSD_OPERATOR_WATCH_NAMESPACES": rights.api.namespace,
+            "SSD_OPERATOR_POD_NAMESPACE": rights.api.namespace,
+            "SSD_OPERATOR_PROBE_PORT": str(operator.probes),
+            "SSD_OPERATOR_METRICS_PORT": str(operator.metrics),
+        }
+        with operator.log.open("wb") as log:
+            command = [sys.executable, "-m", "ssd_operator"]
+            processes.append(subprocess.Popen(command, env={**environment, **own}, stderr=log))
+        return operator
+
+    yield begin
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.wait(30)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def resource(**blocks: Object) -> Object:
+    """A resource whose pods find no node."""
+    found = sample("demo", 2, **NOWHERE)
+    found["spec"]["draft"] |= NOWHERE
+    for name, block in blocks.items():
+        found["spec"][name] |= block
+    return found
+
+
+@pytest.fixture(scope="module")
+def demo(rights: Rights) -> Iterator[ApiServer]:
+    """A resource with a child of each kind that stands by itself."""
+    done = rights.api.send("apply", resource(target={"replicas": 2}))
+    assert done.returncode == 0, done.stderr
+    yield rights.api
+    rights.api.tell("delete", "ssd", "demo", "--ignore-not-found")
+
+
+def relabel(api: ApiServer, kind: str, name: str) -> None:
+    """Edit a child, so that it has to be mended."""
+    api.tell("label", kind, name, "app.kubernetes.io/part-of=theirs", "--overwrite")
+
+
+def scaled_by(mode: str, minimum: int) -> Object:
+    autoscaling = {"mode": mode, "minReplicas": minimum, "maxReplicas": 8}
+    return resource(target={"replicas": 2}, draft={"autoscaling": autoscaling})
+
+
+def apply(api: ApiServer, document: Object) -> None:
+    done = api.send("apply", document)
+    assert done.returncode == 0, done.stderr
+
+
+NEEDED: dict[str, Callable[[ApiServer], object]] = {
+    "serviceaccounts": lambda api: relabel(api, "serviceaccount", "demo-target"),
+    "networkpolicies": lambda api: relabel(api, "networkpolicy", "demo-target"),
+    "services": lambda api: relabel(api, "service", "demo"),
+    "deployments": lambda api: relabel(api, "deployment", "demo-draft-0"),
+    "poddisruptionbudgets": lambda api: relabel(api, "poddisruptionbudget", "demo-target"),
+    "ssddeployments/status": lambda api: api.tell("scale", "ssd/demo", "--replicas=3"),
+    "pods": lambda api: api.tell("scale", "ssd/demo", "--replicas=2"),
+    "events": lambda api: api.tell("scale", "ssd/demo", "--replicas=4"),
+    "horizontalpodautoscalers": lambda api: apply(api, scaled_by("HPA", 1)),
+    "ssddeployments/scale": lambda api: apply(api, scaled_by("Internal", 5)),
+}
+"""Each rule's resource, and what makes the operator need it."""
+
+
+def test_under_the_charts_rights_a_resource_gets_its_children(
+    rights: Rights, start: Callable[[], Operator], demo: ApiServer
+) -> None:
+    operator = start()
+    eventually(operator.is_ready, "the operator is ready", timeout=30)
+    children = (
+        *("serviceaccount/demo-draft", "networkpolicy/demo-draft", "service/demo-targets"),
+        *("deployment/demo-draft-1", "poddisruptionbudget/demo-target"),
+    )
+    eventually(lambda: demo.ask("get", *children).returncode == 0, "all children are there")
+    status = ("get", "ssd", "demo", "--output=jsonpath={.status.conditions[0].type}")
+    eventually(lambda: demo.tell(*status) == "Ready", "the status is told")
+    assert operator.count("ssd_operator_api_requests_total", code="403") == 0, operator.log
+
+
+def test_every_right_is_needed(
+    rights: Rights, start: Callable[[], Operator], demo: ApiServer
+) -> None:
+    named = {name for rule in rights.role["rules"] for name in rule["resources"]}
+    assert named - UNTRIED == {*NEEDED, "ssddeployments"}
+    with rights.without("ssddeployments"):
+        operator = start()
+        eventually(lambda: operator.forbidden("ssddeployments") > 0, "lists are missed", timeout=20)
+        assert not operator.is_ready()
+    operator = start()
+    eventually(operator.is_ready, "the operator is ready", timeout=30)
+    for name, provoke in NEEDED.items():
+        with rights.without(name):
+            operator.misses(name, partial(provoke, demo))
+        operator.passes()
