@@ -20,6 +20,7 @@ import kopf
 from prometheus_client import start_http_server
 
 from ssd.errors import SSDError
+from ssd.rpc.listen import bindable
 from ssd.settings import load
 from ssd.telemetry import configure_logging, get_logger
 from ssd_operator import metrics
@@ -136,7 +137,10 @@ async def serve(settings: OperatorSettings) -> None:
     """
     async with connect() as cluster:
         with contextlib.ExitStack() as stack:
-            server, thread = start_http_server(settings.metrics_port, registry=metrics.REGISTRY)
+            _, host = bindable("::")
+            server, thread = start_http_server(
+                settings.metrics_port, addr=host, registry=metrics.REGISTRY
+            )
             stack.callback(thread.join)
             stack.callback(server.server_close)
             stack.callback(server.shutdown)

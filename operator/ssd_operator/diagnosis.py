@@ -1,11 +1,13 @@
 """Why a pod is not ready: one word and one sentence, in the words of whoever knows. Pure."""
 
+import math
 import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ssd_operator.names import FETCH
 from ssd_operator.pod_state import (
     condition_of,
     is_leaving,
@@ -36,6 +38,7 @@ class Trouble(StrEnum):
     STARTUP_TIMEOUT = "StartupTimeout"
     UNSCHEDULABLE = "Unschedulable"
     ROLLING_OUT = "RollingOut"
+    FETCHING_MODEL = "FetchingModel"
     LOADING = "Loading"
     DRAINING = "Draining"
     SCALING = "Scaling"
@@ -89,10 +92,12 @@ def diagnose(pod: Object, startup_timeout_seconds: int, now: float) -> Diagnosis
     if not is_scheduled(pod):
         return _unscheduled(pod)
     status = pod.get("status", {})
-    for container in (
-        *(status.get("initContainerStatuses") or ()),
-        *(status.get("containerStatuses") or ()),
-    ):
+    for container in status.get("initContainerStatuses") or ():
+        # Nobody times these: of them only an end says something.
+        found = _stopped(pod, container, math.inf) or _fetching(name, container)
+        if found is not None:
+            return found
+    for container in status.get("containerStatuses") or ():
         found = _stopped(pod, container, startup_timeout_seconds)
         if found is not None:
             return found
@@ -116,7 +121,16 @@ def _unscheduled(pod: Object) -> Diagnosis:
     return Diagnosis(Trouble.LOADING, f"{name_of(pod)} waits for a node")
 
 
-def _stopped(pod: Object, container: Object, startup_timeout_seconds: int) -> Diagnosis | None:
+def _fetching(name: str, container: Object) -> Diagnosis | None:
+    """Whether a container fetches the model at the moment, which may take an hour."""
+    if container.get("name") != FETCH or not (container.get("state") or {}).get("running"):
+        return None
+    ended = (container.get("lastState") or {}).get("terminated")
+    again = f" again; it {_crash(container, ended)}" if ended else ""
+    return Diagnosis(Trouble.FETCHING_MODEL, f"{name} fetches its model{again}")
+
+
+def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> Diagnosis | None:
     """What keeps a container from running; None if nothing does."""
     name = name_of(pod)
     state = container.get("state") or {}
@@ -151,7 +165,7 @@ def _misconfigured(name: str, words: str) -> Diagnosis:
 
 
 def _was_too_slow(
-    container: Object, ended: Object, startup_timeout_seconds: int, grace_seconds: int
+    container: Object, ended: Object, startup_timeout_seconds: float, grace_seconds: int
 ) -> bool:
     """Whether the last run was killed by the startup probe, which leaves a trace in its times only.
 

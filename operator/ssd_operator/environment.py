@@ -71,6 +71,22 @@ def draft_environment(resource: Resource, cell: int | None, num_threads: int) ->
     ]
 
 
+def is_on_hub(source: Source) -> bool:
+    """Whether it is fetched before the engine starts."""
+    return source.uri.startswith("hf://")
+
+
+def fetch_environment(source: Source) -> list[Object]:
+    """Settings of the container that fetches a model, which alone has the hub's token."""
+    settings: dict[str, object] = {"MODEL": _model(source), "TERMINATION_LOG": TERMINATION_LOG}
+    found = [*_variables("SSD_FETCH", settings), _hub_folder()]
+    if source.token_secret is not None:
+        key = {"name": source.token_secret.name, "key": source.token_secret.key}
+        # By reference: its value is never read here.
+        found.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+    return found
+
+
 def merged(ours: Sequence[Object], users: Sequence[Object]) -> list[Object]:
     """Ours with the user's own: by name the user wins, except for what is reserved."""
     theirs = {each["name"]: each for each in users if each["name"] not in RESERVED_ENV}
@@ -149,11 +165,11 @@ def _identity(prefix: str, cell: int | None) -> list[Object]:
 
 
 def _hub(source: Source) -> list[Object]:
-    """Where downloads go, and the token by reference: its value is never read here."""
-    if not source.uri.startswith("hf://"):
+    """An engine takes from the cache what was fetched, and asks nobody."""
+    if not is_on_hub(source):
         return []
-    found: list[Object] = [{"name": "HF_HOME", "value": f"{CACHE_FOLDER}/hf"}]
-    if source.token_secret is not None:
-        key = {"name": source.token_secret.name, "key": source.token_secret.key}
-        found.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
-    return found
+    return [_hub_folder(), {"name": "HF_HUB_OFFLINE", "value": "1"}]
+
+
+def _hub_folder() -> Object:
+    return {"name": "HF_HOME", "value": f"{CACHE_FOLDER}/hf"}

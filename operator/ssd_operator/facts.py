@@ -30,6 +30,8 @@ class LinkFact:
     reason: str = ""
     transport: str = ""
     """How its bytes travel: tcp, rdma, nvlink; empty before the handshake."""
+    draft_weights: str = ""
+    """Fingerprint of the draft's weights; empty before the handshake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,10 @@ class PoolFact:
     waiting: int = 0
     hit_rate: float = 0.0
     tokens_per_round: float = 0.0
+    efficiency: float = 0.0
+    """Part of a round that is the target's own work."""
+    weights_fingerprint: str = ""
+    """Of the target; empty of one that does not tell."""
     links: tuple[LinkFact, ...] = ()
 
 

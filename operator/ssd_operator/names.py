@@ -27,6 +27,8 @@ DRAFT_PORT = 50052
 HTTP_PORT = 9090
 
 
+FETCH = "fetch"
+"""Init container that fetches a model of the hub."""
 PREFLIGHT = "preflight"
 """Component of a pod that tries a change; no selector of ours asks for it."""
 

@@ -13,6 +13,7 @@ from ssd_operator.config import OperatorConfig
 from ssd_operator.fabric import USER
 from ssd_operator.names import (
     DRAFT_PORT,
+    FETCH,
     HTTP_PORT,
     RESTART_ANNOTATION,
     REVISION_LABEL,
@@ -61,6 +62,7 @@ _PREFLIGHT_RESOURCES: Object = {
 }
 """It comes beside what serves: nothing is reserved, so it fits on a full node and takes only what
 is left over. All are named, because a quota may ask for each."""
+_PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
 
 
@@ -160,11 +162,7 @@ def preflight_spec(deployment: Object, node: str) -> Object:
                 "name": "preflight",
                 "args": ["--print-config"],
                 "resources": _PREFLIGHT_RESOURCES,
-                "securityContext": {
-                    "allowPrivilegeEscalation": False,
-                    "capabilities": {"drop": ["ALL"]},
-                    "readOnlyRootFilesystem": is_read_only,
-                },
+                "securityContext": _unprivileged(is_read_only=is_read_only),
             }
         ],
     }
@@ -183,7 +181,7 @@ def _template(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
 
 
 def _pod_spec(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
-    template = pod.template
+    template, is_on_hub = pod.template, environment.is_on_hub(pod.source)
     spec: Object = {
         "serviceAccountName": account(resource, pod.component),
         "automountServiceAccountToken": False,
@@ -204,7 +202,10 @@ def _pod_spec(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
     return spec | _present(
         affinity=pod.affinity,
         hostIPC=fabric.shares_node(resource),
-        initContainers=fabric.init_containers(resource, pod.image, config.image_pull_policy),
+        initContainers=[
+            *fabric.init_containers(resource, pod.image, config.image_pull_policy),
+            *([_fetch_container(resource, config, pod)] if is_on_hub else []),
+        ],
         nodeSelector=dict(template.node_selector),
         tolerations=[*placement.tolerations(resource), *template.tolerations],
         priorityClassName=template.priority_class_name,
@@ -240,6 +241,44 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
         "volumeMounts": [*_volume_mounts(resource, pod), *pod.template.volume_mounts],
     }
     return container | _present(lifecycle=pod.lifecycle)
+
+
+def _fetch_container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
+    """Fetches a model of the hub into the cache. It reserves nothing beside what its engine does.
+
+    What the user adds comes along: a proxy, or a certificate of the hub's mirror.
+    """
+    return {
+        "name": FETCH,
+        "image": pod.image,
+        "imagePullPolicy": config.image_pull_policy,
+        "command": ["python", "-m", "ssd.fetch"],
+        "env": environment.merged(environment.fetch_environment(pod.source), pod.template.env),
+        "resources": _present(
+            **{
+                part: {name: size for name, size in sizes.items() if name in _PLAIN_RESOURCES}
+                for part, sizes in pod.resources.items()
+            }
+        ),
+        "securityContext": _unprivileged(
+            is_read_only=resource.spec.security.read_only_root_filesystem
+        ),
+        "terminationMessagePath": environment.TERMINATION_LOG,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [
+            {"name": "tmp", "mountPath": fabric.SCRATCH_FOLDER},
+            {"name": "cache", "mountPath": environment.CACHE_FOLDER},
+            *pod.template.volume_mounts,
+        ],
+    }
+
+
+def _unprivileged(*, is_read_only: bool) -> Object:
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": is_read_only,
+    }
 
 
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> Object:

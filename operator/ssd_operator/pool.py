@@ -238,6 +238,8 @@ def _pool_fact(pod: str, status: PoolStatus, now: float) -> PoolFact:
         waiting=status.waiting_sequences,
         hit_rate=status.hit_rate,
         tokens_per_round=status.tokens_per_round,
+        efficiency=status.efficiency,
+        weights_fingerprint=status.weights_fingerprint,
         links=tuple(_link_fact(link) for link in status.links),
     )
 
@@ -253,4 +255,5 @@ def _link_fact(link: LinkStatus) -> LinkFact:
         channel=link.channel,
         reason=link.reason,
         transport=link.transport,
+        draft_weights=link.draft_weights,
     )

@@ -1,11 +1,14 @@
 """The kubelet's probes, answered by the loop that does the work: if it stalls, nobody does."""
 
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 
 from aiohttp import web
+
+from ssd.rpc.listen import bindable
 
 Check = Callable[[], str]
 """What is wrong; empty if nothing is."""
@@ -25,10 +28,17 @@ async def serve_probes(port: int, checks: Mapping[str, Check]) -> AsyncIterator[
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "0.0.0.0", port).start()  # noqa: S104  the kubelet is outside
+        await web.SockSite(runner, _listening(port)).start()
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()
+
+
+def _listening(port: int) -> socket.socket:
+    """A socket on each address of both families: the kubelet is outside, and knows one of them."""
+    family, host = bindable("::")
+    is_dual = family == socket.AF_INET6
+    return socket.create_server((host, port), family=family, dualstack_ipv6=is_dual)
 
 
 async def _answer(check: Check, _: web.Request) -> web.Response:

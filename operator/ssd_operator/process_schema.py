@@ -101,7 +101,8 @@ def _source(replaces: str) -> Schema:
             pattern="^[0-9a-f]{40}$",
         ),
         "tokenSecretRef": secret_key(
-            f"Access token of an hf:// model; the operator never reads it. Replaces {replaces}."
+            "Access token of an hf:// model, for the container that fetches it and no other; the "
+            f"operator never reads it. Replaces {replaces}."
         ),
     }
     rules = [

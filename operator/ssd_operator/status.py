@@ -3,6 +3,7 @@
 There is no phase: conditions are the truth, and the blocks beside them hold the numbers.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from statistics import fmean
 
@@ -17,6 +18,7 @@ from ssd_operator.verdicts import verdicts
 
 MOST_LINKS = 64
 """Links that a status lists."""
+_FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def status_of(resource: Resource, observed: Observed, planned: Planned, now: float) -> Object:
@@ -35,7 +37,7 @@ def status_of(resource: Resource, observed: Observed, planned: Planned, now: flo
         "conditions": merge(
             old.get("conditions") or [], verdicts(census), resource.generation, to_text(now)
         ),
-        "model": {"name": resource.spec.model.name or resource.name},
+        "model": _model(census),
         "target": _target(census),
         "draft": _draft(census),
         "transport": transport_block(census),
@@ -64,6 +66,26 @@ def status_of_invalid(old: Object, generation: int, problem: tuple[str, str], no
     judged = merge(list(conditions.values()), news, generation, to_text(now))
     conditions |= {found["type"]: found for found in judged}
     return old | {"observedGeneration": generation, "conditions": list(conditions.values())}
+
+
+def _model(census: Census) -> Object:
+    """The name, and which weights run, as far as those who run them agree.
+
+    A target that is not heard at the moment speaks with the last status.
+    """
+    is_heard = len(census.answers) == len(census.ready_targets)
+    old = {} if is_heard else census.observed.status.get("model", {})
+    active = [link for link in census.links.values() if link.state == "Active"]
+    told = {
+        "targetRevision": [fact.weights_fingerprint for fact in census.answers.values()],
+        "draftRevision": [link.draft_weights for link in active],
+    }
+    block = {"name": census.resource.spec.model.name or census.resource.name}
+    for name, fingerprints in told.items():
+        found = {*fingerprints, *([old[name]] if name in old else [])}
+        if len(found) == 1 and _FINGERPRINT.fullmatch(word := found.pop()):
+            block[name] = word
+    return block
 
 
 def _target(census: Census) -> Object:
@@ -132,10 +154,13 @@ def _speculation(census: Census) -> Object:
     measured = [fact for fact in census.answers.values() if fact.tokens_per_round > 0]
     if not measured:
         return dict(census.observed.status.get("speculation", {}))
-    return {
+    block = {
         "tokensPerRound": f"{_mean(measured, lambda fact: fact.tokens_per_round):.1f}",
         "hitRate": f"{_mean(measured, lambda fact: fact.hit_rate):.2f}",
     }
+    if timed := [fact for fact in measured if fact.efficiency > 0]:
+        block["efficiency"] = f"{_mean(timed, lambda fact: fact.efficiency):.2f}"
+    return block
 
 
 def _mean(facts: Iterable[PoolFact], figure: Callable[[PoolFact], float]) -> float:

@@ -24,7 +24,7 @@ def status() -> Schema:
             "Where clients call.",
             {"grpc": text("host:port of Generate, for gRPC clients.", 512)},
         ),
-        "model": block("What is served.", {"name": text("Id that clients use.", 256)}),
+        "model": block("What is served.", _model()),
         "target": block("The targets of all cells.", _target()),
         "draft": block("The drafts of all cells.", _draft()),
         "transport": block(
@@ -69,6 +69,14 @@ def _condition() -> Schema:
     }
     required = ["type", "status", "reason", "message", "lastTransitionTime"]
     return block("What holds now.", fields, required=required)
+
+
+def _model() -> dict[str, Schema]:
+    return {
+        "name": text("Id that clients use.", 256),
+        "targetRevision": text("Fingerprint of the weights that all ready targets run.", 128),
+        "draftRevision": text("Fingerprint of the weights that all linked drafts run.", 128),
+    }
 
 
 def _target() -> dict[str, Schema]:

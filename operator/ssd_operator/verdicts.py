@@ -260,7 +260,7 @@ def _cell_trouble(census: Census, cell: int) -> Diagnosis | None:
     )
     absent = Diagnosis(Trouble.LOADING, f"cell {cell} has no pod yet")
     trouble = trouble or refused or absent
-    is_usual = trouble.trouble in (Trouble.LOADING, Trouble.DRAINING)
+    is_usual = trouble.trouble in (Trouble.FETCHING_MODEL, Trouble.LOADING, Trouble.DRAINING)
     if is_usual and deployment is not None and _is_rolling(deployment) and _was_rolled(deployment):
         return Diagnosis(Trouble.ROLLING_OUT, trouble.message)
     return trouble

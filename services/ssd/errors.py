@@ -19,6 +19,7 @@
         ├── SettingsError         an unknown key or a value out of bounds
         ├── ModelNotFoundError    no such folder, or no config in it
         ├── HubError              the hub does not answer, and the model is not here
+        ├── CacheError            the model cache has no room
         ├── UnsupportedModelError a family or feature that the engine does not run
         ├── WeightsError          a missing, surplus, truncated or misshapen tensor
         ├── TokenizerError        no tokenizer, or the pair's tokenizers differ
@@ -143,6 +144,10 @@ class ModelNotFoundError(SetupError):
 
 class HubError(SetupError):
     """The hub does not answer, and the model has not been fetched; later it may."""
+
+
+class CacheError(SetupError):
+    """The model cache has no room; somebody may make some."""
 
 
 class UnsupportedModelError(SetupError):

@@ -1,18 +1,15 @@
 """Where a model comes from: a folder, the embedded pair, or the Hugging Face hub."""
 
-from http import HTTPStatus
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
 
 from ssd import demo
 from ssd.demo.widen import widen
-from ssd.errors import HubError, ModelNotFoundError
+from ssd.errors import ModelNotFoundError
+from ssd.hub import HUB_ERRORS, WANTED, HubModel, as_setup_error
 
 _WIDENED = Path.home() / ".cache" / "ssd" / "widened"
-_WANTED = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
-_HUB = "hf://"
 
 
 def resolve(model: str) -> Path:
@@ -20,10 +17,10 @@ def resolve(model: str) -> Path:
 
     Raises:
         ModelNotFoundError: there is no such folder, demo model or hub entry.
-        HubError: the hub does not answer, and the model has not been fetched.
+        SetupError: it could not be fetched.
     """
-    if model.startswith(_HUB):
-        return _fetched(model)
+    if (on_hub := HubModel.parse(model)) is not None:
+        return _fetched(on_hub, model)
     folder = local_folder(model)
     assert folder is not None
     return _widened(model, folder) if demo.is_demo(model) else folder
@@ -35,7 +32,7 @@ def local_folder(model: str) -> Path | None:
     Raises:
         ModelNotFoundError: there is no such folder or demo model.
     """
-    if model.startswith(_HUB):
+    if HubModel.parse(model) is not None:
         return None
     if demo.is_demo(model):
         return demo.folder(model)
@@ -47,22 +44,12 @@ def local_folder(model: str) -> Path | None:
     return folder
 
 
-def _fetched(model: str) -> Path:
+def _fetched(model: HubModel, uri: str) -> Path:
     """The hub's files, from its cache on this machine or downloaded."""
-    name, _, revision = model.removeprefix(_HUB).partition("@")
     try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=_WANTED))
-    except (OSError, ValueError) as error:
-        kind = HubError if may_pass(error) else ModelNotFoundError
-        raise kind(f"{model}: not on the hub and not downloaded: {error}") from error
-
-
-def may_pass(error: Exception) -> bool:
-    """Whether asking the hub again later may help: it was not reached, or it was too busy."""
-    if isinstance(error, HfHubHTTPError):
-        code = error.response.status_code
-        return code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == HTTPStatus.TOO_MANY_REQUESTS
-    return isinstance(error, OSError)
+        return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=WANTED))
+    except (*HUB_ERRORS, ValueError) as error:
+        raise as_setup_error(uri, error) from error
 
 
 def _widened(model: str, folder: Path) -> Path:

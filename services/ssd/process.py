@@ -59,6 +59,10 @@ class _Settings(Protocol):
         """File that is told why the process could not start; empty for none."""
         ...
 
+
+class _Placed(Protocol):
+    """What a process that links to others is told of its place."""
+
     @property
     def pod_name(self) -> str:
         """Pod it runs in; empty outside Kubernetes."""
@@ -117,7 +121,7 @@ def log_progress(stage: str, fraction: float) -> None:
     _log.info("progress", stage=stage, fraction=round(fraction, 3))
 
 
-def peer(settings: _Settings, weights_fingerprint: str) -> Peer:
+def peer(settings: _Placed, weights_fingerprint: str) -> Peer:
     """Where this process runs, and what, for those it links to."""
     return Peer(
         pod=settings.pod_name or f"{socket.gethostname()}:{os.getpid()}",

@@ -10,15 +10,16 @@ import signal
 from types import FrameType
 
 
-def end_at_sigterm() -> None:
-    """From now on SIGTERM ends the process at once. Main thread."""
-    signal.signal(signal.SIGTERM, _end)
+def end_at_sigterm(exit_code: int = 0) -> None:
+    """From now on SIGTERM ends the process at once. Main thread.
 
-
-def _end(number: int, frame: FrameType | None) -> None:
-    """Leave without the interpreter's own farewell: it would wait for imports and other threads.
-
-    With 0, as a drain does: nothing was begun, so nothing failed.
+    Args:
+        exit_code: 0, as after a drain, of who serves: nothing was begun, so nothing failed.
     """
-    del number, frame
-    os._exit(0)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        """Leave without the interpreter's farewell: it would wait for imports and threads."""
+        del number, frame
+        os._exit(exit_code)
+
+    signal.signal(signal.SIGTERM, end)

@@ -4,7 +4,6 @@ Decision: the standard library's WSGI server in daemon threads. Because: a probe
 the event loop is busy, and three pages need no framework.
 """
 
-import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterable
@@ -14,16 +13,13 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 from prometheus_client import make_wsgi_app
 
 from ssd.errors import AddressError
+from ssd.rpc.listen import bindable, take_both_families
 from ssd.rpc.server import join_address
 
 REQUEST_SECONDS = 10.0
 """A connection that says nothing for this long is dropped."""
 _POLL_SECONDS = 0.05
 """How long ``close`` takes at most to be noticed."""
-
-ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with, never a default
-"""Either asks for every address of both families, as gRPC takes them: a pod of an IPv6-only cluster
-is probed on the one that it has."""
 
 IsLive = Callable[[], bool]
 IsReady = Callable[[], tuple[bool, str]]
@@ -34,14 +30,12 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     block_on_close = False
 
     def __init__(self, host: str, port: int) -> None:
-        host = bindable(host)
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.address_family, host = bindable(host)
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
         """Bind without asking the name service who we are, which can take seconds."""
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        take_both_families(self.socket)
         socketserver.TCPServer.server_bind(self)
         host, port = self.server_address[:2]
         self.server_name = str(host)
@@ -108,13 +102,6 @@ class ProbeServer:
                 is_ready, reason = self._is_ready()
                 return _say(respond, is_fine=is_ready, text=reason)
         return _text(respond, "404 Not Found", "there are /livez, /readyz and /metrics")
-
-
-def bindable(host: str) -> str:
-    """What a socket is bound to for ``host``: to both families where this machine has both."""
-    if host not in ALL_ADDRESSES:
-        return host
-    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - was asked for
 
 
 def _say(respond: StartResponse, *, is_fine: bool, text: str) -> Iterable[bytes]:

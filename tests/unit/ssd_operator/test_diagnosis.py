@@ -40,8 +40,42 @@ def ended(code: int, message: str = "", reason: str = "Error", seconds: float = 
 
 
 RUNNING: Object = {"running": {"startedAt": to_text(NOW)}}
+
+
+def fetching(**container: Any) -> Object:
+    """A pod whose engine waits for its model."""
+    made = pod(name="demo", state=waiting("PodInitializing"))
+    fetch = {"name": "fetch", "image": IMAGE, "restartCount": 2, **container}
+    made["status"]["initContainerStatuses"] = [fetch]
+    return made
+
+
 WHY = "WeightsError: layer 3 is missing; take another source"
+NO_TOKEN = "ModelNotFoundError: hf://org/name@0: the hub refuses"
+NO_ROOM = "CacheError: no room"
 CASES: list[tuple[Object, Trouble, str]] = [
+    (fetching(state=RUNNING), Trouble.FETCHING_MODEL, "demo-target-0-x fetches its model"),
+    (
+        fetching(state=RUNNING, lastState=ended(1, NO_ROOM)),
+        Trouble.FETCHING_MODEL,
+        f"fetches its model again; it ended with exit code 1, 2 restarts so far: {NO_ROOM}",
+    ),
+    (
+        fetching(state=waiting("CrashLoopBackOff"), lastState=ended(78, NO_TOKEN)),
+        Trouble.CONFIGURATION_ERROR,
+        f"demo-target-0-x: {NO_TOKEN}",
+    ),
+    (
+        fetching(state=waiting("CrashLoopBackOff"), lastState=ended(1, NO_ROOM, seconds=600)),
+        Trouble.CRASH_LOOP,
+        NO_ROOM,
+    ),
+    (
+        fetching(state=waiting("CreateContainerConfigError", 'secret "hf" not found')),
+        Trouble.CONFIGURATION_ERROR,
+        'secret "hf" not found',
+    ),
+    (fetching(state=ended(0)), Trouble.LOADING, "is created"),
     (
         pod(node="", scheduled={"reason": "Unschedulable", "message": "0/2 nodes: no GPU."}),
         Trouble.UNSCHEDULABLE,

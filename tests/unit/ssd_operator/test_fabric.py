@@ -70,7 +70,8 @@ def test_rdma_gives_cards_and_the_right_to_pin_memory_and_no_more() -> None:
             "capabilities": {"drop": ["ALL"], "add": ["IPC_LOCK"]},
             "readOnlyRootFilesystem": True,
         }
-        assert not {"hostIPC", "initContainers"} & pod.keys()
+        assert "hostIPC" not in pod
+        assert [each["name"] for each in pod["initContainers"]] == ["fetch"]
         assert [each["name"] for each in pod["volumes"]] == ["tmp", "cache", "shm"]
         assert not [each for each in variables(pod) if each.startswith("NCCL")]
 
@@ -103,7 +104,8 @@ def test_pods_over_nvlink_look_like_one_host_to_nccl(component: str) -> None:
 
 def test_root_gives_the_shared_folder_away_and_the_processes_stay_who_they_are() -> None:
     pod = pods(NVLINK)["target"]
-    (scratch,) = pod["initContainers"]
+    scratch, fetch = pod["initContainers"]
+    assert fetch["name"] == "fetch", "it writes to the folder: it comes after"
     assert scratch["image"] == pod["containers"][0]["image"]
     assert scratch["command"] == [
         *("python", "-c"),

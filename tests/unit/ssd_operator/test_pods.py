@@ -1,5 +1,6 @@
 """What is in a pod, and where it may run."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
@@ -15,9 +16,10 @@ from tests.unit.ssd_operator.resources import (
     resource,
 )
 
+from ssd.fetch import FetchSettings
 from ssd.settings import load
 from ssd_draft.settings import DraftSettings
-from ssd_operator.environment import RESERVED_ENV
+from ssd_operator.environment import CACHE_FOLDER, RESERVED_ENV
 from ssd_operator.names import Component
 from ssd_operator.placement import effective_policy
 from ssd_operator.pods import draft_template, target_template
@@ -142,9 +144,53 @@ def test_a_hub_model_is_pinned_and_its_token_is_a_reference() -> None:
     template = target_of(resource(LLAMA))
     values = environment_of(template)
     assert values["SSD_TARGET_MODEL"].endswith("@" + LLAMA.target.source.revision)
-    (token,) = [each for each in container_of(template)["env"] if each["name"] == "HF_TOKEN"]
+    (fetch,) = template["spec"]["initContainers"]
+    (token,) = [each for each in fetch["env"] if each["name"] == "HF_TOKEN"]
     assert token["valueFrom"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
     assert "HF_HOME" not in environment_of(target_of(resource(cpu_demo())))
+
+
+@pytest.mark.parametrize("template_of", [target_of, draft_of])
+def test_only_the_container_that_fetches_has_the_token_and_asks_the_hub(
+    template_of: Callable[[Resource], Object],
+) -> None:
+    template = template_of(resource(LLAMA))
+    (fetch,) = template["spec"]["initContainers"]
+    engine = container_of(template)
+    values = {each["name"]: each.get("value") for each in engine["env"]}
+    assert values["HF_HUB_OFFLINE"] == "1"
+    assert "HF_TOKEN" not in values
+    fetched = {each["name"]: each.get("value", "") for each in fetch["env"]}
+    assert "HF_HUB_OFFLINE" not in fetched
+    assert fetched["HF_HOME"] == values["HF_HOME"]
+    assert fetched["SSD_FETCH_MODEL"] in values.values(), "as the engine will look for it"
+    known = {name for name in fetched if name.startswith("SSD_FETCH_")}
+    load(FetchSettings, [], prefix="SSD_FETCH", environ={name: fetched[name] for name in known})
+    assert fetch["image"] == engine["image"]
+    assert {mount["mountPath"] for mount in fetch["volumeMounts"]} == {"/tmp", CACHE_FOLDER}
+
+
+def test_a_fetch_reserves_no_more_than_its_engine_and_no_device() -> None:
+    template = target_of(resource(LLAMA))
+    (fetch,), engine = template["spec"]["initContainers"], container_of(template)
+    assert engine["resources"]["limits"]["nvidia.com/gpu"]
+    assert fetch["resources"]["requests"] == engine["resources"]["requests"]
+    assert "limits" not in fetch["resources"], "an empty map is never as the server stores it"
+    assert fetch["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_what_a_user_adds_comes_along_to_the_fetch() -> None:
+    proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    mount = {"name": "certificates", "mountPath": "/etc/ssl/certs"}
+    added = PodTemplate(env=(proxy,), volume_mounts=(mount,))
+    spec = replace(LLAMA, target=replace(LLAMA.target, pod_template=added))
+    (fetch,) = target_of(resource(spec))["spec"]["initContainers"]
+    assert proxy in fetch["env"]
+    assert mount in fetch["volumeMounts"]
+
+
+def test_what_needs_no_hub_is_not_fetched() -> None:
+    assert "initContainers" not in target_of(resource(cpu_demo()))["spec"]
 
 
 @pytest.mark.parametrize(

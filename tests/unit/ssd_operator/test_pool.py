@@ -4,8 +4,9 @@ from itertools import cycle, islice
 
 import pytest
 
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.facts import LinkFact, PoolFact
-from ssd_operator.pool import FLOOR_SECONDS, with_floors
+from ssd_operator.pool import FLOOR_SECONDS, _pool_fact, with_floors
 
 
 def answer(at: float, round_trip_seconds: float, draft: str = "d") -> PoolFact:
@@ -43,3 +44,14 @@ def test_another_draft_at_the_same_address_is_measured_anew() -> None:
 
 def test_a_link_that_was_not_measured_sets_no_floor() -> None:
     assert told(0.0, 5e-3) == [0.0, 5e-3]
+
+
+def test_what_a_target_tells_of_itself_and_its_links_becomes_a_fact() -> None:
+    told = LinkStatus(address="a:1", state="active", draft_pod="d", draft_weights="sha256:d")
+    status = PoolStatus(
+        links=(told,), tokens_per_round=3.0, efficiency=0.9, weights_fingerprint="sha256:t"
+    )
+    fact = _pool_fact("t", status, 7.0)
+    assert (fact.target_pod, fact.at, fact.links[0].state) == ("t", 7.0, "Active")
+    assert (fact.tokens_per_round, fact.efficiency) == (3.0, 0.9)
+    assert (fact.weights_fingerprint, fact.links[0].draft_weights) == ("sha256:t", "sha256:d")

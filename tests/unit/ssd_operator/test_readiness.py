@@ -1,6 +1,7 @@
 """When the operator is ready, and what ``/readyz`` and the log say until then."""
 
 import copy
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -168,6 +169,9 @@ async def test_a_probe_answers_what_is_wrong() -> None:
                 return answer.status, await answer.text()
 
         assert await ask("/healthz") == (200, "ok")
+        if socket.has_dualstack_ipv6():
+            async with session.get(f"http://[::1]:{port}/healthz") as answer:
+                assert answer.status == 200, "the kubelet of an IPv6-only cluster has no IPv4"
         assert await ask("/readyz") == (503, "starting")
         readiness.done()
         assert await ask("/readyz") == (200, "ok")

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.ssd_operator.scenes import (
@@ -14,7 +15,7 @@ from tests.unit.ssd_operator.scenes import (
 )
 
 from ssd_operator.census import Planned
-from ssd_operator.facts import Ref
+from ssd_operator.facts import PoolFact, Ref
 from ssd_operator.pod_state import to_text
 from ssd_operator.scaling import Decision, Reason
 from ssd_operator.spec import Model, Object, Transport
@@ -33,7 +34,9 @@ def condition(status: Object, kind: str) -> Object:
 
 def test_the_whole_of_a_healthy_resource() -> None:
     links = (link("d0", round_trip_seconds=120e-6), link("d1", round_trip_seconds=80.4e-6))
-    fact = answer("t0", *links, eligible_sequences=3, tokens_per_round=3.12, hit_rate=0.857)
+    fact = answer(
+        "t0", *links, eligible_sequences=3, tokens_per_round=3.12, hit_rate=0.857, efficiency=0.952
+    )
     status = tell(Scene(pools=(fact,)))
     assert status.pop("conditions")[0]["type"] == "Ready"
     assert status == {
@@ -71,8 +74,45 @@ def test_the_whole_of_a_healthy_resource() -> None:
             }
             for name, micros in [("d0", 120), ("d1", 80)]
         ],
-        "speculation": {"tokensPerRound": "3.1", "hitRate": "0.86"},
+        "speculation": {"tokensPerRound": "3.1", "hitRate": "0.86", "efficiency": "0.95"},
     }
+
+
+ONE, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+
+
+def model_of(*pools: PoolFact, **facts: Any) -> Object:
+    pods = (target(), target("t1", cell=1), draft("d0"), draft("d1"))
+    block: Object = tell(Scene(cells=2, pods=pods, pools=pools, facts=facts))["model"]
+    return block
+
+
+def test_weights_are_named_that_all_targets_and_all_linked_drafts_run() -> None:
+    dialled = link("", state="Connecting")
+    links = (link("d0", draft_weights=OTHER), link("d1", draft_weights=OTHER), dialled)
+    first = answer("t0", *links, weights_fingerprint=ONE)
+    second = answer("t1", weights_fingerprint=ONE)
+    wanted = {"name": "demo", "targetRevision": ONE, "draftRevision": OTHER}
+    assert model_of(first, second) == wanted
+
+
+def test_weights_that_differ_or_are_not_told_are_not_named() -> None:
+    links = (link("d0", draft_weights=OTHER), link("d1", draft_weights=ONE))
+    first = answer("t0", *links, weights_fingerprint=ONE)
+    for words in (OTHER, "", "sha256:1"):
+        assert model_of(first, answer("t1", weights_fingerprint=words)) == {"name": "demo"}
+
+
+def test_weights_stay_named_until_all_targets_are_heard_again() -> None:
+    old = {"name": "former", "targetRevision": ONE, "draftRevision": OTHER}
+    wanted = {"name": "demo", "targetRevision": ONE, "draftRevision": OTHER}
+    heard = answer("t0", weights_fingerprint=ONE)
+    assert model_of(heard, status={"model": old}) == wanted
+    heard_otherwise = answer("t0", weights_fingerprint=OTHER)
+    changed = {"name": "demo", "draftRevision": OTHER}
+    assert model_of(heard_otherwise, status={"model": old}) == changed
+    both = (heard, answer("t1", weights_fingerprint=ONE))
+    assert model_of(*both, status={"model": old}) == {"name": "demo", "targetRevision": ONE}
 
 
 def test_a_resource_of_which_nothing_is_there_yet() -> None:

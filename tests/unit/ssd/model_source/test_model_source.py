@@ -1,19 +1,23 @@
 """Names of models and the folders behind them."""
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from huggingface_hub.errors import (
+    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
+    RevisionNotFoundError,
 )
 
 from ssd import demo, model_source
-from ssd.errors import HubError, ModelNotFoundError
+from ssd.errors import CacheError, HubError, ModelNotFoundError, SettingsError, SetupError
+from ssd.hub import HUB_ERRORS, as_setup_error
 from ssd.model_source import local_folder, resolve
 from ssd.testing.tiny_folder import write_tiny_folder
 
@@ -70,3 +74,32 @@ def test_a_hub_that_may_answer_later_is_told_from_one_that_has_answered(
     monkeypatch.setattr(model_source, "snapshot_download", download)
     with pytest.raises(kind, match="hf://org/name"):
         resolve("hf://org/name@0123")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left"), CacheError, "larger volume"),
+        (PermissionError(errno.EACCES, "denied", "/cache"), SettingsError, "may not write"),
+        (GatedRepoError("no", response=answer(403)), ModelNotFoundError, "accepted its terms"),
+        (RevisionNotFoundError("no", response=answer(404)), ModelNotFoundError, "this revision"),
+        (RepositoryNotFoundError("no", response=answer(401)), ModelNotFoundError, "give a token"),
+        (HUB_ERRORS[1]("slow"), HubError, "slow"),
+    ],
+)
+def test_what_the_hub_or_the_disk_says_comes_with_a_cure(
+    error: Exception, kind: type[SetupError], words: str
+) -> None:
+    found = as_setup_error("hf://org/name@0123", error)
+    assert type(found) is kind
+    assert words in str(found)
+    assert "hf://org/name@0123" in str(found)
+
+
+def test_that_a_model_is_not_here_is_no_news_beside_why_it_could_not_be_had() -> None:
+    refusal = HfHubHTTPError("bad token", response=answer(403))
+    error = LocalEntryNotFoundError("not here")
+    error.__cause__ = refusal
+    assert isinstance(as_setup_error("hf://org/name", error), ModelNotFoundError)
+    error.__cause__ = OSError("no route")
+    assert isinstance(as_setup_error("hf://org/name", error), HubError)
