@@ -95,6 +95,7 @@ def pair(kube: Kube) -> Iterator[str]:
     kube("delete", "ssd", "pair", "--wait=true")
 
 
+@pytest.mark.slow
 def test_cells_roll_one_at_a_time_after_one_preflight(
     kube: Kube, pair: str, figures: Figures
 ) -> None:
@@ -115,6 +116,7 @@ def test_cells_roll_one_at_a_time_after_one_preflight(
     figures["two cells rolled after a preflight, s"] = round(seconds, 1)
 
 
+@pytest.mark.slow
 def test_a_restart_that_is_asked_for_replaces_every_pod(
     kube: Kube, pair: str, figures: Figures
 ) -> None:
