@@ -17,10 +17,8 @@ from datetime import UTC, datetime
 from functools import partial
 
 import kopf
-from prometheus_client import start_http_server
 
 from ssd.errors import SSDError
-from ssd.rpc.listen import bindable
 from ssd.settings import load
 from ssd.telemetry import configure_logging, get_logger
 from ssd_operator import metrics
@@ -133,17 +131,10 @@ async def serve(settings: OperatorSettings) -> None:
     """Construct everything and run it.
 
     Raises:
-        SSDError: no cluster, no CRD, or no answer.
+        SSDError: no cluster, no CRD, no answer, or a port is in use.
     """
     async with connect() as cluster:
-        with contextlib.ExitStack() as stack:
-            _, host = bindable("::")
-            server, thread = start_http_server(
-                settings.metrics_port, addr=host, registry=metrics.REGISTRY
-            )
-            stack.callback(thread.join)
-            stack.callback(server.server_close)
-            stack.callback(server.shutdown)
+        with metrics.served(settings.metrics_port):
             await Operator(settings, cluster).run()
 
 

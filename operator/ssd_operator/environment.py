@@ -6,20 +6,11 @@ stays out wherever an older, pinned image may not know its name.
 
 from collections.abc import Sequence
 
-from ssd_operator import fabric
-from ssd_operator.names import DRAFT_PORT, HTTP_PORT, TARGET_PORT, Component, draft_deployment
+from ssd_operator import fabric, reserved
+from ssd_operator.names import DRAFT_PORT, HTTP_PORT, TARGET_PORT, draft_deployment
 from ssd_operator.spec import Accelerator, Object, Resource, Source, Speculation
 
-MODELS_FOLDER = "/models"
-CACHE_FOLDER = "/var/cache/ssd"
-SHARED_MEMORY = "/dev/shm"  # noqa: S108
 TERMINATION_LOG = "/dev/termination-log"
-IDENTITY = ("POD_NAME", "NODE_NAME", "CELL")
-RESERVED_ENV = frozenset(
-    {f"SSD_{component.upper()}_{name}" for component in Component for name in IDENTITY}
-    | {fabric.HOST_ID}
-)
-"""What ``podTemplate.env`` may not set: who a pod is decides which links it gets."""
 PROCESS_DTYPE = "bfloat16"
 """The processes' own default."""
 
@@ -89,7 +80,7 @@ def fetch_environment(source: Source) -> list[Object]:
 
 def merged(ours: Sequence[Object], users: Sequence[Object]) -> list[Object]:
     """Ours with the user's own: by name the user wins, except for what is reserved."""
-    theirs = {each["name"]: each for each in users if each["name"] not in RESERVED_ENV}
+    theirs = {each["name"]: each for each in users if each["name"] not in reserved.ENV}
     kept = [theirs.pop(each["name"], each) for each in ours]
     return kept + list(theirs.values())
 
@@ -110,7 +101,7 @@ def _model(source: Source) -> str:
     """The source as the processes spell it."""
     claim, path = _claim_and_path(source)
     if claim:
-        return f"{MODELS_FOLDER}/{path}".rstrip("/")
+        return f"{reserved.MODELS_FOLDER}/{path}".rstrip("/")
     return f"{source.uri}@{source.revision}" if source.revision else source.uri
 
 
@@ -172,4 +163,4 @@ def _hub(source: Source) -> list[Object]:
 
 
 def _hub_folder() -> Object:
-    return {"name": "HF_HOME", "value": f"{CACHE_FOLDER}/hf"}
+    return {"name": "HF_HOME", "value": reserved.HUB_FOLDER}

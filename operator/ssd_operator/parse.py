@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from ssd.errors import SSDError
-from ssd_operator import environment, fabric, schema
+from ssd_operator import reserved, schema
 from ssd_operator.spec import (
     Accelerator,
     Autoscaling,
@@ -37,17 +37,6 @@ from ssd_operator.spec import (
 )
 from ssd_operator.structural import problems, stored
 
-RESERVED_VOLUMES = frozenset({"tmp", "cache", "shm", "models"})
-"""Names of volumes that pods have already."""
-RESERVED_PATHS = frozenset(
-    {
-        fabric.SCRATCH_FOLDER,
-        environment.CACHE_FOLDER,
-        environment.SHARED_MEMORY,
-        environment.MODELS_FOLDER,
-    }
-)
-"""Where they are mounted."""
 TENSOR_PARALLEL_SIZES = {Accelerator.NVIDIA: 4, Accelerator.CPU: 1}
 """Where the resource names none."""
 DRAFT_DEADLINES = {Accelerator.NVIDIA: 20, Accelerator.CPU: 100}
@@ -98,7 +87,7 @@ def parse(obj: Object) -> Resource:
 
     Raises:
         SpecError: ``SpecInvalid`` for what the schema forbids, ``ReservedEnv`` and
-            ``PodTemplateInvalid`` for what a schema cannot say.
+            ``PodTemplateInvalid`` for names that pods have already.
     """
     metadata = obj["metadata"]
     spec = stored(obj.get("spec"), _SPEC)
@@ -137,15 +126,15 @@ def carried_on(last: Resource, obj: Object) -> Resource:
 
 
 def _check_template(template: Object, path: str) -> None:
-    reserved = sorted({each["name"] for each in template.get("env", ())} & environment.RESERVED_ENV)
-    if reserved:
+    taken = sorted({each["name"] for each in template.get("env", ())} & reserved.ENV)
+    if taken:
         raise SpecError(
             "ReservedEnv",
-            f"{path}.env sets {', '.join(reserved)}, which is the operator's: leave it out",
+            f"{path}.env sets {', '.join(taken)}, which is the operator's: leave it out",
         )
     clashes = [
-        *_clashes(template, "volumes", "name", RESERVED_VOLUMES),
-        *_clashes(template, "volumeMounts", "mountPath", RESERVED_PATHS),
+        *_clashes(template, "volumes", "name", reserved.VOLUMES),
+        *_clashes(template, "volumeMounts", "mountPath", reserved.PATHS),
     ]
     if clashes:
         raise SpecError(

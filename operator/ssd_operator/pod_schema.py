@@ -1,5 +1,8 @@
 """Schemas of what users may say about pods: a chosen subset, since a whole pod makes a megabyte."""
 
+from collections.abc import Collection
+
+from ssd_operator import reserved
 from ssd_operator.spec import GROUP
 from ssd_operator.structural import (
     VISIBLE,
@@ -163,7 +166,11 @@ def _variable() -> Schema:
         "!(has(self.value) && has(self.valueFrom))",
         "a variable has a value or a valueFrom: leave one out",
     )
-    return block("A variable.", fields, required=["name"], rules=[not_both])
+    not_ours = rule(
+        f"!(self.name in {_list_of(reserved.ENV)})",
+        "this variable says who the pod is, which is the operator's: leave it out",
+    )
+    return block("A variable.", fields, required=["name"], rules=[not_both, not_ours])
 
 
 def _volume() -> Schema:
@@ -205,7 +212,11 @@ def _volume() -> Schema:
         f"[{given}].filter(x, x).size() == 1", f"give exactly one of {', '.join(kinds)}"
     )
     name = text("Name of the volume.", 63, least=1, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
-    return block("A volume.", {"name": name} | kinds, required=["name"], rules=[one_kind])
+    not_ours = rule(
+        f"!(self.name in {_list_of(reserved.VOLUMES)})",
+        "pods have a volume of this name: use another one",
+    )
+    return block("A volume.", {"name": name} | kinds, required=["name"], rules=[one_kind, not_ours])
 
 
 def _files(key: str, about: str) -> dict[str, Schema]:
@@ -223,7 +234,17 @@ def _volume_mount() -> Schema:
         "subPath": text("Folder or file of the volume; absent is all of it.", 1024),
         "readOnly": boolean("Whether it is read-only."),
     }
-    return block("A place of a volume.", fields, required=["name", "mountPath"])
+    # The kubelet mounts /tmp and /tmp/ at one place.
+    not_ours = rule(
+        f"!self.mountPath.matches('^({'|'.join(sorted(reserved.PATHS))})/*$')",
+        "pods have a volume there: use another path",
+    )
+    return block("A place of a volume.", fields, required=["name", "mountPath"], rules=[not_ours])
+
+
+def _list_of(words: Collection[str]) -> str:
+    """As CEL has it, always in one order."""
+    return f"[{', '.join(repr(word) for word in sorted(words))}]"
 
 
 def _label_selector(about: str) -> Schema:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ssd_operator import environment, fabric, placement
+from ssd_operator import environment, fabric, placement, reserved
 from ssd_operator.config import OperatorConfig
 from ssd_operator.fabric import USER
 from ssd_operator.names import (
@@ -267,7 +267,7 @@ def _fetch_container(resource: Resource, config: OperatorConfig, pod: _Pod) -> O
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "tmp", "mountPath": fabric.SCRATCH_FOLDER},
-            {"name": "cache", "mountPath": environment.CACHE_FOLDER},
+            {"name": "cache", "mountPath": reserved.CACHE_FOLDER},
             *pod.template.volume_mounts,
         ],
     }
@@ -308,12 +308,16 @@ def _volumes(resource: Resource, pod: _Pod) -> list[Object]:
 def _volume_mounts(resource: Resource, pod: _Pod) -> list[Object]:
     mounts: list[Object] = [
         {"name": "tmp", "mountPath": fabric.SCRATCH_FOLDER},
-        {"name": "cache", "mountPath": environment.CACHE_FOLDER},
+        {"name": "cache", "mountPath": reserved.CACHE_FOLDER},
     ]
+    if environment.is_on_hub(pod.source):
+        # Weights that pods share: an engine compiles beside them and never writes to them.
+        where = {"mountPath": reserved.HUB_FOLDER, "subPath": reserved.HUB_SUBFOLDER}
+        mounts.append({"name": "cache", **where, "readOnly": True})
     if not fabric.shares_node(resource):
-        mounts.append({"name": "shm", "mountPath": environment.SHARED_MEMORY})
+        mounts.append({"name": "shm", "mountPath": reserved.SHARED_MEMORY})
     if environment.volume_claim(pod.source):
-        mounts.append({"name": "models", "mountPath": environment.MODELS_FOLDER, "readOnly": True})
+        mounts.append({"name": "models", "mountPath": reserved.MODELS_FOLDER, "readOnly": True})
     return mounts
 
 

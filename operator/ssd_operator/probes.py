@@ -1,6 +1,7 @@
 """The kubelet's probes, answered by the loop that does the work: if it stalls, nobody does."""
 
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
@@ -8,6 +9,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from ssd.errors import AddressError
 from ssd.rpc.listen import bindable
 
 Check = Callable[[], str]
@@ -21,6 +23,9 @@ async def serve_probes(port: int, checks: Mapping[str, Check]) -> AsyncIterator[
     Args:
         port: on every address.
         checks: by path. The answer is 200, or 503 with what is wrong.
+
+    Raises:
+        AddressError: the port is in use.
     """
     application = web.Application()
     for path, check in checks.items():
@@ -38,7 +43,13 @@ def _listening(port: int) -> socket.socket:
     """A socket on each address of both families: the kubelet is outside, and knows one of them."""
     family, host = bindable("::")
     is_dual = family == socket.AF_INET6
-    return socket.create_server((host, port), family=family, dualstack_ipv6=is_dual)
+    try:
+        return socket.create_server((host, port), family=family, dualstack_ipv6=is_dual)
+    except OSError as error:
+        raise AddressError(
+            f"cannot listen on port {port} for probes: {os.strerror(error.errno or 0)}; "
+            "choose another --probe-port"
+        ) from error
 
 
 async def _answer(check: Check, _: web.Request) -> web.Response:

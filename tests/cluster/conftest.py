@@ -139,7 +139,11 @@ def defining(api_environment: dict[str, str]) -> Iterator[ApiServer]:
         everywhere.tell("wait", f"--for={sign}", CRD_NAME, "--timeout=30s")
     namespace = f"crd-{os.getpid()}"
     everywhere.tell("create", "namespace", namespace)
-    yield ApiServer(api_environment, namespace)
+    own = ApiServer(api_environment, namespace)
+    yield own
+    # Before the namespace: it would wait for half the grace of whatever pods an operator made.
+    own.tell("delete", "ssddeployments", "--all", "--timeout=50s")
+    own.tell("wait", "--for=delete", "pods", "--all", "--timeout=50s")
     everywhere.tell("delete", "namespace", namespace, "--timeout=50s")
     if not was_there:
         everywhere.tell("delete", CRD_NAME, "--timeout=50s", "--ignore-not-found")

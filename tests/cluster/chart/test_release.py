@@ -12,15 +12,19 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 CHART = Path(__file__).resolve().parents[3] / "charts" / "ssd"
 CRD = "crd/ssddeployments.ssd.dev"
+BINDINGS = ("get", "clusterrolebindings,rolebindings", "-A", "-l", "ssd.dev/binds=operator")
 NAMESPACES = ("here", "there", "team-a", "team-b")
 ALL = ("get", "list", "watch", "create", "patch", "delete")
+UNWATCHED = ("get", "create", "patch", "delete")
 MINIMUM = {
     ("deployments", "apps"): ALL,
     ("events", ""): ("create",),
     ("horizontalpodautoscalers", "autoscaling"): ALL,
     ("networkpolicies", "networking.k8s.io"): ALL,
+    ("podmonitors", "monitoring.coreos.com"): UNWATCHED,
     ("poddisruptionbudgets", "policy"): ALL,
     ("pods", ""): ALL,
+    ("scaledobjects", "keda.sh"): UNWATCHED,
     ("serviceaccounts", ""): ALL,
     ("services", ""): ALL,
     ("ssddeployments", "ssd.dev"): ("get", "list", "watch"),
@@ -32,6 +36,10 @@ MINIMUM = {
 
 @pytest.fixture(scope="module", autouse=True)
 def namespaces(kubectl: Any) -> Iterator[None]:
+    for whose in (BINDINGS, ("get", "ssddeployments", "-A")):
+        if found := kubectl(*whose, "-o", "name").stdout.strip():
+            pytest.skip(f"the definition would be deleted, which is in use: {found.split()[0]}")
+    kubectl("delete", CRD, "--ignore-not-found")
     for name in NAMESPACES:
         assert kubectl("create", "namespace", name).returncode == 0
     yield

@@ -11,9 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_operator import schema
+from ssd_operator import reserved, schema
 from ssd_operator.config import OperatorConfig
-from ssd_operator.parse import RESERVED_PATHS, RESERVED_VOLUMES, SpecError, parse
+from ssd_operator.parse import SpecError, parse
 from ssd_operator.pods import target_template
 from ssd_operator.spec import (
     Accelerator,
@@ -267,12 +267,15 @@ def test_a_volume_of_the_operators_is_not_replaced(template: Object, words: str)
 
 
 def test_the_reserved_volumes_are_those_that_pods_have() -> None:
-    claimed = resource({part: {"source": {"uri": "pvc://w/m"}} for part in ("target", "draft")})
     config = OperatorConfig(target_image="t", draft_image="d", operator_namespace="ssd")
-    spec = target_template(parse(claimed), config, 0)["spec"]
-    assert {each["name"] for each in spec["volumes"]} == RESERVED_VOLUMES
-    mounts = spec["containers"][0]["volumeMounts"]
-    assert {each["mountPath"] for each in mounts} == RESERVED_PATHS
+    names, paths = set[str](), set[str]()
+    for source in ({"uri": "pvc://w/m"}, {"uri": "hf://org/m", "revision": "0" * 40}):
+        obj = resource({part: {"source": source} for part in ("target", "draft")})
+        spec = target_template(parse(obj), config, 0)["spec"]
+        names |= {each["name"] for each in spec["volumes"]}
+        paths |= {each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
+    assert names == reserved.VOLUMES
+    assert paths == reserved.PATHS
 
 
 def texts(field: Schema) -> st.SearchStrategy[str]:

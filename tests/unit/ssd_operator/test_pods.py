@@ -19,7 +19,7 @@ from tests.unit.ssd_operator.resources import (
 from ssd.fetch import FetchSettings
 from ssd.settings import load
 from ssd_draft.settings import DraftSettings
-from ssd_operator.environment import CACHE_FOLDER, RESERVED_ENV
+from ssd_operator import reserved
 from ssd_operator.names import Component
 from ssd_operator.placement import effective_policy
 from ssd_operator.pods import draft_template, target_template
@@ -112,7 +112,7 @@ def test_a_users_variable_wins_unless_it_says_who_the_pod_is() -> None:
     assert by_name["SSD_TARGET_MAX_QUEUE"]["value"] == "7"
     assert by_name["SSD_TARGET_LOG_FORMAT"]["value"] == "text"
     assert "fieldRef" in by_name["SSD_TARGET_POD_NAME"]["valueFrom"]
-    assert {"SSD_DRAFT_CELL", "NCCL_HOSTID"} <= RESERVED_ENV
+    assert {"SSD_DRAFT_CELL", "NCCL_HOSTID"} <= reserved.ENV
 
 
 def test_a_users_labels_never_hide_ours() -> None:
@@ -167,7 +167,12 @@ def test_only_the_container_that_fetches_has_the_token_and_asks_the_hub(
     known = {name for name in fetched if name.startswith("SSD_FETCH_")}
     load(FetchSettings, [], prefix="SSD_FETCH", environ={name: fetched[name] for name in known})
     assert fetch["image"] == engine["image"]
-    assert {mount["mountPath"] for mount in fetch["volumeMounts"]} == {"/tmp", CACHE_FOLDER}
+    (weights,) = [each for each in engine["volumeMounts"] if each["mountPath"] == values["HF_HOME"]]
+    assert weights["readOnly"], "pods share them"
+    assert {mount["mountPath"] for mount in fetch["volumeMounts"]} == {
+        "/tmp",
+        reserved.CACHE_FOLDER,
+    }
 
 
 def test_a_fetch_reserves_no_more_than_its_engine_and_no_device() -> None:

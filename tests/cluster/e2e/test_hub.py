@@ -1,0 +1,100 @@
+"""Weights of a hub, which is a pod of this cluster: fetched once, with a token, and served."""
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests import hub
+from tests.cluster.kube import Kube, Object, eventually, sample
+
+from ssd import __version__
+from ssd.testing.tiny_folder import write_tiny_folder
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+PORT = 8000
+ANSWER = ("ssd", "generate", "Once", "--json", "--max-tokens", "8")
+
+
+@pytest.fixture(scope="module")
+def endpoint(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the hub answers; it gives its model to who has the token of Secret ``hub``."""
+    folder = write_tiny_folder(tmp_path_factory.mktemp("hub") / "model")
+    files = {each.name: each.read_bytes() for each in folder.iterdir()}
+    encoded = {name: base64.b64encode(body).decode() for name, body in files.items()}
+    named = {"apiVersion": "v1", "metadata": {"name": "hub"}}
+    kube.apply({**named, "kind": "Secret", "stringData": {"token": hub.TOKEN}})
+    program = {"hub.py": Path(hub.__file__).read_text()}
+    kube.apply({**named, "kind": "ConfigMap", "data": program, "binaryData": encoded})
+    kube.apply(hub_pod())
+    kube("expose", "pod", "hub", f"--port={PORT}")
+    kube("wait", "pod/hub", "--for=condition=Ready", "--timeout=60s")
+    yield f"http://hub.{kube.namespace}:{PORT}"
+    kube("delete", "pod/hub", "service/hub", "configmap/hub", "secret/hub", "--wait=false")
+
+
+def hub_pod() -> Object:
+    container = {
+        "name": "hub",
+        "image": f"localhost/ssd-target:{__version__}",
+        "command": ["python", "/hub/hub.py", "/hub", str(PORT)],
+        "volumeMounts": [{"name": "hub", "mountPath": "/hub"}],
+        "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
+    }
+    volumes = [{"name": "hub", "configMap": {"name": "hub"}}]
+    spec = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0}
+    metadata = {"name": "hub", "labels": {"app": "hub"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def of_the_hub(name: str, endpoint: str, revision: str = hub.COMMIT) -> Object:
+    """Target and draft are one model."""
+    document = sample(name, drafts=1)
+    source = {"uri": f"hf://{hub.NAME}", "revision": revision}
+    source |= {"tokenSecretRef": {"name": "hub", "key": "token"}}
+    template = {"env": [{"name": "HF_ENDPOINT", "value": endpoint}]}
+    for component in ("target", "draft"):
+        document["spec"][component] |= {"source": source, "podTemplate": template}
+    return document
+
+
+@pytest.fixture
+def delete(kube: Kube) -> Iterator[Callable[[str], str]]:
+    """Has a resource deleted when the test is over; gives its name back."""
+    names: list[str] = []
+
+    def later(name: str) -> str:
+        names.append(name)
+        return name
+
+    yield later
+    kube("delete", "ssd", *names, "--ignore-not-found")
+
+
+def test_weights_come_by_token_and_engines_serve_them_without(
+    kube: Kube, endpoint: str, in_cluster: Callable[..., str], delete: Callable[[str], str]
+) -> None:
+    kube.apply(of_the_hub(delete("tiny"), endpoint))
+    kube.wait_ready("tiny")
+    kube.wait_linked("tiny", 1)
+    said = in_cluster(*ANSWER, "--endpoint", f"tiny.{kube.namespace}:50051")
+    assert json.loads(said)["token_ids"]
+    for component in ("target", "draft"):
+        (pod,) = kube.pods("tiny", component)
+        name = pod["metadata"]["name"]
+        variables = kube("exec", name, "--", "env")
+        assert "HF_HUB_OFFLINE=1" in variables
+        assert hub.TOKEN not in variables
+        refused = ("sh", "-c", "touch /var/cache/ssd/hf/x 2>&1 || true")
+        assert "Read-only file system" in kube("exec", name, "--", *refused)
+
+
+def test_a_model_that_the_hub_does_not_have_is_said_by_the_condition(
+    kube: Kube, endpoint: str, delete: Callable[[str], str]
+) -> None:
+    kube.apply(of_the_hub(delete("none"), endpoint, revision="f" * 40))
+    eventually(
+        lambda: "not this revision" in kube.condition("none", "TargetReady")["message"],
+        "the hub's words are told",
+    )
