@@ -51,7 +51,7 @@ def hub_pod() -> Object:
 def of_the_hub(name: str, endpoint: str, revision: str = hub.COMMIT) -> Object:
     """Target and draft are one model."""
     document = sample(name, drafts=1)
-    source = {"uri": f"hf://{hub.NAME}", "revision": revision}
+    source: Object = {"uri": f"hf://{hub.NAME}", "revision": revision}
     source |= {"tokenSecretRef": {"name": "hub", "key": "token"}}
     template = {"env": [{"name": "HF_ENDPOINT", "value": endpoint}]}
     for component in ("target", "draft"):
