@@ -65,9 +65,11 @@ class ApiServer:
         pages = self._pages(KINDS[kind], namespace, PAGE_LENGTH, selector)
         return frozenset([each["uid"] async for page in pages for each in page])
 
-    async def apply(self, wanted: Object) -> Object:
+    async def apply(self, wanted: Object, uid: str = "") -> Object:
         """See ``Cluster``."""
         ref, namespace = ref_of(wanted), wanted["metadata"]["namespace"]
+        if uid:
+            wanted = wanted | {"metadata": wanted["metadata"] | {"uid": uid}}
         kind = KINDS[ref.kind]
         path = kind.path(namespace, ref.name)
         try:

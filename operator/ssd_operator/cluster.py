@@ -3,7 +3,7 @@
 Pure; ``api_server.py`` is the real thing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -128,12 +128,19 @@ def error_of(code: int, answer: Object, what: str, retry_after: str = "") -> Clu
         retry_after: the header.
     """
     message = f"{what}: {code} {answer.get('message', '')}".rstrip()
+    causes = (answer.get("details") or {}).get("causes") or []
+    if code == HTTPStatus.UNPROCESSABLE_ENTITY and _is_of_another(causes):
+        return ConflictError(message)
     if code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        causes = (answer.get("details") or {}).get("causes") or []
         is_leaving = any(cause.get("reason") == _LEAVING_CAUSE for cause in causes)
         return ForbiddenError(message, is_leaving=is_leaving)
     seconds = float(retry_after) if retry_after.isdecimal() else 0.0
     return _ERRORS.get(code, BusyError)(message, seconds)
+
+
+def _is_of_another(causes: Sequence[Object]) -> bool:
+    """Whether the object is not the one that was meant: of a write, its uid cannot change."""
+    return any(cause.get("field") == "metadata.uid" for cause in causes)
 
 
 class Cluster(Protocol):
@@ -150,12 +157,16 @@ class Cluster(Protocol):
         """Of all objects of a kind that are watched, in a namespace or, if empty, in all."""
         ...
 
-    async def apply(self, wanted: Object) -> Object:
+    async def apply(self, wanted: Object, uid: str = "") -> Object:
         """Make an object have these fields, and none of ours beside them.
+
+        Args:
+            wanted: the object.
+            uid: of the one that is meant; empty makes one, or takes the one that is there.
 
         Raises:
             RefusedError: the object is wrong.
-            ConflictError: it is being deleted or made anew.
+            ConflictError: the one that is meant is gone, or it is being deleted or made anew.
             MissingError: its namespace is gone.
         """
         ...

@@ -11,6 +11,7 @@ from ssd_operator.cluster import (
     KINDS,
     Cluster,
     ClusterError,
+    ConflictError,
     ForbiddenError,
     Key,
     MissingError,
@@ -271,7 +272,7 @@ class Reconciler:
             ref = ref_of(wanted)
             title = f"{ref.kind}/{ref.name}"
             try:
-                answer = await self._cluster.apply(wanted)
+                answer = await self._apply_to(key, wanted, observed.children.get(ref))
             except (RefusedError, ForbiddenError) as error:
                 if isinstance(error, ForbiddenError) and error.is_leaving:
                     raise
@@ -292,6 +293,24 @@ class Reconciler:
             else:
                 self._view.remember(key, answer)
         return setbacks
+
+    async def _apply_to(self, key: Key, wanted: Object, live: Object | None) -> Object:
+        """Apply to the child that was seen: meanwhile its name may be somebody else's.
+
+        Raises:
+            ConflictError: it is; the next pass reads what is there.
+        """
+        if live is None:
+            return await self._cluster.apply(wanted)
+        uid, ref = live["metadata"]["uid"], ref_of(wanted)
+        try:
+            return await self._cluster.apply(wanted, uid)
+        except ConflictError:
+            now = await self._cluster.get(key[0], ref)
+            if now is None or now["metadata"]["uid"] != uid:
+                self._view.bury(live)
+                self._records[key].optional.found.pop(ref, None)
+            raise
 
     async def _scale(self, key: Key, resource: Resource, observed: Observed, decided: Plan) -> None:
         """Drains, then the number, then what is not wanted any more."""

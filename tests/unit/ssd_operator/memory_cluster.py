@@ -11,6 +11,7 @@ from ssd_operator.cluster import (
     WATCHED_KINDS,
     BusyError,
     ClusterError,
+    ConflictError,
     ForbiddenError,
     Key,
     RefusedError,
@@ -78,7 +79,7 @@ class MemoryCluster:
             if ref.kind == kind and namespace in ("", where) and _is_watched(thing)
         )
 
-    async def apply(self, wanted: Object) -> Object:
+    async def apply(self, wanted: Object, uid: str = "") -> Object:
         namespace = wanted["metadata"]["namespace"]
         ref = Ref(wanted["kind"], wanted["metadata"]["name"])
         self._write("apply", ref)
@@ -92,6 +93,8 @@ class MemoryCluster:
             raise RefusedError(self.refused[ref])
         address, wanted = (namespace, ref), copy.deepcopy(wanted)
         live = self.objects.get(address)
+        if uid and (live is None or live["metadata"]["uid"] != uid):
+            raise ConflictError(f"uid {uid} of {ref} is gone")
         base = {} if live is None else _without(live, self._intents.get(address, {}), wanted)
         self._intents[address] = wanted
         return self._answer(self.put(_merged(_merged(base, wanted), self.imposed.get(ref, {}))))

@@ -1,23 +1,28 @@
 """Calls to an API server, as they look on its side."""
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 
+import pytest
 from aiohttp import web
 from kubernetes_asyncio import client
 
 from ssd_operator.api_server import ApiServer
-from ssd_operator.spec import KIND
+from ssd_operator.cluster import ConflictError
+from ssd_operator.spec import KIND, Object
 
 
 @contextlib.asynccontextmanager
-async def answering(*pages: object) -> AsyncIterator[tuple[ApiServer, list[web.Request]]]:
+async def answering(*pages: Object) -> AsyncIterator[tuple[ApiServer, list[web.Request]]]:
     """An API server that gives these answers, one a call, and what it was asked."""
     asked: list[web.Request] = []
 
     async def answer(request: web.Request) -> web.Response:
         asked.append(request)
-        return web.json_response(pages[len(asked) - 1])
+        page = pages[len(asked) - 1]
+        await request.read()  # it stays readable after the answer
+        return web.json_response(page, status=page.get("code", 200))
 
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
@@ -30,7 +35,7 @@ async def answering(*pages: object) -> AsyncIterator[tuple[ApiServer, list[web.R
     await runner.cleanup()
 
 
-def page(*names: str, token: str = "") -> object:
+def page(*names: str, token: str = "") -> Object:
     items = [
         {"metadata": {"namespace": "here", "name": name, "uid": f"uid-{name}"}} for name in names
     ]
@@ -78,3 +83,30 @@ async def test_resources_are_listed_whatever_their_labels() -> None:
         assert await cluster.uids(KIND, "") == {"uid-a"}
     assert asked[0].path == "/apis/ssd.dev/v1alpha1/ssddeployments"
     assert "labelSelector" not in asked[0].query
+
+
+GONE = {
+    "code": 409,
+    "message": "uid mismatch: the provided object specified uid uid-1, and no existing object was "
+    "found",
+    "details": {"name": "demo", "kind": "services"},
+}
+REPLACED = {
+    "code": 422,
+    "message": 'metadata.uid: Invalid value: "uid-1": field is immutable',
+    "details": {"causes": [{"reason": "FieldValueInvalid", "field": "metadata.uid"}]},
+}
+"""What an API server of Kubernetes 1.34 says."""
+
+
+@pytest.mark.parametrize("answer", [GONE, REPLACED], ids=["gone", "replaced"])
+async def test_an_object_that_is_not_the_one_that_was_meant_is_no_fault_of_ours(
+    answer: Object,
+) -> None:
+    wanted = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "a", "name": "demo"}}
+    async with answering(answer) as (cluster, asked):
+        with pytest.raises(ConflictError):
+            await cluster.apply(wanted, "uid-1")
+        sent = json.loads(await asked[0].text())
+    assert sent["metadata"]["uid"] == "uid-1"
+    assert "uid" not in wanted["metadata"]

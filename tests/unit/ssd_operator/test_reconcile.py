@@ -8,6 +8,7 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World, demo, settled
 from ssd_operator.cluster import BusyError, ConflictError, ForbiddenError
 from ssd_operator.facts import PoolFact, Ref
 from ssd_operator.names import NAME_LABEL, revision_of
+from ssd_operator.spec import KIND
 
 
 async def test_a_new_resource_gets_all_its_children_and_serves() -> None:
@@ -213,6 +214,21 @@ async def test_a_name_taken_later_stops_no_pod_that_runs() -> None:
     await world.come_to_rest(4)
     assert len(world.ready_pods("target")) == 1
     assert len(world.ready_pods("draft")) == 3
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
+
+
+async def test_a_name_that_was_taken_before_the_watch_told_is_not_written_over() -> None:
+    world = await settled()
+    ref = Ref("Deployment", "demo-draft-0")
+    metadata = {"namespace": "default", "name": ref.name}
+    world.cluster.remove("default", ref)
+    theirs = world.cluster.put({"apiVersion": "apps/v1", "kind": ref.kind, "metadata": metadata})
+    world.cluster.edit_spec(KEY, draft={"image": "localhost/new:1"})
+    world.see({KIND})
+    with pytest.raises(ConflictError):
+        await world.look()
+    await world.look()
+    assert world.cluster.objects["default", ref] == theirs
     assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
 
 

@@ -27,17 +27,22 @@ class Witness(MemoryCluster):
     _rolling: set[str] = field(default_factory=set)
     """Targets that the operator took down, and that are not back."""
 
-    async def apply(self, wanted: Object) -> Object:
+    async def apply(self, wanted: Object, uid: str = "") -> Object:
         address = wanted["metadata"]["namespace"], Ref(wanted["kind"], wanted["metadata"]["name"])
         before = copy.deepcopy(self.objects.get(address))
         try:
-            return await super().apply(wanted)
+            return await super().apply(wanted, uid)
         finally:
             after = self.objects.get(address)
+            self._look_at_takeover(before, after)
             if wanted["kind"] == "Deployment" and before and after and before != after:
                 is_draft = wanted["metadata"]["labels"][COMPONENT_LABEL] == "draft"
                 look = self._look_at_shrink if is_draft else self._look_at_roll
                 look(before, after)
+
+    def _look_at_takeover(self, before: Object | None, after: Object | None) -> None:
+        was_foreign = before is not None and not before["metadata"].get("ownerReferences")
+        assert not was_foreign or before == after, f"somebody else's object is written: {before}"
 
     def touched(self, name: str) -> None:
         """Somebody else did something to a target: what follows is not the operator's doing."""
