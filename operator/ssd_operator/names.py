@@ -128,12 +128,18 @@ def is_engine_pod(pod: Object, name: str) -> bool:
     labels = metadata.get("labels") or {}
     owners: list[Object] = metadata.get("ownerReferences") or []
     controller: Object = next((owner for owner in owners if owner.get("controller")), {})
-    component, cell = labels.get(COMPONENT_LABEL), labels.get(CELL_LABEL)
-    deployment = f"{name}-{component}" + ("" if cell is None else f"-{cell}")
+    cell = labels.get(CELL_LABEL)
     return (
         labels.get(NAME_LABEL) == name
-        and component in set(Component)
+        and labels.get(COMPONENT_LABEL) in set(Component)
         and (cell is None or cell.isdecimal())
         and controller.get("kind") == "ReplicaSet"
-        and controller.get("name") == f"{deployment}-{labels.get(TEMPLATE_HASH_LABEL)}"
+        and controller.get("name") == f"{maker_of(pod)}-{labels.get(TEMPLATE_HASH_LABEL)}"
     )
+
+
+def maker_of(pod: Object) -> str:
+    """Name of the Deployment that has made an engine pod."""
+    labels = pod["metadata"].get("labels") or {}
+    name = f"{labels.get(NAME_LABEL)}-{labels.get(COMPONENT_LABEL)}"
+    return f"{name}-{labels[CELL_LABEL]}" if CELL_LABEL in labels else name

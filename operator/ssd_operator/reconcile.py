@@ -27,6 +27,7 @@ from ssd_operator.names import (
     COMPONENT_LABEL,
     Component,
     is_engine_pod,
+    maker_of,
 )
 from ssd_operator.optional_children import OptionalChildren, ServedKinds
 from ssd_operator.parse import SpecError, carried_on, parse
@@ -368,12 +369,13 @@ def _read(found: Object, record: _Record) -> Resource | None:
 
 
 def _unseen(observed: Observed, decided: Plan, record: _Record) -> list[Ref]:
-    """What would be created; and what was there and is neither seen any more nor wanted.
+    """What would be created; and what was there or has pods, and is neither seen nor wanted.
 
     The latter is gone, or somebody stripped its labels and it would stay for ever.
     """
     created = [ref for ref in map(ref_of, decided.apply) if ref not in observed.children]
-    vanished = record.children - observed.children.keys() - set(created)
+    makers = {Ref("Deployment", maker_of(pod)) for pod in observed.pods if not is_leaving(pod)}
+    vanished = (record.children | makers) - observed.children.keys() - set(created)
     return [*created, *sorted(vanished)]
 
 

@@ -83,6 +83,17 @@ async def test_a_child_without_its_labels_is_found_by_name_and_mended() -> None:
     assert world.cluster.objects["default", ref]["metadata"]["labels"][NAME_LABEL] == "demo"
 
 
+async def test_a_deployment_that_lost_its_labels_goes_with_its_cell() -> None:
+    world = await settled(DEMO | {"target": {**DEMO["target"], "replicas": 2}})
+    edited = copy.deepcopy(world.deployment("demo-draft-1"))
+    edited["metadata"]["labels"] = {}
+    world.cluster.put(edited)
+    world.cluster.edit_spec(KEY, target={"replicas": 1})
+    world.restart()  # nobody has ever seen it
+    await world.come_to_rest(8)
+    assert ("default", Ref("Deployment", "demo-draft-1")) not in world.cluster.objects
+
+
 async def test_replicas_that_somebody_raised_on_a_deployment_are_drained_away() -> None:
     world = await settled()
     raised = copy.deepcopy(world.deployment("demo-draft-0"))
