@@ -45,6 +45,8 @@ class Planned:
     """Whether this pass writes that decision's number."""
     preflight: Preflight = field(default_factory=Preflight)
     """Of the targets' revision wanted."""
+    makes: frozenset[Ref] = frozenset()
+    """Objects that are there after this pass, if they are not already."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,14 @@ class Census:
     def num_drafts_wanted(self) -> int:
         """Of all cells together."""
         return self.resource.spec.draft.replicas
+
+    @cached_property
+    def has_endpoint(self) -> bool:
+        """Whether clients find the resource by its name: the Service is there, and ours."""
+        ref = Ref("Service", self.resource.name)
+        live = self.observed.children.get(ref)
+        is_there = ref in self.planned.makes or (live is not None and not is_leaving(live))
+        return is_there and ref not in self.observed.foreign
 
     def cell_targets(self, cell: int) -> tuple[Object, ...]:
         """Target pods of a cell, those that leave included."""

@@ -90,7 +90,10 @@ class Observed:
     reverted: frozenset[Ref] = frozenset()
     """Objects that are stored otherwise than we want them, whatever we apply."""
     forbidden: Mapping[Ref, str] = field(default_factory=dict)
-    """What it said (403) to objects in this pass: a quota, a policy, or no right."""
+    """What it said in this pass to calls about objects: a quota, a policy, no right; and to one
+    that has failed for long, a webhook without an answer."""
+    is_cut_short: bool = False
+    """Whether the calls of this pass ended before their time."""
     spec_problem: tuple[str, str] | None = None
     """Reason and message of ``SpecValid=False`` where the resource as it is cannot be read."""
     status: Object = field(default_factory=dict)

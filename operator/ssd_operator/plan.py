@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ssd_operator.census import OLDEST_ANSWER_SECONDS, Census, Planned
-from ssd_operator.cluster import ref_of
+from ssd_operator.cluster import is_owned_by, ref_of
 from ssd_operator.config import OperatorConfig
 from ssd_operator.covers import covers
 from ssd_operator.demand import drains_of, policy_of, pool_load
@@ -34,7 +34,7 @@ from ssd_operator.setbacks import (
     still_refused,
     still_valid,
 )
-from ssd_operator.spec import Object, Resource, drafts_of_cell
+from ssd_operator.spec import KIND, Object, Resource, drafts_of_cell
 from ssd_operator.status import status_of
 from ssd_operator.status_change import SHORTEST_SECONDS, needs_write
 
@@ -76,6 +76,8 @@ class Plan:
     judged: Object = field(default_factory=dict)
     """The status as this pass finds it, written or not."""
     events: tuple[Event, ...] = ()
+    missing: tuple[Ref, ...] = ()
+    """What is wanted and not seen: somebody else may have the name."""
     again_after: float = math.inf
     """Seconds until time alone asks for another pass."""
     memory: Memory = field(default_factory=Memory)
@@ -119,20 +121,23 @@ def plan(
     )
     flight = flight.heeding({ref: each.message for ref, each in memory.rejected.items()})
     if resource.spec.paused:
-        judged = _judge(census, objects, flight, memory, is_scaling=False)
-        return _telling(judged, judged.events, now)
+        judged = _judge(census, objects, flight, memory, apply=(), is_scaling=False)
+        missing = _missing([each for each in objects if each["kind"] != "Pod"], observed, memory)
+        return replace(_telling(judged, judged.events, now), missing=missing)
     memory = _decide(census, memory)
     is_scaling = _is_scaling(census, memory)
-    judged = _judge(census, objects, flight, memory, is_scaling=is_scaling)
+    apply = _to_apply(objects, observed, flight.stage, memory)
+    judged = _judge(census, objects, flight, memory, apply=apply, is_scaling=is_scaling)
     told = drain_events(drains, memory.drains, observed.drains)
     told = (*told, *reversion_events(memory.reverted), *judged.events)
     judged = _telling(judged, told, now)
     return replace(
         judged,
-        apply=_to_apply(objects, observed, flight.stage, memory),
+        apply=apply,
         drains=drains,
         scale=memory.decision if is_scaling else None,
-        delete=_surplus(objects, observed),
+        delete=_surplus(resource, objects, observed),
+        missing=_missing(objects, observed, memory),
         again_after=min(judged.again_after, flight.again_after, *_waits(census, memory)),
         memory=replace(
             judged.memory,
@@ -188,9 +193,15 @@ def _decide(census: Census, memory: Memory) -> Memory:
 
 
 def _is_scaling(census: Census, memory: Memory) -> bool:
-    """Whether a decision was made just now and is not the present number."""
+    """Whether a decision was made just now, is not the present number, and can be written."""
     decision, is_new = memory.decision, memory.decided_at == census.now
-    return decision is not None and is_new and decision.replicas != census.num_drafts_wanted
+    is_kept = census.observed.is_cut_short or _resource_ref(census) in census.observed.forbidden
+    is_other = decision is not None and decision.replicas != census.num_drafts_wanted
+    return is_new and is_other and not is_kept
+
+
+def _resource_ref(census: Census) -> Ref:
+    return Ref(KIND, census.resource.name)
 
 
 def _judge(
@@ -199,6 +210,7 @@ def _judge(
     flight: Preflight,
     memory: Memory,
     *,
+    apply: Sequence[Object],
     is_scaling: bool,
 ) -> Plan:
     """What the status has to say, and the events that its step from the old one tells."""
@@ -210,6 +222,7 @@ def _judge(
         decision=memory.decision,
         is_scaling=is_scaling,
         preflight=flight,
+        makes=_made(apply, census.observed),
     )
     # What may pass is no fault of the resource.
     rejected = {
@@ -281,12 +294,26 @@ def _is_needed(wanted_object: Object, observed: Observed) -> bool:
     return not is_leaving(live) and not covers(live, wanted_object)
 
 
-def _surplus(objects: Sequence[Object], observed: Observed) -> tuple[Ref, ...]:
+def _made(apply: Sequence[Object], observed: Observed) -> frozenset[Ref]:
+    """What will be there after this pass, if nothing is known to be in the way."""
+    if observed.is_cut_short:
+        return frozenset()
+    return frozenset(map(ref_of, apply)) - observed.forbidden.keys()
+
+
+def _missing(objects: Sequence[Object], observed: Observed, memory: Memory) -> tuple[Ref, ...]:
+    refs = map(ref_of, objects)
+    known = observed.children.keys() | memory.rejected.keys()
+    return tuple(ref for ref in refs if ref not in known)
+
+
+def _surplus(resource: Resource, objects: Sequence[Object], observed: Observed) -> tuple[Ref, ...]:
+    """Children that are not wanted; a copy that a person made of one has our labels only."""
     kept = {ref_of(each) for each in objects}
     return tuple(
         ref
         for ref, child in sorted(observed.children.items())
-        if ref not in kept and not is_leaving(child)
+        if ref not in kept and not is_leaving(child) and is_owned_by(child, resource.uid)
     )
 
 
@@ -294,7 +321,8 @@ def _waits(census: Census, memory: Memory) -> list[float]:
     """Seconds until something is due that no event announces."""
     waits = [math.inf]
     if memory.decision is not None:
-        waits.append(memory.decided_at + DECISION_SECONDS - census.now)
+        due = memory.decided_at + DECISION_SECONDS - census.now
+        waits.append(max(due, _blind_seconds(census, memory)))
     waits += [each.retry_at - census.now for each in memory.rejected.values()]
     deadlines = [deadline_of(pod) for pod in census.drafts]
     waits += [each - census.now for each in deadlines if each is not None and each > census.now]

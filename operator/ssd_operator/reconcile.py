@@ -1,28 +1,22 @@
 """One pass over one resource: look, plan, carry out. Level-triggered; no old against new."""
 
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from ssd.telemetry import get_logger
-from ssd_operator import metrics
 from ssd_operator.cluster import (
-    KINDS,
     Cluster,
     ClusterError,
-    ConflictError,
     ForbiddenError,
     Key,
     MissingError,
-    RefusedError,
     is_owned_by,
-    ref_of,
 )
 from ssd_operator.config import OperatorConfig
-from ssd_operator.drain import DrainCall
+from ssd_operator.engines import Engines
 from ssd_operator.events import due, status_events
-from ssd_operator.facts import DrainFact, Observed, PoolFact, Ref
+from ssd_operator.execution import Cut, Execution
+from ssd_operator.facts import Observed, Ref
 from ssd_operator.names import (
     COMPONENT_LABEL,
     Component,
@@ -33,8 +27,7 @@ from ssd_operator.optional_children import OptionalChildren, ServedKinds
 from ssd_operator.parse import SpecError, carried_on, parse
 from ssd_operator.plan import Memory, Plan, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of
-from ssd_operator.scaling import Decision
-from ssd_operator.setbacks import Setbacks, rejection_of, reversion_of
+from ssd_operator.setbacks import Setbacks
 from ssd_operator.spec import KIND, Object, Resource
 from ssd_operator.status import status_of_invalid
 from ssd_operator.status_change import needs_write
@@ -42,35 +35,10 @@ from ssd_operator.tally import Tally
 from ssd_operator.view import View, is_of_former, is_ours
 from ssd_operator.work_queue import RESYNC_SECONDS
 
+PATIENCE_SECONDS = 30.0
+"""Calls that fail for longer are told of in the status; for less, the API server is busy."""
+
 _log = get_logger(__name__)
-
-
-class Engines(Protocol):
-    """Targets and drafts as a pass sees them: facts that are there. Asyncio loop; never waits."""
-
-    def pools(self, key: Key) -> Mapping[str, PoolFact]:
-        """The last answers of a resource's targets, by pod."""
-        ...
-
-    def drains(self, key: Key) -> Mapping[str, DrainFact]:
-        """Drains of a resource's drafts, by pod."""
-        ...
-
-    def follow(self, key: Key, targets: Mapping[str, str]) -> None:
-        """Ask these targets of a resource, host by pod, and no others."""
-        ...
-
-    def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
-        """Tell drafts to drain; those that have been told go on."""
-        ...
-
-    def keep(self, key: Key, pods: AbstractSet[str]) -> None:
-        """Forget the drains of all other pods."""
-        ...
-
-    def forget(self, key: Key) -> None:
-        """A resource is gone: end all that is done for it."""
-        ...
 
 
 @dataclass(slots=True)
@@ -86,6 +54,18 @@ class _Record:
     children: frozenset[Ref] = frozenset()
     """Those of the last pass."""
     optional: OptionalChildren = field(default_factory=OptionalChildren)
+    failing_since: float | None = None
+    """First of the latest passes that were all cut short by a call without an answer."""
+
+    def heed(self, cut: Cut | None, setbacks: Setbacks, now: float) -> None:
+        """Learn how a pass ended; a trouble that lasts becomes a setback, which is told of."""
+        if cut is None:
+            self.failing_since = None
+            return
+        if self.failing_since is None:
+            self.failing_since = now
+        if now - self.failing_since >= PATIENCE_SECONDS:
+            setbacks.forbidden[cut.ref] = str(cut.error)
 
 
 class Reconciler:
@@ -186,25 +166,37 @@ class Reconciler:
         decided = plan(resource, observed, self._config, record.memory, self._now())
         if decided.is_writing and await self._is_gone(key, found):
             return None
+        observed, is_other = await self._look_at_names(
+            key, resource, observed, _unseen(observed, decided, record)
+        )
+        if is_other:
+            decided = plan(resource, observed, self._config, record.memory, self._now())
+        cut: Cut | None = None
         if not resource.spec.paused:
-            observed, is_other = await self._look_at_names(
-                key, resource, observed, _unseen(observed, decided, record)
-            )
-            if is_other:
-                decided = plan(resource, observed, self._config, record.memory, self._now())
             self._engines.keep(key, {name_of(pod) for pod in observed.pods})
-            before = Setbacks.of(decided.memory)
-            setbacks = await self._apply(key, resource.generation, observed, decided)
-            if setbacks != before:
-                memory, observed = _heeding(setbacks, record.memory, observed)
+            execution = Execution(
+                cluster=self._cluster,
+                view=self._view,
+                engines=self._engines,
+                now=self._now,
+                key=key,
+                resource=resource,
+                observed=observed,
+                optional=record.optional,
+                setbacks=Setbacks.of(decided.memory),
+            )
+            cut = await execution.carry_out(decided)
+            record.heed(cut, execution.setbacks, self._now())
+            if cut is not None or execution.setbacks != Setbacks.of(decided.memory):
+                memory, observed = _heeding(execution.setbacks, cut, record.memory, observed)
                 decided = plan(resource, observed, self._config, memory, self._now())
-                decided = replace(decided, apply=())
-            await self._scale(key, resource, observed, decided)
             record.children = frozenset(observed.children)
         self._engines.follow(key, _hosts(observed))
         self._tally.put(key, decided.judged)
         await self._publish(key, found, decided)
         record.memory = decided.memory
+        if cut is not None:
+            raise cut.error
         if observed.forbidden:
             raise ForbiddenError("; ".join(observed.forbidden.values()))
         return decided.again_after
@@ -260,90 +252,6 @@ class Reconciler:
         )
         return observed, is_other
 
-    async def _apply(
-        self, key: Key, generation: int, observed: Observed, decided: Plan
-    ) -> Setbacks:
-        """Apply in order; what is not taken or is reverted does not stop the rest.
-
-        Returns:
-            All that is in the way now, with what was before and still is.
-        """
-        setbacks = Setbacks.of(decided.memory)
-        for wanted in decided.apply:
-            ref = ref_of(wanted)
-            title = f"{ref.kind}/{ref.name}"
-            try:
-                answer = await self._apply_to(key, wanted, observed.children.get(ref))
-            except (RefusedError, ForbiddenError) as error:
-                if isinstance(error, ForbiddenError) and error.is_leaving:
-                    raise
-                if isinstance(error, ForbiddenError) and ref.kind != "Pod":
-                    setbacks.forbidden[ref] = str(error)
-                else:
-                    rejection = rejection_of(wanted, error, observed, generation, self._now())
-                    setbacks.rejected[ref] = rejection
-                _log.warning("object_refused", object=title, error=str(error))
-                continue
-            _log.info("applied", object=title)
-            setbacks.reverted.pop(ref, None)
-            if (reversion := reversion_of(wanted, answer, generation)) is not None:
-                _log.warning("apply_reverted", object=title, error=reversion.message)
-                setbacks.reverted[ref] = reversion
-            if KINDS[ref.kind].is_optional:
-                self._records[key].optional.remember(answer)
-            else:
-                self._view.remember(key, answer)
-        return setbacks
-
-    async def _apply_to(self, key: Key, wanted: Object, live: Object | None) -> Object:
-        """Apply to the child that was seen: meanwhile its name may be somebody else's.
-
-        Raises:
-            ConflictError: it is; the next pass reads what is there.
-        """
-        if live is None:
-            return await self._cluster.apply(wanted)
-        uid, ref = live["metadata"]["uid"], ref_of(wanted)
-        try:
-            return await self._cluster.apply(wanted, uid)
-        except ConflictError:
-            now = await self._cluster.get(key[0], ref)
-            if now is None or now["metadata"]["uid"] != uid:
-                self._view.bury(live)
-                self._records[key].optional.found.pop(ref, None)
-            raise
-
-    async def _scale(self, key: Key, resource: Resource, observed: Observed, decided: Plan) -> None:
-        """Drains, then the number, then what is not wanted any more."""
-        namespace, _ = key
-        pods = {name_of(pod): pod for pod in observed.pods}
-        for mark in decided.drains.marks:
-            answer = await self._cluster.annotate_pod(namespace, mark.pod, mark.annotations)
-            if answer is None:
-                self._view.bury(pods[mark.pod])
-            else:
-                self._view.remember(key, answer)
-        self._engines.drain(key, decided.drains.calls)
-        for pod in decided.drains.delete_pods:
-            await self._cluster.delete(namespace, Ref("Pod", pod), pods[pod]["metadata"]["uid"])
-        if decided.scale is not None:
-            await self._write_scale(key, resource, decided.scale)
-        for ref in decided.delete:
-            child = observed.children[ref]
-            await self._cluster.delete(namespace, ref, child["metadata"]["uid"])
-            self._records[key].optional.found.pop(ref, None)
-            _log.info("deleted", object=f"{ref.kind}/{ref.name}")
-
-    async def _write_scale(self, key: Key, resource: Resource, decision: Decision) -> None:
-        try:
-            await self._cluster.patch_scale(*key, decision.replicas)
-        except RefusedError as error:
-            _log.warning("scale_refused", error=str(error))
-            return
-        direction = "up" if decision.replicas > resource.spec.draft.replicas else "down"
-        metrics.SCALE_TOTAL.labels(direction, str(decision.reason)).inc()
-        _log.info("scaled", replicas=decision.replicas)
-
     async def _publish(self, key: Key, found: Object, decided: Plan) -> None:
         """Status and Events."""
         if decided.status is not None:
@@ -373,16 +281,17 @@ def _unseen(observed: Observed, decided: Plan, record: _Record) -> list[Ref]:
 
     The latter is gone, or somebody stripped its labels and it would stay for ever.
     """
-    created = [ref for ref in map(ref_of, decided.apply) if ref not in observed.children]
     makers = {Ref("Deployment", maker_of(pod)) for pod in observed.pods if not is_leaving(pod)}
-    vanished = (record.children | makers) - observed.children.keys() - set(created)
-    return [*created, *sorted(vanished)]
+    vanished = (record.children | makers) - observed.children.keys() - set(decided.missing)
+    return [*decided.missing, *sorted(vanished)]
 
 
-def _heeding(setbacks: Setbacks, memory: Memory, observed: Observed) -> tuple[Memory, Observed]:
+def _heeding(
+    setbacks: Setbacks, cut: Cut | None, memory: Memory, observed: Observed
+) -> tuple[Memory, Observed]:
     """Memory and snapshot, once some of what was decided did not come about."""
     memory = replace(memory, rejected=setbacks.rejected, reverted=setbacks.reverted)
-    return memory, replace(observed, forbidden=setbacks.forbidden)
+    return memory, replace(observed, forbidden=setbacks.forbidden, is_cut_short=cut is not None)
 
 
 def _hosts(observed: Observed) -> dict[str, str]:

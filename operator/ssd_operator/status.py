@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 
 from ssd_operator.census import Census, Planned
-from ssd_operator.conditions import LONGEST_MESSAGE, merge, no
-from ssd_operator.facts import Observed, PoolFact, Ref
+from ssd_operator.conditions import LONGEST_MESSAGE, merge, no, unknown
+from ssd_operator.facts import Observed, PoolFact
 from ssd_operator.fast_path import transport_block, transport_of
 from ssd_operator.names import TARGET_PORT, Component, cell_of, selector
 from ssd_operator.pod_state import is_ready, is_scheduled, name_of, to_text
@@ -44,7 +44,7 @@ def status_of(resource: Resource, observed: Observed, planned: Planned, now: flo
         "links": _links(census),
         "speculation": _speculation(census),
     }
-    if Ref("Service", resource.name) not in observed.foreign:
+    if census.has_endpoint:
         host = f"{resource.name}.{resource.namespace}.svc"
         status["endpoint"] = {"grpc": f"{host}:{TARGET_PORT}"}
     return {name: value for name, value in status.items() if value or name == "links"}
@@ -53,19 +53,27 @@ def status_of(resource: Resource, observed: Observed, planned: Planned, now: flo
 def status_of_invalid(old: Object, generation: int, problem: tuple[str, str], now: float) -> Object:
     """The status of a resource that could never be read; what was made of it is not looked at.
 
+    It may serve on, or not: nobody who can say so knows what to look for.
+
     Args:
         old: the present status.
         generation: of the resource.
         problem: reason and message.
         now: seconds since the epoch.
     """
-    conditions = {found["type"]: found for found in old.get("conditions") or []}
-    news = [no("SpecValid", *problem)]
-    if conditions.get("Ready", {}).get("status") != "True":
-        news.append(no("Ready", *problem))
-    judged = merge(list(conditions.values()), news, generation, to_text(now))
-    conditions |= {found["type"]: found for found in judged}
-    return old | {"observedGeneration": generation, "conditions": list(conditions.values())}
+    before: list[Object] = old.get("conditions") or []
+    reason, message = problem
+    others = [each["type"] for each in before if each["type"] not in ("Ready", "SpecValid")]
+    is_served = any((each["type"], each["status"]) == ("Ready", "True") for each in before)
+    ready = unknown if is_served or others else no
+    unread = f"The spec cannot be read, so nothing is looked at or repaired: {message}"
+    news = [
+        ready("Ready", reason, unread if ready is unknown else message),
+        *(unknown(kind, reason, unread) for kind in others),
+        no("SpecValid", reason, message),
+    ]
+    conditions = merge(before, news, generation, to_text(now))
+    return old | {"observedGeneration": generation, "conditions": conditions}
 
 
 def _model(census: Census) -> Object:

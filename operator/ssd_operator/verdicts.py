@@ -48,18 +48,22 @@ def verdicts(census: Census) -> list[Condition]:
 
 
 def ready(census: Census, target: Condition, spec: Condition, owned: Condition) -> Condition:
-    """Whether at least one target serves and the endpoint is ours.
+    """Whether at least one target serves and clients find it.
 
     Otherwise the reason is the target's; of a resource for which no target could be made, it is
     what stood in the way.
     """
     num_ready, num_cells = _ready_cells(census), census.resource.spec.num_cells
-    service = Ref("Service", census.resource.name)
-    if num_ready and service not in census.observed.foreign:
+    if num_ready and census.has_endpoint:
         reason = "Serving" if num_ready == num_cells else "ServingPartly"
         return yes("Ready", reason, f"{num_ready} of {num_cells} targets serve.")
-    causes = (target, spec, owned) if census.target_deployments else (spec, owned, target)
-    cause = owned if num_ready else (first_not_true(causes) or target)
+    if num_ready:
+        name = census.resource.name
+        gone = no("Ready", "EndpointMissing", f"Targets serve, but there is no Service {name}.")
+        cause = first_not_true((owned, spec)) or gone
+    else:
+        causes = (target, spec, owned) if census.target_deployments else (spec, owned, target)
+        cause = first_not_true(causes) or target
     return no("Ready", cause.reason, cause.message)
 
 
@@ -140,6 +144,8 @@ def scaling_active(census: Census) -> Condition | None:
     autoscaling = census.resource.spec.draft.autoscaling
     if autoscaling is None or autoscaling.mode is ScalingMode.NONE:
         return None
+    if census.resource.spec.paused:
+        return no(kind, "Paused", "spec.paused is true: the number of drafts is kept.")
     if autoscaling.mode is ScalingMode.EXTERNAL:
         return yes(kind, "External", "Another scaler writes draft.replicas.")
     if autoscaling.mode in _SCALERS:
@@ -234,7 +240,7 @@ def resources_owned(census: Census) -> Condition:
     forbidden = census.observed.forbidden
     if not taken and forbidden:
         ref = min(forbidden)
-        message = f"{ref.kind} {ref.name} may not be written: {forbidden[ref]}"
+        message = f"{ref.kind} {ref.name} cannot be written: {forbidden[ref]}"
         return no("ResourcesOwned", "Forbidden", message)
     if not taken:
         return yes("ResourcesOwned", "Owned", "Every object that we need is ours.")

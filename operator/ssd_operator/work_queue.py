@@ -75,7 +75,7 @@ class Schedule(Generic[KeyT]):
         self._good_since.pop(key, None)
         if again_after is not None:
             resync = RESYNC_SECONDS * (1 + _RESYNC_SPREAD * (2 * _jitter(key, int(now)) - 1))
-            self.wake(key, now, min(again_after, resync))
+            self.wake(key, now, max(min(again_after, resync), DEBOUNCE_SECONDS))
 
     def fail(self, key: KeyT, now: float, retry_after_seconds: float = 0.0) -> float:
         """A pass has failed; returns the seconds until its retry."""

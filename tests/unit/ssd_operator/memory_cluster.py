@@ -87,8 +87,6 @@ class MemoryCluster:
             raise ForbiddenError(f"namespace {namespace} is being terminated", is_leaving=True)
         if ref.kind in self.refusals:
             raise self.refusals[ref.kind]
-        if ref in self.forbidden:
-            raise ForbiddenError(self.forbidden[ref])
         if ref in self.refused:
             raise RefusedError(self.refused[ref])
         address, wanted = (namespace, ref), copy.deepcopy(wanted)
@@ -194,6 +192,8 @@ class MemoryCluster:
     def _write(self, verb: str, ref: Ref) -> None:
         self.writes.append((verb, ref))
         self._may_fail()
+        if verb != "status" and ref in self.forbidden:
+            raise ForbiddenError(self.forbidden[ref])
 
     def _may_fail(self) -> None:
         failure = self.failures.pop(0) if self.failures else None

@@ -98,6 +98,7 @@ class Scene:
     drafts: int = 2
     mode: ScalingMode | None = None
     min_replicas: int = 1
+    has_service: bool = True
     pods: tuple[Object, ...] = (target(), draft("d0"), draft("d1"))
     deployments: tuple[Object, ...] = (deployment("demo-target-0"), deployment("demo-draft-0"))
     pools: tuple[PoolFact, ...] = (answer("t0", link("d0"), link("d1")),)
@@ -127,6 +128,8 @@ class Scene:
     @property
     def observed(self) -> Observed:
         children = {Ref("Deployment", made["metadata"]["name"]): made for made in self.deployments}
+        if self.has_service:
+            children[Ref("Service", "demo")] = {"metadata": {"name": "demo"}}
         facts = dict(self.facts)
         children |= facts.pop("children", {})
         pools = {fact.target_pod: fact for fact in self.pools}

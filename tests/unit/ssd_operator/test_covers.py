@@ -97,7 +97,8 @@ def place_of(live: Object, wanted: Object, path: tuple[Step, ...]) -> tuple[Step
     for depth, step in enumerate(path):
         ours = at(wanted, path[: depth + 1])
         if isinstance(step, int) and isinstance(ours, dict) and "name" in ours:
-            step = [each["name"] for each in at(live, here)].index(ours["name"])  # noqa: PLW2901
+            key = "mountPath" if "mountPath" in ours else "name"
+            step = [each[key] for each in at(live, here)].index(ours[key])  # noqa: PLW2901
         here = (*here, step)
     return here
 

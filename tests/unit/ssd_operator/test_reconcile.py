@@ -105,6 +105,19 @@ async def test_replicas_that_somebody_raised_on_a_deployment_are_drained_away() 
     assert any(verb == "annotate" for verb, _ in world.cluster.writes)
 
 
+async def test_a_copy_that_a_person_made_of_a_child_is_theirs() -> None:
+    world = await settled()
+    copied = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
+    copied["metadata"] = {
+        "namespace": "default",
+        "name": "demo-lb",
+        "labels": copied["metadata"]["labels"],
+    }
+    world.cluster.put(copied)  # as kubectl expose does
+    await world.come_to_rest(2)
+    assert ("default", Ref("Service", "demo-lb")) in world.cluster.objects
+
+
 async def test_scaling_down_drains_the_draft_before_it_goes() -> None:
     world = await settled()
     world.cluster.edit_spec(KEY, draft={"replicas": 1})
@@ -238,6 +251,7 @@ async def test_a_name_that_was_taken_before_the_watch_told_is_not_written_over()
     world.see({KIND})
     with pytest.raises(ConflictError):
         await world.look()
+    world.cluster.now += 2.0
     await world.look()
     assert world.cluster.objects["default", ref] == theirs
     assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
@@ -281,6 +295,19 @@ async def test_a_paused_resource_gets_its_status_and_nothing_else() -> None:
     await world.come_to_rest(4)
     assert {verb for verb, _ in world.cluster.writes} == {"status"}
     assert world.cluster.condition(KEY, "Progressing") == ("False", "Paused")
+
+
+async def test_a_paused_resource_tells_that_its_name_is_taken() -> None:
+    world = await settled()
+    ref = Ref("Service", "demo")
+    world.cluster.remove("default", ref)
+    metadata = {"namespace": "default", "name": "demo"}
+    world.cluster.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata})
+    world.cluster.edit_spec(KEY, paused=True)
+    await world.come_to_rest(2)
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
+    assert world.cluster.condition(KEY, "Ready") == ("False", "NameTaken")
+    assert "endpoint" not in world.cluster.resource(KEY)["status"]
 
 
 async def test_a_namespace_that_goes_away_is_no_error() -> None:

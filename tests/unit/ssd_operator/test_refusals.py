@@ -3,11 +3,16 @@
 import copy
 
 import pytest
-from tests.unit.ssd_operator.world import KEY, World, settled
+from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
 
-from ssd_operator.cluster import ForbiddenError
-from ssd_operator.facts import Ref
+from ssd_operator.cluster import BusyError, ForbiddenError
+from ssd_operator.facts import PoolFact, Ref
+from ssd_operator.pod_state import name_of
+from ssd_operator.reconcile import PATIENCE_SECONDS
 from ssd_operator.setbacks import RETRY_SECONDS
+from ssd_operator.spec import KIND, Object
+
+SCALING: Object = DEMO | {"draft": {**DEMO["draft"], "autoscaling": {"mode": "Internal"}}}
 
 
 async def test_what_the_api_server_refuses_is_told_and_not_repeated_until_it_changes() -> None:
@@ -71,3 +76,83 @@ async def test_what_is_forbidden_is_told_stops_nothing_else_and_is_tried_again()
     await world.come_to_rest(6)
     assert world.cluster.condition(KEY, "ResourcesOwned") == ("True", "Owned")
     assert len(world.ready_pods("draft")) == 2
+
+
+@pytest.mark.parametrize("kind", ["forbidden", "refused"])
+async def test_without_its_service_a_resource_is_not_ready(kind: str) -> None:
+    world = World()
+    setattr(world.cluster, kind, {Ref("Service", "demo"): "denied by a policy"})
+    for _ in range(5):
+        await world.round()
+    assert len(world.ready_pods("target")) == 1
+    assert world.cluster.condition(KEY, "Ready")[0] == "False"
+    assert "endpoint" not in world.cluster.resource(KEY)["status"]
+
+
+async def test_a_number_that_may_not_be_written_stops_no_repair_and_is_told() -> None:
+    world = await settled(SCALING)
+    world.cluster.forbidden = {Ref(KIND, "demo"): "denied by a policy on /scale"}
+    world.cluster.now += 30.0
+    world.engines.answers = {
+        name_of(pod): PoolFact(target_pod=name_of(pod), at=world.cluster.now, eligible_sequences=99)
+        for pod in world.ready_pods("target")
+    }
+    world.cluster.remove("default", Ref("Service", "demo-targets"))
+    world.see()
+    world.cluster.now += 2.0
+    with pytest.raises(ForbiddenError, match="/scale"):
+        await world.look()
+    assert ("scale", Ref(KIND, "demo")) in world.cluster.writes
+    assert ("default", Ref("Service", "demo-targets")) in world.cluster.objects
+    status = world.cluster.resource(KEY)["status"]
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "Forbidden")
+    assert "lastScaleTime" not in status["draft"]
+
+
+async def test_a_draft_that_may_not_be_marked_freezes_no_status() -> None:
+    world = await settled()
+    world.cluster.forbidden = {
+        Ref("Pod", name_of(pod)): "denied by a policy on pods" for pod in world.ready_pods("draft")
+    }
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    for _ in range(3):
+        await world.round()
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "Forbidden")
+    (target,) = world.ready_pods("target")
+    world.controllers.unwell.add(name_of(target))
+    world.controllers.kill(target)
+    for _ in range(3):
+        await world.round()
+    assert world.cluster.condition(KEY, "Ready")[0] == "False"
+    assert world.cluster.resource(KEY)["status"]["observedGeneration"] == 2
+
+
+async def test_a_webhook_that_does_not_answer_freezes_no_status_and_is_told_when_it_lasts() -> None:
+    world = World()
+    world.cluster.refusals = {"Service": BusyError("500 failed calling webhook")}
+    world.see()
+    with pytest.raises(BusyError, match="webhook"):
+        await world.look()
+    assert world.cluster.condition(KEY, "Ready")[0] == "False"
+    assert world.cluster.condition(KEY, "ResourcesOwned")[0] == "True"  # it may pass
+    world.cluster.now += PATIENCE_SECONDS
+    with pytest.raises(BusyError, match="webhook"):
+        await world.look()
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "Forbidden")
+    world.cluster.refusals = {}
+    await world.come_to_rest(8)
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("True", "Owned")
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+async def test_a_preflight_that_somebody_edited_crashes_no_pass() -> None:
+    world = await settled()
+    world.cluster.edit_spec(KEY, target={"image": "localhost/other:1"})
+    await world.round()
+    (pod,) = world.controllers.preflights()
+    edited = copy.deepcopy(pod)
+    edited["metadata"]["annotations"] = {}
+    edited["status"] = {"phase": "Succeeded"}
+    world.cluster.put(edited)
+    await world.come_to_rest(8)
+    assert world.cluster.condition(KEY, "Progressing") == ("True", "UpToDate")

@@ -240,11 +240,15 @@ def test_a_second_look_at_the_same_changes_nothing() -> None:
 PROBLEM = ("SpecInvalid", "spec.target is missing.")
 
 
-def test_a_resource_that_cannot_be_read_keeps_what_it_had() -> None:
+def test_of_a_resource_that_cannot_be_read_nothing_is_known() -> None:
     old = tell(Scene())
     new = status_of_invalid(old, 5, PROBLEM, NOW + 9)
     assert condition(new, "SpecValid")["reason"] == "SpecInvalid"
-    assert condition(new, "Ready") == condition(old, "Ready")
+    others = [each for each in new["conditions"] if each["type"] != "SpecValid"]
+    assert {each["type"] for each in others} == {each["type"] for each in old["conditions"]} - {
+        "SpecValid"
+    }
+    assert {each["status"] for each in others} == {"Unknown"}
     assert new["observedGeneration"] == 5
     assert new["draft"] == old["draft"]
 
