@@ -1,4 +1,4 @@
-"""What pods get for the sake of their links, by tier. The only place that grants a privilege.
+"""What pods get for the sake of their links, by tier. It alone grants them to engines.
 
 *Decision*: only ``RDMA`` and ``NVLinkPrivileged`` take any. *Because* memory that a network card
 reads must be pinned (IPC_LOCK), and two pods are two hosts to NCCL until they share its host id,
@@ -15,9 +15,6 @@ HOST_FOLDER = "/var/run/ssd"
 SCRATCH_FOLDER = "/tmp"  # noqa: S108 - the pod's own volume, or the resource's
 HOST_ID = "NCCL_HOSTID"
 """Pods of one node say the same, or NCCL takes them for two hosts and uses sockets, silently."""
-_OPEN_SCRATCH = (
-    f"import os; os.chown({SCRATCH_FOLDER!r}, {USER}, {USER}); os.chmod({SCRATCH_FOLDER!r}, 0o700)"
-)
 _NO_MESH = {"sidecar.istio.io/inject": "false", "linkerd.io/inject": "disabled"}
 _NVLINK_VARIABLES = {
     "NCCL_CUMEM_ENABLE": "1",
@@ -66,30 +63,6 @@ def scratch_volume(resource: Resource) -> Object:
         return {"emptyDir": {}}
     path = f"{HOST_FOLDER}/{resource.namespace}.{resource.uid}"
     return {"hostPath": {"path": path, "type": "DirectoryOrCreate"}}
-
-
-def init_containers(resource: Resource, image: str, pull_policy: str) -> list[Object]:
-    """Gives the shared /tmp, which the kubelet makes as root, to the processes' user alone."""
-    if not shares_node(resource):
-        return []
-    return [
-        {
-            "name": "scratch",
-            "image": image,
-            "imagePullPolicy": pull_policy,
-            "command": ["python", "-c", _OPEN_SCRATCH],
-            "securityContext": {
-                "runAsNonRoot": False,
-                "runAsUser": 0,
-                "runAsGroup": 0,
-                "allowPrivilegeEscalation": False,
-                # FOWNER: a second pod finds the folder already given away.
-                "capabilities": {"drop": ["ALL"], "add": ["CHOWN", "FOWNER"]},
-                "readOnlyRootFilesystem": True,
-            },
-            "volumeMounts": [{"name": "tmp", "mountPath": SCRATCH_FOLDER}],
-        }
-    ]
 
 
 def environment(resource: Resource) -> list[Object]:

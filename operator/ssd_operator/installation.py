@@ -143,13 +143,18 @@ async def delete_all(
 
 async def _resources(api: CustomObjectsApi, namespaces: Sequence[str]) -> list[tuple[str, str]]:
     """(namespace, name) of each; without namespaces, of the whole cluster."""
-    if namespaces:
-        lists = [
-            await api.list_namespaced_custom_object(GROUP, VERSION, each, PLURAL)
-            for each in namespaces
-        ]
-    else:
-        lists = [await api.list_cluster_custom_object(GROUP, VERSION, PLURAL)]
+    try:
+        if namespaces:
+            lists = [
+                await api.list_namespaced_custom_object(GROUP, VERSION, each, PLURAL)
+                for each in namespaces
+            ]
+        else:
+            lists = [await api.list_cluster_custom_object(GROUP, VERSION, PLURAL)]
+    except ApiException as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        return []  # with their definition they all went
     return [
         (item["metadata"]["namespace"], item["metadata"]["name"])
         for each in lists

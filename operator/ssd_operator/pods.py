@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ssd_operator import environment, fabric, placement, reserved
+from ssd_operator import environment, fabric, node_folders, placement, reserved
 from ssd_operator.config import OperatorConfig
 from ssd_operator.fabric import USER
 from ssd_operator.names import (
@@ -203,7 +203,7 @@ def _pod_spec(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
         affinity=pod.affinity,
         hostIPC=fabric.shares_node(resource),
         initContainers=[
-            *fabric.init_containers(resource, pod.image, config.image_pull_policy),
+            *node_folders.init_containers(resource, pod.image, config.image_pull_policy),
             *([_fetch_container(resource, config, pod)] if is_on_hub else []),
         ],
         nodeSelector=dict(template.node_selector),

@@ -170,7 +170,9 @@ def _autoscaling() -> Schema:
         "scaleDownStabilizationSeconds": integer(
             "Demand must have been lower for this long.", 0, 3600, 300
         ),
-        "cooldownSeconds": integer("Least time between two changes.", 0, 600, 30),
+        "cooldownSeconds": integer(
+            "Mode Internal: least time from any change to a fall. Rises are 10 s apart.", 0, 600, 30
+        ),
         "keda": block("For mode KEDA.", keda, required=["serverAddress"]),
     }
     rules = [

@@ -5,13 +5,13 @@ sees nothing or can do nothing.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import Protocol, TypeVar
 
 from ssd.telemetry import get_logger
-from ssd_operator.cluster import WATCHED_KINDS, ClusterError, Key
+from ssd_operator.cluster import WATCHED_KINDS, ClusterError, ForbiddenError, Key
 from ssd_operator.schema import crd
 from ssd_operator.spec import KIND, Object
 
@@ -19,6 +19,8 @@ FIELDS_SECONDS = 5.0
 """Between two looks at a CRD that is too old."""
 LOOK_SECONDS = 1.0
 """Between two looks at whether the first passes are done."""
+LOOKS_AT_RIGHTS = 4
+"""At a namespace that may not be listed; rights that have just been given take a moment."""
 MOST_NAMED = 3
 """Fields that a message names."""
 
@@ -106,12 +108,10 @@ async def become_ready(
 ) -> None:
     """Return once every kind can be listed and every resource was looked at, not all in vain.
 
-    kopf begins passes when all its lists are there, so a pass proves that they are.
+    kopf begins passes when all its lists are there, so a pass proves that they are. A namespace of
+    several that stays forbidden, because it was deleted with our rights in it, is not waited for.
     """
-    scopes = namespaces or [""]
-    for kind in WATCHED_KINDS:
-        for scope in scopes:
-            await _patiently(readiness, partial(cluster.list_keys, kind, scope, most=1), sleep)
+    scopes = await _open_scopes(readiness, cluster, namespaces or [""], sleep)
     while True:
         keys = set[Key]()
         for scope in scopes:
@@ -121,6 +121,34 @@ async def become_ready(
             return readiness.done()
         readiness.wait_for(problem)
         await sleep(LOOK_SECONDS)
+
+
+async def _open_scopes(
+    readiness: Readiness, cluster: Lists, scopes: Sequence[str], sleep: _Sleep
+) -> list[str]:
+    """Those in which every kind can be listed, once there is one and the others stay shut."""
+    num_looks = 0
+    while True:
+        num_looks += 1
+        shut: dict[str, ClusterError] = {}
+        for scope in scopes:
+            try:
+                for kind in WATCHED_KINDS:
+                    await cluster.list_keys(kind, scope, most=1)
+            except ClusterError as error:
+                shut[scope] = error
+        found = [scope for scope in scopes if scope not in shut]
+        is_lasting = found and num_looks >= LOOKS_AT_RIGHTS
+        if not shut or (is_lasting and _are_forbidden(shut.values())):
+            for scope, words in shut.items():
+                _log.warning("namespace_forbidden", namespace=scope, error=str(words))
+            return found
+        readiness.wait_for(str(next(iter(shut.values()))))
+        await sleep(FIELDS_SECONDS)
+
+
+def _are_forbidden(errors: Iterable[ClusterError]) -> bool:
+    return all(isinstance(error, ForbiddenError) for error in errors)
 
 
 def missing_fields(known: Object, served: Object, path: str = "") -> Iterator[str]:

@@ -9,6 +9,7 @@ again. *Not chosen*: reading each object by name in each pass. *Revisit when* th
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from itertools import product
 
 from ssd.telemetry import get_logger
 from ssd_operator import metrics
@@ -20,7 +21,7 @@ PERIOD_SECONDS = 120.0
 SETTLE_SECONDS = 5.0
 """From a new listing to its roll call: the watches of other kinds begin anew with it."""
 LIST_SECONDS = 60.0
-"""Longest listing of one kind, all pages and namespaces together."""
+"""Longest listing of one kind, all pages together."""
 
 _log = get_logger(__name__)
 
@@ -64,27 +65,30 @@ class RollCall:
             await self.call()
 
     async def call(self) -> None:
-        """One roll call; a kind that cannot be listed is left to the next one."""
+        """One roll call; what cannot be listed is left to the next one."""
         self._view.tidy()
-        for kind in WATCHED_KINDS:
+        for kind, namespace in product(WATCHED_KINDS, self._namespaces):
             try:
                 async with asyncio.timeout(LIST_SECONDS):
-                    await self._call(kind)
+                    await self._call(kind, namespace)
             except (ClusterError, TimeoutError) as error:
                 metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
-                _log.warning("roll_call_failed", kind=kind, error=str(error) or "too slow")
+                words = str(error) or "too slow"
+                _log.warning("roll_call_failed", kind=kind, namespace=namespace, error=words)
 
-    async def _call(self, kind: str) -> None:
+    async def _call(self, kind: str, namespace: str) -> None:
         # Seen before the list is asked for, so what it does not have is gone, and not too new.
-        seen = [thing for thing in self._view.everything() if thing["kind"] == kind]
-        present = frozenset[str]()
-        for namespace in self._namespaces:
-            present |= await self._cluster.uids(kind, namespace)
+        seen = [
+            thing
+            for thing in self._view.everything()
+            if thing["kind"] == kind and namespace in ("", thing["metadata"]["namespace"])
+        ]
+        present = await self._cluster.uids(kind, namespace)
         for thing in seen:
             if thing["metadata"]["uid"] in present:
                 continue
-            namespace, ref = thing["metadata"]["namespace"], ref_of(thing)
-            _log.info("missed_deletion", namespace=namespace, object=f"{ref.kind}/{ref.name}")
+            where, ref = thing["metadata"]["namespace"], ref_of(thing)
+            _log.info("missed_deletion", namespace=where, object=f"{ref.kind}/{ref.name}")
             self._view.bury(thing)
             if (key := key_of(thing)) is not None:
                 self._wake(key)

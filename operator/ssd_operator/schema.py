@@ -216,7 +216,7 @@ def _placement() -> Schema:
     fields = {
         "policy": one_of(
             "Drafts beside their target. Auto: Required with nvidia and sharing Cell, else "
-            "Preferred. Replaces targets and drafts.",
+            "Preferred. Replaces drafts.",
             ["Auto", "Required", "Preferred", "None"],
             "Auto",
         ),
@@ -226,10 +226,10 @@ def _placement() -> Schema:
             least=1,
             default="kubernetes.io/hostname",
         ),
-        "exclusiveNode": boolean(
-            "No two cells share a node. Replaces targets and drafts.", default=False
+        "exclusiveNode": boolean("No two cells share a node. Replaces targets.", default=False),
+        "gpusPerNode": integer(
+            "GPUs of a node; a cell that cannot fit is refused. Replaces no pod.", 1, 16, 8
         ),
-        "gpusPerNode": integer("GPUs of a node. Replaces targets and drafts.", 1, 16, 8),
         "gpuResource": text(
             "What a GPU is called. Replaces targets and drafts.",
             253,
@@ -267,7 +267,8 @@ def _model_cache() -> Schema:
             "EmptyDir",
         ),
         "hostPath": text(
-            "Folder of the node, with HostPath. Replaces targets and drafts.",
+            "Folder of the node, with HostPath. A new one, or one of root, is given to uid 10001 "
+            "by an init container that runs as root. Replaces targets and drafts.",
             1024,
             pattern=r"^/[-A-Za-z0-9_./]*$",
         ),

@@ -18,7 +18,7 @@ SPECULATION_SECONDS = 60.0
 SPECULATION_MOVEMENT = 0.05
 """By how much a figure of speculation must move to be told."""
 _TIMES = frozenset({"lastTransitionTime", "lastScaleTime"})
-_LINK_MEASUREMENTS = ("roundTripMicroseconds", "bandwidthMegabytesPerSecond")
+_ROUND_TRIP = "roundTripMicroseconds"
 _LINK_WORDS = "reason"
 """It may hold numbers, which are new each time a link is tried; its state says when it matters."""
 _NUMBER = re.compile(r"[\d.]+")
@@ -48,11 +48,7 @@ def _facts(status: Object) -> Object:
     kept = {name: _timeless(value) for name, value in status.items() if name != "speculation"}
     links = status.get("links") or []
     kept["links"] = [
-        {
-            name: value
-            for name, value in link.items()
-            if name not in _LINK_MEASUREMENTS and name != _LINK_WORDS
-        }
+        {name: value for name, value in link.items() if name not in (_ROUND_TRIP, _LINK_WORDS)}
         for link in links
     ]
     return kept
@@ -74,7 +70,7 @@ def _have_links_news(old: Object, new: Object) -> bool:
     """Whether a link has other words, numbers in them aside, or its first measurement."""
     return any(
         _NUMBER.sub("", before.get(_LINK_WORDS, "")) != _NUMBER.sub("", after.get(_LINK_WORDS, ""))
-        or any(after.get(name) and not before.get(name) for name in _LINK_MEASUREMENTS)
+        or (after.get(_ROUND_TRIP) and not before.get(_ROUND_TRIP))
         for before, after in _pairs(old, new)
     )
 
@@ -82,7 +78,7 @@ def _have_links_news(old: Object, new: Object) -> bool:
 def _have_links_moved(old: Object, new: Object) -> bool:
     return any(
         before.get(_LINK_WORDS) != after.get(_LINK_WORDS)
-        or any(_has_moved(before.get(name, 0), after.get(name, 0)) for name in _LINK_MEASUREMENTS)
+        or _has_moved(before.get(_ROUND_TRIP, 0), after.get(_ROUND_TRIP, 0))
         for before, after in _pairs(old, new)
     )
 

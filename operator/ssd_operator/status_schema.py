@@ -41,7 +41,7 @@ def status() -> Schema:
             keys=["target", "draft"],
         ),
         "speculation": block(
-            "What speculation brings, over the last minute.",
+            "What speculation brings, as it was last measured.",
             {
                 "tokensPerRound": text("Tokens a target writes in one forward pass.", 32),
                 "hitRate": text("Part of the rounds whose outcome was foreseen.", 32),
@@ -113,7 +113,6 @@ def _link() -> Schema:
         "cell": _count("Cell of the target."),
         "transport": text("How tables travel, as measured: TCP, RDMA or NVLink.", 64),
         "roundTripMicroseconds": _count("Measured round trip."),
-        "bandwidthMegabytesPerSecond": _count("Measured bandwidth."),
         "state": text("Active, Connecting, Quarantined, Draining, Lost or Refused.", 64),
         "reason": text("Why it is not active; of a link that is too slow, the numbers.", 1024),
     }

@@ -5,6 +5,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ssd_operator import metrics
+from ssd_operator.diagnosis import Trouble
 from ssd_operator.pod_state import to_seconds
 from ssd_operator.spec import Object
 
@@ -12,6 +13,9 @@ _FOR_SPEED = frozenset({"SpeculationActive", "FastPath", "ScalingActive", "Draft
 """Conditions that matter once a target serves, and that a person gives up who pauses a resource."""
 _FOR_DRAFTS = frozenset({"SpeculationActive", "FastPath"})
 """Conditions that no draft is wanted for."""
+
+_UNDER_WAY = frozenset({Trouble.FETCHING_MODEL, Trouble.LOADING})
+"""Reasons that turn into another one by themselves."""
 
 Pair = tuple[str, str]
 """Type and status of a condition."""
@@ -30,10 +34,16 @@ def troubles(status: Object) -> Iterator[tuple[Pair, float]]:
     if not status.get("draft", {}).get("desiredReplicas"):
         given_up |= _FOR_DRAFTS
     for kind, found in conditions.items():
-        if found["status"] == "True" or kind in given_up:
+        if found["status"] == "True" or kind in given_up or _is_under_way(found, conditions):
             continue
         times = [found, ready] if kind in _FOR_SPEED else [found]
         yield (kind, found["status"]), max(_since(each) for each in times)
+
+
+def _is_under_way(found: Object, conditions: Mapping[str, Object]) -> bool:
+    """Whether pods fetch or load within their own timeouts, which may be hours."""
+    is_getting_on = conditions.get("Progressing", {}).get("status") != "False"
+    return found["reason"] in _UNDER_WAY and is_getting_on
 
 
 def _since(condition: Object) -> float:

@@ -12,7 +12,7 @@ STAND_INS = {
     "operator/ssd_operator/cluster.py:Cluster": (
         "tests/unit/ssd_operator/memory_cluster.py:MemoryCluster"
     ),
-    "operator/ssd_operator/reconcile.py:Engines": "tests/unit/ssd_operator/world.py:MemoryEngines",
+    "operator/ssd_operator/engines.py:Engines": "tests/unit/ssd_operator/world.py:MemoryEngines",
     "operator/ssd_operator/readiness.py:Lists": (
         "tests/unit/ssd_operator/test_readiness.py:Answers"
     ),

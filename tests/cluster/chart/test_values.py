@@ -181,7 +181,12 @@ NULLABLE = [
 def test_null_is_refused_by_name_or_means_the_default(
     helm: Any, chart: Path, default: list[Any], path: tuple[str, ...]
 ) -> None:
-    said = template(helm, chart, f"--set={'.'.join(path)}=null")
+    is_of_an_option = path[0] == "metrics" and path[-1] == "labels"
+    option = [f"--set={'.'.join(path[:-1])}.enabled=true"] if is_of_an_option else []
+    if option:
+        default = list(yaml.safe_load_all(template(helm, chart, *option).stdout))
+        default = [each for each in default if each is not None]
+    said = template(helm, chart, *option, f"--set={'.'.join(path)}=null")
     if said.returncode:
         assert "don't meet the specifications of the schema" in said.stderr
         assert path[-1] in said.stderr

@@ -55,6 +55,8 @@ class MemoryCluster:
     optional: frozenset[str] = frozenset()
     unreadable: set[str] = field(default_factory=set)
     """Kinds that we have no right on."""
+    shut: set[str] = field(default_factory=set)
+    """Namespaces in which nothing may be listed."""
     leaving_namespaces: set[str] = field(default_factory=set)
     log: list[tuple[Object, bool]] = field(default_factory=list)
     """What a watch is told, from the beginning: an object, and whether it is gone."""
@@ -73,6 +75,8 @@ class MemoryCluster:
 
     async def uids(self, kind: str, namespace: str) -> frozenset[str]:
         self._may_fail()
+        if namespace in self.shut:
+            raise ForbiddenError(f"cannot list {kind} in {namespace}")
         return frozenset(
             thing["metadata"]["uid"]
             for (where, ref), thing in self.objects.items()

@@ -247,7 +247,8 @@ class Storm(RuleBasedStateMachine):
         self.speak()
         self.cluster.is_seen = is_seen
         self.cluster.seen = copy.deepcopy(self.world.view.resource(KEY) or {})
-        run(self.world.try_to_look())
+        again_after = run(self.world.try_to_look())
+        assert again_after is None or again_after > 0, "passes would follow each other at once"
         self.cluster.is_seen = False
 
     def speak(self) -> None:

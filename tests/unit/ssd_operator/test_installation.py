@@ -156,6 +156,14 @@ async def test_an_uninstall_deletes_what_is_in_scope(
     assert set(api.stored) == left
 
 
+async def test_an_uninstall_without_the_definition_has_nothing_to_delete() -> None:
+    class Gone(FakeApi):
+        async def list_cluster_custom_object(self, *given: Any) -> Object:
+            raise ApiException(status=404)
+
+    await installation.delete_all(as_api(Gone()), ())
+
+
 async def test_a_resource_that_stays_is_named() -> None:
     api = FakeApi()
     api.stored, api.held = {("a", "one"): {}}, {"one"}

@@ -194,15 +194,17 @@ def test_a_preflight_takes_no_privilege_that_its_target_has(title: str) -> None:
 def test_pods_pass_the_restricted_level_unless_a_tier_or_a_host_path_is_asked_for(
     spec: Spec,
 ) -> None:
-    cache = ["cache"] if spec.model_cache.type == "HostPath" else []
+    is_on_node = spec.model_cache.type == "HostPath"
+    cache = ["cache"] if is_on_node else []
+    given = ["cache has CHOWN", "cache is root"] if is_on_node else []
     for template in templates(resource(spec)).values():
         process = template["metadata"]["labels"]["ssd.dev/component"]
         expected = {
-            Tier.TCP: cache,
-            Tier.RDMA: [*cache, f"{process} has IPC_LOCK"],
+            Tier.TCP: [*cache, *given],
+            Tier.RDMA: [*cache, f"{process} has IPC_LOCK", *given],
             Tier.NVLINK_PRIVILEGED: [
                 *("hostIPC", "tmp", *cache, f"{process} may gain privileges"),
-                *("scratch has CHOWN, FOWNER", "scratch is root"),
+                *("scratch has CHOWN, FOWNER", "scratch is root", *given),
             ],
         }
         assert not_restricted(template["spec"]) == expected[spec.transport.effective_tier]

@@ -4,6 +4,7 @@ import copy
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 import aiohttp
 import pytest
@@ -48,8 +49,9 @@ class Answers:
 
     async def list_keys(self, kind: str, namespace: str, *, most: int = 0) -> set[Key]:
         self.asked.add((kind, namespace))
-        if kind in self.errors:
-            raise self.errors[kind]
+        for name in (kind, namespace):
+            if name in self.errors:
+                raise self.errors[name]
         return self.resources if kind == KIND else set()
 
     async def nap(self, seconds: float) -> None:
@@ -149,6 +151,15 @@ async def test_a_kind_that_must_not_be_listed_is_told() -> None:
     await become_ready(readiness, answers, ("a", "b"), answers.nap)
     assert told == ["GET networkpolicies: 403"]
     assert {("NetworkPolicy", "a"), ("Pod", "b")} <= answers.asked
+
+
+async def test_a_namespace_that_stays_forbidden_is_not_waited_for_beside_another() -> None:
+    readiness, naps = Readiness(), count()
+    answers = Answers(errors={"gone": ForbiddenError("no right in gone")})
+    answers.naps = ((lambda: None) for _ in naps)
+    await become_ready(readiness, answers, ["here", "gone"], answers.nap)
+    assert readiness.problem() == ""
+    assert next(naps) >= 2, "rights may come a moment late"
 
 
 async def test_what_was_ready_once_stays_so() -> None:

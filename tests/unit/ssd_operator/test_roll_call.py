@@ -159,3 +159,14 @@ async def test_a_watch_that_begins_anew_is_followed_by_a_roll_call(
         await woken.wait()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_namespace_that_cannot_be_listed_hides_no_gap_in_another() -> None:
+    world = await settled()
+    ref = Ref("Service", "demo")
+    world.cluster.remove("default", ref)
+    world.see_after_a_gap()
+    world.cluster.shut = {"gone"}
+    woken: list[object] = []
+    await RollCall(world.cluster, world.view, woken.append, ["gone", "default"]).call()
+    assert woken == [KEY]

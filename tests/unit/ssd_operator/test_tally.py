@@ -68,9 +68,14 @@ def since(condition: str, truth: str = "False") -> float | None:
             ),
             {"Progressing", "TargetReady"},
         ),
+        (status(Ready="False/Loading", TargetReady="False/Loading"), set()),
+        (
+            status(TargetReady="False/FetchingModel", Progressing="False/ProgressDeadlineExceeded"),
+            {"TargetReady", "Progressing"},
+        ),
     ],
 )
-def test_what_a_user_gave_up_is_no_trouble(found: Object, kinds: set[str]) -> None:
+def test_what_a_user_gave_up_or_what_gets_on_is_no_trouble(found: Object, kinds: set[str]) -> None:
     assert {kind for (kind, _), _ in troubles(found)} == kinds
 
 

@@ -81,3 +81,15 @@ async def test_a_resource_that_could_never_be_read_makes_nothing_and_says_why() 
     await world.come_to_rest(4)
     assert world.cluster.condition(KEY, "Ready") == ("False", "ReservedEnv")
     assert world.children() == []
+
+
+async def test_an_operator_that_never_read_a_resource_says_that_it_knows_nothing() -> None:
+    world = await spoilt()
+    world.restart()
+    (pod,) = world.ready_pods("target")
+    world.controllers.unwell.add(pod["metadata"]["name"])
+    world.controllers.kill(pod)
+    await world.come_to_rest(4)
+    for kind in ("Ready", "TargetReady", "ResourcesOwned"):
+        assert world.cluster.condition(KEY, kind) == ("Unknown", "ReservedEnv")
+    assert world.cluster.condition(KEY, "SpecValid") == ("False", "ReservedEnv")

@@ -96,12 +96,13 @@ class World:
         """One pass over what the watch has brought so far."""
         return await self.reconciler.reconcile(KEY)
 
-    async def try_to_look(self) -> None:
+    async def try_to_look(self) -> float | None:
         """One pass that may fail, as the queue runs them."""
         try:
-            await self.look()
+            return await self.look()
         except ClusterError:
             self.cluster.now += 1.0
+            return None
 
     async def round(self) -> bool:
         """See, look, and let the rest of the world follow; whether it had to."""
