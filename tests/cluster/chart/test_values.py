@@ -181,18 +181,24 @@ NULLABLE = [
 def test_null_is_refused_by_name_or_means_the_default(
     helm: Any, chart: Path, default: list[Any], path: tuple[str, ...]
 ) -> None:
-    is_of_an_option = path[0] == "metrics" and path[-1] == "labels"
-    option = [f"--set={'.'.join(path[:-1])}.enabled=true"] if is_of_an_option else []
-    if option:
-        default = list(yaml.safe_load_all(template(helm, chart, *option).stdout))
-        default = [each for each in default if each is not None]
-    said = template(helm, chart, *option, f"--set={'.'.join(path)}=null")
+    said = template(helm, chart, f"--set={'.'.join(path)}=null")
     if said.returncode:
         assert "don't meet the specifications of the schema" in said.stderr
         assert path[-1] in said.stderr
     else:
         objects = [each for each in yaml.safe_load_all(said.stdout) if each is not None]
         assert objects == default
+
+
+@pytest.mark.parametrize("option", ["serviceMonitor", "prometheusRule", "dashboard"])
+def test_an_option_without_labels_has_the_charts_own(render: Any, option: str) -> None:
+    values = f"metrics.{option}.enabled=true,metrics.{option}.labels=null"
+    (found,) = [
+        each
+        for each in render(f"--set={values}")
+        if each["kind"] == {"dashboard": "ConfigMap"}.get(option, option[:1].upper() + option[1:])
+    ]
+    assert found["metadata"]["labels"]["app.kubernetes.io/part-of"] == "ssd"
 
 
 NAMES = {
