@@ -118,9 +118,12 @@ def api_environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
             subprocess.run([TOOL, "down"], check=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def api_server(api_environment: dict[str, str]) -> Iterator[ApiServer]:
-    """A namespace of an API server that has this checkout's definition."""
+    """A namespace of an API server that has this checkout's definition.
+
+    It is gone before the chart comes, whose operator would make pods of what is in it.
+    """
     with defining(api_environment) as found:
         yield found
 

@@ -15,9 +15,9 @@ from ssd_operator.structural import stored
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 HERE = Path(__file__).parent
-SAMPLES = HERE.parents[1] / "charts" / "ssd" / "samples"
-GOOD = sorted([*(HERE / "crd" / "good").glob("*.yaml"), *SAMPLES.glob("*.yaml")])
-BAD = sorted((HERE / "crd" / "bad").glob("*.yaml"))
+SAMPLES = HERE.parents[2] / "charts" / "ssd" / "samples"
+GOOD = sorted([*(HERE / "good").glob("*.yaml"), *SAMPLES.glob("*.yaml")])
+BAD = sorted((HERE / "bad").glob("*.yaml"))
 DRY_RUN = "--dry-run=server"
 STATUS = ("--server-side", "--subresource=status")
 DEMO = yaml.safe_load((SAMPLES / "demo-cpu.yaml").read_text())
@@ -37,7 +37,7 @@ def with_status(name: str, status: Object) -> Object:
     return {**named_demo(name), "status": status}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shown(api_server: Any) -> Object:
     """A resource as it is stored, with a status that the operator would write."""
     made = api_server.send("create", named_demo("shown"))
