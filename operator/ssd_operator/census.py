@@ -136,6 +136,13 @@ class Census:
             if cell_of(pod) == cell and (is_live(pod) or is_leaving(pod))
         )
 
+    @cached_property
+    def is_replacing_targets(self) -> bool:
+        """Whether a target of an older revision is on its way out, its successor still to come."""
+        cells = range(self.resource.spec.num_cells)
+        pods = [pod for cell in cells for pod in self.cell_targets(cell)]
+        return any(is_leaving(pod) and self._is_outdated(pod) for pod in pods)
+
     def target_deployment(self, cell: int) -> Object | None:
         """The Deployment of a cell's target, if it exists."""
         return self._deployment(target_deployment(self.resource, cell))

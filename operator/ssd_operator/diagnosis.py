@@ -52,6 +52,7 @@ class Diagnosis:
     message: str
 
 
+_NO_PROCESS = re.compile(r"No module named '?(ssd_(?:target|draft))")
 _PULL = frozenset(
     {
         "ErrImagePull",
@@ -126,8 +127,10 @@ def _fetching(name: str, container: Object) -> Diagnosis | None:
     if container.get("name") != FETCH or not (container.get("state") or {}).get("running"):
         return None
     ended = (container.get("lastState") or {}).get("terminated")
-    again = f" again; it {_crash(container, ended)}" if ended else ""
-    return Diagnosis(Trouble.FETCHING_MODEL, f"{name} fetches its model{again}")
+    if ended:
+        words = f"{name} fetches its model again; it {_crash(container, ended)}"
+        return Diagnosis(Trouble.CRASH_LOOP, words)
+    return Diagnosis(Trouble.FETCHING_MODEL, f"{name} fetches its model")
 
 
 def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> Diagnosis | None:
@@ -148,6 +151,12 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
     exit_code = ended.get("exitCode", 0)
     if exit_code == os.EX_CONFIG:
         return _misconfigured(name, _last_words(ended))
+    if exit_code and (module := _NO_PROCESS.search(_last_words(ended))):
+        image = container.get("image", "its image")
+        return Diagnosis(
+            Trouble.CONFIGURATION_ERROR,
+            f"{name}: {image} has no {module[1]}; is it the image of another process?",
+        )
     grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
     if _was_too_slow(container, ended, startup_timeout_seconds, grace):
         return Diagnosis(

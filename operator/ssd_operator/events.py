@@ -28,6 +28,18 @@ class Event:
     message: str
 
 
+_NOT_BY_ITSELF = (
+    "ConfigurationError",
+    "CrashLoop",
+    "ImagePull",
+    "NoDevice",
+    "PodForbidden",
+    "StartupTimeout",
+)
+"""Reasons of pods that are not ready which somebody has to look into."""
+_NOT_CARRIED_OUT = ("ObjectRefused", "PodTemplateInvalid", "ReservedEnv", "SpecInvalid")
+
+
 @dataclass(frozen=True, slots=True)
 class EventLog:
     """When what was told of one resource."""
@@ -140,6 +152,10 @@ def _speculation(old: Object, new: Object) -> list[Event]:
 
 def _troubles(old: Object, new: Object) -> list[Event]:
     watched = [
+        *(("TargetReady", reason, reason) for reason in _NOT_BY_ITSELF),
+        *(("DraftReady", reason, reason) for reason in _NOT_BY_ITSELF),
+        *(("SpecValid", reason, reason) for reason in _NOT_CARRIED_OUT),
+        ("ResourcesOwned", "Forbidden", "Forbidden"),
         ("ResourcesOwned", "NameTaken", "NameTaken"),
         ("Progressing", "PreflightFailed", "PreflightFailed"),
         ("TargetReady", "Unschedulable", "Unschedulable"),

@@ -8,9 +8,10 @@ from ssd_operator.spec import Object, Resource
 _OPEN_SCRATCH = (
     f"import os; os.chown({SCRATCH_FOLDER!r}, {USER}, {USER}); os.chmod({SCRATCH_FOLDER!r}, 0o700)"
 )
-# A folder that somebody else has prepared stays theirs.
+# A folder that somebody else has prepared, or that holds something, stays theirs.
 _OPEN_CACHE = (
-    f"import os; os.stat({CACHE_FOLDER!r}).st_uid or os.chown({CACHE_FOLDER!r}, {USER}, {USER})"
+    f"import os; p = {CACHE_FOLDER!r}; "
+    f"os.stat(p).st_uid or os.listdir(p) or os.chown(p, {USER}, {USER})"
 )
 
 

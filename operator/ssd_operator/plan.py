@@ -40,6 +40,8 @@ from ssd_operator.status_change import SHORTEST_SECONDS, needs_write
 
 DECISION_SECONDS = 10.0
 """Between two decisions of the Internal loop."""
+FOREIGN_SECONDS = 10.0
+"""Until a name is asked for again that somebody else has; no watch tells when it is free."""
 LEAVING_SECONDS = 1.0
 """Until a name is asked for again that a former child still has."""
 
@@ -328,4 +330,6 @@ def _waits(census: Census, memory: Memory) -> list[float]:
     waits += [each - census.now for each in deadlines if each is not None and each > census.now]
     if census.observed.leaving:
         waits.append(LEAVING_SECONDS)
+    if census.observed.foreign:
+        waits.append(FOREIGN_SECONDS)
     return waits

@@ -82,8 +82,9 @@ def pod_template() -> Schema:
             keys=["name"],
         ),
         "env": array(
-            "Variables of the process. They win over the operator's own, except for those that say "
-            "who the pod is (POD_NAME, NODE_NAME, CELL) and NCCL_HOSTID.",
+            "Variables of the process. They win over the operator's own. Refused are those that "
+            "say who the pod is (POD_NAME, NODE_NAME, CELL) and where it listens (HOST, PORT, "
+            "HTTP_PORT), and NCCL_HOSTID.",
             _variable(),
             64,
             keys=["name"],
@@ -168,7 +169,8 @@ def _variable() -> Schema:
     )
     not_ours = rule(
         f"!(self.name in {_list_of(reserved.ENV)})",
-        "this variable says who the pod is, which is the operator's: leave it out",
+        "this variable says who the pod is or where it listens, which is the operator's: "
+        "leave it out",
     )
     return block("A variable.", fields, required=["name"], rules=[not_both, not_ours])
 

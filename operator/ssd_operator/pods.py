@@ -50,6 +50,7 @@ _TRIED_IN_POD = (
 _TRIED_IN_CONTAINER = (
     "image",
     "imagePullPolicy",
+    "command",
     "env",
     "volumeMounts",
     "terminationMessagePath",
@@ -220,6 +221,8 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
         "name": str(pod.component),
         "image": pod.image,
         "imagePullPolicy": config.image_pull_policy,
+        # Said, though images know it: another process's image ends at once instead of serving.
+        "command": ["python", "-m", f"ssd_{pod.component}"],
         "env": environment.merged(pod.environment, pod.template.env),
         "ports": [
             {"name": "grpc", "containerPort": pod.port, "protocol": "TCP"},

@@ -26,7 +26,7 @@ from ssd_operator.names import (
 from ssd_operator.optional_children import OptionalChildren, ServedKinds
 from ssd_operator.parse import SpecError, carried_on, parse
 from ssd_operator.plan import Memory, Plan, plan
-from ssd_operator.pod_state import is_leaving, is_ready, name_of
+from ssd_operator.pod_state import is_leaving, is_ready, name_of, to_seconds
 from ssd_operator.setbacks import Setbacks
 from ssd_operator.spec import KIND, Object, Resource
 from ssd_operator.status import status_of_invalid
@@ -217,7 +217,10 @@ class Reconciler:
             pods=tuple(
                 each
                 for ref, each in seen.items()
-                if ref.kind == "Pod" and ref not in children and is_engine_pod(each, resource.name)
+                if ref.kind == "Pod"
+                and ref not in children
+                and is_engine_pod(each, resource.name)
+                and not _is_older(each, children.get(Ref("Deployment", maker_of(each)), found))
             ),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),
@@ -274,6 +277,15 @@ def _read(found: Object, record: _Record) -> Resource | None:
         if record.resource is not None:
             record.resource = carried_on(record.resource, found)
     return record.resource
+
+
+def _is_older(pod: Object, maker: Object) -> bool:
+    """Whether a pod was there before its maker, so that it is of a former resource of this name.
+
+    Of one whose Deployment is not seen, the maker is the resource.
+    """
+    since = to_seconds(maker["metadata"].get("creationTimestamp")) or 0.0
+    return (to_seconds(pod["metadata"].get("creationTimestamp")) or since) < since
 
 
 def _unseen(observed: Observed, decided: Plan, record: _Record) -> list[Ref]:

@@ -14,8 +14,10 @@ VOLUMES = frozenset({"tmp", "cache", "shm", "models"})
 PATHS = frozenset({fabric.SCRATCH_FOLDER, CACHE_FOLDER, HUB_FOLDER, SHARED_MEMORY, MODELS_FOLDER})
 """Where they are mounted."""
 IDENTITY = ("POD_NAME", "NODE_NAME", "CELL")
+"""Who a pod is decides which links it gets."""
+ADDRESS = ("HOST", "PORT", "HTTP_PORT")
+"""Where it listens is where Services and probes lead."""
 ENV = frozenset(
-    {f"SSD_{component.upper()}_{name}" for component in Component for name in IDENTITY}
+    {f"SSD_{component.upper()}_{name}" for component in Component for name in IDENTITY + ADDRESS}
     | {fabric.HOST_ID}
 )
-"""Who a pod is decides which links it gets."""

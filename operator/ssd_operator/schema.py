@@ -29,6 +29,14 @@ from ssd_operator.structural import (
     unique,
 )
 
+_SYSTEM_FOLDERS = (
+    "^(/+[.])*/+("
+    "(home|opt|srv|tmp|var)?/*"
+    "|(bin|boot|dev|etc|lib|lib32|lib64|proc|root|run|sbin|sys|usr)(/.*)?"
+    "|var/+(cache|lib|log|spool|tmp)/*"
+    "|var/+(run|lib/+(containerd|docker|etcd|kubelet))(/.*)?"
+    ")$"
+)
 _RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -267,8 +275,8 @@ def _model_cache() -> Schema:
             "EmptyDir",
         ),
         "hostPath": text(
-            "Folder of the node, with HostPath. A new one, or one of root, is given to uid 10001 "
-            "by an init container that runs as root. Replaces targets and drafts.",
+            "Folder of the node, with HostPath. A new one, or an empty one of root, is given to "
+            "uid 10001 by an init container that runs as root. Replaces targets and drafts.",
             1024,
             pattern=r"^/[-A-Za-z0-9_./]*$",
         ),
@@ -291,6 +299,11 @@ def _model_cache() -> Schema:
         rule(
             "!has(self.hostPath) || !self.hostPath.contains('..')",
             "hostPath: '..' is not allowed, write the path itself",
+        ),
+        rule(
+            f"!has(self.hostPath) || !self.hostPath.matches('{_SYSTEM_FOLDERS}')",
+            "hostPath: a folder of the node's own system; give the cache one of its own, such as "
+            "/var/cache/ssd",
         ),
     ]
     about = "Where fetched weights stay between starts."

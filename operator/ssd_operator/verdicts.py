@@ -112,9 +112,8 @@ def speculation_active(census: Census) -> Condition:
     if without:
         return _silent(census, without[0])
     num_links = sum(link.state == "Active" for link in census.links.values())
-    return yes(
-        kind, "Active", f"{num_links} links to {len(census.active_drafts)} drafts are active."
-    )
+    num_drafts = len(census.active_drafts)
+    return yes(kind, "Active", f"Active links: {num_links}, to drafts: {num_drafts}.")
 
 
 def draft_capacity(census: Census) -> Condition:
@@ -172,7 +171,8 @@ def progressing(census: Census) -> Condition:
     deployments = (*census.target_deployments, *census.draft_deployments)
     pods = (*census.targets, *census.staying_drafts)
     num_updated = census.updated(pods)
-    if num_updated < len(pods) or any(_is_rolling(deployment) for deployment in deployments):
+    is_rolling = any(_is_rolling(deployment) for deployment in deployments)
+    if num_updated < len(pods) or is_rolling or census.is_replacing_targets:
         return yes(kind, "RollingOut", f"{num_updated} of {len(pods)} pods are up to date.")
     if census.num_draining:
         return yes(kind, "Draining", f"{census.num_draining} drafts are on their way out.")

@@ -53,11 +53,12 @@ def fetching(**container: Any) -> Object:
 WHY = "WeightsError: layer 3 is missing; take another source"
 NO_TOKEN = "ModelNotFoundError: hf://org/name@0: the hub refuses"
 NO_ROOM = "CacheError: no room"
+NO_TARGET = "/usr/local/bin/python: No module named ssd_target"
 CASES: list[tuple[Object, Trouble, str]] = [
     (fetching(state=RUNNING), Trouble.FETCHING_MODEL, "demo-target-0-x fetches its model"),
     (
         fetching(state=RUNNING, lastState=ended(1, NO_ROOM)),
-        Trouble.FETCHING_MODEL,
+        Trouble.CRASH_LOOP,
         f"fetches its model again; it ended with exit code 1, 2 restarts so far: {NO_ROOM}",
     ),
     (
@@ -76,6 +77,11 @@ CASES: list[tuple[Object, Trouble, str]] = [
         'secret "hf" not found',
     ),
     (fetching(state=ended(0)), Trouble.LOADING, "is created"),
+    (
+        pod(state=ended(1, NO_TARGET)),
+        Trouble.CONFIGURATION_ERROR,
+        "has no ssd_target; is it the image of another process?",
+    ),
     (
         pod(node="", scheduled={"reason": "Unschedulable", "message": "0/2 nodes: no GPU."}),
         Trouble.UNSCHEDULABLE,

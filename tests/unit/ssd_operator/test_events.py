@@ -74,6 +74,10 @@ CHANGES: list[tuple[Object, Object, list[str]]] = [
         status(DraftCapacity="InsufficientLocalGPUs"),
         ["Unschedulable"],
     ),
+    (status(DraftReady="Loading"), status(DraftReady="ImagePull"), ["ImagePull"]),
+    (status(DraftReady="ImagePull"), status(DraftReady="ImagePull"), []),
+    (status(ResourcesOwned="Owned"), status(ResourcesOwned="Forbidden"), ["Forbidden"]),
+    (status(SpecValid="Valid"), status(SpecValid="ReservedEnv"), ["ReservedEnv"]),
     (status(), status(links=(refused("d0"),)), ["LinkRefused"]),
     (status(links=(refused("d0"),)), status(links=(refused("d0"),)), []),
 ]

@@ -115,6 +115,11 @@ def test_a_users_variable_wins_unless_it_says_who_the_pod_is() -> None:
     assert {"SSD_DRAFT_CELL", "NCCL_HOSTID"} <= reserved.ENV
 
 
+def test_another_processs_image_does_not_pass_for_ours() -> None:
+    assert container_of(target_of(SAMPLES["everything"]))["command"][-1] == "ssd_target"
+    assert container_of(draft_of(SAMPLES["everything"]))["command"][-1] == "ssd_draft"
+
+
 def test_a_users_labels_never_hide_ours() -> None:
     labels = target_of(SAMPLES["everything"])["metadata"]["labels"]
     assert (labels["team"], labels["app.kubernetes.io/part-of"]) == ("serving", "ssd")

@@ -8,7 +8,6 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World, demo, settled
 from ssd_operator.cluster import BusyError, ConflictError, ForbiddenError
 from ssd_operator.facts import PoolFact, Ref
 from ssd_operator.names import NAME_LABEL, revision_of
-from ssd_operator.spec import KIND
 
 
 async def test_a_new_resource_gets_all_its_children_and_serves() -> None:
@@ -105,19 +104,6 @@ async def test_replicas_that_somebody_raised_on_a_deployment_are_drained_away() 
     assert any(verb == "annotate" for verb, _ in world.cluster.writes)
 
 
-async def test_a_copy_that_a_person_made_of_a_child_is_theirs() -> None:
-    world = await settled()
-    copied = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
-    copied["metadata"] = {
-        "namespace": "default",
-        "name": "demo-lb",
-        "labels": copied["metadata"]["labels"],
-    }
-    world.cluster.put(copied)  # as kubectl expose does
-    await world.come_to_rest(2)
-    assert ("default", Ref("Service", "demo-lb")) in world.cluster.objects
-
-
 async def test_scaling_down_drains_the_draft_before_it_goes() -> None:
     world = await settled()
     world.cluster.edit_spec(KEY, draft={"replicas": 1})
@@ -207,74 +193,6 @@ async def test_a_cell_that_is_no_number_stops_no_pass(ref: str) -> None:
     assert await world.look() is not None
 
 
-async def test_a_name_of_somebody_else_is_left_alone_and_nothing_new_is_made() -> None:
-    world = World()
-    theirs = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"namespace": "default", "name": "demo"},
-        "spec": {"ports": [{"port": 1}]},
-    }
-    world.cluster.put(theirs)
-    await world.come_to_rest(4)
-    assert world.children() == []
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
-    assert world.cluster.condition(KEY, "Ready")[0] == "False"
-    world.cluster.remove("default", Ref("Service", "demo"))
-    await world.come_to_rest(6)
-    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
-
-
-async def test_a_name_taken_later_stops_no_pod_that_runs() -> None:
-    world = await settled()
-    world.cluster.remove("default", Ref("Service", "demo-targets"))
-    theirs = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"namespace": "default", "name": "demo-targets"},
-    }
-    world.cluster.put(theirs)
-    world.cluster.edit_spec(KEY, draft={"replicas": 3})
-    await world.come_to_rest(4)
-    assert len(world.ready_pods("target")) == 1
-    assert len(world.ready_pods("draft")) == 3
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
-
-
-async def test_a_name_that_was_taken_before_the_watch_told_is_not_written_over() -> None:
-    world = await settled()
-    ref = Ref("Deployment", "demo-draft-0")
-    metadata = {"namespace": "default", "name": ref.name}
-    world.cluster.remove("default", ref)
-    theirs = world.cluster.put({"apiVersion": "apps/v1", "kind": ref.kind, "metadata": metadata})
-    world.cluster.edit_spec(KEY, draft={"image": "localhost/new:1"})
-    world.see({KIND})
-    with pytest.raises(ConflictError):
-        await world.look()
-    world.cluster.now += 2.0
-    await world.look()
-    assert world.cluster.objects["default", ref] == theirs
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
-
-
-async def test_children_of_a_former_resource_of_the_same_name_are_waited_for() -> None:
-    world = await settled()
-    old = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
-    world.cluster.remove("default", Ref("SSDDeployment", "demo"))
-    world.see()
-    assert await world.look() is None
-    world.cluster.put(old)  # the garbage collector has yet to come
-    world.cluster.create_resource(KEY, DEMO)
-    world.see()
-    again_after = await world.look()
-    assert again_after is not None
-    assert again_after <= 1.0
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("True", "Owned")
-    world.cluster.remove("default", Ref("Service", "demo"))
-    await world.come_to_rest(6)
-    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
-
-
 @pytest.mark.parametrize(
     "error", [BusyError("503"), ConflictError("409"), BusyError("slow", 5.0), ForbiddenError("403")]
 )
@@ -295,19 +213,6 @@ async def test_a_paused_resource_gets_its_status_and_nothing_else() -> None:
     await world.come_to_rest(4)
     assert {verb for verb, _ in world.cluster.writes} == {"status"}
     assert world.cluster.condition(KEY, "Progressing") == ("False", "Paused")
-
-
-async def test_a_paused_resource_tells_that_its_name_is_taken() -> None:
-    world = await settled()
-    ref = Ref("Service", "demo")
-    world.cluster.remove("default", ref)
-    metadata = {"namespace": "default", "name": "demo"}
-    world.cluster.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata})
-    world.cluster.edit_spec(KEY, paused=True)
-    await world.come_to_rest(2)
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
-    assert world.cluster.condition(KEY, "Ready") == ("False", "NameTaken")
-    assert "endpoint" not in world.cluster.resource(KEY)["status"]
 
 
 async def test_a_namespace_that_goes_away_is_no_error() -> None:

@@ -333,6 +333,11 @@ PROGRESS = [
     (Scene(drafts=1, pods=(target(), draft("d0"), leaving(draft("d1")))), "True", "Draining"),
     (Scene(drafts=3), "True", "Scaling"),
     (Scene(cells=2), "True", "Scaling"),
+    (
+        Scene(pods=(leaving(target()), draft("d0"), draft("d1")), planned=STALE),
+        "True",
+        "RollingOut",
+    ),
     (Scene(drafts=2, pods=(target(), draft("d0"), homeless(draft("d1")))), "True", "Scaling"),
     (Scene(pods=(target(ready=False), draft("d0"), draft("d1"))), "True", "Scaling"),
     (Scene(), "True", "UpToDate"),

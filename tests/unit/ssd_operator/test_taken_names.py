@@ -1,0 +1,121 @@
+"""Whose an object is: ours, somebody else's, or a former resource's of the same name."""
+
+import copy
+
+import pytest
+from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
+
+from ssd_operator.cluster import ConflictError
+from ssd_operator.facts import Ref
+from ssd_operator.spec import KIND
+
+
+async def test_a_copy_that_a_person_made_of_a_child_is_theirs() -> None:
+    world = await settled()
+    copied = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
+    copied["metadata"] = {
+        "namespace": "default",
+        "name": "demo-lb",
+        "labels": copied["metadata"]["labels"],
+    }
+    world.cluster.put(copied)  # as kubectl expose does
+    await world.come_to_rest(2)
+    assert ("default", Ref("Service", "demo-lb")) in world.cluster.objects
+
+
+async def test_a_name_of_somebody_else_is_left_alone_and_nothing_new_is_made() -> None:
+    world = World()
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": "default", "name": "demo"},
+        "spec": {"ports": [{"port": 1}]},
+    }
+    world.cluster.put(theirs)
+    await world.come_to_rest(4)
+    assert world.children() == []
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
+    assert world.cluster.condition(KEY, "Ready")[0] == "False"
+    world.cluster.remove("default", Ref("Service", "demo"))
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+async def test_a_name_taken_later_stops_no_pod_that_runs() -> None:
+    world = await settled()
+    world.cluster.remove("default", Ref("Service", "demo-targets"))
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": "default", "name": "demo-targets"},
+    }
+    world.cluster.put(theirs)
+    world.cluster.edit_spec(KEY, draft={"replicas": 3})
+    await world.come_to_rest(4)
+    assert len(world.ready_pods("target")) == 1
+    assert len(world.ready_pods("draft")) == 3
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
+
+
+async def test_a_name_that_was_taken_before_the_watch_told_is_not_written_over() -> None:
+    world = await settled()
+    ref = Ref("Deployment", "demo-draft-0")
+    metadata = {"namespace": "default", "name": ref.name}
+    world.cluster.remove("default", ref)
+    theirs = world.cluster.put({"apiVersion": "apps/v1", "kind": ref.kind, "metadata": metadata})
+    world.cluster.edit_spec(KEY, draft={"image": "localhost/new:1"})
+    world.see({KIND})
+    with pytest.raises(ConflictError):
+        await world.look()
+    world.cluster.now += 2.0
+    await world.look()
+    assert world.cluster.objects["default", ref] == theirs
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
+
+
+async def test_children_of_a_former_resource_of_the_same_name_are_waited_for() -> None:
+    world = await settled()
+    old = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
+    world.cluster.remove("default", Ref("SSDDeployment", "demo"))
+    world.see()
+    assert await world.look() is None
+    world.cluster.put(old)  # the garbage collector has yet to come
+    world.cluster.create_resource(KEY, DEMO)
+    world.see()
+    again_after = await world.look()
+    assert again_after is not None
+    assert again_after <= 1.0
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("True", "Owned")
+    world.cluster.remove("default", Ref("Service", "demo"))
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+async def test_a_paused_resource_tells_that_its_name_is_taken() -> None:
+    world = await settled()
+    ref = Ref("Service", "demo")
+    world.cluster.remove("default", ref)
+    metadata = {"namespace": "default", "name": "demo"}
+    world.cluster.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata})
+    world.cluster.edit_spec(KEY, paused=True)
+    await world.come_to_rest(2)
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
+    assert world.cluster.condition(KEY, "Ready") == ("False", "NameTaken")
+    assert "endpoint" not in world.cluster.resource(KEY)["status"]
+
+
+async def test_pods_of_a_former_resource_of_the_same_name_serve_for_nobody() -> None:
+    world = await settled()
+    (pod,) = world.ready_pods("target")
+    orphan = copy.deepcopy(pod)
+    world.cluster.remove("default", Ref(KIND, "demo"))
+    world.cluster.now += 5.0
+    world.see()
+    await world.look()
+    world.cluster.put(orphan)  # the garbage collector has yet to come
+    world.cluster.now += 5.0
+    world.cluster.create_resource(KEY, DEMO)
+    world.see()
+    await world.look()
+    assert world.cluster.resource(KEY)["status"]["target"]["replicas"] == 0
+    assert world.cluster.condition(KEY, "Ready")[0] == "False"
