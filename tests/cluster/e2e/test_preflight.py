@@ -7,6 +7,8 @@ import pytest
 from tests.cluster.kube import Kube, Object, eventually, sample
 from tests.cluster.load import Load
 
+from ssd import __version__
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 Figures = dict[str, object]
 SMALL = {"requests": {"cpu": "20m", "memory": "64Mi"}}
@@ -57,8 +59,9 @@ def is_settled(kube: Kube, name: str) -> bool:
     [
         ({"image": "localhost/ssd-target:nope"}, "cannot pull localhost/ssd-target:nope"),
         ({"podTemplate": setting("MAX_QUEU", "7")}, "did you mean SSD_TARGET_MAX_QUEUE?"),
+        ({"image": f"localhost/ssd-draft:{__version__}"}, "has no ssd_target"),
     ],
-    ids=["image", "setting"],
+    ids=["image", "setting", "process"],
 )
 def test_a_change_that_cannot_run_costs_no_outage(
     kube: Kube, demo: str, load: Load, figures: Figures, bad: Object, words: str
@@ -80,7 +83,7 @@ def test_a_change_that_cannot_run_costs_no_outage(
     )
     assert uids(kube, demo, "target") == before
     load.assert_undisturbed()
-    figures[f"bad {next(iter(bad))} told, s"] = round(failed, 1)
+    figures[f"{words} told, s"] = round(failed, 1)
 
 
 @pytest.fixture
