@@ -206,15 +206,14 @@ def process_of(pod: Object) -> int:
 
 def portrait() -> str:
     """What somebody who looks into a failure asks for first."""
+    names = ("get", "pods", "-A", "-l", "app.kubernetes.io/part-of=ssd", "-o")
+    places = run("kubectl", *names, "jsonpath={.items[*].metadata.namespace}").split()
+    of_ours = ("-l", "app.kubernetes.io/part-of=ssd", "--prefix", "--all-containers", "--tail=40")
     questions = (
         ("get", "ssd", "-A", "-o", "yaml"),
         ("get", "pods,deployments", "-A", "-o", "wide"),
         ("get", "events", "-A", "--sort-by=.lastTimestamp"),
-        *(
-            ("logs", "-A", "-l", f"app.kubernetes.io/component={each}", "--prefix", "--tail=40")
-            for each in ("target", "draft")
-        ),
-        ("logs", "-A", "-l", "app.kubernetes.io/name=ssd-operator", "--prefix", "--tail=80"),
+        *(("logs", "-n", each, *of_ours) for each in sorted(set(places))),
     )
     answers = []
     for question in questions:

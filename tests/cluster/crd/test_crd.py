@@ -185,7 +185,7 @@ def test_kubectl_scale_moves_the_number_of_drafts_within_its_bounds(api_server: 
 
 
 def test_kubectl_scale_ends_where_nvlink_does(api_server: Any) -> None:
-    given = yaml.safe_load((HERE / "crd" / "good" / "nvlink-full-node.yaml").read_text())
+    given = yaml.safe_load((HERE / "good" / "nvlink-full-node.yaml").read_text())
     given["metadata"]["name"] = "scaled-nvlink"
     del given["spec"]["draft"]["autoscaling"]
     assert api_server.send("create", given).returncode == 0
