@@ -12,6 +12,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "ssd"
 CRD = "crd/ssddeployments.ssd.dev"
+OURS = "app.kubernetes.io/name in (ssd, ssd-operator)"
+"""Selects the pods of engines and of operators."""
 Object = dict[str, Any]
 
 
@@ -206,9 +208,9 @@ def process_of(pod: Object) -> int:
 
 def portrait() -> str:
     """What somebody who looks into a failure asks for first."""
-    names = ("get", "pods", "-A", "-l", "app.kubernetes.io/part-of=ssd", "-o")
+    names = ("get", "pods", "-A", "-l", OURS, "-o")
     places = run("kubectl", *names, "jsonpath={.items[*].metadata.namespace}").split()
-    of_ours = ("-l", "app.kubernetes.io/part-of=ssd", "--prefix", "--all-containers", "--tail=40")
+    of_ours = ("-l", OURS, "--prefix", "--all-containers", "--tail=40")
     questions = (
         ("get", "ssd", "-A", "-o", "yaml"),
         ("get", "pods,deployments", "-A", "-o", "wide"),
