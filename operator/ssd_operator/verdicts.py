@@ -62,6 +62,9 @@ def ready(census: Census, target: Condition, spec: Condition, owned: Condition) 
         gone = no("Ready", "EndpointMissing", f"Targets serve, but there is no Service {name}.")
         cause = first_not_true((owned, spec)) or gone
     else:
+        is_unmade = census.resource.spec.paused and not census.target_deployments
+        if is_unmade:
+            return no("Ready", "Paused", "spec.paused is true: nothing has been made yet.")
         causes = (target, spec, owned) if census.target_deployments else (spec, owned, target)
         cause = first_not_true(causes) or target
     return no("Ready", cause.reason, cause.message)

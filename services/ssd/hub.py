@@ -1,6 +1,7 @@
 """Models of the Hugging Face hub: their names, and what its library says, in sentences of ours."""
 
 import errno
+import os
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -60,7 +61,10 @@ def as_setup_error(model: str, error: Exception) -> SetupError:
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return CacheError(f"{model}: no room is left in {HF_HUB_CACHE}; give it a larger volume")
     if isinstance(error, OSError) and error.errno in _NO_RIGHT:
-        return SettingsError(f"{model}: this user may not write to {HF_HUB_CACHE}: {error}")
+        return SettingsError(
+            f"{model}: user {os.getuid()} may not write to {HF_HUB_CACHE}; "
+            f"give the folder to it, or name another cache: {error}"
+        )
     for kind_of_refusal, sentence in _REFUSALS.items():
         if isinstance(error, kind_of_refusal):
             return ModelNotFoundError(f"{model}: {sentence}")

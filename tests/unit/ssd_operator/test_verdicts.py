@@ -78,22 +78,6 @@ READY = [
         "PodTemplateInvalid",
     ),
     (Scene(facts={"rejected": {Ref("Deployment", "demo-target-0"): "no"}}), "True", "Serving"),
-    (Scene(has_service=False), "False", "EndpointMissing"),
-    (
-        Scene(has_service=False, planned=Planned(makes=frozenset({Ref("Service", "demo")}))),
-        "True",
-        "Serving",
-    ),
-    (
-        Scene(has_service=False, facts={"forbidden": {Ref("Service", "demo"): "quota"}}),
-        "False",
-        "Forbidden",
-    ),
-    (
-        Scene(has_service=False, facts={"rejected": {Ref("Service", "demo"): "no"}}),
-        "False",
-        "ObjectRefused",
-    ),
 ]
 
 
