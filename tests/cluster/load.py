@@ -105,8 +105,9 @@ class Load:
 
     def assert_undisturbed(self) -> None:
         """No request failed, and no text is another."""
-        assert self.tally.failures == []
-        assert self.tally.num_different == 0
+        told = [f"{type(each).__name__}: {each}" for each in self.tally.failures]
+        assert not told, f"{told}, {self.tally.num_cut} of them cut a stream"
+        assert self.tally.num_different == 0, f"{self.tally.num_different} texts differ"
         assert self.tally.num_finished > 0
 
     def _run(self) -> None:
