@@ -1,8 +1,8 @@
 """Clients of a target and of a draft. Whatever goes wrong is an ``SSDError``.
 
-A server that cannot be reached is a ``NotReadyError`` that names it, a deadline a
-``DeadlineError``, a call that the server cancelled a ``CancelledError``, and an error that the
-server raised is raised here again, class and fields included.
+A server that cannot be reached, or goes away, is a ``NotReadyError`` that names it, a deadline a
+``DeadlineError``, a call that the server cancelled for a reason a ``CancelledError``, and an error
+that the server raised is raised here again, class and fields included.
 """
 
 import asyncio

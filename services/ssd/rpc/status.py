@@ -227,7 +227,9 @@ def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
     kinds: dict[grpc.StatusCode, SSDError] = {
         Code.UNAVAILABLE: NotReadyError(f"{endpoint} cannot be reached: {message}"),
         Code.DEADLINE_EXCEEDED: DeadlineError(f"{endpoint} did not answer within the deadline"),
-        Code.CANCELLED: CancelledError(f"the call to {endpoint} was cancelled: {message}"),
+        # Ours say why. gRPC says no more than this to calls that reach a server as it stops, and
+        # of one that we cancel ourselves there is no status at all.
+        Code.CANCELLED: NotReadyError(f"{endpoint} ended the call as it went away: {message}"),
         Code.RESOURCE_EXHAUSTED: OverloadedError(text),
         Code.UNAUTHENTICATED: AccessError(text),
         Code.PERMISSION_DENIED: AccessError(text),

@@ -7,7 +7,15 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from ssd.errors import AddressError, FieldError, InternalError, OverloadedError, RequestError
+from ssd.errors import (
+    AddressError,
+    FieldError,
+    InternalError,
+    NotReadyError,
+    OverloadedError,
+    RequestError,
+    SSDError,
+)
 from ssd.rpc.client import TargetClient
 from ssd.rpc.server import (
     MAX_MESSAGE_BYTES,
@@ -191,3 +199,27 @@ def test_an_ipv6_host_gets_brackets() -> None:
     assert join_address("::1", 5) == "[::1]:5"
     assert join_address("[::1]", 5) == "[::1]:5"
     assert join_address("localhost", 5) == "localhost:5"
+
+
+async def first_error(client: TargetClient) -> SSDError:
+    while True:
+        try:
+            await client.tokenize("x")
+        except SSDError as error:
+            return error
+
+
+async def test_calls_that_reach_a_server_as_it_stops_find_it_not_ready() -> None:
+    # gRPC cancels those that it has not begun: not in each round, but in most of ten.
+    for _ in range(10):
+        server = RpcServer("127.0.0.1", 0)
+        register = generate_pb2_grpc.add_GenerateServiceServicer_to_server
+        server.add(SERVICE, partial(register, Servicer()))
+        await server.start()
+        async with TargetClient(f"127.0.0.1:{server.port}") as client:
+            tasks = [asyncio.create_task(first_error(client)) for _ in range(8)]
+            for _ in range(20):
+                await client.tokenize("x")
+            await server.stop(0.5)
+            errors = await asyncio.gather(*tasks)
+        assert {type(error) for error in errors} == {NotReadyError}, errors

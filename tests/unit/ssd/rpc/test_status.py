@@ -134,7 +134,7 @@ def test_a_timeout_in_a_servicer_is_a_deadline() -> None:
     [
         (Code.UNAVAILABLE, NotReadyError),
         (Code.DEADLINE_EXCEEDED, DeadlineError),
-        (Code.CANCELLED, CancelledError),
+        (Code.CANCELLED, NotReadyError),
         (Code.RESOURCE_EXHAUSTED, OverloadedError),
         (Code.PERMISSION_DENIED, AccessError),
         (Code.UNIMPLEMENTED, UnsupportedError),
