@@ -1,8 +1,8 @@
 """Carries a plan out, call by call: one that is refused does not stop the others."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from ssd.telemetry import get_logger
 from ssd_operator import metrics
@@ -17,6 +17,7 @@ from ssd_operator.cluster import (
     RefusedError,
     ref_of,
 )
+from ssd_operator.drain import Mark
 from ssd_operator.engines import Engines
 from ssd_operator.facts import Observed, Ref
 from ssd_operator.optional_children import OptionalChildren
@@ -65,24 +66,53 @@ class Execution:
             ForbiddenError: the namespace goes away.
             MissingError: it is gone, or a kind is not served any more.
         """
-        try:
-            for wanted in decided.apply:
-                await self._apply(wanted)
-            await self._drain(decided)
-            if decided.scale is not None:
-                await self._scale(decided.scale)
-            for ref in decided.delete:
-                await self._delete(ref, self.observed.children[ref])
-        except _CutError as cut:
-            return Cut(cut.ref, cut.error)
+        for ref, call in self._calls(decided):
+            try:
+                await call()
+            except (RefusedError, ForbiddenError) as error:
+                if isinstance(error, ForbiddenError) and error.is_leaving:
+                    raise
+                self.setbacks.forbidden[ref] = str(error)
+                _log.warning("object_refused", object=_title(ref), error=str(error))
+            except (BusyError, ConflictError) as error:
+                return Cut(ref, error)
         return None
+
+    def _calls(self, decided: Plan) -> Iterator[tuple[Ref, Callable[[], Awaitable[None]]]]:
+        """What is to be called about which object, in order."""
+        for wanted in decided.apply:
+            yield ref_of(wanted), partial(self._apply, wanted)
+        pods = {name_of(pod): pod for pod in self.observed.pods}
+        for mark in decided.drains.marks:
+            yield Ref("Pod", mark.pod), partial(self._mark, mark, pods[mark.pod])
+        self.engines.drain(self.key, decided.drains.calls)
+        for name in decided.drains.delete_pods:
+            ref = Ref("Pod", name)
+            yield ref, partial(self._delete, ref, pods[name])
+        if decided.scale is not None:
+            yield Ref(KIND, self.resource.name), partial(self._scale, decided.scale)
+        for ref in decided.delete:
+            yield ref, partial(self._delete, ref, self.observed.children[ref])
 
     async def _apply(self, wanted: Object) -> None:
         ref = ref_of(wanted)
-        with self._noting(ref, wanted):
+        try:
             answer = await self._apply_to(wanted, self.observed.children.get(ref))
+        except RefusedError as error:
+            self._reject(wanted, error)
+        except ForbiddenError as error:
+            if ref.kind != "Pod" or error.is_leaving:
+                raise
+            self._reject(wanted, error)
+        else:
             _log.info("applied", object=_title(ref))
             self._remember(wanted, answer)
+
+    def _reject(self, wanted: Object, error: RefusedError | ForbiddenError) -> None:
+        ref, generation, now = ref_of(wanted), self.resource.generation, self.now()
+        rejection = rejection_of(wanted, error, self.observed, generation, now)
+        self.setbacks.rejected[ref] = rejection
+        _log.warning("object_refused", object=_title(ref), error=str(error))
 
     async def _apply_to(self, wanted: Object, live: Object | None) -> Object:
         """Apply to the child that was seen: meanwhile its name may be somebody else's.
@@ -114,59 +144,23 @@ class Execution:
         else:
             self.view.remember(self.key, answer)
 
-    async def _drain(self, decided: Plan) -> None:
-        pods = {name_of(pod): pod for pod in self.observed.pods}
-        for mark in decided.drains.marks:
-            with self._noting(Ref("Pod", mark.pod)):
-                answer = await self.cluster.annotate_pod(self.key[0], mark.pod, mark.annotations)
-                if answer is None:
-                    self.view.bury(pods[mark.pod])
-                else:
-                    self.view.remember(self.key, answer)
-        self.engines.drain(self.key, decided.drains.calls)
-        for pod in decided.drains.delete_pods:
-            await self._delete(Ref("Pod", pod), pods[pod])
+    async def _mark(self, mark: Mark, pod: Object) -> None:
+        answer = await self.cluster.annotate_pod(self.key[0], mark.pod, mark.annotations)
+        if answer is None:
+            self.view.bury(pod)
+        else:
+            self.view.remember(self.key, answer)
 
     async def _scale(self, decision: Decision) -> None:
-        with self._noting(Ref(KIND, self.resource.name)):
-            await self.cluster.patch_scale(*self.key, decision.replicas)
-            is_up = decision.replicas > self.resource.spec.draft.replicas
-            metrics.SCALE_TOTAL.labels("up" if is_up else "down", str(decision.reason)).inc()
-            _log.info("scaled", replicas=decision.replicas)
+        await self.cluster.patch_scale(*self.key, decision.replicas)
+        is_up = decision.replicas > self.resource.spec.draft.replicas
+        metrics.SCALE_TOTAL.labels("up" if is_up else "down", str(decision.reason)).inc()
+        _log.info("scaled", replicas=decision.replicas)
 
     async def _delete(self, ref: Ref, thing: Object) -> None:
-        with self._noting(ref):
-            await self.cluster.delete(self.key[0], ref, thing["metadata"]["uid"])
-            self.optional.found.pop(ref, None)
-            _log.info("deleted", object=_title(ref))
-
-    @contextlib.contextmanager
-    def _noting(self, ref: Ref, wanted: Object | None = None) -> Iterator[None]:
-        """Keep what the API server has against a call, and go on with the next."""
-        try:
-            yield
-        except (RefusedError, ForbiddenError) as error:
-            if isinstance(error, ForbiddenError) and error.is_leaving:
-                raise
-            is_forbidden = isinstance(error, ForbiddenError) and ref.kind != "Pod"
-            if wanted is None or is_forbidden:
-                self.setbacks.forbidden[ref] = str(error)
-            else:
-                generation, now = self.resource.generation, self.now()
-                rejection = rejection_of(wanted, error, self.observed, generation, now)
-                self.setbacks.rejected[ref] = rejection
-            _log.warning("object_refused", object=_title(ref), error=str(error))
-        except (BusyError, ConflictError) as error:
-            raise _CutError(ref, error) from error
-
-
-class _CutError(Exception):
-    """On its way to the end of a pass."""
-
-    def __init__(self, ref: Ref, error: ClusterError) -> None:
-        super().__init__(str(error))
-        self.ref = ref
-        self.error = error
+        await self.cluster.delete(self.key[0], ref, thing["metadata"]["uid"])
+        self.optional.found.pop(ref, None)
+        _log.info("deleted", object=_title(ref))
 
 
 def _title(ref: Ref) -> str:

@@ -220,7 +220,7 @@ class Reconciler:
                 if ref.kind == "Pod"
                 and ref not in children
                 and is_engine_pod(each, resource.name)
-                and not _is_older(each, children.get(Ref("Deployment", maker_of(each)), found))
+                and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
             ),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),
@@ -279,13 +279,18 @@ def _read(found: Object, record: _Record) -> Resource | None:
     return record.resource
 
 
-def _is_older(pod: Object, maker: Object) -> bool:
-    """Whether a pod was there before its maker, so that it is of a former resource of this name.
+def _is_older(pod: Object, resource: Object, deployment: Object | None) -> bool:
+    """Whether a pod is of a former resource of this name: nothing that is ours was there before it.
 
-    Of one whose Deployment is not seen, the maker is the resource.
+    One that is older than the resource alone came with a Deployment that was left for us to adopt;
+    one that is older than its Deployment alone was adopted by that.
     """
-    since = to_seconds(maker["metadata"].get("creationTimestamp")) or 0.0
-    return (to_seconds(pod["metadata"].get("creationTimestamp")) or since) < since
+    makers = [resource] if deployment is None else [resource, deployment]
+    return all(_made_at(pod) < _made_at(each) for each in makers)
+
+
+def _made_at(thing: Object) -> float:
+    return to_seconds(thing["metadata"].get("creationTimestamp")) or 0.0
 
 
 def _unseen(observed: Observed, decided: Plan, record: _Record) -> list[Ref]:

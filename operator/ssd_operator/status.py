@@ -64,11 +64,10 @@ def status_of_invalid(old: Object, generation: int, problem: tuple[str, str], no
     before: list[Object] = old.get("conditions") or []
     reason, message = problem
     others = [each["type"] for each in before if each["type"] not in ("Ready", "SpecValid")]
-    is_served = any((each["type"], each["status"]) == ("Ready", "True") for each in before)
-    ready = unknown if is_served or others else no
     unread = f"The spec cannot be read, so nothing is looked at or repaired: {message}"
+    was_read = bool(others)
     news = [
-        ready("Ready", reason, unread if ready is unknown else message),
+        unknown("Ready", reason, unread) if was_read else no("Ready", reason, message),
         *(unknown(kind, reason, unread) for kind in others),
         no("SpecValid", reason, message),
     ]

@@ -57,14 +57,13 @@ def ready(census: Census, target: Condition, spec: Condition, owned: Condition) 
     if num_ready and census.has_endpoint:
         reason = "Serving" if num_ready == num_cells else "ServingPartly"
         return yes("Ready", reason, f"{num_ready} of {num_cells} targets serve.")
+    if census.resource.spec.paused and not census.target_deployments:
+        return no("Ready", "Paused", "spec.paused is true: nothing has been made yet.")
     if num_ready:
         name = census.resource.name
         gone = no("Ready", "EndpointMissing", f"Targets serve, but there is no Service {name}.")
         cause = first_not_true((owned, spec)) or gone
     else:
-        is_unmade = census.resource.spec.paused and not census.target_deployments
-        if is_unmade:
-            return no("Ready", "Paused", "spec.paused is true: nothing has been made yet.")
         causes = (target, spec, owned) if census.target_deployments else (spec, owned, target)
         cause = first_not_true(causes) or target
     return no("Ready", cause.reason, cause.message)

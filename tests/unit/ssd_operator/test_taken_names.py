@@ -7,6 +7,7 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
 
 from ssd_operator.cluster import ConflictError
 from ssd_operator.facts import Ref
+from ssd_operator.pod_state import to_text
 from ssd_operator.spec import KIND
 
 
@@ -102,6 +103,19 @@ async def test_a_paused_resource_tells_that_its_name_is_taken() -> None:
     assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
     assert world.cluster.condition(KEY, "Ready") == ("False", "NameTaken")
     assert "endpoint" not in world.cluster.resource(KEY)["status"]
+
+
+@pytest.mark.parametrize("ref", [Ref(KIND, "demo"), Ref("Deployment", "demo-target-0")])
+async def test_a_pod_that_was_adopted_serves_though_it_is_older_than_one_of_its_makers(
+    ref: Ref,
+) -> None:
+    world = await settled()
+    world.cluster.now += 60.0
+    made_anew = copy.deepcopy(world.cluster.objects["default", ref])
+    made_anew["metadata"]["creationTimestamp"] = to_text(world.cluster.now)
+    world.cluster.put(made_anew)
+    await world.come_to_rest(2)
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
 
 
 async def test_pods_of_a_former_resource_of_the_same_name_serve_for_nobody() -> None:
