@@ -94,7 +94,7 @@ class ApiServer:
 
 @pytest.fixture(scope="session")
 def api_environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """Environment in which kubectl and helm reach a cluster, the only one of this session.
+    """Environment in which kubectl and helm reach a cluster, one for all tests of a run.
 
     It is KUBECONFIG's, or one that lives this long (SSD_CLUSTER_KEEP: longer). That one has a node
     if a test was chosen that installs the chart: all others need no more than an API server.

@@ -60,10 +60,13 @@ async def ask(
     mode: Mode = Mode.AUTO,
     prompt: str = "some text",
     sampling: SamplingParams = WARM,
+    begun: asyncio.Event | None = None,
 ) -> tuple[list[int], SpeculationStatistics]:
     tokens: list[int] = []
     statistics = None
     async for chunk in client.generate(prompt, sampling, mode):
+        if begun is not None:
+            begun.set()
         tokens += chunk.token_ids
         statistics = chunk.statistics or statistics
     assert statistics is not None
@@ -91,8 +94,9 @@ async def test_a_killed_draft_costs_no_token_and_its_sequences_move_on(folder: P
         process, client = await stack.enter_async_context(target(folder, pair, *PATIENT))
         plain, _ = await ask(client, Mode.AUTOREGRESSIVE)
         for victim in pair:
-            running_on = [asyncio.create_task(ask(client)) for _ in range(4)]
-            await asyncio.sleep(0.15)
+            begun = [asyncio.Event() for _ in range(4)]
+            running_on = [asyncio.create_task(ask(client, begun=each)) for each in begun]
+            await asyncio.gather(*(each.wait() for each in begun))
             victim.signal(signal.SIGKILL)
             answers = await asyncio.gather(*running_on)
             assert all(tokens == plain for tokens, _ in answers)

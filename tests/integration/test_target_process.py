@@ -47,9 +47,17 @@ class Answer:
 
 
 async def ask(
-    client: TargetClient, prompt: str, sampling: SamplingParams = GREEDY, mode: Mode = Mode.AUTO
+    client: TargetClient,
+    prompt: str,
+    sampling: SamplingParams = GREEDY,
+    mode: Mode = Mode.AUTO,
+    begun: asyncio.Event | None = None,
 ) -> Answer:
-    chunks = [chunk async for chunk in client.generate(prompt, sampling, mode)]
+    chunks = []
+    async for chunk in client.generate(prompt, sampling, mode):
+        chunks.append(chunk)
+        if begun is not None:
+            begun.set()
     return Answer(
         tuple(token for chunk in chunks for token in chunk.token_ids),
         "".join(chunk.text for chunk in chunks),
@@ -119,8 +127,9 @@ async def test_cancelling_a_call_frees_its_place(folder: Path) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     async with target(folder, "--max-num-seqs", "1") as (_, client):
         for _ in range(3):
-            task = asyncio.create_task(ask(client, "abc", long))
-            await asyncio.sleep(0.1)
+            begun = asyncio.Event()
+            task = asyncio.create_task(ask(client, "abc", long, begun=begun))
+            await begun.wait()
             task.cancel()
         assert len((await ask(client, "abc")).token_ids) == 24
 
