@@ -52,6 +52,26 @@ def test_a_child_that_is_edited_by_hand_is_mended(kube: Kube, demo: str) -> None
     eventually(is_mended, "all three edits are undone", 15)
 
 
+def test_a_deployment_that_is_deleted_without_its_pods_takes_them_on_again(
+    kube: Kube, demo: str
+) -> None:
+    kube.wait_ready(demo)
+    (pod,) = kube.pods(demo, "target")
+    uid = kube.get("deployment", f"{demo}-target-0")["metadata"]["uid"]
+    kube("delete", "deployment", f"{demo}-target-0", "--cascade=orphan")
+
+    def is_taken_on() -> bool:
+        found = kube.get("deployment", f"{demo}-target-0")
+        is_new = found["metadata"]["uid"] != uid
+        return is_new and bool(found.get("status", {}).get("readyReplicas"))
+
+    eventually(is_taken_on, "a new Deployment has the pod", 20)
+    kube("annotate", "ssd", demo, "example.com/look=again", "--overwrite")
+    eventually(lambda: kube.condition(demo, "Ready")["status"] == "True", "it is ready", 20)
+    (same,) = kube.pods(demo, "target")
+    assert same["metadata"]["uid"] == pod["metadata"]["uid"]
+
+
 def test_what_others_add_to_a_child_stays(kube: Kube, demo: str) -> None:
     kube("annotate", "service", demo, "example.com/note=mine", "--overwrite")
     kube("delete", "service", f"{demo}-targets", "--wait=false")
