@@ -191,7 +191,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One readable line, stack below it."""
+    """One readable line, stack below it.
+
+    Fields and messages may hold what a peer sent: what cannot be printed is escaped, and the lines
+    of a stack are indented, so that no peer can write a log line of its own.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -205,7 +209,13 @@ class TextFormatter(logging.Formatter):
         owner = "" if bound is None else f" [{bound}]"
         level = record.levelname.lower()
         line = f"{when} {self._process} {level}{owner} {record.getMessage()} {fields}".rstrip()
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        stack = self.formatException(record.exc_info).split("\n") if record.exc_info else ()
+        return "\n".join((_printable(line), *(f"  {_printable(below)}" for below in stack)))
+
+
+def _printable(text: str) -> str:
+    """Return the text with escapes for control characters, line separators and surrogates."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

@@ -115,6 +115,43 @@ def test_a_text_line_reads_from_left_to_right_and_the_stack_stands_below() -> No
     assert lines[1].endswith("ValueError: broken")
 
 
+FORGED = "x\n00:00:00.000 target error failed"
+UNPRINTABLE = "\r\x1b[2J\x85\u2028\u202e\x00\ud800"
+
+
+@pytest.mark.parametrize("text", [FORGED, f"a{UNPRINTABLE}b"])
+def test_text_of_a_peer_cannot_forge_a_text_line(text: str) -> None:
+    log, lines = listen(TextFormatter("target"))
+    log.warning("link", draft=text, nested=[text], number=3)
+    log.warning(" ".join(("library said", text)))
+    with bound(text):
+        log.info("ready")
+    for line in lines:
+        assert line.isprintable()
+    escaped = text.encode("ascii", "backslashreplace").decode()
+    for character, shown in (("\n", "\\n"), ("\r", "\\r"), ("\x1b", "\\x1b"), ("\0", "\\x00")):
+        escaped = escaped.replace(character, shown)
+    assert f"draft={escaped}" in lines[0]
+
+
+def test_text_of_a_peer_in_an_exception_cannot_forge_a_text_line() -> None:
+    log, lines = listen(TextFormatter("target"))
+    try:
+        raise ValueError(FORGED + UNPRINTABLE)
+    except ValueError:
+        log.exception("failed")
+    first, *below = lines[0].split("\n")
+    assert first.endswith("target error failed")
+    assert below
+    assert all(line.startswith("  ") and line.isprintable() for line in below)
+
+
+def test_letters_of_any_script_are_written_as_they_are() -> None:
+    log, lines = listen(TextFormatter("target"))
+    log.info("ready", name="Grüße 東京 😀")
+    assert lines[0].endswith("name=Grüße 東京 😀")
+
+
 def test_what_is_below_the_level_is_not_formatted() -> None:
     log, lines = listen(JsonFormatter("target"))
     log.debug("detail")
