@@ -157,8 +157,7 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
             Trouble.CONFIGURATION_ERROR,
             f"{name}: {image} has no {module[1]}; is it the image of another process?",
         )
-    grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
-    if _was_too_slow(container, ended, startup_timeout_seconds, grace):
+    if _was_too_slow(container, ended, startup_timeout_seconds, _startup_grace(pod)):
         return Diagnosis(
             Trouble.STARTUP_TIMEOUT,
             f"{name} was not up after {startup_timeout_seconds} s and was restarted; "
@@ -171,6 +170,13 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
 def _misconfigured(name: str, words: str) -> Diagnosis:
     trouble = Trouble.NO_DEVICE if _NO_DEVICE.search(words) else Trouble.CONFIGURATION_ERROR
     return Diagnosis(trouble, f"{name}: {words or 'it refused its settings (exit code 78)'}")
+
+
+def _startup_grace(pod: Object) -> int:
+    """Seconds that the kubelet leaves to a container whose startup probe has failed."""
+    grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
+    engine: Object = next(iter(pod["spec"].get("containers") or ()), {})
+    return int((engine.get("startupProbe") or {}).get("terminationGracePeriodSeconds", grace))
 
 
 def _was_too_slow(

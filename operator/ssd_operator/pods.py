@@ -29,6 +29,9 @@ from ssd_operator.spec import Accelerator, Object, PodTemplate, Resource, Source
 REVISION_DIGITS = 10
 PRE_STOP_SECONDS = 5
 """Endpoints forget a target for this long before it refuses new calls."""
+KILL_SECONDS = 10
+"""Grace of a process that a probe found hung: it does not drain, and the pod's own grace period,
+which is made for drains, would keep it for minutes."""
 
 _CPU_DEFAULTS = {
     Component.TARGET: {"cpu": "500m", "memory": "1Gi"},
@@ -233,11 +236,11 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
             **fabric.security_context(resource),
             "readOnlyRootFilesystem": resource.spec.security.read_only_root_filesystem,
         },
-        "startupProbe": _probe(
+        "startupProbe": _killing_probe(
             "/readyz", period=2, timeout=2, failures=math.ceil(pod.startup_timeout_seconds / 2)
         ),
         # The heart-beat of the step thread, never drafts or load: those restart nothing.
-        "livenessProbe": _probe("/livez", period=10, timeout=5, failures=6),
+        "livenessProbe": _killing_probe("/livez", period=10, timeout=5, failures=6),
         "readinessProbe": _probe("/readyz", period=2, timeout=2, failures=2),
         "terminationMessagePath": environment.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -282,6 +285,12 @@ def _unprivileged(*, is_read_only: bool) -> Object:
         "capabilities": {"drop": ["ALL"]},
         "readOnlyRootFilesystem": is_read_only,
     }
+
+
+def _killing_probe(path: str, *, period: int, timeout: int, failures: int) -> Object:
+    """A probe after whose failure the kubelet restarts the container."""
+    probe = _probe(path, period=period, timeout=timeout, failures=failures)
+    return probe | {"terminationGracePeriodSeconds": KILL_SECONDS}
 
 
 def _probe(path: str, *, period: int, timeout: int, failures: int) -> Object:

@@ -152,6 +152,20 @@ def test_a_killed_target_loses_its_own_streams_only_and_repeats_give_the_same_te
     )
 
 
+@pytest.mark.parametrize("component", ["target", pytest.param("draft", marks=FULL)])
+def test_a_process_that_hangs_is_restarted_without_the_time_to_drain(
+    kube: Kube, demo: str, figures: Figures, component: str
+) -> None:
+    kube.wait_linked(demo, 1)
+    (pod,) = kube.pods(demo, component)
+    times = sum(each["restartCount"] for each in pod["status"]["containerStatuses"]) + 1
+    grace = pod["spec"]["terminationGracePeriodSeconds"]
+    os.kill(process_of(pod), signal.SIGSTOP)
+    seconds = wait_restarted(kube, pod, times, timeout=120)
+    figures[f"{component} stopped (SIGSTOP), pod's grace {grace} s: restarted, s"] = round(seconds)
+    eventually(lambda: is_ready(kube, demo) and speculates(kube, demo), "it serves again", 90)
+
+
 @pytest.mark.parametrize("rounds", [1, pytest.param(19, marks=FULL)])
 def test_the_operator_may_be_killed_at_any_point_of_a_change(
     kube: Kube, demo: str, load: Load, release: Release, figures: Figures, rounds: int
@@ -216,9 +230,9 @@ def num_ready(kube: Kube, name: str) -> int:
     return int(kube.get("ssd", name)["status"]["target"]["readyReplicas"])
 
 
-def wait_restarted(kube: Kube, pod: Object, times: int) -> float:
+def wait_restarted(kube: Kube, pod: Object, times: int, timeout: float = 90) -> float:
     def is_so() -> bool:
         status = kube.get("pod", pod["metadata"]["name"])["status"]
         return bool(sum(each["restartCount"] for each in status["containerStatuses"]) >= times)
 
-    return eventually(is_so, f"the kubelet started it again, {times} times in all", 90)
+    return eventually(is_so, f"the kubelet started it again, {times} times in all", timeout)

@@ -172,6 +172,17 @@ def test_each_trouble_has_its_word_and_its_sentence(
     assert diagnosis.message.endswith(words) or words in diagnosis.message
 
 
+@pytest.mark.parametrize(("seconds", "is_too_slow"), [(624, True), (626, False)])
+def test_a_startup_probe_kills_within_its_own_grace(seconds: float, *, is_too_slow: bool) -> None:
+    ended_late = ended(137, seconds=seconds)
+    found = pod(state=RUNNING, lastState=ended_late, restartCount=1, started=False)
+    probe = {"startupProbe": {"terminationGracePeriodSeconds": 10}}
+    found["spec"] |= {"terminationGracePeriodSeconds": 330, "containers": [probe]}
+    diagnosis = diagnose(found, 600, NOW)
+    assert diagnosis is not None
+    assert (diagnosis.trouble is Trouble.STARTUP_TIMEOUT) is is_too_slow
+
+
 def test_a_ready_pod_has_none_and_one_that_leaves_is_draining() -> None:
     ready = pod(state=RUNNING)
     ready["status"]["conditions"][0]["status"] = "True"

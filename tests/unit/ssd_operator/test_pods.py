@@ -313,6 +313,16 @@ def test_only_the_startup_probe_waits_for_the_model() -> None:
         assert "initialDelaySeconds" not in container[probe]
 
 
+@pytest.mark.parametrize("template_of", [target_of, draft_of])
+def test_a_process_that_hangs_is_not_given_the_time_to_drain(
+    template_of: Callable[[Resource], Object],
+) -> None:
+    container = container_of(template_of(resource(cpu_demo())))
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["terminationGracePeriodSeconds"] == 10
+    assert "terminationGracePeriodSeconds" not in container["readinessProbe"]
+
+
 def test_pretend_gpus_run_on_cpu_code() -> None:
     pretend = PodTemplate(env=({"name": "SSD_TARGET_DEVICE", "value": "cpu"},))
     spec = replace(QWEN, target=replace(QWEN.target, pod_template=pretend))
