@@ -26,6 +26,8 @@ bound_fields: ContextVar[Mapping[str, object]] = ContextVar(
 """Other fields that all log lines of the current task carry."""
 
 _log = logging.getLogger(__name__)
+_MOST_EVENTS = 1024
+"""Events whose frequency is remembered; libraries may make a new one of each message."""
 _FAST_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
 
@@ -223,8 +225,39 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return {**bound_fields.get(), **getattr(record, "fields", {})}
 
 
+class RepeatLimit(logging.Filter):
+    """Drops the lines of an event that comes too often, so that no peer can fill the log.
+
+    Each event of each module may write ``burst`` lines at once and ``per_second`` in the long run.
+    The next line that passes has the number of those dropped before it as ``suppressed``.
+    """
+
+    def __init__(self, burst: int = 100, per_second: float = 1.0) -> None:
+        super().__init__()
+        self._burst = burst
+        self._per_second = per_second
+        self._states: dict[tuple[str, str], tuple[float, float, int]] = {}
+        """By logger and event: lines allowed, time of the newest line, lines dropped since."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is written. Called under the handler's lock, so for one line at once."""
+        if len(self._states) >= _MOST_EVENTS:
+            self._states.clear()
+        key = (record.name, str(record.msg))
+        allowed, last, dropped = self._states.get(key, (float(self._burst), record.created, 0))
+        earned = self._per_second * max(0.0, record.created - last)
+        allowed = min(float(self._burst), allowed + earned)
+        if allowed < 1.0:
+            self._states[key] = (allowed, record.created, dropped + 1)
+            return False
+        if dropped:
+            record.fields = {**getattr(record, "fields", {}), "suppressed": dropped}
+        self._states[key] = (allowed - 1.0, record.created, 0)
+        return True
+
+
 def configure_logging(form: str, process: str, level: str = "INFO") -> None:
-    """Send all log lines of the process to standard error.
+    """Send all log lines of the process to standard error; see ``RepeatLimit``.
 
     Args:
         form: "json" or "text".
@@ -233,6 +266,7 @@ def configure_logging(form: str, process: str, level: str = "INFO") -> None:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if form == "json" else TextFormatter(process))
+    handler.addFilter(RepeatLimit())
     logging.basicConfig(handlers=[handler], level=level, force=True)
 
 

@@ -45,12 +45,14 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-"""A channel of its own for each client, so that one dead peer's backoff is never another's."""
+"""A channel of its own for each client, so that one dead peer's backoff is never another's.
+``min_reconnect_backoff_ms`` is how long a connect may take: a server on a busy machine needs over a
+second for it at times. The pause after a connect that failed is given by the other two."""
 CALL_SECONDS = 30.0
 """Deadline of calls that ask a question."""
 _PROBE_SECONDS = 0.05

@@ -205,3 +205,21 @@ async def test_closing_twice_is_fine(endpoint: str) -> None:
     await client.close()
     await client.close()
     assert client._opened is None
+
+
+async def test_a_server_that_is_slow_to_accept_is_given_time() -> None:
+    connections = asyncio.Semaphore(0)
+
+    async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.release()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server, DraftClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
+        asking = asyncio.create_task(client.get_status())
+        await connections.acquire()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.7):
+                await connections.acquire()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)

@@ -3,6 +3,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from ssd import telemetry
 from ssd.telemetry import (
     JsonFormatter,
     Logger,
+    RepeatLimit,
     SystemClock,
     TextFormatter,
     configure_logging,
@@ -113,6 +115,58 @@ def test_a_text_line_reads_from_left_to_right_and_the_stack_stands_below() -> No
         log.exception("failed", number=3)
     assert lines[1].splitlines()[0].endswith("target error failed number=3")
     assert lines[1].endswith("ValueError: broken")
+
+
+def written(limit: RepeatLimit, event: str, at: float, **fields: object) -> dict[str, Any] | None:
+    """The fields of a line that was logged at that time; None if it was dropped."""
+    record: Any = logging.LogRecord("ssd.links", logging.WARNING, "", 0, event, None, None)
+    record.created = at
+    record.fields = fields
+    return dict(record.fields) if limit.filter(record) else None
+
+
+def test_an_event_that_repeats_is_written_at_a_bounded_rate_and_the_rest_is_counted() -> None:
+    limit = RepeatLimit(burst=5, per_second=1.0)
+    times = [1000.0 + number / 70 for number in range(700)]
+    lines = [written(limit, "bad_frame", at, reason="r") for at in times]
+    passed = [line for line in lines if line is not None]
+    assert lines[:5] == [{"reason": "r"}] * 5
+    assert len(passed) <= 5 + 10
+    assert sum(line.get("suppressed", 0) for line in passed) >= 700 - len(passed) - 70
+
+
+def test_a_flood_of_one_event_hides_no_other() -> None:
+    limit = RepeatLimit(burst=2, per_second=1.0)
+    assert [written(limit, "bad_frame", 0.0) for _ in range(4)] == [{}, {}, None, None]
+    assert written(limit, "link", 0.0) == {}
+    assert written(limit, "bad_frame", 1.0) == {"suppressed": 2}
+    assert [written(limit, "bad_frame", 100.0) for _ in range(3)] == [{}, {}, None]
+
+
+def test_a_clock_that_is_set_back_stops_no_log() -> None:
+    limit = RepeatLimit(burst=1, per_second=1.0)
+    assert written(limit, "link", 100.0) == {}
+    assert written(limit, "link", 50.0) is None
+    assert written(limit, "link", 51.0) == {"suppressed": 1}
+
+
+def test_events_without_end_take_bounded_memory() -> None:
+    limit = RepeatLimit()
+    for number in range(5000):
+        written(limit, f"message {number}", 0.0)
+    assert len(limit._states) <= telemetry._MOST_EVENTS
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_logging_of_a_process_is_limited(
+    form: str, root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del root_logger
+    configure_logging(form, "target")
+    log = get_logger("ssd.flooded")
+    for _ in range(1000):
+        log.warning("bad_frame")
+    assert len(capsys.readouterr().err.splitlines()) <= 110
 
 
 FORGED = "x\n00:00:00.000 target error failed"
