@@ -6,7 +6,7 @@ stays out wherever an older, pinned image may not know its name.
 
 from collections.abc import Sequence
 
-from ssd_operator import fabric, reserved
+from ssd_operator import reserved
 from ssd_operator.names import DRAFT_PORT, HTTP_PORT, TARGET_PORT, draft_deployment
 from ssd_operator.spec import Accelerator, Object, Resource, Source, Speculation
 
@@ -24,7 +24,6 @@ def target_environment(resource: Resource, cell: int, num_threads: int) -> list[
         num_threads: of one forward pass on a CPU; ignored on a GPU.
     """
     spec, engine = resource.spec, resource.spec.target.engine
-    require = spec.transport.require
     settings: dict[str, object] = {
         "MODEL_NAME": spec.model.name or resource.name,
         "PORT": TARGET_PORT,
@@ -33,7 +32,6 @@ def target_environment(resource: Resource, cell: int, num_threads: int) -> list[
         "MAX_QUEUE": engine.max_queue,
         "DETERMINISTIC": "true" if engine.deterministic else None,
         "DRAIN_SECONDS": spec.target.drain_seconds,
-        "REQUIRE_TRANSPORT": require.lower() if require != "Any" else None,
         "MAX_ROUND_TRIP_US": spec.transport.max_round_trip_microseconds or None,
     }
     settings |= _common(resource, spec.target.source, num_threads) | _policy(spec.speculation)
@@ -41,7 +39,6 @@ def target_environment(resource: Resource, cell: int, num_threads: int) -> list[
         *_variables("SSD_TARGET", settings),
         *_identity("SSD_TARGET", cell),
         *_hub(spec.target.source),
-        *fabric.environment(resource),
     ]
 
 
@@ -58,7 +55,6 @@ def draft_environment(resource: Resource, cell: int | None, num_threads: int) ->
         *_variables("SSD_DRAFT", settings),
         *_identity("SSD_DRAFT", cell),
         *_hub(spec.draft.source),
-        *fabric.environment(resource),
     ]
 
 

@@ -1,6 +1,5 @@
 """Services, and who may call what."""
 
-from ssd_operator import fabric
 from ssd_operator.names import (
     DRAFT_PORT,
     HTTP_PORT,
@@ -13,7 +12,7 @@ from ssd_operator.names import (
     selector,
 )
 from ssd_operator.objects import ChildFactory
-from ssd_operator.spec import Object, Resource
+from ssd_operator.spec import Object
 
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """A label that every namespace has."""
@@ -51,16 +50,10 @@ def network_policies(factory: ChildFactory) -> list[Object]:
         "podSelector": {"matchLabels": dict(config.operator_labels)},
     }
     clients = list(resource.spec.security.clients) or [_any_pod()]
-    targets, drafts = (_pods_of(resource, each) for each in (Component.TARGET, Component.DRAFT))
-    of_targets = _callers([*clients, operator], TARGET_PORT)
-    of_drafts = _callers([targets, operator], DRAFT_PORT)
-    if fabric.is_collective(resource):
-        # NCCL listens wherever the system lets it, at both ends.
-        of_targets.append({"from": [drafts], "ports": [{"protocol": "TCP"}]})
-        of_drafts.append({"from": [targets], "ports": [{"protocol": "TCP"}]})
+    targets: Object = {"podSelector": {"matchLabels": selector(resource, Component.TARGET)}}
     return [
-        _network_policy(factory, Component.TARGET, of_targets),
-        _network_policy(factory, Component.DRAFT, of_drafts),
+        _network_policy(factory, Component.TARGET, _callers([*clients, operator], TARGET_PORT)),
+        _network_policy(factory, Component.DRAFT, _callers([targets, operator], DRAFT_PORT)),
     ]
 
 
@@ -110,10 +103,6 @@ def _network_policy(factory: ChildFactory, component: Component, ingress: list[O
     return factory.make(
         "networking.k8s.io/v1", "NetworkPolicy", name, {"spec": spec}, of=(component, None)
     )
-
-
-def _pods_of(resource: Resource, component: Component) -> Object:
-    return {"podSelector": {"matchLabels": selector(resource, component)}}
 
 
 def _any_pod() -> Object:

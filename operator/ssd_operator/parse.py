@@ -16,14 +16,12 @@ from ssd_operator.spec import (
     Autoscaling,
     Draft,
     Engine,
-    Gateway,
     Model,
     ModelCache,
     Object,
     Observability,
     Placement,
     PodTemplate,
-    Rdma,
     Resource,
     ScalingMode,
     SecretKey,
@@ -51,13 +49,11 @@ _Block = TypeVar(
     Autoscaling,
     Draft,
     Engine,
-    Gateway,
     Model,
     ModelCache,
     Observability,
     Placement,
     PodTemplate,
-    Rdma,
     Security,
     Speculation,
     Target,
@@ -166,9 +162,8 @@ def _spec(spec: Object) -> Spec:
                 "draftDeadlineMilliseconds", DRAFT_DEADLINES[accelerator]
             ),
         ),
-        transport=_transport(spec["transport"]),
+        transport=_flat(Transport, spec["transport"]),
         placement=_flat(Placement, spec["placement"]),
-        gateway=_flat(Gateway, spec["gateway"]),
         model_cache=_model_cache(spec["modelCache"]),
         security=_flat(Security, security),
         observability=_flat(Observability, spec["observability"]),
@@ -215,11 +210,6 @@ def _autoscaling(autoscaling: Object) -> Autoscaling:
         target_occupancy=float(autoscaling["targetOccupancy"]),
         **keda,
     )
-
-
-def _transport(transport: Object) -> Transport:
-    rdma = _flat(Rdma, transport["rdma"]) if "rdma" in transport else None
-    return _flat(Transport, transport, rdma=rdma)
 
 
 def _model_cache(cache: Object) -> ModelCache:

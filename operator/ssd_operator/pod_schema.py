@@ -84,7 +84,7 @@ def pod_template() -> Schema:
         "env": array(
             "Variables of the process. They win over the operator's own. Refused are those that "
             "say who the pod is (POD_NAME, NODE_NAME, CELL) and where it listens (HOST, PORT, "
-            "HTTP_PORT), and NCCL_HOSTID.",
+            "HTTP_PORT).",
             _variable(),
             64,
             keys=["name"],

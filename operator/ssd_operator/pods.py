@@ -8,9 +8,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ssd_operator import environment, fabric, node_folders, placement, reserved
+from ssd_operator import environment, node_folders, placement, reserved
 from ssd_operator.config import OperatorConfig
-from ssd_operator.fabric import USER
 from ssd_operator.names import (
     DRAFT_PORT,
     FETCH,
@@ -22,6 +21,7 @@ from ssd_operator.names import (
     account,
     labels_of,
 )
+from ssd_operator.node_folders import USER
 from ssd_operator.objects import digest
 from ssd_operator.quantity import parse_quantity
 from ssd_operator.spec import Accelerator, Object, PodTemplate, Resource, Source
@@ -173,7 +173,7 @@ def preflight_spec(deployment: Object, node: str) -> Object:
 
 
 def _template(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
-    annotations = fabric.annotations(resource) | dict(pod.template.annotations)
+    annotations = dict(pod.template.annotations)
     if restart := resource.annotations.get(RESTART_ANNOTATION):
         annotations[RESTART_ANNOTATION] = restart
     labels = dict(pod.template.labels) | labels_of(resource, pod.component, pod.cell)
@@ -205,7 +205,6 @@ def _pod_spec(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
     }
     return spec | _present(
         affinity=pod.affinity,
-        hostIPC=fabric.shares_node(resource),
         initContainers=[
             *node_folders.init_containers(resource, pod.image, config.image_pull_policy),
             *([_fetch_container(resource, config, pod)] if is_on_hub else []),
@@ -232,10 +231,9 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
             {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
         ],
         "resources": pod.resources,
-        "securityContext": {
-            **fabric.security_context(resource),
-            "readOnlyRootFilesystem": resource.spec.security.read_only_root_filesystem,
-        },
+        "securityContext": _unprivileged(
+            is_read_only=resource.spec.security.read_only_root_filesystem
+        ),
         "startupProbe": _killing_probe(
             "/readyz", period=2, timeout=2, failures=math.ceil(pod.startup_timeout_seconds / 2)
         ),
@@ -244,7 +242,7 @@ def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
         "readinessProbe": _probe("/readyz", period=2, timeout=2, failures=2),
         "terminationMessagePath": environment.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [*_volume_mounts(resource, pod), *pod.template.volume_mounts],
+        "volumeMounts": [*_volume_mounts(pod), *pod.template.volume_mounts],
     }
     return container | _present(lifecycle=pod.lifecycle)
 
@@ -272,7 +270,7 @@ def _fetch_container(resource: Resource, config: OperatorConfig, pod: _Pod) -> O
         "terminationMessagePath": environment.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
-            {"name": "tmp", "mountPath": fabric.SCRATCH_FOLDER},
+            {"name": "tmp", "mountPath": reserved.SCRATCH_FOLDER},
             {"name": "cache", "mountPath": reserved.CACHE_FOLDER},
             *pod.template.volume_mounts,
         ],
@@ -306,28 +304,26 @@ def _volumes(resource: Resource, pod: _Pod) -> list[Object]:
     is_gpu = resource.spec.accelerator is Accelerator.NVIDIA
     size = _GPU_SHARED_MEMORY[pod.component] if is_gpu else "64Mi"
     volumes: list[Object] = [
-        {"name": "tmp", **fabric.scratch_volume(resource)},
+        {"name": "tmp", "emptyDir": {}},
         {"name": "cache", **_cache(resource)},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
     ]
-    if not fabric.shares_node(resource):
-        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     if claim := environment.volume_claim(pod.source):
         claimed = {"claimName": claim, "readOnly": True}
         volumes.append({"name": "models", "persistentVolumeClaim": claimed})
     return volumes
 
 
-def _volume_mounts(resource: Resource, pod: _Pod) -> list[Object]:
+def _volume_mounts(pod: _Pod) -> list[Object]:
     mounts: list[Object] = [
-        {"name": "tmp", "mountPath": fabric.SCRATCH_FOLDER},
+        {"name": "tmp", "mountPath": reserved.SCRATCH_FOLDER},
         {"name": "cache", "mountPath": reserved.CACHE_FOLDER},
     ]
     if environment.is_on_hub(pod.source):
         # Weights that pods share: an engine compiles beside them and never writes to them.
         where = {"mountPath": reserved.HUB_FOLDER, "subPath": reserved.HUB_SUBFOLDER}
         mounts.append({"name": "cache", **where, "readOnly": True})
-    if not fabric.shares_node(resource):
-        mounts.append({"name": "shm", "mountPath": reserved.SHARED_MEMORY})
+    mounts.append({"name": "shm", "mountPath": reserved.SHARED_MEMORY})
     if environment.volume_claim(pod.source):
         mounts.append({"name": "models", "mountPath": reserved.MODELS_FOLDER, "readOnly": True})
     return mounts
@@ -362,8 +358,7 @@ def _resources(resource: Resource, component: Component, wanted: Object, num_gpu
         | dict(requests),
         limits={key: default_limits[key] for key in default_limits if key not in named}
         | dict(limits)
-        | gpus
-        | fabric.limits(resource),
+        | gpus,
     )
 
 

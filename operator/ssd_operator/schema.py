@@ -10,7 +10,6 @@ import sys
 
 import yaml
 
-from ssd_operator import transport_schema
 from ssd_operator.pod_schema import network_peer, object_name
 from ssd_operator.process_schema import draft, target
 from ssd_operator.spec import GROUP, KIND, PLURAL, VERSION, Object
@@ -37,6 +36,8 @@ _SYSTEM_FOLDERS = (
     "|var/+(run|lib/+(containerd|docker|etcd|kubelet))(/.*)?"
     ")$"
 )
+_RESOURCE_KEY = r"^[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*$"
+"""Name of an extended resource."""
 _RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -89,9 +90,8 @@ def spec() -> Schema:
         "target": target(),
         "draft": draft(),
         "speculation": _speculation(),
-        "transport": transport_schema.transport(),
+        "transport": _transport(),
         "placement": _placement(),
-        "gateway": _gateway(),
         "modelCache": _model_cache(),
         "security": _security(),
         "observability": _observability(),
@@ -111,7 +111,6 @@ def spec() -> Schema:
             "self.target.source.uri != 'demo://draft' && self.draft.source.uri != 'demo://target'",
             "demo://target is for the target and demo://draft for the draft: swap them",
         ),
-        *transport_schema.rules_of_spec(),
     ]
     return block("What is wanted.", fields, required=["target", "draft"], rules=rules)
 
@@ -220,6 +219,18 @@ def _speculation() -> Schema:
     return block("Shapes and policies of speculation.", fields, default={})
 
 
+def _transport() -> Schema:
+    fields = {
+        "maxRoundTripMicroseconds": integer(
+            "A link whose measured round trip is longer is refused, and the target serves without "
+            "it; absent sets no limit. Replaces targets.",
+            1,
+            1_000_000,
+        ),
+    }
+    return block("Requirements on the links between targets and drafts.", fields, default={})
+
+
 def _placement() -> Schema:
     fields = {
         "policy": one_of(
@@ -235,13 +246,10 @@ def _placement() -> Schema:
             default="kubernetes.io/hostname",
         ),
         "exclusiveNode": boolean("No two cells share a node. Replaces targets.", default=False),
-        "gpusPerNode": integer(
-            "GPUs of a node; a cell that cannot fit is refused. Replaces no pod.", 1, 16, 8
-        ),
         "gpuResource": text(
             "What a GPU is called. Replaces targets and drafts.",
             253,
-            pattern=transport_schema.RESOURCE_KEY,
+            pattern=_RESOURCE_KEY,
             default="nvidia.com/gpu",
         ),
         "gpuProducts": unique(
@@ -252,18 +260,6 @@ def _placement() -> Schema:
         ),
     }
     return block("Where pods go.", fields, default={})
-
-
-def _gateway() -> Schema:
-    fields = {"enabled": boolean("Must be false.", default=False)}
-    rules = [
-        rule(
-            "!self.enabled",
-            "the gateway is not built yet: leave gateway.enabled false and call Generate over gRPC",
-        )
-    ]
-    about = "The OpenAI-compatible front; not built yet."
-    return block(about, fields, rules=rules, default={"enabled": False})
 
 
 def _model_cache() -> Schema:

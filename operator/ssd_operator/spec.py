@@ -151,39 +151,12 @@ class Speculation:
     draft_deadline_milliseconds: int = 20
 
 
-class Tier(StrEnum):
-    """What pods get for the sake of their links."""
-
-    TCP = "TCP"
-    RDMA = "RDMA"
-    NVLINK_PRIVILEGED = "NVLinkPrivileged"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rdma:
-    """Network cards of targets and drafts."""
-
-    resource_name: str
-    count: int = 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """How targets and drafts reach each other."""
+    """Requirements on the links between targets and drafts."""
 
-    tier: str = "Auto"
-    require: str = "Any"
     max_round_trip_microseconds: int = 0
     """0 sets no limit."""
-    rdma: Rdma | None = None
-    nccl_env: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def effective_tier(self) -> Tier:
-        """What ``Auto`` means here: never a privilege that nobody asked for."""
-        if self.tier != "Auto":
-            return Tier(self.tier)
-        return Tier.TCP if self.rdma is None else Tier.RDMA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,16 +166,8 @@ class Placement:
     policy: str = "Auto"
     topology_key: str = "kubernetes.io/hostname"
     exclusive_node: bool = False
-    gpus_per_node: int = 8
     gpu_resource: str = "nvidia.com/gpu"
     gpu_products: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gateway:
-    """The OpenAI-compatible front; its image is not built yet."""
-
-    enabled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +210,6 @@ class Spec:
     speculation: Speculation = field(default_factory=Speculation)
     transport: Transport = field(default_factory=Transport)
     placement: Placement = field(default_factory=Placement)
-    gateway: Gateway = field(default_factory=Gateway)
     model_cache: ModelCache = field(default_factory=ModelCache)
     security: Security = field(default_factory=Security)
     observability: Observability = field(default_factory=Observability)

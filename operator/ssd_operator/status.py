@@ -10,10 +10,10 @@ from statistics import fmean
 from ssd_operator.census import Census, Planned
 from ssd_operator.conditions import LONGEST_MESSAGE, merge, no, unknown
 from ssd_operator.facts import Observed, PoolFact
-from ssd_operator.fast_path import transport_block, transport_of
 from ssd_operator.names import TARGET_PORT, Component, cell_of, selector
 from ssd_operator.pod_state import is_ready, is_scheduled, name_of, to_text
 from ssd_operator.spec import Object, Resource
+from ssd_operator.transports import effective_transport, transport_of
 from ssd_operator.verdicts import verdicts
 
 MOST_LINKS = 64
@@ -40,7 +40,7 @@ def status_of(resource: Resource, observed: Observed, planned: Planned, now: flo
         "model": _model(census),
         "target": _target(census),
         "draft": _draft(census),
-        "transport": transport_block(census),
+        "transport": effective_transport(census),
         "links": _links(census),
         "speculation": _speculation(census),
     }

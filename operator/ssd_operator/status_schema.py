@@ -29,10 +29,7 @@ def status() -> Schema:
         "draft": block("The drafts of all cells.", _draft()),
         "transport": block(
             "How tables travel.",
-            {
-                "effective": text("The worst that an active link was measured to use.", 64),
-                "reason": text("Why this one.", 1024),
-            },
+            {"effective": text("The worst that an active link was measured to use.", 64)},
         ),
         "links": array(
             "Links between targets and drafts, with what was measured on them.",

@@ -9,9 +9,9 @@ from ssd_operator.diagnosis import Trouble
 from ssd_operator.pod_state import to_seconds
 from ssd_operator.spec import Object
 
-_FOR_SPEED = frozenset({"SpeculationActive", "FastPath", "ScalingActive", "DraftCapacity"})
+_FOR_SPEED = frozenset({"SpeculationActive", "ScalingActive", "DraftCapacity"})
 """Conditions that matter once a target serves, and that a person gives up who pauses a resource."""
-_FOR_DRAFTS = frozenset({"SpeculationActive", "FastPath"})
+_FOR_DRAFTS = frozenset({"SpeculationActive"})
 """Conditions that no draft is wanted for."""
 
 _UNDER_WAY = frozenset({Trouble.FETCHING_MODEL, Trouble.LOADING})

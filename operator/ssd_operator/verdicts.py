@@ -7,12 +7,12 @@ from ssd_operator.census import PROGRESS_EXCEEDED, Census
 from ssd_operator.conditions import Condition, first_not_true, no, unknown, yes
 from ssd_operator.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 from ssd_operator.facts import LinkFact, Ref
-from ssd_operator.fast_path import fast_path, is_too_slow, sentence
 from ssd_operator.names import Component, account, cell_of
 from ssd_operator.pod_state import condition_of, is_ready, is_scheduled, is_unschedulable, name_of
 from ssd_operator.rollout import Stage
 from ssd_operator.scaling import Reason
 from ssd_operator.spec import Object, ScalingMode, Sharing
+from ssd_operator.transports import is_too_slow, sentence
 
 _FIRST_ANSWER_SECONDS = 30.0
 """A target that is ready for less may not have been asked yet."""
@@ -32,13 +32,12 @@ _SCALERS = {
 def verdicts(census: Census) -> list[Condition]:
     """All conditions, Ready first."""
     target, spec, owned = target_ready(census), spec_valid(census), resources_owned(census)
-    scaling, fast = scaling_active(census), fast_path(census)
+    scaling = scaling_active(census)
     return [
         ready(census, target, spec, owned),
         target,
         draft_ready(census),
         speculation_active(census),
-        *([] if fast is None else [fast]),
         draft_capacity(census),
         *([] if scaling is None else [scaling]),
         progressing(census),

@@ -184,17 +184,6 @@ def test_kubectl_scale_moves_the_number_of_drafts_within_its_bounds(api_server: 
     assert "should be less than or equal to 64" in refused.stderr
 
 
-def test_kubectl_scale_ends_where_nvlink_does(api_server: Any) -> None:
-    given = yaml.safe_load((HERE / "good" / "nvlink-full-node.yaml").read_text())
-    given["metadata"]["name"] = "scaled-nvlink"
-    del given["spec"]["draft"]["autoscaling"]
-    assert api_server.send("create", given).returncode == 0
-    assert api_server.ask("scale", "ssd/scaled-nvlink", "--replicas=8").returncode == 0
-    refused = api_server.ask("scale", "ssd/scaled-nvlink", "--replicas=9")
-    assert refused.returncode != 0
-    assert "NVLink ends at the node" in refused.stderr
-
-
 def test_a_write_of_the_spec_leaves_the_status_alone(api_server: Any, shown: Object) -> None:
     answer = api_server.send(
         "apply",

@@ -1,7 +1,6 @@
 """Resources as tests want them. Run as a module, it writes the snapshots afresh, for review."""
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -25,7 +24,6 @@ from ssd_operator.spec import (
     Observability,
     Placement,
     PodTemplate,
-    Rdma,
     Resource,
     ScalingMode,
     SecretKey,
@@ -111,23 +109,6 @@ POOL = Spec(
     target=Target(source=Source(uri="pvc://weights/llama-70b"), replicas=2, tensor_parallel_size=4),
     draft=Draft(source=Source(uri="pvc://weights/llama-1b"), replicas=4, sharing=Sharing.POOL),
 )
-RDMA = replace(
-    POOL,
-    transport=Transport(
-        require="RDMA",
-        rdma=Rdma(resource_name="rdma/hca_shared_devices_a"),
-        nccl_env={"NCCL_IB_GID_INDEX": "3"},
-    ),
-)
-NVLINK = replace(
-    QWEN,
-    transport=Transport(
-        tier="NVLinkPrivileged",
-        require="NVLink",
-        max_round_trip_microseconds=50,
-        nccl_env={"NCCL_DEBUG": "INFO", "NCCL_CUMEM_ENABLE": "0"},
-    ),
-)
 EVERYTHING = Spec(
     accelerator=Accelerator.CPU,
     model=Model(name="tiny", max_model_len=512, dtype="float32"),
@@ -161,6 +142,7 @@ EVERYTHING = Spec(
     speculation=Speculation(
         lookahead=4, branches=12, fan_out="Uniform", backup="None", draft_deadline_milliseconds=50
     ),
+    transport=Transport(max_round_trip_microseconds=900),
     placement=Placement(policy="None"),
     model_cache=ModelCache(type="HostPath", host_path="/var/lib/ssd"),
     security=Security(
@@ -185,8 +167,6 @@ SAMPLES = {
     "qwen3": resource(QWEN, "qwen3-32b"),
     "pool": resource(POOL, "pooled"),
     "hpa": resource(scaled(ScalingMode.HPA)),
-    "rdma": resource(RDMA, "over-rdma"),
-    "nvlink": resource(NVLINK, "over-nvlink"),
     "keda": resource(scaled(ScalingMode.KEDA)),
     "everything": resource(EVERYTHING, "all", restart="1700000000"),
 }
@@ -194,14 +174,6 @@ SAMPLES = {
 
 PREFLIGHTS = ("everything", "llama-70b-two-cells")
 """Samples whose preflight is reviewed, too."""
-TRANSPORTS = (
-    Transport(),
-    Transport(tier="TCP", max_round_trip_microseconds=900),
-    RDMA.transport,
-    Transport(tier="RDMA", rdma=Rdma(resource_name="rdma/hca", count=8)),
-    NVLINK.transport,
-    Transport(tier="NVLinkPrivileged"),
-)
 
 
 @st.composite
@@ -246,7 +218,7 @@ def specs(draw: st.DrawFn) -> Spec:
             gpu_products=draw(st.sampled_from([(), ("H100",), ("H100", "H200")])),
         ),
         model_cache=cache,
-        transport=draw(st.sampled_from(TRANSPORTS)) if is_gpu else Transport(),
+        transport=draw(st.sampled_from([Transport(), Transport(max_round_trip_microseconds=900)])),
         security=Security(
             network_policy=draw(st.booleans()), read_only_root_filesystem=draw(st.booleans())
         ),

@@ -13,10 +13,8 @@ from tests.unit.ssd_operator.resources import (
     DEMO_TARGET,
     LLAMA,
     NAMES,
-    NVLINK,
     POOL,
     PREFLIGHTS,
-    RDMA,
     SAMPLES,
     SNAPSHOTS,
     children,
@@ -27,7 +25,6 @@ from tests.unit.ssd_operator.resources import (
 )
 
 from ssd_operator.config import OperatorConfig
-from ssd_operator.fabric import USER
 from ssd_operator.manifests import OPTIONAL_KINDS, wanted
 from ssd_operator.names import (
     HASH_ANNOTATION,
@@ -37,6 +34,7 @@ from ssd_operator.names import (
     cell_of,
     revision_of,
 )
+from ssd_operator.node_folders import USER
 from ssd_operator.spec import (
     Accelerator,
     Autoscaling,
@@ -49,8 +47,6 @@ from ssd_operator.spec import (
     Sharing,
     Spec,
     Target,
-    Tier,
-    Transport,
 )
 
 ORDER = [
@@ -185,29 +181,17 @@ def test_gpus_are_those_of_the_targets_and_one_a_draft(spec: Spec) -> None:
     assert gpus(resource(spec)) == (wanted_gpus if spec.accelerator is Accelerator.NVIDIA else 0)
 
 
-@pytest.mark.parametrize("title", ["rdma", "nvlink"])
+@pytest.mark.parametrize("title", PREFLIGHTS)
 def test_a_preflight_takes_no_privilege_that_its_target_has(title: str) -> None:
     assert not_restricted(preflight_of(SAMPLES[title])["spec"]) == []
 
 
 @given(specs())
-def test_pods_pass_the_restricted_level_unless_a_tier_or_a_host_path_is_asked_for(
-    spec: Spec,
-) -> None:
+def test_pods_pass_the_restricted_level_unless_a_host_path_is_asked_for(spec: Spec) -> None:
     is_on_node = spec.model_cache.type == "HostPath"
-    cache = ["cache"] if is_on_node else []
-    given = ["cache has CHOWN", "cache is root"] if is_on_node else []
+    expected = ["cache", "cache has CHOWN", "cache is root"] if is_on_node else []
     for template in templates(resource(spec)).values():
-        process = template["metadata"]["labels"]["ssd.dev/component"]
-        expected = {
-            Tier.TCP: [*cache, *given],
-            Tier.RDMA: [*cache, f"{process} has IPC_LOCK", *given],
-            Tier.NVLINK_PRIVILEGED: [
-                *("hostIPC", "tmp", *cache, f"{process} may gain privileges"),
-                *("scratch has CHOWN, FOWNER", "scratch is root", *given),
-            ],
-        }
-        assert not_restricted(template["spec"]) == expected[spec.transport.effective_tier]
+        assert not_restricted(template["spec"]) == expected
 
 
 @given(specs())
@@ -353,30 +337,6 @@ def test_only_its_own_targets_and_the_operator_reach_a_draft() -> None:
         "podSelector": {"matchLabels": {"ssd.dev/name": "demo", "ssd.dev/component": "target"}}
     }
     assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}}
-
-
-ALL_TCP = [{"protocol": "TCP"}]
-
-
-def ingress(spec: Spec, component: str) -> list[Object]:
-    (policy,) = [
-        each
-        for each in children(resource(spec))
-        if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", f"demo-{component}")
-    ]
-    return list(policy["spec"]["ingress"])
-
-
-@pytest.mark.parametrize("spec", [RDMA, NVLINK])
-@pytest.mark.parametrize(("component", "other"), [("target", "draft"), ("draft", "target")])
-def test_nccl_reaches_every_port_of_the_other_end_and_nobody_else_does(
-    spec: Spec, component: str, other: str
-) -> None:
-    labels = {"ssd.dev/name": "demo", "ssd.dev/component": other}
-    peers = [{"podSelector": {"matchLabels": labels}}]
-    *usual, added = ingress(spec, component)
-    assert added == {"from": peers, "ports": ALL_TCP}
-    assert usual == ingress(replace(spec, transport=Transport()), component)
 
 
 def test_named_clients_close_a_target_to_others_but_the_operator() -> None:

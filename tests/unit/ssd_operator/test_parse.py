@@ -20,7 +20,6 @@ from ssd_operator.spec import (
     Autoscaling,
     Draft,
     Object,
-    Rdma,
     Resource,
     ScalingMode,
     SecretKey,
@@ -29,7 +28,6 @@ from ssd_operator.spec import (
     Spec,
     Speculation,
     Target,
-    Tier,
 )
 from ssd_operator.structural import Schema, problems, stored
 
@@ -97,29 +95,6 @@ def test_processes_that_share_cores_wait_longer_for_a_table(
     assert given.spec.speculation.draft_deadline_milliseconds == 7
 
 
-@pytest.mark.parametrize(
-    ("transport", "tier"),
-    [
-        ({}, Tier.TCP),
-        ({"tier": "Auto"}, Tier.TCP),
-        ({"tier": "TCP"}, Tier.TCP),
-        ({"rdma": {"resourceName": "rdma/hca"}}, Tier.RDMA),
-        ({"tier": "NVLinkPrivileged"}, Tier.NVLINK_PRIVILEGED),
-    ],
-)
-def test_auto_means_tcp_unless_a_card_is_named(transport: Object, tier: Tier) -> None:
-    assert parse(demo(transport=transport)).spec.transport.effective_tier is tier
-
-
-def test_what_links_must_be_arrives() -> None:
-    transport = parse(resource(corpus("rdma-named"))).spec.transport
-    assert transport.rdma == Rdma(resource_name="rdma/hca", count=8)
-    assert transport.max_round_trip_microseconds == 1_000_000
-    auto = parse(resource(corpus("rdma-auto"))).spec.transport
-    assert auto.rdma == Rdma(resource_name="rdma/hca_shared_devices_a")
-    assert (auto.require, auto.nccl_env) == ("RDMA", {"NCCL_IB_GID_INDEX": "3"})
-
-
 def test_metadata_tells_of_annotations_and_of_deletion() -> None:
     spec = demo()["spec"]
     found = parse(resource(spec, annotations={"a": "b"}, deletionTimestamp="2026-01-01T00:00:00Z"))
@@ -162,7 +137,7 @@ def test_every_field_of_a_full_resource_arrives() -> None:
     unset = [
         each.name for each in fields(Spec) if getattr(spec, each.name) == default_of(each.name)
     ]
-    assert unset == ["accelerator", "gateway"]
+    assert unset == ["accelerator"]
 
 
 def corpus(name: str) -> Object:
@@ -243,7 +218,7 @@ def test_a_field_of_a_newer_definition_is_ignored() -> None:
     assert parse(newer) == parse(demo())
 
 
-@pytest.mark.parametrize("name", ["SSD_TARGET_POD_NAME", "SSD_DRAFT_CELL", "NCCL_HOSTID"])
+@pytest.mark.parametrize("name", ["SSD_TARGET_POD_NAME", "SSD_DRAFT_CELL"])
 @pytest.mark.parametrize("part", ["target", "draft"])
 def test_who_a_pod_is_cannot_be_said_by_users(part: str, name: str) -> None:
     template = {"podTemplate": {"env": [{"name": "FINE"}, {"name": name, "value": "x"}]}}

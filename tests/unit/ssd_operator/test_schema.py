@@ -13,7 +13,7 @@ from ssd_draft.settings import DraftSettings
 from ssd_operator import schema
 from ssd_operator.parse import DRAFT_DEADLINES
 from ssd_operator.pod_schema import network_peer, pod_template
-from ssd_operator.spec import Accelerator, Autoscaling, Draft, Engine, Rdma, Source, Spec, Target
+from ssd_operator.spec import Accelerator, Autoscaling, Draft, Engine, Source, Spec, Target
 from ssd_operator.status_schema import status
 from ssd_operator.structural import Schema, problems, stored
 from ssd_target.settings import TargetSettings
@@ -106,7 +106,7 @@ NAMED_OTHERWISE = {
 }
 
 
-OPTIONAL: dict[str, Any] = {"autoscaling": Autoscaling, "rdma": Rdma}
+OPTIONAL: dict[str, Any] = {"autoscaling": Autoscaling}
 """Blocks that may be absent."""
 
 
@@ -124,7 +124,7 @@ BLOCKS = list(blocks_of(Spec, SPEC))
 
 def test_all_blocks_are_compared() -> None:
     assert {kind for kind, _ in BLOCKS} > {Spec, Target, Draft, Engine, Autoscaling, Source}
-    assert len({kind for kind, _ in BLOCKS}) == 16
+    assert len({kind for kind, _ in BLOCKS}) == 14
 
 
 @pytest.mark.parametrize(("kind", "field"), BLOCKS, ids=lambda each: getattr(each, "__name__", ""))

@@ -18,7 +18,7 @@ from ssd_operator.census import Planned
 from ssd_operator.facts import PoolFact, Ref
 from ssd_operator.pod_state import to_text
 from ssd_operator.scaling import Decision, Reason
-from ssd_operator.spec import Model, Object, Transport
+from ssd_operator.spec import Model, Object
 from ssd_operator.status import status_of, status_of_invalid
 
 STAMP = to_text(NOW)
@@ -61,7 +61,7 @@ def test_the_whole_of_a_healthy_resource() -> None:
             "revision": "r1",
             "selector": "ssd.dev/name=demo,ssd.dev/component=draft",
         },
-        "transport": {"effective": "TCP", "reason": "tier Auto, no fabric asked for"},
+        "transport": {"effective": "TCP"},
         "links": [
             {
                 "target": "t0",
@@ -120,7 +120,7 @@ def test_a_resource_of_which_nothing_is_there_yet() -> None:
     assert condition(status, "Ready")["status"] == "False"
     assert (status["target"]["summary"], status["draft"]["summary"]) == ("0/1", "0/2")
     assert status["links"] == []
-    assert "effective" not in status["transport"]
+    assert "transport" not in status
     assert "speculation" not in status
 
 
@@ -202,10 +202,7 @@ def test_figures_are_means_by_load_and_idle_targets_keep_the_last_ones() -> None
 
 
 def test_names_are_the_users_where_they_gave_one() -> None:
-    spec = {"model": Model(name="llama"), "transport": Transport(tier="TCP")}
-    status = tell(Scene(spec=spec))
-    assert status["model"] == {"name": "llama"}
-    assert status["transport"]["reason"] == "tier TCP"
+    assert tell(Scene(spec={"model": Model(name="llama")}))["model"] == {"name": "llama"}
 
 
 def test_an_endpoint_that_is_not_ours_is_not_told() -> None:

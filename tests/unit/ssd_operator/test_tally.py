@@ -52,7 +52,7 @@ def since(condition: str, truth: str = "False") -> float | None:
         (status(Ready="True", SpeculationActive="True"), set()),
         (status(Ready="True", SpeculationActive="Unknown"), {"SpeculationActive"}),
         (status(Ready="False", SpeculationActive="False", ScalingActive="False"), {"Ready"}),
-        (status(drafts=0, Ready="True", SpeculationActive="False", FastPath="False"), set()),
+        (status(drafts=0, Ready="True", SpeculationActive="False"), set()),
         (status(drafts=0, TargetReady="False"), {"TargetReady"}),
         (
             status(Ready="True", Progressing="True/Scaling", ScalingActive="False"),

@@ -6,7 +6,7 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
 
 from ssd_operator.facts import Ref
 
-RESERVED = {"podTemplate": {"env": [{"name": "NCCL_HOSTID", "value": "x"}]}}
+RESERVED = {"podTemplate": {"env": [{"name": "SSD_TARGET_POD_NAME", "value": "x"}]}}
 
 
 async def spoilt(**blocks: Any) -> World:

@@ -22,7 +22,7 @@ from ssd_operator.pod_state import to_text
 from ssd_operator.preflight import Preflight
 from ssd_operator.rollout import Stage
 from ssd_operator.scaling import Decision, Reason
-from ssd_operator.spec import Object, Observability, ScalingMode, Transport
+from ssd_operator.spec import Object, Observability, ScalingMode
 from ssd_operator.verdicts import verdicts
 
 TWO_TARGETS = (deployment("demo-target-0"), deployment("demo-target-1"))
@@ -213,15 +213,8 @@ def test_speculation_is_active_when_each_serving_target_has_a_link(
 
 def test_a_link_that_is_too_slow_is_told_with_its_numbers() -> None:
     assert words(Scene(pools=(answer("t0", TOO_SLOW),)), "SpeculationActive") == (
-        "t0 and d0: its round trip is 312 us (transport.require, "
-        "transport.maxRoundTripMicroseconds)."
+        "t0 and d0: its round trip is 312 us (transport.maxRoundTripMicroseconds)."
     )
-
-
-def test_the_fast_path_is_judged_where_it_was_asked_for() -> None:
-    assert "FastPath" not in {each.kind for each in verdicts(Scene().census)}
-    asked = {"transport": Transport(tier="NVLinkPrivileged")}
-    assert judge(Scene(spec=asked), "FastPath") == ("False", "FellBack")
 
 
 CAPACITY = [
