@@ -24,7 +24,7 @@ from ssd_operator.names import (
 from ssd_operator.objects import ChildFactory
 from ssd_operator.pod_state import is_leaving, name_of
 from ssd_operator.preflight import Preflight, preflight
-from ssd_operator.rollout import Stage, held_targets
+from ssd_operator.rollout import Stage, held_drafts, held_targets, with_template_of
 from ssd_operator.scaling import Decision, History, next_replicas
 from ssd_operator.setbacks import (
     Rejection,
@@ -269,23 +269,34 @@ def _is_engine(child: Object) -> bool:
 
 def _targets(objects: Sequence[Object]) -> list[Object]:
     """Target Deployments, by cell."""
+    return _engines(objects, Component.TARGET)
+
+
+def _engines(objects: Sequence[Object], component: Component) -> list[Object]:
     return [
         each
         for each in objects
-        if _is_engine(each)
-        and each["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
+        if _is_engine(each) and each["metadata"]["labels"].get(COMPONENT_LABEL) == str(component)
     ]
 
 
 def _to_apply(
     objects: Sequence[Object], observed: Observed, stage: Stage, memory: Memory
 ) -> tuple[Object, ...]:
-    held = held_targets(_targets(objects), observed, stage)
+    targets, drafts = _targets(objects), _engines(objects, Component.DRAFT)
+    held = held_targets(targets, observed, stage)
+    kept = held_drafts(drafts, targets, observed, held, stage)
     reverted = standing(memory.reverted, observed.children)
     skipped = held | reverted | observed.foreign | observed.leaving | memory.rejected.keys()
-    return tuple(
-        each for each in objects if ref_of(each) not in skipped and _is_needed(each, observed)
-    )
+    allowed = [
+        # Their number follows the resource also while their template waits.
+        with_template_of(observed.children[ref], each)
+        if (ref := ref_of(each)) in kept & observed.children.keys()
+        else each
+        for each in objects
+        if ref_of(each) not in skipped
+    ]
+    return tuple(each for each in allowed if _is_needed(each, observed))
 
 
 def _is_needed(wanted_object: Object, observed: Observed) -> bool:

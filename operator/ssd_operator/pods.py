@@ -61,11 +61,11 @@ _TRIED_IN_CONTAINER = (
 )
 """What a preflight takes over from a target; what it may not hold is left out by not being here."""
 _PREFLIGHT_RESOURCES: Object = {
-    "requests": {"cpu": "0", "memory": "0"},
+    "requests": {"cpu": "100m", "memory": "0"},
     "limits": {"cpu": "1", "memory": "1Gi"},
 }
-"""It comes beside what serves: nothing is reserved, so it fits on a full node and takes only what
-is left over. All are named, because a quota may ask for each."""
+"""It comes beside what serves, so it reserves little; without any CPU it had one second of CPU time
+in half a minute on a busy node. All are named, because a quota may ask for each."""
 _PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
 

@@ -190,7 +190,7 @@ def _tried(census: Census) -> Condition | None:
     """What the preflight of a change has to say, unless it has passed."""
     flight = census.planned.preflight
     if flight.stage in (Stage.FAILED, Stage.STUCK):
-        message = f"{flight.message}; the targets stay as they are until this is mended."
+        message = f"{flight.message}; all pods stay as they are until this is mended."
         return no("Progressing", "PreflightFailed", message)
     if flight.stage is Stage.RUNNING:
         message = f"{flight.message}; the old targets serve until it is done."

@@ -1,6 +1,7 @@
 """A change that could not run replaces nothing; one that can goes cell by cell."""
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -84,6 +85,41 @@ def test_a_change_that_cannot_run_costs_no_outage(
     assert uids(kube, demo, "target") == before
     load.assert_undisturbed()
     figures[f"{words} told, s"] = round(failed, 1)
+
+
+def test_drafts_wait_for_their_target_and_speculation_is_off_for_a_moment(
+    kube: Kube, demo: str, load: Load, figures: Figures
+) -> None:
+    eventually(lambda: is_settled(kube, demo), "it is at rest")
+    drafts = uids(kube, demo, "draft")
+    change_pair(kube, demo, branches=16, image="localhost/ssd-target:nope")
+    eventually(lambda: has_failed(kube, demo, "cannot pull"), "the preflight fails", 90)
+    load.go_on(8)
+    assert uids(kube, demo, "draft") == drafts
+    assert kube.condition(demo, "SpeculationActive")["status"] == "True"
+    load.assert_undisturbed()
+    old = uids(kube, demo, "target")
+    off: list[float] = []
+
+    def is_over() -> bool:
+        if kube.condition(demo, "SpeculationActive")["status"] != "True":
+            off.append(time.monotonic())
+        if old & uids(kube, demo, "target"):
+            assert uids(kube, demo, "draft") == drafts, "drafts rolled before their target"
+        return is_settled(kube, demo) and not drafts & uids(kube, demo, "draft")
+
+    change_pair(kube, demo, branches=16, image=None)
+    seconds = eventually(is_over, "target and drafts are new", 120)
+    eventually(lambda: kube.linked(demo) != set(), "they are linked", 30)
+    figures["branches changed: all new, s"] = round(seconds, 1)
+    figures["branches changed: speculation off, s"] = round(max(off) - min(off), 1) if off else 0
+    kube("patch", "ssd", demo, "--type=merge", "-p", '{"spec":{"speculation":{"branches":null}}}')
+    eventually(lambda: is_settled(kube, demo), "it is as it was", 120)
+
+
+def change_pair(kube: Kube, name: str, branches: int, image: str | None) -> None:
+    spec = {"speculation": {"branches": branches}, "target": {"image": image}}
+    kube("patch", "ssd", name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
 
 @pytest.fixture

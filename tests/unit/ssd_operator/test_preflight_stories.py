@@ -155,6 +155,45 @@ async def test_a_bad_change_of_two_cells_stops_before_the_first() -> None:
     assert len(preflights(world)) == 1
 
 
+async def test_drafts_stay_while_the_change_is_tried_and_when_it_fails() -> None:
+    world = await settled(bad=NOT_PULLED)
+    drafts = world.ready_pods("draft")
+    world.cluster.edit_spec(KEY, target={"image": BAD}, speculation={"branches": 16})
+    await rounds(world, 6)
+    assert world.cluster.condition(KEY, "Progressing") == ("False", "PreflightFailed")
+    assert world.ready_pods("draft") == drafts
+    assert written(world, "Deployment") == []
+
+
+async def test_drafts_are_scaled_while_their_change_waits() -> None:
+    world = await settled(bad=NOT_PULLED)
+    before = {name_of(pod) for pod in world.ready_pods("draft")}
+    template = world.deployment("demo-draft-0")["spec"]["template"]
+    world.cluster.edit_spec(KEY, target={"image": BAD}, speculation={"branches": 16})
+    await rounds(world, 6)
+    world.cluster.edit_spec(KEY, draft={"replicas": 3})
+    await world.come_to_rest(6)
+    assert before < {name_of(pod) for pod in world.ready_pods("draft")}
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    await world.come_to_rest(6)
+    assert len(world.ready_pods("draft")) == 1
+    assert world.deployment("demo-draft-0")["spec"]["template"] == template
+    world.cluster.edit_spec(KEY, target={"image": GOOD})
+    await world.come_to_rest(10)
+    assert world.deployment("demo-draft-0")["spec"]["template"] != template
+    assert world.cluster.condition(KEY, "Progressing") == ("True", "UpToDate")
+
+
+async def test_a_cells_drafts_roll_after_its_old_target_and_not_before() -> None:
+    world = await settled(num_cells=2)
+    world.cluster.edit_spec(KEY, speculation={"branches": 16})
+    await world.come_to_rest(12)
+    order = written(world, "Deployment")
+    assert len(order) == 4
+    for cell in (0, 1):
+        assert order.index(f"demo-target-{cell}") < order.index(f"demo-draft-{cell}")
+
+
 async def test_a_cell_that_does_not_serve_is_mended_at_once() -> None:
     world = await settled(bad=NOT_PULLED)
     before = revision_of(world.deployment("demo-target-0"))
