@@ -31,6 +31,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from ssd.errors import CacheError, SettingsError
 from ssd.hub import HUB_ERRORS, WANTED, HubModel, as_setup_error, may_pass
 from ssd.process import log_progress, run_process
+from ssd.settings import TERMINATION_LOG
 from ssd.telemetry import get_logger
 
 PROGRESS_SECONDS = 10.0
@@ -50,7 +51,7 @@ class FetchSettings:
 
     model: str = ""
     """``hf://org/name@commit``: what else has a name may change, and is not fetched once."""
-    termination_log: str = ""
+    termination_log: str = TERMINATION_LOG
     """File for the one line on why the model could not be fetched; empty for none."""
     log_format: Literal["json", "text"] = "json"
     """Form of log lines on standard error."""

@@ -7,10 +7,12 @@ The command, the benchmarks and the tests stand on it. A child speaks by JSON lo
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from ssd import errors
 from ssd.cpu_plan import CpuPlan, plan_cpus
@@ -29,6 +31,10 @@ DRAIN_SECONDS = 5.0
 """How long streams may go on after SIGTERM here: somebody waits for the prompt to come back."""
 STOP_SECONDS = DRAIN_SECONDS + 15.0
 """A child that has not ended this long after SIGTERM is killed: longer than any honest drain."""
+MAX_OTHER_LINES = 400
+"""Of what a child wrote that is no event: enough for the stacks of all its threads."""
+_FAULT_DUMP = "Fatal Python error"
+"""Begins what ``faulthandler`` writes of a crash outside Python."""
 EventListener = Callable[[str, Event], None]
 """Called with a child's name and each of its events."""
 
@@ -49,7 +55,7 @@ class ChildProcess:
         self._reader: asyncio.Task[None] | None = None
         self._listening = asyncio.Event()
         self._ready = asyncio.Event()
-        self._last_lines: deque[str] = deque(maxlen=12)
+        self._other_lines: deque[str] = deque(maxlen=MAX_OTHER_LINES)
         self._failure: SetupError | None = None
 
     @property
@@ -61,7 +67,7 @@ class ChildProcess:
     async def start(self) -> None:
         """Start the process; it is not yet listening."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "ssd.child", str(os.getpid())),
+            *(sys.executable, "-X", "faulthandler", "-m", "ssd.child", str(os.getpid())),
             *(self._module, *self._flags),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,
@@ -89,9 +95,13 @@ class ChildProcess:
         await self._wait(self._ready, "ready", timeout_seconds)
 
     async def wait(self) -> int:
-        """Wait for the end; returns the exit code."""
+        """Wait for the end, its last words included; returns the exit code."""
         assert self._process is not None
-        return await self._process.wait()
+        code = await self._process.wait()
+        if self._reader is not None:
+            # Unlike awaiting the task, this leaves it alone when the caller is cancelled.
+            await asyncio.wait({self._reader})
+        return code
 
     def kill(self) -> None:
         """End the process at once, as a crash would."""
@@ -116,16 +126,21 @@ class ChildProcess:
         return code
 
     def failure(self) -> SetupError:
-        """Why the process ended, in its own words and of its own kind where it had any."""
+        """Why the process ended, in its own words and of its own kind where it had any.
+
+        Its stack, or whatever else it wrote, is a note of the error (``add_note``).
+        """
         if self._failure is not None:
             return self._failure
-        said = " | ".join(line for line in self._last_lines if line.strip())
         code = self._process.returncode if self._process is not None else None
-        said = f": {said}" if said else ""
-        how = (
-            f"was killed by signal {-code}" if code and code < 0 else f"ended with exit code {code}"
-        )
-        return SetupError(f"{self.name} {how}{said}")
+        words = [f"{self.name} {_ending(code)}"]
+        lines = [line for line in self._other_lines if line.strip()]
+        # The last line of a traceback is its exception.
+        words += list(takewhile(lambda line: not line.startswith(_FAULT_DUMP), lines))[-1:]
+        error = SetupError(": ".join(words))
+        if lines:
+            error.add_note("\n".join((f"{self.name} wrote:", *lines)))
+        return error
 
     async def _wait(self, event: asyncio.Event, what: str, timeout_seconds: float) -> None:
         assert self._process is not None
@@ -153,7 +168,7 @@ class ChildProcess:
             line = raw.decode(errors="replace").rstrip()
             event = parse_event(line)
             if event is None:
-                self._last_lines.append(line)
+                self._other_lines.append(line)
                 continue
             self._take(event)
             self._on_event(self.name, event)
@@ -182,11 +197,29 @@ class ChildProcess:
 
 
 def setup_error(name: str, event: Event) -> SetupError:
-    """Return what a ``failed`` event of a child says, as the error that the child had."""
-    kind = getattr(errors, str(event.fields.get("error")), SetupError)
-    if not (isinstance(kind, type) and issubclass(kind, SetupError)):
-        kind = SetupError
-    return kind(f"{name}: {event.fields.get('message', 'failed')}")
+    """Return what a ``failed`` event of a child says, as the error that the child had.
+
+    A crash becomes a ``SetupError`` that names the exception and its place; its stack is a note.
+    """
+    fields = event.fields
+    message = str(fields.get("message", "failed"))
+    kind = getattr(errors, str(fields.get("error")), None)
+    if isinstance(kind, type) and issubclass(kind, SetupError):
+        return kind(f"{name}: {message}")
+    place = f" ({fields['place']})" if fields.get("place") else ""
+    error = SetupError(f"{name}: {fields.get('error') or 'error'}: {message}{place}")
+    if "stack" in fields:
+        error.add_note(f"{name}: {fields['stack']}")
+    return error
+
+
+def _ending(code: int | None) -> str:
+    """Return how a process ended."""
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+    hint = ", as the kernel does when memory runs out" if -code == signal.SIGKILL else ""
+    return f"was killed by signal {-code} ({name}){hint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

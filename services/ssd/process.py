@@ -1,4 +1,9 @@
-"""What the engine processes do alike: start, take their CPUs, own a step thread, end honestly."""
+"""What the engine processes do alike: start, take their CPUs, own a step thread, end honestly.
+
+A process that ends with an error logs the event ``failed`` last and writes one line into its
+termination log: ``Type: message (file:line)``, 1 KiB at most, with the innermost place in this
+product's code. A ``SetupError`` has no place: its message names the cause and the cure.
+"""
 
 import asyncio
 import contextlib
@@ -8,10 +13,13 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
+import ssd
 from ssd.errors import (
     MemoryBudgetError,
     ModelNotFoundError,
@@ -22,8 +30,8 @@ from ssd.errors import (
     WeightsError,
 )
 from ssd.ports import Clock
-from ssd.settings import find_text, load, to_json
-from ssd.telemetry import configure_logging, get_logger, log_crash
+from ssd.settings import TERMINATION_LOG, find_text, load, to_json
+from ssd.telemetry import configure_logging, get_logger, log_crash, printable
 from ssd.types import Peer
 
 _log = get_logger("ssd")
@@ -31,8 +39,9 @@ SWITCH_SECONDS = 0.0005
 """How long a thread may hold the interpreter while the other one has a frame to send."""
 STUCK_SECONDS = 60.0
 """A step thread that works on one step for longer is not going to finish it."""
-LONGEST_LAST_WORD_BYTES = 4096
-"""What a kubelet reads of a termination log."""
+LONGEST_LAST_WORD_BYTES = 1024
+"""Of a termination log: a kubelet shares 12 KiB among the containers of a pod."""
+_SOURCES = Path(ssd.__file__).parents[1]
 _LASTING = (
     SettingsError,
     ModelNotFoundError,
@@ -56,7 +65,7 @@ class _Settings(Protocol):
 
     @property
     def termination_log(self) -> str:
-        """File that is told why the process could not start; empty for none."""
+        """File for the one line on why the process ended; empty for none."""
         ...
 
 
@@ -93,7 +102,8 @@ def run_process(
 
     With ``--print-config`` the settings are checked and printed instead. A cause that a person has
     to mend is one line, in the log and in the termination log: exit code 78 (``EX_CONFIG``) if a
-    restart would find it again, 1 for anything else.
+    restart would find it again, 1 for anything else. What nobody expected is raised: the hook that
+    is set here logs its stack, and the interpreter leaves with 1.
     """
     argv = sys.argv[1:] if argv is None else argv
     prefix = f"SSD_{name.upper()}"
@@ -101,9 +111,11 @@ def run_process(
         loaded = load(settings_type, argv, prefix=prefix)
     except SettingsError as error:
         configure_logging("json", name)
-        return _fail(error, find_text("termination_log", argv, prefix=prefix))
+        path = find_text("termination_log", argv, prefix=prefix, default=TERMINATION_LOG)
+        return _fail(error, path)
     settings = loaded.settings
     configure_logging(settings.log_format, name)
+    sys.excepthook = crash_hook(settings.termination_log)
     threading.excepthook = log_crash
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
@@ -131,14 +143,18 @@ def peer(settings: _Placed, weights_fingerprint: str) -> Peer:
     )
 
 
-async def run_until_signal(run: Coroutine[Any, Any, int], leave: Callable[[], None]) -> int:
-    """Run a process that is told to leave by SIGTERM or SIGINT; returns its exit code."""
+async def run_until_signal(run: Coroutine[Any, Any, None], leave: Callable[[], None]) -> int:
+    """Run a process that is told to leave by SIGTERM or SIGINT; returns its exit code.
+
+    Raises:
+        Exception: what ended it.
+    """
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
-    code = await run
-    _log.info("stopped", code=code)
-    return code
+    await run
+    _log.info("stopped", code=0)
+    return 0
 
 
 def pin(step_cpus: frozenset[int], other_cpus: frozenset[int]) -> frozenset[int]:
@@ -229,8 +245,8 @@ async def in_daemon_thread(call: Callable[[], Result]) -> Result:
 class StepThread(Generic[Loaded]):
     """A thread with one life: load, serve, end. Asyncio loop, but for ``_run``.
 
-    ``loaded`` has what ``load`` returned first, or the ``SetupError`` that prevented it; ``ended``
-    is set when the thread is over, with False if it crashed.
+    ``loaded`` has what ``load`` returned first, or the error that prevented it; ``ended`` is set
+    when the thread is over, with the error that ended it while it served.
     """
 
     def __init__(
@@ -251,7 +267,7 @@ class StepThread(Generic[Loaded]):
         self._cpus = cpus
         self._loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[Loaded] = self._loop.create_future()
-        self.ended: asyncio.Future[bool] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
         # A daemon: a forward pass that never returns must not keep a crashed process alive.
         self._thread = threading.Thread(target=self._run, name="step", daemon=True)
 
@@ -260,36 +276,96 @@ class StepThread(Generic[Loaded]):
         self._thread.start()
 
     def _run(self) -> None:
-        ended_well = False
-        # What is raised here goes to threading.excepthook, which logs it.
+        error: Exception | None = None
         try:
-            ended_well = self._load_and_serve()
+            self._load_and_serve()
+        except Exception as raised:  # noqa: BLE001 - raised again where it is waited for
+            error = raised
         finally:
             self._on_end()
-            post(self._loop, self.ended.set_result, ended_well)
+            post(self._loop, self._end, error)
 
-    def _load_and_serve(self) -> bool:
+    def _load_and_serve(self) -> None:
         os.sched_setaffinity(0, self._cpus)
-        try:
-            loaded, serve = self._load()
-        except SetupError as error:
-            post(self._loop, self.loaded.set_exception, error)
-            return False
+        loaded, serve = self._load()
         # What was imported and loaded lives as long as the process: collections need not walk it.
         gc.collect()
         gc.freeze()
         post(self._loop, self.loaded.set_result, loaded)
         serve()
-        return True
+
+    def _end(self, error: Exception | None) -> None:
+        """The thread is over. Asyncio loop."""
+        if error is not None and not self.loaded.done():
+            self.loaded.set_exception(error)
+            error = None
+        if error is not None:
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(None)
+
+
+def crash_hook(
+    termination_log: str,
+) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
+    """Return what reports an error that nobody handled; for ``sys.excepthook``."""
+
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not issubclass(kind, Exception):
+            # Ctrl-C before anything serves.
+            sys.__excepthook__(kind, error, trace)
+            return
+        _write_last_word(last_word(error), termination_log)
+        name, message = kind.__name__, _one_line(error)
+        _log.crash("failed", error, error=name, message=message, place=place_of(error))
+
+    return report
+
+
+def last_word(error: BaseException) -> str:
+    """Return the line of a termination log: ``Type: message (file:line)``, 1 KiB at most.
+
+    A ``SetupError`` has no place; see the module. The message is cut, the place is not.
+    """
+    place = "" if isinstance(error, SetupError) else place_of(error)
+    end = f" ({place})" if place else ""
+    room = LONGEST_LAST_WORD_BYTES - len(end.encode())
+    words = f"{type(error).__name__}: {_one_line(error)}".encode()[:room].decode(errors="ignore")
+    return words + end
+
+
+def place_of(error: BaseException) -> str:
+    """Return ``file:line`` of the innermost frame of this product's code; empty if there is none.
+
+    The file is relative to where the packages are: ``ssd/engine/runner.py:120``.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(_SOURCES):
+            inner = path.relative_to(_SOURCES)
+            # Installed, the packages stand beside those of others.
+            if inner.parts[0] == "ssd" or inner.parts[0].startswith("ssd_"):
+                return f"{inner}:{frame.lineno}"
+    return ""
 
 
 def _fail(error: SetupError, termination_log: str) -> int:
-    kind, message = type(error).__name__, " ".join(str(error).split())
-    _log.error("failed", error=kind, message=message)
-    if termination_log:
-        line = f"{kind}: {message}".encode()[:LONGEST_LAST_WORD_BYTES]
-        try:
-            Path(termination_log).write_bytes(line)
-        except OSError as unwritten:
-            _log.warning("termination_log_not_written", reason=str(unwritten))
+    _write_last_word(last_word(error), termination_log)
+    _log.error("failed", error=type(error).__name__, message=_one_line(error))
     return os.EX_CONFIG if isinstance(error, _LASTING) else 1
+
+
+def _one_line(error: BaseException) -> str:
+    return printable(" ".join(str(error).encode(errors="replace").decode().split()))
+
+
+def _write_last_word(word: str, termination_log: str) -> None:
+    is_absent = termination_log == TERMINATION_LOG and not os.access(TERMINATION_LOG, os.W_OK)
+    if not termination_log or is_absent:
+        return
+    try:
+        Path(termination_log).write_bytes(word.encode())
+    except OSError as unwritten:
+        _log.warning("termination_log_not_written", reason=str(unwritten))

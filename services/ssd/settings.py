@@ -27,6 +27,8 @@ import ssd
 from ssd.errors import SettingsError
 
 Settings = TypeVar("Settings")
+TERMINATION_LOG = "/dev/termination-log"
+"""Where a kubelet reads why a container ended. Outside a container there is no such file."""
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
 
@@ -100,12 +102,13 @@ def find_text(
     argv: Sequence[str],
     *,
     prefix: str,
+    default: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> str:
     """One setting as flags or environment give it, for when ``load`` has refused another one."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     variables = os.environ if environ is None else environ
-    default = variables.get(f"{prefix}_{name.upper()}", "")
+    default = variables.get(f"{prefix}_{name.upper()}", default)
     parser.add_argument(f"--{name.replace('_', '-')}", dest="text", nargs="?", default=default)
     text: str | None = parser.parse_known_args(list(argv))[0].text
     return text or ""

@@ -25,7 +25,6 @@ bound_fields: ContextVar[Mapping[str, object]] = ContextVar(
 )
 """Other fields that all log lines of the current task carry."""
 
-_log = logging.getLogger(__name__)
 _MOST_EVENTS = 1024
 """Events whose frequency is remembered; libraries may make a new one of each message."""
 _FAST_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -157,8 +156,17 @@ class Logger:
         """Log what failed, with the stack of the exception being handled."""
         self._log(logging.ERROR, event, fields, exc_info=True)
 
+    def crash(self, event: str, error: BaseException | None, /, **fields: object) -> None:
+        """Log what failed, with the stack of an exception that nobody handled."""
+        self._log(logging.ERROR, event, fields, exc_info=error)
+
     def _log(
-        self, level: int, event: str, fields: dict[str, object], *, exc_info: bool = False
+        self,
+        level: int,
+        event: str,
+        fields: dict[str, object],
+        *,
+        exc_info: bool | BaseException | None = None,
     ) -> None:
         if self._logger.isEnabledFor(level):
             self._logger.log(level, event, extra={"fields": fields}, exc_info=exc_info)
@@ -212,10 +220,10 @@ class TextFormatter(logging.Formatter):
         level = record.levelname.lower()
         line = f"{when} {self._process} {level}{owner} {record.getMessage()} {fields}".rstrip()
         stack = self.formatException(record.exc_info).split("\n") if record.exc_info else ()
-        return "\n".join((_printable(line), *(f"  {_printable(below)}" for below in stack)))
+        return "\n".join((printable(line), *(f"  {printable(below)}" for below in stack)))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Return the text with escapes for control characters, line separators and surrogates."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
@@ -273,7 +281,7 @@ def configure_logging(form: str, process: str, level: str = "INFO") -> None:
 def log_crash(crash: threading.ExceptHookArgs) -> None:
     """Log what ended a thread, with its stack; for ``threading.excepthook``."""
     name = crash.thread.name if crash.thread is not None else "unknown"
-    _log.error("thread_crashed", exc_info=crash.exc_value, extra={"fields": {"thread": name}})
+    get_logger(__name__).crash("thread_crashed", crash.exc_value, thread=name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ def up_command(
         common_flags=_common_flags(lookahead, branches, dtype),
     )
     _warn_of_one_cpu(deployment)
-    _run(up(deployment, is_json=is_json), is_debug=debug)
+    _run(up(deployment, is_json=is_json, is_debug=_debug or debug), is_debug=debug)
 
 
 @app.command("demo")
@@ -277,7 +277,8 @@ def _run(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
 def _with_hint(error: SSDError) -> str:
     if isinstance(error, NotReadyError):
         return f"{error} (is a target there? 'ssd up' starts one and prints its address)"
-    return str(error)
+    has_stack = bool(getattr(error, "__notes__", ()))
+    return f"{error} (--debug shows what the process wrote)" if has_stack else str(error)
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -25,14 +25,16 @@ STEADY_SECONDS = 120.0
 """A draft that has lived this long, its start included, did not die of how it is started."""
 
 
-async def up(deployment: Deployment, *, is_json: bool) -> None:
+async def up(deployment: Deployment, *, is_json: bool, is_debug: bool = False) -> None:
     """Run until SIGINT or SIGTERM, which may also come while the processes start.
+
+    With ``is_debug`` the stack of a draft that crashes is shown.
 
     Raises:
         SetupError: a process cannot start, or the target ended by itself.
     """
     leaving = asyncio.create_task(_signalled())
-    work = asyncio.create_task(_run(deployment, is_json=is_json))
+    work = asyncio.create_task(_run(deployment, is_json=is_json, is_debug=is_debug))
     try:
         await asyncio.wait({leaving, work}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done() and not is_json:
@@ -45,14 +47,14 @@ async def up(deployment: Deployment, *, is_json: bool) -> None:
             await work
 
 
-async def _run(deployment: Deployment, *, is_json: bool) -> None:
+async def _run(deployment: Deployment, *, is_json: bool, is_debug: bool) -> None:
     """Start everything, then watch it until cancelled or until the target ends."""
     plan = plan_cpus(deployment.allowed_cpus, deployment.num_drafts)
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=is_json) as on_event:
             running = await stack.enter_async_context(deployed(deployment, on_event))
         _announce(running, is_json=is_json)
-        await stack.enter_async_context(_watching(running, deployment, plan))
+        await stack.enter_async_context(_watching(running, deployment, plan, is_debug=is_debug))
         status = asyncio.create_task(_show_status(running, is_quiet=is_json))
         try:
             await running.target.wait()
@@ -79,12 +81,14 @@ def _announce(running: RunningDeployment, *, is_json: bool) -> None:
 
 @contextlib.asynccontextmanager
 async def _watching(
-    running: RunningDeployment, deployment: Deployment, plan: CpuPlan
+    running: RunningDeployment, deployment: Deployment, plan: CpuPlan, *, is_debug: bool
 ) -> AsyncIterator[None]:
     """Inside, a dead draft is started again, at its old address."""
     replacements: list[ChildProcess] = []
     tasks = [
-        asyncio.create_task(_revive(draft, index, deployment, plan, replacements))
+        asyncio.create_task(
+            _revive(draft, index, deployment, plan, replacements, is_debug=is_debug)
+        )
         for index, draft in enumerate(running.drafts)
     ]
     try:
@@ -102,6 +106,8 @@ async def _revive(
     deployment: Deployment,
     plan: CpuPlan,
     replacements: list[ChildProcess],
+    *,
+    is_debug: bool,
 ) -> None:
     clock = SystemClock()
     delay = 0.0
@@ -110,7 +116,10 @@ async def _revive(
         started = clock.now()
         await draft.wait()
         delay = restart_delay(delay, clock.now() - started)
-        say("warning", f"{draft.failure()}; starting it again in {delay:g} s")
+        failure = draft.failure()
+        say("warning", f"{failure}; starting it again in {delay:g} s")
+        if is_debug:
+            err.print("\n".join(getattr(failure, "__notes__", ())), markup=False, emoji=False)
         await asyncio.sleep(delay)
         draft = draft_process(deployment, plan, index, _say_ready, port=port)
         replacements.append(draft)

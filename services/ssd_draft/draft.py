@@ -31,7 +31,7 @@ _LAST_WORDS_SECONDS = 5.0
 class Draft:
     """Everything the process holds. Asyncio loop.
 
-    ``run`` returns the exit code; ``leave`` begins the drain.
+    ``run`` returns when it has left; ``leave`` begins the drain.
     """
 
     def __init__(
@@ -75,11 +75,13 @@ class Draft:
             table_seconds=worker.table_seconds if worker is not None else 0.0,
         )
 
-    async def run(self) -> int:
-        """Serve until told to leave, or until the step thread crashes.
+    async def run(self) -> None:
+        """Serve until told to leave.
 
         Raises:
             SetupError: the process cannot start.
+            TimeoutError: the step thread did not end after the drain.
+            Exception: what the step thread crashed with.
         """
         started_at = self._clock.now()
         DRAFT_CAPACITY.set(self._settings.max_sessions)
@@ -87,28 +89,23 @@ class Draft:
             self._step.start()
             await self._first_of(self._step.loaded, self._step.ended)
             if not self._step.loaded.done():
-                return self._crashed() if self._step.ended.done() else 0
+                return
             self._worker = self._step.loaded.result()
             server.set_serving(True)
             _log.info("ready", seconds=round(self._clock.now() - started_at, 3))
             await self._first_of(self._step.ended)
             if self._step.ended.done():
-                return self._crashed()
+                self._step.ended.result()
             server.set_serving(False)
-            return await self._drain(self._worker)
+            await self._drain(self._worker)
 
-    async def _first_of(self, *events: "asyncio.Future[Worker] | asyncio.Future[bool]") -> None:
+    async def _first_of(self, *events: "asyncio.Future[Worker] | asyncio.Future[None]") -> None:
         """Wait until one of the events, or until told to leave."""
         leaving = asyncio.create_task(self._leaving.wait())
         await asyncio.wait((*events, leaving), return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()
 
-    def _crashed(self) -> int:
-        message = "the step thread crashed; its stack stands above"
-        _log.error("failed", error="StepThreadCrash", message=message)
-        return 1
-
-    async def _drain(self, worker: Worker) -> int:
+    async def _drain(self, worker: Worker) -> None:
         """Let open sessions end, within bounds, then end links and the step thread."""
         _log.info("draining", sessions=worker.num_sessions)
         worker.start_draining()
@@ -118,11 +115,14 @@ class Draft:
                 await self._is_empty.wait()
         self._desk.close()
         self._inbox.close()
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 # Shielded: a time-out must not cancel the future that the thread will set.
-                return 0 if await asyncio.shield(self._step.ended) else 1
-        return 1
+                await asyncio.shield(self._step.ended)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the step thread did not end within {_LAST_WORDS_SECONDS:g} s after the drain"
+            ) from error
 
     def _on_count(self, num_sessions: int) -> None:
         """The number of sessions changed. Step thread."""

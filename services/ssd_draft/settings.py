@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ssd.settings import parse_cpus
+from ssd.settings import TERMINATION_LOG, parse_cpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +59,9 @@ class DraftSettings:
     """Node of the process, told to its peers."""
     cell: str = ""
     """Cell of the process, told to its peers."""
-    termination_log: str = ""
-    """File for the one line on why the process could not start; empty for none. In a container,
-    ``/dev/termination-log``."""
+    termination_log: str = TERMINATION_LOG
+    """File for the one line on why the process ended: ``Type: message (file:line)``, 1 KiB at most.
+    The default is left out where it is not there or not writable; empty for none."""
     log_format: Literal["json", "text"] = "json"
     """Form of log lines on standard error."""
     reflection: bool = False

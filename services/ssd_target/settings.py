@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd.errors import SettingsError
-from ssd.settings import parse_cpus
+from ssd.settings import TERMINATION_LOG, parse_cpus
 
 DNS_SCHEME = "dns:///"
 """Before an address: a name to resolve."""
@@ -91,9 +91,9 @@ class TargetSettings:
     """Node of the process, told to its peers."""
     cell: str = ""
     """Cell of the process, told to its peers."""
-    termination_log: str = ""
-    """File for the one line on why the process could not start; empty for none. In a container,
-    ``/dev/termination-log``."""
+    termination_log: str = TERMINATION_LOG
+    """File for the one line on why the process ended: ``Type: message (file:line)``, 1 KiB at most.
+    The default is left out where it is not there or not writable; empty for none."""
     log_format: Literal["json", "text"] = "json"
     """Form of log lines on standard error."""
     reflection: bool = False

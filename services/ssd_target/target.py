@@ -37,7 +37,7 @@ _LAST_WORDS_SECONDS = 5.0
 class Target:
     """Everything the process holds. Asyncio loop.
 
-    ``run`` returns the exit code; ``leave`` begins the drain.
+    ``run`` returns when it has left; ``leave`` begins the drain.
     """
 
     def __init__(
@@ -81,11 +81,13 @@ class Target:
             self._leaving.set()
         return self._desk.num_requests
 
-    async def run(self) -> int:
-        """Serve until told to leave, or until the step thread crashes.
+    async def run(self) -> None:
+        """Serve until told to leave.
 
         Raises:
             SetupError: the process cannot start.
+            TimeoutError: the step thread did not end after the drain.
+            Exception: what the step thread crashed with.
         """
         started_at = self._clock.now()
         DESIRED_DRAFT_REPLICAS.set_function(self._desired_draft_replicas)
@@ -93,7 +95,7 @@ class Target:
             self._step.start()
             await self._first_of(self._step.loaded, self._step.ended)
             if not self._step.loaded.done():
-                return self._crash_code()
+                return
             self._desk.open(self._step.loaded.result(), self._wakeups)
             server.set_serving(True)
             _log.info("ready", seconds=round(self._clock.now() - started_at, 3))
@@ -102,9 +104,9 @@ class Target:
             try:
                 await self._first_of(self._step.ended)
                 if self._step.ended.done():
-                    return self._crash_code()
+                    self._step.ended.result()
                 server.set_serving(False)
-                return await self._drain()
+                await self._drain()
             finally:
                 links.cancel()
                 await asyncio.gather(links, return_exceptions=True)
@@ -115,14 +117,7 @@ class Target:
         await asyncio.wait({*events, leaving}, return_when=asyncio.FIRST_COMPLETED)
         leaving.cancel()
 
-    def _crash_code(self) -> int:
-        """Exit code of a step thread that ended unasked, or of a start that was called off."""
-        if not self._step.ended.done():
-            return 0
-        _log.error("failed", error="StepThreadError", message="the step thread crashed; see above")
-        return 1
-
-    async def _drain(self) -> int:
+    async def _drain(self) -> None:
         """Let running requests finish, within bounds, then end the step thread."""
         _log.info("draining", requests=self._desk.num_requests)
         self._desk.close()
@@ -130,12 +125,15 @@ class Target:
             async with asyncio.timeout(self._drain_seconds):
                 await self._desk.wait_until_idle()
         self._inbox.close()
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
                 await self._desk.wait_until_idle()
                 # Shielded: a time-out must not cancel the future that the thread will set.
-                return 0 if await asyncio.shield(self._step.ended) else 1
-        return 1
+                await asyncio.shield(self._step.ended)
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the step thread did not end within {_LAST_WORDS_SECONDS:g} s after the drain"
+            ) from error
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[RpcServer]:

@@ -1,6 +1,7 @@
 """How a real target ends: told to while it loads or works, or because its step thread crashed."""
 
 import asyncio
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -91,8 +92,12 @@ async def read(client: TargetClient, prompt: str, sampling: SamplingParams = LON
     return sum(len(chunk.token_ids) for chunk in chunks)
 
 
-async def test_a_crash_of_the_step_thread_is_told_to_all_and_ends_the_process(folder: Path) -> None:
-    async with altered(BREAKS_AT_POSITION_60, folder, "--max-num-seqs", "2") as process:
+async def test_a_crash_of_the_step_thread_is_told_to_all_and_ends_the_process(
+    folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "termination-log"
+    flags = ("--max-num-seqs", "2", "--termination-log", str(log))
+    async with altered(BREAKS_AT_POSITION_60, folder, *flags) as process:
         await process.until("ready")
         async with TargetClient(process.grpc_address) as client:
             calls = [asyncio.create_task(read(client, f"call {n}")) for n in range(5)]
@@ -102,9 +107,11 @@ async def test_a_crash_of_the_step_thread_is_told_to_all_and_ends_the_process(fo
             assert any(isinstance(answer, InternalError) for answer in answers)
             assert not any("broken on purpose" in str(answer) for answer in answers)
         assert await process.wait() == 1
-    crash = next(each for each in process.events if each.name == "thread_crashed")
-    assert "broken on purpose" in crash.fields["stack"]
-    assert any(each.name == "failed" for each in process.events)
+    failed = process.events[-1]
+    assert (failed.name, failed.fields["error"]) == ("failed", "ZeroDivisionError")
+    assert "broken on purpose" in failed.fields["stack"]
+    place = r"ssd_target/\w+\.py:\d+"
+    assert re.fullmatch(rf"ZeroDivisionError: broken on purpose \({place}\)", log.read_text())
 
 
 async def test_a_target_that_is_told_to_leave_while_it_loads_leaves_at_once(folder: Path) -> None:

@@ -2,8 +2,11 @@
 
 import asyncio
 import gc
+import inspect
 import json
 import os
+import re
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ssd import process, settings
 from ssd.errors import (
     AddressError,
     HubError,
@@ -22,7 +26,17 @@ from ssd.errors import (
     UnsupportedModelError,
     WeightsError,
 )
-from ssd.process import Pulse, StepThread, in_daemon_thread, peer, pin, post, run_process
+from ssd.process import (
+    Pulse,
+    StepThread,
+    in_daemon_thread,
+    last_word,
+    peer,
+    pin,
+    post,
+    run_process,
+)
+from ssd.settings import to_json
 from ssd.testing.clock import FakeClock
 from ssd.types import Peer
 
@@ -59,15 +73,15 @@ def test_a_closed_loop_is_told_nothing_and_nobody_fails() -> None:
     assert told == [1]
 
 
-async def live(load: Callable[[], tuple[str, Callable[[], None]]]) -> tuple[StepThread[str], bool]:
+async def live(load: Callable[[], tuple[str, Callable[[], None]]]) -> StepThread[str]:
+    """Return the thread after its end."""
     ends: list[str] = []
     thread = StepThread(load, lambda: ends.append(threading.current_thread().name), HERE)
     thread.start()
-    async with asyncio.timeout(10):
-        ended_well = await thread.ended
+    await asyncio.wait({thread.ended}, timeout=10)
     thread._thread.join(10)
     assert ends == ["step"]
-    return thread, ended_well
+    return thread
 
 
 @pytest.fixture
@@ -89,7 +103,7 @@ async def test_what_is_loaded_is_announced_before_it_serves() -> None:
     async with asyncio.timeout(10):
         assert await thread.loaded == "model"
         may_end.set()
-        assert await thread.ended
+        await thread.ended
     gc.unfreeze()
     assert served[0] > 1000, "what was loaded is out of the collector's way"
 
@@ -110,23 +124,32 @@ async def test_a_set_up_that_fails_is_the_reason() -> None:
     def load() -> tuple[str, Callable[[], None]]:
         raise SetupError("no such model")
 
-    thread, ended_well = await live(load)
-    assert not ended_well
+    thread = await live(load)
+    assert thread.ended.exception() is None
     with pytest.raises(SetupError, match="no such model"):
         thread.loaded.result()
 
 
-async def test_a_crash_ends_the_thread_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    crashes: list[threading.ExceptHookArgs] = []
-    monkeypatch.setattr(threading, "excepthook", crashes.append)
+def crash() -> None:
+    raise ZeroDivisionError("broken on purpose")
 
-    def crash() -> None:
-        raise ZeroDivisionError
 
-    thread, ended_well = await live(lambda: ("model", crash))
-    assert not ended_well
+async def test_a_crash_while_it_serves_is_why_the_thread_ended() -> None:
+    thread = await live(lambda: ("model", crash))
     assert thread.loaded.result() == "model"
-    assert crashes[0].exc_type is ZeroDivisionError
+    with pytest.raises(ZeroDivisionError, match="broken on purpose"):
+        thread.ended.result()
+
+
+async def test_a_crash_while_it_loads_is_why_nothing_is_loaded() -> None:
+    def load() -> tuple[str, Callable[[], None]]:
+        crash()
+        return "model", crash
+
+    thread = await live(load)
+    assert thread.ended.exception() is None
+    with pytest.raises(ZeroDivisionError, match="broken on purpose"):
+        thread.loaded.result()
 
 
 def stuck(pulse: Pulse) -> bool:
@@ -175,7 +198,7 @@ class Knobs:
     """Cell."""
 
 
-def run(*argv: str, error: SetupError | None = None) -> int:
+def run(*argv: str, error: Exception | None = None) -> int:
     async def serve(_settings: Knobs) -> int:
         if error is not None:
             raise error
@@ -185,12 +208,13 @@ def run(*argv: str, error: SetupError | None = None) -> int:
 
 
 @pytest.fixture
-def hook_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set back after the test."""
     monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
 
 
-@pytest.mark.usefixtures("hook_of_threads")
+@pytest.mark.usefixtures("hooks")
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -209,7 +233,7 @@ def test_the_exit_code_says_whether_a_restart_may_help(error: SetupError, code: 
     assert run(error=error) == code
 
 
-@pytest.mark.usefixtures("hook_of_threads")
+@pytest.mark.usefixtures("hooks")
 def test_the_last_word_is_one_line_also_for_the_kubelet(tmp_path: Path) -> None:
     log = tmp_path / "termination-log"
     log.write_text("of an earlier start, which was longer than that of this one")
@@ -218,12 +242,72 @@ def test_the_last_word_is_one_line_also_for_the_kubelet(tmp_path: Path) -> None:
     assert run("--termination-log", str(log), "--pod-nmae", "x") == 78
     assert log.read_text().startswith("SettingsError: unknown setting --pod-nmae")
     assert run("--termination-log", str(log), error=WeightsError("x" * 10_000)) == 78
-    assert len(log.read_bytes()) == 4096
+    assert len(log.read_bytes()) == 1024
     assert run("--termination-log", str(tmp_path / "no" / "such"), error=HubError("x")) == 1
     assert run() == 0
 
 
-@pytest.mark.usefixtures("hook_of_threads")
+def raised(call: Callable[[], object]) -> Exception:
+    try:
+        call()
+    except Exception as error:  # noqa: BLE001 - it is what is looked at
+        return error
+    raise AssertionError
+
+
+def test_the_last_word_on_a_crash_names_the_innermost_place_of_our_code() -> None:
+    # The standard library raises it, called by a function of ours, called from here.
+    error = raised(lambda: to_json(object()))
+    word = last_word(error)
+    assert re.fullmatch(r"TypeError: must be called with .* \(ssd/settings\.py:\d+\)", word)
+    number = int(word.rstrip(")").rpartition(":")[2])
+    lines = inspect.getsource(settings).splitlines()
+    assert "fields(settings)" in lines[number - 1]
+    assert last_word(raised(crash)) == "ZeroDivisionError: broken on purpose", "not our code"
+
+
+@pytest.mark.parametrize("text", ["é" * 10_000, "a\nb " * 5_000, "\ud800" * 3_000])
+def test_the_last_word_is_at_most_a_kibibyte_and_keeps_its_place(text: str) -> None:
+    error = raised(lambda: to_json(object()))
+    error.args = (text,)
+    word = last_word(error)
+    assert 1000 < len(word.encode()) <= 1024
+    assert re.search(r" \(ssd/settings\.py:\d+\)$", word)
+    assert word.isprintable()
+
+
+@pytest.mark.usefixtures("hooks")
+def test_what_nobody_expected_is_the_last_word_and_the_last_line_of_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "termination-log"
+    with pytest.raises(ZeroDivisionError) as crashed:
+        run("--termination-log", str(log), error=ZeroDivisionError("broken\non purpose"))
+    sys.excepthook(crashed.type, crashed.value, crashed.tb)
+    word = log.read_text()
+    assert re.fullmatch(r"ZeroDivisionError: broken on purpose \(ssd/process\.py:\d+\)", word)
+    failed = json.loads(capsys.readouterr().err.splitlines()[-1])
+    assert (failed["event"], failed["error"]) == ("failed", "ZeroDivisionError")
+    assert (failed["message"], f"({failed['place']})") == ("broken on purpose", word.split()[-1])
+    assert "Traceback" in failed["stack"]
+
+
+@pytest.mark.usefixtures("hooks")
+def test_the_kubelets_file_is_written_where_it_is_and_never_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "termination-log"
+    monkeypatch.setattr(process, "TERMINATION_LOG", str(log))
+    for argv in (("--termination-log", str(log)), ("--no-such-setting", "1")):
+        assert run(*argv, error=SetupError("x")) in (1, 78)
+        assert not log.exists()
+        assert "not_written" not in capsys.readouterr().err
+    log.touch()
+    assert run("--no-such-setting", "1") == 78
+    assert log.read_text().startswith("SettingsError: unknown setting")
+
+
+@pytest.mark.usefixtures("hooks")
 def test_settings_that_are_only_shown_are_checked_and_nothing_is_served(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,10 +1,9 @@
 """A process whose step thread fails must end, and say why."""
 
 import asyncio
-import logging
 import os
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,6 +12,7 @@ from ssd.engine.config import EngineConfig
 from ssd.errors import WeightsError
 from ssd.telemetry import SystemClock
 from ssd.testing.clock import FakeClock
+from ssd_draft import draft as module
 from ssd_draft import step_thread
 from ssd_draft.draft import Draft
 from ssd_draft.links import LinkTerms
@@ -35,18 +35,25 @@ def make_draft() -> Draft:
     return Draft(DraftSettings(port=0, http_port=0), step, terms, SystemClock())
 
 
-async def test_a_crash_of_the_step_thread_ends_the_process_with_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_crash_of_the_step_thread_ends_the_process_with_its_error(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def crash(*_args: object) -> None:
         raise RuntimeError("out of order")
 
     monkeypatch.setattr(step_thread, "load_runner", crash)
-    monkeypatch.setattr(threading, "excepthook", lambda _crash: None)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _thread, _cpus: None)
-    with caplog.at_level(logging.ERROR):
-        assert await make_draft().run() == 1
-    assert "failed" in [record.getMessage() for record in caplog.records]
+    with pytest.raises(RuntimeError, match="out of order"):
+        await make_draft().run()
+
+
+async def test_a_step_thread_that_outlives_the_drain_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LAST_WORDS_SECONDS", 0.0)
+    worker = cast(Worker, SimpleNamespace(num_sessions=0, start_draining=lambda: None))
+    with pytest.raises(TimeoutError, match=r"the step thread did not end within 0 s"):
+        await make_draft()._drain(worker)
 
 
 async def test_weights_that_do_not_fit_are_the_setup_error_they_are(
@@ -68,7 +75,7 @@ async def test_a_draft_is_ready_from_loaded_to_leaving_and_says_why_not() -> Non
     assert draft._is_ready() == (True, "ready")
     draft.leave()
     assert draft._is_ready() == (False, "draining")
-    draft._step.ended.set_result(False)
+    draft._step.ended.set_result(None)
     assert draft._is_ready() == (False, "the step thread has ended")
 
 
@@ -81,7 +88,7 @@ async def test_a_draft_that_hangs_in_a_step_is_not_live() -> None:
     assert not draft._is_live()
     with draft._pulse.resting():
         assert draft._is_live()
-    draft._step.ended.set_result(True)
+    draft._step.ended.set_result(None)
     assert not draft._is_live()
 
 

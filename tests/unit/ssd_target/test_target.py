@@ -36,8 +36,15 @@ async def test_a_step_thread_that_outlives_the_drain_can_still_say_how_it_ended(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LAST_WORDS_SECONDS", 0.0)
-    assert await target._drain() == 1
-    target._step.ended.set_result(True)
+    with pytest.raises(TimeoutError, match=r"the step thread did not end within 0 s"):
+        await target._drain()
+    target._step.ended.set_result(None)
+
+
+async def test_a_crash_during_the_drain_is_raised(target: Target) -> None:
+    target._step.ended.set_exception(ZeroDivisionError("broken on purpose"))
+    with pytest.raises(ZeroDivisionError, match="broken on purpose"):
+        await target._drain()
 
 
 async def test_a_drain_lasts_as_long_as_was_asked_for_and_the_first_word_counts(
@@ -48,7 +55,8 @@ async def test_a_drain_lasts_as_long_as_was_asked_for_and_the_first_word_counts(
     assert target.drain(0.0) == 1
     assert target.drain(3600.0) == 1
     async with asyncio.timeout(20.0):
-        assert await target._drain() == 1
+        with pytest.raises(TimeoutError):
+            await target._drain()
 
 
 async def test_a_drain_after_a_signal_changes_nothing(target: Target) -> None:
@@ -63,7 +71,7 @@ async def test_a_target_is_ready_from_loaded_to_leaving_and_says_why_not(target:
     assert target._is_ready() == (True, "ready")
     target.leave()
     assert target._is_ready() == (False, "draining")
-    target._step.ended.set_result(False)
+    target._step.ended.set_result(None)
     assert target._is_ready() == (False, "the step thread has ended")
 
 
@@ -76,5 +84,5 @@ async def test_a_target_that_hangs_in_a_round_is_not_live(target: Target) -> Non
     assert not target._is_live()
     target._pulse.beat()
     assert target._is_live()
-    target._step.ended.set_result(True)
+    target._step.ended.set_result(None)
     assert not target._is_live()

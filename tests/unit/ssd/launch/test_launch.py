@@ -1,6 +1,9 @@
 """CPU split, and what a child's last words become."""
 
 import asyncio
+import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,19 @@ print('{"event": "ready", "seconds": 0.1}', file=sys.stderr, flush=True)
 signal.pause()
 """
 """Speaks as a process of ours does."""
+
+
+CRASHING_CHILD = """
+import sys
+from ssd.fetch import FetchSettings
+from ssd.process import run_process
+
+async def serve(_settings):
+    raise RuntimeError("no\\nsuch instruction")
+
+sys.exit(run_process("fetch", FetchSettings, serve, lambda _settings: None, sys.argv[1:]))
+"""
+"""Crashes as a process of ours does."""
 
 
 def link(state: str, address: str = "a:1") -> Event:
@@ -84,13 +100,58 @@ def test_without_a_topology_all_cpus_count(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("said", "kind"),
-    [("SettingsError", SettingsError), ("AddressError", AddressError)]
-    + [(word, SetupError) for word in ("FieldError", "Exception", "annotations", "")],
+    [("SettingsError", SettingsError), ("AddressError", AddressError)],
 )
 def test_a_childs_failure_keeps_its_kind(said: str, kind: type[SetupError]) -> None:
     error = setup_error("draft 0", Event("failed", {"error": said, "message": "port 1 in use"}))
     assert type(error) is kind
     assert str(error) == "draft 0: port 1 in use"
+
+
+@pytest.mark.parametrize("said", ["FieldError", "Exception", "annotations"])
+def test_a_childs_crash_is_named_with_its_place(said: str) -> None:
+    fields = {"error": said, "message": "bf16 path", "place": "ssd/engine/layers/linear.py:31"}
+    error = setup_error("draft 0", Event("failed", fields))
+    assert type(error) is SetupError
+    assert str(error) == f"draft 0: {said}: bf16 path (ssd/engine/layers/linear.py:31)"
+
+
+def test_a_failure_of_no_words_is_still_an_error() -> None:
+    assert str(setup_error("draft 0", Event("failed", {}))) == "draft 0: error: failed"
+
+
+async def test_a_child_that_crashes_names_the_cause_in_one_line_and_keeps_its_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "crashing_child.py").write_text(CRASHING_CHILD)
+    monkeypatch.chdir(tmp_path)
+    flags = ("--model", "hf://a/b@0123456789abcdef0123456789abcdef01234567")
+    child = ChildProcess("draft 0", "crashing_child", flags, nobody_listens)
+    await child.start()
+    with pytest.raises(SetupError) as caught:
+        await child.ready()
+    assert await child.stop() == 1
+    words = str(caught.value)
+    assert re.fullmatch(
+        r"draft 0: RuntimeError: no such instruction \(ssd/process\.py:\d+\)", words
+    )
+    stack = "\n".join(caught.value.__notes__)
+    assert 'crashing_child.py", line 7, in serve' in stack
+
+
+async def test_a_child_that_is_killed_by_a_signal_names_it_and_keeps_its_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fake_child.py").write_text(FAKE_CHILD)
+    monkeypatch.chdir(tmp_path)
+    child = ChildProcess("draft 0", "fake_child", (), nobody_listens)
+    await child.start()
+    await child.ready()
+    os.kill(child.pid, signal.SIGSEGV)
+    assert await child.stop() == -signal.SIGSEGV
+    words = "draft 0 was killed by signal 11 (SIGSEGV): a line of some library"
+    assert str(child.failure()) == words
+    assert 'fake_child.py", line' in "\n".join(child.failure().__notes__)
 
 
 async def test_a_child_that_dies_unheard_is_told_with_its_last_lines() -> None:
@@ -134,6 +195,7 @@ async def test_a_child_that_says_nothing_in_time_is_a_setup_error(
         await child.ready(0.01)
     child.kill()
     assert await child.stop() == -9
+    assert "(SIGKILL), as the kernel does when memory runs out" in str(child.failure())
 
 
 async def test_links_are_waited_for_until_all_drafts_are_in() -> None:
