@@ -21,6 +21,7 @@ from ssd_operator.spec import (
     Object,
     Observability,
     Placement,
+    PodOverrides,
     PodTemplate,
     Resource,
     ScalingMode,
@@ -44,6 +45,7 @@ MOST_PROBLEMS = 3
 """Told of at once; a condition is one sentence, not a list."""
 
 _SPEC = schema.spec()
+_PROCESSES = ("target", "draft")
 _Block = TypeVar(
     "_Block",
     Autoscaling,
@@ -53,6 +55,7 @@ _Block = TypeVar(
     ModelCache,
     Observability,
     Placement,
+    PodOverrides,
     PodTemplate,
     Security,
     Speculation,
@@ -92,8 +95,8 @@ def parse(obj: Object) -> Resource:
         more = len(found) - MOST_PROBLEMS
         told = "; ".join(found[:MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
         raise SpecError("SpecInvalid", told)
-    for name in ("target", "draft"):
-        _check_template(spec[name].get("podTemplate", {}), f"spec.{name}.podTemplate")
+    for block, path in ((spec, "spec"), *((spec[each], f"spec.{each}") for each in _PROCESSES)):
+        _check_template(block.get("podTemplate", {}), f"{path}.podTemplate")
     return Resource(
         namespace=metadata["namespace"],
         name=metadata["name"],
@@ -152,6 +155,7 @@ def _spec(spec: Object) -> Spec:
     return Spec(
         accelerator=accelerator,
         paused=spec["paused"],
+        pod_template=_flat(PodTemplate, spec.get("podTemplate", {})),
         model=_flat(Model, spec["model"]),
         target=_target(spec["target"], accelerator),
         draft=_draft(spec["draft"]),
@@ -177,7 +181,7 @@ def _target(target: Object, accelerator: Accelerator) -> Target:
         source=_source(target["source"]),
         tensor_parallel_size=target.get("tensorParallelSize", TENSOR_PARALLEL_SIZES[accelerator]),
         engine=_flat(Engine, target["engine"]),
-        pod_template=_flat(PodTemplate, target.get("podTemplate", {})),
+        pod_template=_flat(PodOverrides, target.get("podTemplate", {})),
     )
 
 
@@ -188,7 +192,7 @@ def _draft(draft: Object) -> Draft:
         source=_source(draft["source"]),
         sharing=Sharing(draft["sharing"]),
         autoscaling=_autoscaling(draft["autoscaling"]) if "autoscaling" in draft else None,
-        pod_template=_flat(PodTemplate, draft.get("podTemplate", {})),
+        pod_template=_flat(PodOverrides, draft.get("podTemplate", {})),
     )
 
 

@@ -1,9 +1,15 @@
-"""Schemas of what users may say about pods: a chosen subset, since a whole pod makes a megabyte."""
+"""Schemas of the parts of a pod that users set: a subset, because a whole pod makes a megabyte.
 
-from collections.abc import Collection
+*Decision*: ``spec.podTemplate`` applies to all pods, and targets and drafts override only the parts
+that differ between them. *Because* the same 38 fields twice were half of the resource, and where
+they differ it is the node, the priority and settings of the process. *Not chosen*: the whole
+template three times. *Revisit when* users need another volume for one of the two alone.
+"""
+
+from collections.abc import Collection, Sequence
 
 from ssd_operator import reserved
-from ssd_operator.spec import GROUP
+from ssd_operator.spec import GROUP, Object
 from ssd_operator.structural import (
     VISIBLE,
     Schema,
@@ -64,15 +70,9 @@ def resources() -> Schema:
 
 
 def pod_template() -> Schema:
-    """What is added to a pod."""
-    fields = {
-        "labels": _own_names("Further labels of the pods."),
-        "annotations": _own_names("Further annotations of the pods.", 4096, ""),
-        "nodeSelector": mapping(
-            "Labels that a node must have.", text("Value.", 63, pattern=_LABEL), 16
-        ),
-        "tolerations": array("Taints of nodes that the pods put up with.", _toleration(), 16),
-        "priorityClassName": text("PriorityClass of the pods.", 253),
+    """What is added to all pods."""
+    fields = _common("pods") | {
+        "tolerations": array("Taints of nodes that the pods tolerate.", _toleration(), 16),
         "runtimeClassName": text("RuntimeClass of the pods.", 253),
         "schedulerName": text("Scheduler of the pods.", 253),
         "imagePullSecrets": array(
@@ -81,20 +81,24 @@ def pod_template() -> Schema:
             16,
             keys=["name"],
         ),
-        "env": array(
-            "Variables of the process. They win over the operator's own. Refused are those that "
-            "say who the pod is (POD_NAME, NODE_NAME, CELL) and where it listens (HOST, PORT, "
-            "HTTP_PORT).",
-            _variable(),
-            64,
-            keys=["name"],
-        ),
+        "env": _variables("Variables of the processes", {"valueFrom": _value_from()}, [_NOT_BOTH]),
         "volumes": array("Further volumes of the pods.", _volume(), 16, keys=["name"]),
         "volumeMounts": array(
             "Where the process sees them.", _volume_mount(), 16, keys=["mountPath"]
         ),
     }
-    return block("What is added to the pods.", fields)
+    about = "Additions to all pods of targets and drafts. Replaces targets and drafts."
+    return block(about, fields)
+
+
+def pod_overrides(pods: str) -> Schema:
+    """What differs between the pods of targets and those of drafts."""
+    fields = _common(pods) | {"env": _variables(f"Variables of the processes of {pods}", {}, [])}
+    about = (
+        f"Additions to the pods of {pods} alone, with precedence over spec.podTemplate: maps by "
+        f"key, env by name. Replaces {pods}."
+    )
+    return block(about, fields)
 
 
 def network_peer() -> Schema:
@@ -117,6 +121,17 @@ def network_peer() -> Schema:
     return block("Who may call.", fields, rules=rules)
 
 
+def _common(pods: str) -> dict[str, Schema]:
+    return {
+        "labels": _own_names(f"Further labels of {pods}."),
+        "annotations": _own_names(f"Further annotations of {pods}.", 4096, ""),
+        "nodeSelector": mapping(
+            f"Labels that the nodes of {pods} must have.", text("Value.", 63, pattern=_LABEL), 16
+        ),
+        "priorityClassName": text(f"PriorityClass of {pods}.", 253),
+    }
+
+
 def _own_names(about: str, most: int = 63, pattern: str = _LABEL) -> Schema:
     not_ours = rule(
         f"self.all(k, !k.startsWith('{_OWN_PREFIX}'))",
@@ -136,15 +151,40 @@ def _toleration() -> Schema:
     return block("A taint that the pods put up with.", fields)
 
 
-def _variable() -> Schema:
-    name_and_key = {
-        "name": object_name("Name of the object."),
-        "key": text("Key in its data.", 253, least=1),
-        "optional": boolean("Whether the pod starts without it."),
+_NOT_BOTH = rule(
+    "!(has(self.value) && has(self.valueFrom))",
+    "a variable has a value or a valueFrom: leave one out",
+)
+
+
+def _variables(about: str, more: dict[str, Schema], rules: Sequence[Object]) -> Schema:
+    """Variables with a value, and what ``more`` allows beside it."""
+    not_ours = rule(
+        f"!(self.name in {_list_of(reserved.ENV)})",
+        "the operator sets the pod's name, node, cell, host and ports: leave this variable out",
+    )
+    fields = {
+        "name": text(
+            "Name of the variable.", 128, least=1, pattern=r"^[-._A-Za-z][-._A-Za-z0-9]*$"
+        ),
+        "value": text("Its value.", 4096),
     }
+    variable = block("A variable.", fields | more, required=["name"], rules=[*rules, not_ours])
+    about += ", with precedence over the operator's. POD_NAME, NODE_NAME, CELL, HOST, PORT and "
+    return array(f"{about}HTTP_PORT of a process are refused.", variable, 64, keys=["name"])
+
+
+def _value_from() -> Schema:
+    def key_of(kind: str) -> Schema:
+        fields = {
+            "name": object_name("Name of the object."),
+            "key": text("Key in its data.", 253, least=1),
+        }
+        return block(f"A key of a {kind}.", fields, required=["name", "key"])
+
     sources = {
-        "secretKeyRef": block("A key of a Secret.", name_and_key, required=["name", "key"]),
-        "configMapKeyRef": block("A key of a ConfigMap.", name_and_key, required=["name", "key"]),
+        "secretKeyRef": key_of("Secret"),
+        "configMapKeyRef": key_of("ConfigMap"),
         "fieldRef": block(
             "A field of the pod itself.",
             {"fieldPath": text("Such as status.podIP.", 256, least=1)},
@@ -156,23 +196,7 @@ def _variable() -> Schema:
         ".filter(x, x).size() == 1",
         "give exactly one of secretKeyRef, configMapKeyRef and fieldRef",
     )
-    fields = {
-        "name": text(
-            "Name of the variable.", 128, least=1, pattern=r"^[-._A-Za-z][-._A-Za-z0-9]*$"
-        ),
-        "value": text("Its value.", 4096),
-        "valueFrom": block("Where its value comes from.", sources, rules=[one_source]),
-    }
-    not_both = rule(
-        "!(has(self.value) && has(self.valueFrom))",
-        "a variable has a value or a valueFrom: leave one out",
-    )
-    not_ours = rule(
-        f"!(self.name in {_list_of(reserved.ENV)})",
-        "this variable says who the pod is or where it listens, which is the operator's: "
-        "leave it out",
-    )
-    return block("A variable.", fields, required=["name"], rules=[not_both, not_ours])
+    return block("Source of its value.", sources, rules=[one_source])
 
 
 def _volume() -> Schema:
@@ -185,27 +209,23 @@ def _volume() -> Schema:
             },
         ),
         "configMap": block(
-            "The files of a ConfigMap.", _files("name", "Name of the ConfigMap."), required=["name"]
+            "The files of a ConfigMap.",
+            {"name": object_name("Name of the ConfigMap.")},
+            required=["name"],
         ),
         "secret": block(
             "The files of a Secret.",
-            _files("secretName", "Name of the Secret."),
+            {"secretName": object_name("Name of the Secret.")},
             required=["secretName"],
         ),
         "persistentVolumeClaim": block(
             "A claim of this namespace.",
-            {
-                "claimName": object_name("Name of the claim."),
-                "readOnly": boolean("Whether it is mounted read-only."),
-            },
+            {"claimName": object_name("Name of the claim.")},
             required=["claimName"],
         ),
         "hostPath": block(
             "A folder of the node; needs a privileged namespace.",
-            {
-                "path": text("Path on the node.", 1024, least=1, pattern="^/.*$"),
-                "type": text("What must be there: Directory, File, …; empty checks nothing.", 32),
-            },
+            {"path": text("Path on the node.", 1024, least=1, pattern="^/.*$")},
             required=["path"],
         ),
     }
@@ -219,14 +239,6 @@ def _volume() -> Schema:
         "pods have a volume of this name: use another one",
     )
     return block("A volume.", {"name": name} | kinds, required=["name"], rules=[one_kind, not_ours])
-
-
-def _files(key: str, about: str) -> dict[str, Schema]:
-    return {
-        key: object_name(about),
-        "optional": boolean("Whether the pod starts without it."),
-        "defaultMode": integer("Mode of the files, as a decimal number.", 0, 0o777),
-    }
 
 
 def _volume_mount() -> Schema:
@@ -250,18 +262,5 @@ def _list_of(words: Collection[str]) -> str:
 
 
 def _label_selector(about: str) -> Schema:
-    operators = ["In", "NotIn", "Exists", "DoesNotExist"]
-    expression = {
-        "key": text("Name of the label.", 317, least=1),
-        "operator": one_of("How it is compared.", operators),
-        "values": array("Values, with In and NotIn.", text("Value.", 63, pattern=_LABEL), 16),
-    }
-    fields = {
-        "matchLabels": mapping("Labels and their values.", text("Value.", 63, pattern=_LABEL), 16),
-        "matchExpressions": array(
-            "Conditions on labels.",
-            block("A condition on a label.", expression, required=["key", "operator"]),
-            16,
-        ),
-    }
-    return block(about, fields)
+    labels = mapping("Labels and their values.", text("Value.", 63, pattern=_LABEL), 16)
+    return block(about, {"matchLabels": labels})

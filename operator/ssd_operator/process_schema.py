@@ -1,6 +1,6 @@
 """Schemas of targets and drafts: their weights, their pods, their numbers."""
 
-from ssd_operator.pod_schema import image, pod_template, resources, secret_key
+from ssd_operator.pod_schema import image, pod_overrides, resources, secret_key
 from ssd_operator.structural import Schema, block, boolean, integer, one_of, rule, text
 
 MOST_DRAFTS = 64
@@ -37,7 +37,7 @@ def target() -> Schema:
         "drainSeconds": integer(
             "Streams may finish this long after SIGTERM. Replaces targets.", 0, 3600, 300
         ),
-        "podTemplate": pod_template(),
+        "podTemplate": pod_overrides("targets"),
     }
     same_size = rule(
         "has(self.tensorParallelSize) == has(oldSelf.tensorParallelSize) && "
@@ -77,7 +77,7 @@ def draft() -> Schema:
         "resources": resources(),
         "startupTimeoutSeconds": _startup_timeout("drafts", 600),
         "autoscaling": _autoscaling(),
-        "podTemplate": pod_template(),
+        "podTemplate": pod_overrides("drafts"),
     }
     same_sharing = rule(
         "self.sharing == oldSelf.sharing",

@@ -10,7 +10,7 @@ import sys
 
 import yaml
 
-from ssd_operator.pod_schema import network_peer, object_name
+from ssd_operator.pod_schema import network_peer, object_name, pod_template
 from ssd_operator.process_schema import draft, target
 from ssd_operator.spec import GROUP, KIND, PLURAL, VERSION, Object
 from ssd_operator.status_schema import status
@@ -89,6 +89,7 @@ def spec() -> Schema:
         "model": _model(),
         "target": target(),
         "draft": draft(),
+        "podTemplate": pod_template(),
         "speculation": _speculation(),
         "transport": _transport(),
         "placement": _placement(),

@@ -4,7 +4,7 @@ Field names are those of the resource in snake case. ``parse`` is the only way i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -78,6 +78,17 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PodOverrides:
+    """What the pods of targets or of drafts have of their own."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    priority_class_name: str = ""
+    env: tuple[Object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PodTemplate:
     """The subset of a pod that users may set; lists and maps as in the pod's own schema."""
 
@@ -93,6 +104,18 @@ class PodTemplate:
     volumes: tuple[Object, ...] = ()
     volume_mounts: tuple[Object, ...] = ()
 
+    def overridden(self, own: PodOverrides) -> "PodTemplate":
+        """The template with what one kind of pods has of its own, which has precedence."""
+        by_name = {each["name"]: each for each in (*self.env, *own.env)}
+        return replace(
+            self,
+            labels={**self.labels, **own.labels},
+            annotations={**self.annotations, **own.annotations},
+            node_selector={**self.node_selector, **own.node_selector},
+            priority_class_name=own.priority_class_name or self.priority_class_name,
+            env=tuple(by_name.values()),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -107,7 +130,7 @@ class Target:
     resources: Object = field(default_factory=dict)
     startup_timeout_seconds: int = 1800
     drain_seconds: int = 300
-    pod_template: PodTemplate = field(default_factory=PodTemplate)
+    pod_template: PodOverrides = field(default_factory=PodOverrides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +160,7 @@ class Draft:
     resources: Object = field(default_factory=dict)
     startup_timeout_seconds: int = 600
     autoscaling: Autoscaling | None = None
-    pod_template: PodTemplate = field(default_factory=PodTemplate)
+    pod_template: PodOverrides = field(default_factory=PodOverrides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +229,7 @@ class Spec:
     target: Target
     draft: Draft
     paused: bool = False
+    pod_template: PodTemplate = field(default_factory=PodTemplate)
     model: Model = field(default_factory=Model)
     speculation: Speculation = field(default_factory=Speculation)
     transport: Transport = field(default_factory=Transport)

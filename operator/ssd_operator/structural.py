@@ -5,6 +5,7 @@ the API server does on its own, so that an object means the same with and withou
 CEL rules are the API server's alone.
 """
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -26,26 +27,24 @@ def text(about: str, most: int, *, least: int = 0, pattern: str = "", default: s
     A pattern is anchored at both ends and names its characters, since Go and Python do not
     mean the same blanks and digits.
     """
-    return _field(
-        "string", about, minLength=least or None, maxLength=most, pattern=pattern or None
-    ) | _default(default or None)
+    bounds = {"minLength": least or None, "maxLength": most, "pattern": pattern or None}
+    return _scalar("string", about, default or None, **bounds)
 
 
 def one_of(about: str, values: Sequence[str], default: str | None = None) -> Schema:
     """One of some words."""
     longest = max(len(value) for value in values)
-    return _field("string", about, maxLength=longest, enum=list(values)) | _default(default)
+    return _scalar("string", about, default, maxLength=longest, enum=list(values))
 
 
 def integer(about: str, least: int, most: int, default: int | None = None) -> Schema:
     """A number of ``least`` to ``most``."""
-    bounds = _field("integer", about, format="int32", minimum=least, maximum=most)
-    return bounds | _default(default)
+    return _scalar("integer", about, default, format="int32", minimum=least, maximum=most)
 
 
 def boolean(about: str, *, default: bool | None = None) -> Schema:
     """True or false."""
-    return _field("boolean", about) | _default(default)
+    return _scalar("boolean", about, default)
 
 
 def time(about: str) -> Schema:
@@ -215,8 +214,12 @@ def _field(kind: str, about: str, **limits: Any) -> Schema:
     return {"description": about, "type": kind} | _present(**limits)
 
 
-def _default(value: Any) -> Schema:
-    return _present(default=value)
+def _scalar(kind: str, about: str, default: Any, **limits: Any) -> Schema:
+    """A field. Its description contains its default: ``kubectl explain`` shows it nowhere else."""
+    if default is None:
+        return _field(kind, about, **limits)
+    word = json.dumps(default) if isinstance(default, bool) else default
+    return _field(kind, f"{about} Default: {word}.", **limits) | {"default": default}
 
 
 def _present(**entries: Any) -> Schema:

@@ -53,9 +53,9 @@ def of_the_hub(name: str, endpoint: str, revision: str = hub.COMMIT) -> Object:
     document = sample(name, drafts=1)
     source: Object = {"uri": f"hf://{hub.NAME}", "revision": revision}
     source |= {"tokenSecretRef": {"name": "hub", "key": "token"}}
-    template = {"env": [{"name": "HF_ENDPOINT", "value": endpoint}]}
+    document["spec"]["podTemplate"] = {"env": [{"name": "HF_ENDPOINT", "value": endpoint}]}
     for component in ("target", "draft"):
-        document["spec"][component] |= {"source": source, "podTemplate": template}
+        document["spec"][component] |= {"source": source}
     return document
 
 

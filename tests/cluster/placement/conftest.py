@@ -53,12 +53,12 @@ def gpu_cell(name: str, *, drafts: int, **placement: object) -> Object:
         "kind": "SSDDeployment",
         "metadata": {"name": name},
         "spec": {
-            "target": {"source": {"uri": "demo://target"}, "podTemplate": template},
+            "podTemplate": template,
+            "target": {"source": {"uri": "demo://target"}},
             "draft": {
                 "source": {"uri": "demo://draft"},
                 "replicas": drafts,
                 "drainSeconds": 1,
-                "podTemplate": template,
             },
             "placement": {"exclusiveNode": True, "gpuProducts": [PRODUCT], **placement},
         },

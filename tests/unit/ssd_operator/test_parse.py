@@ -112,13 +112,14 @@ def test_every_field_of_a_full_resource_arrives() -> None:
     assert target.source.token_secret == SecretKey(name="hf", key="token")
     assert (target.engine.max_num_seqs, target.engine.max_queue) == (256, 0)
     assert target.resources["requests"] == {"cpu": 2, "memory": "16Gi"}
-    assert target.pod_template.priority_class_name == "high"
-    assert target.pod_template.image_pull_secrets == ({"name": "registry"},)
-    assert [each["name"] for each in target.pod_template.volumes] == [
+    assert spec.pod_template.priority_class_name == "high"
+    assert spec.pod_template.image_pull_secrets == ({"name": "registry"},)
+    assert [each["name"] for each in spec.pod_template.volumes] == [
         *("scratch", "config", "secret", "claim", "host"),
     ]
-    assert len(target.pod_template.volume_mounts) == 3
+    assert len(spec.pod_template.volume_mounts) == 3
     assert target.pod_template == draft.pod_template
+    assert target.pod_template.node_selector == {"pool": "own"}
     assert draft.sharing is Sharing.POOL
     assert draft.autoscaling == Autoscaling(
         mode=ScalingMode.EXTERNAL,
@@ -219,12 +220,12 @@ def test_a_field_of_a_newer_definition_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("name", ["SSD_TARGET_POD_NAME", "SSD_DRAFT_CELL"])
-@pytest.mark.parametrize("part", ["target", "draft"])
+@pytest.mark.parametrize("part", ["", "target.", "draft."])
 def test_who_a_pod_is_cannot_be_said_by_users(part: str, name: str) -> None:
     template = {"podTemplate": {"env": [{"name": "FINE"}, {"name": name, "value": "x"}]}}
-    error = refusal(demo(**{part: template}))
+    error = refusal(demo(**({part.rstrip("."): template} if part else template)))
     assert error.reason == "ReservedEnv"
-    assert f"spec.{part}.podTemplate.env sets {name}" in error.message
+    assert f"spec.{part}podTemplate.env sets {name}" in error.message
 
 
 @pytest.mark.parametrize(
@@ -236,9 +237,9 @@ def test_who_a_pod_is_cannot_be_said_by_users(part: str, name: str) -> None:
     ],
 )
 def test_a_volume_of_the_operators_is_not_replaced(template: Object, words: str) -> None:
-    error = refusal(demo(draft={"podTemplate": template}))
+    error = refusal(demo(podTemplate=template))
     assert error.reason == "PodTemplateInvalid"
-    assert f"spec.draft.podTemplate.{words} is there already" in error.message
+    assert f"spec.podTemplate.{words} is there already" in error.message
 
 
 def test_the_reserved_volumes_are_those_that_pods_have() -> None:

@@ -28,6 +28,7 @@ from ssd_operator.spec import (
     Draft,
     Object,
     Placement,
+    PodOverrides,
     PodTemplate,
     Resource,
     Sharing,
@@ -76,7 +77,7 @@ def test_the_processes_accept_every_variable(name: str) -> None:
     ):
         known = {field.name for field in fields(cls)} | SAID_BY_THE_POD
         names = {each["name"] for each in container_of(template)["env"]}
-        of_process = {each for each in names if each.startswith("SSD_")}
+        of_process = {each for each in names if each.startswith(prefix)}
         assert {each.removeprefix(f"{prefix}_").lower() for each in of_process} <= known
         values = {
             variable: value
@@ -113,6 +114,22 @@ def test_a_users_variable_wins_unless_it_says_who_the_pod_is() -> None:
     assert by_name["SSD_TARGET_LOG_FORMAT"]["value"] == "text"
     assert "fieldRef" in by_name["SSD_TARGET_POD_NAME"]["valueFrom"]
     assert "SSD_DRAFT_CELL" in reserved.ENV
+
+
+def test_targets_and_drafts_share_a_template_and_override_what_differs() -> None:
+    target, draft = target_of(SAMPLES["everything"]), draft_of(SAMPLES["everything"])
+    for template in (target, draft):
+        assert template["spec"]["schedulerName"] == "theirs"
+        assert template["spec"]["volumes"][-1]["name"] == "extra"
+        assert template["metadata"]["annotations"]["note"] == "kept"
+    assert target["metadata"]["labels"]["team"] == "serving"
+    assert draft["metadata"]["labels"]["team"] == "drafts"
+    assert target["spec"]["nodeSelector"] == {"pool": "engines"}
+    assert draft["spec"]["nodeSelector"] == {"pool": "engines", "gpu": "small"}
+    classes = (target["spec"]["priorityClassName"], draft["spec"]["priorityClassName"])
+    assert classes == ("high", "low")
+    assert environment_of(target)["SSD_TARGET_LOG_FORMAT"] == "text"
+    assert environment_of(draft)["SSD_TARGET_LOG_FORMAT"] == "json"
 
 
 def test_another_processs_image_does_not_pass_for_ours() -> None:
@@ -193,7 +210,7 @@ def test_what_a_user_adds_comes_along_to_the_fetch() -> None:
     proxy = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
     mount = {"name": "certificates", "mountPath": "/etc/ssl/certs"}
     added = PodTemplate(env=(proxy,), volume_mounts=(mount,))
-    spec = replace(LLAMA, target=replace(LLAMA.target, pod_template=added))
+    spec = replace(LLAMA, pod_template=added)
     (fetch,) = target_of(resource(spec))["spec"]["initContainers"]
     assert proxy in fetch["env"]
     assert mount in fetch["volumeMounts"]
@@ -324,7 +341,7 @@ def test_a_process_that_hangs_is_not_given_the_time_to_drain(
 
 
 def test_pretend_gpus_run_on_cpu_code() -> None:
-    pretend = PodTemplate(env=({"name": "SSD_TARGET_DEVICE", "value": "cpu"},))
+    pretend = PodOverrides(env=({"name": "SSD_TARGET_DEVICE", "value": "cpu"},))
     spec = replace(QWEN, target=replace(QWEN.target, pod_template=pretend))
     template = target_of(resource(spec))
     assert environment_of(template)["SSD_TARGET_DEVICE"] == "cpu"
