@@ -1,5 +1,6 @@
 """Why a pod is not ready: one word and one sentence, in the words of whoever knows. Pure."""
 
+import json
 import math
 import os
 import re
@@ -67,6 +68,10 @@ _CONFIGURATION = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
+_PLACE = re.compile(r" \([\w./-]+:\d+\)$")
+"""Where an engine's error was raised, at the end of its line."""
+_CUT_STACK = '"}'
+"""End of a log line in JSON; the kubelet cuts the beginning of one whose stack is long."""
 _NO_DEVICE = re.compile(r"device .* cannot be used here")
 """What an engine says (``SettingsError``) when it does not find the device it was given."""
 
@@ -221,9 +226,38 @@ def _progress(pod: Object, now: float) -> str:
 
 
 def _last_words(ended: Object) -> str:
-    """The last line that a container left, which is the engine's sentence."""
+    """Why a container ended, as far as it left word of that; else empty.
+
+    An engine writes one line, ``Type: message (file:line)``. Of one that could not, the kubelet
+    gives the end of the log instead, where only what tells of an error is worth quoting.
+    """
     lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
-    return _words(next((line for line in reversed(lines) if line), ""))
+    causes = (_cause(line) for line in reversed(lines))
+    text = " ".join(next((cause for cause in causes if cause), "").split())
+    found = _PLACE.search(text)
+    place = found[0] if found else ""
+    return _words(text[: LONGEST_WORDS - len(place)].removesuffix(place)) + place
+
+
+def _cause(line: str) -> str:
+    """The error that a line of a log tells of; empty if it tells of none."""
+    if line.endswith(_CUT_STACK) and not line.startswith("{"):
+        return line.removesuffix(_CUT_STACK).rpartition(r"\n")[2]
+    event = _parsed(line)
+    if event is None:
+        return line
+    if "error" in event and "message" in event:
+        return f"{event['error']}: {event['message']}"
+    return str(event.get("stack") or event.get("error") or "").rpartition("\n")[2]
+
+
+def _parsed(line: str) -> Object | None:
+    """A log line in JSON; None for any other text."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _words(text: object) -> str:

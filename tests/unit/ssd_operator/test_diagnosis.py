@@ -1,3 +1,6 @@
+"""What is said of a pod that is not ready."""
+
+import json
 from typing import Any
 
 import pytest
@@ -170,6 +173,45 @@ def test_each_trouble_has_its_word_and_its_sentence(
     assert diagnosis is not None
     assert diagnosis.trouble is trouble
     assert diagnosis.message.endswith(words) or words in diagnosis.message
+
+
+STOPPED = json.dumps({"level": "info", "event": "stopped", "code": 1})
+STACK = 'File "x.py", line 3\nRuntimeError: mkldnn: no avx512bw'
+CRASHED = json.dumps({"level": "error", "event": "thread_crashed", "stack": STACK})
+FAILED = json.dumps({"level": "error", "event": "failed", "error": "CacheError", "message": "full"})
+LAST_WORDS = [
+    ("RuntimeError: no avx512bw (ssd/engine/linear.py:44)", None),
+    (f"{FAILED}\n{STOPPED}", "CacheError: full"),
+    (f"{CRASHED}\n{STOPPED}\n", "RuntimeError: mkldnn: no avx512bw"),
+    (f"{CRASHED[40:]}\n{STOPPED}", "RuntimeError: mkldnn: no avx512bw"),
+    (f"{STACK}\n{STOPPED}", "RuntimeError: mkldnn: no avx512bw"),
+    (STOPPED, ""),
+    ("", ""),
+]
+"""What a container left, and what of it is quoted; None for all."""
+
+
+@pytest.mark.parametrize(("left", "quoted"), LAST_WORDS)
+def test_a_crash_quotes_the_error_and_never_a_line_that_tells_of_none(
+    left: str, quoted: str | None
+) -> None:
+    crashed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(1, left), restartCount=4)
+    diagnosis = diagnose(crashed, 600, NOW)
+    assert diagnosis is not None
+    words = left if quoted is None else quoted
+    suffix = f": {words}" if words else ""
+    expected = f"demo-target-0-x ended with exit code 1, 4 restarts so far{suffix}"
+    assert diagnosis == Diagnosis(Trouble.CRASH_LOOP, expected)
+
+
+def test_a_long_error_is_cut_before_the_place_it_comes_from() -> None:
+    left = f"RuntimeError: {'x' * 1000} (ssd/engine/linear.py:44)"
+    crashed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(1, left), restartCount=4)
+    diagnosis = diagnose(crashed, 600, NOW)
+    assert diagnosis is not None
+    assert "RuntimeError: xxx" in diagnosis.message
+    assert diagnosis.message.endswith("x (ssd/engine/linear.py:44)")
+    assert len(diagnosis.message) < 500
 
 
 @pytest.mark.parametrize(("seconds", "is_too_slow"), [(624, True), (626, False)])
