@@ -13,6 +13,8 @@ MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 LARGEST_ID = 2**31 - 1
 """Token ids, sessions and epochs travel in frames as int32."""
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Of a message that is sent; processes receive no more than they could accept."""
 MAX_TOKEN_IDS = 1_000_000
 """Of a list in one message."""
 MAX_TEXT_BYTES = 4 * 1024 * 1024

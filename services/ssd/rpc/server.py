@@ -1,13 +1,15 @@
 """A gRPC server as every process runs it: limits, keepalive, health, errors as statuses, its port.
 
-The catch-all of the whole product is here, in ``ErrorInterceptor``: what a servicer raises becomes
-a status by the table of ``rpc/status.py``; what is in no table is a bug, whose stack goes to the
-log and of which the caller learns the request id and nothing else.
+The catch-all of the whole product is here, in ``CallGuard``: what a servicer raises becomes a
+status by the table of ``rpc/status.py``; what is in no table is a bug, whose stack goes to the log
+and of which the caller learns the request id and nothing else.
 """
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +20,23 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ssd import telemetry
-from ssd.errors import AddressError, RequestError, SSDError, UnsupportedError
-from ssd.rpc.status import REQUEST_ID_KEY, abort_with
+from ssd.errors import (
+    AddressError,
+    CancelledError,
+    DeadlineError,
+    OverloadedError,
+    RequestError,
+    SSDError,
+    UnsupportedError,
+)
+from ssd.rpc.bounds import MAX_MESSAGE_BYTES
+from ssd.rpc.status import REQUEST_ID_KEY, Trailers, status_and_trailers
 
 _log = telemetry.get_logger(__name__)
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 MAX_METADATA_BYTES = 16 * 1024
 MAX_REQUEST_ID_CHARACTERS = 128
 OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
     ("grpc.so_reuseport", 0),
@@ -39,6 +49,19 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 """``so_reuseport`` off: a port in use is an error, never a silent share of its connections."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """What callers can make a server hold."""
+
+    message_bytes: int = MAX_MESSAGE_BYTES
+    """Of one message that is received. gRPC refuses a longer one before it reads it."""
+    calls: int = 1024
+    """Calls of one method at a time. Each method has its own count, so that a flood of one method
+    blocks neither health checks nor the questions of the operator."""
+    request_seconds: float = 30.0
+    """How long a call may take to send its request; until then it holds a place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Undecodable:
     """What stands in a servicer's stream of requests for bytes that are no message."""
@@ -48,6 +71,8 @@ class Undecodable:
 
 Register = Callable[[grpc.aio.Server], None]
 """Adds a servicer to a server: the generated function, with the servicer bound."""
+OnFailure = Callable[[str, Exception], None]
+"""Receives the full method name and the error of each call that ends with an error."""
 
 
 def current_request_id() -> str:
@@ -55,8 +80,21 @@ def current_request_id() -> str:
     return telemetry.request_id.get() or ""
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Gives each call its request id and each error its status."""
+class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Gives each call a request id, a place among the calls of its method, and errors a status.
+
+    Every call is served as a stream in both directions, whatever its kind; on the wire that is the
+    same. So a request is read here, once its call has a place, and only the servicer holds it.
+
+    Errors are never sent by ``context.abort``: its exception, which the call keeps, refers to the
+    frames it passed through, and these to the request and the call. Such a cycle holds the request
+    until a garbage collection. 40 refused messages of 16 MiB left 6 GB.
+    """
+
+    def __init__(self, limits: ServerLimits, on_failure: OnFailure) -> None:
+        self._limits = limits
+        self._on_failure = on_failure
+        self._num_calls: Counter[str] = Counter()
 
     async def intercept_service(
         self,
@@ -68,53 +106,160 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None:
             return None
         method = handler_call_details.method
-        serializers = {
-            "request_deserializer": _tolerant(handler.request_deserializer),
-            "response_serializer": handler.response_serializer,
-        }
-        if handler.request_streaming and handler.response_streaming:
-            guarded = _guard_stream(method, handler.stream_stream)
-            return grpc.stream_stream_rpc_method_handler(guarded, **serializers)
-        if handler.request_streaming:
-            guarded = _guard_unary(method, handler.stream_unary)
-            return grpc.stream_unary_rpc_method_handler(guarded, **serializers)
-        if handler.response_streaming:
-            guarded = _guard_stream(method, handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(guarded, **serializers)
-        guarded = _guard_unary(method, handler.unary_unary)
-        return grpc.unary_unary_rpc_method_handler(guarded, **serializers)
 
+        async def guarded(requests: Any, context: Any) -> None:
+            await self._serve(method, handler, requests, Call(context))
 
-def _guard_unary(
-    method: str, behaviour: Callable[..., Awaitable[Any]]
-) -> Callable[..., Awaitable[Any]]:
-    async def guarded(request: Any, context: Any) -> Any:
-        request_id = _begin(context)
+        return grpc.stream_stream_rpc_method_handler(
+            guarded,
+            request_deserializer=_tolerant(handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+
+    async def _serve(self, method: str, handler: Any, requests: Any, call: "Call") -> None:
+        request_id = _begin(call)
         try:
-            _refuse_undecodable(request)
-            return await behaviour(request, context)
+            with self._place(method):
+                await self._run(handler, requests, call)
+            return
+        except grpc.aio.AbortError as error:
+            # Of a servicer that is not ours. gRPC raises it again, from no frame that holds much.
+            error.__traceback__ = None
+            return
+        except asyncio.CancelledError:
+            self._on_failure(method, call.why_cancelled())
+            raise
         except Exception as error:  # noqa: BLE001 - the product's one catch-all
-            await _answer(context, method, error, request_id)
+            error = _as_ours(method, error)
+            self._on_failure(method, error)
+            answer = status_and_trailers(error, request_id)
+        # Outside of the except clause: while a reader is waited for, the error holds no frames.
+        await call.settle()
+        call.end(*answer)
 
-    return guarded
-
-
-def _guard_stream(method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-    """Streams are generators, or coroutines that read and write the context."""
-
-    async def guarded(request: Any, context: Any) -> None:
-        request_id = _begin(context)
-        try:
-            _refuse_undecodable(request)
-            responses = behaviour(request, context)
-            if isinstance(responses, AsyncIterator):
-                await _write_all(responses, context)
+    async def _run(self, handler: Any, requests: Any, call: "Call") -> None:
+        behaviour = next(
+            each
+            for each in (
+                *(handler.unary_unary, handler.unary_stream),
+                *(handler.stream_unary, handler.stream_stream),
+            )
+            if each is not None
+        )
+        # Neither the request nor the result is kept in a variable: only the servicer holds them.
+        if not handler.response_streaming:
+            if handler.request_streaming:
+                await call.write(await behaviour(requests, call))
             else:
-                await responses
-        except Exception as error:  # noqa: BLE001 - the product's one catch-all
-            await _answer(context, method, error, request_id)
+                await call.write(await behaviour(await self._request(call), call))
+            return
+        responses = behaviour(
+            requests if handler.request_streaming else await self._request(call), call
+        )
+        if isinstance(responses, AsyncIterator):
+            await _write_all(responses, call)
+        else:
+            await responses
 
-    return guarded
+    @contextlib.contextmanager
+    def _place(self, method: str) -> Iterator[None]:
+        """Hold a place among the calls of a method.
+
+        Raises:
+            OverloadedError: all are taken.
+        """
+        if self._num_calls[method] >= self._limits.calls:
+            raise OverloadedError(
+                f"{self._limits.calls} calls of {method} are being served; try again later"
+            )
+        self._num_calls[method] += 1
+        try:
+            yield
+        finally:
+            self._num_calls[method] -= 1
+
+    async def _request(self, call: "Call") -> Any:
+        """Read the one message of a call.
+
+        Raises:
+            DeadlineError: it does not come.
+            RequestError: there is none, or it cannot be decoded.
+        """
+        seconds = self._limits.request_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                request = await call.read()
+        except TimeoutError as error:
+            raise DeadlineError(f"the request did not arrive within {seconds:g} s") from error
+        if request is _EOF:
+            raise RequestError(
+                f"no request arrived, or one longer than {self._limits.message_bytes} bytes"
+            )
+        if isinstance(request, Undecodable):
+            raise RequestError(request.reason)
+        return request
+
+
+class Call:
+    """A servicer's context, whose first write is never cancelled.
+
+    gRPC sends the headers together with the first message, and no status while that write is
+    pending (``GRPC_CALL_ERROR_TOO_MANY_OPERATIONS``). A first write that is not waited for any
+    longer goes on by itself; ``settle`` waits until it has left or the caller has gone.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._first: asyncio.Task[None] | None = None
+        self._seconds_given: float | None = context.time_remaining()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        """Send a response; when cancelled, a first one is still sent."""
+        if self._first is None:
+            self._first = asyncio.create_task(self._context.write(message))
+            self._first.add_done_callback(_forget_result)
+            await asyncio.shield(self._first)
+        else:
+            await self._context.write(message)
+
+    async def settle(self) -> None:
+        """Wait until a status can be sent."""
+        if self._first is not None and not self._first.done():
+            await asyncio.wait({self._first})
+
+    def end(self, code: grpc.StatusCode, message: str, trailers: Trailers) -> None:
+        """Have the call end with this status when its handler returns."""
+        self._context.set_code(code)
+        self._context.set_details(message)
+        self._context.set_trailing_metadata(trailers)
+
+    def why_cancelled(self) -> SSDError:
+        """What the end of a call by its caller is: its deadline or its wish."""
+        left = self._context.time_remaining()
+        # A caller's clock starts before ours, and gRPC rounds deadlines up by 1 % at most.
+        if left is not None and left <= 0.05 + 0.02 * (self._seconds_given or 0.0):
+            return DeadlineError("the caller's deadline passed")
+        return CancelledError("the caller cancelled the call")
+
+
+def _forget_result(write: "asyncio.Task[None]") -> None:
+    """Take the error of a write that nobody waits for: its caller has gone."""
+    if not write.cancelled():
+        write.exception()
+
+
+def _as_ours(method: str, error: Exception) -> Exception:
+    """The error that the caller receives; what is our own fault is logged with its stack."""
+    if isinstance(error, NotImplementedError):  # what generated servicers raise
+        return UnsupportedError(method.rpartition("/")[2])
+    if isinstance(error, grpc.aio.InternalError):
+        return CancelledError(f"the caller has gone: {error}")
+    if not isinstance(error, SSDError | TimeoutError):
+        _log.exception("call_failed", method=method)
+    return error
 
 
 def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -129,16 +274,11 @@ def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return decode
 
 
-def _refuse_undecodable(request: object) -> None:
-    if isinstance(request, Undecodable):
-        raise RequestError(request.reason)
-
-
-async def _write_all(responses: AsyncIterator[Any], context: Any) -> None:
+async def _write_all(responses: AsyncIterator[Any], call: Call) -> None:
     """Write a generator out; it is closed at once when the caller leaves, not by the collector."""
     try:
         async for response in responses:
-            await context.write(response)
+            await call.write(response)
     finally:
         close = getattr(responses, "aclose", None)
         if close is not None:
@@ -157,22 +297,18 @@ def _begin(context: Any) -> str:
     return request_id
 
 
-async def _answer(context: Any, method: str, error: Exception, request_id: str) -> None:
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if isinstance(error, NotImplementedError):  # what generated servicers raise
-        error = UnsupportedError(method.rpartition("/")[2])
-    if not isinstance(error, SSDError | TimeoutError):
-        _log.exception("call_failed", method=method)
-    await abort_with(context, error, request_id)
+def _ignore_failure(_method: str, _error: Exception) -> None:
+    """Count nothing."""
 
 
-def make_server(*, max_concurrent_calls: int | None = None) -> grpc.aio.Server:
+def make_server(
+    limits: ServerLimits | None = None, on_failure: OnFailure = _ignore_failure
+) -> grpc.aio.Server:
     """A server without services and without a port. Asyncio loop."""
+    limits = limits or ServerLimits()
     return grpc.aio.server(
-        interceptors=(ErrorInterceptor(),),
-        options=OPTIONS,
-        maximum_concurrent_rpcs=max_concurrent_calls,
+        interceptors=(CallGuard(limits, on_failure),),
+        options=(*OPTIONS, ("grpc.max_receive_message_length", limits.message_bytes)),
     )
 
 
@@ -208,10 +344,20 @@ class RpcServer:
     Health is NOT_SERVING, for each service and for the whole, until ``set_serving(True)``.
     """
 
-    def __init__(self, host: str, port: int, *, reflection: bool = False) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        reflection: bool = False,
+        limits: ServerLimits | None = None,
+        on_failure: OnFailure = _ignore_failure,
+    ) -> None:
         self._host = host
         self._asked_port = port
         self._reflection = reflection
+        self._limits = limits
+        self._on_failure = on_failure
         self._services: dict[str, Register] = {}
         self._server: grpc.aio.Server | None = None
         self._health: Any = None
@@ -234,7 +380,7 @@ class RpcServer:
         Raises:
             AddressError: the port is in use, or the address is not ours.
         """
-        server = make_server()
+        server = make_server(self._limits, self._on_failure)
         for register in self._services.values():
             register(server)
         statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ carry ``BadRequest`` as well, overload carries ``RetryInfo`` and the trailer
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn, cast
+from typing import cast
 
 import grpc
 import grpc.aio
@@ -187,18 +187,20 @@ def trailers_of(error: Exception, status: status_pb2.Status) -> Trailers:
     return trailers
 
 
-async def abort_with(
-    context: "grpc.aio.ServicerContext[object, object]", error: Exception, request_id: str = ""
-) -> NoReturn:
-    """End a call with the status of an error; does not return."""
+Answer = tuple[grpc.StatusCode, str, Trailers]
+"""Code, message and trailing metadata of a call that failed."""
+
+
+def status_and_trailers(error: Exception, request_id: str = "") -> Answer:
+    """What a caller receives for an error."""
     status = to_status(error, request_id)
     trailers = trailers_of(error, status)
     if request_id:
         trailers += ((REQUEST_ID_KEY, request_id),)
-    await context.abort(rule_of(error).code, status.message, trailing_metadata=trailers)
-    raise AssertionError("abort returned")
+    return rule_of(error).code, status.message, trailers
 
 
+_TOO_LONG = "message larger than max"
 _NO_SUCH_SERVICE = "Method not found!"
 """What gRPC servers say of services they do not have."""
 
@@ -230,7 +232,10 @@ def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
         # Ours say why. gRPC says no more than this to calls that reach a server as it stops, and
         # of one that we cancel ourselves there is no status at all.
         Code.CANCELLED: NotReadyError(f"{endpoint} ended the call as it went away: {message}"),
-        Code.RESOURCE_EXHAUSTED: OverloadedError(text),
+        # A message that is too long stays so; what says it in these words is gRPC itself.
+        Code.RESOURCE_EXHAUSTED: RequestError(text)
+        if _TOO_LONG in message
+        else OverloadedError(text),
         Code.UNAUTHENTICATED: AccessError(text),
         Code.PERMISSION_DENIED: AccessError(text),
         Code.UNIMPLEMENTED: UnsupportedError(endpoint, message),

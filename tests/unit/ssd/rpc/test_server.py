@@ -16,9 +16,9 @@ from ssd.errors import (
     RequestError,
     SSDError,
 )
+from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.client import TargetClient
 from ssd.rpc.server import (
-    MAX_MESSAGE_BYTES,
     RpcServer,
     bind,
     current_request_id,

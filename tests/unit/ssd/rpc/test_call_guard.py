@@ -1,0 +1,241 @@
+"""What a server holds of its callers, and how it lets go: memory, places, pending writes."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ssd.errors import (
+    CancelledError,
+    DeadlineError,
+    FieldError,
+    InternalError,
+    OverloadedError,
+    RequestError,
+)
+from ssd.rpc.server import RpcServer, ServerLimits
+from ssd.rpc.status import from_rpc_error
+
+METHOD = "/test.Service/Method"
+WINDOW = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
+"""Of a client that takes nothing until it reads."""
+LONG = b"x" * 1_000_000
+Behaviour = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Payload:
+    """A request whose life can be watched."""
+
+    alive: ClassVar["weakref.WeakSet[Payload]"] = weakref.WeakSet()
+
+    def __init__(self, message: bytes) -> None:
+        self.message = message
+        self.alive.add(self)
+
+
+@asynccontextmanager
+async def serving(behaviour: Behaviour, **options: Any) -> AsyncIterator[RpcServer]:
+    """A server of one method, which streams."""
+    handler = grpc.unary_stream_rpc_method_handler(behaviour, request_deserializer=Payload)
+    generic = grpc.method_handlers_generic_handler("test.Service", {"Method": handler})
+    server = RpcServer("127.0.0.1", 0, **options)
+    server.add("test.Service", lambda each: each.add_generic_rpc_handlers((generic,)))
+    await server.start()
+    server.set_serving(True)
+    try:
+        yield server
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
+async def channel_to(server: RpcServer, *options: tuple[str, int]) -> AsyncIterator[Any]:
+    address = f"127.0.0.1:{server.port}"
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        yield channel
+
+
+async def ask(server: RpcServer, message: bytes = b"x") -> Exception:
+    """The error of a call, as our clients raise it."""
+    async with channel_to(server) as channel:
+        call = channel.unary_stream(METHOD)(message)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call.read()
+    return from_rpc_error(caught.value, "there")
+
+
+async def is_healthy(server: RpcServer) -> bool:
+    make: Any = health_pb2_grpc.HealthStub
+    async with channel_to(server) as channel:
+        answer = await make(channel).Check(health_pb2.HealthCheckRequest())
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+@pytest.fixture
+def without_collector() -> Any:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_a_refused_request_is_freed_without_a_garbage_collection() -> None:
+    async def refuse(request: Payload, _context: object) -> None:
+        await asyncio.sleep(0)
+        raise FieldError("text", f"has {len(request.message)} bytes")
+
+    async with serving(refuse) as server:
+        for _ in range(3):
+            assert isinstance(await ask(server), FieldError)
+    assert len(Payload.alive) == 0
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_a_request_that_another_servicer_aborts_is_freed_too() -> None:
+    async def abort(request: Payload, context: Any) -> None:
+        await context.abort(grpc.StatusCode.NOT_FOUND, f"{len(request.message)}")
+
+    async with serving(abort) as server:
+        assert type(await ask(server)).__name__ == "UnknownModelError"
+    assert len(Payload.alive) == 0
+
+
+async def test_places_are_counted_by_method_and_given_back() -> None:
+    leave = asyncio.Event()
+    num_inside = 0
+
+    async def hold(_request: Payload, context: Any) -> None:
+        nonlocal num_inside
+        num_inside += 1
+        await context.write(b"inside")
+        await leave.wait()
+
+    failures: list[tuple[str, type[Exception]]] = []
+    limits = ServerLimits(calls=2)
+    async with (
+        serving(
+            hold, limits=limits, on_failure=lambda name, error: failures.append((name, type(error)))
+        ) as server,
+        channel_to(server) as channel,
+    ):
+        calls = [channel.unary_stream(METHOD)(b"x") for _ in range(2)]
+        for call in calls:
+            assert await call.read() == b"inside"
+        refusal = await ask(server)
+        assert isinstance(refusal, OverloadedError)
+        assert "2 calls of /test.Service/Method" in str(refusal)
+        assert await is_healthy(server)
+        leave.set()
+        for call in calls:
+            assert not await call.read()
+        assert await channel.unary_stream(METHOD)(b"x").read() == b"inside"
+    assert num_inside == 3
+    assert failures == [(METHOD, OverloadedError)]
+
+
+async def test_a_message_that_is_too_long_never_reaches_the_servicer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail(_request: Payload, _context: object) -> None:
+        raise AssertionError("was called")
+
+    async with serving(fail, limits=ServerLimits(message_bytes=1000)) as server:
+        refusal = await ask(server, b"x" * 1001)
+        assert await is_healthy(server)
+    assert isinstance(refusal, RequestError)
+    assert "1001 vs. 1000" in str(refusal)
+    assert caplog.records == []
+
+
+async def test_a_request_that_does_not_arrive_gives_its_place_back() -> None:
+    async def fail(_request: Payload, _context: object) -> None:
+        raise AssertionError("was called")
+
+    limits = ServerLimits(calls=1, request_seconds=0.05)
+    async with serving(fail, limits=limits) as server, channel_to(server) as channel:
+        call = channel.stream_stream(METHOD)()
+        with pytest.raises(grpc.aio.AioRpcError, match=r"did not arrive within 0\.05 s") as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert isinstance(await ask(server), InternalError)
+
+
+async def test_a_reader_that_stalls_from_the_first_message_on_gets_its_status_when_it_resumes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gave_up = asyncio.Event()
+
+    async def write_in_time(_request: Payload, context: Any) -> None:
+        try:
+            async with asyncio.timeout(0.05):
+                await context.write(LONG)
+        except TimeoutError as error:
+            gave_up.set()
+            raise DeadlineError("the stream was not read") from error
+
+    async with serving(write_in_time) as server, channel_to(server, *WINDOW) as channel:
+        call = channel.unary_stream(METHOD)(b"x")
+        await gave_up.wait()
+        assert await is_healthy(server)
+        assert await call.read() == LONG
+        with pytest.raises(grpc.aio.AioRpcError, match="the stream was not read") as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert caplog.records == []
+
+
+async def test_a_stalled_reader_that_leaves_is_forgotten_without_a_stack(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gave_up, over = asyncio.Event(), asyncio.Event()
+
+    async def write_in_time(_request: Payload, context: Any) -> None:
+        context.add_done_callback(lambda _context: over.set())
+        try:
+            async with asyncio.timeout(0.05):
+                await context.write(LONG)
+        except TimeoutError as error:
+            gave_up.set()
+            raise DeadlineError("the stream was not read") from error
+
+    async with serving(write_in_time) as server:
+        async with channel_to(server, *WINDOW) as channel:
+            call = channel.unary_stream(METHOD)(b"x")
+            await gave_up.wait()
+            call.cancel()
+            await over.wait()
+        assert await is_healthy(server)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kind"), [(0.2, DeadlineError), (None, CancelledError)], ids=["deadline", "left"]
+)
+async def test_a_callers_deadline_and_its_cancellation_are_two_things(
+    seconds: float | None, kind: type[Exception]
+) -> None:
+    failures: list[type[Exception]] = []
+    over = asyncio.Event()
+
+    async def hold(_request: Payload, context: Any) -> None:
+        context.add_done_callback(lambda _context: over.set())
+        await context.write(b"inside")
+        await asyncio.Event().wait()
+
+    async with (
+        serving(hold, on_failure=lambda _method, error: failures.append(type(error))) as server,
+        channel_to(server) as channel,
+    ):
+        call = channel.unary_stream(METHOD)(b"x", timeout=seconds)
+        assert await call.read() == b"inside"
+        if seconds is None:
+            call.cancel()
+        await over.wait()
+    assert failures == [kind]
