@@ -12,7 +12,13 @@ from ssd.errors import FrameError, HandshakeError, LinkError, SettingsError
 from ssd.ports import Clock
 from ssd.process import post
 from ssd.rpc.link import LinkFrames, LinkServerCall
-from ssd.rpc.link_life import BEAT_SECONDS, HANDSHAKE_SECONDS, LEASE_SECONDS, first_result
+from ssd.rpc.link_life import (
+    BEAT_SECONDS,
+    HANDSHAKE_SECONDS,
+    LEASE_SECONDS,
+    as_link_error,
+    first_result,
+)
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
 from ssd.telemetry import BAD_FRAMES_TOTAL, STALE_FRAMES_TOTAL, get_logger
@@ -237,7 +243,7 @@ class LinkDesk:
                     case Beat(nonce=nonce) if nonce:
                         call.send(Beat(echo=nonce))
                     case LinkHello():
-                        return LinkError("a second Hello")
+                        return FrameError("a second Hello")
                     case _:
                         pass
             except TimeoutError:
@@ -272,11 +278,6 @@ class LinkDesk:
     def _put(self, link: DraftLink, event: Event) -> None:
         if not self._inbox.put(event):
             link.end(LinkError("too many messages wait for the step thread"))
-
-
-def as_link_error(error: Exception) -> LinkError:
-    """What a channel reports, as an error of the link."""
-    return error if isinstance(error, LinkError) else LinkError(str(error))
 
 
 def welcome(hello: LinkHello, terms: LinkTerms) -> LinkWelcome:
@@ -326,30 +327,34 @@ def check_policy(policy: LinkPolicy, terms: LinkTerms) -> None:
     """Refuse a policy that cannot be followed.
 
     Raises:
-        LinkError: it is unknown, or its split does not fit the table.
+        HandshakeError: it is unknown, or its split does not fit the table.
     """
     try:
         make_policy(policy.fan_out_policy, policy.fan_out)
     except SettingsError as error:
-        raise LinkError(str(error)) from error
+        raise HandshakeError("fan_out_policy", str(error)) from error
     if policy.fan_out and (len(policy.fan_out), sum(policy.fan_out)) != (
         terms.lookahead + 1,
         terms.branches,
     ):
-        raise LinkError(f"fan_out {policy.fan_out} is not {terms.branches} branches")
+        raise HandshakeError(
+            "fan_out",
+            f"has {len(policy.fan_out)} lengths and {sum(policy.fan_out)} branches, this draft "
+            f"has {terms.lookahead + 1} and {terms.branches}",
+        )
 
 
 def check_opening(opening: SessionOpening, vocab_size: int) -> None:
     """Refuse what would make the model fail.
 
     Raises:
-        LinkError: no tokens, ids outside the vocabulary, or numbers out of range.
+        FrameError: no tokens, ids outside the vocabulary, or numbers out of range.
     """
     ids = opening.token_ids
     if not ids or min(ids) < 0 or max(ids) >= vocab_size:
-        raise LinkError(f"an opening needs token ids of 0..{vocab_size - 1}, one at least")
+        raise FrameError(f"an opening needs token ids of 0..{vocab_size - 1}, one at least")
     if not 0.0 <= opening.temperature <= 2.0:
-        raise LinkError(f"temperature {opening.temperature} of an opening is not in 0..2")
+        raise FrameError(f"temperature {opening.temperature} of an opening is not in 0..2")
 
 
 def check_commit(commit: Commit, vocab_size: int) -> None:
@@ -371,5 +376,5 @@ async def _first_message(call: LinkServerCall) -> LinkHello:
     except TimeoutError as error:
         raise LinkError(f"no Hello within {HANDSHAKE_SECONDS} s") from error
     if not isinstance(message, LinkHello):
-        raise LinkError("the first message of a link must be Hello")
+        raise FrameError("the first message of a link must be Hello")
     return message

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from ssd.engine.kv_cache.block_pool import BlockPool
-from ssd.errors import LinkError
+from ssd.errors import FrameError, LinkError
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Branch, Commit, LinkPolicy, SessionOpening, TokenId
 
@@ -179,11 +179,11 @@ class Sessions:
         """Admit a session, or say why not.
 
         Raises:
-            LinkError: the id is in use on this link.
+            FrameError: the id is in use on this link.
         """
         key = (link.number, opening.session)
         if key in self._sessions:
-            raise LinkError(f"session {opening.session} is open already")
+            raise FrameError(f"session {opening.session} is open already")
         num_tokens = len(opening.token_ids)
         max_len = min(opening.max_len, self._max_len)
         num_blocks = -(-max_len // self._block_size)

@@ -1,7 +1,8 @@
 """Keeping links to drafts up: dial, shake hands, beat, notice the end, dial again. Asyncio loop.
 
 One task an address. A lost link is dialled again within a second, so that speed is back within
-seconds; a refused one every ten, one that measured worse than required after a pause that grows.
+seconds; one that was refused, or whose draft broke the rules, every ten, one that measured worse
+than required after a pause that grows.
 A DNS name is resolved every two seconds: addresses that appear are dialled; those that go are not
 dialled again, but a link that is up serves until it ends, since a draft loses its name whenever its
 probe fails once and says itself when it leaves for good. A name server that does not answer changes
@@ -22,7 +23,13 @@ from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.process import in_daemon_thread
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkFrames
-from ssd.rpc.link_life import BEAT_SECONDS, HANDSHAKE_SECONDS, LEASE_SECONDS, first_result
+from ssd.rpc.link_life import (
+    BEAT_SECONDS,
+    HANDSHAKE_SECONDS,
+    LEASE_SECONDS,
+    as_link_error,
+    first_result,
+)
 from ssd.rpc.server import join_address
 from ssd.speculation.table import row_width
 from ssd.telemetry import (
@@ -195,15 +202,13 @@ class DraftLinks:
             except HandshakeError as error:
                 LINK_REFUSALS_TOTAL.labels(reason="handshake").inc()
                 self._report(LinkReport(address, LinkState.REFUSED, str(error)))
-                pause = REFUSED_REDIAL_SECONDS
+                pause = redial_pause(error, pause, 0.0)
             except LinkTooSlowError as error:
                 self._report_too_slow(address, error)
-                pause = min(max(2 * pause, FIRST_REMEASURE_SECONDS), LONGEST_REMEASURE_SECONDS)
+                pause = redial_pause(error, pause, 0.0)
             except LinkError as error:
                 self._report(LinkReport(address, LinkState.LOST, str(error)))
-                lived = loop.time() - dialled_at > 2 * LONGEST_REDIAL_SECONDS
-                longer = min(2 * pause, LONGEST_REDIAL_SECONDS)
-                pause = FIRST_REDIAL_SECONDS if lived else longer
+                pause = redial_pause(error, pause, loop.time() - dialled_at)
             except Exception as error:  # noqa: BLE001 a bug here must not cost the other links
                 _log.exception("link_crashed", draft=address, error=repr(error))
                 self._report(LinkReport(address, LinkState.LOST, f"crashed: {error!r}"))
@@ -236,36 +241,36 @@ class DraftLinks:
         link = DraftLink(
             address, hello.epoch, welcome.capacity, channel, call.send, peer=welcome.peer
         )
-        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[LinkError] = asyncio.get_running_loop().create_future()
         channel.start(
             lambda frame: self._on_frame(link, frame, ended),
-            lambda error: _end(ended, str(error)),
+            lambda error: _end(ended, as_link_error(error)),
         )
         call.send(self._policy)
         self._pool.attach(link)
         self._report(LinkReport(address, LinkState.ACTIVE, link=link))
         LINK_TRANSPORT_INFO.labels(draft=address, transport=link.transport).set(1)
-        reason = "cancelled"
+        error = LinkError("cancelled")
         try:
-            reason = await first_result(ended, self._listen(link, call), self._beat(link, call))
+            error = await first_result(ended, self._listen(link, call), self._beat(link, call))
         finally:
             LINK_TRANSPORT_INFO.remove(address, link.transport)
-            self._pool.detach(link, reason)
+            self._pool.detach(link, str(error))
             link.close()
-        raise LinkError(reason)
+        raise error
 
-    async def _listen(self, link: DraftLink, call: LinkCall) -> str:
-        """Hear the draft out until it falls silent; returns why it did."""
+    async def _listen(self, link: DraftLink, call: LinkCall) -> LinkError:
+        """Take the draft's messages until the link ends; returns why it did."""
         while True:
             try:
                 async with asyncio.timeout(LEASE_SECONDS):
                     message = await call.receive()
             except TimeoutError:
-                return f"no sign of life for {LEASE_SECONDS} s"
+                return LinkError(f"no sign of life for {LEASE_SECONDS} s")
             except LinkError as error:
-                return str(error)
+                return error
             if message is None:
-                return "the draft closed the link"
+                return LinkError("the draft closed the link")
             if isinstance(message, Beat):
                 self._note_beat(link, message)
             elif isinstance(message, SessionRefusal):
@@ -274,30 +279,30 @@ class DraftLinks:
                 self._pool.drain(link)
                 self._report(LinkReport(link.name, LinkState.DRAINING, link=link))
 
-    async def _beat(self, link: DraftLink, call: LinkCall) -> str:
+    async def _beat(self, link: DraftLink, call: LinkCall) -> LinkError:
         """Give signs of life until the link is lost; returns why it was."""
         now = asyncio.get_running_loop().time
         while link.lost_because is None:
             try:
                 call.send(link.round_trip.beat(now()))
             except LinkError as error:
-                return str(error)
+                return error
             is_active = self._pool.state(link) is LinkState.ACTIVE
             LINK_STATE.labels(draft=link.name).set(is_active)
             await asyncio.sleep(BEAT_SECONDS)
-        return link.lost_because
+        return LinkError(link.lost_because)
 
     def _note_beat(self, link: DraftLink, beat: Beat) -> None:
         if link.round_trip.hear(beat, asyncio.get_running_loop().time()):
             LINK_RTT_SECONDS.labels(draft=link.name).set(link.round_trip.seconds)
 
-    def _on_frame(self, link: DraftLink, frame: Frame, ended: "asyncio.Future[str]") -> None:
+    def _on_frame(self, link: DraftLink, frame: Frame, ended: "asyncio.Future[LinkError]") -> None:
         try:
             self._pool.receive(link, frame)
         except FrameError as error:
             BAD_FRAMES_TOTAL.inc()
             _log.warning("bad_frame", draft=link.name, reason=str(error))
-            _end(ended, str(error))
+            _end(ended, error)
 
     def _report_too_slow(self, address: str, error: LinkTooSlowError) -> None:
         LINK_REFUSALS_TOTAL.labels(reason=TOO_SLOW).inc()
@@ -316,6 +321,24 @@ class DraftLinks:
         )
         if is_news and report.state is not LinkState.CONNECTING:
             _log.info("link", draft=report.address, state=str(report.state), reason=report.reason)
+
+
+def redial_pause(error: LinkError, pause: float, lived_seconds: float) -> float:
+    """Seconds until an address is dialled again.
+
+    Args:
+        error: how the link ended. What will not change soon, a peer that does not fit or that broke
+            the rules, is tried seldom.
+        pause: seconds of the pause before.
+        lived_seconds: from the dialling to the end.
+    """
+    if isinstance(error, HandshakeError | FrameError):
+        return REFUSED_REDIAL_SECONDS
+    if isinstance(error, LinkTooSlowError):
+        return min(max(2 * pause, FIRST_REMEASURE_SECONDS), LONGEST_REMEASURE_SECONDS)
+    if lived_seconds > 2 * LONGEST_REDIAL_SECONDS:
+        return FIRST_REDIAL_SECONDS
+    return min(2 * pause, LONGEST_REDIAL_SECONDS)
 
 
 def is_literal(address: str) -> bool:
@@ -367,6 +390,6 @@ async def _first_answer(call: LinkCall) -> LinkWelcome:
     return message
 
 
-def _end(ended: "asyncio.Future[str]", reason: str) -> None:
+def _end(ended: "asyncio.Future[LinkError]", error: LinkError) -> None:
     if not ended.done():
-        ended.set_result(reason)
+        ended.set_result(error)

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from ssd.errors import LinkError
+
 BEAT_SECONDS = 0.25
 """Pause between two signs of life."""
 LEASE_SECONDS = 1.5
@@ -12,6 +14,11 @@ HANDSHAKE_SECONDS = 5.0
 """How long either end waits for the other's first word."""
 
 Ending = TypeVar("Ending")
+
+
+def as_link_error(error: Exception) -> LinkError:
+    """What a channel reports, as an error of the link."""
+    return error if isinstance(error, LinkError) else LinkError(str(error))
 
 
 async def first_result(*endings: Awaitable[Ending]) -> Ending:

@@ -109,7 +109,7 @@ RULES: tuple[Rule, ...] = (
         TimeoutError, Code.DEADLINE_EXCEEDED, 408, "DEADLINE", lambda text, _: DeadlineError(text)
     ),
     Rule(CancelledError, Code.CANCELLED, 499, "CANCELLED", lambda text, _: CancelledError(text)),
-    Rule(FrameError, Code.RESOURCE_EXHAUSTED, 413, "FRAME", lambda text, _: FrameError(text)),
+    Rule(FrameError, Code.INVALID_ARGUMENT, 400, "FRAME", lambda text, _: FrameError(text)),
     Rule(
         HandshakeError,
         Code.FAILED_PRECONDITION,

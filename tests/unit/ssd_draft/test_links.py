@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from ssd.errors import HandshakeError, LinkError
+from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkFrames
 from ssd.rpc.pool_codec import DraftStatus
@@ -20,10 +20,12 @@ from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import (
     Beat,
     LinkHello,
+    LinkPolicy,
     LinkWelcome,
     SessionClosing,
     SessionOpening,
     SessionRefusal,
+    TargetMessage,
 )
 from ssd_draft.inbox import Inbox, LinkLost, LinkUp
 from ssd_draft.links import STUCK_SECONDS, DraftLink, LinkDesk, LinkTerms
@@ -199,3 +201,25 @@ async def test_an_opening_too_long_for_this_draft_costs_the_session_and_not_the_
             pass
         heard = [type(event).__name__ for event in desk.inbox.drain()]
     assert heard == ["LinkUp", "Opening"]
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (LinkPolicy(fan_out_policy="nonsense"), HandshakeError),
+        (LinkPolicy(fan_out_policy="explicit", fan_out=(1, 2)), HandshakeError),
+        (replace(HELLO, epoch=4), FrameError),
+        (
+            SessionOpening(session=1, token_ids=(1, 99), seed=1, temperature=0.0, max_len=9),
+            FrameError,
+        ),
+    ],
+    ids=["policy", "split", "second Hello", "token id"],
+)
+async def test_what_will_not_change_is_refused_for_good(
+    desk: Desk, message: TargetMessage, error: type[LinkError]
+) -> None:
+    async with desk.linked() as call:
+        call.send(message)
+        with pytest.raises(error):
+            await hear_out(call)

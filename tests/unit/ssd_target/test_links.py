@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ssd.errors import HandshakeError
+from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.link import LinkCall, LinkServerCall
 from ssd.rpc.server import RpcServer
 from ssd.speculation.table import row_width
@@ -27,7 +27,7 @@ from ssd_target import links
 from ssd_target.draft_link import DraftLink, LinkState
 from ssd_target.draft_pool import DraftPool, PoolSettings
 from ssd_target.link_quality import LinkRequirement
-from ssd_target.links import DraftLinks, LinkReport, check_welcome, is_literal
+from ssd_target.links import DraftLinks, LinkReport, check_welcome, is_literal, redial_pause
 
 HELLO = LinkHello(
     wire_version=1,
@@ -387,3 +387,47 @@ def test_a_frame_holds_the_tables_of_all_sessions_and_no_more() -> None:
     welcome = LinkWelcome(epoch=1, capacity=3, lookahead=2, branches=4)
     limits = links.frame_limits(welcome)
     assert (limits.max_rows, limits.max_width) == (3 * (4 + 1), row_width(2))
+
+
+@pytest.mark.parametrize(
+    ("error", "lived_seconds", "pause"),
+    [
+        (LinkError("gone"), 0.1, 0.8),
+        (LinkError("gone"), 60.0, 0.1),
+        (FrameError("a frame has 3 bytes"), 60.0, 10.0),
+        (HandshakeError("fan_out_policy", "unknown"), 60.0, 10.0),
+    ],
+)
+def test_a_peer_that_broke_the_rules_or_does_not_fit_is_dialled_seldom(
+    error: LinkError, lived_seconds: float, pause: float
+) -> None:
+    assert redial_pause(error, 0.4, lived_seconds) == pause
+
+
+class Scold(speculation_pb2_grpc.SpeculationServiceServicer):
+    """Shakes hands, and refuses the policy that follows."""
+
+    async def Speculate(self, request_iterator: object, context: Any) -> None:  # noqa: N802
+        async with LinkServerCall(context) as call:
+            hello = await call.receive()
+            assert isinstance(hello, LinkHello)
+            call.send(replace(WELCOME, epoch=hello.epoch))
+            while not isinstance(await call.receive(), LinkPolicy):
+                pass
+            raise HandshakeError("fan_out_policy", "this draft has no such policy")
+
+
+@pytest.mark.usefixtures("fast")
+async def test_a_policy_that_a_draft_does_not_follow_is_a_refusal_with_its_field() -> None:
+    server = RpcServer("127.0.0.1", 0)
+    register = partial(speculation_pb2_grpc.add_SpeculationServiceServicer_to_server, Scold())
+    server.add("ssd.v1.SpeculationService", register)
+    await server.start()
+    pool = WatchedPool()
+    drafts = DraftLinks(pool, (f"127.0.0.1:{server.port}",), HELLO, LinkPolicy())
+    try:
+        async with kept_up(pool, drafts), asyncio.timeout(PATIENCE_SECONDS):
+            refused = await anext(refusals(drafts))
+            assert refused.reason == "fan_out_policy: this draft has no such policy"
+    finally:
+        await server.stop(0.0)

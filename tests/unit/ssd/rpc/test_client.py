@@ -208,18 +208,14 @@ async def test_closing_twice_is_fine(endpoint: str) -> None:
 
 
 async def test_a_server_that_is_slow_to_accept_is_given_time() -> None:
-    connections = asyncio.Semaphore(0)
-
-    async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.release()
-        await writer.wait_closed()
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    async with server, DraftClient(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as client:
-        asking = asyncio.create_task(client.get_status())
-        await connections.acquire()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.7):
-                await connections.acquire()
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+    accept = asyncio.get_running_loop().sock_accept
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        async with DraftClient(f"127.0.0.1:{server.getsockname()[1]}") as client:
+            asking = asyncio.create_task(client.get_status())
+            connection, _ = await accept(server)
+            with connection, pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.7):
+                    await accept(server)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)

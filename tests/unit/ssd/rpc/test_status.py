@@ -48,7 +48,7 @@ TABLE: list[tuple[Exception, grpc.StatusCode, int]] = [
     (AccessError("no token"), Code.UNAUTHENTICATED, 401),
     (DeadlineError("600 s have passed"), Code.DEADLINE_EXCEEDED, 408),
     (CancelledError("the target drained"), Code.CANCELLED, 499),
-    (FrameError("a frame has 3 bytes"), Code.RESOURCE_EXHAUSTED, 413),
+    (FrameError("a frame has 3 bytes"), Code.INVALID_ARGUMENT, 400),
     (HandshakeError("lookahead", "6 here, 8 there"), Code.FAILED_PRECONDITION, 409),
     (LinkError("no sign of life for 1.5 s"), Code.UNAVAILABLE, 503),
 ]
