@@ -210,7 +210,7 @@ async def test_closing_twice_is_fine(endpoint: str) -> None:
 async def test_a_server_that_is_slow_to_accept_is_given_time() -> None:
     accept = asyncio.get_running_loop().sock_accept
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.setblocking(False)
+        server.settimeout(0)
         async with DraftClient(f"127.0.0.1:{server.getsockname()[1]}") as client:
             asking = asyncio.create_task(client.get_status())
             connection, _ = await accept(server)
