@@ -8,7 +8,7 @@ Pending. A target that is made again finds its way back to its drafts by the sof
 from collections.abc import Mapping
 
 from ssd_operator.names import COMPONENT_LABEL, Component, draft_cell, selector
-from ssd_operator.spec import Accelerator, Object, Resource, Sharing
+from ssd_operator.spec import GPU, Accelerator, Object, Resource, Sharing
 
 NODE_KEY = "kubernetes.io/hostname"
 PRODUCT_KEY = "nvidia.com/gpu.product"
@@ -63,10 +63,10 @@ def effective_policy(resource: Resource) -> str:
 
 
 def tolerations(resource: Resource) -> list[Object]:
-    """GPU nodes are usually tainted with the name of their resource."""
+    """The taint of GPU nodes is ``nvidia.com/gpu`` also where their resources are MIG slices."""
     if resource.spec.accelerator is Accelerator.CPU:
         return []
-    return [{"key": resource.spec.placement.gpu_resource, "operator": "Exists"}]
+    return [{"key": GPU, "operator": "Exists"}]
 
 
 def _product_affinity(resource: Resource) -> Object:

@@ -57,15 +57,16 @@ def resources() -> Schema:
     amounts = quantity("Amount, such as 500m or 16Gi.")
     no_gpus = rule(
         "[has(self.requests) ? self.requests : {}, has(self.limits) ? self.limits : {}]"
-        ".all(m, m.all(k, !k.endsWith('/gpu')))",
-        "leave GPUs out: their number follows from tensorParallelSize, "
-        "their name from placement.gpuResource",
+        ".all(m, m.all(k, !k.endsWith('/gpu') && !k.startsWith('nvidia.com/')))",
+        "leave GPUs out: their number follows from tensorParallelSize, their name from gpuResource",
     )
     fields = {
         "requests": mapping("What the scheduler sets aside, by resource.", amounts, 16),
         "limits": mapping("What the pod may use at most, by resource.", amounts, 16),
     }
-    about = "CPU and memory of a pod; a resource named here replaces the operator's own figures."
+    about = (
+        "CPU, memory and disk of a pod; a resource named here replaces the operator's own figures."
+    )
     return block(about, fields, rules=[no_gpus])
 
 

@@ -2,6 +2,13 @@
 
 A template holds nothing that scaling, policies or the operator's version change, so none of these
 replaces a pod; ``ssd.dev/revision`` is the hash of the rest.
+
+*Decision*: an init container fetches a model, although its pod holds the GPUs meanwhile. *Because*
+an EmptyDir belongs to the pod and a HostPath to the node that the scheduler selects, so nothing can
+be fetched before the pod is placed. *Not chosen*: a fetch pod without GPUs for the cache type PVC;
+a volume that is bound to its first consumer would follow that pod to a zone without GPUs. The
+chart's sample Job fills such a claim in advance. *Revisit when* fetches hold GPUs for longer than a
+model loads, in spite of the Job.
 """
 
 import math
@@ -24,7 +31,15 @@ from ssd_operator.names import (
 from ssd_operator.node_folders import USER
 from ssd_operator.objects import digest
 from ssd_operator.quantity import parse_quantity
-from ssd_operator.spec import Accelerator, Object, PodTemplate, Resource, Source
+from ssd_operator.spec import (
+    Accelerator,
+    Draft,
+    Object,
+    PodTemplate,
+    Resource,
+    Source,
+    Target,
+)
 
 REVISION_DIGITS = 10
 PRE_STOP_SECONDS = 5
@@ -34,13 +49,13 @@ KILL_SECONDS = 10
 which is made for drains, would keep it for minutes."""
 
 _CPU_DEFAULTS = {
-    Component.TARGET: {"cpu": "500m", "memory": "1Gi"},
-    Component.DRAFT: {"cpu": "200m", "memory": "768Mi"},
+    Component.TARGET: {"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "256Mi"},
+    Component.DRAFT: {"cpu": "200m", "memory": "768Mi", "ephemeral-storage": "256Mi"},
 }
 _CPU_LIMITS = {"memory": "2Gi"}
 _GPU_DEFAULTS = {
-    Component.TARGET: {"cpu": "8", "memory": "64Gi"},
-    Component.DRAFT: {"cpu": "4", "memory": "16Gi"},
+    Component.TARGET: {"cpu": "8", "memory": "64Gi", "ephemeral-storage": "4Gi"},
+    Component.DRAFT: {"cpu": "4", "memory": "16Gi", "ephemeral-storage": "4Gi"},
 }
 _TRIED_IN_POD = (
     "serviceAccountName",
@@ -61,7 +76,7 @@ _TRIED_IN_CONTAINER = (
 )
 """What a preflight takes over from a target; what it may not hold is left out by not being here."""
 _PREFLIGHT_RESOURCES: Object = {
-    "requests": {"cpu": "100m", "memory": "0"},
+    "requests": {"cpu": "100m", "memory": "0", "ephemeral-storage": "0"},
     "limits": {"cpu": "1", "memory": "1Gi"},
 }
 """It comes beside what serves, so it reserves little; without any CPU it had one second of CPU time
@@ -92,9 +107,8 @@ class _Pod:
 def target_template(resource: Resource, config: OperatorConfig, cell: int) -> Object:
     """Pod template of a cell's target."""
     target = resource.spec.target
-    resources = _resources(
-        resource, Component.TARGET, target.resources, target.tensor_parallel_size
-    )
+    gpus = {target.gpu_resource: str(target.tensor_parallel_size)}
+    resources = _resources(resource, Component.TARGET, target, gpus)
     pod = _Pod(
         component=Component.TARGET,
         cell=cell,
@@ -115,7 +129,7 @@ def target_template(resource: Resource, config: OperatorConfig, cell: int) -> Ob
 def draft_template(resource: Resource, config: OperatorConfig, cell: int | None) -> Object:
     """Pod template of a cell's drafts, or of the Pool's (``cell`` None)."""
     draft = resource.spec.draft
-    resources = _resources(resource, Component.DRAFT, draft.resources, 1)
+    resources = _resources(resource, Component.DRAFT, draft, {draft.gpu_resource: "1"})
     pod = _Pod(
         component=Component.DRAFT,
         cell=cell,
@@ -340,25 +354,29 @@ def _cache(resource: Resource) -> Object:
             return {"emptyDir": _present(sizeLimit=cache.size_limit)}
 
 
-def _resources(resource: Resource, component: Component, wanted: Object, num_gpus: int) -> Object:
+def _resources(
+    resource: Resource, component: Component, process: Target | Draft, gpus: Mapping[str, str]
+) -> Object:
     """Defaults, except for each key that the user names, and the GPUs.
 
     A key named in requests or limits alone loses both defaults: a request above our own limit would
     be refused, and a limit without a request is also the request.
     """
-    requests: Mapping[str, str] = wanted.get("requests", {})
-    limits: Mapping[str, str] = wanted.get("limits", {})
+    requests: Mapping[str, str] = process.resources.get("requests", {})
+    limits: Mapping[str, str] = process.resources.get("limits", {})
     is_gpu = resource.spec.accelerator is Accelerator.NVIDIA
     default_requests = (_GPU_DEFAULTS if is_gpu else _CPU_DEFAULTS)[component]
+    if environment.is_on_hub(process.source) and resource.spec.model_cache.size_limit:
+        disk = {"ephemeral-storage": resource.spec.model_cache.size_limit}
+        default_requests = default_requests | disk
     default_limits = {} if is_gpu else _CPU_LIMITS
     named = {*requests, *limits}
-    gpus = {resource.spec.placement.gpu_resource: str(num_gpus)} if is_gpu else {}
     return _present(
         requests={key: default_requests[key] for key in default_requests if key not in named}
         | dict(requests),
         limits={key: default_limits[key] for key in default_limits if key not in named}
         | dict(limits)
-        | gpus,
+        | (dict(gpus) if is_gpu else {}),
     )
 
 

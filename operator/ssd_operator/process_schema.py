@@ -9,6 +9,8 @@ _URI = (
     r"|hf://[A-Za-z0-9][-A-Za-z0-9_.]*/[A-Za-z0-9][-A-Za-z0-9_.]*"
     r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[-A-Za-z0-9_./]*)?)$"
 )
+_RESOURCE_KEY = r"^[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*$"
+"""Name of an extended resource."""
 _OCCUPANCY = r"^(0\.(0[1-9]|[1-9][0-9]?)[0-9]{0,2}|1(\.0{1,4})?)$"
 
 
@@ -24,12 +26,12 @@ def target() -> Schema:
             1,
         ),
         "tensorParallelSize": integer(
-            "GPUs of a target, 1, 2, 4 or 8; absent is 4 with nvidia and 1 with cpu. "
-            "Cannot change.",
+            "GPUs of a target, 1, 2, 4 or 8; absent is 4. Refused with cpu. Cannot change.",
             1,
             8,
         )
         | {"enum": [1, 2, 4, 8]},
+        "gpuResource": _gpu_resource("targets"),
         "engine": _engine(),
         "image": image(),
         "resources": resources(),
@@ -73,6 +75,7 @@ def draft() -> Schema:
             32,
         ),
         "drainSeconds": integer("Deadline of a drain. Replaces drafts.", 1, 300, 20),
+        "gpuResource": _gpu_resource("drafts"),
         "image": image(),
         "resources": resources(),
         "startupTimeoutSeconds": _startup_timeout("drafts", 600),
@@ -122,6 +125,16 @@ def _source(replaces: str) -> Schema:
         ),
     ]
     return block("Where the weights come from.", fields, required=["uri"], rules=rules)
+
+
+def _gpu_resource(replaces: str) -> Schema:
+    return text(
+        "Extended resource that is one GPU, or one MIG slice such as nvidia.com/mig-1g.10gb. "
+        f"Unused with cpu. Replaces {replaces}.",
+        253,
+        pattern=_RESOURCE_KEY,
+        default="nvidia.com/gpu",
+    )
 
 
 def _engine() -> Schema:

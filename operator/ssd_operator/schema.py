@@ -36,8 +36,6 @@ _SYSTEM_FOLDERS = (
     "|var/+(run|lib/+(containerd|docker|etcd|kubelet))(/.*)?"
     ")$"
 )
-_RESOURCE_KEY = r"^[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*$"
-"""Name of an extended resource."""
 _RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -111,6 +109,11 @@ def spec() -> Schema:
         rule(
             "self.target.source.uri != 'demo://draft' && self.draft.source.uri != 'demo://target'",
             "demo://target is for the target and demo://draft for the draft: swap them",
+        ),
+        rule(
+            "self.accelerator != 'cpu' || !has(self.target.tensorParallelSize)"
+            " || self.target.tensorParallelSize == 1",
+            "tensorParallelSize is a number of GPUs: leave it out with accelerator cpu",
         ),
     ]
     return block("What is wanted.", fields, required=["target", "draft"], rules=rules)
@@ -247,12 +250,6 @@ def _placement() -> Schema:
             default="kubernetes.io/hostname",
         ),
         "exclusiveNode": boolean("No two cells share a node. Replaces targets.", default=False),
-        "gpuResource": text(
-            "What a GPU is called. Replaces targets and drafts.",
-            253,
-            pattern=_RESOURCE_KEY,
-            default="nvidia.com/gpu",
-        ),
         "gpuProducts": unique(
             "Values of the node label nvidia.com/gpu.product to choose from; none for any. "
             "Replaces targets and drafts.",
@@ -278,7 +275,10 @@ def _model_cache() -> Schema:
             pattern=r"^/[-A-Za-z0-9_./]*$",
         ),
         "claimName": object_name("Claim, with PVC. Replaces targets and drafts."),
-        "sizeLimit": quantity("Most that EmptyDir may hold. Replaces targets and drafts."),
+        "sizeLimit": quantity(
+            "Maximum size of an EmptyDir. Pods that fetch a model request as much ephemeral "
+            "storage, so that their nodes have room for it. Replaces targets and drafts."
+        ),
     }
     rules = [
         rule(

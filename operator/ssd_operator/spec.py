@@ -14,6 +14,9 @@ API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "SSDDeployment"
 PLURAL = "ssddeployments"
 
+GPU = "nvidia.com/gpu"
+"""Extended resource of a whole GPU, and the taint of GPU nodes, also of those with MIG slices."""
+
 Object = dict[str, Any]
 """A Kubernetes object as JSON has it."""
 
@@ -125,6 +128,7 @@ class Target:
     replicas: int = 1
     tensor_parallel_size: int = 1
     """Filled in: 4 for nvidia, 1 for cpu, where the resource says nothing."""
+    gpu_resource: str = GPU
     engine: Engine = field(default_factory=Engine)
     image: str = ""
     resources: Object = field(default_factory=dict)
@@ -156,6 +160,7 @@ class Draft:
     sharing: Sharing = Sharing.CELL
     sequences_per_replica: int = 32
     drain_seconds: int = 20
+    gpu_resource: str = GPU
     image: str = ""
     resources: Object = field(default_factory=dict)
     startup_timeout_seconds: int = 600
@@ -189,7 +194,6 @@ class Placement:
     policy: str = "Auto"
     topology_key: str = "kubernetes.io/hostname"
     exclusive_node: bool = False
-    gpu_resource: str = "nvidia.com/gpu"
     gpu_products: tuple[str, ...] = ()
 
 

@@ -129,7 +129,7 @@ def draft_capacity(census: Census) -> Condition:
     if not waiting:
         return yes("DraftCapacity", "Sufficient", "There is room for each draft.")
     words = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
-    lacks_gpus = f"Insufficient {census.resource.spec.placement.gpu_resource}" in words
+    lacks_gpus = f"Insufficient {census.resource.spec.draft.gpu_resource}" in words
     return no(
         "DraftCapacity",
         "InsufficientLocalGPUs" if lacks_gpus else "Unschedulable",

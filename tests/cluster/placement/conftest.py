@@ -1,5 +1,6 @@
 """Nodes that say they have GPUs, and resources that want them."""
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,11 @@ def nodes(cluster: None) -> Iterator[Sequence[str]]:
         pytest.skip(f"pretend nodes need the cluster of {TOOL} (SSD_CLUSTER_TOOL)")
     run(str(TOOL), "fake-nodes", str(NUM_NODES))
     names = tuple(f"fake-{number}" for number in range(1, NUM_NODES + 1))
+    # The tool's nodes report no disk, which every kubelet does.
+    disk = {"ephemeral-storage": "1Ti"}
+    patch = json.dumps({"status": {"allocatable": disk, "capacity": disk}})
+    for name in names:
+        run("kubectl", "patch", "node", name, "--subresource=status", "--type=merge", "-p", patch)
     yield names
     run("kubectl", "delete", "node", *names)
 

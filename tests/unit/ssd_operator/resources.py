@@ -103,7 +103,12 @@ LLAMA = Spec(
 QWEN = Spec(
     accelerator=Accelerator.NVIDIA,
     target=Target(source=hub("Qwen/Qwen3-32B"), tensor_parallel_size=2),
-    draft=Draft(source=hub("Qwen/Qwen3-0.6B"), replicas=2),
+    draft=Draft(
+        source=hub("Qwen/Qwen3-0.6B"),
+        replicas=2,
+        resources={"requests": {"ephemeral-storage": "8Gi"}},
+    ),
+    model_cache=ModelCache(size_limit="80Gi"),
 )
 POOL = Spec(
     accelerator=Accelerator.NVIDIA,

@@ -26,6 +26,7 @@ from ssd_operator.pods import draft_template, target_template
 from ssd_operator.spec import (
     Accelerator,
     Draft,
+    ModelCache,
     Object,
     Placement,
     PodOverrides,
@@ -227,12 +228,19 @@ def test_what_needs_no_hub_is_not_fetched() -> None:
         ({"requests": {"memory": "9Gi"}}, {"cpu": "500m", "memory": "9Gi"}, {}),
         ({"limits": {"memory": "512Mi"}}, {"cpu": "500m"}, {"memory": "512Mi"}),
         ({"limits": {"cpu": "2"}}, {"memory": "1Gi"}, {"memory": "2Gi", "cpu": "2"}),
+        (
+            {"limits": {"ephemeral-storage": "1G"}},
+            {"cpu": "500m", "memory": "1Gi"},
+            {"memory": "2Gi", "ephemeral-storage": "1G"},
+        ),
     ],
 )
 def test_a_resource_that_the_user_names_has_none_of_our_defaults(
     wanted: Object, requests: Object, limits: Object
 ) -> None:
     found = resources_of(wanted)
+    if "ephemeral-storage" not in limits:
+        requests = requests | {"ephemeral-storage": "256Mi"}
     assert (found.get("requests", {}), found.get("limits", {})) == (requests, limits)
 
 
@@ -257,11 +265,37 @@ def test_a_cpu_pod_has_a_thread_for_each_requested_core(
         assert environment_of(target_of(resource(spec)))["SSD_TARGET_THREADS"] == num_threads
 
 
-def test_gpus_are_asked_for_by_the_name_of_the_resource_key() -> None:
-    spec = replace(QWEN, placement=Placement(gpu_resource="amd.com/gpu"))
+def test_targets_and_drafts_request_gpus_of_their_own_kind_and_tolerate_one_taint() -> None:
+    spec = replace(
+        QWEN,
+        target=replace(QWEN.target, gpu_resource="nvidia.com/mig-3g.40gb"),
+        draft=replace(QWEN.draft, gpu_resource="nvidia.com/mig-1g.10gb"),
+    )
+    target, draft = target_of(resource(spec)), draft_of(resource(spec))
+    assert container_of(target)["resources"]["limits"] == {"nvidia.com/mig-3g.40gb": "2"}
+    assert container_of(draft)["resources"]["limits"] == {"nvidia.com/mig-1g.10gb": "1"}
+    for template in (target, draft):
+        assert template["spec"]["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+
+
+@pytest.mark.parametrize(
+    ("uri", "size_limit", "requested"),
+    [
+        ("hf://a/b", "80Gi", "80Gi"),
+        ("hf://a/b", "", "4Gi"),
+        ("pvc://weights/b", "80Gi", "4Gi"),
+    ],
+)
+def test_a_pod_requests_the_disk_that_its_weights_fill(
+    uri: str, size_limit: str, requested: str
+) -> None:
+    source = Source(uri=uri, revision="0" * 40 if uri.startswith("hf") else "")
+    cache = ModelCache(size_limit=size_limit)
+    spec = replace(QWEN, target=replace(QWEN.target, source=source), model_cache=cache)
     template = target_of(resource(spec))
-    assert container_of(template)["resources"]["limits"] == {"amd.com/gpu": "2"}
-    assert template["spec"]["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists"}]
+    containers = [container_of(template), *template["spec"].get("initContainers", [])]
+    for container in containers:
+        assert container["resources"]["requests"]["ephemeral-storage"] == requested
 
 
 def test_a_cpu_pod_asks_for_no_gpu() -> None:

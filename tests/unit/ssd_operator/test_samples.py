@@ -1,0 +1,36 @@
+"""The chart's samples that no API server checks."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.unit.ssd_operator.resources import CONFIG
+
+from ssd_operator.parse import parse
+from ssd_operator.pods import draft_template, target_template
+from ssd_operator.spec import Object
+
+SAMPLES = Path(__file__).resolve().parents[3] / "charts" / "ssd" / "samples"
+
+
+@pytest.mark.parametrize(("name", "draw"), [("target", target_template), ("draft", draft_template)])
+def test_the_job_fetches_what_the_pods_of_the_sample_would_fetch(
+    name: str, draw: Callable[..., Object]
+) -> None:
+    sample = yaml.safe_load((SAMPLES / "llama-3.1-70b.yaml").read_text())
+    sample["metadata"] |= {"namespace": "default", "uid": "u", "generation": 1}
+    pod = draw(parse(sample), CONFIG, 0)["spec"]
+    (fetch,) = pod["initContainers"]
+    job = yaml.safe_load((SAMPLES / "jobs" / "fetch-weights.yaml").read_text())
+    own = job["spec"]["template"]["spec"]
+    (container,) = [each for each in own["containers"] if each["name"] == name]
+    assert container["command"] == fetch["command"]
+    variables = [each for each in fetch["env"] if each["name"] != "SSD_FETCH_TERMINATION_LOG"]
+    assert sorted(map(str, container["env"])) == sorted(map(str, variables))
+    assert container["volumeMounts"] == fetch["volumeMounts"]
+    assert container["securityContext"] == fetch["securityContext"]
+    assert own["volumes"][1] in pod["volumes"]
+    context = {key: own["securityContext"][key] for key in ("runAsUser", "fsGroup")}
+    assert context.items() <= pod["securityContext"].items()
+    assert "resources" not in container, "no GPU is requested"
