@@ -11,6 +11,7 @@
     ├── AccessError               no or wrong credentials
     ├── CancelledError            the request was cancelled by its caller or a drain
     │   └── DeadlineError         its deadline passed
+    ├── NotFiniteError            the model computed NaN or infinity for one sequence
     ├── InternalError             a server's own fault, as its client sees it
     ├── LinkError                 a target-draft link; costs speed, never a token
     │   ├── FrameError            malformed or oversize rows
@@ -103,6 +104,10 @@ class CancelledError(SSDError):
 
 class DeadlineError(CancelledError):
     """The deadline of a call passed before its end."""
+
+
+class NotFiniteError(SSDError):
+    """The model computed NaN or infinity for one sequence; the request fails alone."""
 
 
 class InternalError(SSDError):

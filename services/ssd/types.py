@@ -11,6 +11,8 @@ TokenId = int
 SequenceId = int
 WIRE_VERSION = 1
 """Version of messages and frames on a link; both ends must speak the same."""
+NO_TOKEN = -1
+"""In place of a token id: padding, or a row whose logits are not finite and so choose nothing."""
 
 
 class Mode(StrEnum):
@@ -28,6 +30,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    FAILED = "failed"
+    """It ended with an error, which is the status of the call; no chunk carries this reason."""
 
 
 class LookupResult(StrEnum):

@@ -28,6 +28,7 @@ class Refusal(StrEnum):
     GAP = "gap"
     LENGTH = "length"
     DRAINING = "draining"
+    NOT_FINITE = "not finite"
 
 
 class LinkEnd(Protocol):

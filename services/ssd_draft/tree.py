@@ -24,6 +24,7 @@ from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
 from ssd.engine.sampling.choose import choose, top_candidates
 from ssd.speculation.fan_out import Candidates, FanOutPolicy, ForkSet
 from ssd.speculation.noise import NoiseRing
+from ssd.types import NO_TOKEN
 from ssd_draft.sessions import Move
 
 NUM_FORKS = 16
@@ -35,8 +36,8 @@ Floats = NDArray[np.float32]
 class TreeRunner(Protocol):
     """What the tree needs of ``ssd.engine.runner.ModelRunner``. Step thread only."""
 
-    def prefill(self, batch: PagedBatch) -> None:
-        """Store the KV of a chunk of one prompt."""
+    def prefill(self, batch: PagedBatch) -> int | None:
+        """Store the KV of a chunk of one prompt; the first column that is not finite, or None."""
         ...
 
     def run_explicit(self, batch: ExplicitBatch) -> torch.Tensor:
@@ -128,6 +129,8 @@ class Tree:
         self._proposals_XK = np.full((x, shape.lookahead), -1, dtype=np.int64)
         self._num_proposed_X = np.zeros(x, dtype=np.int64)
         self._ids_XPM = np.zeros((x, p, m), dtype=np.int64)
+        self.is_broken_X = np.zeros(x, dtype=np.bool_)
+        """Slots for whose session the model computed NaN or infinity; their tables mean nothing."""
         self._scores_XPM = np.full((x, p, m), -np.inf, dtype=np.float32)
         # Touched, and so paid for, only by slots that are used.
         grown = (x, shape.branches, p, shape.vocab_size)
@@ -141,18 +144,20 @@ class Tree:
         self._block_tables_XJ[slot, : len(session.blocks)] = torch.tensor(list(session.blocks))
         self._temperatures_X[slot] = session.temperature
         self._filled_X[slot] = 0
+        self.is_broken_X[slot] = False
         self._ring.assign(slot, session.seed, session.choice, session.temperature)
 
     def close(self, slot: int) -> None:
         """Forget a session."""
         self._temperatures_X[slot] = 0
+        self.is_broken_X[slot] = False
         self._ring.release(slot)
 
     def store(self, slot: int, first: int, tokens: Rows[int]) -> None:
         """Store prompt tokens from position ``first`` on; they end at a chunk's end or before."""
         tokens_1P = torch.zeros((1, self._shape.prefill_chunk), dtype=torch.int64)
         tokens_1P[0, : len(tokens)] = torch.tensor(tokens)
-        self._runner.prefill(
+        bad_column = self._runner.prefill(
             PagedBatch(
                 tokens_1P,
                 torch.tensor([first]),
@@ -160,6 +165,7 @@ class Tree:
                 self._block_tables_XJ[slot : slot + 1],
             )
         )
+        self.is_broken_X[slot] |= bad_column is not None
         self._trunk_lengths_X[slot] = first + len(tokens)
 
     def start(self, slot: int, newest: int, proposal: tuple[int, ...]) -> None:
@@ -206,6 +212,7 @@ class Tree:
         chosen_BNK = np.empty((num_sessions, num_branches, shape.lookahead), dtype=np.int32)
         for step in range(shape.num_columns):
             if step == shape.lookahead:
+                self.is_broken_X[slots] |= (chosen_BNK == NO_TOKEN).any(axis=(1, 2))
                 on_tables(_growth(forks, chosen_BNK))
             logits_BNV = self._runner.run_branches(
                 BranchBatch(slots_B, tokens_BN, accepted_BN, step, lengths_B, tables_BJ)
@@ -215,8 +222,8 @@ class Tree:
             if step < shape.lookahead:
                 noise_RV = self._ring.rows(slots_R, first_R + step)
                 tokens_R = choose(logits_BNV.flatten(0, 1), temperatures_R, noise_RV)
-                tokens_BN = tokens_R.view(num_sessions, num_branches)
-                chosen_BNK[:, :, step] = tokens_BN.numpy(force=True)
+                chosen_BNK[:, :, step] = tokens_R.view(num_sessions, -1).numpy(force=True)
+                tokens_BN = tokens_R.view(num_sessions, -1).clamp_min(0)
 
     def fill_ahead(self) -> bool:
         """Compute the noise of one position that a coming table may need; False if there is none.
@@ -305,6 +312,8 @@ class Tree:
         where = (slots_R.numpy(), column_R.numpy())
         self._ids_XPM[where] = ids_RM.numpy(force=True)
         self._scores_XPM[where] = scores_RM.numpy(force=True)
+        is_finite_R = np.isfinite(self._scores_XPM[where][:, 0])
+        self.is_broken_X[slots_R.numpy()[~is_finite_R]] = True
 
     def _set_proposals(self, slots: list[int], proposals: list[tuple[int, ...]]) -> None:
         self._proposals_XK[slots] = -1

@@ -89,6 +89,7 @@ class Worker:
         for event in events:
             self._hear(event)
         self._advance()
+        self._give_up_broken()
         due = [each for each in self._sessions if each.is_open and each.table is None]
         opening = next((each for each in self._sessions if not each.is_open), None)
         self._publish()
@@ -197,6 +198,8 @@ class Worker:
         """Send the tables, one frame a link."""
         by_link: dict[int, tuple[LinkEnd, list[OutcomeTable]]] = {}
         for row, session in enumerate(due):
+            if self._tree.is_broken_X[session.slot]:
+                continue
             session.table = _table(session, growth, row)
             by_link.setdefault(session.link.number, (session.link, []))[1].append(session.table)
         for link, tables in by_link.values():
@@ -209,6 +212,13 @@ class Worker:
     def _give_up(self, session: Session, reason: Refusal) -> None:
         session.link.refuse(session.number, reason)
         self._close(session)
+
+    def _give_up_broken(self) -> None:
+        """Close the sessions for which the model computed NaN or infinity."""
+        if self._tree.is_broken_X.any():
+            for session in [each for each in self._sessions if self._tree.is_broken_X[each.slot]]:
+                _log.warning("session_not_finite", session=session.number)
+                self._give_up(session, Refusal.NOT_FINITE)
 
     def _close(self, session: Session) -> None:
         session.pending.clear()

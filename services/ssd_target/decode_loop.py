@@ -12,6 +12,7 @@ import torch
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
+from ssd.errors import NotFiniteError
 from ssd.ports import Clock
 from ssd.process import Pulse
 from ssd.speculation.outcome import Outcomes
@@ -52,8 +53,8 @@ class Runner(Protocol):
         """Store the rows of a batch; logits_BPV float32."""
         ...
 
-    def prefill(self, batch: PagedBatch) -> None:
-        """Store a chunk of one prompt."""
+    def prefill(self, batch: PagedBatch) -> int | None:
+        """Store a chunk of one prompt; the first column that is not finite, None if all are."""
         ...
 
 
@@ -127,7 +128,7 @@ class DecodeLoop:
         plan = self._scheduler.plan(self._inbox.drain())
         self._begin(plan)
         self._prefill(plan)
-        rows = plan.decoding
+        rows = [row for row in plan.decoding if row.finish_reason is None]
         if not rows:
             self._wakeups.flush()
             return
@@ -174,7 +175,13 @@ class DecodeLoop:
         if plan.prefill is not None:
             with self._metrics.span("prefill"):
                 chunk = self._runner.engine.prefill_chunk
-                self._runner.prefill(self._builder.prefill(plan.prefill, chunk))
+                column = self._runner.prefill(self._builder.prefill(plan.prefill, chunk))
+            if column is not None:
+                sequence = plan.prefill.sequence
+                sequence.fail()
+                _fail(sequence, plan.prefill.first + column)
+                self._scheduler.finish(sequence)
+                self._forget(sequence)
 
     def _commit(
         self, rows: Rows[Sequence], proposals: Proposals, outcomes: list[Outcome]
@@ -195,7 +202,10 @@ class DecodeLoop:
             tally = self._tallies[sequence.sequence_id]
             accepted = min(decision.outcome.accepted, len(emission.token_ids))
             tally.note_round(self._rounds.num_rounds - 1, decision.num_proposed, accepted, now)
-            if emission.finish_reason is not None:
+            if emission.finish_reason is FinishReason.FAILED:
+                sequence.arrival.sink.put(GenerationChunk(token_ids=emission.token_ids))
+                _fail(sequence, len(sequence.tokens) - 1)
+            elif emission.finish_reason is not None:
                 self._end(sequence.arrival, emission.finish_reason, sequence.num_emitted, emission)
             else:
                 sink = sequence.arrival.sink
@@ -239,6 +249,19 @@ class DecodeLoop:
                 statistics=tally.statistics(self._rounds),
             )
         )
+
+
+def _fail(sequence: Sequence, position: int) -> None:
+    """End a request whose row at ``position`` is not finite; the other rows are not affected."""
+    arrival = sequence.arrival
+    _log.warning("not_finite", request_id=arrival.request.request_id, position=position)
+    arrival.sink.fail(
+        NotFiniteError(
+            f"the model computed NaN or infinity at position {position} of the sequence (token id "
+            f"{sequence.tokens[position]}); check the model's weights, above all the embedding of "
+            "that token"
+        )
+    )
 
 
 def read_back(outcomes: Outcomes) -> list[Outcome]:

@@ -42,6 +42,8 @@ _log = get_logger(__name__)
 _ASK_AGAIN_SECONDS = 1.0
 """How long a draft is not asked again after a session that it refused or never opened."""
 _MAIN_PART = 0
+_ABOUT_ONE_SEQUENCE = ("length", "not finite")
+"""Reasons of a refusal that hold for that sequence on that draft for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class DraftPool:
         self._links: dict[str, DraftLink] = {}
         self._sessions: dict[SequenceId, Session] = {}
         self._barred: dict[SequenceId, set[DraftLink]] = {}
-        """Links whose drafts cannot hold a sequence of that length."""
+        """Links whose drafts cannot follow a sequence."""
         self.counts = LinkCounts()
         """Rounds of all links since the start."""
         self.load = Load()
@@ -115,7 +117,7 @@ class DraftPool:
             if session is None:
                 return
             self._sessions.pop(session.sequence_id, None)
-            if refusal.reason == "length":
+            if refusal.reason in _ABOUT_ONE_SEQUENCE:
                 self._barred.setdefault(session.sequence_id, set()).add(link)
             else:
                 link.not_asked_until = self._clock.now() + _ASK_AGAIN_SECONDS

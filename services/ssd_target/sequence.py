@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ssd.ports import TokenSink
-from ssd.types import FinishReason, Mode, Request, SequenceId, TokenId
+from ssd.types import NO_TOKEN, FinishReason, Mode, Request, SequenceId, TokenId
 
 
 class StopWatch(Protocol):
@@ -59,7 +59,10 @@ NOTHING_EMITTED = Emission(())
 
 @dataclass(slots=True)
 class Sequence:
-    """A running sequence. Step thread only; it changes in ``prefilled`` and ``commit``."""
+    """A running sequence. Step thread only.
+
+    It changes in ``prefilled``, ``fail`` and ``commit``.
+    """
 
     arrival: Arrival
     slot: int
@@ -119,16 +122,24 @@ class Sequence:
         assert self.num_prefilled < last < self.num_prompt
         self.num_prefilled = last
 
+    def fail(self) -> None:
+        """Note that the sequence cannot go on."""
+        self.finish_reason = FinishReason.FAILED
+
     def commit(self, token_ids: Tokens[TokenId]) -> Emission:
         """Append what a round decided, up to and including the token that ends the sequence.
 
         An end-of-text token or stop string inside an accepted proposal ends the sequence exactly
-        where plain decoding would have ended it; what stands behind it is dropped.
+        where plain decoding would have ended it; what stands behind it is dropped. ``NO_TOKEN``
+        fails the sequence.
         """
         assert self.finish_reason is None
         watch = self.arrival.stop_watch
         emitted: list[TokenId] = []
         for token_id in token_ids:
+            if token_id == NO_TOKEN:
+                self.finish_reason = FinishReason.FAILED
+                break
             emitted.append(token_id)
             if token_id in self.ending_ids or (watch is not None and watch.completes(token_id)):
                 self.finish_reason = FinishReason.STOP

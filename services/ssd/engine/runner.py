@@ -77,7 +77,7 @@ class ModelRunner:
 
         Returns:
             fp32 logits [B, P, V]; row i of a sequence chooses the token after column i. Rows of
-            padding columns mean nothing.
+            padding columns mean nothing. A row that is not finite affects no other row.
         """
         num_sequences, columns = batch.tokens_BP.shape
         padded = _pad_sequences(batch, self._bucket(num_sequences, columns))
@@ -86,14 +86,20 @@ class ModelRunner:
         return logits_BPV[:num_sequences]
 
     @torch.inference_mode()
-    def prefill(self, batch: PagedBatch) -> None:
+    def prefill(self, batch: PagedBatch) -> int | None:
         """Run one chunk of one prompt for its keys and values.
 
         Args:
             batch: one sequence; ``prefill_chunk`` columns, the first at a multiple of it.
+
+        Returns:
+            The first real column whose hidden state is not finite; None if all are.
         """
         assert batch.tokens_BP.shape == (1, self.engine.prefill_chunk), batch.tokens_BP.shape
-        self._run_paged(batch)
+        hidden_RD = self._run_paged(batch)[: int(batch.num_columns_B[0])]
+        # A sum is finite if its terms are, and 20 times faster than to ask each.
+        is_finite_R = hidden_RD.sum(dim=1, dtype=torch.float32).isfinite()
+        return None if bool(is_finite_R.all()) else int(is_finite_R.long().argmin())
 
     @torch.inference_mode()
     def run_explicit(self, batch: ExplicitBatch) -> Tensor:

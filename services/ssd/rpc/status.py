@@ -26,6 +26,7 @@ from ssd.errors import (
     HandshakeError,
     InternalError,
     LinkError,
+    NotFiniteError,
     NotReadyError,
     OverloadedError,
     RequestError,
@@ -117,6 +118,7 @@ RULES: tuple[Rule, ...] = (
         "HANDSHAKE",
         lambda _, facts: HandshakeError(facts["field"], facts["description"]),
     ),
+    Rule(NotFiniteError, Code.INTERNAL, 500, "NOT_FINITE", lambda text, _: NotFiniteError(text)),
     Rule(LinkError, Code.UNAVAILABLE, 503, "LINK", lambda text, _: LinkError(text)),
 )
 """Read from the top: the first class that the error is an instance of."""

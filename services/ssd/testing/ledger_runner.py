@@ -19,15 +19,19 @@ class LedgerRunner:
 
     def __init__(self, engine: EngineConfig, *, num_blocks: int, vocab_size: int) -> None:
         self.engine = engine
+        self.nan_token: int | None = None
+        """Its rows are not finite."""
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self.num_forwards = 0
         self.ledger = torch.full((num_blocks * engine.block_size,), _UNWRITTEN)
 
-    def prefill(self, batch: PagedBatch) -> None:
+    def prefill(self, batch: PagedBatch) -> int | None:
         """Store a chunk."""
         assert batch.tokens_BP.shape == (1, self.engine.prefill_chunk)
         self._store(batch)
+        tokens = batch.tokens_BP[0, : int(batch.num_columns_B[0])].tolist()
+        return tokens.index(self.nan_token) if self.nan_token in tokens else None
 
     def forward(self, batch: PagedBatch) -> torch.Tensor:
         """Store the rows; logits_BPV of what stands at each column, noise at padding."""
@@ -43,6 +47,8 @@ class LedgerRunner:
                 seen_S = self.ledger[slots_S[: last + 1]]
                 assert int(seen_S.min()) >= 0, "attends to a position that was never stored"
                 logits_BPV[row, column] = law(seen_S, self.vocab_size)
+                if int(seen_S[-1]) == self.nan_token:
+                    logits_BPV[row, column] = torch.nan
         return logits_BPV
 
     def _store(self, batch: PagedBatch) -> None:

@@ -24,6 +24,8 @@ class LedgerTreeRunner:
     ) -> None:
         self.block_size = 4
         self.vocab_size = vocab_size
+        self.nan_token: int | None = None
+        """Its rows are not finite."""
         self.num_branch_steps = 0
         self.num_explicit_passes = 0
         num_columns = lookahead + 1
@@ -31,10 +33,12 @@ class LedgerTreeRunner:
         self.proposals_XP = torch.full((num_slots, num_columns), _UNWRITTEN)
         self.own_XNP = torch.full((num_slots, num_branches, num_columns), _UNWRITTEN)
 
-    def prefill(self, batch: PagedBatch) -> None:
+    def prefill(self, batch: PagedBatch) -> int | None:
         """Store a chunk of one prompt."""
         first, count = int(batch.first_positions_B[0]), int(batch.num_columns_B[0])
         self._write(batch.block_tables_BJ[0], first, batch.tokens_BP[0, :count])
+        tokens = batch.tokens_BP[0, :count].tolist()
+        return tokens.index(self.nan_token) if self.nan_token in tokens else None
 
     def run_explicit(self, batch: ExplicitBatch) -> torch.Tensor:
         """Fill proposal segments; logits_BPV of the real columns, zero elsewhere."""
@@ -80,6 +84,8 @@ class LedgerTreeRunner:
 
     def _law(self, seen_S: torch.Tensor) -> torch.Tensor:
         assert int(seen_S.min()) >= 0, "attends to a position that was never stored"
+        if int(seen_S[-1]) == self.nan_token:
+            return torch.full((self.vocab_size,), torch.nan)
         return law(seen_S, self.vocab_size)
 
     def _trunk(self, blocks_J: torch.Tensor, length: int) -> torch.Tensor:

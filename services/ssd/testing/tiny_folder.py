@@ -12,10 +12,13 @@ VOCAB_SIZE = 257
 """256 bytes and the end of text, which is id 256."""
 
 
-def write_tiny_folder(folder: Path, *, seed: int = 0, max_len: int = 256) -> Path:
+def write_tiny_folder(
+    folder: Path, *, seed: int = 0, max_len: int = 256, nan_token: int | None = None
+) -> Path:
     """Write config, weights and tokenizer of a tiny model; returns the folder.
 
-    Two folders of one seed hold the same model; all folders hold the same tokenizer.
+    Two folders of one seed hold the same model; all folders hold the same tokenizer. The embedding
+    of ``nan_token`` is NaN; the head, which is tied otherwise, is then a tensor of its own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -31,12 +34,16 @@ def write_tiny_folder(folder: Path, *, seed: int = 0, max_len: int = 256) -> Pat
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "max_position_embeddings": max_len,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": nan_token is None,
         "eos_token_id": VOCAB_SIZE - 1,
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
-    save_file(_weights(seed), folder / "model.safetensors")
+    weights = _weights(seed)
+    if nan_token is not None:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+        weights["model.embed_tokens.weight"][nan_token] = torch.nan
+    save_file(weights, folder / "model.safetensors")
     write_byte_tokenizer(folder)
     return folder
 

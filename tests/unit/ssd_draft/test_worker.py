@@ -310,6 +310,36 @@ def test_a_session_ends_where_no_tree_fits_into_the_models_length() -> None:
     assert link.refused[1:] == [(2, Refusal.LENGTH)]
 
 
+def test_a_session_that_is_not_finite_is_closed_and_the_others_are_served() -> None:
+    text = a_text([4, 5, 6])
+    alone, link = Draft(), FakeLink()
+    alone.open(link, text)
+    alone.settle()
+    used = {*text.committed, *link.newest().bonus_N, *link.newest().tokens_NK.flatten()}
+    bad = next(token for token in range(VOCAB) if token not in used)
+    fork = next(token for token in range(VOCAB) if bad in a_text([token]).forks(0, N))
+    for committed in ([5, bad, 2], [5, 2, bad], [fork]):
+        draft, link = Draft(), FakeLink()
+        draft.runner.nan_token = bad
+        draft.open(link, a_text(committed), 2)
+        draft.open(link, text, 1)
+        draft.settle()
+        assert link.refused == [(2, Refusal.NOT_FINITE)]
+        assert [table.session for frame in link.frames for table in frame] == [1]
+        text.check(link.newest(1))
+
+
+def test_a_session_whose_commit_is_not_finite_is_closed(opened: Opened) -> None:
+    draft, link, text = opened
+    table = link.newest()
+    bad = next(token for token in range(VOCAB) if token not in table.bonus_N)
+    draft.runner.nan_token = bad
+    draft.commit(link, text.commit(0, bad, Explicit()))
+    draft.settle()
+    assert link.refused == [(1, Refusal.NOT_FINITE)]
+    assert link.newest() is table
+
+
 def test_an_id_in_use_ends_the_link() -> None:
     draft, link = Draft(), FakeLink()
     draft.open(link, a_text([1, 2]))

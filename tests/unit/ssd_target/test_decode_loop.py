@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.engine.batch import PagedBatch
-from ssd.errors import OverloadedError
+from ssd.errors import NotFiniteError, OverloadedError
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, Mode, SamplingParams, SessionOpening, TokenId
 
@@ -231,6 +231,48 @@ def test_requests_beyond_the_queue_fail_and_the_others_finish(make_bench: MakeBe
     failed = [sink for sink in sinks if isinstance(sink.error, OverloadedError)]
     assert len(failed) == 2
     assert all(len(sink.tokens) == 4 for sink in sinks if sink.error is None)
+
+
+@pytest.mark.parametrize("script", [[Behaviour.SILENT], [Behaviour.HIT]])
+def test_a_row_that_is_not_finite_fails_its_sequence_where_plain_decoding_would(
+    make_bench: MakeBench, plain: Plain, script: list[Behaviour]
+) -> None:
+    prompts = [[1, 2, 3], [4, 4], [9, 8, 7], list(range(10)) * 2]
+    texts = [plain(prompt, 20, WARM) for prompt in prompts]
+    for bad in range(13):
+        bench = make_bench()
+        draft = bench.join(script, sampling=WARM)
+        bench.runner.nan_token = bad
+        sinks = [bench.submit(prompt, 20, sampling=WARM) for prompt in prompts]
+        bench.run()
+        assert draft.num_sessions == 0
+        for sink, prompt, text in zip(sinks, prompts, texts, strict=True):
+            whole = [*prompt, *text]
+            # The last token of a text is never run.
+            position = whole.index(bad) if bad in whole[:-1] else None
+            if position is None:
+                assert sink.tokens == text
+                continue
+            assert sink.tokens == whole[len(prompt) : position + 1]
+            assert isinstance(sink.error, NotFiniteError)
+            assert f"at position {position} of the sequence (token id {bad})" in str(sink.error)
+
+
+def test_a_rejected_proposal_that_is_not_finite_changes_nothing(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    text = plain([1, 2, 3], 30, GREEDY)
+    for bad in set(range(13)) - {1, 2, 3, *text}:
+        bench = make_bench()
+        bench.join([Behaviour.WRONG])
+        bench.runner.nan_token = bad
+        sink = bench.submit([1, 2, 3], 30)
+        batches = recorded(bench)
+        bench.run()
+        assert sink.tokens == text
+        if any(bad in batch.tokens_BP[0, 1 : batch.num_columns_B[0]] for batch in batches):
+            return
+    pytest.fail("no bad token was proposed")
 
 
 def test_a_crash_leaves_nobody_without_an_answer(make_bench: MakeBench) -> None:

@@ -187,20 +187,21 @@ def test_a_draft_that_refused_is_asked_again_after_a_second(
     bench.run()
 
 
-def test_a_sequence_too_long_for_one_draft_goes_to_another_and_shorter_ones_stay(
-    make_bench: MakeBench,
+@pytest.mark.parametrize("reason", ["length", "not finite"])
+def test_a_sequence_that_one_draft_cannot_follow_goes_to_another_and_the_others_stay(
+    make_bench: MakeBench, reason: str
 ) -> None:
     bench = make_bench()
     small = bench.join([Behaviour.HIT], name="small")
     bench.submit([1, 2, 3], 60)
     bench.loop.run_round()
     (link,) = bench.pool.links()
-    bench.pool.refuse(link, SessionRefusal(1, "length"))
+    bench.pool.refuse(link, SessionRefusal(1, reason))
     small.hear(SessionClosing(1))
     bench.submit([4, 5, 6], 20)
     bench.loop.run_round()
     bench.loop.run_round()
-    assert openings(small) == [1, 2], "only the sequence that was too long is not offered again"
+    assert openings(small) == [1, 2], "only the sequence that was refused is not offered again"
     large = bench.join([Behaviour.HIT], name="large")
     bench.loop.run_round()
     bench.loop.run_round()

@@ -62,8 +62,7 @@ class AttentionPass:
     ) -> Tensor:
         """Store a layer's new keys and values and return what the queries see, [R, H*E]."""
         storage = self._storage
-        storage.keys[layer].index_copy_(0, self._write_slots_R, keys_RGE)
-        storage.values[layer].index_copy_(0, self._write_slots_R, values_RGE)
+        storage.write(layer, self._write_slots_R, keys_RGE, values_RGE)
         num_kv_heads, head_size = storage.shape_GE
         batch, rows = self._num_sequences, queries_RHE.shape[0]
         group = queries_RHE.shape[1] // num_kv_heads

@@ -52,7 +52,19 @@ class SlotMap:
 
 
 class KVStorage:
-    """Keys and values of all slots, [L, 2, Z, G*E], zeroed so that padding is never NaN."""
+    """Keys and values of all slots, [L, 2, Z, G*E]. Every number in it is finite.
+
+    Attention gathers slots that a query must not see: padding, blocks that another sequence has
+    freed, rejected proposals. It adds -inf to their scores and multiplies their values by 0, and
+    both give NaN if the slot holds NaN or an infinity. So ``write`` stores 0 instead. The row that
+    computed such a number keeps it in its hidden state, and its logits are not finite.
+
+    *Decision*: checked where slots are written. *Because*: no slot needs care later, whoever reads
+    it; it costs one small operation for keys and one for values, 1 to 2 % of a pass of the embedded
+    pair. *Not chosen*: to zero blocks when they are freed or allocated, and to write padding
+    elsewhere, which is free in a step but leaves a rejected proposal beside the rows of its own
+    sequence. *Revisit when* a kernel writes the slots.
+    """
 
     def __init__(self, model: ModelConfig, slots: SlotMap, dtype: torch.dtype, device: str) -> None:
         self.slots = slots
@@ -65,6 +77,11 @@ class KVStorage:
         self.keys = [layer[0].unflatten(1, self.shape_GE) for layer in self.entries_L2ZW]
         self.values = [layer[1].unflatten(1, self.shape_GE) for layer in self.entries_L2ZW]
         self.flat = [layer.flatten(0, 1) for layer in self.entries_L2ZW]
+
+    def write(self, layer: int, slots_R: Tensor, keys_RGE: Tensor, values_RGE: Tensor) -> None:
+        """Store one layer's keys and values; what is not finite is stored as 0."""
+        self.keys[layer].index_copy_(0, slots_R, keys_RGE.nan_to_num(0.0, 0.0, 0.0))
+        self.values[layer].index_copy_(0, slots_R, values_RGE.nan_to_num(0.0, 0.0, 0.0))
 
     def copy(self, from_X: Tensor, to_X: Tensor) -> None:
         """Copy slots, all layers at once; sources are read before anything is written."""

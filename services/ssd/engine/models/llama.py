@@ -70,6 +70,6 @@ def build(config: ModelConfig, read: TensorReader, *, with_head_norms: bool = Fa
                 down=Linear(read(prefix + "mlp.down_proj.weight")),
             )
         )
-    embedding_VD = read(EMBEDDING)
+    embedding_VD = read(EMBEDDING, may_hold_nan=not config.tie_word_embeddings)
     head = Linear(embedding_VD if config.tie_word_embeddings else read(HEAD))
     return Decoder(config, embedding_VD, layers, norm(NORM), head)

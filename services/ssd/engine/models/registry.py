@@ -57,7 +57,8 @@ def load_model(
         The model and its number of parameters.
 
     Raises:
-        WeightsError: a missing, surplus, truncated or misshapen tensor, by name and file.
+        WeightsError: a missing, surplus, truncated or misshapen tensor, or one with NaN or
+            infinity, by name and file.
     """
     family = FAMILIES[config.family]
     shapes = family.shapes(config)

@@ -66,6 +66,10 @@ class Checkpoint:
                     "checkpoints are not supported"
                 )
 
+    def file_of(self, name: str) -> Path:
+        """Return the file that holds a tensor."""
+        return self._file_of[name]
+
     def read(self, name: str) -> Tensor:
         """Return one tensor, as stored."""
         return self._handles[self._file_of[name]].get_tensor(name)
@@ -97,14 +101,32 @@ class TensorReader:
         self._on_progress = on_progress
         self.num_parameters = 0
 
-    def __call__(self, *names: str) -> Tensor:
-        """Return one tensor, or several stacked along the first dimension."""
+    def __call__(self, *names: str, may_hold_nan: bool = False) -> Tensor:
+        """Return one tensor, or several stacked along the first dimension.
+
+        Args:
+            names: of the checkpoint.
+            may_hold_nan: for a tensor of which a token reads one row, so that the other tokens are
+                served all the same.
+
+        Raises:
+            WeightsError: a tensor holds NaN or infinity.
+        """
         parts = [self._checkpoint.read(name).to(self._dtype) for name in names]
+        if not may_hold_nan:
+            for name, part in zip(names, parts, strict=True):
+                self._check_finite(name, part)
         self._num_read += len(names)
         self.num_parameters += sum(part.numel() for part in parts)
         self._on_progress(min(1.0, self._num_read / self._num_tensors))
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole.to(self._device)
+
+    def _check_finite(self, name: str, part: Tensor) -> None:
+        # The extremes are NaN if anything is: one pass, no copy.
+        if not bool(torch.stack(torch.aminmax(part)).isfinite().all()):
+            path = self._checkpoint.file_of(name)
+            raise WeightsError(f"{path}: tensor {name} holds NaN or infinity")
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ssd.types import NO_TOKEN
+
 
 def choose(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) -> Tensor:
     """Return the token of each row.
@@ -13,18 +15,26 @@ def choose(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) ->
         noise_RV: fp32 Gumbel noise; None when every temperature is 0.
 
     Returns:
-        int64 [R]: argmax(logits / T + noise); ties go to the lowest id.
+        int64 [R]: argmax(logits / T + noise); ties go to the lowest id. ``NO_TOKEN`` for a row that
+        holds NaN or +inf, or nothing but -inf.
 
     Source: speculation.md 4; the Gumbel-max trick.
     """
+    best_R = _argmax(_scores(logits_RV, temperature_R, noise_RV))
+    # NaN is the largest number to an argmax, and +inf the next: looking at the winner is enough.
+    is_token_R = logits_RV.gather(1, best_R[:, None]).squeeze(1).isfinite()
+    return best_R.where(is_token_R, NO_TOKEN)
+
+
+def _scores(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) -> Tensor:
     if noise_RV is None:
-        return _argmax(logits_RV)
+        return logits_RV
     is_warm_R1 = temperature_R[:, None] > 0
     scores_RV = logits_RV / torch.where(is_warm_R1, temperature_R[:, None], 1.0)
     scores_RV += noise_RV
     if not bool(is_warm_R1.all()):
         scores_RV = torch.where(is_warm_R1, scores_RV, logits_RV)
-    return _argmax(scores_RV)
+    return scores_RV
 
 
 def _argmax(scores_RV: Tensor) -> Tensor:
@@ -44,7 +54,8 @@ def top_candidates(
     T = 0, and ordered like the choice itself, so that candidate 0 is the token ``choose`` takes.
 
     Returns:
-        ids int64 [R, count] and scores fp32 [R, count].
+        ids int64 [R, count] and scores fp32 [R, count]. The first score of a row is finite if all
+        candidates mean something.
     """
     scores_RV = logits_RV
     if noise_RV is not None:

@@ -61,3 +61,16 @@ def test_storage_starts_as_zeros_of_the_promised_size() -> None:
     storage = KVStorage(model(), SlotMap(4, 2, 1, 0, 0), torch.bfloat16, "cpu")
     assert not storage.entries_L2ZW.any()
     assert storage.entries_L2ZW.nbytes == 8 * bytes_per_slot(model(), torch.bfloat16)
+
+
+def test_what_is_written_is_stored_as_finite_numbers() -> None:
+    slots = SlotMap(1, 4, 1, 0, 0)
+    storage = KVStorage(model(), slots, torch.float32, "cpu")
+    keys_RGE = torch.ones((2, *storage.shape_GE))
+    values_RGE = torch.full((2, *storage.shape_GE), 2.0)
+    keys_RGE[1, 0, 0], values_RGE[1, 0, 1], values_RGE[1, 0, 2] = torch.nan, torch.inf, -torch.inf
+    storage.write(0, torch.tensor([3, 1]), keys_RGE, values_RGE)
+    assert torch.equal(storage.keys[0][3], keys_RGE[0])
+    assert torch.equal(storage.values[0][3], values_RGE[0])
+    assert storage.keys[0][1, 0].tolist() == [0.0, *[1.0] * (storage.shape_GE[1] - 1)]
+    assert storage.values[0][1, 0].tolist() == [2.0, 0.0, 0.0, *[2.0] * (storage.shape_GE[1] - 3)]

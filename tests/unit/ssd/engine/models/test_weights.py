@@ -117,6 +117,23 @@ def test_a_quantised_tensor_is_named(folder: Path) -> None:
         load(folder)
 
 
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_a_tensor_with_a_number_that_is_not_finite_is_named(folder: Path, number: float) -> None:
+    weight = torch.ones((64, 32))
+    weight[3, 5] = number
+    change(folder, **{NAME: weight})
+    with pytest.raises(WeightsError, match=rf"safetensors: tensor {NAME} holds NaN or infinity"):
+        load(folder)
+
+
+def test_a_tied_embedding_must_be_finite_since_every_row_of_logits_reads_it(folder: Path) -> None:
+    weight = torch.ones((257, 32))
+    weight[3] = torch.nan
+    change(folder, **{"model.embed_tokens.weight": weight})
+    with pytest.raises(WeightsError, match=r"embed_tokens\.weight holds NaN"):
+        load(folder)
+
+
 @pytest.mark.parametrize("kept", [0, 4, 300, -1])
 def test_a_truncated_file_is_named(folder: Path, kept: int) -> None:
     path = folder / "model.safetensors"

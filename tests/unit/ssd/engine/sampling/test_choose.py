@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.engine.sampling.choose import choose, top_candidates
+from ssd.types import NO_TOKEN
 
 LOGITS_RV = torch.tensor([[0.0, 2.0, 1.0], [0.0, 2.0, 1.0]])
 NOISE_RV = torch.tensor([[9.0, 0.0, 0.0], [9.0, 0.0, 0.0]])
@@ -36,6 +37,19 @@ def test_a_masked_token_is_not_chosen_however_loud_its_noise() -> None:
         ids_RM, scores_RM = top_candidates(logits_RV, torch.tensor([temperature]), noise_RV, 2)
         assert ids_RM.tolist() == [[1, 0]]
         assert scores_RM[0, 1] == -torch.inf
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_row_that_is_not_finite_chooses_nothing_and_the_others_do(
+    number: float, temperature: float
+) -> None:
+    logits_RV = torch.tensor([[0.0, 2.0, 1.0], [0.0, 2.0, number], [-torch.inf] * 3])
+    noise_RV = torch.zeros((3, 3)) if temperature else None
+    chosen_R = choose(logits_RV, torch.full((3,), temperature), noise_RV)
+    assert chosen_R.tolist() == [1, NO_TOKEN, NO_TOKEN]
+    _, scores_RM = top_candidates(logits_RV, torch.full((3,), temperature), noise_RV, 2)
+    assert scores_RM[:, 0].isfinite().tolist() == [True, False, False]
 
 
 @settings(deadline=None)

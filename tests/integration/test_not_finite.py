@@ -1,0 +1,84 @@
+"""A token whose embedding is NaN fails the requests that contain it, and no other."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ssd.errors import NotFiniteError
+from ssd.rpc.client import TargetClient
+from ssd.testing.process import ProcessUnderTest, running
+from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
+from ssd.types import SamplingParams, SpeculationStatistics, TokenId
+
+pytestmark = pytest.mark.timeout(120)
+SHAPE = (
+    *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "256"),
+    *("--port", "0", "--http-port", "0", "--prefill-chunk", "32"),
+)
+PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-quarantine")
+PROMPTS = [[7, 8, 9], list(range(40)), [100] * 5]
+Text = tuple[list[TokenId], SpeculationStatistics]
+
+
+@asynccontextmanager
+async def serving(folder: Path, draft: Path | None = None) -> AsyncIterator[TargetClient]:
+    async with AsyncExitStack() as stack:
+
+        async def start(module: str, *flags: str) -> ProcessUnderTest:
+            process = await stack.enter_async_context(running(module, *SHAPE, *flags))
+            await process.until("ready")
+            return process
+
+        flags = ["--model", str(folder), "--max-num-seqs", "4", "--deterministic"]
+        if draft is not None:
+            helper = await start("ssd_draft", "--model", str(draft))
+            flags += ["--drafts", helper.grpc_address, *PATIENT]
+        target = await start("ssd_target", *flags)
+        if draft is not None:
+            await target.until("link")
+        yield await stack.enter_async_context(TargetClient(target.grpc_address))
+
+
+async def ask(client: TargetClient, prompt: list[TokenId]) -> Text:
+    sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=30, ignore_eos=True)
+    chunks = [chunk async for chunk in client.generate(prompt, sampling)]
+    statistics = chunks[-1].statistics
+    assert statistics is not None
+    return [token for chunk in chunks for token in chunk.token_ids], statistics
+
+
+async def ask_all(client: TargetClient) -> list[list[TokenId]]:
+    return [tokens for tokens, _ in await asyncio.gather(*(ask(client, p) for p in PROMPTS))]
+
+
+async def test_a_poisoned_request_fails_alone_on_the_target_and_runs_plain_beside_a_draft(
+    tmp_path: Path,
+) -> None:
+    sound = write_tiny_folder(tmp_path / "sound", seed=1)
+    async with serving(sound) as client:
+        texts = await ask_all(client)
+        used = {token for tokens in (*PROMPTS, *texts) for token in tokens}
+        bad = max(set(range(VOCAB_SIZE - 1)) - used)
+        poisoned_prompts = [[*range(35), bad, 1], [3, 4, bad]]
+        plain = [(await ask(client, prompt))[0] for prompt in poisoned_prompts]
+    broken = write_tiny_folder(tmp_path / "broken", seed=1, nan_token=bad)
+    async with serving(broken, broken) as client:
+        clean = asyncio.create_task(ask_all(client))
+        for _ in range(3):
+            for prompt in poisoned_prompts:
+                place = f"position {prompt.index(bad)} .*token id {bad}"
+                with pytest.raises(NotFiniteError, match=place):
+                    await ask(client, prompt)
+        assert await clean == texts
+        assert await ask_all(client) == texts
+    async with serving(sound, broken) as client:
+        for prompt, expected in zip(poisoned_prompts, plain, strict=True):
+            tokens, statistics = await ask(client, prompt)
+            assert tokens == expected
+            assert statistics.hits == 0
+        tokens, statistics = await ask(client, PROMPTS[1])
+        assert tokens == texts[1]
+        assert statistics.hits > 0

@@ -1,0 +1,135 @@
+"""A token whose embedding is NaN spoils the rows that see it, and nothing else."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
+from ssd.engine.config import EngineConfig
+from ssd.engine.runner import ModelRunner, load_runner
+from ssd.testing.tiny_folder import write_tiny_folder
+
+Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
+
+BAD = 200
+P, N, CHUNK, BLOCKS = 4, 3, 32, 8
+TEXT = list(range(40, 60))
+TABLE, OTHER_TABLE = torch.arange(1, 1 + BLOCKS), torch.arange(1 + BLOCKS, 1 + 2 * BLOCKS)
+
+
+@pytest.fixture(scope="module")
+def bad_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("bad") / "model", nan_token=BAD)
+
+
+@pytest.fixture(params=["cpu", "reference"])
+def attention(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def load(bad_folder: Path, attention: str) -> Callable[[int], ModelRunner]:
+    def runner(branches: int) -> ModelRunner:
+        engine = EngineConfig(
+            max_model_len=128,
+            max_num_seqs=2,
+            num_columns=P,
+            branches=branches,
+            dtype="float32",
+            attention=attention,
+            prefill_chunk=CHUNK,
+            context_chunk=64,
+        )
+        return load_runner(bad_folder, engine, lambda _stage, _fraction: None)
+
+    return runner
+
+
+def verify(*rows: tuple[Sequence[int], int, Tensor]) -> PagedBatch:
+    """A batch of (columns, first position, block table)."""
+    tokens_BP = torch.zeros((len(rows), P), dtype=torch.int64)
+    for row, (tokens, _, _) in enumerate(rows):
+        tokens_BP[row, : len(tokens)] = torch.tensor(tokens)
+    return PagedBatch(
+        tokens_BP,
+        torch.tensor([first for _, first, _ in rows]),
+        torch.tensor([len(tokens) for tokens, _, _ in rows]),
+        torch.stack([table_J for _, _, table_J in rows]),
+    )
+
+
+def test_batch_mates_and_later_owners_of_its_blocks_have_the_same_bits(
+    load: Callable[[int], ModelRunner], store: Store
+) -> None:
+    runner = load(0)
+    store(runner, TEXT, TABLE)
+    alone_PV = runner.forward(verify(([1, 2], len(TEXT), TABLE)))[0, :2]
+    assert alone_PV.isfinite().all()
+    store(runner, [3, BAD, 4, BAD], OTHER_TABLE)
+    mine = ([1, 2], len(TEXT), TABLE)
+    theirs = ([BAD, 5, BAD], 4, OTHER_TABLE)
+    logits_BPV = runner.forward(verify(theirs, mine))
+    assert logits_BPV[0, 0].isnan().all()
+    assert torch.equal(logits_BPV[1, :2], alone_PV)
+    # The text again, in the blocks that the other sequence leaves.
+    store(runner, TEXT, OTHER_TABLE)
+    logits_BPV = runner.forward(verify(([1, 2], len(TEXT), OTHER_TABLE)))
+    assert torch.equal(logits_BPV[0, :2], alone_PV)
+
+
+def test_a_rejected_proposal_spoils_no_row_before_it_and_no_later_round(
+    load: Callable[[int], ModelRunner], store: Store
+) -> None:
+    runner = load(0)
+    store(runner, TEXT, TABLE)
+    first_V = runner.forward(verify(([1], len(TEXT), TABLE)))[0, 0]
+    second_V = runner.forward(verify(([2], len(TEXT) + 1, TABLE)))[0, 0]
+    logits_PV = runner.forward(verify(([1, BAD, 7], len(TEXT), TABLE)))[0]
+    assert torch.equal(logits_PV[0], first_V)
+    assert logits_PV[1].isnan().all()
+    again_V = runner.forward(verify(([2], len(TEXT) + 1, TABLE)))[0, 0]
+    assert torch.equal(again_V, second_V)
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(TEXT, None), ([*TEXT, BAD, 1], len(TEXT))])
+def test_prefill_returns_the_first_column_that_is_not_finite(
+    load: Callable[[int], ModelRunner], tokens: list[int], expected: int | None
+) -> None:
+    padded = [*tokens, *[BAD] * (CHUNK - len(tokens))]
+    batch = PagedBatch(
+        torch.tensor([padded]), torch.tensor([0]), torch.tensor([len(tokens)]), TABLE[None]
+    )
+    assert load(0).prefill(batch) == expected
+
+
+def test_a_branch_spoils_no_other_branch_and_no_other_session(
+    load: Callable[[int], ModelRunner], store: Store
+) -> None:
+    runner = load(N)
+    tables_BJ = torch.stack([TABLE, OTHER_TABLE])
+    for table_J in tables_BJ:
+        store(runner, TEXT[:-1], table_J)
+    slots_B = torch.arange(2)
+    lengths_B = torch.full((2,), len(TEXT) - 1)
+    tokens_BP = torch.tensor([[TEXT[-1], 7, 8, 9]]).expand(2, -1)
+    explicit = ExplicitBatch(slots_B, tokens_BP, torch.tensor([4, 4]), lengths_B, tables_BJ)
+
+    def steps(bad_branch: int | None) -> list[Tensor]:
+        runner.run_explicit(explicit)
+        found = []
+        for step in range(P):
+            tokens_BN = torch.arange(2 * N).view(2, N) + 10 * step
+            if bad_branch is not None and step == 1:
+                tokens_BN[0, bad_branch] = BAD
+            accepted_BN = torch.tensor([[0, 3, 2], [1, 1, 0]])
+            batch = BranchBatch(slots_B, tokens_BN, accepted_BN, step, lengths_B, tables_BJ)
+            found.append(runner.run_branches(batch).clone())
+        return found
+
+    for found, expected in zip(steps(1), steps(None), strict=True):
+        assert expected.isfinite().all()
+        assert torch.equal(found[0, [0, 2]], expected[0, [0, 2]])
+        assert torch.equal(found[1], expected[1])
