@@ -48,6 +48,7 @@ class Operator:
 
     def __init__(self, settings: OperatorSettings, cluster: ApiServer) -> None:
         self._settings = settings
+        self._scope = settings.scope
         self._cluster = cluster
         self._engines = EnginePool(_now)
         self._readiness = Readiness()
@@ -74,7 +75,7 @@ class Operator:
                 await self._engines.close()
 
     async def _watch(self) -> None:
-        namespaces = self._settings.watch_namespaces
+        namespaces = self._scope
         await kopf.operator(
             registry=make_registry(self._start, self._wake, self._changed, self._listed),
             settings=watch_settings(),
@@ -85,7 +86,7 @@ class Operator:
     def _start(self, view: View) -> None:
         """The indices exist: passes may begin as soon as events come."""
         reconciler = Reconciler(self._cluster, view, self._engines, self._settings.config, _now)
-        num_workers, namespaces = self._settings.num_workers, self._settings.watch_namespaces
+        num_workers, namespaces = self._settings.num_workers, self._scope
         work = partial(self._look, reconciler)
         self._queue = WorkQueue(work, num_workers=num_workers, now=time.monotonic, fields=_fields)
         self._engines.on_news(self._wake)

@@ -22,6 +22,7 @@ from ssd.errors import NotReadyError, SetupError, SSDError
 from ssd.rpc.client import TargetClient
 from ssd.telemetry import configure_logging, get_logger
 from ssd.types import SamplingParams
+from ssd_operator.names import UNTOUCHED_NAMESPACE
 from ssd_operator.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, Object
 
 READY_SECONDS = 45.0
@@ -142,7 +143,7 @@ async def delete_all(
 
 
 async def _resources(api: CustomObjectsApi, namespaces: Sequence[str]) -> list[tuple[str, str]]:
-    """(namespace, name) of each; without namespaces, of the whole cluster."""
+    """(namespace, name) of each; without namespaces, of all that an operator may watch."""
     try:
         if namespaces:
             lists = [
@@ -159,6 +160,7 @@ async def _resources(api: CustomObjectsApi, namespaces: Sequence[str]) -> list[t
         (item["metadata"]["namespace"], item["metadata"]["name"])
         for each in lists
         for item in each["items"]
+        if item["metadata"]["namespace"] != UNTOUCHED_NAMESPACE
     ]
 
 

@@ -19,6 +19,7 @@ from ssd_operator.execution import Cut, Execution
 from ssd_operator.facts import Observed, Ref
 from ssd_operator.names import (
     COMPONENT_LABEL,
+    UNTOUCHED_NAMESPACE,
     Component,
     is_engine_pod,
     maker_of,
@@ -98,6 +99,9 @@ class Reconciler:
         Raises:
             ClusterError: a call failed; what was done so far stays, the next pass goes on.
         """
+        if key[0] == UNTOUCHED_NAMESPACE:
+            _log.warning("namespace_untouched", reason=f"nothing is written in {key[0]}")
+            return None
         found = self._view.resource(key)
         if found is None or is_leaving(found):
             self._forget(key)

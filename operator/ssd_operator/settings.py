@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import ssd
+from ssd.errors import SettingsError
 from ssd_operator.config import OperatorConfig
+from ssd_operator.names import UNTOUCHED_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +20,9 @@ class OperatorSettings:
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     """When images of engines are pulled."""
     watch_namespaces: tuple[str, ...] = ()
-    """Namespaces that are watched; none for all."""
+    """Namespaces that are watched; none for the operator's own."""
+    watch_all_namespaces: bool = False
+    """Whether all namespaces are watched but kube-system."""
     pod_namespace: str = "default"
     """Where the operator runs; network policies of engines let it in from there."""
     num_workers: int = field(default=8, metadata={"min": 1, "max": 64})
@@ -31,6 +35,22 @@ class OperatorSettings:
     """The least severe log lines that are kept."""
     log_format: Literal["json", "text"] = "json"
     """One JSON object a line, or text for a terminal."""
+
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """Namespaces that are watched; empty for all.
+
+        Raises:
+            SettingsError: one is never written, or one choice contradicts the other.
+        """
+        if self.watch_all_namespaces and self.watch_namespaces:
+            raise SettingsError("watch_all_namespaces and watch_namespaces: choose one of them")
+        scope = self.watch_namespaces or (self.pod_namespace,)
+        if UNTOUCHED_NAMESPACE in scope and not self.watch_all_namespaces:
+            raise SettingsError(
+                f"watch_namespaces: nothing is written in {UNTOUCHED_NAMESPACE}; name others"
+            )
+        return () if self.watch_all_namespaces else scope
 
     @property
     def config(self) -> OperatorConfig:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.kube import (
+    EVERYWHERE,
     Release,
     install,
     inventory,
@@ -187,7 +188,7 @@ def release(before: set[str]) -> Iterator[Release]:
     # One that a broken run left behind has pods of older images under the same names.
     run("helm", "uninstall", "ssd", "-n", "ssd-system", "--ignore-not-found", "--wait")
     take_over_definition("ssd", "ssd-system")
-    release = install("ssd", "ssd-system")
+    release = install("ssd", "ssd-system", *EVERYWHERE)
     yield release
     release.uninstall()
 

@@ -14,6 +14,8 @@ CHART = ROOT / "charts" / "ssd"
 CRD = "crd/ssddeployments.ssd.dev"
 OURS = "app.kubernetes.io/name in (ssd, ssd-operator)"
 """Selects the pods of engines and of operators."""
+EVERYWHERE = ("--set", "operator.watchAllNamespaces=true")
+"""The suite's release is not where its resources are."""
 Object = dict[str, Any]
 
 

@@ -52,9 +52,18 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- else if .wanted -}}true{{- end -}}
 {{- end -}}
 
+{{/* Namespaces that are watched, as a JSON list; [""] is the whole cluster. */}}
+{{- define "ssd.scope" -}}
+{{- if .Values.operator.watchAllNamespaces -}}
+{{- toJson (list "") -}}
+{{- else -}}
+{{- toJson (.Values.operator.watchNamespaces | default (list .Release.Namespace)) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* "true" if this release needs rights on the cluster anyway, so that it may look around there: a lookup without them fails. */}}
 {{- define "ssd.sees" -}}
-{{- if or .Values.crds.install .Values.rbac.aggregate (not .Values.operator.watchNamespaces) -}}true{{- end -}}
+{{- if or .Values.crds.install .Values.rbac.aggregate .Values.operator.watchAllNamespaces -}}true{{- end -}}
 {{- end -}}
 
 {{/* Owner "namespace/release" of the live CRD, "-" if it is nobody's; empty if it is ours or absent. */}}

@@ -13,6 +13,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 CHART = Path(__file__).resolve().parents[3] / "charts" / "ssd"
 CRD = "crd/ssddeployments.ssd.dev"
 BINDINGS = ("get", "clusterrolebindings,rolebindings", "-A", "-l", "ssd.dev/binds=operator")
+ACCOUNT = "system:serviceaccount:here:ssd-operator"
+EVERYWHERE = "--set=operator.watchAllNamespaces=true"
 NAMESPACES = ("here", "there", "team-a", "team-b")
 ALL = ("get", "list", "watch", "create", "patch", "delete")
 UNWATCHED = ("get", "create", "patch", "delete")
@@ -92,25 +94,72 @@ def test_the_api_server_takes_every_object_as_it_is(
 def test_the_operator_has_the_rights_of_the_table_and_no_other(kubectl: Any, release: Any) -> None:
     said = release("ssd", "here")
     assert said.returncode == 0, said.stderr
-    account = "system:serviceaccount:here:ssd-operator"
+    assert rights_in(kubectl, "here") == MINIMUM
+    assert rights_in(kubectl, "there") == {}
+    assert rights_in(kubectl, "kube-system") == {}
+
+
+def rights_in(kubectl: Any, namespace: str) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Verbs that the operator's account has in a namespace, by resource and group."""
     review = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectRulesReview",
-        "spec": {"namespace": "there"},
+        "spec": {"namespace": namespace},
     }
     answer = kubectl(
-        *("create", "--validate=false", "--as", account, "-o", "json", "-f", "-"),
+        *("create", "--validate=false", "--as", ACCOUNT, "-o", "json", "-f", "-"),
         given=json.dumps(review),
     )
     assert answer.returncode == 0, answer.stderr
-    found = {
+    return {
         (resource, group): tuple(rule["verbs"])
         for rule in json.loads(answer.stdout)["status"]["resourceRules"]
         for resource in rule["resources"]
         for group in rule["apiGroups"]
         if not group.startswith(("authorization.k8s.io", "authentication.k8s.io"))
     }
-    assert found == MINIMUM
+
+
+def test_the_account_makes_no_pod_outside_the_releases_namespace(
+    kubectl: Any, release: Any
+) -> None:
+    assert release("ssd", "here").returncode == 0
+    assert privileged_pod(kubectl, "here") == ""  # as the README says
+    for namespace in ("there", "kube-system"):
+        assert "cannot create resource" in privileged_pod(kubectl, namespace)
+
+
+def test_a_namespace_of_level_restricted_refuses_the_account_a_privileged_pod(
+    kubectl: Any, release: Any
+) -> None:
+    assert release("ssd", "here").returncode == 0
+    kubectl("label", "namespace", "here", "pod-security.kubernetes.io/enforce=restricted")
+    try:
+        assert "violates PodSecurity" in privileged_pod(kubectl, "here")
+    finally:
+        kubectl("label", "namespace", "here", "pod-security.kubernetes.io/enforce-")
+
+
+def test_an_operator_of_all_namespaces_has_the_cluster_as_the_readme_says(
+    kubectl: Any, release: Any
+) -> None:
+    assert release("ssd", "here", EVERYWHERE).returncode == 0
+    assert privileged_pod(kubectl, "kube-system") == ""
+
+
+def privileged_pod(kubectl: Any, namespace: str) -> str:
+    """What the API server has against a privileged pod of the operator's account."""
+    container = {"name": "c", "image": "c", "securityContext": {"privileged": True}}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "root", "namespace": namespace},
+        "spec": {"hostNetwork": True, "containers": [container]},
+    }
+    said = kubectl(
+        *("create", "--dry-run=server", "--as", ACCOUNT, "-f", "-"), given=json.dumps(pod)
+    )
+    return "" if said.returncode == 0 else str(said.stderr)
 
 
 def test_users_get_their_rights_through_the_clusters_roles(kubectl: Any, release: Any) -> None:
@@ -134,10 +183,17 @@ def eventually(kubectl: Any, *asked: str) -> str:
 
 
 def test_a_second_operator_of_the_same_namespaces_is_refused(release: Any) -> None:
-    assert release("ssd", "here").returncode == 0
-    second = release("ssd", "there")
+    assert release("ssd", "here", EVERYWHERE).returncode == 0
+    second = release("ssd", "there", EVERYWHERE)
     assert second.returncode != 0
     assert "release ssd of namespace here already watches all namespaces" in second.stderr
+
+
+def test_a_release_in_each_namespace_is_the_default(release: Any) -> None:
+    assert release("ssd", "here").returncode == 0
+    assert release("ssd", "there").returncode == 0
+    second = release("two", "here")
+    assert "release ssd of namespace here already watches here" in second.stderr
 
 
 def test_operators_of_different_namespaces_live_side_by_side(release: Any) -> None:
@@ -147,12 +203,12 @@ def test_operators_of_different_namespaces_live_side_by_side(release: Any) -> No
     assert second.returncode == 0, second.stderr
     third = release("three", "there", alone, "--set=operator.watchNamespaces={team-b}")
     assert "release ssd of namespace there already watches team-b" in third.stderr
-    everywhere = release("four", "there")
+    everywhere = release("four", "there", EVERYWHERE)
     assert "already watches team-" in everywhere.stderr
 
 
 def test_an_operator_of_one_namespace_is_refused_beside_one_of_all(release: Any) -> None:
-    assert release("ssd", "here").returncode == 0
+    assert release("ssd", "here", EVERYWHERE).returncode == 0
     second = release("ssd", "there", "--set=operator.watchNamespaces={team-a}")
     assert second.returncode != 0
     assert "release ssd of namespace here already watches all namespaces" in second.stderr
@@ -167,8 +223,7 @@ def test_who_has_no_right_on_the_cluster_installs_for_a_namespace_and_is_told(
         )
     said = helm(
         *("install", "hers", CHART, "--namespace", "there", "--dry-run=server"),
-        *("--kube-as-user", "she", "--set=operator.watchNamespaces={there}"),
-        "--set=crds.install=false,rbac.aggregate=false",
+        *("--kube-as-user", "she", "--set=crds.install=false,rbac.aggregate=false"),
     )
     assert said.returncode == 0, said.stderr
     assert "kubectl get clusterrolebindings -l ssd.dev/binds=operator" in said.stdout

@@ -177,6 +177,39 @@ def test_an_operator_of_some_namespaces_has_no_right_on_the_cluster(render: Any)
     assert environment["SSD_OPERATOR_WATCH_NAMESPACES"] == "team-a,team-b"
 
 
+def scope_of(objects: list[Object]) -> tuple[list[str], Object]:
+    """Namespaces in which the operator has rights, empty for all, and its environment."""
+    bound = [
+        each["metadata"].get("namespace", "")
+        for each in objects
+        if "ssd.dev/binds" in each["metadata"].get("labels", {})
+    ]
+    (pod,) = pods([only(objects, "Deployment")])
+    return bound, {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
+
+
+def test_by_default_the_operator_has_rights_in_the_releases_namespace_alone(render: Any) -> None:
+    bound, environment = scope_of(render())
+    assert bound == ["here"]
+    assert environment["SSD_OPERATOR_WATCH_NAMESPACES"] == "here"
+    assert "SSD_OPERATOR_WATCH_ALL_NAMESPACES" not in environment
+
+
+def test_the_whole_cluster_is_watched_only_if_that_is_asked_for(render: Any) -> None:
+    bound, environment = scope_of(render("--set=operator.watchAllNamespaces=true"))
+    assert bound == [""]
+    assert environment["SSD_OPERATOR_WATCH_NAMESPACES"] == ""
+    assert environment["SSD_OPERATOR_WATCH_ALL_NAMESPACES"] == "true"
+
+
+def test_a_release_in_kube_system_names_what_it_watches(helm: Any, chart: Path) -> None:
+    release = ("template", "ssd", chart, "--namespace", "kube-system", "--kube-version", "1.34.0")
+    refused = helm(*release)
+    assert refused.returncode != 0
+    assert "the operator never writes in kube-system" in refused.stderr
+    assert helm(*release, "--set=operator.watchNamespaces={team-a}").returncode == 0
+
+
 def test_the_crd_outlives_the_release(render: Any) -> None:
     crd = only(render(), "CustomResourceDefinition")
     assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"

@@ -162,6 +162,8 @@ def test_a_value_without_a_comment_is_no_row(readme: ModuleType) -> None:
         (["uninstall.deleteResources=true", "rbac.create=false"], "needs rbac.create"),
         (["tests.sample.enabled=true", "rbac.create=false"], "needs rbac.create"),
         (["tests.sample.enabled=true", "operator.watchNamespaces={there}"], '"here"'),
+        (["operator.watchNamespaces={kube-system}"], "never writes in kube-system"),
+        (["operator.watchNamespaces={a}", "operator.watchAllNamespaces=true"], "choose one"),
     ],
 )
 def test_values_that_cannot_work_are_refused_with_the_reason(
@@ -215,6 +217,7 @@ def test_numbers_for_names_stay_text(helm: Any, chart: Path) -> None:
         *("template", "123", chart, "--namespace", "456", "--kube-version", "1.34.0"),
         *("--values", CHART / "ci" / "everything-values.yaml"),
         *("--set-string=operator.watchNamespaces={456,789}", "--set-string=serviceAccount.name=12"),
+        "--set=operator.watchAllNamespaces=false",
     )
     assert said.returncode == 0, said.stderr
     for each in yaml.safe_load_all(said.stdout):

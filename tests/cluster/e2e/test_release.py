@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cluster.kube import CHART, Kube, Release, eventually, install, inventory, run, sample
+from tests.cluster.kube import (
+    CHART,
+    EVERYWHERE,
+    Kube,
+    Release,
+    eventually,
+    install,
+    inventory,
+    run,
+    sample,
+)
 from tests.cluster.load import Job, Load
 
 from ssd import __version__
@@ -18,11 +28,11 @@ Figures = dict[str, object]
 
 
 def test_helm_test_passes_with_the_sample(release: Release, figures: Figures) -> None:
-    install(release.name, release.namespace, "--set", "tests.sample.enabled=true")
+    install(release.name, release.namespace, *EVERYWHERE, "--set", "tests.sample.enabled=true")
     started = time.monotonic()
     run("helm", "test", release.name, "-n", release.namespace, "--timeout", "180s", timeout=200)
     figures["helm test with the sample, s"] = round(time.monotonic() - started, 1)
-    install(release.name, release.namespace)
+    install(release.name, release.namespace, *EVERYWHERE)
 
 
 @pytest.fixture
@@ -46,11 +56,11 @@ def test_an_upgrade_brings_the_definition_and_leaves_pods_of_the_same_image_alon
         f"--set={each}.tag={__version__}"
         for each in ("image", "engineImages.target", "engineImages.draft")
     ]
-    install(release.name, release.namespace, *tags, chart=previous_chart)
+    install(release.name, release.namespace, *EVERYWHERE, *tags, chart=previous_chart)
     kube.wait_linked(demo, 1)
     assert "ENDPOINT" not in kube("get", "ssd", "-o", "wide")
     before = uids(kube, demo)
-    install(release.name, release.namespace)
+    install(release.name, release.namespace, *EVERYWHERE)
     assert "ENDPOINT" in kube("get", "ssd", "-o", "wide")
     kube("scale", f"ssd/{demo}", "--replicas=2")
     kube.wait_linked(demo, 2)
@@ -65,11 +75,11 @@ def other(release: Release) -> Iterator[Kube]:
     """A namespace that a second release watches; the first one keeps to ``default`` meanwhile."""
     install(release.name, release.namespace, "--set", "operator.watchNamespaces={default}")
     run("kubectl", "create", "namespace", "other")
-    second = install("ssd-two", "other", "--set", "operator.watchNamespaces={other}")
+    second = install("ssd-two", "other")
     yield Kube("other")
     second.uninstall()
     run("kubectl", "delete", "namespace", "other", "--timeout=90s", timeout=120)
-    install(release.name, release.namespace)
+    install(release.name, release.namespace, *EVERYWHERE)
 
 
 def test_two_releases_in_two_namespaces_touch_only_their_own(
@@ -146,7 +156,7 @@ def test_an_uninstall_leaves_the_definition_and_nothing_else(
     except AssertionError as error:
         raise AssertionError(f"left: {sorted(left())}") from error
     finally:
-        install(release.name, release.namespace)
+        install(release.name, release.namespace, *EVERYWHERE)
 
 
 def own_of(namespace: str) -> set[str]:

@@ -298,3 +298,11 @@ async def test_no_resource_ever_carries_a_finalizer() -> None:
     world = await settled()
     carriers = [each for each in world.cluster.objects.values() if "finalizers" in each["metadata"]]
     assert carriers == []
+
+
+async def test_nothing_is_written_in_kube_system() -> None:
+    world = World()
+    world.cluster.create_resource(("kube-system", "demo"), DEMO)
+    world.see()
+    assert await world.reconciler.reconcile(("kube-system", "demo")) is None
+    assert world.cluster.writes == []
