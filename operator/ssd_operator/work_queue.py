@@ -23,6 +23,11 @@ from ssd_operator.cluster import ClusterError
 
 DEBOUNCE_SECONDS = 0.05
 """Events that come together are one pass."""
+SETTLE_SECONDS = 1.0
+"""Time without a further change of a resource before its next pass. Each pass may begin to replace
+pods, so 21 edits in 5 s must not be 21 rollouts."""
+LONGEST_SETTLE_SECONDS = 10.0
+"""Maximum delay by changes that do not end."""
 RESYNC_SECONDS = 30.0
 """Longest time between two passes, with a fifth more or less."""
 _RESYNC_SPREAD = 0.2
@@ -44,18 +49,27 @@ class Schedule(Generic[KeyT]):
         self._num_failures: dict[KeyT, int] = {}
         self._not_before: dict[KeyT, float] = {}
         self._good_since: dict[KeyT, float] = {}
+        self._changes: dict[KeyT, tuple[float, float]] = {}
+        """Time of the first change that no pass has seen, and when the key has settled."""
 
     def wake(self, key: KeyT, now: float, after: float = DEBOUNCE_SECONDS) -> None:
         """Let a key be due soon; one that failed keeps waiting for its retry."""
         self._good_since.setdefault(key, now)
-        due = max(now + after, self._not_before.get(key, -math.inf))
+        _, settled_at = self._changes.get(key, (now, -math.inf))
+        due = max(now + after, self._not_before.get(key, -math.inf), settled_at)
         self._due[key] = min(due, self._due.get(key, math.inf))
 
-    def pardon(self, key: KeyT) -> None:
-        """What a key failed for may have been mended: its next wake counts at once."""
+    def change(self, key: KeyT, now: float) -> None:
+        """The resource itself was changed: a pass is due when the changes have settled.
+
+        It does not wait for a retry: the change may correct what the key failed for.
+        """
         self._num_failures.pop(key, None)
-        if self._not_before.pop(key, None) is not None:
-            self._due.pop(key, None)
+        self._not_before.pop(key, None)
+        self._due.pop(key, None)
+        first, _ = self._changes.get(key, (now, now))
+        self._changes[key] = first, min(now + SETTLE_SECONDS, first + LONGEST_SETTLE_SECONDS)
+        self.wake(key, now, 0.0)
 
     def take(self, now: float) -> KeyT | None:
         """The key that is due for longest and is not being worked on; None if there is none."""
@@ -64,6 +78,7 @@ class Schedule(Generic[KeyT]):
             return None
         _, key = min(ready, key=lambda entry: entry[0])
         del self._due[key]
+        self._changes.pop(key, None)
         self._running.add(key)
         return key
 
@@ -136,10 +151,11 @@ class WorkQueue(Generic[KeyT]):
         self._changed = asyncio.Event()
 
     def wake(self, key: KeyT, *, is_changed: bool = False) -> None:
-        """Something happened to a key: look at it soon, and if it was changed itself, now."""
+        """Something happened to a key, or the resource itself was changed: a pass is due soon."""
         if is_changed:
-            self._schedule.pardon(key)
-        self._schedule.wake(key, self._now())
+            self._schedule.change(key, self._now())
+        else:
+            self._schedule.wake(key, self._now())
         self._changed.set()
 
     def longest_wait_seconds(self) -> float:
