@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ssd.errors import LinkError
-from ssd.speculation.table import OutcomeTable, pack_commits
+from ssd.speculation.table import NUM_PARTS, OutcomeTable, pack_commits
 from ssd.transport.frame import Frame, FrameKind, TensorChannel
 from ssd.types import (
     Beat,
@@ -136,6 +136,10 @@ class DraftLink:
         self.quarantine = Quarantine(is_enabled=True)
         self.not_asked_until = 0.0
         """When it may be offered a session again, after one that came to nothing."""
+        self.most_sessions = 0
+        """Most sessions that it has carried at a time: its draft never keeps more."""
+        self.tables_due = 0
+        """Parts of tables asked for, by openings and commits, less those that came."""
         self.is_draining = False
         self.lost_because: str | None = None
         self._channel = channel
@@ -174,6 +178,12 @@ class DraftLink:
     def next_session_id(self) -> int:
         """An id never used before on this link."""
         return next(self._session_ids)
+
+    def keep(self, session: Session) -> None:
+        """Note a session that is about to open."""
+        self.sessions[session.session] = session
+        self.most_sessions = max(self.most_sessions, len(self.sessions))
+        self.tables_due += NUM_PARTS
 
     def open(self, opening: SessionOpening) -> None:
         """Ask the draft for a session.

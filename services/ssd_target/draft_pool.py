@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ssd.errors import FrameError, LinkError
 from ssd.ports import Clock
 from ssd.speculation.backup import propose_ngram
-from ssd.speculation.table import OutcomeTable, unpack_tables
+from ssd.speculation.table import NUM_PARTS, OutcomeTable, unpack_tables
 from ssd.telemetry import (
     COMMIT_TO_WIRE_SECONDS,
     DRAFT_SESSIONS,
@@ -127,8 +127,12 @@ class DraftPool:
     def receive(self, link: DraftLink, frame: Frame) -> None:
         """Keep the tables of a frame that match exactly.
 
+        A draft sends one table at most for each opening and commit, and in a frame one at most for
+        each session: it costs this loop no more than was asked of it.
+
         Raises:
-            FrameError: the frame is malformed or claims what cannot be; the link is to be closed.
+            FrameError: the frame is malformed, claims what cannot be or was not asked for; the link
+                is to be closed.
         """
         if frame.epoch != link.epoch:
             STALE_FRAMES_TOTAL.inc()
@@ -136,12 +140,22 @@ class DraftPool:
         if frame.kind is not FrameKind.TABLES:
             raise FrameError(f"a draft sent a frame of kind {frame.kind.name}")
         settings = self._settings
+        num_rows = len(frame.rows_RW)
+        most_rows = link.most_sessions * NUM_PARTS * (settings.branches + 1)
+        if num_rows > most_rows:
+            raise FrameError(
+                f"a frame has {num_rows} rows, the tables of {link.most_sessions} sessions have "
+                f"{most_rows} at most"
+            )
         tables = unpack_tables(frame.rows_RW, settings.lookahead, settings.num_token_ids)
         widest = max((len(table.bonus_N) for table in tables), default=0)
         if widest > settings.branches:
             raise FrameError(f"a table has {widest} branches, agreed are {settings.branches}")
         now = self._clock.now()
         with self._changed:
+            link.tables_due -= len(tables)
+            if link.tables_due < 0:
+                raise FrameError(f"a draft sent {-link.tables_due} tables that nobody asked for")
             for table in tables:
                 self._keep(link, table, now)
             self._changed.notify_all()
@@ -246,6 +260,7 @@ class DraftPool:
                 session.base_len = len(decision.sequence.tokens)
                 session.table = None
                 session.asked_at = now
+                session.link.tables_due += NUM_PARTS
         for link, link_commits in commits.items():
             try:
                 link.send(link_commits, self._settings.lookahead)
@@ -308,7 +323,7 @@ class DraftPool:
             # A draft prefills in turn: what is opening before this one comes first.
             before = sum(each.base_len for each in link.sessions.values() if not each.is_opened)
             session.open_by = session.asked_at + opening_seconds(before + session.base_len)
-            link.sessions[session.session] = session
+            link.keep(session)
             self._sessions[session.sequence_id] = session
         try:
             link.open(opening)

@@ -60,8 +60,9 @@ _ANY_LINK = LinkRequirement()
 RESOLVE_SECONDS = 2.0
 LONGEST_RESOLVE_SECONDS = 5.0
 """A name server that has not answered by then is taken for one that does not answer."""
-LARGEST_CAPACITY = 4096
-"""Sessions that a draft may offer: what it offers bounds the frames that are taken from it."""
+LARGEST_CAPACITY = 256
+"""Sessions that a draft may offer: what it offers bounds the frames that are taken from it. The
+most that a draft's ``max_sessions`` can be."""
 FIRST_REDIAL_SECONDS = 0.1
 LONGEST_REDIAL_SECONDS = 1.0
 REFUSED_REDIAL_SECONDS = 10.0

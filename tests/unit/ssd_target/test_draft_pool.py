@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssd.errors import FrameError
-from ssd.speculation.table import OutcomeTable, pack_tables, row_width
+from ssd.speculation.table import NUM_PARTS, OutcomeTable, pack_tables, row_width
 from ssd.telemetry import STALE_FRAMES_TOTAL
 from ssd.testing.scripted_draft import Behaviour
 from ssd.transport.frame import Frame, FrameKind
@@ -273,3 +273,58 @@ def test_a_table_wider_than_agreed_is_a_broken_promise(make_bench: MakeBench) ->
     with pytest.raises(FrameError, match="a table has 3 branches, agreed are 2"):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5, 6, 7]))
     bench.run()
+
+
+def empty_heads(num_rows: int) -> Frame:
+    """Tables without a branch, each of another session."""
+    rows_RW = np.full((num_rows, row_width(LOOKAHEAD)), -1, dtype=np.int32)
+    rows_RW[:, :4] = 0
+    rows_RW[:, 0] = np.arange(1, num_rows + 1)
+    return Frame(FrameKind.TABLES, 1, 1, rows_RW)
+
+
+def test_a_frame_of_more_rows_than_the_open_sessions_have_is_refused_unread(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench()
+    bench.join(SILENT)
+    (link,) = bench.pool.links()
+    with pytest.raises(FrameError, match="1 rows, the tables of 0 sessions"):
+        bench.pool.receive(link, empty_heads(1))
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    with pytest.raises(FrameError, match="4096 rows, the tables of 1 sessions have 6 at most"):
+        bench.pool.receive(link, empty_heads(4096))
+    bench.run()
+
+
+def test_a_draft_may_answer_each_opening_and_commit_and_no_more(make_bench: MakeBench) -> None:
+    bench = make_bench(may_quarantine=False)
+    bench.join(SILENT)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    num_asked = 2  # the opening and the commit of the round
+    before = stale_frames()
+    for number in range(num_asked * NUM_PARTS):
+        bench.pool.receive(link, tables_frame(1, session.base_len, [5], part=number % NUM_PARTS))
+    assert stale_frames() == before + num_asked * NUM_PARTS - 1
+    with pytest.raises(FrameError, match="1 tables that nobody asked for"):
+        bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    bench.loop.run_round()
+    bench.pool.detach(link, "it broke the rules")
+    bench.run()
+
+
+def test_a_draft_that_answers_every_round_never_runs_out_of_what_it_may_send(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT, Behaviour.LATE, Behaviour.MISS, Behaviour.HIT])
+    for number in range(1, 20):
+        bench.submit([number, 2, 3], 30)
+    bench.run()
+    (link,) = bench.pool.links()
+    assert link.lost_because is None
+    assert link.most_sessions <= 4
