@@ -16,7 +16,7 @@ from itertools import takewhile
 
 from ssd import errors
 from ssd.cpu_plan import CpuPlan, plan_cpus
-from ssd.errors import SettingsError, SetupError
+from ssd.errors import InternalError, NotReadyError, SettingsError, SetupError
 from ssd.telemetry import Event, parse_event
 
 TARGET = "target"
@@ -29,6 +29,8 @@ LINK_SECONDS = 10.0
 """A target that has no link to its drafts this long after the start serves without them."""
 DRAIN_SECONDS = 5.0
 """How long streams may go on after SIGTERM here: somebody waits for the prompt to come back."""
+END_SECONDS = 5.0
+"""A target that crashes ends within this time of its clients' errors."""
 STOP_SECONDS = DRAIN_SECONDS + 15.0
 """A child that has not ended this long after SIGTERM is killed: longer than any honest drain."""
 MAX_OTHER_LINES = 400
@@ -304,7 +306,8 @@ async def deployed(
     Links are waited for, up to ``LINK_SECONDS``: a first request should meet its drafts.
 
     Raises:
-        SetupError: one of them could not start, in its own words, or they do not fit.
+        SetupError: one of them could not start, in its own words, or they do not fit; or the target
+            ended while a client was using it.
     """
     plan = plan_cpus(deployment.allowed_cpus, deployment.num_drafts)
     drafts = [
@@ -323,7 +326,15 @@ async def deployed(
         await target.start()
         await asyncio.gather(*(child.ready() for child in started))
         await links.linked(LINK_SECONDS)
-        yield RunningDeployment(target, tuple(drafts))
+        try:
+            yield RunningDeployment(target, tuple(drafts))
+        except (NotReadyError, InternalError) as error:
+            # What a client sees of a target that crashes; the target itself knows why.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(END_SECONDS):
+                    await target.wait()
+                    raise target.failure() from error
+            raise
     finally:
         stops = [child.stop() for child in reversed(started)]
         for result in await asyncio.gather(*stops, return_exceptions=True):

@@ -77,7 +77,7 @@ async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
     started = time.perf_counter()
     async with (
         deployed(plan.deployment) as running,
-        TargetClient(running.target.grpc_address) as client,
+        TargetClient(running.target.grpc_address, ready_seconds=0) as client,
     ):
         results.ready_seconds = time.perf_counter() - started
         if (await client.model_info()).active_drafts == 0:

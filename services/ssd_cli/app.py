@@ -17,6 +17,7 @@ import ssd
 from ssd.cpu_plan import one_cpu_a_core, plan_cpus
 from ssd.errors import ModelNotFoundError, NotReadyError, RequestError, SettingsError, SSDError
 from ssd.launch import Deployment
+from ssd.rpc.client import READY_SECONDS
 from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams
 from ssd_cli.demo import DemoOptions, demo
@@ -89,6 +90,10 @@ def generate_command(
     endpoint: Annotated[
         str | None, typer.Option(help="A running target; without one the command starts one.")
     ] = None,
+    wait_seconds: Annotated[
+        float,
+        typer.Option("--wait", min=0.0, max=86400.0, help="Seconds to wait for a ready target."),
+    ] = READY_SECONDS,
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
     mode: ModeOption = "auto",
@@ -120,6 +125,7 @@ def generate_command(
     )
     options = GenerateOptions(
         endpoint=endpoint,
+        wait_seconds=wait_seconds,
         deployment=Deployment(
             target=target,
             draft=draft,

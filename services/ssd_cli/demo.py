@@ -50,7 +50,9 @@ async def demo(deployment: Deployment, options: DemoOptions) -> None:
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=False) as on_event:
             running = await stack.enter_async_context(deployed(deployment, on_event))
-        client = await stack.enter_async_context(TargetClient(running.target.grpc_address))
+        client = await stack.enter_async_context(
+            TargetClient(running.target.grpc_address, ready_seconds=0)
+        )
         info = await client.model_info()
         err.print(
             f"target {info.num_parameters / 1e6:.1f}M parameters, {info.dtype}, {info.device}; "

@@ -4,10 +4,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from ssd.errors import NotReadyError
 from ssd.launch import Deployment, deployed
-from ssd.rpc.client import TargetClient
+from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import GenerateCall
-from ssd_cli.display import startup_progress
+from ssd_cli.display import say, startup_progress
 from ssd_cli.figures import Collector, Generation
 
 
@@ -18,6 +19,8 @@ class GenerateOptions:
     endpoint: str | None
     """A running target; None starts ``deployment`` and stops it again."""
     deployment: Deployment
+    wait_seconds: float = READY_SECONDS
+    """How long a running target may take to be ready."""
     is_quiet: bool
     """No progress: somebody reads the output by machine."""
 
@@ -35,7 +38,7 @@ async def generate(
     Raises:
         SSDError: the processes cannot start, or the target refuses.
     """
-    async with _endpoint(options) as endpoint, TargetClient(endpoint) as client:
+    async with _client(options) as client:
         return await stream(client, call, on_text)
 
 
@@ -51,11 +54,21 @@ async def stream(
 
 
 @contextlib.asynccontextmanager
-async def _endpoint(options: GenerateOptions) -> AsyncIterator[str]:
+async def _client(options: GenerateOptions) -> AsyncIterator[TargetClient]:
     if options.endpoint is not None:
-        yield options.endpoint
+
+        def show_wait(reason: NotReadyError) -> None:
+            if not options.is_quiet:
+                say("waiting", f"{reason}; for {options.wait_seconds:g} s at most")
+
+        async with TargetClient(
+            options.endpoint, ready_seconds=options.wait_seconds, on_wait=show_wait
+        ) as client:
+            yield client
         return
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=options.is_quiet) as on_event:
             running = await stack.enter_async_context(deployed(options.deployment, on_event))
-        yield running.target.grpc_address
+        # Nobody starts this target again: its end is an error at once.
+        client = TargetClient(running.target.grpc_address, ready_seconds=0)
+        yield await stack.enter_async_context(client)

@@ -16,6 +16,9 @@ import psutil
 import pytest
 
 import ssd
+from ssd.errors import SetupError
+from ssd.launch import Deployment, deployed
+from ssd.rpc.client import TargetClient
 from ssd.testing.tiny_folder import write_tiny_folder
 
 pytestmark = pytest.mark.timeout(120)
@@ -170,6 +173,22 @@ async def test_the_end_of_the_target_ends_up_with_an_error(pair: tuple[str, ...]
         assert process.stderr is not None
         assert b"error: target was killed by signal 9" in await process.stderr.read()
         assert not any(map(is_running, children))
+
+
+async def test_a_target_that_crashes_under_a_request_is_named_and_not_only_unreachable(
+    pair: tuple[str, ...],
+) -> None:
+    async def ask_what_is_killed() -> None:
+        deployment = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
+        async with (
+            deployed(deployment) as running,
+            TargetClient(running.target.grpc_address, ready_seconds=0) as client,
+        ):
+            os.kill(running.target.pid, signal.SIGSEGV)
+            _ = [chunk async for chunk in client.generate("x")]
+
+    with pytest.raises(SetupError, match=r"target was killed by signal 11 \(SIGSEGV\)"):
+        await ask_what_is_killed()
 
 
 async def test_ctrl_c_while_the_processes_start_leaves_nothing(pair: tuple[str, ...]) -> None:

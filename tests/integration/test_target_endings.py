@@ -81,7 +81,7 @@ async def altered(code: str, folder: Path, *flags: str) -> AsyncIterator[Process
 async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderTest, TargetClient]]:
     async with running("ssd_target", "--model", str(folder), *SHAPE, *flags) as process:
         await process.until("ready")
-        async with TargetClient(process.grpc_address) as client:
+        async with TargetClient(process.grpc_address, ready_seconds=0) as client:
             yield process, client
 
 
@@ -99,7 +99,7 @@ async def test_a_crash_of_the_step_thread_is_told_to_all_and_ends_the_process(
     flags = ("--max-num-seqs", "2", "--termination-log", str(log))
     async with altered(BREAKS_AT_POSITION_60, folder, *flags) as process:
         await process.until("ready")
-        async with TargetClient(process.grpc_address) as client:
+        async with TargetClient(process.grpc_address, ready_seconds=0) as client:
             calls = [asyncio.create_task(read(client, f"call {n}")) for n in range(5)]
             answers = await asyncio.gather(*calls, return_exceptions=True)
             for answer in answers:
@@ -117,7 +117,7 @@ async def test_a_crash_of_the_step_thread_is_told_to_all_and_ends_the_process(
 async def test_a_target_that_is_told_to_leave_while_it_loads_leaves_at_once(folder: Path) -> None:
     async with altered(NEVER_LOADS, folder) as process:
         await process.until("listening")
-        async with TargetClient(process.grpc_address) as client:
+        async with TargetClient(process.grpc_address, ready_seconds=0) as client:
             with pytest.raises(NotReadyError, match="loading"):
                 await read(client, "abc")
         process.signal(signal.SIGTERM)

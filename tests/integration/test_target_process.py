@@ -69,7 +69,7 @@ async def ask(
 async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderTest, TargetClient]]:
     async with running("ssd_target", "--model", str(folder), *ANY_PORT, *SMALL, *flags) as process:
         await process.until("ready")
-        async with TargetClient(process.grpc_address) as client:
+        async with TargetClient(process.grpc_address, ready_seconds=0) as client:
             yield process, client
 
 

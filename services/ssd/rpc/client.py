@@ -1,21 +1,24 @@
 """Clients of a target and of a draft. Whatever goes wrong is an ``SSDError``.
 
 A server that cannot be reached, or goes away, is a ``NotReadyError`` that names it, a deadline a
-``DeadlineError``, a call that the server cancelled for a reason a ``CancelledError``, and an error
-that the server raised is raised here again, class and fields included.
+``DeadlineError``, and an error that the server raised is raised here again, class and fields
+included. Three kinds of cancellation differ: a caller that cancels its task gets
+``asyncio.CancelledError``; a call that the server cancels for a reason, or that ends because its
+client is closed, is a ``CancelledError`` of ours that says which.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ssd.errors import FieldError, NotReadyError, SSDError
+from ssd.errors import CancelledError, FieldError, NotReadyError, SSDError
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.codec import (
     Conversation,
@@ -38,7 +41,7 @@ from ssd.v1 import (
     speculation_pb2_grpc,
 )
 
-OPTIONS: tuple[tuple[str, int], ...] = (
+OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 20_000),
@@ -53,21 +56,30 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 """A channel of its own for each client, so that one dead peer's backoff is never another's.
 ``min_reconnect_backoff_ms`` is how long a connect may take: a server on a busy machine needs over a
 second for it at times. The pause after a connect that failed is given by the other two."""
+TARGET_OPTIONS = (*OPTIONS, ("grpc.lb_policy_name", "round_robin"))
+"""Of the addresses of a name, those that answer take turns."""
 CALL_SECONDS = 30.0
 """Deadline of calls that ask a question."""
+READY_SECONDS = 30.0
+"""How long a request waits for a target that is ready, unless its client is told otherwise."""
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 1.0
+"""Between two attempts of a request; each pause is twice the one before."""
 _PROBE_SECONDS = 0.05
 """Between two questions whether a server is ready."""
 
-Answer = TypeVar("Answer")
 Prompt = str | Sequence[TokenId] | Conversation
 
 
 class _Client:
     """A lazily made channel to one endpoint. Asyncio loop; use ``async with`` or ``close``."""
 
+    _options = OPTIONS
+
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
         self._opened: grpc.aio.Channel | None = None
+        self._num_calls: Counter[grpc.aio.Channel] = Counter()
 
     async def __aenter__(self) -> Self:
         return self
@@ -81,9 +93,10 @@ class _Client:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what runs and close the channel. Idempotent."""
-        channel, self._opened = self._opened, None
-        if channel is not None:
+        """Cancel what runs and close all channels. Idempotent."""
+        channels = {*self._num_calls, *filter(None, [self._opened])}
+        self._opened = None
+        for channel in channels:
             await channel.close(None)
 
     async def wait_ready(self, timeout_seconds: float) -> None:
@@ -106,26 +119,70 @@ class _Client:
         raise NotReadyError(f"{self.endpoint} is not ready after {timeout_seconds:g} s: {heard}")
 
     async def _is_serving(self) -> bool:
-        stub = self._stub(health_pb2_grpc.HealthStub)
-        answer = await self._ask(stub.Check(health_pb2.HealthCheckRequest(), timeout=CALL_SECONDS))
+        answer = await self._ask(
+            health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest()
+        )
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     @property
     def _channel(self) -> grpc.aio.Channel:
         if self._opened is None:
-            self._opened = grpc.aio.insecure_channel(self.endpoint, options=OPTIONS)
+            self._opened = grpc.aio.insecure_channel(self.endpoint, options=self._options)
         return self._opened
 
-    def _stub(self, kind: Callable[[grpc.aio.Channel], Any]) -> Any:
-        return kind(self._channel)
+    async def _leave(self, channel: grpc.aio.Channel) -> None:
+        """Resolve and connect anew for the next call; calls that run keep this channel."""
+        if self._opened is channel:
+            self._opened = None
+            if channel not in self._num_calls:
+                await channel.close(None)
 
-    async def _ask(self, call: Awaitable[Answer]) -> Answer:
-        with _told_as_ours(self.endpoint):
-            return await call
+    @contextlib.asynccontextmanager
+    async def _calling(self, stub: Callable[[grpc.aio.Channel], Any]) -> AsyncIterator[Any]:
+        """A stub of the channel, which stays open; inside, what gRPC raises becomes ours."""
+        channel = self._channel
+        self._num_calls[channel] += 1
+        try:
+            with _told_as_ours(self.endpoint):
+                yield stub(channel)
+        finally:
+            self._num_calls[channel] -= 1
+            if not self._num_calls[channel]:
+                del self._num_calls[channel]
+                if channel is not self._opened:
+                    await channel.close(None)
+
+    async def _ask(self, stub: Callable[[grpc.aio.Channel], Any], method: str, request: Any) -> Any:
+        async with self._calling(stub) as ready:
+            return await getattr(ready, method)(request, timeout=CALL_SECONDS)
 
 
 class TargetClient(_Client):
-    """Speaks to a target."""
+    """Speaks to a target.
+
+    A request that no target has begun is sent again: to another address of the endpoint, or to the
+    same one once it is ready. After its first token nothing is repeated.
+    """
+
+    _options = TARGET_OPTIONS
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        ready_seconds: float = READY_SECONDS,
+        on_wait: Callable[[NotReadyError], None] = lambda _error: None,
+    ) -> None:
+        """Prepare the client.
+
+        Args:
+            endpoint: ``host:port``, or ``dns:///host:port`` for all addresses of a name.
+            ready_seconds: how long ``generate`` waits for a target that is ready; 0: not at all.
+            on_wait: called with the reason when a request begins to wait.
+        """
+        super().__init__(endpoint)
+        self._ready_seconds = ready_seconds
+        self._on_wait = on_wait
 
     async def generate(
         self,
@@ -139,71 +196,99 @@ class TargetClient(_Client):
 
         ``sampling`` None leaves everything to the server, which draws a seed and returns it in the
         first chunk; otherwise all of it is said, the seed included. A ``GenerateCall`` as prompt
-        says everything itself.
+        says everything itself. ``timeout_seconds`` bounds all attempts together.
 
         Raises:
+            NotReadyError: no target was ready within ``ready_seconds`` or the time-out; or the
+                target went away after the first chunk.
             SSDError: see the module.
         """
         if isinstance(prompt, GenerateCall):
             request = generate_request(prompt)
         else:
             request = _request(prompt, sampling, mode)
-        stub = self._stub(generate_pb2_grpc.GenerateServiceStub)
-        call = stub.Generate(request, timeout=timeout_seconds)
-        try:
-            with _told_as_ours(self.endpoint):
+        loop = asyncio.get_running_loop()
+        started_at, pause_seconds = loop.time(), 0.0
+        wait_seconds = self._ready_seconds
+        if timeout_seconds is not None:
+            wait_seconds = min(wait_seconds, timeout_seconds)
+        while True:
+            spent_seconds = loop.time() - started_at
+            left_seconds = None if timeout_seconds is None else timeout_seconds - spent_seconds
+            has_begun, channel = False, self._channel
+            try:
+                async with contextlib.aclosing(self._attempt(request, left_seconds)) as chunks:
+                    async for chunk in chunks:
+                        has_begun = True
+                        yield chunk
+                return
+            except NotReadyError as error:
+                spent_seconds = loop.time() - started_at
+                is_first, pause_seconds = pause_seconds == 0, _next_pause(pause_seconds)
+                if has_begun or spent_seconds + pause_seconds > wait_seconds:
+                    raise
+                if is_first:
+                    self._on_wait(error)
+            # A connection through a virtual address stays with one target, even if that drains.
+            await self._leave(channel)
+            await asyncio.sleep(pause_seconds)
+
+    async def _attempt(
+        self, request: generate_pb2.GenerateRequest, timeout_seconds: float | None
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        async with self._calling(generate_pb2_grpc.GenerateServiceStub) as stub:
+            call = stub.Generate(request, timeout=timeout_seconds)
+            try:
                 async for message in call:
                     yield generation_chunk(message)
-        finally:
-            call.cancel()
+            finally:
+                call.cancel()
 
     async def tokenize(self, text: str) -> tuple[TokenId, ...]:
         """Text to token ids."""
-        stub = self._stub(generate_pb2_grpc.GenerateServiceStub)
         try:
             request = generate_pb2.TokenizeRequest(text=text)
         except ValueError as error:
             raise FieldError("text", f"is not UTF-8: {error}") from error
-        answer = await self._ask(stub.Tokenize(request, timeout=CALL_SECONDS))
+        answer = await self._ask(generate_pb2_grpc.GenerateServiceStub, "Tokenize", request)
         return tuple(answer.token_ids)
 
     async def detokenize(self, token_ids: Sequence[TokenId]) -> str:
         """Token ids to text."""
-        stub = self._stub(generate_pb2_grpc.GenerateServiceStub)
         try:
             request = generate_pb2.DetokenizeRequest(token_ids=token_ids)
         except ValueError as error:
             raise FieldError("token_ids", str(error)) from error
-        answer = await self._ask(stub.Detokenize(request, timeout=CALL_SECONDS))
+        answer = await self._ask(generate_pb2_grpc.GenerateServiceStub, "Detokenize", request)
         return str(answer.text)
 
     async def model_info(self) -> ModelInfo:
         """The model that is served and how."""
-        stub = self._stub(generate_pb2_grpc.GenerateServiceStub)
         request = generate_pb2.GetModelInfoRequest()
-        return model_info(await self._ask(stub.GetModelInfo(request, timeout=CALL_SECONDS)))
+        stub = generate_pb2_grpc.GenerateServiceStub
+        return model_info(await self._ask(stub, "GetModelInfo", request))
 
     async def pool_status(self) -> PoolStatus:
         """Links, sessions, hit rates."""
-        stub = self._stub(admin_pb2_grpc.AdminServiceStub)
         request = admin_pb2.GetPoolStatusRequest()
-        return pool_status(await self._ask(stub.GetPoolStatus(request, timeout=CALL_SECONDS)))
+        return pool_status(
+            await self._ask(admin_pb2_grpc.AdminServiceStub, "GetPoolStatus", request)
+        )
 
     async def watch_pool(self) -> AsyncGenerator[PoolStatus, None]:
         """The pool now and whenever it has changed, until the target stops or this is closed."""
-        call = self._stub(admin_pb2_grpc.AdminServiceStub).WatchPool(admin_pb2.WatchPoolRequest())
-        try:
-            with _told_as_ours(self.endpoint):
+        async with self._calling(admin_pb2_grpc.AdminServiceStub) as stub:
+            call = stub.WatchPool(admin_pb2.WatchPoolRequest())
+            try:
                 async for message in call:
                     yield pool_status(message.pool)
-        finally:
-            call.cancel()
+            finally:
+                call.cancel()
 
     async def drain(self, deadline_ms: int) -> int:
         """Ask it to leave; returns the requests that were running or waiting."""
-        stub = self._stub(admin_pb2_grpc.AdminServiceStub)
         request = admin_pb2.DrainTargetRequest(deadline_ms=deadline_ms)
-        answer = await self._ask(stub.Drain(request, timeout=CALL_SECONDS))
+        answer = await self._ask(admin_pb2_grpc.AdminServiceStub, "Drain", request)
         return int(answer.requests)
 
 
@@ -212,22 +297,21 @@ class DraftClient(_Client):
 
     async def open_link(self, max_outgoing: int = MAX_OUTGOING) -> LinkCall:
         """Dial; the first ``receive`` tells whether the draft is there. Close it when done."""
-        stub = self._stub(speculation_pb2_grpc.SpeculationServiceStub)
+        stub: Any = speculation_pb2_grpc.SpeculationServiceStub(self._channel)  # type: ignore[no-untyped-call]
         link = LinkCall(stub.Speculate(), self.endpoint, max_outgoing)
         link.start()
         return link
 
     async def get_status(self) -> DraftStatus:
         """What the draft is doing."""
-        stub = self._stub(speculation_pb2_grpc.SpeculationServiceStub)
         request = speculation_pb2.GetStatusRequest()
-        return draft_status(await self._ask(stub.GetStatus(request, timeout=CALL_SECONDS)))
+        stub = speculation_pb2_grpc.SpeculationServiceStub
+        return draft_status(await self._ask(stub, "GetStatus", request))
 
     async def drain(self, deadline_ms: int) -> int:
         """Ask it to leave; returns the sessions that were open."""
-        stub = self._stub(speculation_pb2_grpc.SpeculationServiceStub)
         request = speculation_pb2.DrainDraftRequest(deadline_ms=deadline_ms)
-        answer = await self._ask(stub.Drain(request, timeout=CALL_SECONDS))
+        answer = await self._ask(speculation_pb2_grpc.SpeculationServiceStub, "Drain", request)
         return int(answer.sessions)
 
 
@@ -239,7 +323,17 @@ def _told_as_ours(endpoint: str) -> Iterator[None]:
     except grpc.aio.AioRpcError as error:
         raise from_rpc_error(error, endpoint) from error
     except grpc.aio.UsageError as error:
-        raise NotReadyError(f"the client of {endpoint} is closed") from error
+        raise CancelledError(f"the client of {endpoint} is closed") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # gRPC raises it for a call of its own, too: nobody has cancelled this task.
+        raise CancelledError(f"the client of {endpoint} was closed during the call") from error
+
+
+def _next_pause(pause_seconds: float) -> float:
+    return min(max(_FIRST_PAUSE_SECONDS, 2 * pause_seconds), _LONGEST_PAUSE_SECONDS)
 
 
 def _request(

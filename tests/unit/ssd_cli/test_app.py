@@ -50,7 +50,7 @@ def test_bad_usage_is_one_line_with_a_hint_and_exit_code_2(
 def test_an_unreachable_endpoint_is_one_line_and_exit_code_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(["generate", "x", "--endpoint", "127.0.0.1:1"]) == 1
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--wait", "0"]) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
@@ -58,11 +58,21 @@ def test_an_unreachable_endpoint_is_one_line_and_exit_code_1(
     assert "ssd up" in said.err
 
 
+def test_a_target_that_is_not_ready_is_waited_for_and_the_reason_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--wait", "0.2"]) == 1
+    waiting, error = capsys.readouterr().err.splitlines()
+    assert waiting.startswith("waiting: 127.0.0.1:1 cannot be reached")
+    assert waiting.endswith("for 0.2 s at most")
+    assert error.startswith("error: 127.0.0.1:1 cannot be reached")
+
+
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--debug", "generate", "x", "--endpoint", "127.0.0.1:1"],
-        ["generate", "x", "--endpoint", "127.0.0.1:1", "--debug"],
+        ["--debug", "generate", "x", "--endpoint", "127.0.0.1:1", "--wait", "0"],
+        ["generate", "x", "--endpoint", "127.0.0.1:1", "--wait", "0", "--debug"],
     ],
 )
 def test_debug_shows_the_stack_wherever_it_stands_and_for_one_command_only(

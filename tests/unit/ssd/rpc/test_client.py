@@ -1,6 +1,8 @@
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -23,21 +25,29 @@ from ssd.v1 import (
 
 
 class Target(generate_pb2_grpc.GenerateServiceServicer):
-    """Says its prompt back, a character a chunk; ``*`` in it makes it wait for ever."""
+    """Returns its prompt, a character a chunk; ``*`` in it makes it wait for ever."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_refusals: int = 0) -> None:
         self.calls: list[GenerateCall] = []
         self.left = asyncio.Event()
+        self.may_go_on = asyncio.Event()
+        self.num_refusals = num_refusals
 
     async def Generate(self, request: Any, context: Any) -> None:  # noqa: N802
         call = codec.generate_call(request, 1000)
         self.calls.append(call)
+        if len(self.calls) <= self.num_refusals:
+            raise NotReadyError("draining")
         try:
             for character in str(call.prompt):
                 if character == "*":
                     await asyncio.Event().wait()
                 if character == "!":
                     raise CancelledError("the target drained")
+                if character == "?":
+                    raise NotReadyError("the target drains")
+                if character == "-":
+                    await self.may_go_on.wait()
                 chunk = GenerationChunk(token_ids=(ord(character),), text=character)
                 await context.write(codec.generate_response(chunk))
             ending = GenerationChunk(token_ids=(), finish_reason=FinishReason.STOP)
@@ -63,6 +73,24 @@ class Draft(speculation_pb2_grpc.SpeculationServiceServicer):
 @pytest.fixture
 async def target() -> Target:
     return Target()
+
+
+@asynccontextmanager
+async def serving(target: Target, port: int = 0) -> AsyncIterator[str]:
+    """The address of a server with nothing but a target's service."""
+    server = RpcServer("127.0.0.1", port)
+    register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, target)
+    server.add("ssd.v1.GenerateService", register)
+    await server.start()
+    try:
+        yield f"127.0.0.1:{server.port}"
+    finally:
+        await server.stop(0)
+
+
+async def text_of(client: TargetClient, prompt: str, timeout_seconds: float | None = None) -> str:
+    chunks = client.generate(prompt, timeout_seconds=timeout_seconds)
+    return "".join([chunk.text async for chunk in chunks])
 
 
 @pytest.fixture
@@ -183,6 +211,140 @@ async def test_a_client_can_wait_for_a_server_that_is_not_there_yet() -> None:
         await server.start()
         await waiting
         await server.stop(0)
+
+
+async def test_a_request_that_no_target_has_begun_is_sent_again() -> None:
+    target = Target(num_refusals=2)
+    reasons: list[NotReadyError] = []
+    async with (
+        serving(target) as endpoint,
+        TargetClient(endpoint, on_wait=reasons.append) as client,
+    ):
+        assert await text_of(client, "abc") == "abc"
+    assert [call.prompt for call in target.calls] == ["abc"] * 3
+    assert [str(reason) for reason in reasons] == ["draining"], "told once"
+
+
+async def test_a_request_waits_for_a_target_that_is_not_there_yet() -> None:
+    port, waits = free_port(), asyncio.Event()
+    client = TargetClient(f"127.0.0.1:{port}", on_wait=lambda _error: waits.set())
+    async with client:
+        answer = asyncio.create_task(text_of(client, "abc"))
+        await waits.wait()
+        async with serving(Target(), port):
+            assert await answer == "abc"
+
+
+async def test_nothing_is_repeated_after_the_first_token(
+    target: Target, client: TargetClient
+) -> None:
+    with pytest.raises(NotReadyError, match="the target drains"):
+        await text_of(client, "a?")
+    assert len(target.calls) == 1
+
+
+async def test_a_client_that_does_not_wait_asks_once() -> None:
+    target = Target(num_refusals=1)
+    async with serving(target) as endpoint, TargetClient(endpoint, ready_seconds=0) as client:
+        with pytest.raises(NotReadyError, match="draining"):
+            await text_of(client, "abc")
+    assert len(target.calls) == 1
+
+
+@pytest.mark.parametrize(("ready_seconds", "timeout_seconds"), [(0.5, None), (30.0, 0.5)])
+async def test_a_wait_for_a_target_is_bounded_and_ends_with_its_reason(
+    ready_seconds: float, timeout_seconds: float | None
+) -> None:
+    target = Target(num_refusals=10_000)
+    async with (
+        serving(target) as endpoint,
+        TargetClient(endpoint, ready_seconds=ready_seconds) as client,
+    ):
+        with pytest.raises(NotReadyError, match="draining"):
+            await text_of(client, "abc", timeout_seconds)
+    assert 2 <= len(target.calls) <= 4
+
+
+@asynccontextmanager
+async def virtual_address(backends: list[str]) -> AsyncIterator[str]:
+    """As a Service: a connection goes to the first backend of its time, and stays there."""
+    pumps: set[asyncio.Task[None]] = set()
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while block := await source.read(65536):
+                sink.write(block)
+        finally:
+            sink.close()
+            with contextlib.suppress(OSError):
+                await sink.wait_closed()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = backends[0].partition(":")
+        inner_reader, inner_writer = await asyncio.open_connection(host, int(port))
+        pumps.add(asyncio.create_task(pump(reader, inner_writer)))
+        pumps.add(asyncio.create_task(pump(inner_reader, writer)))
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+
+async def test_a_target_that_drains_behind_a_virtual_address_is_left_and_its_streams_finish() -> (
+    None
+):
+    old, new = Target(), Target()
+    async with serving(old) as first, serving(new) as second:
+        backends = [first]
+        async with virtual_address(backends) as endpoint, TargetClient(endpoint) as client:
+            stream = client.generate("a-b")
+            assert (await anext(stream)).text == "a"
+            old.num_refusals, backends[0] = 10_000, second
+            assert await text_of(client, "abc") == "abc"
+            assert await text_of(client, "def") == "def"
+            assert len(old.calls) == 2, "the connection was left after one refusal"
+            old.may_go_on.set()
+            assert [chunk.text async for chunk in stream] == ["-", "b", ""]
+
+
+async def test_of_several_addresses_those_that_answer_take_turns() -> None:
+    targets = Target(), Target()
+    async with serving(targets[0]) as one, serving(targets[1]) as two:
+        endpoint = f"ipv4:{one},{two},127.0.0.1:{free_port()}"
+        async with TargetClient(endpoint, ready_seconds=0) as client:
+            for _ in range(6):
+                assert await text_of(client, "abc") == "abc"
+            # The first ones may go to the address that was connected first.
+            assert min(len(target.calls) for target in targets) >= 2
+
+
+async def test_closing_a_client_ends_its_calls_with_an_error_that_says_so(endpoint: str) -> None:
+    client = TargetClient(endpoint)
+    chunks = client.generate("a*")
+    await anext(chunks)
+    rest = asyncio.ensure_future(anext(chunks))
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(CancelledError, match=r"the client of .* was closed during the call"):
+        await rest
+
+
+async def test_a_caller_that_cancels_its_task_gets_its_own_cancellation(
+    client: TargetClient, target: Target
+) -> None:
+    chunks = client.generate("a*")
+    await anext(chunks)
+    rest = asyncio.ensure_future(anext(chunks))
+    await asyncio.sleep(0)
+    rest.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rest
+    await target.left.wait()
 
 
 async def test_a_method_that_is_not_served_is_unsupported(client: TargetClient) -> None:
