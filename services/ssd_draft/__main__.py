@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from ssd.engine.check import check_engine
-from ssd.engine.config import EngineConfig, ModelConfig, length_limit
+from ssd.engine.config import EngineConfig, ModelConfig, length_limit, usable_token_ids
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.model_source import local_folder, resolve
 from ssd.ports import Tokenizer
@@ -46,7 +46,7 @@ async def serve(settings: DraftSettings) -> int:
         cpus=cpus,
     )
     me = peer(settings, weights_fingerprint(folder))
-    terms = link_terms(settings, tokenizer, step.engine.max_model_len, me)
+    terms = link_terms(settings, tokenizer, step.engine, me)
     draft = Draft(settings, step, terms, SystemClock())
     return await run_until_signal(draft.run(), draft.leave)
 
@@ -80,20 +80,22 @@ def engine_config(
         prefill_chunk=settings.prefill_chunk,
         kv_cache_bytes=settings.kv_cache_bytes or None,
         deterministic=settings.deterministic,
-        num_token_ids=tokenizer.vocab_size,
+        num_token_ids=usable_token_ids(tokenizer.vocab_size, model),
         branches=settings.branches,
     )
 
 
-def link_terms(settings: DraftSettings, tokenizer: Tokenizer, max_len: int, me: Peer) -> LinkTerms:
+def link_terms(
+    settings: DraftSettings, tokenizer: Tokenizer, engine: EngineConfig, me: Peer
+) -> LinkTerms:
     """What every target is held to."""
     return LinkTerms(
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=engine.num_token_ids or tokenizer.vocab_size,
         tokenizer_fingerprint=tokenizer.fingerprint,
         lookahead=settings.lookahead,
         branches=settings.branches,
         capacity=settings.max_sessions,
-        max_len=max_len,
+        max_len=engine.max_model_len,
         delay_seconds=settings.inject_delay_ms / 1000,
         default_policy=LinkPolicy(fan_out_policy=settings.fan_out),
         peer=me,

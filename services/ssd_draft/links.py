@@ -57,6 +57,7 @@ class LinkTerms:
     """What this draft holds every target to."""
 
     vocab_size: int
+    """Token ids that both the tokenizer and the embedding have."""
     tokenizer_fingerprint: str
     lookahead: int
     branches: int

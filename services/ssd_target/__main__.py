@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from ssd.engine.check import check_engine
-from ssd.engine.config import EngineConfig, ModelConfig, length_limit
+from ssd.engine.config import EngineConfig, ModelConfig, length_limit, usable_token_ids
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.model_source import local_folder, resolve
 from ssd.ports import Tokenizer
@@ -77,7 +77,7 @@ def engine_config(
         prefill_chunk=settings.prefill_chunk,
         kv_cache_bytes=settings.kv_cache_bytes or None,
         deterministic=settings.deterministic,
-        num_token_ids=tokenizer.vocab_size,
+        num_token_ids=usable_token_ids(tokenizer.vocab_size, model),
     )
 
 

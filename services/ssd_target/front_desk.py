@@ -94,6 +94,11 @@ class FrontDesk:
             raise NotReadyError("the target is draining; ask another one")
         return self.runner
 
+    @property
+    def num_token_ids(self) -> int:
+        """Ids that a prompt may hold: those of the tokenizer that the model has, too."""
+        return self.require_open().engine.num_token_ids or self.tokenizer.vocab_size
+
     async def wait_until_idle(self) -> None:
         """Wait for the last request to end."""
         await self._idle.wait()
@@ -122,7 +127,7 @@ class FrontDesk:
         prompt_ids = await self._prompt_ids(call.prompt)
         limit = room_for(prompt_ids, call.max_tokens, runner.engine.max_model_len)
         # Not before: a prompt that is too long is not worth reading through.
-        check_token_ids("token_ids.ids", prompt_ids, self.tokenizer.vocab_size)
+        self._check_prompt(call.prompt, prompt_ids)
         request = self._request(call, request_id, prompt_ids, limit)
         arrival = Arrival(
             sequence_id=next(self._sequence_ids),
@@ -197,6 +202,23 @@ class FrontDesk:
         if not ids:
             raise FieldError("input", "the prompt is empty; it must hold 1 token at least")
         return ids
+
+    def _check_prompt(self, prompt: Prompt, prompt_ids: tuple[TokenId, ...]) -> None:
+        """Refuse ids for which the model has no embedding.
+
+        Raises:
+            FieldError: naming the first one.
+        """
+        if isinstance(prompt, str | Conversation):
+            highest = max(prompt_ids)
+            if highest >= self.num_token_ids:
+                raise FieldError(
+                    "input",
+                    f"the text holds token id {highest}, which the tokenizer has and the model "
+                    f"has not; the model's ids are 0..{self.num_token_ids - 1}",
+                )
+        else:
+            check_token_ids("token_ids.ids", prompt_ids, self.num_token_ids)
 
     def _request(
         self, call: GenerateCall, request_id: str, prompt_ids: tuple[TokenId, ...], limit: int

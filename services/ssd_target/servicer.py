@@ -103,7 +103,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             model=self._settings.served_name,
             family=runner.model.family,
             num_parameters=runner.num_parameters,
-            vocab_size=self._desk.tokenizer.vocab_size,
+            vocab_size=self._desk.num_token_ids,
             max_model_len=runner.engine.max_model_len,
             dtype=runner.engine.dtype,
             attention_backend=runner.attention_name,

@@ -55,11 +55,12 @@ class Target:
         self._drain_seconds = settings.drain_seconds
         inbox = Inbox(settings.max_queue + settings.max_num_seqs)
         self._inbox = inbox
-        self._pool = DraftPool(pool_settings(settings, tokenizer), clock)
+        num_token_ids = step.engine.num_token_ids or tokenizer.vocab_size
+        self._pool = DraftPool(pool_settings(settings, num_token_ids), clock)
         self._links = DraftLinks(
             self._pool,
             settings.drafts,
-            hello(settings, tokenizer, me),
+            hello(settings, tokenizer.fingerprint, num_token_ids, me),
             policy(settings),
             requirement=requirement(settings),
         )
@@ -182,12 +183,14 @@ def note_end_of_links(links: "asyncio.Task[None]") -> None:
         _log.error("links_crashed", error=repr(crash))
 
 
-def hello(settings: TargetSettings, tokenizer: Tokenizer, me: Peer) -> LinkHello:
+def hello(
+    settings: TargetSettings, tokenizer_fingerprint: str, num_token_ids: int, me: Peer
+) -> LinkHello:
     """What drafts are told of this target; each link puts its own epoch in."""
     return LinkHello(
         wire_version=WIRE_VERSION,
-        vocab_size=tokenizer.vocab_size,
-        tokenizer_fingerprint=tokenizer.fingerprint,
+        vocab_size=num_token_ids,
+        tokenizer_fingerprint=tokenizer_fingerprint,
         lookahead=settings.lookahead,
         branches=settings.branches,
         channel="grpc",
@@ -211,12 +214,12 @@ def requirement(settings: TargetSettings) -> LinkRequirement:
     )
 
 
-def pool_settings(settings: TargetSettings, tokenizer: Tokenizer) -> PoolSettings:
+def pool_settings(settings: TargetSettings, num_token_ids: int) -> PoolSettings:
     """The pool's share of the settings."""
     return PoolSettings(
         lookahead=settings.lookahead,
         branches=settings.branches,
-        num_token_ids=tokenizer.vocab_size,
+        num_token_ids=num_token_ids,
         deadline_seconds=settings.draft_deadline_ms / 1000,
         is_adaptive=settings.adaptive_deadline,
         may_quarantine=settings.quarantine,

@@ -182,10 +182,10 @@ async def dialled(process: Process) -> AsyncIterator[LinkCall]:
 
 @asynccontextmanager
 async def target(
-    process: Process, folder: Path, *, does_beat: bool = True
+    process: Process, folder: Path, *, does_beat: bool = True, **changes: Any
 ) -> AsyncIterator[ScriptedTarget]:
     async with dialled(process) as call:
-        scripted = ScriptedTarget(call, hello(folder))
+        scripted = ScriptedTarget(call, hello(folder, **changes))
         beats = asyncio.create_task(_beat(call)) if does_beat else None
         try:
             welcome = await scripted.shake_hands()
@@ -290,6 +290,32 @@ async def test_a_malformed_frame_ends_its_link_and_no_other(draft: Process, fold
         await sessions_of(draft, 1)
         good.commit(Commit(1, table.base_len, Outcome(0, 70), Explicit()))
         assert (await good.table()).base_len == table.base_len + 1
+
+
+async def test_a_draft_whose_embedding_is_smaller_than_the_tokenizer_serves_what_it_has(
+    tmp_path: Path,
+) -> None:
+    folder = write_tiny_folder(tmp_path / "small", vocab_size=250)
+    with running(folder) as process:
+        async with dialled(process) as call:
+            call.send(hello(folder))
+            with pytest.raises(HandshakeError, match="this draft has 250, the target said 257"):
+                await call.receive()
+        async with target(process, folder, vocab_size=250) as link:
+            link.open(1, (1, 250))
+            with pytest.raises(LinkError, match=r"token ids of 0\.\.249"):
+                await link.receive_but_beats()
+        for bonus, proposal in ((250, ()), (1, (2, 250))):
+            async with target(process, folder, vocab_size=250) as link:
+                link.commit(Commit(1, 1, Outcome(0, bonus), Explicit(proposal)))
+                with pytest.raises(FrameError, match="token id 250, the vocabulary has 250"):
+                    await link.receive_but_beats()
+        async with target(process, folder, vocab_size=250) as link:
+            link.open(1, (1, 249))
+            table = await link.table()
+            assert max(table.bonus_N.max(), table.tokens_NK.max()) < 250
+            link.commit(Commit(1, 2, Outcome(0, 249), Explicit((249,))))
+            await link.table()
 
 
 @pytest.mark.parametrize("token", [257, 100_000])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ssd.errors import FieldError
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.testing.process import ProcessUnderTest, running
 from ssd.testing.tiny_folder import write_tiny_folder
@@ -86,6 +87,37 @@ async def test_a_draft_that_is_the_target_never_misses_and_is_always_accepted(fo
         for number, (tokens, _) in enumerate(several):
             alone, _ = await ask(client, Mode.AUTOREGRESSIVE, f"text {number}")
             assert tokens == alone
+
+
+async def test_ids_without_an_embedding_are_refused_and_everything_else_is_served(
+    tmp_path: Path,
+) -> None:
+    """The tokenizer has 257 tokens, as after adding some without resizing the model."""
+    small = write_tiny_folder(tmp_path / "small", seed=1, vocab_size=250)
+    async with draft(small) as helper, target(small, [helper], *PATIENT) as (_, client):
+        assert (await client.model_info()).vocab_size == 250
+        with pytest.raises(FieldError, match=r"ids\[1\]: token id 250 is outside 0..249"):
+            await anext(client.generate([1, 250], WARM))
+        with pytest.raises(FieldError, match=r"token id 256, .* 0..249"):
+            await anext(client.generate("a<|end|>b", WARM))
+        plain, _ = await ask(client, Mode.AUTOREGRESSIVE)
+        tokens, statistics = await ask(client)
+        assert tokens == plain
+        assert max(tokens) < 250
+        assert statistics.hits > 20
+
+
+async def test_a_padded_embedding_goes_with_one_of_another_size(
+    folder: Path, tmp_path: Path
+) -> None:
+    padded = write_tiny_folder(tmp_path / "padded", seed=1, vocab_size=272)
+    async with draft(folder) as helper, target(padded, [helper], *PATIENT) as (_, client):
+        plain, _ = await ask(client, Mode.AUTOREGRESSIVE)
+        tokens, statistics = await ask(client)
+        assert tokens == plain
+        assert statistics.hits > 20
+        with pytest.raises(FieldError, match="token id 257"):
+            await anext(client.generate([257], WARM))
 
 
 async def test_a_killed_draft_costs_no_token_and_its_sequences_move_on(folder: Path) -> None:

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
+from ssd.telemetry import get_logger
+
+_log = get_logger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 LONGEST_DEFAULT_LEN = 4096
@@ -142,6 +145,20 @@ def length_limit(asked: int, model: ModelConfig) -> int:
     return asked or min(longest, LONGEST_DEFAULT_LEN)
 
 
+def usable_token_ids(tokenizer_size: int, model: ModelConfig) -> int:
+    """Return the number of token ids that a model can take and choose: 0 up to it.
+
+    An embedding may be padded beyond the tokenizer (Qwen3). A tokenizer may have tokens that were
+    added without resizing the embedding; the model is served, and only texts with such a token are
+    refused.
+    """
+    if tokenizer_size > model.vocab_size:
+        _log.warning(
+            "tokens_without_embedding", tokenizer=tokenizer_size, embedding=model.vocab_size
+        )
+    return min(tokenizer_size, model.vocab_size)
+
+
 def _eos_ids(folder: Path, raw: dict[str, Any]) -> frozenset[int]:
     ids: set[int] = set()
     generation = folder / "generation_config.json"
@@ -185,7 +202,7 @@ class EngineConfig:
     deterministic: bool = False
     """Every verify has one shape, so that the bits of a row depend on nothing but its sequence."""
     num_token_ids: int | None = None
-    """Ids from here on are padding of the vocabulary and are never chosen."""
+    """Ids from here on are padding of the embedding: they are never chosen and must not be run."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

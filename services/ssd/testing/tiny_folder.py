@@ -13,18 +13,24 @@ VOCAB_SIZE = 257
 
 
 def write_tiny_folder(
-    folder: Path, *, seed: int = 0, max_len: int = 256, nan_token: int | None = None
+    folder: Path,
+    *,
+    seed: int = 0,
+    max_len: int = 256,
+    vocab_size: int = VOCAB_SIZE,
+    nan_token: int | None = None,
 ) -> Path:
     """Write config, weights and tokenizer of a tiny model; returns the folder.
 
-    Two folders of one seed hold the same model; all folders hold the same tokenizer. The embedding
-    of ``nan_token`` is NaN; the head, which is tied otherwise, is then a tensor of its own.
+    Two folders of one seed hold the same model; all folders hold the same tokenizer. The
+    embedding has ``vocab_size`` rows, which may be more or fewer than the tokenizer's. That of
+    ``nan_token`` is NaN; the head, which is tied otherwise, is then a tensor of its own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": VOCAB_SIZE,
+        "vocab_size": vocab_size,
         "hidden_size": 32,
         "intermediate_size": 64,
         "num_hidden_layers": 2,
@@ -40,6 +46,11 @@ def write_tiny_folder(
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
     weights = _weights(seed)
+    embedding_VD = weights["model.embed_tokens.weight"]
+    padding = max(0, vocab_size - VOCAB_SIZE)
+    weights["model.embed_tokens.weight"] = torch.nn.functional.pad(
+        embedding_VD[:vocab_size], (0, 0, 0, padding)
+    )
     if nan_token is not None:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
         weights["model.embed_tokens.weight"][nan_token] = torch.nan

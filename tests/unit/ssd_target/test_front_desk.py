@@ -19,6 +19,8 @@ from ssd_target.inbox import Inbox
 from ssd_target.streams import Wakeups
 
 MAX_MODEL_LEN = 64
+NUM_TOKEN_IDS = 120
+"""Fewer than the tokenizer has."""
 
 
 class WatchedTokenizer(ByteTokenizer):
@@ -46,7 +48,7 @@ async def desk(tokenizer: WatchedTokenizer) -> FrontDesk:
     settings = DeskSettings(stream_stall_seconds=60.0, stream_buffer_tokens=100)
     desk = FrontDesk(settings, tokenizer, None, Inbox(4), FakeClock())
     runner = SimpleNamespace(
-        engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN),
+        engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS),
         model=SimpleNamespace(eos_token_ids=frozenset()),
     )
     desk.open(cast(ModelRunner, runner), Wakeups(asyncio.get_running_loop()))
@@ -62,6 +64,14 @@ async def test_a_prompt_of_the_models_length_is_read_through(desk: FrontDesk) ->
     with pytest.raises(FieldError) as caught:
         await ask(desk, (1, 257, 3))
     assert caught.value.field == "token_ids.ids[1]"
+
+
+async def test_a_prompt_holds_only_ids_that_the_model_has(desk: FrontDesk) -> None:
+    with pytest.raises(FieldError, match=r"\[1\]: token id 120 is outside 0..119"):
+        await ask(desk, (119, 120, 3))
+    with pytest.raises(FieldError, match=r"token id 121, .* 0..119") as caught:
+        await ask(desk, "x y")
+    assert caught.value.field == "input"
 
 
 async def test_a_prompt_that_is_too_long_is_not_read_through(desk: FrontDesk) -> None:

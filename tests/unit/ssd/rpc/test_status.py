@@ -18,6 +18,7 @@ from ssd.errors import (
     HandshakeError,
     InternalError,
     LinkError,
+    NotFiniteError,
     NotReadyError,
     OverloadedError,
     RequestError,
@@ -51,6 +52,7 @@ TABLE: list[tuple[Exception, grpc.StatusCode, int]] = [
     (FrameError("a frame has 3 bytes"), Code.INVALID_ARGUMENT, 400),
     (HandshakeError("lookahead", "6 here, 8 there"), Code.FAILED_PRECONDITION, 409),
     (LinkError("no sign of life for 1.5 s"), Code.UNAVAILABLE, 503),
+    (NotFiniteError("NaN or infinity at position 3"), Code.INTERNAL, 500),
 ]
 
 
