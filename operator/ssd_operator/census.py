@@ -45,6 +45,8 @@ class Planned:
     """Whether this pass writes that decision's number."""
     preflight: Preflight = field(default_factory=Preflight)
     """Of the targets' revision wanted."""
+    unlinked_since: float | None = None
+    """Begin of a loss of links that may pass, in seconds since the epoch."""
     makes: frozenset[Ref] = frozenset()
     """Objects that are there after this pass, if they are not already."""
 

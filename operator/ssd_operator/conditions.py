@@ -50,6 +50,12 @@ def unknown(kind: str, reason: str, message: str) -> Condition:
     return Condition(kind, Truth.UNKNOWN, reason, message)
 
 
+def condition_in(status: Object, kind: str) -> Object:
+    """A condition of a status; empty if it has none of this kind."""
+    conditions = status.get("conditions") or []
+    return next((found for found in conditions if found["type"] == kind), {})
+
+
 def first_not_true(conditions: Iterable[Condition]) -> Condition | None:
     """The first that does not hold, for one that stands on others."""
     return next((condition for condition in conditions if not condition.holds), None)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ssd_operator.conditions import condition_in
 from ssd_operator.drain import DrainPlan
 from ssd_operator.facts import DrainFact
 from ssd_operator.spec import Object
@@ -112,21 +113,16 @@ def _warning(reason: str, message: str) -> Event:
     return Event(Severity.WARNING, reason, message)
 
 
-def _condition(status: Object, kind: str) -> Object:
-    conditions = status.get("conditions") or []
-    return next((found for found in conditions if found["type"] == kind), {})
-
-
 def _has_begun(old: Object, new: Object, kind: str, reason: str) -> bool:
     """Whether a condition has this reason now, and had not before."""
-    is_now = _condition(new, kind).get("reason") == reason
-    return is_now and _condition(old, kind).get("reason") != reason
+    is_now = condition_in(new, kind).get("reason") == reason
+    return is_now and condition_in(old, kind).get("reason") != reason
 
 
 def _rollout(old: Object, new: Object) -> list[Event]:
-    was_rolling = _condition(old, "Progressing").get("reason") == "RollingOut"
-    is_rolling = _condition(new, "Progressing").get("reason") in ("RollingOut", "Preflight")
-    is_held_up = _condition(new, "Progressing").get("status") != "True"
+    was_rolling = condition_in(old, "Progressing").get("reason") == "RollingOut"
+    is_rolling = condition_in(new, "Progressing").get("reason") in ("RollingOut", "Preflight")
+    is_held_up = condition_in(new, "Progressing").get("status") != "True"
     if not was_rolling or is_rolling or is_held_up:
         return []
     target, draft = (new.get(name, {}).get("revision", "unknown") for name in ("target", "draft"))
@@ -141,11 +137,14 @@ def _scale(old: Object, new: Object) -> list[Event]:
 
 
 def _speculation(old: Object, new: Object) -> list[Event]:
-    before, after = (_condition(status, "SpeculationActive") for status in (old, new))
+    before, after = (condition_in(status, "SpeculationActive") for status in (old, new))
     was_on, is_on = before.get("status") == "True", after.get("status") == "True"
     if is_on and not was_on:
         return [_normal("SpeculationOn", after["message"])]
-    if was_on and after.get("status") == "False":
+    # Whoever asks for no drafts knows it, and a target that does not serve is reported as such.
+    is_asked = new.get("draft", {}).get("desiredReplicas") != 0
+    is_serving = condition_in(new, "Ready").get("status") != "False"
+    if was_on and after.get("status") == "False" and is_asked and is_serving:
         return [_warning("SpeculationOff", f"{after['reason']}: {after['message']}")]
     return []
 
@@ -163,7 +162,7 @@ def _troubles(old: Object, new: Object) -> list[Event]:
         ("DraftCapacity", "InsufficientLocalGPUs", "Unschedulable"),
     ]
     return [
-        _warning(event, _condition(new, kind)["message"])
+        _warning(event, condition_in(new, kind)["message"])
         for kind, reason, event in watched
         if _has_begun(old, new, kind, reason)
     ]

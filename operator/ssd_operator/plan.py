@@ -35,6 +35,7 @@ from ssd_operator.setbacks import (
     still_valid,
 )
 from ssd_operator.spec import KIND, Object, Resource, drafts_of_cell
+from ssd_operator.speculating import HOLD_SECONDS, unlinked_since
 from ssd_operator.status import status_of
 from ssd_operator.status_change import SHORTEST_SECONDS, needs_write
 
@@ -59,6 +60,8 @@ class Memory:
     drains: Mapping[str, DrainFact] = field(default_factory=dict)
     written_at: float = -math.inf
     """When the status was written last."""
+    unlinked_since: float | None = None
+    """Begin of a loss of links that may pass."""
     rejected: Mapping[Ref, Rejection] = field(default_factory=dict)
     reverted: Mapping[Ref, Reversion] = field(default_factory=dict)
 
@@ -140,7 +143,7 @@ def plan(
         scale=memory.decision if is_scaling else None,
         delete=_surplus(resource, objects, observed),
         missing=_missing(objects, observed, memory),
-        again_after=min(judged.again_after, flight.again_after, *_waits(census, memory)),
+        again_after=min(judged.again_after, flight.again_after, *_waits(census, judged.memory)),
         memory=replace(
             judged.memory,
             drains=dict(observed.drains),
@@ -219,7 +222,10 @@ def _judge(
     resource, now, old = census.resource, census.now, census.observed.status
     if (blind_seconds := _blind_seconds(census, memory)) > 0:
         return Plan(judged=old, memory=memory, again_after=blind_seconds)
+    lost_at = unlinked_since(census, memory.unlinked_since)
+    memory = replace(memory, unlinked_since=lost_at)
     planned = Planned(
+        unlinked_since=lost_at,
         revisions={name_of(each): revision_of(each) for each in objects if _is_engine(each)},
         decision=memory.decision,
         is_scaling=is_scaling,
@@ -333,6 +339,8 @@ def _surplus(resource: Resource, objects: Sequence[Object], observed: Observed) 
 def _waits(census: Census, memory: Memory) -> list[float]:
     """Seconds until something is due that no event announces."""
     waits = [math.inf]
+    if memory.unlinked_since is not None and memory.unlinked_since + HOLD_SECONDS > census.now:
+        waits.append(memory.unlinked_since + HOLD_SECONDS - census.now)
     if memory.decision is not None:
         due = memory.decided_at + DECISION_SECONDS - census.now
         waits.append(max(due, _blind_seconds(census, memory)))

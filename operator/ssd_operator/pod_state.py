@@ -39,6 +39,13 @@ def is_ready(pod: Object) -> bool:
     return is_live(pod) and condition_of(pod, "Ready").get("status") == "True"
 
 
+def has_started(pod: Object) -> bool:
+    """Whether it is live and its process has loaded; it may be too busy to be ready."""
+    containers = pod.get("status", {}).get("containerStatuses") or ()
+    has_loaded = any(container.get("started") for container in containers)
+    return is_live(pod) and (has_loaded or is_ready(pod))
+
+
 def ended_at(pod: Object) -> float | None:
     """When a container of it ended last, restarted since or not; None if none has."""
     containers = pod.get("status", {}).get("containerStatuses") or ()

@@ -6,22 +6,14 @@ Only what a person or a machine can act on has a reason of its own; the sentence
 from ssd_operator.census import PROGRESS_EXCEEDED, Census
 from ssd_operator.conditions import Condition, first_not_true, no, unknown, yes
 from ssd_operator.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
-from ssd_operator.facts import LinkFact, Ref
+from ssd_operator.facts import Ref
 from ssd_operator.names import Component, account, cell_of
 from ssd_operator.pod_state import condition_of, is_ready, is_scheduled, is_unschedulable, name_of
 from ssd_operator.rollout import Stage
 from ssd_operator.scaling import Reason
 from ssd_operator.spec import Object, ScalingMode, Sharing
-from ssd_operator.transports import is_too_slow, sentence
+from ssd_operator.speculating import speculation_active
 
-_FIRST_ANSWER_SECONDS = 30.0
-"""A target that is ready for less may not have been asked yet."""
-_MISMATCHES = {
-    "tokenizer_fingerprint": "TokenizerMismatch",
-    "vocab_size": "VocabularyMismatch",
-    "wire_version": "WireVersionMismatch",
-}
-"""Field of the handshake that a draft refused, as the reason of its link begins."""
 _SCALERS = {
     ScalingMode.HPA: ("HorizontalPodAutoscaler", "ScalingActive"),
     ScalingMode.KEDA: ("ScaledObject", "Ready"),
@@ -97,24 +89,6 @@ def draft_ready(census: Census) -> Condition:
     assert trouble is not None
     message = f"{num_ready} of {wanted} drafts are ready; {trouble.message}."
     return no("DraftReady", str(trouble.trouble), message)
-
-
-def speculation_active(census: Census) -> Condition:
-    """Whether each target that serves has an active link."""
-    kind = "SpeculationActive"
-    if not census.ready_targets:
-        return no(kind, "NoDrafts", "No target serves yet, so no draft has a link.")
-    if census.num_drafts_wanted == 0:
-        return no(kind, "NoDrafts", "draft.replicas is 0; scale up to speculate.")
-    without = [pod for pod in census.ready_targets if not census.is_linked(pod)]
-    answered = [pod for pod in without if name_of(pod) in census.answers]
-    if answered:
-        return _unlinked(census, answered[0])
-    if without:
-        return _silent(census, without[0])
-    num_links = sum(link.state == "Active" for link in census.links.values())
-    num_drafts = len(census.active_drafts)
-    return yes(kind, "Active", f"Active links: {num_links}, to drafts: {num_drafts}.")
 
 
 def draft_capacity(census: Census) -> Condition:
@@ -285,41 +259,6 @@ def _was_rolled(deployment: Object) -> bool:
     """Whether its pods are not its first ones."""
     annotations = deployment["metadata"].get("annotations") or {}
     return str(annotations.get("deployment.kubernetes.io/revision", "1")) != "1"
-
-
-def _unlinked(census: Census, target: Object) -> Condition:
-    """Why a target that answers has no active link."""
-    name = name_of(target)
-    links = census.answers[name].links
-    refused = next((link for link in links if link.state == "Refused"), None)
-    quarantined = next((link for link in links if link.state == "Quarantined"), None)
-    link = refused or quarantined or next((link for link in links if link.reason), None)
-    if link is None:
-        return no("SpeculationActive", "NoDrafts", f"{name} has no active link.")
-    reason = _refusal(link) if refused else "Quarantined" if quarantined else "NoDrafts"
-    draft = link.draft_pod or link.address
-    words = sentence(link) if is_too_slow(link) else link.reason
-    return no("SpeculationActive", reason, f"{name} and {draft}: {words}.")
-
-
-def _refusal(link: LinkFact) -> str:
-    return (
-        "LinkTooSlow"
-        if is_too_slow(link)
-        else _MISMATCHES.get(link.reason.partition(":")[0], "NoDrafts")
-    )
-
-
-def _silent(census: Census, target: Object) -> Condition:
-    """A target that did not answer: has it not been asked yet, or is it out of reach?"""
-    age = census.ready_seconds(target)
-    name = name_of(target)
-    is_new = name not in census.observed.pools and age is not None and age < _FIRST_ANSWER_SECONDS
-    if is_new:
-        return no("SpeculationActive", "NoDrafts", f"{name} has just started to serve.")
-    return unknown(
-        "SpeculationActive", "TargetUnreachable", f"{name} has not told its links for 30 s."
-    )
 
 
 def _copied(census: Census, mode: ScalingMode) -> Condition:

@@ -66,6 +66,16 @@ CHANGES: list[tuple[Object, Object, list[str]]] = [
     (status(SpeculationActive="NoDrafts"), status(SpeculationActive="Active"), ["SpeculationOn"]),
     (status(SpeculationActive="Active"), status(SpeculationActive="NoDrafts"), ["SpeculationOff"]),
     (status(SpeculationActive="Active"), status(SpeculationActive="TargetUnreachable"), []),
+    (
+        status(drafts=1, SpeculationActive="Active"),
+        status(drafts=0, SpeculationActive="NoDrafts"),
+        ["DraftsScaled"],
+    ),
+    (
+        status(SpeculationActive="Active"),
+        status(Ready="Unschedulable", SpeculationActive="NoDrafts"),
+        [],
+    ),
     (status(ResourcesOwned="Owned"), status(ResourcesOwned="NameTaken"), ["NameTaken"]),
     (status(ResourcesOwned="NameTaken"), status(ResourcesOwned="NameTaken"), []),
     (status(TargetReady="Loading"), status(TargetReady="Unschedulable"), ["Unschedulable"]),

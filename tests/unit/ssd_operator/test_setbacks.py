@@ -214,10 +214,10 @@ async def test_a_new_operator_does_not_take_back_that_a_resource_without_links_i
 async def test_a_paused_resource_that_wavers_tells_so_once() -> None:
     world = await settled()
     world.cluster.edit_spec(KEY, paused=True)
-    for number in range(10):
+    for number in range(20):
         world.cluster.now += 20.0
         speak(world)
-        if number % 2:
+        if number // 3 % 2:
             silent = {name: replace(fact, links=()) for name, fact in world.engines.answers.items()}
             world.engines.answers = silent
         await world.round()
