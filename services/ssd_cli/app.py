@@ -22,6 +22,7 @@ from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams
 from ssd_cli.demo import DemoOptions, demo
 from ssd_cli.display import err, out, say, summary, write
+from ssd_cli.figures import Collector, Generation
 from ssd_cli.generate import GenerateOptions, generate
 from ssd_cli.models import local_models, models_table
 from ssd_cli.up import up
@@ -136,8 +137,18 @@ def generate_command(
     )
     if endpoint is None:
         _warn_of_one_cpu(options.deployment)
-    work = generate(options, call, (lambda _text: None) if is_json else write)
-    result = _run(work, is_debug=debug)
+    collector = Collector(call.mode)
+    work = generate(options, call, collector, (lambda _text: None) if is_json else write)
+    try:
+        _run(work, is_debug=debug)
+    except KeyboardInterrupt:
+        if collector.token_ids:
+            _show_generation(collector.cut_short(), is_json=is_json)
+        raise
+    _show_generation(collector.finish(), is_json=is_json)
+
+
+def _show_generation(result: Generation, *, is_json: bool) -> None:
     if is_json:
         write(json.dumps(result.as_json()) + "\n")
         return
@@ -179,7 +190,8 @@ def up_command(
         common_flags=_common_flags(lookahead, branches, dtype),
     )
     _warn_of_one_cpu(deployment)
-    _run(up(deployment, is_json=is_json, is_debug=_debug or debug), is_debug=debug)
+    work = up(deployment, is_json=is_json, is_debug=_debug or debug)
+    raise typer.Exit(_run(work, is_debug=debug))
 
 
 @app.command("demo")
@@ -222,6 +234,9 @@ def models_command(
         write(json.dumps([asdict(model) for model in models]) + "\n")
     else:
         out.print(models_table(models))
+        for model in models:
+            if model.problem:
+                say("warning", f"{model.name}: {model.problem}")
 
 
 @app.command(

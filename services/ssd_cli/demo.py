@@ -10,7 +10,7 @@ from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams, TokenId
 from ssd_cli.display import err, out, startup_progress, summary, write
-from ssd_cli.figures import Generation
+from ssd_cli.figures import Collector, Generation
 from ssd_cli.generate import stream
 
 DEMO_PROMPT = '''class Stack:
@@ -65,12 +65,13 @@ async def demo(deployment: Deployment, options: DemoOptions) -> None:
 
 async def _show(client: TargetClient, mode: Mode, options: DemoOptions) -> Generation:
     # One short run first, so that neither mode pays for what the process does only once.
-    await stream(client, _call(mode, options, max_tokens=16), lambda _text: None)
+    await stream(client, _call(mode, options, max_tokens=16), Collector(mode), lambda _text: None)
     out.rule(TITLES[mode], align="left")
     out.print(DEMO_PROMPT, end="", style="dim", markup=False, emoji=False)
-    result = await stream(client, _call(mode, options, max_tokens=options.max_tokens), write)
+    collector = Collector(mode)
+    await stream(client, _call(mode, options, max_tokens=options.max_tokens), collector, write)
     out.print("\n")
-    return result
+    return collector.finish()
 
 
 def _call(mode: Mode, options: DemoOptions, max_tokens: int) -> GenerateCall:

@@ -78,12 +78,12 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("tokens", lambda f: str(f.tokens)),
     ("tokens/s", lambda f: _number(f.tokens_per_second, 1)),
     ("time to first token", lambda f: f"{f.time_to_first_token_seconds * 1000:.0f} ms"),
-    ("rounds", lambda f: str(f.rounds)),
+    ("rounds", lambda f: _number(f.rounds, 0)),
     ("tokens a round", lambda f: _number(f.tokens_per_round, 2)),
     ("hit rate", lambda f: _percent(f.hit_rate)),
     (
         "verify / round",
-        lambda f: f"{f.verify_seconds * 1000:.1f} / {f.round_seconds * 1000:.1f} ms",
+        lambda f: f"{_milliseconds(f.verify_seconds)} / {_milliseconds(f.round_seconds)} ms",
     ),
     ("efficiency", lambda f: _number(f.efficiency, 2)),
 )
@@ -103,6 +103,10 @@ def summary(columns: Sequence[tuple[str, Figures]]) -> Table:
 
 def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return _number(None if seconds is None else seconds * 1000, 1)
 
 
 def _percent(value: float | None) -> str:

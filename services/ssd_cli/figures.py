@@ -3,12 +3,17 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ssd.types import FinishReason, GenerationChunk, SpeculationStatistics, TokenId
+from ssd.ports import Clock
+from ssd.telemetry import SystemClock
+from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a generation took. Seconds and ratios; a ratio without a denominator is None."""
+    """What a generation took. Seconds and ratios; a ratio without a denominator is None.
+
+    What only the target knows is None for a generation that was cut short.
+    """
 
     mode: str
     seed: int
@@ -18,24 +23,24 @@ class Figures:
     """Tokens after the first, over the time from the first to the last."""
     time_to_first_token_seconds: float
     wall_seconds: float
-    rounds: int
-    hits: int
-    misses: int
-    late: int
-    hit_rate: float | None
+    rounds: int | None = None
+    hits: int | None = None
+    misses: int | None = None
+    late: int | None = None
+    hit_rate: float | None = None
     """Hits over rounds that needed a table."""
-    tokens_per_round: float | None
-    verify_seconds: float
+    tokens_per_round: float | None = None
+    verify_seconds: float | None = None
     """Median forward pass of the target."""
-    round_seconds: float
+    round_seconds: float | None = None
     """Median time from round to round."""
-    efficiency: float | None
+    efficiency: float | None = None
     """Verify over round: 1 when drafting, network and host work are hidden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A finished continuation."""
+    """A continuation that is over."""
 
     text: str
     token_ids: tuple[TokenId, ...]
@@ -56,13 +61,26 @@ class Generation:
 class Collector:
     """Gathers the chunks of one continuation."""
 
+    mode: Mode
+    """What was asked for."""
+    clock: Clock = field(default_factory=SystemClock)
     texts: list[str] = field(default_factory=list)
     token_ids: list[TokenId] = field(default_factory=list)
     seed: int = 0
     last: GenerationChunk | None = None
+    started_at: float = 0.0
+    first_at: float = 0.0
+    last_at: float = 0.0
+
+    def start(self) -> None:
+        """The request is sent."""
+        self.started_at = self.clock.now()
 
     def add(self, chunk: GenerationChunk) -> None:
         """Take the next chunk."""
+        self.last_at = self.clock.now()
+        if not self.token_ids:
+            self.first_at = self.last_at
         self.texts.append(chunk.text)
         self.token_ids.extend(chunk.token_ids)
         if chunk.seed is not None:
@@ -74,11 +92,27 @@ class Collector:
         assert self.last is not None
         assert self.last.finish_reason is not None
         assert self.last.statistics is not None
+        found = figures(len(self.token_ids), self.seed, self.last.statistics)
+        return self._generation(self.last.finish_reason, found)
+
+    def cut_short(self) -> Generation:
+        """Return what came before the caller left, with times as they were seen here."""
+        found = Figures(
+            mode=str(self.mode),
+            seed=self.seed,
+            tokens=len(self.token_ids),
+            tokens_per_second=_ratio(len(self.token_ids) - 1, self.last_at - self.first_at),
+            time_to_first_token_seconds=self.first_at - self.started_at,
+            wall_seconds=self.last_at - self.started_at,
+        )
+        return self._generation(FinishReason.CANCELLED, found)
+
+    def _generation(self, reason: FinishReason, found: Figures) -> Generation:
         return Generation(
             text="".join(self.texts),
             token_ids=tuple(self.token_ids),
-            finish_reason=self.last.finish_reason,
-            figures=figures(len(self.token_ids), self.seed, self.last.statistics),
+            finish_reason=reason,
+            figures=found,
         )
 
 

@@ -9,7 +9,7 @@ from ssd.launch import Deployment, deployed
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd_cli.display import say, startup_progress
-from ssd_cli.figures import Collector, Generation
+from ssd_cli.figures import Collector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,31 +26,37 @@ class GenerateOptions:
 
 
 async def generate(
-    options: GenerateOptions, call: GenerateCall, on_text: Callable[[str], None]
-) -> Generation:
+    options: GenerateOptions,
+    call: GenerateCall,
+    collector: Collector,
+    on_text: Callable[[str], None],
+) -> None:
     """Continue a prompt.
 
     Args:
         options: where.
         call: what.
+        collector: gets each chunk; it has what there is also when this is cancelled.
         on_text: gets each new piece of text.
 
     Raises:
         SSDError: the processes cannot start, or the target refuses.
     """
     async with _client(options) as client:
-        return await stream(client, call, on_text)
+        await stream(client, call, collector, on_text)
 
 
 async def stream(
-    client: TargetClient, call: GenerateCall, on_text: Callable[[str], None]
-) -> Generation:
+    client: TargetClient,
+    call: GenerateCall,
+    collector: Collector,
+    on_text: Callable[[str], None],
+) -> None:
     """Continue a prompt on a target; see ``generate``."""
-    collector = Collector()
+    collector.start()
     async for chunk in client.generate(call):
         collector.add(chunk)
         on_text(chunk.text)
-    return collector.finish()
 
 
 @contextlib.asynccontextmanager

@@ -29,6 +29,8 @@ class Model:
     vocab_size: int
     num_parameters: int
     weights_bytes: int
+    problem: str = ""
+    """Why its weights cannot be read, with the tensor and the file; empty if they can."""
 
 
 def local_models(roots: Iterable[Path], hub: Path = Path(HF_HUB_CACHE)) -> list[Model]:
@@ -49,34 +51,55 @@ def _read(name: str, folder: Path) -> Model | None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if not isinstance(config, dict) or config.get("model_type") not in FAMILIES:
             return None
-        files = sorted(folder.glob("*.safetensors"))
+        weights = [_read_weights(file) for file in sorted(folder.glob("*.safetensors"))]
         return Model(
             name=name,
             family=config["model_type"],
             num_layers=int(config.get("num_hidden_layers", 0)),
             hidden_size=int(config.get("hidden_size", 0)),
             vocab_size=int(config.get("vocab_size", 0)),
-            num_parameters=sum(map(_count_parameters, files)),
-            weights_bytes=sum(file.stat().st_size for file in files),
+            num_parameters=sum(each.num_parameters for each in weights),
+            weights_bytes=sum(each.num_bytes for each in weights),
+            problem="; ".join(each.problem for each in weights if each.problem),
         )
     except (OSError, ValueError, TypeError):
         return None
 
 
-def _count_parameters(file: Path) -> int:
-    """Return the numbers in a safetensors file, from its header alone.
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """What the header of a safetensors file and the size of the file tell."""
 
-    Raises:
-        ValueError: it is no such file.
-    """
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        if len(start) < 8 or (length := struct.unpack("<Q", start)[0]) > MAX_HEADER_BYTES:
-            raise ValueError(f"{file}: no safetensors header")
-        header = json.loads(stream.read(length))
-    return sum(
-        math.prod(tensor["shape"]) for key, tensor in header.items() if key != "__metadata__"
-    )
+    num_parameters: int
+    num_bytes: int
+    problem: str = ""
+
+
+def _read_weights(file: Path) -> _Weights:
+    """Read the header of a safetensors file, and compare its offsets with the file's size."""
+    num_bytes = file.stat().st_size
+    try:
+        with file.open("rb") as stream:
+            length = int(struct.unpack("<Q", stream.read(8))[0])
+            if length > min(MAX_HEADER_BYTES, num_bytes):
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(stream.read(length))
+        tensors = {name: each for name, each in header.items() if name != "__metadata__"}
+        ends = {name: 8 + length + int(each["data_offsets"][1]) for name, each in tensors.items()}
+        num_parameters = sum(math.prod(each["shape"]) for each in tensors.values())
+    except (struct.error, ValueError, AttributeError, LookupError, TypeError) as error:
+        problem = f"{file}: truncated or not safetensors: {num_bytes} bytes, {error}"
+        return _Weights(0, num_bytes, problem)
+    beyond = sorted((end, name) for name, end in ends.items() if end > num_bytes)
+    problem = ""
+    if beyond:
+        end, name = beyond[0]
+        more = f" (and {len(beyond) - 1} more)" if beyond[1:] else ""
+        problem = (
+            f"{file}: truncated: tensor {name}{more} ends at byte {end}, "
+            f"the file has {num_bytes}; fetch it again"
+        )
+    return _Weights(num_parameters, num_bytes, problem)
 
 
 def models_table(models: Iterable[Model]) -> Table:

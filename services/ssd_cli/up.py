@@ -25,16 +25,21 @@ STEADY_SECONDS = 120.0
 """A draft that has lived this long, its start included, did not die of how it is started."""
 
 
-async def up(deployment: Deployment, *, is_json: bool, is_debug: bool = False) -> None:
+async def up(deployment: Deployment, *, is_json: bool, is_debug: bool = False) -> int:
     """Run until SIGINT or SIGTERM, which may also come while the processes start.
 
     With ``is_debug`` the stack of a draft that crashes is shown.
 
+    Returns:
+        The exit code: 0 if all were ready before the signal, else 128 and its number, as of a
+        program that the signal ended.
+
     Raises:
         SetupError: a process cannot start, or the target ended by itself.
     """
+    is_ready = asyncio.Event()
     leaving = asyncio.create_task(_signalled())
-    work = asyncio.create_task(_run(deployment, is_json=is_json, is_debug=is_debug))
+    work = asyncio.create_task(_run(deployment, is_ready, is_json=is_json, is_debug=is_debug))
     try:
         await asyncio.wait({leaving, work}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done() and not is_json:
@@ -45,14 +50,18 @@ async def up(deployment: Deployment, *, is_json: bool, is_debug: bool = False) -
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
+    return 0 if is_ready.is_set() else 128 + leaving.result()
 
 
-async def _run(deployment: Deployment, *, is_json: bool, is_debug: bool) -> None:
+async def _run(
+    deployment: Deployment, is_ready: asyncio.Event, *, is_json: bool, is_debug: bool
+) -> None:
     """Start everything, then watch it until cancelled or until the target ends."""
     plan = plan_cpus(deployment.allowed_cpus, deployment.num_drafts)
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=is_json) as on_event:
             running = await stack.enter_async_context(deployed(deployment, on_event))
+        is_ready.set()
         _announce(running, is_json=is_json)
         await stack.enter_async_context(_watching(running, deployment, plan, is_debug=is_debug))
         status = asyncio.create_task(_show_status(running, is_quiet=is_json))
@@ -143,13 +152,18 @@ def _say_ready(name: str, event: Event) -> None:
         say(name, "ready again", "green")
 
 
-async def _signalled() -> None:
-    """Return when the process is told to leave."""
-    told = asyncio.Event()
+async def _signalled() -> int:
+    """Return the first signal that asks the process to leave; later ones change nothing."""
     loop = asyncio.get_running_loop()
+    told: asyncio.Future[int] = loop.create_future()
+
+    def tell(number: int) -> None:
+        if not told.done():
+            told.set_result(number)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told.set)
-    await told.wait()
+        loop.add_signal_handler(number, tell, int(number))
+    return await told
 
 
 async def _show_status(running: RunningDeployment, *, is_quiet: bool) -> None:

@@ -3,12 +3,14 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,12 @@ import pytest
 import ssd
 from ssd.errors import SetupError
 from ssd.launch import Deployment, deployed
+from ssd.rpc import codec
 from ssd.rpc.client import TargetClient
+from ssd.rpc.server import RpcServer
 from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.types import GenerationChunk
+from ssd.v1 import generate_pb2_grpc
 
 pytestmark = pytest.mark.timeout(120)
 SERVICES = Path(ssd.__file__).parents[1]
@@ -175,6 +181,32 @@ async def test_the_end_of_the_target_ends_up_with_an_error(pair: tuple[str, ...]
         assert not any(map(is_running, children))
 
 
+class Endless(generate_pb2_grpc.GenerateServiceServicer):
+    """Returns two tokens and then nothing."""
+
+    async def Generate(self, request: Any, context: Any) -> None:  # noqa: N802
+        for token_id in (1, 2):
+            chunk = GenerationChunk(token_ids=(token_id,), text="a", seed=3)
+            await context.write(codec.generate_response(chunk))
+        await asyncio.Event().wait()
+
+
+async def test_ctrl_c_in_generate_shows_the_statistics_so_far() -> None:
+    server = RpcServer("127.0.0.1", 0)
+    register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, Endless())
+    server.add("ssd.v1.GenerateService", register)
+    await server.start()
+    async with command("generate", "x", "--endpoint", f"127.0.0.1:{server.port}") as process:
+        assert process.stdout is not None
+        assert await process.stdout.readexactly(2) == b"aa"
+        process.send_signal(signal.SIGINT)
+        _, err = await process.communicate()
+        assert process.returncode == 130
+    await server.stop(0)
+    assert re.search(rb"^tokens +2$", err, re.MULTILINE)
+    assert b"Traceback" not in err
+
+
 async def test_a_target_that_crashes_under_a_request_is_named_and_not_only_unreachable(
     pair: tuple[str, ...],
 ) -> None:
@@ -191,13 +223,16 @@ async def test_a_target_that_crashes_under_a_request_is_named_and_not_only_unrea
         await ask_what_is_killed()
 
 
-async def test_ctrl_c_while_the_processes_start_leaves_nothing(pair: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_while_the_processes_start_is_the_exit_code_and_leaves_nothing(
+    pair: tuple[str, ...], number: signal.Signals
+) -> None:
     async with command("up", "--port", "0", "--http-port", "0", *pair) as process:
         watched = psutil.Process(process.pid)
         while not (children := watched.children()):  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        assert await process.wait() == 0
+        process.send_signal(number)
+        assert await process.wait() == 128 + number
         assert not any(is_running(child.pid) for child in children)
 
 

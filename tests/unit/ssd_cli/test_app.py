@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,10 @@ import pytest
 import ssd
 from ssd.errors import NotReadyError
 from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.types import GenerationChunk
+from ssd_cli import app
 from ssd_cli.app import run
+from ssd_cli.figures import Collector
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,37 @@ def test_what_describes_a_deployment_is_refused_beside_an_endpoint(
 def test_a_prompt_that_is_no_utf8_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "\udcff", "--endpoint", "127.0.0.1:1"]) == 2
     assert "utf-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_ctrl_c_shows_the_statistics_of_what_was_generated(
+    form: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def generate(_options: object, _call: object, collector: Collector, _on: object) -> None:
+        collector.start()
+        collector.add(GenerationChunk(token_ids=(4, 5), text="de", seed=3))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "generate", generate)
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", *form]) == 130
+    said = capsys.readouterr()
+    if form:
+        found = json.loads(said.out)
+        assert (found["text"], found["finish_reason"]) == ("de", "cancelled")
+        assert found["statistics"]["tokens"] == 2
+    else:
+        assert re.search(r"^tokens +2$", said.err, re.MULTILINE)
+
+
+def test_ctrl_c_before_the_first_token_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def generate(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "generate", generate)
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1"]) == 130
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["version"]])

@@ -9,7 +9,7 @@ from rich.live import Live
 from ssd.telemetry import Event
 from ssd.types import Mode, SpeculationStatistics
 from ssd_cli import display
-from ssd_cli.figures import figures
+from ssd_cli.figures import Figures, figures
 from ssd_cli.up import Reading, status_line
 
 ODD = "a[b]:smile: [red]x[/red]\t\x1b[2J\r\n"
@@ -75,6 +75,22 @@ def test_the_summary_has_a_column_a_generation_and_dashes_for_what_is_unknown() 
     Console(file=screen, width=80).print(display.summary([("AR", nothing), ("SSD", nothing)]))
     assert "AR" in screen.getvalue()
     assert "hit rate                          –               –" in screen.getvalue()
+
+
+def test_the_summary_of_a_generation_that_was_cut_short_shows_what_is_known() -> None:
+    screen = io.StringIO()
+    known = Figures(
+        mode="auto",
+        seed=1,
+        tokens=7,
+        tokens_per_second=6.0,
+        time_to_first_token_seconds=0.5,
+        wall_seconds=1.5,
+    )
+    Console(file=screen, width=80).print(display.summary([("", known)]))
+    rows = {line[:20].strip(): line[20:].strip() for line in screen.getvalue().splitlines()}
+    assert (rows["tokens"], rows["tokens/s"], rows["rounds"]) == ("7", "6.0", "–")
+    assert rows["verify / round"] == "– / – ms"
 
 
 def test_the_status_line_is_what_grew_over_the_time_between_two_readings() -> None:

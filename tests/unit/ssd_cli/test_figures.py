@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from ssd.testing.clock import FakeClock
 from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics
 from ssd_cli.demo import first_difference
-from ssd_cli.figures import Collector, figures
+from ssd_cli.figures import Collector, Figures, figures
 
 STATISTICS = SpeculationStatistics(
     mode=Mode.SPECULATIVE,
@@ -39,7 +40,7 @@ def test_a_ratio_without_a_denominator_is_none() -> None:
 
 
 def test_chunks_become_one_json_object_with_text_ids_reason_and_statistics() -> None:
-    collector = Collector()
+    collector = Collector(Mode.AUTO)
     collector.add(GenerationChunk(token_ids=(4, 5), text="de", seed=2**64 - 1))
     collector.add(
         GenerationChunk(
@@ -56,6 +57,28 @@ def test_chunks_become_one_json_object_with_text_ids_reason_and_statistics() -> 
         *("misses", "late", "hit_rate", "tokens_per_round", "verify_seconds"),
         *("round_seconds", "efficiency", "mode", "seed"),
     }
+
+
+def test_a_generation_that_is_cut_short_has_the_figures_that_its_client_saw() -> None:
+    clock = FakeClock()
+    collector = Collector(Mode.AUTO, clock)
+    clock.advance(7.0)
+    collector.start()
+    for token_ids in ((1,), (2, 3, 4), (5, 6, 7)):
+        clock.advance(0.5)
+        collector.add(GenerationChunk(token_ids=token_ids, text="ab", seed=9))
+    clock.advance(60.0)
+    found = collector.cut_short()
+    assert (found.text, found.finish_reason) == ("ababab", FinishReason.CANCELLED)
+    assert found.figures == Figures(
+        mode="auto",
+        seed=9,
+        tokens=7,
+        tokens_per_second=6.0,  # 6 tokens after the first in 1 s
+        time_to_first_token_seconds=0.5,
+        wall_seconds=1.5,
+    )
+    assert json.loads(json.dumps(found.as_json()))["statistics"]["hits"] is None
 
 
 @pytest.mark.parametrize(

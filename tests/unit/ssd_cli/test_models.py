@@ -1,10 +1,12 @@
 """Model folders, read without loading a weight."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from ssd.testing.tiny_folder import write_tiny_folder
+from ssd_cli.app import run
 from ssd_cli.models import local_models, models_table
 
 
@@ -33,8 +35,51 @@ def test_a_folder_that_is_no_model_of_ours_is_left_out(tmp_path: Path, config: s
     assert found(tmp_path, hub=tmp_path) == {}
 
 
-@pytest.mark.parametrize("weights", [b"", b"\xff" * 20, b"\x02\0\0\0\0\0\0\0{"])
-def test_damaged_weights_leave_a_model_out(tmp_path: Path, weights: bytes) -> None:
+def problem_of(folder: Path) -> str:
+    (model,) = [each for each in local_models([folder], folder) if each.name == str(folder)]
+    return model.problem
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        b"",
+        b"\xff" * 20,
+        b"\x02\0\0\0\0\0\0\0{",
+        b"\x02\0\0\0\0\0\0\0[]",
+        b'\x08\0\0\0\0\0\0\0{"a": 3}',
+    ],
+)
+def test_damaged_weights_are_named(tmp_path: Path, weights: bytes) -> None:
     write_tiny_folder(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(weights)
-    assert found(tmp_path, hub=tmp_path) == {}
+    problem = problem_of(tmp_path)
+    assert problem.startswith(f"{tmp_path / 'model.safetensors'}: truncated or not safetensors")
+    assert f"{len(weights)} bytes" in problem
+
+
+def test_truncated_weights_are_named_with_the_tensor_and_the_file(tmp_path: Path) -> None:
+    file = write_tiny_folder(tmp_path) / "model.safetensors"
+    whole = file.read_bytes()
+    assert problem_of(tmp_path) == ""
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    header.pop("__metadata__", None)
+    last = max(header, key=lambda name: header[name]["data_offsets"][1])
+    file.write_bytes(whole[:-1])
+    assert problem_of(tmp_path) == (
+        f"{file}: truncated: tensor {last} ends at byte {len(whole)}, "
+        f"the file has {len(whole) - 1}; fetch it again"
+    )
+    size = header[last]["data_offsets"][1] - header[last]["data_offsets"][0]
+    file.write_bytes(whole[: -size - 1])
+    assert f"{file}: truncated: tensor " in problem_of(tmp_path)
+    assert " (and 1 more) ends at byte " in problem_of(tmp_path)
+
+
+def test_the_command_warns_of_truncated_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_tiny_folder(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    assert run(["models", str(tmp_path)]) == 0
+    assert f"warning: {tmp_path}: {file}: truncated: tensor" in capsys.readouterr().err
