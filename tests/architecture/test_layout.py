@@ -127,6 +127,17 @@ def test_every_path_that_a_readme_names_exists(root: Path) -> None:
         assert [path for path in named if not (root / path).exists()] == []
 
 
+def test_ci_begins_with_the_quick_start_of_the_readme(root: Path) -> None:
+    quick_start = (root / "README.md").read_text().partition("\n## Quick start\n")[2]
+    block = quick_start.partition("```sh\n")[2].partition("```")[0]
+    commands = [line.partition(" #")[0].rstrip() for line in block.splitlines()]
+    assert commands[0] == "make run"
+    script = (root / ".ci" / "run").read_text().splitlines()
+    first = script.index(commands[0])
+    wanted = [*commands, "make check test"]
+    assert script[first : first + len(wanted)] == wanted
+
+
 def test_every_process_and_tool_has_its_row(root: Path, packages: set[str]) -> None:
     rows = re.findall(r"^\|.*\| `(\w+)` \|", (root / "services/README.md").read_text(), re.M)
     named = {path.rpartition("/")[2] for path in packages if path.startswith("services/")}
