@@ -13,7 +13,7 @@ from ssd.ports import Clock
 from ssd.process import Pulse, StepThread, post
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import DraftStatus
-from ssd.rpc.server import RpcServer, join_address
+from ssd.rpc.server import RpcServer, ServerLimits, join_address
 from ssd.telemetry import DRAFT_CAPACITY, get_logger
 from ssd_draft.inbox import Inbox, enough_bytes
 from ssd_draft.links import LinkDesk, LinkTerms
@@ -23,7 +23,11 @@ from ssd_draft.step_thread import StepLife, StepSettings
 from ssd_draft.worker import Worker
 
 _log = get_logger("ssd_draft")
-_INBOX_CAPACITY = 4096
+MAX_OPENING_BYTES = 5 * 1024 * 1024
+"""Of a message of a target. The longest is an opening: 2^20 token ids, the most that a target's
+``max_model_len`` can be, take 4 bytes each below an id of 2^28. A longer one ends its link."""
+_INBOX_CAPACITY = 1024
+"""Events of one link that wait for the step thread at most."""
 _LAST_WORDS_SECONDS = 5.0
 """After the drain: time for the step thread to finish its table."""
 
@@ -134,7 +138,12 @@ class Draft:
         """Both ports are bound inside."""
         settings = self._settings
         probes = ProbeServer(settings.host, settings.http_port, self._is_live, self._is_ready)
-        server = RpcServer(settings.host, settings.port, reflection=settings.reflection)
+        server = RpcServer(
+            settings.host,
+            settings.port,
+            reflection=settings.reflection,
+            limits=ServerLimits(message_bytes=MAX_OPENING_BYTES),
+        )
         servicer = SpeculationServicer(
             self._desk, is_ready=self._is_loaded, status=self.status, drain=self.drain
         )

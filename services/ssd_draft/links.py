@@ -5,10 +5,11 @@ Asyncio loop. A link that breaks the rules is closed and counted; the other link
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from ssd.errors import FrameError, HandshakeError, LinkError, SettingsError
+from ssd.errors import FrameError, HandshakeError, LinkError, OverloadedError, SettingsError
 from ssd.ports import Clock
 from ssd.process import post
 from ssd.rpc.link import LinkFrames, LinkServerCall
@@ -47,6 +48,10 @@ _CURES = dict.fromkeys(
     ("vocab_size", "tokenizer_fingerprint"), "; take a draft of the target's family"
 )
 """What to do about a field that differs, where the values do not tell."""
+MAX_LINKS = 64
+"""Links at a time, those without a Hello among them."""
+MAX_LINKS_OF_ADDRESS = 16
+"""Of them, from one address: a pod has one, and a machine runs fewer targets."""
 STUCK_SECONDS = 20.0
 """A step thread that leaves its inbox alone for this long is stuck: the longest step, a batch of
 tables for all sessions of a large draft on a CPU, takes a fraction of it."""
@@ -156,6 +161,11 @@ class DraftLink:
         try:
             if frame.kind is not FrameKind.COMMITS:
                 raise FrameError(f"a target sent a frame of kind {frame.kind.name}")
+            if len(frame.rows_RW) > self._terms.capacity:
+                raise FrameError(
+                    f"a frame has {len(frame.rows_RW)} commits, this draft keeps "
+                    f"{self._terms.capacity} sessions"
+                )
             commits = unpack_commits(frame.rows_RW, self._terms.lookahead)
             for commit in commits:
                 check_commit(commit, self._terms.vocab_size)
@@ -176,6 +186,8 @@ class LinkDesk:
         self._clock = clock
         self._numbers = itertools.count(1)
         self._links: dict[int, DraftLink] = {}
+        self._num_calls: Counter[str] = Counter()
+        """Calls that are held, by address."""
         self._is_draining = False
 
     @property
@@ -194,14 +206,38 @@ class LinkDesk:
         for link in self._links.values():
             link.end(LinkError("the draft is leaving"))
 
+    @property
+    def max_opening_tokens(self) -> int:
+        """Token ids of an opening that are looked at; one as long as that is refused."""
+        return self._terms.max_len
+
     async def serve(self, call: LinkServerCall) -> None:
         """Hold one link until it ends.
 
         Raises:
+            OverloadedError: there are too many links, of this address or in all.
             HandshakeError: the target does not fit this draft.
             LinkError: the peer broke the rules, fell silent or did not say Hello; or nobody here
                 works any more.
         """
+        address = call.name.rpartition(":")[0]
+        self._check_room(address)
+        self._num_calls[address] += 1
+        try:
+            await self._serve(call)
+        finally:
+            self._num_calls[address] -= 1
+            self._num_calls += Counter()  # drops addresses without a call
+
+    def _check_room(self, address: str) -> None:
+        for held, most, whose in (
+            (self._num_calls.total(), MAX_LINKS, "this draft"),
+            (self._num_calls[address], MAX_LINKS_OF_ADDRESS, address),
+        ):
+            if held >= most:
+                raise OverloadedError(f"{whose} has {held} links, at most {most} are taken")
+
+    async def _serve(self, call: LinkServerCall) -> None:
         hello = await _first_message(call)
         if (stuck := self._stuck()) is not None:
             raise stuck
@@ -270,11 +306,12 @@ class LinkDesk:
         return LinkError(f"the draft's step thread has taken nothing for {seconds:.1f} s")
 
     def _open(self, link: DraftLink, opening: SessionOpening) -> None:
+        """Queue an opening; one that finds no room in the inbox finds none in the draft either."""
         check_opening(opening, self._terms.vocab_size)
-        if len(opening.token_ids) < self._terms.max_len:
-            self._put(link, Opening(link, opening, self._clock.now()))
-        else:
+        if len(opening.token_ids) >= self._terms.max_len:
             link.refuse(opening.session, Refusal.LENGTH)
+        elif not self._inbox.put(Opening(link, opening, self._clock.now())):
+            link.refuse(opening.session, Refusal.CAPACITY)
 
     def _put(self, link: DraftLink, event: Event) -> None:
         if not self._inbox.put(event):

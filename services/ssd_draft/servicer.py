@@ -44,7 +44,7 @@ class SpeculationServicer(speculation_pb2_grpc.SpeculationServiceServicer):
         del request_iterator
         if not self._is_ready():
             raise NotReadyError("the draft is loading; dial again")
-        async with LinkServerCall(context) as call:
+        async with LinkServerCall(context, max_tokens=self._desk.max_opening_tokens) as call:
             await self._desk.serve(call)
 
     async def GetStatus(  # noqa: N802 - gRPC's name

@@ -28,6 +28,9 @@ _MAIN_PART = 0
 _BATCHES_BETWEEN_CHUNKS = 4
 """Tree batches after which an opening session gets a chunk, however busy the others are."""
 _REMEMBERED_TABLES = 64
+MAX_PENDING = 128
+"""Commits of one session that wait at most. A target commits once a round and leaves a draft alone
+after three rounds without a table; past this bound the session is refused with "gap"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,9 @@ class Worker:
         self._pulse = parts.pulse
         self._recent_seconds: deque[float] = deque([0.0], _REMEMBERED_TABLES)
         self._batches_since_chunk = 0
+        self._num_chunks = 0
+        self._newest_chunk: dict[int, int] = {}
+        """By link, the number of the newest chunk of one of its prompts."""
         self._is_draining = False
         self.num_sessions = 0
 
@@ -90,8 +96,12 @@ class Worker:
             self._hear(event)
         self._advance()
         self._give_up_broken()
-        due = [each for each in self._sessions if each.is_open and each.table is None]
-        opening = next((each for each in self._sessions if not each.is_open), None)
+        due = [
+            each
+            for each in self._sessions
+            if each.is_open and each.table is None and not each.pending
+        ]
+        opening = self._next_opening()
         self._publish()
         if due and not (opening and self._batches_since_chunk >= _BATCHES_BETWEEN_CHUNKS):
             self._batches_since_chunk += 1
@@ -100,7 +110,7 @@ class Worker:
             self._batches_since_chunk = 0
             self._prefill(opening)
         else:
-            return self._tree.fill_ahead() or bool(events)
+            return bool(self._sessions_behind()) or self._tree.fill_ahead() or bool(events)
         return True
 
     def _hear(self, event: Event) -> None:
@@ -110,19 +120,28 @@ class Worker:
             case Opening():
                 self._open(event)
             case Commits():
-                for commit in event.commits:
-                    session = self._sessions.find(event.link, commit.session)
-                    if session is not None:
-                        session.pending.append(commit)
-                        session.arrived_at = event.arrived_at
+                self._note_commits(event)
             case Closing():
                 ended = self._sessions.find(event.link, event.session)
                 if ended is not None:
                     self._close(ended)
             case LinkLost():
                 self._sessions.leave(event.link)
+                self._newest_chunk.pop(event.link.number, None)
                 for session in self._sessions.of(event.link):
                     self._close(session)
+
+    def _note_commits(self, event: Commits) -> None:
+        for commit in event.commits:
+            session = self._sessions.find(event.link, commit.session)
+            if session is None:
+                continue
+            if len(session.pending) >= MAX_PENDING:
+                _log.info("session_gap", session=session.number, reason="too far behind")
+                self._give_up(session, Refusal.GAP)
+            else:
+                session.pending.append(commit)
+                session.arrived_at = event.arrived_at
 
     def _open(self, event: Opening) -> None:
         opening = event.opening
@@ -148,15 +167,30 @@ class Worker:
         )
 
     def _advance(self) -> None:
-        """Follow all commits, in order; those of several sessions together."""
-        while behind := [each for each in self._sessions if each.pending]:
-            planned = [(session, self._plan(session)) for session in behind]
-            moving = [(each, move) for each, move in planned if move is not None and each.is_open]
-            if moving:
-                self._tree.advance([each.slot for each, _ in moving], [move for _, move in moving])
-            for session, move in planned:
-                if move is not None:
-                    session.apply(move)
+        """Follow one commit of each session, those of several sessions together.
+
+        A session that is behind catches up in the steps that follow, between the tables of others:
+        no target takes more of a step than one pass. While a session opens, commits cost nothing.
+        """
+        for session in [each for each in self._sessions if not each.is_open]:
+            while session.pending and (move := self._plan(session)) is not None:
+                session.apply(move)
+        planned = [(each, self._plan(each)) for each in self._sessions_behind()]
+        moving = [(each, move) for each, move in planned if move is not None]
+        if moving:
+            self._tree.advance([each.slot for each, _ in moving], [move for _, move in moving])
+        for session, move in moving:
+            session.apply(move)
+
+    def _sessions_behind(self) -> list[Session]:
+        return [each for each in self._sessions if each.is_open and each.pending]
+
+    def _next_opening(self) -> Session | None:
+        """The session whose prompt gets the next chunk: links take turns, in a link the oldest."""
+        opening = [each for each in self._sessions if not each.is_open]
+        return min(
+            opening, key=lambda each: self._newest_chunk.get(each.link.number, 0), default=None
+        )
 
     def _plan(self, session: Session) -> Move | None:
         """What the session's next commit asks for; None if the session had to be closed."""
@@ -174,6 +208,8 @@ class Worker:
 
     def _prefill(self, session: Session) -> None:
         """Store one chunk of a prompt, up to a multiple of the chunk; after the last one, open."""
+        self._num_chunks += 1
+        self._newest_chunk[session.link.number] = self._num_chunks
         first = session.num_stored
         last = min(session.num_committed - 1, first - first % self._chunk + self._chunk)
         if first < last:

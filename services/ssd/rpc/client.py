@@ -30,6 +30,7 @@ from ssd.rpc.codec import (
 )
 from ssd.rpc.link import MAX_OUTGOING, LinkCall
 from ssd.rpc.pool_codec import DraftStatus, PoolStatus, draft_status, pool_status
+from ssd.rpc.server import tolerant
 from ssd.rpc.status import from_rpc_error
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd.v1 import (
@@ -297,8 +298,13 @@ class DraftClient(_Client):
 
     async def open_link(self, max_outgoing: int = MAX_OUTGOING) -> LinkCall:
         """Dial; the first ``receive`` tells whether the draft is there. Close it when done."""
-        stub: Any = speculation_pb2_grpc.SpeculationServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        link = LinkCall(stub.Speculate(), self.endpoint, max_outgoing)
+        # Not the stub's: gRPC logs a stack for each message that cannot be decoded.
+        speculate: Any = self._channel.stream_stream(
+            "/ssd.v1.SpeculationService/Speculate",
+            request_serializer=speculation_pb2.SpeculateRequest.SerializeToString,
+            response_deserializer=tolerant(speculation_pb2.SpeculateResponse.FromString),
+        )
+        link = LinkCall(speculate(), self.endpoint, max_outgoing)
         link.start()
         return link
 

@@ -25,12 +25,14 @@ import grpc
 import grpc.aio
 
 from ssd.errors import FrameError, HandshakeError, LinkError, SSDError
+from ssd.rpc.bounds import LARGEST_ID
 from ssd.rpc.link_codec import (
     draft_message,
     speculate_request,
     speculate_response,
     target_message,
 )
+from ssd.rpc.link_life import Allowance
 from ssd.rpc.server import Undecodable
 from ssd.rpc.status import from_rpc_error
 from ssd.telemetry import get_logger
@@ -41,7 +43,17 @@ _log = get_logger(__name__)
 MAX_OUTGOING = 1024
 """Messages that wait to be sent at most."""
 MAX_INCOMING = 1024
-"""Messages or early frames that wait to be read at most."""
+"""Messages that wait to be read at most."""
+MAX_EARLY_BYTES = 1024 * 1024
+"""Of frames that came before they were wanted. Peers send none before the handshake is over."""
+MESSAGES_PER_SECOND = 2_000.0
+"""Messages of 4 KiB that are taken from one peer in the long run, smaller ones count as such: a
+fifth of the event loop's time. A target sends two in a round at most, and 200 rounds a second."""
+BURST_MESSAGES = 4_000.0
+"""That many at once."""
+_UNIT_BYTES = 4096
+WRITE_SECONDS = 5.0
+"""A peer that takes no message for so long is given up."""
 FLUSH_SECONDS = 0.25
 """How long a close waits for what is queued to leave."""
 FAREWELL_SECONDS = 0.5
@@ -71,6 +83,7 @@ class _Link(ABC, Generic[Said, Heard]):
         self._incoming: asyncio.Queue[Heard | LinkError | None] = asyncio.Queue()
         self._has_ended = False
         self._early: list[bytes] = []
+        self._allowance = Allowance(MESSAGES_PER_SECOND, BURST_MESSAGES)
         self._on_payload: Callable[[bytes], None] | None = None
         self._on_lost: Callable[[Exception], None] | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -160,8 +173,8 @@ class _Link(ABC, Generic[Said, Heard]):
             self._call_in_loop(self._begin_close)
 
     @abstractmethod
-    async def _read(self) -> Heard | None:
-        """The next message off the wire, None at an orderly end."""
+    async def _read(self) -> tuple[Heard | None, int]:
+        """The next message off the wire and its bytes, None at an orderly end."""
 
     @abstractmethod
     async def _write(self, message: Said) -> None:
@@ -194,13 +207,20 @@ class _Link(ABC, Generic[Said, Heard]):
 
     async def _read_all(self) -> None:
         try:
-            while (message := await self._read()) is not None:
+            while True:
+                message, num_bytes = await self._read()
+                if message is None:
+                    break
                 if isinstance(message, FramePayload):
                     self._deliver(message.payload)
                 elif self._incoming.qsize() < MAX_INCOMING:
                     self._incoming.put_nowait(message)
                 else:
                     raise FrameError(f"{self.name} sent {MAX_INCOMING} messages that nobody read")
+                # The peer waits, by flow control; what is read in the meantime is that of others.
+                units = max(1.0, num_bytes / _UNIT_BYTES)
+                if pause := self._allowance.spend(units, self._loop.time()):
+                    await asyncio.sleep(pause)
             self._end(None)
         except LinkError as error:
             self._end(error)
@@ -213,11 +233,14 @@ class _Link(ABC, Generic[Said, Heard]):
         try:
             while True:
                 while (message := self._pop()) is not None:
-                    await self._write(message)
+                    async with asyncio.timeout(WRITE_SECONDS):
+                        await self._write(message)
                 if self._refusal is not None:
                     return
                 await self._wake.wait()
                 self._wake.clear()
+        except TimeoutError:
+            self._end(LinkError(f"{self.name} took no message for {WRITE_SECONDS:g} s"))
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             # The reader learns why; until it has, nothing more is taken.
             with self._lock:
@@ -234,10 +257,10 @@ class _Link(ABC, Generic[Said, Heard]):
     def _deliver(self, payload: bytes) -> None:
         if self._on_payload is not None:
             self._on_payload(payload)
-        elif len(self._early) < MAX_INCOMING:
+        elif sum(map(len, self._early)) + len(payload) <= MAX_EARLY_BYTES:
             self._early.append(payload)
         else:
-            raise FrameError(f"{self.name} sent {MAX_INCOMING} frames before they were wanted")
+            raise FrameError(f"{self.name} sent frames of {MAX_EARLY_BYTES} bytes too early")
 
     def _end(self, error: LinkError | None) -> None:
         """The link is over, by whatever cause; the first one counts."""
@@ -285,11 +308,12 @@ class LinkCall(_Link[TargetMessage, DraftMessage]):
         super().__init__(name, max_outgoing)
         self._call = call
 
-    async def _read(self) -> DraftMessage | None:
+    async def _read(self) -> tuple[DraftMessage | None, int]:
         message: object = await self._call.read()
+        _refuse_undecodable(message, self.name)
         if not isinstance(message, speculation_pb2.SpeculateResponse):
-            return None
-        return draft_message(message)
+            return None, 0
+        return draft_message(message), message.ByteSize()
 
     async def _write(self, message: TargetMessage) -> None:
         await self._call.write(speculate_request(message))
@@ -315,17 +339,20 @@ class LinkServerCall(_Link[DraftMessage, TargetMessage]):
         self,
         context: "grpc.aio.ServicerContext[speculation_pb2.SpeculateRequest, speculation_pb2.SpeculateResponse]",  # noqa: E501
         max_outgoing: int = MAX_OUTGOING,
+        *,
+        max_tokens: int = LARGEST_ID,
     ) -> None:
+        """Take a call; ``max_tokens`` bounds openings as ``target_message`` tells."""
         super().__init__(context.peer(), max_outgoing)
         self._context = context
+        self._max_tokens = max_tokens
 
-    async def _read(self) -> TargetMessage | None:
+    async def _read(self) -> tuple[TargetMessage | None, int]:
         message: object = await self._context.read()
-        if isinstance(message, Undecodable):
-            raise FrameError(f"{self.name}: {message.reason}")
+        _refuse_undecodable(message, self.name)
         if not isinstance(message, speculation_pb2.SpeculateRequest):
-            return None
-        return target_message(message)
+            return None, 0
+        return target_message(message, self._max_tokens), message.ByteSize()
 
     async def _write(self, message: DraftMessage) -> None:
         await self._context.write(speculate_response(message))
@@ -361,6 +388,11 @@ def _as_link_error(error: SSDError, name: str) -> LinkError:
         return error
     text = str(error)
     return LinkError(text if name in text else f"{name}: {text}")
+
+
+def _refuse_undecodable(message: object, name: str) -> None:
+    if isinstance(message, Undecodable):
+        raise FrameError(f"{name}: {message.reason}")
 
 
 def _drop(_payload: bytes) -> None:

@@ -67,8 +67,13 @@ def speculate_request(message: TargetMessage) -> speculation_pb2.SpeculateReques
             return _Request(hello=_hello_message(message))
 
 
-def target_message(message: speculation_pb2.SpeculateRequest) -> TargetMessage:
+def target_message(
+    message: speculation_pb2.SpeculateRequest, max_tokens: int = LARGEST_ID
+) -> TargetMessage:
     """What a target said.
+
+    Of an opening the first ``max_tokens`` ids are taken and the others never looked at: whoever
+    sets the bound refuses an opening that reaches it.
 
     Raises:
         HandshakeError: a Hello with a field out of bounds.
@@ -80,7 +85,7 @@ def target_message(message: speculation_pb2.SpeculateRequest) -> TargetMessage:
         case "beat":
             return Beat(message.beat.nonce, message.beat.echo)
         case "open_session":
-            return _opening(message.open_session)
+            return _opening(message.open_session, max_tokens)
         case "close_session":
             return SessionClosing(_session(message.close_session.session))
         case "link_settings":
@@ -193,9 +198,10 @@ def _welcome(message: speculation_pb2.Welcome) -> LinkWelcome:
     )
 
 
-def _opening(message: speculation_pb2.OpenSession) -> SessionOpening:
+def _opening(message: speculation_pb2.OpenSession, max_tokens: int) -> SessionOpening:
     session = _session(message.session)
-    token_ids = tuple(message.token_ids)
+    num_tokens = len(message.token_ids)
+    token_ids = tuple(message.token_ids[:max_tokens])
     if not token_ids:
         raise FrameError(f"session {session} opens with no token; 1 at least")
     if max(token_ids) > LARGEST_ID:
@@ -205,9 +211,9 @@ def _opening(message: speculation_pb2.OpenSession) -> SessionOpening:
             f"session {session} has temperature {message.temperature:g}, must be in "
             f"0..{MAX_TEMPERATURE:g}"
         )
-    if not len(token_ids) <= message.max_len <= LARGEST_ID:
+    if not num_tokens <= message.max_len <= LARGEST_ID:
         raise FrameError(
-            f"session {session} opens with {len(token_ids)} tokens and max_len {message.max_len}"
+            f"session {session} opens with {num_tokens} tokens and max_len {message.max_len}"
         )
     return SessionOpening(
         session=session,
@@ -221,10 +227,11 @@ def _opening(message: speculation_pb2.OpenSession) -> SessionOpening:
 
 def _policy(message: speculation_pb2.LinkSettings) -> LinkPolicy:
     _check_words(fan_out_policy=message.fan_out_policy, backup=message.backup)
-    fan_out = tuple(message.fan_out)
-    if len(fan_out) > MAX_LOOKAHEAD + 1 or sum(fan_out) > MAX_BRANCHES:
+    num_lengths = len(message.fan_out)
+    fan_out = tuple(message.fan_out[: MAX_LOOKAHEAD + 1])
+    if num_lengths > MAX_LOOKAHEAD + 1 or sum(fan_out) > MAX_BRANCHES:
         raise FrameError(
-            f"fan_out has {len(fan_out)} entries of sum {sum(fan_out)}, allowed are "
+            f"fan_out has {num_lengths} entries of sum {sum(fan_out)}, allowed are "
             f"{MAX_LOOKAHEAD + 1} of sum {MAX_BRANCHES}"
         )
     return LinkPolicy(fan_out_policy=message.fan_out_policy, fan_out=fan_out, backup=message.backup)

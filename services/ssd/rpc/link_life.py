@@ -16,6 +16,21 @@ HANDSHAKE_SECONDS = 5.0
 Ending = TypeVar("Ending")
 
 
+class Allowance:
+    """How fast messages are taken: ``burst`` units at once, then ``per_second``. Pure."""
+
+    def __init__(self, per_second: float, burst: float) -> None:
+        self._unit_seconds = 1.0 / per_second
+        self._burst_seconds = burst / per_second
+        self._paid_until = -float("inf")
+
+    def spend(self, units: float, now: float) -> float:
+        """Seconds to wait before the next message, after one of so many units; 0 in the burst."""
+        start = max(self._paid_until, now - self._burst_seconds)
+        self._paid_until = start + units * self._unit_seconds
+        return max(0.0, self._paid_until - now)
+
+
 def as_link_error(error: Exception) -> LinkError:
     """What a channel reports, as an error of the link."""
     return error if isinstance(error, LinkError) else LinkError(str(error))

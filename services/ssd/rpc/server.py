@@ -112,7 +112,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         return grpc.stream_stream_rpc_method_handler(
             guarded,
-            request_deserializer=_tolerant(handler.request_deserializer),
+            request_deserializer=tolerant(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
@@ -262,7 +262,7 @@ def _as_ours(method: str, error: Exception) -> Exception:
     return error
 
 
-def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """Bytes that are no message, or text that is not UTF-8, are the caller's fault, not ours."""
 
     def decode(payload: bytes) -> Any:

@@ -210,12 +210,13 @@ _NO_SUCH_SERVICE = "Method not found!"
 def from_rpc_error(error: grpc.RpcError, endpoint: str) -> SSDError:
     """The error of a failed call; ``endpoint`` is named where the server itself was silent."""
     assert isinstance(error, grpc.aio.AioRpcError)
-    message = error.details() or error.code().name
+    message = _cut(error.details() or error.code().name, _MESSAGE_BYTES)
     status = _status_in(cast(Iterable[tuple[str, str | bytes]], error.trailing_metadata() or ()))
     info = _info_in(status) if status is not None else None
     if info is not None and info.reason in _BY_REASON:
         try:
-            return _BY_REASON[info.reason].rebuild(message, info.metadata)
+            facts = {name: _cut(text, _MESSAGE_BYTES) for name, text in info.metadata.items()}
+            return _BY_REASON[info.reason].rebuild(message, facts)
         except (KeyError, ValueError):
             return RequestError(message)
     return _from_code(error.code(), message, endpoint)

@@ -1,11 +1,14 @@
 """What the mailbox of the step thread takes, and what it tells of the one who empties it."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from ssd.testing.clock import FakeClock
 from ssd.types import Commit, Explicit, Outcome, SessionOpening
 from ssd_draft.inbox import (
     EVENT_BYTES,
+    EVENTS_PER_STEP,
     ID_BYTES,
     Closing,
     Commits,
@@ -19,11 +22,15 @@ from ssd_draft.inbox import (
 from ssd_draft.sessions import LinkEnd
 
 
+@dataclass(frozen=True)
 class NoLink:
-    """Only its identity counts."""
+    """Only its number counts."""
+
+    number: int
 
 
-LINK: LinkEnd = NoLink()  # type: ignore[assignment]
+LINK: LinkEnd = NoLink(1)  # type: ignore[assignment]
+OTHER: LinkEnd = NoLink(2)  # type: ignore[assignment]
 
 
 def opening(num_tokens: int) -> Opening:
@@ -84,3 +91,34 @@ def test_what_lies_here_tells_how_long_the_step_thread_has_not_come() -> None:
     assert inbox.waiting_seconds(clock.now()) == 3.0
     inbox.drain()
     assert inbox.waiting_seconds(clock.now()) == 0.0
+
+
+def test_a_link_that_floods_leaves_the_room_and_the_turn_of_others() -> None:
+    inbox = Inbox(1000, 1 << 20, FakeClock())
+    while inbox.put(Closing(LINK, 1)):
+        pass
+    assert inbox.put(Closing(OTHER, 2))
+    events = inbox.drain()
+    assert [event.link for event in events] == [LINK] * EVENTS_PER_STEP + [OTHER]
+    inbox.wait()  # what is left wakes the step thread
+    assert len(inbox.drain()) == EVENTS_PER_STEP
+
+
+def test_what_a_lost_link_sent_before_is_not_worked_off() -> None:
+    inbox = Inbox(1000, 1 << 20, FakeClock())
+    for number in range(900):
+        inbox.put(Closing(LINK, number))
+    inbox.put(LinkLost(LINK))
+    assert inbox.drain() == [LinkLost(LINK)]
+    assert inbox.drain() == []
+
+
+def test_the_step_thread_that_comes_for_some_events_is_not_stuck() -> None:
+    clock = FakeClock()
+    inbox = Inbox(1000, 1 << 20, clock)
+    for number in range(2 * EVENTS_PER_STEP):
+        inbox.put(Closing(LINK, number))
+    clock.advance(5.0)
+    inbox.drain()
+    clock.advance(1.0)
+    assert inbox.waiting_seconds(clock.now()) == 1.0

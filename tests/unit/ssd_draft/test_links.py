@@ -13,20 +13,25 @@ from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkFrames
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer
+from ssd.speculation.table import pack_commits
 from ssd.telemetry import BAD_FRAMES_TOTAL
 from ssd.testing.clock import FakeClock
 from ssd.transport.frame import Frame, FrameKind
 from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import (
     Beat,
+    Commit,
+    Explicit,
     LinkHello,
     LinkPolicy,
     LinkWelcome,
+    Outcome,
     SessionClosing,
     SessionOpening,
     SessionRefusal,
     TargetMessage,
 )
+from ssd_draft import links
 from ssd_draft.inbox import Inbox, LinkLost, LinkUp
 from ssd_draft.links import STUCK_SECONDS, DraftLink, LinkDesk, LinkTerms
 from ssd_draft.servicer import SpeculationServicer
@@ -223,3 +228,41 @@ async def test_what_will_not_change_is_refused_for_good(
         call.send(message)
         with pytest.raises(error):
             await hear_out(call)
+
+
+async def test_links_are_bounded_for_each_address(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "MAX_LINKS_OF_ADDRESS", 2)
+    async with desk.linked():
+        async with desk.linked(), desk.dialled() as call:
+            with pytest.raises(LinkError, match="has 2 links, at most 2"):
+                await call.receive()
+        async with desk.linked():
+            pass
+
+
+async def test_a_frame_of_more_commits_than_there_are_sessions_ends_its_link(desk: Desk) -> None:
+    async with desk.linked() as call:
+        sessions = range(1, TERMS.capacity + 2)
+        commits = [Commit(session, 5, Outcome(0, 1), Explicit()) for session in sessions]
+        rows_RW = pack_commits(commits, TERMS.lookahead)
+        GrpcChannel(LinkFrames(call)).send(Frame(FrameKind.COMMITS, HELLO.epoch, 1, rows_RW))
+        with pytest.raises(FrameError, match="5 commits, this draft keeps 4 sessions"):
+            await hear_out(call)
+
+
+async def test_openings_that_find_no_room_in_the_inbox_are_refused_and_others_served(
+    desk: Desk,
+) -> None:
+    opening = SessionOpening(session=1, token_ids=(1, 2), seed=1, temperature=0.0, max_len=9)
+    async with desk.linked() as flooding, desk.linked() as other:
+        for session in range(1, 200):
+            flooding.send(replace(opening, session=session))
+        while not isinstance(answer := await flooding.receive(), SessionRefusal):
+            pass
+        assert answer.reason == "capacity"
+        other.send(opening)
+        other.send(Beat(nonce=1))
+        while (answer := await other.receive()) != Beat(echo=1):
+            assert not isinstance(answer, SessionRefusal)

@@ -25,10 +25,10 @@ from ssd.types import (
     Outcome,
     SessionOpening,
 )
-from ssd_draft.inbox import Closing, Commits, Inbox, LinkLost, Opening
+from ssd_draft.inbox import EVENTS_PER_STEP, Closing, Commits, Inbox, LinkLost, Opening
 from ssd_draft.sessions import Refusal, Sessions
 from ssd_draft.tree import Tree, TreeShape
-from ssd_draft.worker import Parts, Worker
+from ssd_draft.worker import MAX_PENDING, Parts, Worker
 
 K = 3
 N = 12
@@ -428,3 +428,46 @@ def test_whatever_is_opened_and_closed_no_block_leaks(actions: list[Action]) -> 
     draft.settle()
     assert draft.pool.num_free == free
     assert len(draft.sessions) == 0
+
+
+def test_a_target_that_floods_its_draft_with_commits_delays_no_table_of_another() -> None:
+    draft, hostile, honest = Draft(), FakeLink(1), FakeLink(2)
+    text, flood = a_text([1, 2, 3]), a_text([4, 5, 6])
+    draft.open(hostile, flood)
+    draft.open(honest, text)
+    draft.settle()
+    first = honest.newest()
+    for _ in range(30):
+        draft.commit(hostile, flood.miss(None, 0, ()))
+    draft.commit(honest, text.hit(first, 0, K))
+    passes = draft.runner.num_explicit_passes
+    draft.worker.run_step()
+    assert honest.newest().base_len == first.base_len + 1, "its table came in the same step"
+    assert draft.runner.num_explicit_passes == passes + 1
+    draft.settle()
+    flood.check(hostile.newest())
+
+
+def test_a_session_that_falls_too_far_behind_is_given_up(opened: Opened) -> None:
+    draft, link, text = opened
+    for _ in range(MAX_PENDING):
+        draft.commit(link, text.miss(None, 0, ()))
+    for _ in range(1 + MAX_PENDING // EVENTS_PER_STEP):
+        draft.worker.run_step()
+    assert link.refused == []
+    for _ in range(MAX_PENDING):
+        draft.commit(link, text.miss(None, 0, ()))
+    draft.settle()
+    assert link.refused == [(1, Refusal.GAP)]
+
+
+def test_links_take_turns_when_prompts_are_stored() -> None:
+    draft, greedy, modest = Draft(), FakeLink(1), FakeLink(2)
+    for session in (1, 2, 3):
+        draft.open(greedy, a_text([i % VOCAB for i in range(8 * CHUNK)]), session)
+    draft.open(modest, a_text([1, 2, 3]))
+    for _ in range(3):
+        draft.worker.run_step()
+    assert len(modest.frames) == 1
+    assert greedy.frames == []
+    draft.settle()

@@ -5,11 +5,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.rpc import link as link_module
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import MAX_INCOMING, LinkCall, LinkFrames, LinkServerCall
+from ssd.rpc.link_codec import speculate_request
+from ssd.rpc.link_life import Allowance
 from ssd.rpc.server import RpcServer
 from ssd.types import (
     Beat,
@@ -284,3 +289,90 @@ async def test_a_link_whose_loop_is_gone_refuses_messages() -> None:
         with pytest.raises(LinkError, match="no event loop"):
             await asyncio.to_thread(link._call_in_loop, lambda: None)
         link._loop = real
+
+
+def test_messages_beyond_a_burst_are_taken_at_a_bounded_rate() -> None:
+    allowance = Allowance(per_second=100.0, burst=10.0)
+    assert [allowance.spend(1.0, 5.0) for _ in range(10)] == [0.0] * 10
+    assert allowance.spend(1.0, 5.0) == pytest.approx(0.01)
+    assert allowance.spend(5.0, 5.01) == pytest.approx(0.05)
+    assert allowance.spend(10.0, 60.0) == 0.0, "a pause earns one burst and no more"
+    assert allowance.spend(1.0, 60.0) == pytest.approx(0.01)
+
+
+async def test_a_peer_that_floods_is_read_at_a_bounded_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(link_module, "MESSAGES_PER_SECOND", 0.1)
+    monkeypatch.setattr(link_module, "BURST_MESSAGES", 10.0)
+
+    async def serve(call: LinkServerCall) -> None:
+        for _ in range(100):
+            call.send(Beat())
+        await asyncio.Event().wait()
+
+    async with linked(serve) as link:
+        assert [await link.receive() for _ in range(11)] == [Beat()] * 11
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await link.receive()
+
+
+async def test_frames_that_come_too_early_are_bounded_in_bytes() -> None:
+    async def serve(call: LinkServerCall) -> None:
+        for _ in range(3):
+            call.send(FramePayload(bytes(link_module.MAX_EARLY_BYTES // 2)))
+        await listen_until_goodbye(call)
+
+    async with linked(serve) as link:
+        with pytest.raises(FrameError, match="too early"):
+            await link.receive()
+
+
+async def test_a_peer_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "WRITE_SECONDS", 0.05)
+    given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def serve(call: LinkServerCall) -> None:
+        for _ in range(64):
+            call.send(FramePayload(bytes(1 << 20)))
+        try:
+            await listen_until_goodbye(call)
+        except LinkError as error:
+            given_up.set_result(str(error))
+            raise
+
+    async with linked(serve) as link:
+        client = DraftClient(link.name)
+        raw: Any = client._channel
+        call = raw.stream_stream("/ssd.v1.SpeculationService/Speculate")()
+        await call.write(speculate_request(Beat()).SerializeToString())
+        async with asyncio.timeout(5.0):
+            assert "took no message for 0.05 s" in await given_up
+        call.cancel()
+        await client.close()
+
+
+async def test_bytes_of_a_draft_that_are_no_message_end_its_link_without_a_stack(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def speculate(_requests: object, context: Any) -> None:
+        await context.write(b"\xff\xff")
+        await context.read()
+
+    handlers = {"Speculate": grpc.stream_stream_rpc_method_handler(speculate)}
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("ssd.v1.SpeculationService", handlers),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with DraftClient(f"127.0.0.1:{port}") as client:
+            link = await client.open_link()
+            with pytest.raises(FrameError, match="cannot be decoded"):
+                await link.receive()
+            await link.close()
+    finally:
+        await server.stop(0)
+    assert caplog.text == ""

@@ -150,3 +150,11 @@ def test_a_control_message_out_of_bounds_is_a_frame_error(message: pb2.Speculate
 def test_an_answer_out_of_bounds_is_a_link_error(message: pb2.SpeculateResponse) -> None:
     with pytest.raises(LinkError):
         draft_message(message)
+
+
+def test_of_a_long_opening_no_more_ids_are_taken_than_asked_for() -> None:
+    found = target_message(opening(token_ids=[1] * 100_000, max_len=100_000), max_tokens=10)
+    assert isinstance(found, SessionOpening)
+    assert found.token_ids == (1,) * 10
+    with pytest.raises(FrameError, match="100000 tokens and max_len 99999"):
+        target_message(opening(token_ids=[1] * 100_000, max_len=99_999), max_tokens=10)
