@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from ssd.telemetry import get_logger
+from ssd_operator.census import Planned
 from ssd_operator.cluster import (
     Cluster,
     ClusterError,
@@ -30,11 +31,11 @@ from ssd_operator.plan import Memory, Plan, plan
 from ssd_operator.pod_state import is_leaving, is_ready, name_of, to_seconds
 from ssd_operator.setbacks import Setbacks
 from ssd_operator.spec import KIND, Object, Resource
-from ssd_operator.status import status_of_invalid
+from ssd_operator.status import status_of, status_of_invalid
 from ssd_operator.status_change import needs_write
 from ssd_operator.tally import Tally
 from ssd_operator.view import View, is_of_former, is_ours
-from ssd_operator.work_queue import RESYNC_SECONDS
+from ssd_operator.work_queue import DEBOUNCE_SECONDS, RESYNC_SECONDS
 
 PATIENCE_SECONDS = 30.0
 """Calls that fail for longer are told of in the status; for less, the API server is busy."""
@@ -55,6 +56,8 @@ class _Record:
     children: frozenset[Ref] = frozenset()
     """Those of the last pass."""
     optional: OptionalChildren = field(default_factory=OptionalChildren)
+    is_announced: bool = False
+    """Whether a status was written, or tried to, before anything was made."""
     failing_since: float | None = None
     """First of the latest passes that were all cut short by a call without an answer."""
 
@@ -113,6 +116,8 @@ class Reconciler:
         resource = _read(found, record)
         if resource is None:
             return await self._refuse(key, found, record)
+        if self._is_new(key, found, record):
+            return await self._announce(key, found, resource, record)
         try:
             return await self._bring_about(key, found, resource, record)
         except (ForbiddenError, MissingError) as error:
@@ -148,19 +153,40 @@ class Reconciler:
         assert problem is not None
         now, old = self._now(), found.get("status") or {}
         status = status_of_invalid(old, found["metadata"]["generation"], problem, now)
+        if not needs_write(old, status, now - record.memory.written_at):
+            self._tally.put(key, status)
+            return RESYNC_SECONDS
+        return await self._report(key, found, status, record)
+
+    def _is_new(self, key: Key, found: Object, record: _Record) -> bool:
+        """Whether nothing was said of a resource, or made for it, yet."""
+        return not (found.get("status") or record.is_announced or self._view.children(key))
+
+    async def _announce(
+        self, key: Key, found: Object, resource: Resource, record: _Record
+    ) -> float | None:
+        """Write the first status, and make nothing.
+
+        Children take a dozen calls. Of many resources that were created at once, the last would
+        have no status until all the others have theirs.
+        """
+        record.is_announced = True  # also where it fails: a status is not worth a resource
+        status = status_of(resource, Observed(), Planned(), self._now())
+        is_there = await self._report(key, found, status, record) is not None
+        return DEBOUNCE_SECONDS if is_there else None
+
+    async def _report(
+        self, key: Key, found: Object, status: Object, record: _Record
+    ) -> float | None:
+        """Write a status and its Events, and nothing else; None if the resource is gone."""
+        now, memory = self._now(), record.memory
         self._tally.put(key, status)
-        memory = record.memory
-        if needs_write(old, status, now - memory.written_at):
-            events, log = due(status_events(old, status), memory.told, now)
-            decided = Plan(
-                status=status,
-                events=events,
-                memory=replace(memory, told=log, written_at=now),
-            )
-            if await self._is_gone(key, found):
-                return None
-            await self._publish(key, found, decided)
-            record.memory = decided.memory
+        events, log = due(status_events(found.get("status") or {}, status), memory.told, now)
+        memory = replace(memory, told=log, written_at=now)
+        if await self._is_gone(key, found):
+            return None
+        await self._publish(key, found, Plan(status=status, events=events, memory=memory))
+        record.memory = memory
         return RESYNC_SECONDS
 
     async def _bring_about(

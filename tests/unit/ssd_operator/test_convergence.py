@@ -188,6 +188,7 @@ class Storm(RuleBasedStateMachine):
     @rule()
     def restart_the_operator(self) -> None:
         self.world.restart()
+        self.world.see()  # kopf's indices are complete before its first event
 
     @rule(num_good=st.integers(0, 6), error=st.sampled_from(ERRORS))
     def let_a_call_fail(self, num_good: int, error: ClusterError) -> None:

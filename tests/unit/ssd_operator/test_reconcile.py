@@ -8,6 +8,7 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World, demo, settled
 from ssd_operator.cluster import BusyError, ConflictError, ForbiddenError
 from ssd_operator.facts import PoolFact, Ref
 from ssd_operator.names import NAME_LABEL, revision_of
+from ssd_operator.work_queue import DEBOUNCE_SECONDS
 
 
 async def test_a_new_resource_gets_all_its_children_and_serves() -> None:
@@ -42,12 +43,51 @@ async def test_a_restarted_operator_writes_nothing_where_all_is_well() -> None:
 async def test_a_pass_before_its_own_writes_come_back_does_not_repeat_them() -> None:
     world = World()
     world.see()
+    await world.look()  # the first status
     await world.look()
     num_writes = len(world.cluster.writes)
     world.cluster.now += 2.0
     await world.look()
     again = [verb for verb, _ in world.cluster.writes[num_writes:]]
     assert "apply" not in again
+
+
+async def test_resources_that_were_created_at_once_have_a_status_before_one_has_children() -> None:
+    world = World()
+    keys = [KEY, *(("default", f"r{number}") for number in range(7))]
+    for key in keys[1:]:
+        world.cluster.create_resource(key, DEMO)
+    world.see()
+    for key in keys:
+        assert await world.reconciler.reconcile(key) == DEBOUNCE_SECONDS
+    assert [verb for verb, _ in world.cluster.writes] == ["status"] * len(keys)
+    for key in keys:
+        assert world.cluster.condition(key, "Ready") == ("False", "Loading")
+        assert world.cluster.condition(key, "SpecValid") == ("True", "Valid")
+        assert "endpoint" not in world.cluster.resource(key)["status"]
+        await world.reconciler.reconcile(key)
+    services = {each["metadata"]["name"] for each in world.cluster.of_kind("Service")}
+    assert services >= {name for _, name in keys}
+    assert [each.reason for each in world.cluster.events] == ["Created"] * len(keys)
+
+
+async def test_a_first_status_that_is_not_written_keeps_no_child_from_being_made() -> None:
+    world = World()
+    world.see()
+    world.cluster.failures = [None, BusyError("429 try later")]
+    with pytest.raises(BusyError):
+        await world.look()
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+async def test_an_operator_that_starts_anew_does_not_take_back_what_serves() -> None:
+    world = await settled()
+    found = world.cluster.resource(KEY)
+    world.cluster.put({name: part for name, part in found.items() if name != "status"})
+    world.restart()
+    await world.round()
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
 
 
 async def test_every_deleted_child_is_made_again() -> None:

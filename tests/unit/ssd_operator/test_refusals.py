@@ -66,6 +66,7 @@ async def test_what_is_forbidden_is_told_stops_nothing_else_and_is_tried_again()
     ref = Ref("Deployment", "demo-draft-0")
     world.cluster.forbidden = {ref: "exceeded quota: count/deployments.apps=1"}
     world.see()
+    await world.look()  # the first status
     with pytest.raises(ForbiddenError, match="exceeded quota"):
         await world.look()
     for _ in range(3):
@@ -131,6 +132,7 @@ async def test_a_webhook_that_does_not_answer_freezes_no_status_and_is_told_when
     world = World()
     world.cluster.refusals = {"Service": BusyError("500 failed calling webhook")}
     world.see()
+    await world.look()  # the first status
     with pytest.raises(BusyError, match="webhook"):
         await world.look()
     assert world.cluster.condition(KEY, "Ready")[0] == "False"
