@@ -23,7 +23,6 @@ from ssd_bench.runs import MODES, Plan, Results, run
 NUM_PROMPTS = 64
 PROMPT_CHARS = 450
 """About 128 tokens: the workload of the model cards, with 192 new tokens."""
-BYTES_PER_WEIGHT = {"bfloat16": 2, "float32": 4}
 MAX_BATCH = 16
 """Sequences that a target runs together; more would queue and measure the queue."""
 out = Console(highlight=False)
@@ -43,7 +42,9 @@ def bench(
     temperature: Numbers = "0,1",
     max_tokens: Annotated[int, typer.Option(min=16)] = 128,
     repetitions: Annotated[int, typer.Option(min=1)] = 5,
-    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"], typer.Option(help="Of weights and KV.")
+    ] = "auto",
     deadline_ms: Annotated[float, typer.Option(help="Longest wait for a table.")] = 100.0,
     deterministic: bool = False,
     output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
@@ -70,7 +71,6 @@ def bench(
                 ),
             ),
             target_folder=folders[0],
-            bytes_per_weight=BYTES_PER_WEIGHT[dtype],
             prompts=held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS),
             batches=batches,
             temperatures=temperatures,
@@ -81,6 +81,8 @@ def bench(
     bandwidth = read_bandwidth(min(os.sched_getaffinity(0)))
     found = {
         "records": records(results, settings),
+        "dtype": results.dtype,
+        "dtype_reason": results.dtype_reason,
         "ready_seconds": results.ready_seconds,
         "target_peak_bytes": results.target_peak_bytes,
         "draft_peak_bytes": results.draft_peak_bytes,

@@ -115,6 +115,7 @@ def whole_run(results: Results, bandwidth: float) -> list[str]:
     """Return lines on what concerns no single mode: start, memory, bandwidth."""
     lines = [
         "Medians (quartiles) over interleaved repetitions.",
+        f"- dtype of the target: {results.dtype} ({results.dtype_reason})",
         f"- start to ready: {results.ready_seconds:.1f} s",
         f"- peak memory: target {results.target_peak_bytes / 2**20:.0f} MiB, "
         f"draft {results.draft_peak_bytes / 2**20:.0f} MiB",

@@ -15,6 +15,7 @@ from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_bench.machine import count_weights, peak_memory_bytes
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
 
+BYTES_PER_WEIGHT = {"bfloat16": 2, "float32": 4}
 MODES = {"ar": Mode.AUTOREGRESSIVE, "ssd": Mode.SPECULATIVE}
 
 
@@ -28,8 +29,6 @@ class Plan:
 
     deployment: Deployment
     target_folder: Path
-    bytes_per_weight: int
-    """As the target computes with them."""
     prompts: Sequence[str]
     batches: tuple[int, ...]
     temperatures: tuple[float, ...]
@@ -61,6 +60,9 @@ class Results:
     draft_peak_bytes: int = 0
     weight_bytes: int = 0
     """What one forward pass of the target reads at least."""
+    dtype: str = ""
+    """Of the target's weights and KV."""
+    dtype_reason: str = ""
 
 
 async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
@@ -73,14 +75,18 @@ async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
     Raises:
         SSDError: a process could not start, a request failed, or no table ever hit.
     """
-    results = Results(weight_bytes=count_weights(plan.target_folder) * plan.bytes_per_weight)
+    results = Results()
     started = time.perf_counter()
     async with (
         deployed(plan.deployment) as running,
         TargetClient(running.target.grpc_address, ready_seconds=0) as client,
     ):
         results.ready_seconds = time.perf_counter() - started
-        if (await client.model_info()).active_drafts == 0:
+        info = await client.model_info()
+        results.dtype, results.dtype_reason = info.dtype, info.dtype_reason
+        num_weights = count_weights(plan.target_folder)
+        results.weight_bytes = num_weights * BYTES_PER_WEIGHT[info.dtype]
+        if info.active_drafts == 0:
             raise NoHitsError("no draft is linked to the target: there is nothing to compare")
         for batch in plan.batches:
             for temperature in plan.temperatures:

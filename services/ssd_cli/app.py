@@ -24,7 +24,7 @@ from ssd_cli.demo import DemoOptions, demo
 from ssd_cli.display import err, out, say, summary, write
 from ssd_cli.figures import Collector, Generation
 from ssd_cli.generate import GenerateOptions, generate
-from ssd_cli.models import local_models, models_table
+from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_table
 from ssd_cli.up import up
 
 app = typer.Typer(
@@ -47,7 +47,8 @@ NumDrafts = Annotated[int, typer.Option("--num-drafts", min=0, max=64, help="Dra
 Lookahead = Annotated[int, typer.Option("--lookahead", min=1, max=16, help="K: tokens proposed.")]
 Branches = Annotated[int, typer.Option("--branches", min=1, max=128, help="N: outcomes prepared.")]
 Dtype = Annotated[
-    Literal["bfloat16", "float32"], typer.Option("--dtype", help="Of weights and KV.")
+    Literal["auto", "bfloat16", "float32"],
+    typer.Option("--dtype", help="Of weights and KV; auto: bfloat16 where this CPU packs it."),
 ]
 Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
 MaxTokens = Annotated[
@@ -107,7 +108,7 @@ def generate_command(
     lookahead: Lookahead = 6,
     branches: Branches = 24,
     num_drafts: NumDrafts = 1,
-    dtype: Dtype = "bfloat16",
+    dtype: Dtype = "auto",
     is_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -165,7 +166,7 @@ def up_command(
     mode: ModeOption = "auto",
     lookahead: Lookahead = 6,
     branches: Branches = 24,
-    dtype: Dtype = "bfloat16",
+    dtype: Dtype = "auto",
     port: Annotated[
         int, typer.Option(min=0, max=65000, help="Target's gRPC port, drafts follow; 0: any.")
     ] = 50051,
@@ -204,13 +205,14 @@ def demo_command(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="New tokens.")] = 200,
     lookahead: Lookahead = 6,
     branches: Branches = 24,
+    dtype: Dtype = "auto",
     debug: Debug = False,
 ) -> None:
     """Write one text twice, plain and speculative, and compare."""
     deployment = Deployment(
         target=target,
         draft=draft,
-        common_flags=_common_flags(lookahead, branches, "bfloat16"),
+        common_flags=_common_flags(lookahead, branches, dtype),
         # One core each, however many there are: the ratio is of equal parts.
         allowed_cpus=one_cpu_a_core(os.sched_getaffinity(0))[:2],
     )
@@ -229,14 +231,17 @@ def models_command(
     is_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
 ) -> None:
     """List the embedded pair and the models in folders."""
+    precision: AutoPrecision = _run(auto_precision(), is_debug=False)
     models = local_models(folders or [])
     if is_json:
-        write(json.dumps([asdict(model) for model in models]) + "\n")
-    else:
-        out.print(models_table(models))
-        for model in models:
-            if model.problem:
-                say("warning", f"{model.name}: {model.problem}")
+        found = [asdict(model) | asdict(precision) for model in models]
+        write(json.dumps(found) + "\n")
+        return
+    out.print(models_table(models))
+    for model in models:
+        if model.problem:
+            say("warning", f"{model.name}: {model.problem}")
+    err.print(f"--dtype auto is {precision.dtype} here: {precision.dtype_reason}")
 
 
 @app.command(

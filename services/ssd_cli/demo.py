@@ -55,7 +55,8 @@ async def demo(deployment: Deployment, options: DemoOptions) -> None:
         )
         info = await client.model_info()
         err.print(
-            f"target {info.num_parameters / 1e6:.1f}M parameters, {info.dtype}, {info.device}; "
+            f"target {info.num_parameters / 1e6:.1f}M parameters, {info.device}, "
+            f"{info.dtype} ({info.dtype_reason}); "
             f"{info.active_drafts} draft(s); K={info.lookahead}, N={info.branches}; "
             f"temperature {options.temperature:g}, seed {options.seed}"
         )

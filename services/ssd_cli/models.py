@@ -1,8 +1,11 @@
 """``ssd models``: what can be named with ``--target`` and ``--draft`` on this machine."""
 
+import asyncio
 import json
 import math
 import struct
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +14,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from rich.table import Table
 
 from ssd import demo
+from ssd.errors import SetupError
 
 MAX_HEADER_BYTES = 100 << 20
 """Of a safetensors file, as its own library has it."""
@@ -31,6 +35,31 @@ class Model:
     weights_bytes: int
     problem: str = ""
     """Why its weights cannot be read, with the tensor and the file; empty if they can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoPrecision:
+    """What ``--dtype auto`` is on this machine's CPU."""
+
+    dtype: str
+    dtype_reason: str
+
+
+async def auto_precision() -> AutoPrecision:
+    """Measure it, in a process of its own: it needs torch, which the command never loads.
+
+    Raises:
+        SetupError: torch cannot be loaded.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ssd.engine.precision"), stdout=PIPE, stderr=PIPE
+    )
+    stdout, stderr = await process.communicate()
+    if process.returncode != 0:
+        last = stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SetupError(f"what --dtype auto is cannot be found out: {last}")
+    found = json.loads(stdout)
+    return AutoPrecision(dtype=found["dtype"], dtype_reason=found["reason"])
 
 
 def local_models(roots: Iterable[Path], hub: Path = Path(HF_HUB_CACHE)) -> list[Model]:

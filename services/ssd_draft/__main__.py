@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from ssd.engine.check import check_engine
 from ssd.engine.config import EngineConfig, ModelConfig, length_limit, usable_token_ids
 from ssd.engine.models.fingerprint import weights_fingerprint
+from ssd.engine.precision import choose_precision
 from ssd.model_source import local_folder, resolve
 from ssd.ports import Tokenizer
 from ssd.process import peer, pin, run_process, run_until_signal
@@ -70,9 +71,11 @@ def engine_config(
     Raises:
         SettingsError: a length beyond what the model was made for.
     """
+    precision = choose_precision(settings.dtype, settings.device)
     return EngineConfig(
         device=settings.device,
-        dtype=settings.dtype,
+        dtype=precision.dtype,
+        dtype_reason=precision.reason,
         attention=settings.attention,
         max_model_len=length_limit(settings.max_model_len, model),
         max_num_seqs=settings.max_sessions,

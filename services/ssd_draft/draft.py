@@ -42,6 +42,7 @@ class Draft:
         self, settings: DraftSettings, step: StepSettings, terms: LinkTerms, clock: Clock
     ) -> None:
         self._settings = settings
+        self._engine = step.engine
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._leaving = asyncio.Event()
@@ -77,6 +78,8 @@ class Draft:
             links=self._desk.num_links,
             draining=self._leaving.is_set(),
             table_seconds=worker.table_seconds if worker is not None else 0.0,
+            dtype=self._engine.dtype,
+            dtype_reason=self._engine.dtype_reason,
         )
 
     async def run(self) -> None:

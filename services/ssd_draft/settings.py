@@ -19,8 +19,9 @@ class DraftSettings:
     http_port: int = field(default=9091, metadata={"min": 0, "max": 65535})
     """Port of /livez, /readyz and /metrics; 0 lets the system choose."""
 
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Type of weights and KV."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Type of weights and KV. ``auto`` is bfloat16 on CUDA and on CPUs that pack bfloat16 weights
+    (AVX-512, AVX-NE-CONVERT), else float32. Target and drafts may differ."""
     device: str = "cpu"
     """Where the model runs: ``cpu``, ``cuda:0``."""
     attention: str = "cpu"

@@ -106,6 +106,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             vocab_size=self._desk.num_token_ids,
             max_model_len=runner.engine.max_model_len,
             dtype=runner.engine.dtype,
+            dtype_reason=runner.engine.dtype_reason,
             attention_backend=runner.attention_name,
             device=runner.engine.device,
             version=__version__,

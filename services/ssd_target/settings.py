@@ -29,8 +29,9 @@ class TargetSettings:
     resolved every 2 s; numbers and ``localhost`` are taken as they are. ``dns:///host:port`` is a
     name whatever it looks like."""
 
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Type of weights and KV."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Type of weights and KV. ``auto`` is bfloat16 on CUDA and on CPUs that pack bfloat16 weights
+    (AVX-512, AVX-NE-CONVERT), else float32. Target and drafts may differ."""
     device: str = "cpu"
     """Where the model runs: ``cpu``, ``cuda:0``."""
     attention: str = "cpu"

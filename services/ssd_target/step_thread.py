@@ -78,7 +78,7 @@ class StepLife:
             runner=runner,
             builder=BatchBuilder(
                 max_num_seqs=engine.max_num_seqs,
-                verify_columns=engine.verify_columns,
+                verify_columns=runner.verify_columns,
                 num_blocks_each=-(-engine.max_model_len // engine.block_size),
             ),
             chooser=Chooser(ring, num_columns=engine.num_columns, max_num_seqs=engine.max_num_seqs),

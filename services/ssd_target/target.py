@@ -8,6 +8,7 @@ before gigabytes are loaded; what is asked while the model loads is answered UNA
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from ssd.ports import Clock, Tokenizer
@@ -50,6 +51,7 @@ class Target:
     ) -> None:
         self._settings = settings
         self._me = me
+        self._engine = step.engine
         self._clock = clock
         self._leaving = asyncio.Event()
         self._drain_seconds = settings.drain_seconds
@@ -161,7 +163,8 @@ class Target:
 
     def _pool_status(self) -> PoolStatus:
         now = self._clock.now()
-        return pool_status(self._links.reports(), self._pool, now, self._me.weights_fingerprint)
+        status = pool_status(self._links.reports(), self._pool, now, self._me.weights_fingerprint)
+        return replace(status, dtype=self._engine.dtype, dtype_reason=self._engine.dtype_reason)
 
     def _desired_draft_replicas(self) -> float:
         return self._pool_status().desired_draft_replicas

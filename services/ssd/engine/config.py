@@ -185,8 +185,10 @@ class EngineConfig:
     branches: int = 0
     """N > 0 makes the engine a draft's: room for N branches a session."""
     device: str = "cpu"
-    dtype: str = "bfloat16"
-    """``bfloat16`` or ``float32``."""
+    dtype: str = "float32"
+    """``bfloat16`` or ``float32``; see ``ssd.engine.precision`` for ``auto``."""
+    dtype_reason: str = "set explicitly"
+    """Why this dtype, for logs and status."""
     attention: str = "cpu"
     """Name of the attention backend."""
     block_size: int = 16
@@ -215,11 +217,12 @@ class EngineConfig:
 
     @property
     def verify_columns(self) -> tuple[int, ...]:
-        """Column counts that a verify may have, ascending; the last one fits every proposal.
+        """Column counts of a verify that are warmed up, ascending; the last fits every proposal.
 
-        A row in bf16 has the same bits at both; in fp32 it has not, so there is one.
+        The narrow one is used where the warm-up finds the same bits in both
+        (``ModelRunner.verify_columns``).
         """
-        one_shape = self.deterministic or self.num_columns == 1 or self.dtype == "float32"
+        one_shape = self.deterministic or self.num_columns == 1
         return (self.num_columns,) if one_shape else (1, self.num_columns)
 
     @property

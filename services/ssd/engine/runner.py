@@ -4,15 +4,17 @@ Four passes: ``forward`` (a target's verify; plain decoding is its one-column ca
 and a draft's ``run_explicit`` and ``run_branches``. They differ in which slots the queries see and
 where new entries go; the model and the attention kernel are the same.
 
-*Same shape, same bits*: a verify has P columns, in bf16 also one when nobody proposes; sequences
+*Same shape, same bits*: a verify has P columns, or one when no sequence has a proposal; sequences
 are padded to few counts; and attention runs over context chunks of fixed width merged in order. In
 deterministic mode there is one shape only, so a row's bits do not depend on its column, its batch
 mates or speculation.
 
-*Decision*: the fast mode has the one-column shape in bf16. *Because*: 8 sequences of the pair
-widened 4x took 31 ms instead of 91, one took 18 instead of 22, and the rows came out bit for bit
-the same (fp32 ones 1e-5 apart). *Not chosen*: a shape for each proposal length, since their number
-is what start-up time and CUDA graphs pay for. *Revisit when* proposals are mostly shorter than K.
+*Decision*: the fast mode has the one-column shape where the warm-up finds the same bits in both.
+*Because*: with the pair widened 4x, 8 sequences took 31 ms instead of 91 in bf16. Packed linears
+sum in one order from 2 rows on (bf16 and fp32, AVX-512 and AVX2, weights up to 1024 x 14336); plain
+ones do not: 7 and 16 rows differ. *Not chosen*: a rule by dtype or packing, which holds for the
+measured CPUs only; a shape for each proposal length, since start-up time and CUDA graphs grow with
+their number. *Revisit when* proposals are mostly shorter than K.
 """
 
 from collections.abc import Callable
@@ -36,10 +38,15 @@ from ssd.engine.kv_cache.storage import KVStorage, SlotMap
 from ssd.engine.memory import plan_blocks
 from ssd.engine.models.registry import CausalModel, load_model
 from ssd.errors import SettingsError
+from ssd.telemetry import get_logger
 
+_log = get_logger("ssd.engine")
 Progress = Callable[[str, float], None]
 MIN_ROWS = 2
-"""Rows of a pass at least: a single one takes other kernels, matrix times vector: other bits."""
+"""Fewest rows of a pass. A single row uses matrix-vector kernels, which sum in another order: on
+AVX-512 packed fp32 linears of 1,536 inputs and more, and most bf16 ones, give other bits."""
+
+OTHER_BITS = "one column alone has other logits than the same column among K+1"
 
 
 class ModelRunner:
@@ -60,6 +67,8 @@ class ModelRunner:
         self.engine = engine
         self.num_parameters = 0
         self.num_blocks = storage.slots.num_blocks
+        self.verify_columns: tuple[int, ...] = (engine.num_columns,)
+        """Column counts that a verify may have, ascending; the last one fits every proposal."""
         self.attention_name = backend.name
         self._decoder = decoder
         self._backend = backend
@@ -170,8 +179,13 @@ class ModelRunner:
         self._storage.copy(from_BP.flatten(), self._slots.proposal(slots_B).flatten())
 
     def warm_up(self, on_progress: Progress) -> None:
-        """Run every shape once, so that the first request pays for nothing."""
+        """Run every shape once, so that the first request pays for nothing.
+
+        A target's engine also compares narrow verifies with wide ones: ``verify_columns`` has both
+        afterwards if their bits are the same.
+        """
         self._warm_prefill()
+        self.verify_columns = self.engine.verify_columns
         # A draft's passes are not padded: each number of sessions is a shape.
         is_draft = self.engine.branches > 0
         warm = self._warm_branches if is_draft else self._warm_forward
@@ -278,8 +292,22 @@ class ModelRunner:
         self.prefill(_blank_paged(1, self.engine.prefill_chunk))
 
     def _warm_forward(self, count: int) -> None:
-        for columns in self.engine.verify_columns:
-            self.forward(_blank_paged(count, columns))
+        """Verify ``count`` copies of one text: wide, then its last column alone."""
+        columns = self.engine.num_columns
+        zero_B = torch.zeros(count, dtype=torch.int64)
+        tokens_BP = (torch.arange(columns) * 7919 % self.model.vocab_size).expand(count, -1)
+        # Nothing is served yet, so the first blocks are free.
+        blocks_J = torch.arange(1, self.num_blocks)[: -(-columns // self.engine.block_size)]
+        tables_BJ = blocks_J.expand(count, -1)
+        wide_BPV = self.forward(PagedBatch(tokens_BP, zero_B, zero_B + columns, tables_BJ))
+        if 1 not in self.verify_columns:
+            return
+        narrow_B1V = self.forward(
+            PagedBatch(tokens_BP[:, -1:], zero_B + columns - 1, zero_B + 1, tables_BJ)
+        )
+        if not torch.equal(narrow_B1V[:, 0], wide_BPV[:, -1]):
+            self.verify_columns = (columns,)
+            _log.info("narrow_verify_off", sequences=count, reason=OTHER_BITS)
 
     def _warm_branches(self, count: int) -> None:
         slot_B, zero_B = torch.arange(count), torch.zeros(count, dtype=torch.int64)
@@ -326,6 +354,13 @@ def load_runner(folder: Path, engine: EngineConfig, on_progress: Progress) -> Mo
         SetupError: the folder, its config, its weights or the memory do not allow it.
     """
     require_device(engine.device)
+    _log.info(
+        "engine",
+        dtype=engine.dtype,
+        dtype_reason=engine.dtype_reason,
+        device=engine.device,
+        attention=engine.attention,
+    )
     model = ModelConfig.from_folder(folder)
     dtype = DTYPES[engine.dtype]
     backend = make_backend(engine.attention)

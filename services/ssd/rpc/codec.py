@@ -97,6 +97,7 @@ class ModelInfo:
     active_drafts: int
     max_num_seqs: int
     deterministic: bool
+    dtype_reason: str
 
 
 _MODES = {

@@ -49,6 +49,9 @@ class PoolStatus:
     """T_verify / T_round of recent rounds, 0..1; 0 before the first."""
     weights_fingerprint: str = ""
     """Of the target."""
+    dtype: str = ""
+    """Of the target's weights and KV."""
+    dtype_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,9 @@ class DraftStatus:
     links: int
     draining: bool
     table_seconds: float
+    dtype: str
+    """Of weights and KV."""
+    dtype_reason: str
 
 
 _POOL_FACTS = [name for name in PoolStatus.__dataclass_fields__ if name != "links"]

@@ -64,7 +64,7 @@ class GetPoolStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetPoolStatusResponse(_message.Message):
-    __slots__ = ("links", "running_sequences", "waiting_sequences", "hit_rate", "desired_drafts", "eligible_sequences", "speculating", "tokens_per_round", "desired_draft_replicas", "efficiency", "weights_fingerprint")
+    __slots__ = ("links", "running_sequences", "waiting_sequences", "hit_rate", "desired_drafts", "eligible_sequences", "speculating", "tokens_per_round", "desired_draft_replicas", "efficiency", "weights_fingerprint", "dtype", "dtype_reason")
     LINKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +76,8 @@ class GetPoolStatusResponse(_message.Message):
     DESIRED_DRAFT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     EFFICIENCY_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_REASON_FIELD_NUMBER: _ClassVar[int]
     links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
     running_sequences: int
     waiting_sequences: int
@@ -87,7 +89,9 @@ class GetPoolStatusResponse(_message.Message):
     desired_draft_replicas: float
     efficiency: float
     weights_fingerprint: str
-    def __init__(self, links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., hit_rate: _Optional[float] = ..., desired_drafts: _Optional[int] = ..., eligible_sequences: _Optional[float] = ..., speculating: _Optional[bool] = ..., tokens_per_round: _Optional[float] = ..., desired_draft_replicas: _Optional[float] = ..., efficiency: _Optional[float] = ..., weights_fingerprint: _Optional[str] = ...) -> None: ...
+    dtype: str
+    dtype_reason: str
+    def __init__(self, links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., hit_rate: _Optional[float] = ..., desired_drafts: _Optional[int] = ..., eligible_sequences: _Optional[float] = ..., speculating: _Optional[bool] = ..., tokens_per_round: _Optional[float] = ..., desired_draft_replicas: _Optional[float] = ..., efficiency: _Optional[float] = ..., weights_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., dtype_reason: _Optional[str] = ...) -> None: ...
 
 class WatchPoolRequest(_message.Message):
     __slots__ = ()

@@ -83,7 +83,7 @@ class GetModelInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetModelInfoResponse(_message.Message):
-    __slots__ = ("model", "family", "num_parameters", "vocab_size", "max_model_len", "dtype", "attention_backend", "device", "version", "tokenizer_fingerprint", "lookahead", "branches", "active_drafts", "max_num_seqs", "deterministic")
+    __slots__ = ("model", "family", "num_parameters", "vocab_size", "max_model_len", "dtype", "attention_backend", "device", "version", "tokenizer_fingerprint", "lookahead", "branches", "active_drafts", "max_num_seqs", "deterministic", "dtype_reason")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FAMILY_FIELD_NUMBER: _ClassVar[int]
     NUM_PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class GetModelInfoResponse(_message.Message):
     ACTIVE_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_REASON_FIELD_NUMBER: _ClassVar[int]
     model: str
     family: str
     num_parameters: int
@@ -114,4 +115,5 @@ class GetModelInfoResponse(_message.Message):
     active_drafts: int
     max_num_seqs: int
     deterministic: bool
-    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., active_drafts: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., deterministic: _Optional[bool] = ...) -> None: ...
+    dtype_reason: str
+    def __init__(self, model: _Optional[str] = ..., family: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., dtype: _Optional[str] = ..., attention_backend: _Optional[str] = ..., device: _Optional[str] = ..., version: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., active_drafts: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., deterministic: _Optional[bool] = ..., dtype_reason: _Optional[str] = ...) -> None: ...

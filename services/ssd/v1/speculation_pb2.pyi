@@ -152,20 +152,24 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "sessions", "capacity", "links", "draining", "table_seconds")
+    __slots__ = ("model", "sessions", "capacity", "links", "draining", "table_seconds", "dtype", "dtype_reason")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     TABLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_REASON_FIELD_NUMBER: _ClassVar[int]
     model: str
     sessions: int
     capacity: int
     links: int
     draining: bool
     table_seconds: float
-    def __init__(self, model: _Optional[str] = ..., sessions: _Optional[int] = ..., capacity: _Optional[int] = ..., links: _Optional[int] = ..., draining: _Optional[bool] = ..., table_seconds: _Optional[float] = ...) -> None: ...
+    dtype: str
+    dtype_reason: str
+    def __init__(self, model: _Optional[str] = ..., sessions: _Optional[int] = ..., capacity: _Optional[int] = ..., links: _Optional[int] = ..., draining: _Optional[bool] = ..., table_seconds: _Optional[float] = ..., dtype: _Optional[str] = ..., dtype_reason: _Optional[str] = ...) -> None: ...
 
 class DrainDraftRequest(_message.Message):
     __slots__ = ("deadline_ms",)

@@ -5,41 +5,101 @@
 ones (7 rows, one core, bf16 and fp32). *Not chosen*: ``torch.compile`` with freezing, which keeps
 a copy per shape, needs a compiler at run time, and starts in tens of seconds. *Revisit when* torch
 offers packing in public.
+
+The operations are private and their bf16 path needs AVX-512 or AVX-NE-CONVERT. Where they are
+missing or raise, layers stay plain: slower, and a warning says why.
 """
+
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ssd.telemetry import get_logger
 
-def can_pack(weight_OI: Tensor) -> bool:
-    """Tell whether this build of torch packs weights of this kind."""
-    return (
-        weight_OI.device.type == "cpu"
-        and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and weight_OI.dtype in (torch.bfloat16, torch.float32)
-    )
+_log = get_logger("ssd.engine")
+TYPICAL_ROWS = 8
+PACKABLE = frozenset({torch.bfloat16, torch.float32})
+_PROBE_SIZE = 64
+_PROBE_TOLERANCE = 1e-2
+"""Relative; the sums are exact in fp32, and bf16 keeps 8 bits of them."""
 
 
 class Linear:
     """y = x W^T, without bias. Holds one copy of its weight, packed where that is possible."""
 
-    def __init__(self, weight_OI: Tensor, *, packed: bool = True, typical_rows: int = 8) -> None:
-        self._is_packed = packed and can_pack(weight_OI)
-        self._weight = (
-            torch.ops.mkldnn._reorder_linear_weight(  # noqa: SLF001 private, see above
-                weight_OI.contiguous(), typical_rows
-            )
-            if self._is_packed
-            else weight_OI
-        )
+    def __init__(self, weight_OI: Tensor, *, packed: bool = True) -> None:
+        self._packed: Tensor | None = None
+        self._plain_OI: Tensor | None = None
+        if packed and weight_OI.device.type == "cpu" and weight_OI.dtype in PACKABLE:
+            self._packed = _pack_or_warn(weight_OI)
+        if self._packed is None:
+            self._plain_OI = weight_OI
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the weight is packed."""
+        return self._packed is not None
 
     def __call__(self, input_RI: Tensor) -> Tensor:
         """Return [R, O] in the dtype of the input."""
-        if self._is_packed:
-            output: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 private, see above
-                input_RI, self._weight, None, "none", [], ""
-            )
-            return output
-        return functional.linear(input_RI, self._weight)
+        if self._packed is not None:
+            return _multiply(input_RI, self._packed)
+        assert self._plain_OI is not None
+        return functional.linear(input_RI, self._plain_OI)
+
+
+@cache
+def packing_problem(dtype: torch.dtype) -> str | None:
+    """Return why this process cannot pack CPU weights of a dtype; None if it can.
+
+    Packs one small weight and compares its product with the plain one, once a process (25 ms).
+    """
+    size = _PROBE_SIZE
+    # Whole numbers below 2^7: exact in bf16, so that only the sums are rounded.
+    weight_OI = (torch.arange(size * size) * 37 % 101 - 50).view(size, size).to(dtype)
+    input_RI = (torch.arange(2 * size) * 53 % 89 - 44).view(2, size).to(dtype)
+    try:
+        output_RO = _multiply(input_RI, _pack(weight_OI)).double()
+    except (RuntimeError, AttributeError) as error:
+        return _first_line(error)
+    plain_RO = input_RI.double() @ weight_OI.double().mT
+    if not torch.allclose(output_RO, plain_RO, rtol=_PROBE_TOLERANCE, atol=1.0):
+        return "products with packed weights are wrong"
+    return None
+
+
+def _pack_or_warn(weight_OI: Tensor) -> Tensor | None:
+    """Return the packed weight; None, with one warning a process and reason, if that fails."""
+    problem = packing_problem(weight_OI.dtype)
+    if problem is None:
+        try:
+            return _pack(weight_OI)
+        except (RuntimeError, AttributeError) as error:
+            problem = _first_line(error)
+    _warn_plain(str(weight_OI.dtype).removeprefix("torch."), problem)
+    return None
+
+
+def _pack(weight_OI: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(  # noqa: SLF001 private, see above
+        weight_OI.contiguous(), TYPICAL_ROWS
+    )
+    return packed
+
+
+def _multiply(input_RI: Tensor, packed: Tensor) -> Tensor:
+    output_RO: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 private, see above
+        input_RI, packed, None, "none", [], ""
+    )
+    return output_RO
+
+
+@cache
+def _warn_plain(dtype: str, problem: str) -> None:
+    _log.warning("plain_linears", dtype=dtype, reason=problem, consequence="slower forward passes")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -10,6 +10,8 @@ from torch import Tensor
 from ssd.engine.attention.context import MAX_CHUNKS_A_CALL
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
+from ssd.engine.models.decoder import Attends
+from ssd.engine.models.registry import CausalModel
 from ssd.engine.runner import ModelRunner, sequence_buckets
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
@@ -94,10 +96,36 @@ def test_there_is_one_shape_in_deterministic_mode() -> None:
     assert replace(ENGINE, num_columns=1).verify_columns == (1,)
 
 
-def test_fp32_has_one_shape_since_its_bits_depend_on_it() -> None:
-    assert ENGINE.dtype == "float32"
-    assert ENGINE.verify_columns == (P,)
-    assert replace(ENGINE, dtype="bfloat16").verify_columns == (1, P)
+class ByRows:
+    """A model whose logits depend on the number of rows of a pass, as plain linears' bits do."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self._model = model
+
+    def prepare(self, max_len: int) -> None:
+        self._model.prepare(max_len)
+
+    def forward(self, tokens_R: Tensor, positions_R: Tensor, attention: Attends) -> Tensor:
+        hidden_RD = self._model.forward(tokens_R, positions_R, attention)
+        return hidden_RD * (1 + len(tokens_R) * 1e-6)
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        return self._model.logits(hidden_RD)
+
+
+@pytest.mark.parametrize(
+    ("is_by_rows", "is_deterministic", "expected"),
+    [(False, False, (1, P)), (True, False, (P,)), (False, True, (P,))],
+    ids=["same bits", "bits by rows", "deterministic"],
+)
+def test_a_narrow_verify_is_used_only_where_the_warm_up_finds_the_bits_of_a_wide_one(
+    make_runner: Make, *, is_by_rows: bool, is_deterministic: bool, expected: tuple[int, ...]
+) -> None:
+    runner = make_runner(replace(ENGINE, deterministic=is_deterministic))
+    if is_by_rows:
+        runner._decoder = ByRows(runner._decoder)
+    runner.warm_up(lambda _stage, _fraction: None)
+    assert runner.verify_columns == expected
 
 
 def test_sequences_of_all_lengths_share_a_pass(
@@ -155,7 +183,7 @@ def greedy(
     for _ in range(12):
         firsts = [len(tokens) - 1 for tokens in texts]
         wide = columns(texts, firsts, tables_BJ[: len(texts)])
-        narrow = replace(wide, tokens_BP=wide.tokens_BP[:, : runner.engine.verify_columns[0]])
+        narrow = replace(wide, tokens_BP=wide.tokens_BP[:, :1])
         logits_BPV = runner.forward(narrow)
         for tokens, token in zip(texts, logits_BPV[:, 0].argmax(dim=1).tolist(), strict=True):
             tokens.append(token)

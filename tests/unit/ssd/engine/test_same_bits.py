@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.packing import needs_packed_bfloat16
 from torch import Tensor
 
 from ssd.engine.batch import PagedBatch
@@ -53,15 +54,19 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param((dtype, is_packed), id=f"{dtype}-{'packed' if is_packed else 'plain'}")
-        for dtype in ("bfloat16", "float32")
-        for is_packed in (True, False)
-    ],
-)
+PACKED = [
+    pytest.param(("bfloat16", True), id="bfloat16-packed", marks=needs_packed_bfloat16),
+    pytest.param(("float32", True), id="float32-packed"),
+]
+PLAIN = [
+    pytest.param(("bfloat16", False), id="bfloat16-plain"),
+    pytest.param(("float32", False), id="float32-plain"),
+]
+
+
+@pytest.fixture(scope="module", params=[*PACKED, *PLAIN])
 def runner(wide_folder: Path, request: pytest.FixtureRequest) -> ModelRunner:
+    """All passes of one shape, whatever the linears are."""
     dtype, is_packed = request.param
     engine = EngineConfig(
         max_model_len=BLOCKS * 16,
@@ -72,8 +77,17 @@ def runner(wide_folder: Path, request: pytest.FixtureRequest) -> ModelRunner:
     )
     with pytest.MonkeyPatch.context() as patch:
         if not is_packed:
-            patch.setattr(linear, "can_pack", lambda _weight: False)
+            patch.setattr(linear, "_pack_or_warn", lambda _weight: None)
         return load_runner(wide_folder, engine, lambda _stage, _fraction: None)
+
+
+@pytest.fixture(scope="module", params=PACKED)
+def fast_runner(wide_folder: Path, request: pytest.FixtureRequest) -> ModelRunner:
+    """Packed, with the shapes of the fast mode."""
+    engine = EngineConfig(
+        max_model_len=BLOCKS * 16, max_num_seqs=8, num_columns=P, dtype=request.param[0]
+    )
+    return load_runner(wide_folder, engine, lambda _stage, _fraction: None)
 
 
 def text(length: int) -> list[int]:
@@ -122,39 +136,31 @@ def test_a_token_has_the_bits_of_column_0_in_every_column(
         assert torch.equal(logits_BPV[0, : len(columns)], plain_PV[start:])
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-def test_a_verify_of_one_column_has_the_bits_of_a_wide_one(
-    runner: ModelRunner, store: Store, length: int
+@pytest.mark.parametrize("count", range(1, 9))
+def test_a_verify_of_one_column_has_the_bits_of_a_wide_one_in_every_batch(
+    fast_runner: ModelRunner, store: Store, count: int
 ) -> None:
-    """True of bf16, and so fp32 has no narrow verify; see ``EngineConfig.verify_columns``."""
-    if runner.engine.dtype == "float32":
-        assert replace(runner.engine, deterministic=False).verify_columns == (P,)
-        return
-    tokens = text(length + P)
-    store(runner, tokens[:length], table(0))
-    wide_PV = runner.forward(stack([(tokens[length:], length, 0)]))[0]
+    lengths = (5, 252, 600, 1, 255, 256, 120, 511)[:count]
+    texts = [text(length + P) for length in lengths]
+    for row, (tokens, length) in enumerate(zip(texts, lengths, strict=True)):
+        store(fast_runner, tokens[:length], table(row))
+    rows = [(tokens[-P:], len(tokens) - P, row) for row, tokens in enumerate(texts)]
+    wide_BPV = fast_runner.forward(stack(rows))
     for column in range(P):
-        token, first = tokens[length + column], length + column
-        narrow = PagedBatch(
-            torch.tensor([[token]]), torch.tensor([first]), torch.tensor([1]), table(0)[None]
-        )
-        assert torch.equal(runner.forward(narrow)[0, 0], wide_PV[column])
+        ones = [(tokens[column : column + 1], first + column, row) for tokens, first, row in rows]
+        for turned in (ones, ones[::-1]):
+            batch = stack(turned)
+            narrow = replace(batch, tokens_BP=batch.tokens_BP[:, :1])
+            narrow_BV = fast_runner.forward(narrow)[:, 0]
+            order = [row for _, _, row in turned]
+            assert torch.equal(narrow_BV, wide_BPV[order, column])
+    alone_PV = fast_runner.forward(stack(rows[-1:]))[0]
+    assert torch.equal(alone_PV, wide_BPV[-1])
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_narrow_rows_have_the_same_bits_in_every_batch(
-    runner: ModelRunner, store: Store, count: int
-) -> None:
-    if runner.engine.dtype == "float32":
-        return
-    texts = [text(length + 1) for length in LENGTHS[:count]]
-    for row, tokens in enumerate(texts):
-        store(runner, tokens[:-1], table(row))
-    rows = [(tokens[-1:], len(tokens) - 1, row) for row, tokens in enumerate(texts)]
-    wide = stack(rows)
-    narrow_BV = runner.forward(replace(wide, tokens_BP=wide.tokens_BP[:, :1]))[:, 0]
-    for row, each in enumerate(rows):
-        assert torch.equal(narrow_BV[row], runner.forward(stack([each]))[0, 0])
+def test_packed_linears_allow_narrow_verifies(fast_runner: ModelRunner) -> None:
+    fast_runner.warm_up(lambda _stage, _fraction: None)
+    assert fast_runner.verify_columns == (1, P)
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -332,6 +332,7 @@ def test_a_models_description_survives_the_wire_and_holds_every_field() -> None:
         vocab_size=VOCAB,
         max_model_len=64,
         dtype="bfloat16",
+        dtype_reason="set explicitly",
         attention_backend="cpu",
         device="cpu",
         version="0.1",

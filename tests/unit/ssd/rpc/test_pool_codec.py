@@ -36,6 +36,8 @@ def test_a_pools_state_survives_the_wire() -> None:
         desired_draft_replicas=1.25,
         efficiency=0.95,
         weights_fingerprint="sha256:t",
+        dtype="float32",
+        dtype_reason="set explicitly",
     )
     wire = pool_status_response(pool).SerializeToString()
     assert pool_status(admin_pb2.GetPoolStatusResponse.FromString(wire)) == pool
@@ -57,7 +59,14 @@ def test_a_state_of_a_later_version_is_unspecified() -> None:
 
 def test_a_drafts_state_survives_the_wire() -> None:
     status = DraftStatus(
-        model="d", sessions=1, capacity=16, links=2, draining=True, table_seconds=0.5
+        model="d",
+        sessions=1,
+        capacity=16,
+        links=2,
+        draining=True,
+        table_seconds=0.5,
+        dtype="bfloat16",
+        dtype_reason="set explicitly",
     )
     wire = draft_status_response(status).SerializeToString()
     assert draft_status(speculation_pb2.GetStatusResponse.FromString(wire)) == status
