@@ -18,6 +18,8 @@ from ssd.errors import SetupError
 
 MAX_HEADER_BYTES = 100 << 20
 """Of a safetensors file, as its own library has it."""
+PROBE = "ssd.engine.precision"
+"""Module that prints what ``--dtype auto`` is."""
 FAMILIES = frozenset({"llama", "qwen3"})
 
 
@@ -52,7 +54,7 @@ async def auto_precision() -> AutoPrecision:
         SetupError: torch cannot be loaded.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ssd.engine.precision"), stdout=PIPE, stderr=PIPE
+        *(sys.executable, "-m", PROBE), stdout=PIPE, stderr=PIPE
     )
     stdout, stderr = await process.communicate()
     if process.returncode != 0:

@@ -37,7 +37,7 @@ VERBS = [
     "e2e-full",
     "images",
 ]
-MAX_LINES = 400
+MAX_LINES = 500
 LONGER_FILES: dict[str, str] = {}
 """Path to the reason; a file that has become short again leaves the list."""
 NAMELESS = {"utils", "util", "helpers", "helper", "common", "misc"}

@@ -165,8 +165,10 @@ def test_no_arguments_show_the_commands(capsys: pytest.CaptureFixture[str]) -> N
 def test_models_as_json_are_one_array(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     assert run(["models", str(tmp_path), "--json"]) == 0
-    names = [model["name"] for model in json.loads(capsys.readouterr().out)]
-    assert set(names) >= {"demo://target", "demo://draft", str(folder)}
+    models = json.loads(capsys.readouterr().out)
+    assert {model["name"] for model in models} >= {"demo://target", "demo://draft", str(folder)}
+    assert {model["dtype"] for model in models} < {"bfloat16", "float32"}
+    assert all(model["dtype_reason"] for model in models)
 
 
 def test_the_command_loads_nothing_that_takes_seconds() -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from ssd.errors import SetupError
 from ssd.testing.tiny_folder import write_tiny_folder
+from ssd_cli import models
 from ssd_cli.app import run
-from ssd_cli.models import local_models, models_table
+from ssd_cli.models import auto_precision, local_models, models_table
 
 
 def found(*roots: Path, hub: Path) -> dict[str, int]:
@@ -83,3 +85,9 @@ def test_the_command_warns_of_truncated_weights(
     file.write_bytes(file.read_bytes()[:-1])
     assert run(["models", str(tmp_path)]) == 0
     assert f"warning: {tmp_path}: {file}: truncated: tensor" in capsys.readouterr().err
+
+
+async def test_a_probe_that_fails_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "PROBE", "ssd.no_such_module")
+    with pytest.raises(SetupError, match=r"found out: .*No module named ssd\.no_such_module"):
+        await auto_precision()

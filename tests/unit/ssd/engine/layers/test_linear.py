@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -34,7 +35,7 @@ def warnings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Warnings]:
 
 def drawn(shape: tuple[int, int], dtype: torch.dtype, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(shape, generator=generator) / shape[1] ** 0.5).to(dtype)
+    return (torch.randn(shape, generator=generator) / math.sqrt(shape[1])).to(dtype)
 
 
 def uneven(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> Tensor:

@@ -1,0 +1,128 @@
+"""Dtypes of processes: what ``auto`` is on each CPU, and targets and drafts that differ."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.packing import needs_packed_bfloat16
+
+from ssd.rpc.client import DraftClient, TargetClient
+from ssd.testing.process import ProcessUnderTest, running
+from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.types import Mode, SamplingParams
+
+pytestmark = pytest.mark.timeout(120)
+SHAPE = ("--lookahead", "3", "--branches", "8", "--port", "0", "--http-port", "0")
+PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-quarantine")
+PROMPTS = ["some text", "def fib(n):", "import os"]
+WARM = SamplingParams(temperature=0.7, seed=11, max_tokens=60, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("pair"), seed=1)
+
+
+@pytest.fixture
+def without_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that are started have the instructions of a CPU with AVX2 only."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+
+
+@asynccontextmanager
+async def pair(
+    folder: Path, target_flags: tuple[str, ...] = (), draft_flags: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[ProcessUnderTest, ProcessUnderTest]]:
+    """A target and a draft of the same model, linked."""
+    common = ("--model", str(folder), *SHAPE)
+    async with running("ssd_draft", *common, *draft_flags) as draft:
+        await draft.until("ready")
+        addresses = ("--drafts", draft.grpc_address)
+        async with running("ssd_target", *common, *addresses, *PATIENT, *target_flags) as target:
+            await target.until("ready")
+            assert (await target.until("link")).fields["state"] == "active"
+            yield target, draft
+
+
+async def tokens_of(client: TargetClient, prompt: str, mode: Mode) -> tuple[list[int], int]:
+    tokens: list[int] = []
+    hits = 0
+    async for chunk in client.generate(prompt, WARM, mode):
+        tokens += chunk.token_ids
+        hits += chunk.statistics.hits if chunk.statistics else 0
+    return tokens, hits
+
+
+async def assert_speculation_changes_no_token(client: TargetClient) -> None:
+    plain = [await tokens_of(client, prompt, Mode.AUTOREGRESSIVE) for prompt in PROMPTS]
+    ahead = await asyncio.gather(*(tokens_of(client, each, Mode.SPECULATIVE) for each in PROMPTS))
+    assert [tokens for tokens, _ in ahead] == [tokens for tokens, _ in plain]
+    assert all(hits > 0 for _, hits in ahead)
+
+
+def events(process: ProcessUnderTest, name: str) -> list[dict[str, object]]:
+    return [dict(event.fields) for event in process.events if event.name == name]
+
+
+@pytest.mark.usefixtures("without_avx512")
+async def test_the_default_dtype_serves_on_a_cpu_that_cannot_pack_bfloat16(folder: Path) -> None:
+    async with (
+        pair(folder) as (target, draft),
+        TargetClient(target.grpc_address) as client,
+        DraftClient(draft.grpc_address) as helper,
+    ):
+        await assert_speculation_changes_no_token(client)
+        info, pool = await client.model_info(), await client.pool_status()
+        status = await helper.get_status()
+        assert (info.dtype, pool.dtype, status.dtype) == ("float32",) * 3
+        reason = info.dtype_reason
+        assert reason.startswith("this CPU cannot pack bfloat16 weights: mkldnn_")
+        assert reason == pool.dtype_reason == status.dtype_reason
+        for process in (target, draft):
+            (start,) = events(process, "engine")
+            assert start["dtype"] == "float32"
+            assert start["dtype_reason"] == reason
+            assert events(process, "plain_linears") == []
+            assert events(process, "narrow_verify_off") == []
+
+
+@pytest.mark.usefixtures("without_avx512")
+async def test_bfloat16_that_was_set_is_served_with_plain_linears_and_one_warning(
+    folder: Path,
+) -> None:
+    flags = ("--dtype", "bfloat16")
+    async with (
+        pair(folder, flags, flags) as (target, draft),
+        TargetClient(target.grpc_address) as client,
+    ):
+        await assert_speculation_changes_no_token(client)
+        info = await client.model_info()
+        assert (info.dtype, info.dtype_reason) == ("bfloat16", "set explicitly")
+        for process in (target, draft):
+            (warning,) = events(process, "plain_linears")
+            assert "bf16 path needs the cpu support" in str(warning["reason"])
+
+
+@pytest.mark.parametrize(
+    ("of_target", "of_draft"),
+    [
+        pytest.param("float32", "bfloat16", marks=needs_packed_bfloat16),
+        pytest.param("bfloat16", "float32", marks=needs_packed_bfloat16),
+        pytest.param("auto", "auto"),
+    ],
+)
+async def test_a_target_and_a_draft_of_different_dtypes_write_the_targets_tokens(
+    folder: Path, of_target: str, of_draft: str
+) -> None:
+    async with (
+        pair(folder, ("--dtype", of_target), ("--dtype", of_draft)) as (target, draft),
+        TargetClient(target.grpc_address) as client,
+        DraftClient(draft.grpc_address) as helper,
+    ):
+        found = (await client.model_info()).dtype, (await helper.get_status()).dtype
+        if of_target != "auto":
+            assert found == (of_target, of_draft)
+        await assert_speculation_changes_no_token(client)
