@@ -154,6 +154,8 @@ class DraftLink:
             self.fail(error)
 
     def _on_frame(self, frame: Frame, on_commits: Callable[[list[Commit]], None]) -> None:
+        if self.ended.done():
+            return
         if frame.epoch != self.epoch or frame.sequence_number <= self._newest_heard:
             STALE_FRAMES_TOTAL.inc()
             return

@@ -298,6 +298,8 @@ class DraftLinks:
             LINK_RTT_SECONDS.labels(draft=link.name).set(link.round_trip.seconds)
 
     def _on_frame(self, link: DraftLink, frame: Frame, ended: "asyncio.Future[LinkError]") -> None:
+        if ended.done():
+            return
         try:
             self._pool.receive(link, frame)
         except FrameError as error:

@@ -150,7 +150,8 @@ async def test_a_bad_frame_ends_its_link_and_is_counted_once(desk: Desk, kind: F
     before = BAD_FRAMES_TOTAL._value.get()
     async with desk.linked() as call:
         rows_RW = np.full((1, 12), -7, dtype=np.int32)
-        GrpcChannel(LinkFrames(call)).send(Frame(kind, HELLO.epoch, 1, rows_RW))
+        for number in range(1, 20):
+            GrpcChannel(LinkFrames(call)).send(Frame(kind, HELLO.epoch, number, rows_RW))
         with pytest.raises(LinkError):
             await hear_out(call)
     assert BAD_FRAMES_TOTAL._value.get() == before + 1
