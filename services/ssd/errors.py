@@ -53,9 +53,15 @@ class FieldError(RequestError):
 
 
 class ContextLengthError(RequestError):
-    """Prompt and new tokens together exceed the model's length."""
+    """Prompt and new tokens together exceed the model's length.
 
-    def __init__(self, prompt_tokens: int, max_tokens: int, max_model_len: int) -> None:
+    Attributes:
+        field: path of the field that holds the prompt.
+    """
+
+    def __init__(
+        self, prompt_tokens: int, max_tokens: int, max_model_len: int, field: str = "input"
+    ) -> None:
         super().__init__(
             f"prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}: together "
             f"{prompt_tokens + max_tokens}, over max_model_len {max_model_len}; shorten either"
@@ -63,6 +69,7 @@ class ContextLengthError(RequestError):
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.max_model_len = max_model_len
+        self.field = field
 
 
 class UnknownModelError(RequestError):

@@ -77,6 +77,11 @@ class Tokenizer(Protocol):
         """Ids that end a text."""
         ...
 
+    @property
+    def longest_token_bytes(self) -> int | None:
+        """Bytes of UTF-8 that one token stands for at most; None where no length is known."""
+        ...
+
     def encode(self, text: str) -> list[TokenId]:
         """Ids of a text, as the model was trained to see it."""
         ...

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator
 
 from ssd.ports import Clock
 from ssd.process import Pulse, StepThread, post
+from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import DraftStatus
-from ssd.rpc.server import RpcServer, ServerLimits, join_address
+from ssd.rpc.server import RpcServer, join_address
 from ssd.telemetry import DRAFT_CAPACITY, get_logger
 from ssd_draft.inbox import Inbox, enough_bytes
 from ssd_draft.links import LinkDesk, LinkTerms

@@ -169,6 +169,7 @@ class DecodeLoop:
             for each in plan.running
             if each.wants_draft and not self._proposed.get(each.sequence_id)
         )
+        self._inbox.num_waiting = self._scheduler.num_waiting
         self._metrics.publish(self._scheduler, self._drafts)
 
     def _prefill(self, plan: Plan) -> None:

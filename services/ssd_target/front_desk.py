@@ -8,13 +8,15 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ssd.engine.runner import ModelRunner
 from ssd.errors import ContextLengthError, FieldError, NotReadyError
 from ssd.ports import Clock, Tokenizer
-from ssd.rpc.codec import Conversation, GenerateCall, Prompt, check_token_ids
+from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
+from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
 from ssd.telemetry import (
     E2E_SECONDS,
     INTER_TOKEN_SECONDS,
@@ -24,14 +26,18 @@ from ssd.telemetry import (
 from ssd.text.chat_template import ChatTurn, render_chat
 from ssd.types import GenerationChunk, Request, SamplingParams, TokenId
 from ssd_target.inbox import Inbox
+from ssd_target.scheduler import queue_full
 from ssd_target.sequence import Arrival
 from ssd_target.streams import TokenStream, Wakeups
 from ssd_target.text_output import StopStringWatch, TextWriter
 
 Result = TypeVar("Result")
-_LONG = 10_000
+_LONG = 1_000
 """Characters or token ids from which they are turned into the other beside the asyncio loop, which
-has beats to send."""
+has beats to send. 1,000 characters take 1 ms."""
+_NUM_READERS = 2
+"""Long texts that are tokenised at a time: each takes a CPU, which the step thread needs, and 100
+bytes of memory a token. With one, a prompt of megabytes would hold up all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,8 @@ class DeskSettings:
 
     stream_stall_seconds: float
     stream_buffer_tokens: int
+    max_queue: int
+    max_num_seqs: int
 
 
 class FrontDesk:
@@ -55,7 +63,12 @@ class FrontDesk:
     ) -> None:
         self.tokenizer = tokenizer
         self.runner: ModelRunner | None = None
+        self.bounds = ANY_MODEL
+        """Of prompts; those of the model once it is loaded."""
         self.num_requests = 0
+        self._num_entering = 0
+        """Requests whose prompt is being tokenised."""
+        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="reader")
         self._settings = settings
         self._chat_template = chat_template
         self._inbox = inbox
@@ -71,6 +84,9 @@ class FrontDesk:
         """Take requests from now on."""
         self._wakeups = wakeups
         self._eos_token_ids = self.tokenizer.eos_token_ids | runner.model.eos_token_ids
+        self.bounds = PromptBounds.of_model(
+            runner.engine.max_model_len, self.tokenizer.longest_token_bytes
+        )
         self.runner = runner
 
     def close(self) -> None:
@@ -124,8 +140,14 @@ class FrontDesk:
             stall_seconds=self._settings.stream_stall_seconds,
         )
         arrived_at = self._clock.now()
-        prompt_ids = await self._prompt_ids(call.prompt)
-        limit = room_for(prompt_ids, call.max_tokens, runner.engine.max_model_len)
+        self._check_room()
+        self._num_entering += 1
+        try:
+            prompt_ids = await self._prompt_ids(call.prompt)
+        finally:
+            self._num_entering -= 1
+        field = prompt_field(call.prompt)
+        limit = room_for(prompt_ids, call.max_tokens, runner.engine.max_model_len, field)
         # Not before: a prompt that is too long is not worth reading through.
         self._check_prompt(call.prompt, prompt_ids)
         request = self._request(call, request_id, prompt_ids, limit)
@@ -173,6 +195,21 @@ class FrontDesk:
                 E2E_SECONDS.observe(now - arrival.arrived_at)
                 return
 
+    def _check_room(self) -> None:
+        """Refuse a request that would find the queue full, before its text is read.
+
+        The scheduler decides; what it last said is some milliseconds old. While nobody waits, a
+        slot may have become free.
+
+        Raises:
+            OverloadedError: the queue is full.
+        """
+        settings = self._settings
+        waiting = self._inbox.num_waiting
+        room = settings.max_queue + (-waiting if waiting else settings.max_num_seqs)
+        if self._num_entering + self._inbox.num_arrivals >= room:
+            raise queue_full(settings.max_queue)
+
     async def encode(self, text: str) -> tuple[TokenId, ...]:
         """Token ids of a text, as ``generate`` would see them."""
         return await self._aside(len(text), lambda: tuple(self.tokenizer.encode(text)))
@@ -192,12 +229,15 @@ class FrontDesk:
 
     async def _aside(self, size: int, work: Callable[[], Result]) -> Result:
         """Do what takes long for large inputs beside the asyncio loop."""
-        return work() if size < _LONG else await asyncio.to_thread(work)
+        if size < _LONG:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     async def _prompt_ids(self, prompt: Prompt) -> tuple[TokenId, ...]:
         if isinstance(prompt, Conversation):
             turns = [ChatTurn(turn.role, turn.content) for turn in prompt.turns]
             prompt = render_chat(self._chat_template, turns)
+            check_text("chat", prompt, bounds=self.bounds)
         ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise FieldError("input", "the prompt is empty; it must hold 1 token at least")
@@ -247,7 +287,9 @@ class FrontDesk:
             self._idle.set()
 
 
-def room_for(prompt_ids: tuple[TokenId, ...], max_tokens: int | None, max_model_len: int) -> int:
+def room_for(
+    prompt_ids: tuple[TokenId, ...], max_tokens: int | None, max_model_len: int, field: str
+) -> int:
     """New tokens that a request may have; unset takes 256, or what fits.
 
     Raises:
@@ -258,5 +300,5 @@ def room_for(prompt_ids: tuple[TokenId, ...], max_tokens: int | None, max_model_
     if limit is None:
         limit = max(1, min(SamplingParams().max_tokens, room))
     if limit > room:
-        raise ContextLengthError(len(prompt_ids), limit, max_model_len)
+        raise ContextLengthError(len(prompt_ids), limit, max_model_len, field)
     return limit

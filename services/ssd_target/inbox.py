@@ -18,8 +18,15 @@ class Inbox:
         self._capacity = capacity
         self._events: list[Event] = []
         self._num_arrivals = 0
+        self.num_waiting = 0
+        """Requests that wait for a slot, as the step thread last noted."""
         self._filled = threading.Condition()
         self._is_closed = False
+
+    @property
+    def num_arrivals(self) -> int:
+        """Requests that the step thread has not seen."""
+        return self._num_arrivals
 
     @property
     def is_closed(self) -> bool:

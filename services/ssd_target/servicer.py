@@ -11,8 +11,9 @@ import grpc.aio
 from ssd import __version__, telemetry
 from ssd.errors import DeadlineError, FieldError, UnknownModelError, UnsupportedError
 from ssd.rpc import bounds, codec
+from ssd.rpc.call_guard import current_request_id
 from ssd.rpc.pool_codec import PoolStatus, pool_status_response
-from ssd.rpc.server import RpcServer, current_request_id
+from ssd.rpc.server import RpcServer
 from ssd.types import GenerationChunk
 from ssd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc
 from ssd_target.draft_pool import DraftPool
@@ -46,7 +47,9 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     ) -> None:
         """Continue a prompt; leaving the call, for whatever reason, frees all that it holds."""
         self._desk.require_open()
-        call = codec.generate_call(request, self._desk.tokenizer.vocab_size)
+        call = codec.generate_call(request, self._desk.tokenizer.vocab_size, self._desk.bounds)
+        # Not needed for as long as the request waits and runs.
+        del request
         if call.model not in {"", self._settings.served_name}:
             raise UnknownModelError(
                 f"model {call.model!r} is not served; this is {self._settings.served_name!r}"
@@ -84,14 +87,16 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         self, request: generate_pb2.TokenizeRequest, _context: object
     ) -> generate_pb2.TokenizeResponse:
         """Text to token ids."""
-        bounds.check_text("text", request.text)
+        self._desk.require_open()
+        bounds.check_text("text", request.text, bounds=self._desk.bounds)
         return generate_pb2.TokenizeResponse(token_ids=await self._desk.encode(request.text))
 
     async def Detokenize(  # noqa: N802 - the rpc's name
         self, request: generate_pb2.DetokenizeRequest, _context: object
     ) -> generate_pb2.DetokenizeResponse:
         """Token ids to text."""
-        bounds.check_length("token_ids", request.token_ids)
+        self._desk.require_open()
+        bounds.check_length("token_ids", request.token_ids, self._desk.bounds)
         return generate_pb2.DetokenizeResponse(text=await self._desk.decode(request.token_ids))
 
     async def GetModelInfo(  # noqa: N802 - the rpc's name

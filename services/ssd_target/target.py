@@ -13,6 +13,8 @@ from typing import Any
 
 from ssd.ports import Clock, Tokenizer
 from ssd.process import Pulse, StepThread
+from ssd.rpc.bounds import PromptBounds
+from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.rpc.server import RpcServer, join_address
@@ -31,6 +33,9 @@ from ssd_target.step_thread import StepLife, StepSettings
 from ssd_target.streams import Wakeups
 
 _log = get_logger("ssd_target")
+_CALLS_AT_LEAST = 64
+"""Calls of one method that are served at a time, whatever the queue. Of ``Generate`` there can be
+twice as many as run and wait: some are refused, some have ended and are still being read."""
 _LAST_WORDS_SECONDS = 5.0
 """After the drain: time for cancelled requests to be told."""
 
@@ -66,6 +71,7 @@ class Target:
             policy(settings),
             requirement=requirement(settings),
         )
+        self._limits = server_limits(settings, step, tokenizer)
         template = load_template(step.folder)
         self._desk = FrontDesk(desk_settings(settings), tokenizer, template, inbox, clock)
         self._wakeups = Wakeups(asyncio.get_running_loop())
@@ -143,7 +149,9 @@ class Target:
         """Both ports are bound inside."""
         settings = self._settings
         probes = ProbeServer(settings.host, settings.http_port, self._is_live, self._is_ready)
-        server = RpcServer(settings.host, settings.port, reflection=settings.reflection)
+        server = RpcServer(
+            settings.host, settings.port, reflection=settings.reflection, limits=self._limits
+        )
         GenerateServicer(settings, self._desk, self._pool).add_to(server)
         admin = AdminServicer(self._pool_status, drain=self.drain)
         admin.add_to(server)
@@ -235,4 +243,17 @@ def desk_settings(settings: TargetSettings) -> DeskSettings:
     return DeskSettings(
         stream_stall_seconds=settings.stream_stall_seconds,
         stream_buffer_tokens=settings.stream_buffer_tokens,
+        max_queue=settings.max_queue,
+        max_num_seqs=settings.max_num_seqs,
+    )
+
+
+def server_limits(
+    settings: TargetSettings, step: StepSettings, tokenizer: Tokenizer
+) -> ServerLimits:
+    """What callers can make the server hold."""
+    bounds = PromptBounds.of_model(step.engine.max_model_len, tokenizer.longest_token_bytes)
+    return ServerLimits(
+        message_bytes=bounds.message_bytes,
+        calls=2 * (settings.max_num_seqs + settings.max_queue) + _CALLS_AT_LEAST,
     )

@@ -1,7 +1,8 @@
 """Bounds of numbers, texts and lists on the wire; sampling fields that are not served yet."""
 
 import math
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass
 
 from ssd.errors import FieldError, UnsupportedError
 from ssd.v1 import types_pb2
@@ -19,7 +20,40 @@ MAX_TOKEN_IDS = 1_000_000
 """Of a list in one message."""
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 """Of a text or a conversation, as UTF-8; its token ids still fit one message."""
+MAX_LOGIT_BIASES = 1024
+"""Of one request."""
 _ABOVE_ZERO = math.ulp(0.0)
+_ID_BYTES = 5
+"""Of a token id in a message at most."""
+_OTHER_BYTES = 256 * 1024
+"""Of a message without its prompt, rounded up: stop strings (16 KiB), metadata (33 KiB), logit
+biases (14 KiB), roles and lengths of 4096 turns (80 KiB)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptBounds:
+    """How long the prompts of a model can be; without a model, what any model could take."""
+
+    tokens: int = MAX_TOKEN_IDS
+    """Tokens of a sequence."""
+    text_bytes: int = MAX_TEXT_BYTES
+    """UTF-8 of a text, or of all turns of a conversation together."""
+
+    @classmethod
+    def of_model(cls, max_model_len: int, longest_token_bytes: int | None) -> "PromptBounds":
+        """Of a model of this length; None leaves texts to the bound of all models."""
+        if longest_token_bytes is None:
+            return cls(tokens=max_model_len)
+        text_bytes = min(MAX_TEXT_BYTES, max_model_len * longest_token_bytes)
+        return cls(tokens=max_model_len, text_bytes=text_bytes)
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of the longest request that can be accepted, and not many more."""
+        return max(self.text_bytes, _ID_BYTES * self.tokens) + _OTHER_BYTES
+
+
+ANY_MODEL = PromptBounds()
 
 
 def check_range(name: str, found: float, lowest: float, highest: float) -> None:
@@ -29,28 +63,55 @@ def check_range(name: str, found: float, lowest: float, highest: float) -> None:
         FieldError: naming the field, the number and the range.
     """
     if not (lowest <= found <= highest and math.isfinite(found)):
-        raise FieldError(name, f"is {found:g}, must be in {lowest:g}..{highest:g}")
+        raise FieldError(name, f"is {_shown(found)}, must be {_range_text(lowest, highest)}")
 
 
-def check_length(name: str, token_ids: Sized) -> None:
+def _range_text(lowest: float, highest: float) -> str:
+    if lowest != _ABOVE_ZERO:
+        return f"in {_shown(lowest)}..{_shown(highest)}"
+    return "above 0" if math.isinf(highest) else f"above 0 and at most {_shown(highest)}"
+
+
+def _shown(number: float) -> str:
+    """A number in a message: integers with all digits."""
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+def check_length(name: str, token_ids: Sized, bounds: PromptBounds = ANY_MODEL) -> None:
     """Refuse a list of token ids that is too long to be looked at.
 
     Raises:
         FieldError: naming the field, the length and the bound.
     """
-    if len(token_ids) > MAX_TOKEN_IDS:
-        raise FieldError(name, f"has {len(token_ids)} token ids, allowed are {MAX_TOKEN_IDS}")
+    if len(token_ids) > bounds.tokens:
+        raise FieldError(name, f"has {len(token_ids)} token ids, allowed are {bounds.tokens}")
 
 
-def check_text(name: str, *texts: str) -> None:
+def check_text(name: str, *texts: str, bounds: PromptBounds = ANY_MODEL) -> None:
     """Refuse texts that are together too long to be tokenised.
 
     Raises:
         FieldError: naming the field, the length and the bound.
     """
     num_bytes = sum(len(text.encode()) for text in texts)
-    if num_bytes > MAX_TEXT_BYTES:
-        raise FieldError(name, f"has {num_bytes} bytes, allowed are {MAX_TEXT_BYTES}")
+    if num_bytes > bounds.text_bytes:
+        raise FieldError(
+            name,
+            f"has {num_bytes} bytes, allowed are {bounds.text_bytes} for {bounds.tokens} tokens",
+        )
+
+
+def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int | None) -> None:
+    """Refuse ids that are not of the vocabulary.
+
+    Raises:
+        FieldError: naming the first one.
+    """
+    limit = LARGEST_ID + 1 if vocab_size is None else vocab_size
+    if not token_ids or max(token_ids) < limit:
+        return
+    index = next(index for index, token_id in enumerate(token_ids) if token_id >= limit)
+    raise FieldError(f"{name}[{index}]", f"token id {token_ids[index]} is outside 0..{limit - 1}")
 
 
 def refuse_unserved(message: types_pb2.SamplingParams, vocab_size: int | None) -> None:

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ssd.errors import CancelledError, FieldError, NotReadyError, SSDError
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
+from ssd.rpc.call_guard import tolerant
 from ssd.rpc.codec import (
     Conversation,
     GenerateCall,
@@ -30,7 +31,6 @@ from ssd.rpc.codec import (
 )
 from ssd.rpc.link import MAX_OUTGOING, LinkCall
 from ssd.rpc.pool_codec import DraftStatus, PoolStatus, draft_status, pool_status
-from ssd.rpc.server import tolerant
 from ssd.rpc.status import from_rpc_error
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd.v1 import (

@@ -5,16 +5,18 @@ not UTF-8 never gets here: protobuf refuses to parse such a message, and ``Error
 answers INVALID_ARGUMENT; on the sending side it is a ``FieldError``.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ssd.errors import FieldError, UnsupportedError
+from ssd.errors import ContextLengthError, FieldError, UnsupportedError
 from ssd.rpc.bounds import (
+    ANY_MODEL,
     LARGEST_ID,
+    MAX_LOGIT_BIASES,
     MAX_TEMPERATURE,
-    check_length,
+    PromptBounds,
     check_range,
     check_text,
+    check_token_ids,
     refuse_unserved,
 )
 from ssd.types import (
@@ -118,7 +120,9 @@ _FINISH_NUMBERS = {reason: number for number, reason in _FINISH_REASONS.items()}
 
 
 def generate_call(
-    request: generate_pb2.GenerateRequest, vocab_size: int | None = None
+    request: generate_pb2.GenerateRequest,
+    vocab_size: int | None = None,
+    bounds: PromptBounds = ANY_MODEL,
 ) -> GenerateCall:
     """Check a request and make it a value; ``vocab_size`` None leaves token ids to the caller.
 
@@ -127,14 +131,20 @@ def generate_call(
 
     Raises:
         FieldError: a field is missing or out of range.
+        ContextLengthError: a list of token ids leaves no room for a new one.
         UnsupportedError: a field asks for what is declared and not served yet.
     """
     if len(request.model) > MAX_NAME_CHARACTERS:
         raise FieldError(
             "model", f"has {len(request.model)} characters, allowed are {MAX_NAME_CHARACTERS}"
         )
-    prompt = _prompt(request)
+    prompt = _prompt(request, bounds)
     sampling = request.sampling
+    if len(sampling.logit_bias) > MAX_LOGIT_BIASES:
+        raise FieldError(
+            "sampling.logit_bias",
+            f"has {len(sampling.logit_bias)} entries, allowed are {MAX_LOGIT_BIASES}",
+        )
     check_token_ids("sampling.logit_bias", sorted(sampling.logit_bias), vocab_size)
     refuse_unserved(sampling, vocab_size)
     _check_request_extras(request)
@@ -161,8 +171,7 @@ def sampling_params(
     temperature = message.temperature if message.HasField("temperature") else defaults.temperature
     check_range("sampling.temperature", temperature, 0.0, MAX_TEMPERATURE)
     max_tokens = message.max_tokens if message.HasField("max_tokens") else defaults.max_tokens
-    if not 1 <= max_tokens <= LARGEST_ID:
-        raise FieldError("sampling.max_tokens", f"is {max_tokens}, must be 1 at least")
+    check_range("sampling.max_tokens", max_tokens, 1, LARGEST_ID)
     for name, found in (("stop", message.stop), ("stop_token_ids", message.stop_token_ids)):
         if len(found) > MAX_STOPS:
             raise FieldError(
@@ -184,19 +193,6 @@ def sampling_params(
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
     )
-
-
-def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int | None) -> None:
-    """Refuse ids that are not of the vocabulary.
-
-    Raises:
-        FieldError: naming the first one.
-    """
-    limit = LARGEST_ID + 1 if vocab_size is None else vocab_size
-    if not token_ids or max(token_ids) < limit:
-        return
-    index = next(index for index, token_id in enumerate(token_ids) if token_id >= limit)
-    raise FieldError(f"{name}[{index}]", f"token id {token_ids[index]} is outside 0..{limit - 1}")
 
 
 def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
@@ -295,18 +291,30 @@ def mode_number(mode: Mode) -> types_pb2.Mode:
     return _MODE_NUMBERS[mode]
 
 
-def _prompt(request: generate_pb2.GenerateRequest) -> Prompt:
+def prompt_field(prompt: Prompt) -> str:
+    """Path of the field that holds a prompt."""
+    match prompt:
+        case str():
+            return "text"
+        case Conversation():
+            return "chat"
+    return "token_ids.ids"
+
+
+def _prompt(request: generate_pb2.GenerateRequest, bounds: PromptBounds) -> Prompt:
     match request.WhichOneof("input"):
         case "text":
             if not request.text:
                 raise FieldError("text", "the prompt is empty; it must hold 1 token at least")
-            check_text("text", request.text)
+            check_text("text", request.text, bounds=bounds)
             return request.text
         case "token_ids":
             ids = request.token_ids.ids
             if not ids:
                 raise FieldError("token_ids.ids", "the prompt is empty; 1 token at least")
-            check_length("token_ids.ids", ids)
+            if len(ids) >= bounds.tokens:
+                max_tokens = request.sampling.max_tokens or 1
+                raise ContextLengthError(len(ids), max_tokens, bounds.tokens, "token_ids.ids")
             return tuple(ids)
         case "chat":
             num_turns = len(request.chat.messages)
@@ -321,7 +329,7 @@ def _prompt(request: generate_pb2.GenerateRequest) -> Prompt:
                         f"chat.messages[{index}].role",
                         f"is {turn.role[:32]!r}, must be one of {', '.join(ROLES)}",
                     )
-            check_text("chat", *(turn.content for turn in turns))
+            check_text("chat", *(turn.content for turn in turns), bounds=bounds)
             return Conversation(turns)
     raise FieldError("input", "no prompt; set text, token_ids or chat")
 

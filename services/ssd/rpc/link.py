@@ -26,6 +26,7 @@ import grpc.aio
 
 from ssd.errors import FrameError, HandshakeError, LinkError, SSDError
 from ssd.rpc.bounds import LARGEST_ID
+from ssd.rpc.call_guard import Undecodable
 from ssd.rpc.link_codec import (
     draft_message,
     speculate_request,
@@ -33,7 +34,6 @@ from ssd.rpc.link_codec import (
     target_message,
 )
 from ssd.rpc.link_life import Allowance
-from ssd.rpc.server import Undecodable
 from ssd.rpc.status import from_rpc_error
 from ssd.telemetry import get_logger
 from ssd.types import DraftMessage, FramePayload, TargetMessage

@@ -62,7 +62,10 @@ class Rule:
 
 def _context_length(_message: str, facts: Mapping[str, str]) -> SSDError:
     return ContextLengthError(
-        int(facts["prompt_tokens"]), int(facts["max_tokens"]), int(facts["max_model_len"])
+        int(facts["prompt_tokens"]),
+        int(facts["max_tokens"]),
+        int(facts["max_model_len"]),
+        facts.get("field", "input"),
     )
 
 
@@ -166,9 +169,9 @@ def to_status(error: Exception, request_id: str = "") -> status_pb2.Status:
         facts = {"request_id": request_id}
     info = error_details_pb2.ErrorInfo(reason=rule.reason, domain=DOMAIN, metadata=facts)
     details: list[error_details_pb2.ErrorInfo | error_details_pb2.BadRequest] = [info]
-    if isinstance(error, FieldError):
+    if isinstance(error, FieldError | ContextLengthError):
         violation = error_details_pb2.BadRequest.FieldViolation(
-            field=facts["field"], description=facts["description"]
+            field=facts["field"], description=facts.get("description", status.message)
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     for detail in details:

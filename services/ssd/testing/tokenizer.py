@@ -26,6 +26,11 @@ class ByteTokenizer:
         """The one id that is no byte."""
         return frozenset({NUM_BYTES})
 
+    @property
+    def longest_token_bytes(self) -> int | None:
+        """One."""
+        return 1
+
     def encode(self, text: str) -> list[TokenId]:
         """The bytes of the text."""
         return list(text.encode())

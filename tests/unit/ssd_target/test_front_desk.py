@@ -9,8 +9,8 @@ from typing import cast
 import pytest
 
 from ssd.engine.runner import ModelRunner
-from ssd.errors import ContextLengthError, FieldError
-from ssd.rpc.codec import GenerateCall, Prompt
+from ssd.errors import ContextLengthError, FieldError, OverloadedError
+from ssd.rpc.codec import ChatTurn, Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import TokenId
@@ -21,6 +21,8 @@ from ssd_target.streams import Wakeups
 MAX_MODEL_LEN = 64
 NUM_TOKEN_IDS = 120
 """Fewer than the tokenizer has."""
+TEMPLATE = "{{ 'x' * 60 }}{% for each in messages %}{{ each.content }}{% endfor %}"
+LONG = "a" * 2_000
 
 
 class WatchedTokenizer(ByteTokenizer):
@@ -28,9 +30,15 @@ class WatchedTokenizer(ByteTokenizer):
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.two_are_inside = threading.Event()
 
     def encode(self, text: str) -> list[TokenId]:
         self.threads.append(threading.current_thread())
+        if len(self.threads) == 2:
+            self.two_are_inside.set()
+        assert self.may_go_on.wait(5.0)
         return super().encode(text)
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:
@@ -44,9 +52,16 @@ def tokenizer() -> WatchedTokenizer:
 
 
 @pytest.fixture
-async def desk(tokenizer: WatchedTokenizer) -> FrontDesk:
-    settings = DeskSettings(stream_stall_seconds=60.0, stream_buffer_tokens=100)
-    desk = FrontDesk(settings, tokenizer, None, Inbox(4), FakeClock())
+def inbox() -> Inbox:
+    return Inbox(4)
+
+
+@pytest.fixture
+async def desk(tokenizer: WatchedTokenizer, inbox: Inbox) -> FrontDesk:
+    settings = DeskSettings(
+        stream_stall_seconds=60.0, stream_buffer_tokens=100, max_queue=2, max_num_seqs=1
+    )
+    desk = FrontDesk(settings, tokenizer, TEMPLATE, inbox, FakeClock())
     runner = SimpleNamespace(
         engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS),
         model=SimpleNamespace(eos_token_ids=frozenset()),
@@ -77,6 +92,70 @@ async def test_a_prompt_holds_only_ids_that_the_model_has(desk: FrontDesk) -> No
 async def test_a_prompt_that_is_too_long_is_not_read_through(desk: FrontDesk) -> None:
     with pytest.raises(ContextLengthError):
         await ask(desk, (1, 257, *[3] * MAX_MODEL_LEN))
+
+
+async def test_a_full_queue_refuses_before_the_text_is_read(
+    desk: FrontDesk, tokenizer: WatchedTokenizer, inbox: Inbox
+) -> None:
+    inbox.num_waiting = 2
+    with pytest.raises(OverloadedError, match="2 requests are waiting"):
+        await ask(desk, "abc")
+    assert tokenizer.threads == []
+
+
+async def test_texts_that_are_being_read_count_as_waiting(
+    desk: FrontDesk, tokenizer: WatchedTokenizer
+) -> None:
+    tokenizer.may_go_on.clear()
+    reading = [asyncio.create_task(ask(desk, LONG)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):
+        await ask(desk, "abc")
+    tokenizer.may_go_on.set()
+    results = await asyncio.gather(*reading, return_exceptions=True)
+    assert {type(each) for each in results} == {ContextLengthError}
+    with pytest.raises(ContextLengthError):
+        await ask(desk, LONG)
+
+
+async def test_two_long_texts_are_read_at_a_time_and_short_ones_meanwhile(
+    desk: FrontDesk, tokenizer: WatchedTokenizer
+) -> None:
+    tokenizer.may_go_on.clear()
+    reading = [asyncio.create_task(desk.encode(LONG)) for _ in range(5)]
+    assert await asyncio.to_thread(tokenizer.two_are_inside.wait, 5.0)
+    for task in reading[:2]:
+        task.cancel()
+    await asyncio.wait(reading[:2])
+    assert len(tokenizer.threads) == 2, "a caller that leaves does not make room for a third one"
+    tokenizer.may_go_on.set()
+    assert await desk.encode("abc") == (97, 98, 99)
+    assert len(await asyncio.gather(*reading[2:])) == 3
+
+
+async def test_a_conversation_is_measured_as_the_template_renders_it(
+    desk: FrontDesk, tokenizer: WatchedTokenizer
+) -> None:
+    with pytest.raises(FieldError, match="has 65 bytes, allowed are 64 for 64 tokens") as caught:
+        await ask(desk, Conversation((ChatTurn("user", "12345"),)))
+    assert caught.value.field == "chat"
+    assert tokenizer.threads == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        ("a" * 62, "text"),
+        ((1,) * 62, "token_ids.ids"),
+        (Conversation((ChatTurn("user", "12"),)), "chat"),
+    ],
+)
+async def test_a_prompt_without_room_for_its_tokens_is_refused_by_its_field(
+    desk: FrontDesk, prompt: Prompt, field: str
+) -> None:
+    with pytest.raises(ContextLengthError, match="62 tokens and max_tokens is 4") as caught:
+        await ask(desk, prompt)
+    assert caught.value.field == field
 
 
 @pytest.mark.parametrize(("count", "is_aside"), [(10, False), (50_000, True)])

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from ssd.errors import FieldError, UnsupportedError
-from ssd.rpc.bounds import MAX_TEXT_BYTES, MAX_TOKEN_IDS
+from ssd.errors import FieldError, NotReadyError, UnsupportedError
+from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.client import TargetClient
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus, pool_status
 from ssd.rpc.server import RpcServer
@@ -59,22 +59,49 @@ async def client(admin: AdminServicer) -> AsyncIterator[TargetClient]:
     await server.stop(0)
 
 
+class Desk:
+    """One that must not be asked for more than whether it is open."""
+
+    bounds = PromptBounds(tokens=10, text_bytes=70)
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+    def require_open(self) -> None:
+        if not self.is_open:
+            raise NotReadyError("the target is draining")
+
+
 @pytest.fixture
-def generate() -> GenerateServicer:
-    """One whose calls must be refused before desk and pool are asked."""
-    return GenerateServicer(TargetSettings(), cast(FrontDesk, None), cast(DraftPool, None))
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def generate(desk: Desk) -> GenerateServicer:
+    return GenerateServicer(TargetSettings(), cast(FrontDesk, desk), cast(DraftPool, None))
 
 
 async def test_a_text_that_is_too_long_is_not_tokenised(generate: GenerateServicer) -> None:
-    text = "é" * (MAX_TEXT_BYTES // 2) + "x"
-    with pytest.raises(FieldError, match=f"text: has {MAX_TEXT_BYTES + 1} .* {MAX_TEXT_BYTES}"):
+    text = "é" * 35 + "x"
+    with pytest.raises(FieldError, match="text: has 71 bytes, allowed are 70 for 10 tokens"):
         await generate.Tokenize(generate_pb2.TokenizeRequest(text=text), None)
 
 
 async def test_a_list_that_is_too_long_is_not_decoded(generate: GenerateServicer) -> None:
-    request = generate_pb2.DetokenizeRequest(token_ids=[0] * (MAX_TOKEN_IDS + 1))
-    with pytest.raises(FieldError, match=f"token_ids: has {MAX_TOKEN_IDS + 1} .* {MAX_TOKEN_IDS}"):
+    request = generate_pb2.DetokenizeRequest(token_ids=[0] * 11)
+    with pytest.raises(FieldError, match="token_ids: has 11 token ids, allowed are 10"):
         await generate.Detokenize(request, None)
+
+
+async def test_a_target_that_drains_neither_tokenises_nor_decodes(
+    generate: GenerateServicer, desk: Desk
+) -> None:
+    desk.is_open = False
+    with pytest.raises(NotReadyError):
+        await generate.Tokenize(generate_pb2.TokenizeRequest(text="x"), None)
+    with pytest.raises(NotReadyError):
+        await generate.Detokenize(generate_pb2.DetokenizeRequest(token_ids=[1]), None)
 
 
 async def test_a_watcher_is_told_the_pool_and_every_change_of_it(

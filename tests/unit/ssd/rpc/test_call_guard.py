@@ -19,7 +19,8 @@ from ssd.errors import (
     OverloadedError,
     RequestError,
 )
-from ssd.rpc.server import RpcServer, ServerLimits
+from ssd.rpc.call_guard import ServerLimits
+from ssd.rpc.server import RpcServer
 from ssd.rpc.status import from_rpc_error
 
 METHOD = "/test.Service/Method"

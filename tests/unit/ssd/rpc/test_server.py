@@ -17,11 +17,11 @@ from ssd.errors import (
     SSDError,
 )
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
+from ssd.rpc.call_guard import current_request_id
 from ssd.rpc.client import TargetClient
 from ssd.rpc.server import (
     RpcServer,
     bind,
-    current_request_id,
     join_address,
     make_server,
 )

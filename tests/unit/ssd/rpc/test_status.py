@@ -40,7 +40,7 @@ from ssd.v1 import generate_pb2_grpc
 Code = grpc.StatusCode
 TABLE: list[tuple[Exception, grpc.StatusCode, int]] = [
     (FieldError("sampling.temperature", "is 3, must be in 0..2"), Code.INVALID_ARGUMENT, 400),
-    (ContextLengthError(100, 50, 128), Code.INVALID_ARGUMENT, 400),
+    (ContextLengthError(100, 50, 128, "token_ids.ids"), Code.INVALID_ARGUMENT, 400),
     (RequestError("the message cannot be decoded"), Code.INVALID_ARGUMENT, 400),
     (UnknownModelError("model 'x' is not served"), Code.NOT_FOUND, 404),
     (UnsupportedError("sampling.top_k"), Code.UNIMPLEMENTED, 400),

@@ -1,4 +1,5 @@
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from ssd import demo
 from ssd.errors import TokenizerError
 from ssd.ports import Tokenizer
+from ssd.telemetry import SystemClock
 from ssd.text.detokenizer import IncrementalDetokenizer
 from ssd.text.tokenizer import HFTokenizer, load_tokenizer
 
@@ -50,6 +52,37 @@ def test_encoding_applies_merges_and_the_models_own_prefix(tokenizer: HFTokenize
     ids = tokenizer.encode("def")
     assert len(ids) == 2
     assert tokenizer.encode("") == ids[:1]
+
+
+def test_other_threads_run_while_a_text_is_tokenised(tokenizer: HFTokenizer) -> None:
+    text = "def f(x): return x\n" * 20_000
+    clock = SystemClock()
+    is_inside = threading.Event()
+
+    def encode() -> None:
+        is_inside.set()
+        tokenizer.encode(text)
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    is_inside.wait()
+    started = last = clock.now()
+    longest_pause = 0.0
+    while thread.is_alive():
+        now = clock.now()
+        longest_pause, last = max(longest_pause, now - last), now
+    # 0.9 of the time where the library holds the interpreter, 0.1 where it does not.
+    assert longest_pause < 0.6 * (last - started)
+
+
+def test_texts_are_neither_cut_nor_filled_up(tmp_path: Path) -> None:
+    made = library()
+    made.enable_truncation(4)
+    made.enable_padding(length=8)
+    tokenizer = load_tokenizer(write(tmp_path / "model", made))
+    for text in ("f", "f" * 20):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert len(tokenizer.encode(text)) == 1 + len(text)
 
 
 def test_decoding_leaves_special_tokens_out(tokenizer: HFTokenizer) -> None:

@@ -1,0 +1,85 @@
+"""How long a request can be, and how what is out of bounds is written."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from ssd.errors import ContextLengthError, FieldError
+from ssd.rpc.bounds import LARGEST_ID, PromptBounds
+from ssd.rpc.codec import generate_call
+from ssd.v1 import generate_pb2, types_pb2
+
+VOCAB = 100
+Sampling = types_pb2.SamplingParams
+
+
+def request(sampling: Sampling | None = None, text: str = "def f(") -> generate_pb2.GenerateRequest:
+    return generate_pb2.GenerateRequest(text=text, sampling=sampling)
+
+
+def test_a_list_of_token_ids_that_leaves_no_room_is_refused_before_it_is_copied() -> None:
+    class Unreadable(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("was read")
+
+    bounds = PromptBounds(tokens=64)
+    message = SimpleNamespace(
+        model="",
+        sampling=Sampling(max_tokens=7),
+        token_ids=SimpleNamespace(ids=Unreadable([1] * 64)),
+        WhichOneof=lambda _name: "token_ids",
+    )
+    with pytest.raises(ContextLengthError, match="64 tokens and max_tokens is 7") as caught:
+        generate_call(cast(generate_pb2.GenerateRequest, message), VOCAB, bounds)
+    assert caught.value.field == "token_ids.ids"
+
+
+def test_the_longest_text_of_a_model_is_accepted_and_one_byte_more_is_not() -> None:
+    bounds = PromptBounds.of_model(max_model_len=10, longest_token_bytes=7)
+    assert generate_call(request(text="é" * 35), VOCAB, bounds).prompt == "é" * 35
+    with pytest.raises(FieldError, match="has 71 bytes, allowed are 70 for 10 tokens") as caught:
+        generate_call(request(text="é" * 35 + "x"), VOCAB, bounds)
+    assert caught.value.field == "text"
+
+
+@pytest.mark.parametrize("length", [None, 7, 10**6])
+def test_the_longest_request_that_is_accepted_fits_the_message_limit(length: int | None) -> None:
+    bounds = PromptBounds.of_model(4096, length)
+    per_turn, rest = divmod(bounds.text_bytes, 4096)
+    rich = generate_pb2.GenerateRequest(
+        model="m" * 256,
+        chat=types_pb2.ChatMessages(
+            messages=[
+                types_pb2.ChatMessage(role="assistant", content="x" * (per_turn + (n < rest)))
+                for n in range(4096)
+            ]
+        ),
+        sampling=Sampling(
+            stop=["😀" * 256] * 16,
+            stop_token_ids=[LARGEST_ID] * 16,
+            logit_bias=dict.fromkeys(range(LARGEST_ID - 1024, LARGEST_ID), 0.0),
+        ),
+        metadata={f"{n:02}" + "😀" * 254: "😀" * 256 for n in range(16)},
+    )
+    generate_call(rich, None, bounds)
+    assert rich.ByteSize() <= bounds.message_bytes
+    ids = types_pb2.TokenIds(ids=[LARGEST_ID] * 4095)
+    assert generate_pb2.GenerateRequest(token_ids=ids).ByteSize() <= bounds.message_bytes
+
+
+@pytest.mark.parametrize(
+    ("sampling", "text"),
+    [
+        (Sampling(max_tokens=2**31), "max_tokens: is 2147483648, must be in 1..2147483647"),
+        (Sampling(max_tokens=0), "max_tokens: is 0, must be in 1..2147483647"),
+        (Sampling(top_p=0.0), "top_p: is 0, must be above 0 and at most 1"),
+        (Sampling(repetition_penalty=0.0), "repetition_penalty: is 0, must be above 0"),
+        (Sampling(temperature=2.5), "temperature: is 2.5, must be in 0..2"),
+    ],
+)
+def test_a_number_and_its_range_are_written_out(sampling: Sampling, text: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        generate_call(request(sampling), VOCAB)
+    assert str(caught.value) == f"sampling.{text}"
