@@ -40,6 +40,7 @@ LONGEST_EVENT = 1024
 """Characters of an Event's message that an API server takes."""
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_STRATEGIC = "application/strategic-merge-patch+json"
 _JSON = "application/json"
 _METADATA = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Of each object of a list nothing but its metadata."""
@@ -77,6 +78,9 @@ class ApiServer:
         except RefusedError as refusal:
             # An apply keeps the entries that others put into a list beside ours, and together they
             # may be refused: two ports of one name. A merge patch puts our lists in their place.
+            # Without a uid the object may be somebody else's, whose lists must stay.
+            if not uid:
+                raise
             with contextlib.suppress(ClusterError):
                 query = {"fieldManager": OPERATOR}
                 return await self._call("PATCH", kind, path, _MERGE, wanted, query=query)
@@ -97,6 +101,14 @@ class ApiServer:
         body = {"metadata": {"annotations": dict(annotations)}}
         with contextlib.suppress(MissingError):
             return await self._call("PATCH", kind, kind.path(namespace, name), _MERGE, body)
+        return None
+
+    async def adopt_pod(self, namespace: str, name: str, uid: str, owner: Object) -> Object | None:
+        """See ``Cluster``."""
+        kind = KINDS["Pod"]
+        body = {"metadata": {"uid": uid, "ownerReferences": [owner]}}
+        with contextlib.suppress(MissingError):
+            return await self._call("PATCH", kind, kind.path(namespace, name), _STRATEGIC, body)
         return None
 
     async def patch_status(self, namespace: str, name: str, status: Object) -> Object | None:

@@ -181,6 +181,14 @@ class Cluster(Protocol):
         """Add annotations to a pod; None if it is gone."""
         ...
 
+    async def adopt_pod(self, namespace: str, name: str, uid: str, owner: Object) -> Object | None:
+        """Add an owner to a pod, beside those that it has; None if it is gone.
+
+        Raises:
+            ConflictError: the pod of this name is another one.
+        """
+        ...
+
     async def patch_status(self, namespace: str, name: str, status: Object) -> Object | None:
         """Make this the status of a resource; None if it is gone.
 

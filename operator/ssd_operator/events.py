@@ -105,6 +105,18 @@ def drain_events(
     return tuple(events)
 
 
+def release_events(pods: Iterable[Object]) -> tuple[Event, ...]:
+    """Pods that a change of their labels took out of their Deployment."""
+    return tuple(
+        _warning(
+            "PodReleased",
+            f"Labels of {pod['metadata']['name']} were changed, so its Deployment replaces it. It "
+            "is not counted any more, keeps running, and is deleted with the resource.",
+        )
+        for pod in pods
+    )
+
+
 def _normal(reason: str, message: str) -> Event:
     return Event(Severity.NORMAL, reason, message)
 

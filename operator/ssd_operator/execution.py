@@ -20,13 +20,14 @@ from ssd_operator.cluster import (
 from ssd_operator.drain import Mark
 from ssd_operator.engines import Engines
 from ssd_operator.facts import Observed, Ref
+from ssd_operator.objects import owner_reference
 from ssd_operator.optional_children import OptionalChildren
 from ssd_operator.plan import Plan
 from ssd_operator.pod_state import name_of
 from ssd_operator.scaling import Decision
 from ssd_operator.setbacks import Setbacks, rejection_of, reversion_of
 from ssd_operator.spec import KIND, Object, Resource
-from ssd_operator.view import View
+from ssd_operator.view import View, is_ours
 
 _log = get_logger(__name__)
 
@@ -82,6 +83,8 @@ class Execution:
         """What is to be called about which object, in order."""
         for wanted in decided.apply:
             yield ref_of(wanted), partial(self._apply, wanted)
+        for pod in decided.adopt:
+            yield Ref("Pod", name_of(pod)), partial(self._adopt, pod)
         pods = {name_of(pod): pod for pod in self.observed.pods}
         for mark in decided.drains.marks:
             yield Ref("Pod", mark.pod), partial(self._mark, mark, pods[mark.pod])
@@ -120,9 +123,10 @@ class Execution:
         Raises:
             ConflictError: it is; the next pass reads what is there.
         """
+        ref = ref_of(wanted)
         if live is None:
-            return await self.cluster.apply(wanted)
-        uid, ref = live["metadata"]["uid"], ref_of(wanted)
+            return await self._create(wanted)
+        uid = live["metadata"]["uid"]
         try:
             return await self.cluster.apply(wanted, uid)
         except ConflictError:
@@ -131,6 +135,31 @@ class Execution:
                 self.view.bury(live)
                 self.optional.found.pop(ref, None)
             raise
+
+    async def _create(self, wanted: Object) -> Object:
+        """Make an object whose name was free when it was asked for.
+
+        Raises:
+            ConflictError: another resource was faster.
+        """
+        try:
+            return await self.cluster.apply(wanted)
+        except RefusedError as error:
+            found = await self.cluster.get(self.key[0], ref_of(wanted))
+            if found is None or is_ours(found, self.resource.uid):
+                raise
+            raise ConflictError(f"{_title(ref_of(wanted))} has another owner: {error}") from error
+
+    async def _adopt(self, pod: Object) -> None:
+        """The pod is deleted with its resource, though its ReplicaSet has let it go."""
+        owner = owner_reference(self.resource) | {"controller": False, "blockOwnerDeletion": False}
+        name, uid = name_of(pod), pod["metadata"]["uid"]
+        answer = await self.cluster.adopt_pod(self.key[0], name, uid, owner)
+        if answer is None:
+            self.view.bury(pod)
+        else:
+            _log.warning("pod_released", pod=name)
+            self.view.remember(self.key, answer)
 
     def _remember(self, wanted: Object, answer: Object) -> None:
         ref = ref_of(wanted)

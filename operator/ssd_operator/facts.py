@@ -73,6 +73,8 @@ class Observed:
     the pods of Deployments are not."""
     pods: tuple[Object, ...] = ()
     """Pods of engines: the others with the resource's ``ssd.dev/name`` label."""
+    released: tuple[Object, ...] = ()
+    """Pods of engines that no ReplicaSet and no resource owns, since their labels were changed."""
     foreign: frozenset[Ref] = frozenset()
     """Wanted names that belong to somebody else."""
     leaving: frozenset[Ref] = frozenset()

@@ -140,6 +140,33 @@ def is_engine_pod(pod: Object, name: str) -> bool:
     )
 
 
+def is_released(pod: Object, resource: Resource) -> bool:
+    """Whether a Deployment of a resource made a pod, and nobody owns it now.
+
+    A ReplicaSet lets a pod go whose labels it does not select any more, and nobody would ever
+    delete it. Labels cannot tell whose it was; its account and the name it was generated from
+    cannot change.
+    """
+    metadata = pod["metadata"]
+    is_left = not metadata.get("ownerReferences") and not metadata.get("deletionTimestamp")
+    made_from = str(metadata.get("generateName", ""))
+    return (
+        pod["kind"] == "Pod"
+        and is_left
+        and any(
+            pod["spec"].get("serviceAccountName") == account(resource, component)
+            and made_from.startswith(f"{account(resource, component)}-")
+            for component in Component
+        )
+    )
+
+
+def resource_of_account(name: str) -> str:
+    """Name of the resource that an account of its pods is for; empty for other accounts."""
+    resource, _, component = name.rpartition("-")
+    return resource if component in set(Component) else ""
+
+
 def maker_of(pod: Object) -> str:
     """Name of the Deployment that has made an engine pod."""
     labels = pod["metadata"].get("labels") or {}

@@ -10,7 +10,14 @@ from ssd_operator.config import OperatorConfig
 from ssd_operator.covers import covers
 from ssd_operator.demand import drains_of, policy_of, pool_load
 from ssd_operator.drain import DrainPlan, deadline_of, plan_drains
-from ssd_operator.events import Event, EventLog, drain_events, due, status_events
+from ssd_operator.events import (
+    Event,
+    EventLog,
+    drain_events,
+    due,
+    release_events,
+    status_events,
+)
 from ssd_operator.facts import DrainFact, Observed, Ref
 from ssd_operator.manifests import OPTIONAL_KINDS, wanted
 from ssd_operator.names import (
@@ -71,6 +78,8 @@ class Plan:
     """What to do, in the order of the fields."""
 
     apply: tuple[Object, ...] = ()
+    adopt: tuple[Object, ...] = ()
+    """Pods that their ReplicaSets have let go."""
     drains: DrainPlan = field(default_factory=DrainPlan)
     """Marks, calls and pods to delete; its replicas are in ``apply``."""
     scale: Decision | None = None
@@ -91,7 +100,7 @@ class Plan:
     def is_writing(self) -> bool:
         """Whether carrying this out changes anything in the cluster."""
         drains = self.drains.marks or self.drains.delete_pods
-        return bool(self.apply or drains or self.scale or self.delete or self.status)
+        return bool(self.apply or self.adopt or drains or self.scale or self.delete or self.status)
 
 
 def plan(
@@ -134,11 +143,13 @@ def plan(
     apply = _to_apply(objects, observed, flight.stage, memory)
     judged = _judge(census, objects, flight, memory, apply=apply, is_scaling=is_scaling)
     told = drain_events(drains, memory.drains, observed.drains)
+    told += release_events(observed.released)
     told = (*told, *reversion_events(memory.reverted), *judged.events)
     judged = _telling(judged, told, now)
     return replace(
         judged,
         apply=apply,
+        adopt=observed.released,
         drains=drains,
         scale=memory.decision if is_scaling else None,
         delete=_surplus(resource, objects, observed),

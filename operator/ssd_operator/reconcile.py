@@ -23,6 +23,7 @@ from ssd_operator.names import (
     UNTOUCHED_NAMESPACE,
     Component,
     is_engine_pod,
+    is_released,
     maker_of,
 )
 from ssd_operator.optional_children import OptionalChildren, ServedKinds
@@ -252,6 +253,7 @@ class Reconciler:
                 and is_engine_pod(each, resource.name)
                 and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
             ),
+            released=tuple(each for each in seen.values() if is_released(each, resource)),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),
             optional_apis=served - record.optional.forbidden | {"HorizontalPodAutoscaler"},

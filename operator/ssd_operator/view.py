@@ -5,7 +5,7 @@ from itertools import chain
 
 from ssd_operator.cluster import Key
 from ssd_operator.facts import Ref
-from ssd_operator.names import MANAGED_BY_LABEL, NAME_LABEL, OPERATOR
+from ssd_operator.names import MANAGED_BY_LABEL, NAME_LABEL, OPERATOR, resource_of_account
 from ssd_operator.spec import GROUP, KIND, Object
 
 ANSWER_SECONDS = 60.0
@@ -131,13 +131,15 @@ def key_of(thing: Object) -> Key | None:
 def owner_key(thing: Object) -> Key | None:
     """Key of the resource that an object belongs to, by its controller, else by its label.
 
-    Pods have a ReplicaSet as controller; of other children a label may have been stripped.
+    Pods have a ReplicaSet as controller, and their account says whose they are when labels were
+    changed; of other children a label may have been stripped.
     """
     metadata = thing["metadata"]
     for owner in metadata.get("ownerReferences") or []:
         if owner.get("kind") == KIND and str(owner.get("apiVersion", "")).startswith(f"{GROUP}/"):
             return metadata["namespace"], owner["name"]
-    name = (metadata.get("labels") or {}).get(NAME_LABEL)
+    account = thing.get("spec", {}).get("serviceAccountName", "") if thing["kind"] == "Pod" else ""
+    name = resource_of_account(account) or (metadata.get("labels") or {}).get(NAME_LABEL)
     return None if name is None else (metadata["namespace"], name)
 
 

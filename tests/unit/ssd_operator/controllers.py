@@ -138,11 +138,15 @@ class Controllers:
             "kind": "Pod",
             "metadata": {
                 "name": name,
+                "generateName": f"{metadata['name']}-{mark}-",
                 "namespace": metadata["namespace"],
                 "labels": template["metadata"]["labels"] | {TEMPLATE_HASH_LABEL: mark},
                 "ownerReferences": [owner],
             },
-            "spec": {"nodeName": "n1"},
+            "spec": {
+                "nodeName": "n1",
+                "serviceAccountName": template["spec"]["serviceAccountName"],
+            },
             "status": {"podIP": f"10.0.0.{number % 250}", "phase": "Running"},
         }
         self._set_ready(pod, is_up=False)

@@ -97,6 +97,8 @@ class MemoryCluster:
         live = self.objects.get(address)
         if uid and (live is None or live["metadata"]["uid"] != uid):
             raise ConflictError(f"uid {uid} of {ref} is gone")
+        if live is not None and _controllers(live) - _controllers(wanted):
+            raise RefusedError("Only one reference can have Controller set to true")
         base = {} if live is None else _without(live, self._intents.get(address, {}), wanted)
         self._intents[address] = wanted
         return self._answer(self.put(_merged(_merged(base, wanted), self.imposed.get(ref, {}))))
@@ -117,6 +119,17 @@ class MemoryCluster:
         if found is None:
             return self._answer(None)
         found["metadata"].setdefault("annotations", {}).update(annotations)
+        return self._answer(self.put(found))
+
+    async def adopt_pod(self, namespace: str, name: str, uid: str, owner: Object) -> Object | None:
+        ref = Ref("Pod", name)
+        self._write("adopt", ref)
+        found = copy.deepcopy(self.objects.get((namespace, ref)))
+        if found is None:
+            return self._answer(None)
+        if found["metadata"]["uid"] != uid:
+            raise ConflictError(f"uid {uid} of {ref} is gone")
+        found["metadata"].setdefault("ownerReferences", []).append(owner)
         return self._answer(self.put(found))
 
     async def patch_status(self, namespace: str, name: str, status: Object) -> Object | None:
@@ -267,6 +280,11 @@ class Watch:
                 self.resources.setdefault((namespace, ref.name), []).append(thing)
             elif (key := owner_key(thing)) is not None:
                 self.children.setdefault(key, []).append(thing)
+
+
+def _controllers(thing: Object) -> set[str]:
+    owners = thing["metadata"].get("ownerReferences") or []
+    return {owner["uid"] for owner in owners if owner.get("controller")}
 
 
 def _is_watched(thing: Object) -> bool:

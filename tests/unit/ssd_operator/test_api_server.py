@@ -9,7 +9,7 @@ from aiohttp import web
 from kubernetes_asyncio import client
 
 from ssd_operator.api_server import ApiServer
-from ssd_operator.cluster import ConflictError
+from ssd_operator.cluster import ConflictError, RefusedError
 from ssd_operator.spec import KIND, Object
 
 
@@ -110,3 +110,13 @@ async def test_an_object_that_is_not_the_one_that_was_meant_is_no_fault_of_ours(
         sent = json.loads(await asked[0].text())
     assert sent["metadata"]["uid"] == "uid-1"
     assert "uid" not in wanted["metadata"]
+
+
+async def test_an_object_that_may_be_somebody_elses_keeps_its_lists() -> None:
+    wanted = {"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "a", "name": "demo"}}
+    refusal = {"code": 422, "message": "Only one reference can have Controller set to true"}
+    async with answering(refusal) as (cluster, asked):
+        with pytest.raises(RefusedError):
+            await cluster.apply(wanted)
+    (call,) = asked
+    assert call.headers["Content-Type"] == "application/apply-patch+yaml"

@@ -3,12 +3,13 @@
 import copy
 
 import pytest
+from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
 
 from ssd_operator.cluster import ConflictError
 from ssd_operator.facts import Ref
 from ssd_operator.pod_state import to_text
-from ssd_operator.spec import KIND
+from ssd_operator.spec import KIND, Object
 
 
 async def test_a_copy_that_a_person_made_of_a_child_is_theirs() -> None:
@@ -40,6 +41,83 @@ async def test_a_name_of_somebody_else_is_left_alone_and_nothing_new_is_made() -
     world.cluster.remove("default", Ref("Service", "demo"))
     await world.come_to_rest(6)
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+class Race(MemoryCluster):
+    """Another resource makes a child of a wanted name, between the look at it and the apply."""
+
+    async def apply(self, wanted: Object, uid: str = "") -> Object:
+        ref = Ref(wanted["kind"], wanted["metadata"]["name"])
+        if ref == Ref("Service", "demo-targets") and ("default", ref) not in self.objects:
+            owner = {"kind": KIND, "name": "demo-targets", "uid": "other", "controller": True}
+            metadata = {"namespace": "default", "name": ref.name, "ownerReferences": [owner]}
+            self.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata})
+        return await super().apply(wanted, uid)
+
+
+async def test_a_name_that_another_resource_took_meanwhile_is_taken_and_not_refused() -> None:
+    world = World(cluster=Race())
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
+    assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
+    service = world.cluster.objects["default", Ref("Service", "demo-targets")]
+    assert [each["uid"] for each in service["metadata"]["ownerReferences"]] == ["other"]
+
+
+async def test_resources_whose_names_differ_by_a_suffix_of_a_child_do_not_share_it() -> None:
+    world = await settled()
+    other = ("default", "demo-targets")
+    world.cluster.create_resource(other, DEMO)
+    world.see()
+    for _ in range(3):
+        await world.reconciler.reconcile(other)
+        world.cluster.now += 2.0
+    assert world.cluster.condition(other, "ResourcesOwned") == ("False", "NameTaken")
+    await world.come_to_rest(2)
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+def release(world: World, component: str, labels: dict[str, str]) -> Ref:
+    """A pod whose labels were changed by hand, as its ReplicaSet leaves it."""
+    pod = copy.deepcopy(world.ready_pods(component)[0])
+    pod["metadata"]["labels"] |= {f"ssd.dev/{name}": value for name, value in labels.items()}
+    del pod["metadata"]["ownerReferences"]
+    world.cluster.put(pod)
+    return Ref("Pod", pod["metadata"]["name"])
+
+
+@pytest.mark.parametrize(
+    "labels", [{"name": "other"}, {"component": "debug"}, {"cell": "9"}, {"cell": "zero"}]
+)
+@pytest.mark.parametrize("component", ["target", "draft"])
+async def test_a_pod_relabelled_by_hand_is_deleted_with_its_resource(
+    component: str, labels: dict[str, str]
+) -> None:
+    world = await settled()
+    ref = release(world, component, labels)
+    await world.come_to_rest(6)
+    assert ("default", ref) in world.cluster.objects, "somebody may be looking into it"
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+    assert world.cluster.resource(KEY)["status"]["draft"]["replicas"] == 2
+    told = [each for each in world.cluster.events if each.reason == "PodReleased"]
+    assert len(told) == 1
+    assert ref.name in told[0].message
+    world.cluster.remove("default", Ref(KIND, "demo"))
+    assert world.cluster.of_kind("Pod") == []
+
+
+async def test_a_pod_that_a_person_made_is_not_adopted() -> None:
+    world = await settled()
+    pod = copy.deepcopy(world.ready_pods("draft")[0])
+    pod["metadata"] = {
+        "namespace": "default",
+        "name": "debug",
+        "labels": pod["metadata"]["labels"],
+    }
+    world.cluster.put(pod)
+    await world.come_to_rest(2)
+    world.cluster.remove("default", Ref(KIND, "demo"))
+    assert [each["metadata"]["name"] for each in world.cluster.of_kind("Pod")] == ["debug"]
 
 
 async def test_a_name_taken_later_stops_no_pod_that_runs() -> None:
