@@ -320,7 +320,8 @@ class LinkCall(_Link[TargetMessage, DraftMessage]):
 
     async def _say_goodbye(self, reader: "asyncio.Task[None]") -> None:
         if not self._call.done():
-            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
+            gone = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+            with contextlib.suppress(*gone, TimeoutError):
                 async with asyncio.timeout(FLUSH_SECONDS):
                     await self._call.done_writing()
             await asyncio.wait({reader}, timeout=FAREWELL_SECONDS)

@@ -376,3 +376,14 @@ async def test_bytes_of_a_draft_that_are_no_message_end_its_link_without_a_stack
     finally:
         await server.stop(0)
     assert caplog.text == ""
+
+
+async def test_a_peer_that_goes_while_a_link_is_closed_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fail() -> None:
+        raise grpc.aio.InternalError("the call has ended")
+
+    async with linked(listen_until_goodbye) as link:
+        monkeypatch.setattr(link._call, "done_writing", fail)
+        await link.close()
