@@ -4,23 +4,34 @@ Decision: the standard library's WSGI server in daemon threads. Because: a probe
 the event loop is busy, and three pages need no framework.
 """
 
+import contextlib
+import socket
 import socketserver
+import sys
 import threading
 from collections.abc import Callable, Iterable
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import make_wsgi_app
 
+from ssd import telemetry
 from ssd.errors import AddressError
 from ssd.rpc.listen import bindable, take_both_families
 from ssd.rpc.server import join_address
 
 REQUEST_SECONDS = 10.0
-"""A connection that says nothing for this long is dropped."""
+"""A connection on which nothing moves for this long is dropped."""
+MAX_CONNECTIONS = 64
+"""Connections at a time, with a thread each. One more closes the oldest: a probe takes
+milliseconds, so the oldest is a slow one, and slow ones never keep a probe out."""
+_BACKLOG = 128
+"""Connections that wait to be accepted; further ones find nobody for a second or more."""
 _POLL_SECONDS = 0.05
 """How long ``close`` takes at most to be noticed."""
 
+_log = telemetry.get_logger(__name__)
 IsLive = Callable[[], bool]
 IsReady = Callable[[], tuple[bool, str]]
 
@@ -28,10 +39,38 @@ IsReady = Callable[[], tuple[bool, str]]
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = _BACKLOG
 
     def __init__(self, host: str, port: int) -> None:
         self.address_family, host = bindable(host)
+        self._lock = threading.Lock()
+        self._open: dict[Any, None] = {}
+        """Sockets that are served, oldest first."""
         super().__init__((host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own; close the oldest if there are too many."""
+        with self._lock:
+            self._open[request] = None
+            if len(self._open) > MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                # Its thread finds the end of the stream, and closes it.
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """End a connection. The thread that serves it."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that is slow or has gone is no event; anything else is our bug."""
+        del request, client_address
+        if not isinstance(sys.exception(), OSError):
+            _log.exception("probe_failed")
 
     def server_bind(self) -> None:
         """Bind without asking the name service who we are, which can take seconds."""

@@ -1,4 +1,7 @@
+import select
 import socket
+import struct
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -6,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ssd.errors import AddressError
-from ssd.rpc.http import ProbeServer
+from ssd.rpc.http import MAX_CONNECTIONS, ProbeServer, _Server
 from ssd.rpc.server import RpcServer
 
 
@@ -65,6 +68,48 @@ def test_everything_else_is_not_found(probes: ProbeServer, path: str) -> None:
 def test_no_access_log_is_kept(probes: ProbeServer, capfd: pytest.CaptureFixture[str]) -> None:
     ask(probes, "/livez")
     assert capfd.readouterr() == ("", "")
+
+
+def test_slow_connections_hold_a_bounded_number_of_threads_and_no_probe(
+    probes: ProbeServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = threading.active_count()
+    slow = [
+        socket.create_connection(("127.0.0.1", probes.port), 5) for _ in range(3 * MAX_CONNECTIONS)
+    ]
+    for each in slow:
+        each.sendall(b"GET /livez")
+    assert ask(probes, "/livez")[0] == 200
+    assert threading.active_count() - before <= MAX_CONNECTIONS + 1
+    for each in slow[:MAX_CONNECTIONS]:
+        assert each.recv(1) == b"", "the oldest are closed"
+    for each in slow:
+        each.close()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_hundred_connections_wait_until_they_are_accepted() -> None:
+    server = _Server("127.0.0.1", 0)
+    waiting = [socket.socket() for _ in range(100)]
+    for each in waiting:
+        each.settimeout(0)
+        each.connect_ex(("127.0.0.1", server.server_port))
+    _, connected, _ = select.select([], waiting, [], 0.5)
+    assert len(connected) == 100
+    for each in waiting:
+        each.close()
+    server.server_close()
+
+
+def test_a_caller_that_leaves_in_the_middle_is_no_event(
+    probes: ProbeServer, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", probes.port), 5) as caller:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.sendall(b"GET /livez HTTP/1.0\r\nHost")
+    assert ask(probes, "/livez")[0] == 200
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
 
 
 def test_a_port_in_use_is_an_error_that_names_the_address(probes: ProbeServer) -> None:
