@@ -11,7 +11,7 @@ from ssd_operator.names import DRAFT_PORT, HTTP_PORT, TARGET_PORT, draft_deploym
 from ssd_operator.spec import Accelerator, Object, Resource, Source, Speculation
 
 TERMINATION_LOG = "/dev/termination-log"
-PROCESS_DTYPE = "bfloat16"
+PROCESS_DTYPE = "auto"
 """The processes' own default."""
 
 

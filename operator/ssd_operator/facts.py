@@ -51,6 +51,9 @@ class PoolFact:
     """Part of a round that is the target's own work."""
     weights_fingerprint: str = ""
     """Of the target; empty of one that does not tell."""
+    dtype: str = ""
+    """Of the target's weights and KV; empty of one that does not report it."""
+    dtype_reason: str = ""
     links: tuple[LinkFact, ...] = ()
 
 

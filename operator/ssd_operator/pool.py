@@ -240,6 +240,8 @@ def _pool_fact(pod: str, status: PoolStatus, now: float) -> PoolFact:
         tokens_per_round=status.tokens_per_round,
         efficiency=status.efficiency,
         weights_fingerprint=status.weights_fingerprint,
+        dtype=status.dtype,
+        dtype_reason=status.dtype_reason,
         links=tuple(_link_fact(link) for link in status.links),
     )
 

@@ -184,9 +184,10 @@ def _model() -> Schema:
             1 << 20,
         ),
         "dtype": one_of(
-            "Number format of weights and KV. Replaces targets and drafts.",
-            ["bfloat16", "float32"],
-            "bfloat16",
+            "Number format of weights and KV. auto: bfloat16, or float32 on a CPU that cannot pack "
+            "bfloat16; status.model has the choice and its reason. Replaces targets and drafts.",
+            ["auto", "bfloat16", "float32"],
+            "auto",
         ),
     }
     return block("How the model is served.", fields, default={})

@@ -68,7 +68,7 @@ class Model:
 
     name: str = ""
     max_model_len: int = 0
-    dtype: str = "bfloat16"
+    dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

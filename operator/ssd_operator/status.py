@@ -92,7 +92,18 @@ def _model(census: Census) -> Object:
         found = {*fingerprints, *([old[name]] if name in old else [])}
         if len(found) == 1 and _FINGERPRINT.fullmatch(word := found.pop()):
             block[name] = word
-    return block
+    return block | _dtypes(census, old)
+
+
+def _dtypes(census: Census, old: Object) -> Object:
+    """What targets compute with, and why; nodes with different CPUs may choose differently."""
+    names = ("targetDtype", "targetDtypeReason")
+    answers = [fact for fact in census.answers.values() if fact.dtype]
+    if old or not answers:
+        return {name: old[name] for name in names if name in old}
+    dtypes = ", ".join(sorted({fact.dtype for fact in answers}))
+    reasons = "; ".join(sorted({fact.dtype_reason for fact in answers}))
+    return {"targetDtype": dtypes, "targetDtypeReason": reasons[:LONGEST_MESSAGE]}
 
 
 def _target(census: Census) -> Object:

@@ -72,6 +72,8 @@ def _model() -> dict[str, Schema]:
     return {
         "name": text("Id that clients use.", 256),
         "targetRevision": text("Fingerprint of the weights that all ready targets run.", 128),
+        "targetDtype": text("Number formats that targets compute with.", 128),
+        "targetDtypeReason": text("Why these: set explicitly, or what auto found.", 1024),
         "draftRevision": text("Fingerprint of the weights that all linked drafts run.", 128),
     }
 

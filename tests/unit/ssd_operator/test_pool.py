@@ -49,9 +49,15 @@ def test_a_link_that_was_not_measured_sets_no_floor() -> None:
 def test_what_a_target_tells_of_itself_and_its_links_becomes_a_fact() -> None:
     told = LinkStatus(address="a:1", state="active", draft_pod="d", draft_weights="sha256:d")
     status = PoolStatus(
-        links=(told,), tokens_per_round=3.0, efficiency=0.9, weights_fingerprint="sha256:t"
+        links=(told,),
+        tokens_per_round=3.0,
+        efficiency=0.9,
+        weights_fingerprint="sha256:t",
+        dtype="float32",
+        dtype_reason="no packing",
     )
     fact = _pool_fact("t", status, 7.0)
     assert (fact.target_pod, fact.at, fact.links[0].state) == ("t", 7.0, "Active")
     assert (fact.tokens_per_round, fact.efficiency) == (3.0, 0.9)
+    assert (fact.dtype, fact.dtype_reason) == ("float32", "no packing")
     assert (fact.weights_fingerprint, fact.links[0].draft_weights) == ("sha256:t", "sha256:d")

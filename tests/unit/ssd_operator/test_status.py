@@ -209,6 +209,20 @@ def test_an_endpoint_that_is_not_ours_is_not_told() -> None:
     assert "endpoint" not in tell(Scene(facts={"foreign": {Ref("Service", "demo")}}))
 
 
+def test_what_auto_chose_is_in_the_status_with_its_reason() -> None:
+    packed = answer("t0", dtype="bfloat16", dtype_reason="packed on this CPU")
+    plain = answer("t1", dtype="float32", dtype_reason="this CPU cannot pack bfloat16")
+    assert model_of(packed) == {
+        "name": "demo",
+        "targetDtype": "bfloat16",
+        "targetDtypeReason": "packed on this CPU",
+    }
+    both = model_of(packed, plain)
+    assert both["targetDtype"] == "bfloat16, float32"
+    assert both["targetDtypeReason"] == "packed on this CPU; this CPU cannot pack bfloat16"
+    assert model_of(packed, status={"model": both}) == both, "one target has not answered"
+
+
 def test_outdated_pods_are_counted() -> None:
     scene = Scene(planned=Planned(revisions={"demo-target-0": "r2"}))
     block = tell(scene)["target"]
