@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -18,6 +18,7 @@ from ssd_operator.cluster import (
     RESOURCE,
     BusyError,
     ClusterError,
+    ConflictError,
     Key,
     MissingError,
     RefusedError,
@@ -25,6 +26,7 @@ from ssd_operator.cluster import (
     error_of,
     ref_of,
 )
+from ssd_operator.covers import Place
 from ssd_operator.events import Event
 from ssd_operator.facts import Ref
 from ssd_operator.names import MANAGED_BY_LABEL, OPERATOR
@@ -42,6 +44,7 @@ _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
 _JSON = "application/json"
+_JSON_PATCH = "application/json-patch+json"
 _METADATA = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Of each object of a list nothing but its metadata."""
 
@@ -85,6 +88,22 @@ class ApiServer:
                 query = {"fieldManager": OPERATOR}
                 return await self._call("PATCH", kind, path, _MERGE, wanted, query=query)
             raise refusal from None
+
+    async def prune(self, live: Object, places: Sequence[Place]) -> Object:
+        """See ``Cluster``."""
+        ref, metadata = ref_of(live), live["metadata"]
+        kind = KINDS[ref.kind]
+        patch = [_operation("test", ("metadata", "uid"), live)]
+        for place in places:
+            patch += [_operation("test", place, live), _operation("remove", place, live)]
+        path = kind.path(metadata["namespace"], ref.name)
+        try:
+            return await self._call(
+                "PATCH", kind, path, _JSON_PATCH, patch, query={"fieldManager": OPERATOR}
+            )
+        except RefusedError as error:
+            # So the API server answers a test that fails.
+            raise ConflictError(str(error)) from error
 
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         """See ``Cluster``."""
@@ -229,7 +248,7 @@ class ApiServer:
         kind: ServedKind,
         path: str,
         media_type: str = _JSON,
-        body: Object | None = None,
+        body: Object | list[Object] | None = None,
         *,
         query: Mapping[str, str] | None = None,
     ) -> Object:
@@ -303,6 +322,16 @@ async def check_served(api: ApiServer) -> None:
             f"the cluster does not serve {KIND} of {API_VERSION}; "
             "apply the CRD (charts/ssd/files/crd.yaml) or install the chart with crds.install=true"
         )
+
+
+def _operation(verb: str, place: Place, live: Object) -> Object:
+    """An operation of a JSON patch on what is at a place."""
+    value: Any = live
+    for step in place:
+        value = value[step]
+    steps = (str(step).replace("~", "~0").replace("/", "~1") for step in place)
+    operation = {"op": verb, "path": "".join(f"/{step}" for step in steps)}
+    return operation | ({"value": value} if verb == "test" else {})
 
 
 def _decoded(content: bytes) -> dict[str, Any]:

@@ -130,6 +130,12 @@ class Census:
         is_there = ref in self.planned.makes or (live is not None and not is_leaving(live))
         return is_there and ref not in self.observed.foreign
 
+    @cached_property
+    def reached_targets(self) -> tuple[Object, ...]:
+        """Targets that serve and to which the client Service leads."""
+        endpoints = self.observed.endpoints
+        return tuple(pod for pod in self.ready_targets if name_of(pod) in endpoints)
+
     def cell_targets(self, cell: int) -> tuple[Object, ...]:
         """Target pods of a cell, those that leave included."""
         return tuple(

@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from ssd.errors import SSDError
+from ssd_operator.covers import Place
 from ssd_operator.events import Event
 from ssd_operator.facts import Ref
 from ssd_operator.spec import API_VERSION, KIND, PLURAL, Object
@@ -60,11 +61,10 @@ KINDS: Mapping[str, ServedKind] = {
     "ScaledObject": ServedKind("keda.sh/v1alpha1", "scaledobjects", is_optional=True),
     "PodMonitor": ServedKind("monitoring.coreos.com/v1", "podmonitors", is_optional=True),
     "Pod": ServedKind("v1", "pods"),
+    "EndpointSlice": ServedKind("discovery.k8s.io/v1", "endpointslices"),
     "Event": ServedKind("v1", "events"),
 }
 """Kinds that we read or write."""
-CHILD_KINDS = tuple(kind for kind in KINDS if kind not in (KIND, "Pod", "Event"))
-"""Kinds of which a resource owns objects."""
 WATCHED_KINDS = tuple(
     kind for kind, served in KINDS.items() if kind != "Event" and not served.is_optional
 )
@@ -168,6 +168,19 @@ class Cluster(Protocol):
             RefusedError: the object is wrong.
             ConflictError: the one that is meant is gone, or it is being deleted or made anew.
             MissingError: its namespace is gone.
+        """
+        ...
+
+    async def prune(self, live: Object, places: Sequence[Place]) -> Object:
+        """Remove parts of this very object that an apply leaves alone, since others wrote them.
+
+        Args:
+            live: the object as it was seen.
+            places: of the parts, the last item of a list first.
+
+        Raises:
+            ConflictError: the object is another one, or something else is there.
+            MissingError: it is gone.
         """
         ...
 

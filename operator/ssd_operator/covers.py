@@ -1,17 +1,21 @@
 """Does the cluster already hold what we want?
 
 A pass that writes nothing must know it without asking: the API server adds defaults, other writers
-add fields of their own, and numbers come back in another spelling. What we no longer want is not
+add fields of their own, and numbers come back in another spelling. What others may not add to is
+owned as a whole: selectors, variables, limits, who may call. What we no longer want is not
 seen here but by the hash in our annotations, which then differs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ssd_operator.quantity import parse_quantity, parse_rounded
 from ssd_operator.spec import Object
 
 Path = tuple[str, ...]
+Place = tuple[str | int, ...]
+"""Keys and indices that lead into an object."""
 
 _MERGE_KEYS: Mapping[Path, tuple[str, ...]] = {
     ("metadata", "ownerReferences"): ("uid",),
@@ -28,10 +32,24 @@ _MERGE_KEYS: Mapping[Path, tuple[str, ...]] = {
 }
 """Lists that several writers share, by the last two steps to them; others are taken as a whole."""
 _KEY_DEFAULTS = {"protocol": "TCP"}
+_WHOLE = frozenset(
+    {
+        *("selector", "podSelector", "namespaceSelector", "labelSelector", "nodeSelector"),
+        *("ingress", "env", "limits"),
+    }
+)
+"""Fields below which nothing may be that we did not say: a selector with one more key selects
+nothing, a variable is a setting of the process."""
+_DEFAULTED = frozenset({"apiVersion", "divisor"})
+"""What the API server adds there: to ``fieldRef`` and ``resourceFieldRef``."""
+_OURS_IF_ABSENT: Mapping[Path, frozenset[str]] = {
+    (containers,): frozenset({"args", "envFrom"}) for containers in ("containers", "initContainers")
+}
+"""Fields that we leave empty and nobody else may fill."""
 _QUANTITIES = frozenset({"requests", "limits"})
 """Maps of quantities."""
 _QUANTITY = frozenset({"sizeLimit", "averageValue", "divisor"})
-_DROPPED_WHEN_FALSE = frozenset({"publishNotReadyAddresses", "readOnly"})
+_DROPPED_WHEN_FALSE = frozenset({"paused", "publishNotReadyAddresses", "readOnly"})
 """Fields that the API server leaves out when they are false."""
 _DROPPED_WHEN_EMPTY = frozenset(
     {"matchLabels", "labels", "annotations", "nodeSelector", *_QUANTITIES}
@@ -49,43 +67,80 @@ def differences(live: Object, wanted: Object) -> Iterator[str]:
     """Paths at which ``live`` is not what we want, such as ``spec.template.spec.containers``.
 
     Every leaf that we own equals the live one: lists with a merge key by that key, other lists as a
-    whole, quantities as numbers. Fields and items that others add stay. ``apiVersion`` and ``kind``
-    are not looked at: items of a list come without them.
+    whole, quantities as numbers. Fields and items that others add stay, but for those of which we
+    own the whole: an added variable or selector changes what our own words mean. ``apiVersion`` and
+    ``kind`` are not looked at: items of a list come without them.
     """
+    return (".".join(found.path) for found in _all_differences(live, wanted))
+
+
+def surplus(live: Object, wanted: Object) -> list[Place]:
+    """Where in ``live`` others have added to what we own the whole of; the last item first.
+
+    An apply removes the keys of atomic maps, but nothing from a list that is merged by a key.
+    """
+    found = [each.surplus for each in _all_differences(live, wanted) if each.surplus]
+    return sorted(found, key=lambda place: [str(step).zfill(9) for step in place], reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    path: Path
+    """Names on the way."""
+    surplus: Place = ()
+    """Where it is in the live object, if nobody should have added it."""
+
+
+def _all_differences(live: Object, wanted: Object) -> Iterator[_Difference]:
     identity = ("apiVersion", "kind")
     ours = {name: value for name, value in wanted.items() if name not in identity}
-    return map(".".join, _differences(live, ours, ()))
+    return _differences(live, ours, (), ())
 
 
-def _differences(live: Any, wanted: Any, path: Path) -> Iterator[Path]:
+def _differences(live: Any, wanted: Any, path: Path, place: Place) -> Iterator[_Difference]:
     if isinstance(wanted, dict) and isinstance(live, dict):
         for name, value in wanted.items():
             if name in live:
-                yield from _differences(live[name], value, (*path, name))
+                yield from _differences(live[name], value, (*path, name), (*place, name))
             elif not _is_dropped(value, name):
-                yield (*path, name)
+                yield _Difference((*path, name))
+        for name in live.keys() - wanted.keys():
+            if _is_surplus(name, live, path):
+                yield _Difference((*path, name), (*place, name))
     elif isinstance(wanted, list) and isinstance(live, list):
-        yield from _differences_of_lists(live, wanted, path)
+        yield from _differences_of_lists(live, wanted, path, place)
     elif not _equals(live, wanted, path):
-        yield path
+        yield _Difference(path)
 
 
-def _differences_of_lists(live: Sequence[Any], wanted: Sequence[Any], path: Path) -> Iterator[Path]:
+def _is_surplus(name: str, live: Object, path: Path) -> bool:
+    """Whether a field that we do not set is none that others may add."""
+    if name in _OURS_IF_ABSENT.get(path[-1:], ()):
+        return bool(live[name])
+    return not _WHOLE.isdisjoint(path) and name not in _DEFAULTED
+
+
+def _differences_of_lists(
+    live: Sequence[Any], wanted: Sequence[Any], path: Path, place: Place
+) -> Iterator[_Difference]:
     keys = _MERGE_KEYS.get(path[-2:])
     if keys is None:
         if len(live) != len(wanted):
-            yield path
+            yield _Difference(path)
             return
-        for there, here in zip(live, wanted, strict=True):
-            yield from _differences(there, here, path)
+        for number, (there, here) in enumerate(zip(live, wanted, strict=True)):
+            yield from _differences(there, here, path, (*place, number))
         return
     identity = _identity(keys)
-    found = {identity(each): each for each in live}
+    found = {identity(each): (number, each) for number, each in enumerate(live)}
     for each in wanted:
         if identity(each) in found:
-            yield from _differences(found[identity(each)], each, path)
+            number, there = found.pop(identity(each))
+            yield from _differences(there, each, path, (*place, number))
         else:
-            yield path
+            yield _Difference(path)
+    if path[-1:] == ("env",):
+        yield from (_Difference(path, (*place, number)) for number, _ in found.values())
 
 
 def _identity(keys: tuple[str, ...]) -> Callable[[Object], tuple[Any, ...]]:

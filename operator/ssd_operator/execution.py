@@ -17,6 +17,7 @@ from ssd_operator.cluster import (
     RefusedError,
     ref_of,
 )
+from ssd_operator.covers import Place, surplus
 from ssd_operator.drain import Mark
 from ssd_operator.engines import Engines
 from ssd_operator.facts import Observed, Ref
@@ -101,6 +102,9 @@ class Execution:
         ref = ref_of(wanted)
         try:
             answer = await self._apply_to(wanted, self.observed.children.get(ref))
+            if places := surplus(answer, wanted):
+                answer = await self.cluster.prune(answer, places)
+                _log.info("pruned", object=_title(ref), places=list(map(_path, places)))
         except RefusedError as error:
             self._reject(wanted, error)
         except ForbiddenError as error:
@@ -190,6 +194,10 @@ class Execution:
         await self.cluster.delete(self.key[0], ref, thing["metadata"]["uid"])
         self.optional.found.pop(ref, None)
         _log.info("deleted", object=_title(ref))
+
+
+def _path(place: Place) -> str:
+    return ".".join(map(str, place))
 
 
 def _title(ref: Ref) -> str:

@@ -78,6 +78,8 @@ class Observed:
     """Pods of engines: the others with the resource's ``ssd.dev/name`` label."""
     released: tuple[Object, ...] = ()
     """Pods of engines that no ReplicaSet and no resource owns, since their labels were changed."""
+    endpoints: frozenset[str] = frozenset()
+    """Pods that the client Service leads to."""
     foreign: frozenset[Ref] = frozenset()
     """Wanted names that belong to somebody else."""
     leaving: frozenset[Ref] = frozenset()

@@ -37,6 +37,8 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = _NoEssence()
     # A stripped label arrives as a deletion; the next pass finds the object by name.
     settings.watching.label_selectors[_is_child] = f"{MANAGED_BY_LABEL}={OPERATOR}"
+    # They have the labels of their Services; of these clients use the one that is not headless.
+    settings.watching.label_selectors[_is_endpoint_slice] = "!service.kubernetes.io/headless"
     return settings
 
 
@@ -112,6 +114,10 @@ def _is_resource(resource: Any) -> bool:
 
 def _is_child(resource: Any) -> bool:
     return _is_watched(resource) and _kind(resource) != KIND
+
+
+def _is_endpoint_slice(resource: Any) -> bool:
+    return _is_watched(resource) and _kind(resource) == "EndpointSlice"
 
 
 def _kind(resource: Any) -> str:

@@ -78,6 +78,7 @@ def _target(factory: ChildFactory, cell: int) -> Object:
     resource = factory.resource
     spec = {
         "replicas": 1,
+        "paused": False,
         # No spare place for a second pod of this many GPUs.
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": selector(resource, Component.TARGET, cell)},
@@ -93,6 +94,7 @@ def _drafts(factory: ChildFactory, cell: int, num_replicas: int) -> Object:
     own_cell = draft_cell(resource, cell)
     spec = {
         "replicas": num_replicas,
+        "paused": False,
         "strategy": {
             "type": "RollingUpdate",
             "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},

@@ -1,10 +1,12 @@
 """What a pod's object says of its life. Pure readers, each of one thing."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from ssd_operator.spec import Object
 
 _STATES = ("state", "lastState")
+_SERVICE_LABEL = "kubernetes.io/service-name"
 
 
 def name_of(thing: Object) -> str:
@@ -44,6 +46,18 @@ def has_started(pod: Object) -> bool:
     containers = pod.get("status", {}).get("containerStatuses") or ()
     has_loaded = any(container.get("started") for container in containers)
     return is_live(pod) and (has_loaded or is_ready(pod))
+
+
+def endpoints_of(service: str, slices: Iterable[Object]) -> frozenset[str]:
+    """Pods that a Service leads to, of the EndpointSlices of a namespace."""
+    return frozenset(
+        str((endpoint.get("targetRef") or {}).get("name", ""))
+        for each in slices
+        if (each["metadata"].get("labels") or {}).get(_SERVICE_LABEL) == service
+        for endpoint in each.get("endpoints") or ()
+        # Absent is unknown, which is to be taken for true.
+        if (endpoint.get("conditions") or {}).get("ready") is not False
+    )
 
 
 def ended_at(pod: Object) -> float | None:

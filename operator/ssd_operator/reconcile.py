@@ -29,7 +29,7 @@ from ssd_operator.names import (
 from ssd_operator.optional_children import OptionalChildren, ServedKinds
 from ssd_operator.parse import SpecError, carried_on, parse
 from ssd_operator.plan import Memory, Plan, plan
-from ssd_operator.pod_state import is_leaving, is_ready, name_of, to_seconds
+from ssd_operator.pod_state import endpoints_of, is_leaving, is_ready, name_of, to_seconds
 from ssd_operator.setbacks import Setbacks
 from ssd_operator.spec import KIND, Object, Resource
 from ssd_operator.status import status_of, status_of_invalid
@@ -254,6 +254,9 @@ class Reconciler:
                 and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
             ),
             released=tuple(each for each in seen.values() if is_released(each, resource)),
+            endpoints=endpoints_of(
+                resource.name, (each for ref, each in seen.items() if ref.kind == "EndpointSlice")
+            ),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),
             optional_apis=served - record.optional.forbidden | {"HorizontalPodAutoscaler"},

@@ -14,6 +14,11 @@ from ssd_operator.scaling import Reason
 from ssd_operator.spec import Object, ScalingMode, Sharing
 from ssd_operator.speculating import speculation_active
 
+_STUCK = frozenset(Trouble) - {
+    *(Trouble.ROLLING_OUT, Trouble.FETCHING_MODEL, Trouble.LOADING),
+    *(Trouble.DRAINING, Trouble.SCALING),
+}
+"""Troubles that do not pass by themselves."""
 _SCALERS = {
     ScalingMode.HPA: ("HorizontalPodAutoscaler", "ScalingActive"),
     ScalingMode.KEDA: ("ScaledObject", "Ready"),
@@ -45,14 +50,15 @@ def ready(census: Census, target: Condition, spec: Condition, owned: Condition) 
     what stood in the way.
     """
     num_ready, num_cells = _ready_cells(census), census.resource.spec.num_cells
-    if num_ready and census.has_endpoint:
+    if census.reached_targets and census.has_endpoint:
         reason = "Serving" if num_ready == num_cells else "ServingPartly"
         return yes("Ready", reason, f"{num_ready} of {num_cells} targets serve.")
     if census.resource.spec.paused and not census.target_deployments:
         return no("Ready", "Paused", "spec.paused is true: nothing has been made yet.")
     if num_ready:
         name = census.resource.name
-        gone = no("Ready", "EndpointMissing", f"Targets serve, but there is no Service {name}.")
+        words = "leads to none of them" if census.has_endpoint else "is not there"
+        gone = no("Ready", "EndpointMissing", f"Targets serve, but the Service {name} {words}.")
         cause = first_not_true((owned, spec)) or gone
     else:
         causes = (target, spec, owned) if census.target_deployments else (spec, owned, target)
@@ -141,14 +147,15 @@ def progressing(census: Census) -> Condition:
     kind, wanted = "Progressing", census.num_drafts_wanted
     if census.resource.spec.paused:
         return no(kind, "Paused", "spec.paused is true: only this status is written.")
-    if (found := _tried(census) or _overdue(census)) is not None:
+    if (found := _tried(census) or _paused(census) or _overdue(census)) is not None:
         return found
     deployments = (*census.target_deployments, *census.draft_deployments)
     pods = (*census.targets, *census.staying_drafts)
     num_updated = census.updated(pods)
     is_rolling = any(_is_rolling(deployment) for deployment in deployments)
     if num_updated < len(pods) or is_rolling or census.is_replacing_targets:
-        return yes(kind, "RollingOut", f"{num_updated} of {len(pods)} pods are up to date.")
+        stuck = _stuck(census)
+        return yes(kind, "RollingOut", f"{num_updated} of {len(pods)} pods are up to date{stuck}.")
     if census.num_draining:
         return yes(kind, "Draining", f"{census.num_draining} drafts are on their way out.")
     num_ready, num_cells = _ready_cells(census), census.resource.spec.num_cells
@@ -170,6 +177,30 @@ def _tried(census: Census) -> Condition | None:
         message = f"{flight.message}; the old targets serve until it is done."
         return yes("Progressing", "Preflight", message)
     return None
+
+
+def _paused(census: Census) -> Condition | None:
+    """A Deployment that somebody has paused and that this pass leaves alone."""
+    for deployment in (*census.target_deployments, *census.draft_deployments):
+        name = name_of(deployment)
+        is_mended = Ref("Deployment", name) in census.planned.makes
+        if deployment.get("spec", {}).get("paused") and not is_mended:
+            message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
+            return no("Progressing", "Paused", message)
+    return None
+
+
+def _stuck(census: Census) -> str:
+    """What keeps a rollout from going on, if a person has to look into it."""
+    spec = census.resource.spec
+    parts = ((census.targets, spec.target), (census.staying_drafts, spec.draft))
+    found = [
+        diagnose(pod, part.startup_timeout_seconds, census.now)
+        for pods, part in parts
+        for pod in pods
+    ]
+    trouble = worst(each for each in found if each is not None and each.trouble in _STUCK)
+    return "" if trouble is None else f"; {trouble.message}"
 
 
 def _overdue(census: Census) -> Condition | None:

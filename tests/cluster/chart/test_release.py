@@ -20,6 +20,7 @@ ALL = ("get", "list", "watch", "create", "patch", "delete")
 UNWATCHED = ("get", "create", "patch", "delete")
 MINIMUM = {
     ("deployments", "apps"): ALL,
+    ("endpointslices", "discovery.k8s.io"): ("get", "list", "watch"),
     ("events", ""): ("create",),
     ("horizontalpodautoscalers", "autoscaling"): ALL,
     ("networkpolicies", "networking.k8s.io"): ALL,

@@ -1,11 +1,13 @@
 """What the operator owns is kept as it should be; what others own is left alone."""
 
+import re
 from typing import Any
 
 import pytest
 from tests.cluster.kube import Kube, eventually, sample
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+EXTRA_KEY = '[{"op": "add", "path": "/spec/selector/extra", "value": "x"}]'
 
 
 @pytest.mark.parametrize(
@@ -50,6 +52,81 @@ def test_a_child_that_is_edited_by_hand_is_mended(kube: Kube, demo: str) -> None
         )
 
     eventually(is_mended, "all three edits are undone", 15)
+
+
+def test_what_is_added_by_hand_to_what_is_ours_is_removed(
+    kube: Kube, demo: str, figures: dict[str, object]
+) -> None:
+    kube.wait_ready(demo)
+    kube.wait_linked(demo, 1)
+    drafts = f"{demo}-draft-0"
+    kube("rollout", "pause", f"deployment/{drafts}")
+    kube("set", "env", f"deployment/{drafts}", "EXTRA=1")
+    kube("patch", "service", demo, "--type=json", "-p", EXTRA_KEY)
+
+    def is_restored() -> bool:
+        spec = kube.get("deployment", drafts)["spec"]
+        (container,) = spec["template"]["spec"]["containers"]
+        is_added = "EXTRA" in {each["name"] for each in container["env"]}
+        selector = kube.get("service", demo)["spec"]["selector"]
+        return not (spec.get("paused") or is_added or "extra" in selector)
+
+    seconds = eventually(is_restored, "selector, variable and pause are undone", 15)
+    figures["added selector key, variable and pause undone, s"] = round(seconds, 1)
+    kube.wait_ready(demo)
+    eventually(lambda: kube.condition(demo, "Progressing")["reason"] == "UpToDate", "at rest", 60)
+
+
+def test_ready_is_false_while_the_service_leads_to_no_target(kube: Kube, demo: str) -> None:
+    kube.wait_ready(demo)
+    # Paused, so that nothing is mended meanwhile.
+    kube("patch", "ssd", demo, "--type=merge", "-p", '{"spec":{"paused":true}}')
+    kube("patch", "service", demo, "--type=json", "-p", EXTRA_KEY)
+
+    def is_told() -> bool:
+        found = kube.condition(demo, "Ready")
+        return (found["status"], found["reason"]) == ("False", "EndpointMissing")
+
+    try:
+        eventually(is_told, "Ready is False", 15)
+    finally:
+        kube("patch", "ssd", demo, "--type=merge", "-p", '{"spec":{"paused":false}}')
+    eventually(lambda: kube.condition(demo, "Ready")["status"] == "True", "Ready is True", 15)
+
+
+FAILING = """import os
+def fail(*_):
+    raise RuntimeError("no bf16 here")
+os.sched_setaffinity = fail
+"""
+"""Read by the interpreter when it starts: a call of the step thread fails as nobody expects."""
+
+
+def test_a_crash_is_quoted_with_its_error_in_condition_and_event(kube: Kube) -> None:
+    broken = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "broken"}}
+    kube.apply(broken | {"data": {"sitecustomize.py": FAILING}})
+    document = sample("crash", drafts=0)
+    document["spec"]["podTemplate"] = {
+        "env": [{"name": "PYTHONPATH", "value": "/broken:/app"}],
+        "volumes": [{"name": "broken", "configMap": {"name": "broken"}}],
+        "volumeMounts": [{"name": "broken", "mountPath": "/broken"}],
+    }
+    kube.apply(document)
+    quoted = re.compile(r"RuntimeError: no bf16 here \(ssd/\S+\.py:\d+\)")
+    try:
+
+        def is_told() -> bool:
+            found = kube.condition("crash", "TargetReady")
+            return found["reason"] == "CrashLoop" and bool(quoted.search(found["message"]))
+
+        eventually(is_told, "the condition quotes the error", 90)
+        events = kube.items("events", "--field-selector", "involvedObject.name=crash")
+        told = [each["message"] for each in events if each["reason"] == "CrashLoop"]
+        assert told
+        assert all(quoted.search(each) for each in told), told
+    finally:
+        kube("delete", "ssd", "crash", "--ignore-not-found")
+        kube("delete", "configmap", "broken", "--ignore-not-found")
 
 
 def test_a_deployment_that_is_deleted_without_its_pods_takes_them_on_again(

@@ -41,7 +41,9 @@ class Controllers:
         """Let each Deployment make one move; whether any was made."""
         deployments = [each for each in self._cluster.of_kind("Deployment") if "spec" in each]
         moved = [self._reconcile(each) or self._report(each) for each in deployments]
-        return any(moved + [self._run(pod) for pod in self.preflights()])
+        moved += [self._run(pod) for pod in self.preflights()]
+        services = [each for each in self._cluster.of_kind("Service") if "spec" in each]
+        return any(moved + [self._publish(each) for each in services])
 
     def preflights(self) -> list[Object]:
         """Pods that try a change."""
@@ -91,6 +93,41 @@ class Controllers:
         if pod.get("status") == status:
             return False
         self._cluster.put({**pod, "spec": {**pod["spec"], "nodeName": "n1"}, "status": status})
+        return True
+
+    def _publish(self, service: Object) -> bool:
+        """Write down where a Service leads; those without an address of their own aside."""
+        metadata, selected = service["metadata"], service["spec"].get("selector", {})
+        if service["spec"].get("clusterIP") == "None" or not selected:
+            return False
+        name = f"{metadata['name']}-slice"
+        found = self._cluster.objects.get((metadata["namespace"], Ref("EndpointSlice", name)), {})
+        pods = [
+            pod
+            for pod in self._cluster.of_kind("Pod")
+            if selected.items() <= pod["metadata"].get("labels", {}).items() and is_live(pod)
+        ]
+        endpoints = [
+            {
+                "targetRef": {"kind": "Pod", "name": pod["metadata"]["name"]},
+                "conditions": {"ready": is_ready(pod)},
+            }
+            for pod in pods
+        ]
+        if found.get("endpoints") == endpoints:
+            return False
+        about = {
+            "namespace": metadata["namespace"],
+            "name": name,
+            "labels": metadata.get("labels", {}) | {"kubernetes.io/service-name": metadata["name"]},
+            "ownerReferences": [
+                {"kind": "Service", "uid": metadata["uid"], "controller": True, "name": name}
+            ],
+        }
+        kind = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice"}
+        self._cluster.put(
+            {**kind, "metadata": {**found.get("metadata", {}), **about}, "endpoints": endpoints}
+        )
         return True
 
     def _can_be_ready(self, pod: Object) -> bool:

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from ssd_operator.cluster import (
     Key,
     RefusedError,
 )
+from ssd_operator.covers import Place
 from ssd_operator.events import Event
 from ssd_operator.facts import Ref
 from ssd_operator.names import MANAGED_BY_LABEL, OPERATOR
@@ -103,6 +104,19 @@ class MemoryCluster:
         self._intents[address] = wanted
         return self._answer(self.put(_merged(_merged(base, wanted), self.imposed.get(ref, {}))))
 
+    async def prune(self, live: Object, places: Sequence[Place]) -> Object:
+        ref = Ref(live["kind"], live["metadata"]["name"])
+        self._write("prune", ref)
+        found = copy.deepcopy(self.objects.get((live["metadata"]["namespace"], ref)))
+        if found is None or found["metadata"]["uid"] != live["metadata"]["uid"]:
+            raise ConflictError(f"{ref} is gone")
+        for *way, last in places:
+            there: Any = found
+            for step in way:
+                there = there[step]
+            del there[last]
+        return self._answer(self.put(found))
+
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         self._write("delete", ref)
         found = self.objects.get((namespace, ref))
@@ -161,7 +175,7 @@ class MemoryCluster:
     def edit_spec(self, key: Key, **blocks: Any) -> None:
         found = copy.deepcopy(self.objects.get((key[0], Ref(KIND, key[1]))))
         if found is not None:
-            self.put(found | {"spec": _merged(found["spec"], blocks)})
+            self.put(found | {"spec": _patched(found["spec"], blocks)})
 
     def put(self, thing: Object) -> Object:
         """Store an object as an API server would: uid, generation, version."""
@@ -293,21 +307,50 @@ def _is_watched(thing: Object) -> bool:
     return thing["kind"] in WATCHED_KINDS and (thing["kind"] == KIND or is_child)
 
 
-def _merged(live: Any, wanted: Any) -> Any:
-    if isinstance(live, dict) and isinstance(wanted, dict):
+_BY_NAME = frozenset({"containers", "initContainers", "env"})
+"""Lists whose items several writers share."""
+_ATOMIC = frozenset({"selector", "podSelector", "nodeSelector"})
+"""Maps that have one writer."""
+
+
+def _patched(live: Any, wanted: Any) -> Any:
+    """As a merge patch does: lists are replaced."""
+    if not isinstance(live, dict) or not isinstance(wanted, dict):
+        return copy.deepcopy(wanted)
+    return live | {name: _patched(live.get(name), value) for name, value in wanted.items()}
+
+
+def _merged(live: Any, wanted: Any, key: str = "") -> Any:
+    if isinstance(live, dict) and isinstance(wanted, dict) and key not in _ATOMIC:
         return {
             **live,
-            **{name: _merged(live.get(name), value) for name, value in wanted.items()},
+            **{name: _merged(live.get(name), value, name) for name, value in wanted.items()},
         }
+    if isinstance(live, list) and key in _BY_NAME:
+        ours, theirs = _by_name(wanted), _by_name(live)
+        return [_merged(theirs[name], ours.get(name, {})) for name in theirs] + [
+            copy.deepcopy(each) for name, each in ours.items() if name not in theirs
+        ]
     return copy.deepcopy(wanted)
 
 
-def _without(live: Any, before: Any, now: Any) -> Any:
+def _without(live: Any, before: Any, now: Any, key: str = "") -> Any:
     """``live`` without the fields that we wanted before and do not want now."""
+    if all(isinstance(each, list) for each in (live, before, now)) and key in _BY_NAME:
+        old, new = _by_name(before), _by_name(now)
+        return [
+            _without(each, old.get(name), new.get(name))
+            for name, each in _by_name(live).items()
+            if name in new or name not in old
+        ]
     if not all(isinstance(each, dict) for each in (live, before, now)):
         return live
     return {
-        name: _without(value, before.get(name), now.get(name))
+        name: _without(value, before.get(name), now.get(name), name)
         for name, value in live.items()
         if name in now or name not in before
     }
+
+
+def _by_name(items: list[Object]) -> dict[str, Object]:
+    return {each["name"]: each for each in items}

@@ -6,7 +6,7 @@ from typing import Any
 from ssd_operator.census import Census, Planned
 from ssd_operator.drain import DEADLINE_ANNOTATION
 from ssd_operator.facts import LinkFact, Observed, PoolFact, Ref
-from ssd_operator.pod_state import to_text
+from ssd_operator.pod_state import is_ready, name_of, to_text
 from ssd_operator.spec import (
     Accelerator,
     Autoscaling,
@@ -131,6 +131,7 @@ class Scene:
         if self.has_service:
             children[Ref("Service", "demo")] = {"metadata": {"name": "demo"}}
         facts = dict(self.facts)
+        facts.setdefault("endpoints", frozenset(name_of(pod) for pod in self.pods if is_ready(pod)))
         children |= facts.pop("children", {})
         pools = {fact.target_pod: fact for fact in self.pools}
         return Observed(children=children, pods=self.pods, pools=pools, **facts)

@@ -120,3 +120,27 @@ async def test_an_object_that_may_be_somebody_elses_keeps_its_lists() -> None:
             await cluster.apply(wanted)
     (call,) = asked
     assert call.headers["Content-Type"] == "application/apply-patch+yaml"
+
+
+async def test_what_others_added_is_removed_if_it_is_still_what_was_seen() -> None:
+    live = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"namespace": "a", "name": "demo", "uid": "uid-1", "labels": {"a/b": "x"}},
+        "spec": {"list": [1, 2]},
+    }
+    async with answering({}) as (cluster, asked):
+        await cluster.prune(live, [("spec", "list", 1), ("metadata", "labels", "a/b")])
+        sent = json.loads(await asked[0].text())
+    assert asked[0].method == "PATCH"
+    assert asked[0].content_type == "application/json-patch+json"
+    assert sent == [
+        {"op": "test", "path": "/metadata/uid", "value": "uid-1"},
+        {"op": "test", "path": "/spec/list/1", "value": 2},
+        {"op": "remove", "path": "/spec/list/1"},
+        {"op": "test", "path": "/metadata/labels/a~1b", "value": "x"},
+        {"op": "remove", "path": "/metadata/labels/a~1b"},
+    ]
+    async with answering({"code": 422, "message": "test failed"}) as (cluster, _):
+        with pytest.raises(ConflictError):
+            await cluster.prune(live, [("spec", "list", 1)])

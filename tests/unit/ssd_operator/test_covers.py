@@ -11,12 +11,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.unit.ssd_operator.resources import SAMPLES, children, resource, specs
 
-from ssd_operator.covers import covers
+from ssd_operator.covers import covers, surplus
 from ssd_operator.spec import Object, Spec
 
 ANSWERS = list(yaml.safe_load_all((Path(__file__).parent / "answers.yaml").read_text()))
 IDENTITY = ("apiVersion", "kind")
-SAID_BY_ABSENCE = ("publishNotReadyAddresses", "readOnly", "protocol")
+SAID_BY_ABSENCE = ("paused", "publishNotReadyAddresses", "readOnly", "protocol")
 """Fields whose absence says what we want: false, and TCP as part of a merge key."""
 OBJECTS = st.sampled_from([each for sample in SAMPLES.values() for each in children(sample)])
 Step = str | int
@@ -67,7 +67,6 @@ def stored(wanted: Object) -> Object:
         pod |= {"restartPolicy": "Always", "dnsPolicy": "ClusterFirst"}
         pod["volumes"].append({"name": "injected", "emptyDir": {}})
         for container in pod["containers"]:
-            container["env"].insert(0, {"name": "INJECTED", "value": "1"})
             container["livenessProbe"]["httpGet"]["scheme"] = "HTTP"
             limits = container["resources"].get("limits", {})
             if limits.get("memory") == "2Gi":
@@ -155,7 +154,9 @@ def test_text_that_looks_like_a_quantity_is_text() -> None:
 @pytest.mark.parametrize(
     ("live", "wanted", "is_covered"),
     [
-        ([{"name": "B"}, {"name": "A", "value": "1"}], [{"name": "A", "value": "1"}], True),
+        ([{"name": "A", "value": "1"}], [{"name": "A", "value": "1"}], True),
+        ([{"name": "B"}, {"name": "A", "value": "1"}], [{"name": "A", "value": "1"}], False),
+        ([{"name": "A", "value": "1"}], [{"name": "A"}], False),
         ([{"name": "A"}], [{"name": "A", "value": ""}], True),
         ([{"name": "A", "value": "2"}], [{"name": "A", "value": ""}], False),
         ([{"name": "A", "valueFrom": {}}], [{"name": "A", "value": "1"}], False),
@@ -181,6 +182,83 @@ def test_a_list_without_a_merge_key_is_one_value() -> None:
     more: Object = {"spec": {"ingress": [*one["spec"]["ingress"], {"from": []}]}}
     assert not covers(more, one)
     assert not covers(one, more)
+
+
+ADDED: list[tuple[Object, Object, list[tuple[str | int, ...]]]] = [
+    (
+        {"spec": {"selector": {"a": "1", "b": "2"}}},
+        {"spec": {"selector": {"a": "1"}}},
+        [("spec", "selector", "b")],
+    ),
+    (
+        {"spec": {"podSelector": {"matchLabels": {}, "matchExpressions": [{"key": "x"}]}}},
+        {"spec": {"podSelector": {"matchLabels": {}}}},
+        [("spec", "podSelector", "matchExpressions")],
+    ),
+    (
+        {"spec": {"ingress": [{"from": [{"podSelector": {}, "namespaceSelector": {}}]}]}},
+        {"spec": {"ingress": [{"from": [{"podSelector": {}}]}]}},
+        [("spec", "ingress", 0, "from", 0, "namespaceSelector")],
+    ),
+    (
+        {"spec": {"template": {"spec": {"nodeSelector": {"a": "1", "b": "2"}}}}},
+        {"spec": {"template": {"spec": {"nodeSelector": {"a": "1"}}}}},
+        [("spec", "template", "spec", "nodeSelector", "b")],
+    ),
+    (
+        {"spec": {"template": {"metadata": {"annotations": {"a": "1", "kubectl": "2"}}}}},
+        {"spec": {"template": {"metadata": {"annotations": {"a": "1"}}}}},
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize(("live", "wanted", "places"), ADDED)
+def test_what_is_added_to_a_field_that_is_ours_as_a_whole_is_found(
+    live: Object, wanted: Object, places: list[tuple[str | int, ...]]
+) -> None:
+    assert surplus(live, wanted) == places
+    assert covers(live, wanted) is not bool(places)
+
+
+CONTAINER = ("spec", "template", "spec", "containers", 0)
+A, B = ({"name": name, "value": "1"} for name in "AB")
+
+
+@pytest.mark.parametrize(
+    ("live", "wanted", "places"),
+    [
+        ({"env": [B, A, {"name": "C"}]}, {"env": [A]}, [("env", 2), ("env", 0)]),
+        ({"env": [A], "envFrom": [{}]}, {"env": [A]}, [("envFrom",)]),
+        ({"args": ["--debug"]}, {}, [("args",)]),
+        ({"args": []}, {}, []),
+        (
+            {"resources": {"limits": {"memory": "1Gi", "cpu": "1m"}}},
+            {"resources": {"limits": {"memory": "1Gi"}}},
+            [("resources", "limits", "cpu")],
+        ),
+        ({"resources": {"requests": {"cpu": "1"}}}, {"resources": {"requests": {}}}, []),
+    ],
+)
+def test_what_is_added_to_a_container_is_found_with_its_place(
+    live: Object, wanted: Object, places: list[tuple[str | int, ...]]
+) -> None:
+    found = surplus(deployment(**live), deployment(**wanted))
+    assert found == [(*CONTAINER, *place) for place in places]
+    assert covers(deployment(**live), deployment(**wanted)) is not bool(places)
+
+
+def test_defaults_of_the_api_server_in_a_variable_are_nobodys_addition() -> None:
+    field = {"fieldRef": {"fieldPath": "metadata.name"}}
+    stored = {"fieldRef": {"fieldPath": "metadata.name", "apiVersion": "v1"}}
+    live, wanted = ([{"name": "A", "valueFrom": each}] for each in (stored, field))
+    assert covers(deployment(env=live), deployment(env=wanted))
+
+
+def test_a_rollout_that_is_paused_is_seen_and_one_that_is_not_has_no_such_field() -> None:
+    wanted: Object = {"spec": {"paused": False}}
+    assert covers({"spec": {}}, wanted)
+    assert not covers({"spec": {"paused": True}}, wanted)
 
 
 def test_a_field_that_a_server_drops_when_false_is_wanted_false() -> None:

@@ -346,3 +346,37 @@ async def test_nothing_is_written_in_kube_system() -> None:
     world.see()
     assert await world.reconciler.reconcile(("kube-system", "demo")) is None
     assert world.cluster.writes == []
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+async def test_what_others_add_to_our_own_is_removed(*, is_seen: bool) -> None:
+    world = await settled()
+    before = copy.deepcopy(world.deployment("demo-draft-0")["spec"])
+    service = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
+    edited = copy.deepcopy(world.deployment("demo-draft-0"))
+    edited["spec"]["paused"] = True
+    container = edited["spec"]["template"]["spec"]["containers"][0]
+    container["env"].insert(1, {"name": "SSD_DRAFT_LOG_FORMAT", "value": "text"})
+    world.cluster.put(edited)
+    service["spec"]["selector"]["extra"] = "x"
+    world.cluster.put(service)
+    if is_seen:
+        world.controllers.settle()
+    await world.come_to_rest(6)
+    assert world.deployment("demo-draft-0")["spec"] == before
+    assert ("prune", Ref("Deployment", "demo-draft-0")) in world.cluster.writes
+    selector = world.cluster.objects["default", Ref("Service", "demo")]["spec"]["selector"]
+    assert "extra" not in selector
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+async def test_ready_needs_an_endpoint_of_the_service_that_clients_use() -> None:
+    world = await settled()
+    (found,) = world.cluster.of_kind("EndpointSlice")
+    world.cluster.put({**found, "endpoints": []})
+    world.see()
+    await world.look()
+    assert world.cluster.condition(KEY, "Ready") == ("False", "EndpointMissing")
+    world.controllers.settle()
+    await world.round()
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
