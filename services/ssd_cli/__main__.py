@@ -1,6 +1,10 @@
 """``ssd``, or ``python -m ssd_cli``."""
 
-from ssd_cli.app import run
+try:
+    from ssd_cli.app import run
+except KeyboardInterrupt:
+    # The import takes a second, in which Ctrl-C is no reason for a stack.
+    raise SystemExit(130) from None
 
 
 def main() -> None:

@@ -240,7 +240,7 @@ def models_command(
     out.print(models_table(models))
     for model in models:
         if model.problem:
-            say("warning", f"{model.name}: {model.problem}")
+            say("warning", model.problem)
     err.print(f"--dtype auto is {precision.dtype} here: {precision.dtype_reason}")
 
 

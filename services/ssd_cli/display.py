@@ -19,6 +19,7 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 """For everything else: progress, summaries beside piped text, errors."""
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 
+_UNKNOWN = "–"
 _STAGES = {"load": "reading weights", "pack": "packing weights", "warm-up": "warming up"}
 
 
@@ -90,19 +91,25 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 
 
 def summary(columns: Sequence[tuple[str, Figures]]) -> Table:
-    """Return a table of figures, one column a generation."""
+    """Return a table of figures, one column a generation.
+
+    What only the target knows has no row if all were cut short.
+    """
+    are_cut_short = all(item.rounds is None for _, item in columns)
     is_titled = any(title for title, _ in columns)
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=is_titled)
     table.add_column("")
     for title, _ in columns:
         table.add_column(title, justify="right")
     for label, show in _ROWS:
-        table.add_row(f"[dim]{label}[/dim]", *(show(item) for _, item in columns))
+        cells = [show(item) for _, item in columns]
+        if not (are_cut_short and all(_UNKNOWN in cell for cell in cells)):
+            table.add_row(f"[dim]{label}[/dim]", *cells)
     return table
 
 
 def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
+    return _UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -110,4 +117,4 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
+    return _UNKNOWN if value is None else f"{value:.0%}"

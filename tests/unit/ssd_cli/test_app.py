@@ -171,6 +171,27 @@ def test_models_as_json_are_one_array(tmp_path: Path, capsys: pytest.CaptureFixt
     assert all(model["dtype_reason"] for model in models)
 
 
+INTERRUPTED_IMPORT = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "ssd_cli.app":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+import ssd_cli.__main__
+"""
+
+
+def test_ctrl_c_while_the_command_is_imported_shows_no_stack() -> None:
+    folder = Path(ssd.__file__).parents[1]
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT], cwd=folder, check=False, capture_output=True
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
 def test_the_command_loads_nothing_that_takes_seconds() -> None:
     code = "import sys, ssd_cli.app; print(sorted(sys.modules))"
     folder = Path(ssd.__file__).parents[1]

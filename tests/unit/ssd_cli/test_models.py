@@ -84,7 +84,7 @@ def test_the_command_warns_of_truncated_weights(
     file = write_tiny_folder(tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     assert run(["models", str(tmp_path)]) == 0
-    assert f"warning: {tmp_path}: {file}: truncated: tensor" in capsys.readouterr().err
+    assert f"warning: {file}: truncated: tensor" in capsys.readouterr().err
 
 
 async def test_a_probe_that_fails_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:

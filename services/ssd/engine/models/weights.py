@@ -163,5 +163,7 @@ def _open(path: Path) -> _TensorFile:
     except FileNotFoundError as error:
         raise WeightsError(f"{path}: named by the index, but not there") from error
     except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path}: truncated or not safetensors: {error}") from error
+        raise WeightsError(
+            f"{path}: truncated or not safetensors: {error}; fetch it again"
+        ) from error
     return handle
