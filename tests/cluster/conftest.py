@@ -27,7 +27,7 @@ from ssd import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOL = Path(os.environ.get("SSD_CLUSTER_TOOL", ROOT.parent / "shared" / "k8s" / "cluster"))
-NEEDS_NODE = tuple(Path(__file__).parent / each for each in ("e2e", "placement", "scale"))
+NEEDS_NODE = tuple(Path(__file__).parent / each for each in ("e2e", "passes", "placement", "scale"))
 CRD = ROOT / "charts" / "ssd" / "files" / "crd.yaml"
 CRD_NAME = "crd/ssddeployments.ssd.dev"
 Object = dict[str, Any]

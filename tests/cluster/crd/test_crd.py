@@ -130,6 +130,19 @@ def test_fields_explain_themselves(api_server: Any, path: str) -> None:
     assert "<empty>" not in told
 
 
+@pytest.mark.parametrize(
+    ("path", "default"),
+    [
+        ("target.drainSeconds", "300"),
+        ("model.dtype", "auto"),
+        ("draft.gpuResource", "nvidia.com/gpu"),
+    ],
+)
+def test_an_explanation_has_the_default(api_server: Any, path: str, default: str) -> None:
+    told = " ".join(api_server.tell("explain", f"ssd.spec.{path}").split())
+    assert f"Default: {default}." in told
+
+
 def test_nothing_is_left_unexplained(api_server: Any) -> None:
     assert "<no description>" not in api_server.tell("explain", "ssd", "--recursive")
 

@@ -1,0 +1,95 @@
+"""When the operator looks at a resource, and what a pass does first."""
+
+import copy
+from functools import partial
+
+import pytest
+from tests.cluster.kube import Kube, Object, eventually
+from tests.cluster.passes.conftest import all_of, pending
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+
+def has_status(kube: Kube, name: str) -> bool:
+    return bool(kube.get("ssd", name).get("status", {}).get("conditions"))
+
+
+def has_draft(kube: Kube, name: str) -> bool:
+    return bool(kube.pods(name, "draft"))
+
+
+def test_resources_that_are_created_at_once_have_a_status_soon(
+    kube: Kube, figures: dict[str, object]
+) -> None:
+    names = [f"r{number}" for number in range(8)]
+    kube.apply(all_of([pending(name) for name in names]))
+    seconds = eventually(
+        lambda: all(has_status(kube, name) for name in names), "each has a status", 15
+    )
+    figures["eight resources at once: a status of each, s"] = round(seconds, 1)
+    for name in names:
+        eventually(partial(has_draft, kube, name), f"{name} has its draft", 60)
+
+
+def test_edits_that_follow_each_other_are_one_rollout(
+    kube: Kube, figures: dict[str, object]
+) -> None:
+    document = pending("edited")
+    kube.apply(document)
+    eventually(lambda: bool(kube.pods("edited", "target")), "it has its target", 60)
+    before = generation(kube)
+    edits = []
+    for number in range(21):
+        edit = copy.deepcopy(document)
+        edit["spec"]["speculation"] = {"draftDeadlineMilliseconds": 200 + number}
+        edits.append(edit)
+    kube.apply(all_of(edits))
+    eventually(lambda: deadline(kube) == "220", "the last edit has arrived", 30)
+    figures["21 edits: changes of the target's Deployment"] = generation(kube) - before
+    assert generation(kube) - before <= 2
+
+
+def generation(kube: Kube) -> int:
+    return int(kube.get("deployment", "edited-target-0")["metadata"]["generation"])
+
+
+def deadline(kube: Kube) -> str:
+    template = kube.get("deployment", "edited-target-0")["spec"]["template"]
+    variables = template["spec"]["containers"][0]["env"]
+    found = [each["value"] for each in variables if each["name"] == "SSD_TARGET_DRAFT_DEADLINE_MS"]
+    return str(found[0]) if found else ""
+
+
+def test_resources_whose_children_share_a_name_say_so(kube: Kube) -> None:
+    for number in range(5):
+        names = (f"x{number}", f"x{number}-targets")
+        kube.apply(all_of([pending(name) for name in names]))
+
+        def is_said(names: tuple[str, ...]) -> bool:
+            owned = [kube.condition(name, "ResourcesOwned")["reason"] for name in names]
+            return sorted(owned) == ["NameTaken", "Owned"]
+
+        eventually(partial(is_said, names), f"one of {names} says that its name is taken", 30)
+        for name in names:
+            assert kube.condition(name, "SpecValid")["status"] == "True"
+
+
+@pytest.mark.parametrize("label", ["ssd.dev/name", "ssd.dev/component", "ssd.dev/cell"])
+def test_a_pod_relabelled_by_hand_goes_with_its_resource(kube: Kube, label: str) -> None:
+    kube.apply(pending("relabelled"))
+    eventually(lambda: has_draft(kube, "relabelled"), "it has its draft", 60)
+    (pod,) = kube.pods("relabelled", "draft")
+    name = pod["metadata"]["name"]
+    kube("label", "pod", name, f"{label}=other", "--overwrite")
+
+    def owners() -> list[Object]:
+        return list(kube.get("pod", name)["metadata"].get("ownerReferences", []))
+
+    eventually(
+        lambda: [each["kind"] for each in owners()] == ["SSDDeployment"], "it has an owner", 30
+    )
+    eventually(lambda: len(kube.items("pods")) == 3, "a pod has taken its place", 30)
+    told = kube.items("events", "--field-selector", "reason=PodReleased")
+    assert any(name in each["message"] for each in told)
+    kube("delete", "ssd", "relabelled", "--wait=true")
+    eventually(lambda: kube.items("pods") == [], "no pod is left", 60)
