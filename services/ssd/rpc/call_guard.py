@@ -21,6 +21,7 @@ from ssd import telemetry
 from ssd.errors import (
     CancelledError,
     DeadlineError,
+    InternalError,
     OverloadedError,
     RequestError,
     SSDError,
@@ -110,8 +111,14 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             error.__traceback__ = None
             return
         except asyncio.CancelledError:
-            self._on_failure(method, call.why_cancelled())
-            raise
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                self._on_failure(method, call.why_cancelled())
+                raise
+            # What the servicer awaited was cancelled, not this call. gRPC would send no status.
+            _log.exception("call_failed", method=method)
+            bug = InternalError("the server cancelled its own work on this call")
+            self._on_failure(method, bug)
+            answer = status_and_trailers(bug, request_id)
         except grpc.aio.InternalError:
             # A failed write or read: the caller has gone, and gRPC is about to cancel this call.
             self._on_failure(method, call.why_cancelled())

@@ -34,7 +34,7 @@ class Servicer(generate_pb2_grpc.GenerateServiceServicer):
     """Answers, or raises what it is told to."""
 
     def __init__(self) -> None:
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.request_ids: list[str] = []
         self.started = asyncio.Event()
         self.closed = asyncio.Event()
@@ -100,6 +100,19 @@ async def test_a_bug_is_logged_with_its_stack_and_told_by_its_request_id_alone(
     assert servicer.request_ids[0] in str(caught.value)
     assert "secret" not in str(caught.value)
     assert "secret words" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+async def test_a_servicer_whose_own_work_is_cancelled_ends_the_call_with_an_error(
+    servicer: Servicer, client: TargetClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    servicer.error = asyncio.CancelledError()
+    async with asyncio.timeout(5):
+        with pytest.raises(InternalError, match=r"internal error; the server's log"):
+            await client.tokenize("x")
+        with pytest.raises(InternalError, match=r"internal error; the server's log"):
+            _ = [chunk async for chunk in client.generate("x")]
+    assert "call_failed" in caplog.text
     assert "Traceback" in caplog.text
 
 
