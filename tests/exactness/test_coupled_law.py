@@ -2,10 +2,10 @@
 
 The target is a table of probabilities of the next token given the last one, over a tiny vocabulary,
 so the joint law of three tokens is known exactly: 4^3 = 64 cells. Thousands of sequences, one seed
-each, are decoded side by side by the propose-verify loop, with proposals of every kind that a
-round may have: those of a draft that agrees in part (hit), none where the outcome itself decides so
-(miss), none in every other round (late), n-gram guesses from the text, random tokens (a draft that
-lies), and none at all (dead).
+each, are decoded side by side with the target's own parts (``Chooser`` over a ``NoiseRing``,
+``verify_coupled``, ``Sequence.commit``), with proposals of every kind that a round may have: those
+of a draft that agrees in part (hit), none where the outcome itself decides so (miss), none in every
+other round (late), n-gram guesses from the text, random tokens (lies), and none at all (dead).
 
 Statistic: Pearson's chi-square of the 64 cells, sum of (observed - expected)^2 / expected, which
 follows the chi-square law with 63 degrees of freedom if sampling is exact; every cell expects at
@@ -15,6 +15,7 @@ p < 1e-12 (asserted at the end).
 """
 
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -24,8 +25,15 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ssd.speculation.backup import propose_ngram
-from ssd.speculation.noise import gumbel_noise
+from ssd.speculation.noise import NoiseRing, gumbel_noise
 from ssd.speculation.verification import verify_coupled
+from ssd.testing.sink import ListSink
+from ssd.types import Request, SamplingParams
+from ssd_target.batch_builder import Chooser
+from ssd_target.decode_loop import read_back
+from ssd_target.sequence import Arrival, Sequence
+
+pytestmark = pytest.mark.timeout(60)
 
 NUM_TOKENS = 4
 NUM_SEQUENCES = 6000
@@ -55,7 +63,7 @@ NOISE_BSV = noise_of_all()
 
 
 def choose(law_VV: Float64s, last_B: Int64s, noise_BV: Float64s) -> Int64s:
-    """The token that coupled sampling takes after ``last_B``."""
+    """The token after ``last_B`` by the definition of coupled sampling: reference and drafts."""
     chosen_B: Int64s = (np.log(law_VV)[last_B] + noise_BV).argmax(axis=1)
     return chosen_B
 
@@ -120,44 +128,63 @@ PATHS: dict[str, Proposer] = {
 }
 
 
-def target_choices(
-    texts_BS: Int64s, lengths_B: Int64s, proposal_BK: Int64s, noise_BSV: Float64s
-) -> Int64s:
-    """What the target says after the last token and after each proposed one."""
-    last_B = texts_BS[ROWS, lengths_B - 1]
-    chosen_BP = np.empty((NUM_SEQUENCES, LOOKAHEAD + 1), dtype=np.int64)
-    for column in range(LOOKAHEAD + 1):
-        noise_BV = noise_BSV[ROWS, np.minimum(lengths_B + column, LENGTH - 1)]
-        chosen_BP[:, column] = choose(LAW_VV, last_B, noise_BV)
-        if column < LOOKAHEAD:
-            last_B = proposal_BK[:, column]
-    return chosen_BP
-
-
-def decode(propose: Proposer, noise_BSV: Float64s) -> tuple[Int64s, int]:
-    """Run rounds until every sequence has its new tokens; those tokens, and how many rounds."""
+def decode(propose: Proposer) -> Int64s:
+    """Run rounds as the target does until every sequence has its new tokens; those tokens."""
+    chooser = chooser_of_all()
+    sequences = [sequence_of(seed) for seed in range(NUM_SEQUENCES)]
     texts_BS = np.zeros((NUM_SEQUENCES, LENGTH), dtype=np.int64)
     texts_BS[:, : len(PROMPT)] = PROMPT
     lengths_B = np.full(NUM_SEQUENCES, len(PROMPT))
-    goal, num_rounds = len(PROMPT) + NUM_NEW, 0
-    while lengths_B.min() < goal:
-        num_rounds += 1
-        proposal_BK, num_proposed_B = propose(texts_BS, lengths_B, noise_BSV)
-        chosen_BP = target_choices(texts_BS, lengths_B, proposal_BK, noise_BSV)
-        outcomes = verify_coupled(
-            torch.from_numpy(proposal_BK),
-            torch.from_numpy(num_proposed_B),
-            torch.from_numpy(chosen_BP),
-        )
-        accepted_B, bonus_B = outcomes.accepted_B.numpy(), outcomes.bonus_B.numpy()
-        is_running_B = lengths_B < goal
-        for column in range(LOOKAHEAD):
-            row_X = ROWS[is_running_B & (column < accepted_B)]
-            texts_BS[row_X, lengths_B[row_X] + column] = proposal_BK[row_X, column]
-        row_X = ROWS[is_running_B]
-        texts_BS[row_X, (lengths_B + accepted_B)[row_X]] = bonus_B[row_X]
-        lengths_B = lengths_B + np.where(is_running_B, accepted_B + 1, 0)
-    return texts_BS[:, len(PROMPT) : goal], num_rounds
+    log_law_VV = torch.from_numpy(np.log(LAW_VV)).float()
+    while len(running_X := np.flatnonzero(lengths_B < len(PROMPT) + NUM_NEW)):
+        proposal_BK, num_proposed_B = propose(texts_BS, lengths_B, NOISE_BSV)
+        rows = [sequences[row] for row in running_X]
+        proposal_XK = torch.from_numpy(proposal_BK[running_X])
+        num_proposed_X = torch.from_numpy(num_proposed_B[running_X])
+        newest_X = torch.from_numpy(texts_BS[running_X, lengths_B[running_X] - 1])
+        columns_XP = torch.cat((newest_X[:, None], proposal_XK.clamp_min(0)), dim=1)
+        chosen_XP = chooser.choose(rows, num_proposed_X, log_law_VV[columns_XP])
+        outcomes = read_back(verify_coupled(proposal_XK, num_proposed_X, chosen_XP))
+        for row, proposed, outcome in zip(running_X, proposal_XK.tolist(), outcomes, strict=True):
+            sequences[row].commit((*proposed[: outcome.accepted], outcome.bonus))
+            tokens = sequences[row].tokens
+            texts_BS[row, : len(tokens)] = tokens
+            lengths_B[row] = len(tokens)
+    return texts_BS[:, len(PROMPT) : len(PROMPT) + NUM_NEW]
+
+
+@cache
+def chooser_of_all() -> Chooser:
+    """Has the noise of all sequences, for all paths: it depends on seeds and positions alone."""
+    chooser = Chooser(
+        NoiseRing(NUM_SEQUENCES, 2 * (LOOKAHEAD + 1), NUM_TOKENS),
+        num_columns=LOOKAHEAD + 1,
+        max_num_seqs=NUM_SEQUENCES,
+    )
+    for seed in range(NUM_SEQUENCES):
+        chooser.admit(sequence_of(seed))
+    return chooser
+
+
+def sequence_of(seed: int) -> Sequence:
+    """The sequence of a seed; its slot is another number than its row."""
+    sampling = SamplingParams(temperature=1.0, seed=seed, ignore_eos=True)
+    arrival = Arrival(
+        sequence_id=seed,
+        request=Request(request_id="", prompt_ids=PROMPT, sampling=sampling),
+        limit=NUM_NEW,
+        eos_token_ids=frozenset(),
+        sink=ListSink(),
+    )
+    return Sequence(arrival=arrival, slot=(seed + 1) % NUM_SEQUENCES, blocks=())
+
+
+@cache
+def decoded(path: str) -> Int64s:
+    """What a path gives; computed once."""
+    tokens_B3 = decode(PATHS[path])
+    tokens_B3.setflags(write=False)
+    return tokens_B3
 
 
 def p_value(tokens_B3: Int64s) -> float:
@@ -174,13 +201,13 @@ def p_value(tokens_B3: Int64s) -> float:
 
 @pytest.mark.parametrize("path", PATHS)
 def test_three_tokens_follow_the_exact_joint_law(path: str) -> None:
-    tokens_B3, _ = decode(PATHS[path], NOISE_BSV)
+    tokens_B3 = decoded(path)
     assert p_value(tokens_B3) > 1e-3
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_every_seed_gives_the_tokens_of_plain_sampling(path: str) -> None:
-    tokens_B3, _ = decode(PATHS[path], NOISE_BSV)
+    tokens_B3 = decoded(path)
     last_B = np.full(NUM_SEQUENCES, PROMPT[-1])
     for column in range(NUM_NEW):
         last_B = choose(LAW_VV, last_B, NOISE_BSV[:, len(PROMPT) + column])
@@ -198,7 +225,7 @@ def test_a_draft_on_the_same_noise_agrees_more_often_than_one_on_its_own() -> No
 
 
 def test_the_statistic_catches_a_sampler_that_keeps_the_drafts_tokens() -> None:
-    tokens_B3, _ = decode(dead, NOISE_BSV)
+    tokens_B3 = decoded("dead").copy()
     last_B = tokens_B3[:, 1]
     tokens_B3[:, 2] = choose(DRAFT_VV, last_B, NOISE_BSV[:, len(PROMPT) + 2])
     assert p_value(tokens_B3) < 1e-12
