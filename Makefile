@@ -14,7 +14,7 @@ IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format protos exactness bench e2e e2e-full images
+.PHONY: help setup run test check format protos exactness mutants bench e2e e2e-full images
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ protos: $(TOOLS) ## generate services/ssd/v1 from protos/
 
 exactness: $(TOOLS) ## the whole proof: AR = SSD, token for token, through every failure
 	$(BIN)/python -m pytest tests/exactness -m "slow or not slow" --timeout 1800
+
+mutants: $(TOOLS) ## mistakes in the code of speculation, one by one: each must fail a test
+	$(BIN)/python -m tests.mutants
 
 bench: $(TOOLS) ## AR against SSD in one run, medians into results/
 	$(BIN)/python -m ssd_bench

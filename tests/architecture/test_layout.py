@@ -32,6 +32,7 @@ VERBS = [
     "format",
     "protos",
     "exactness",
+    "mutants",
     "bench",
     "e2e",
     "e2e-full",

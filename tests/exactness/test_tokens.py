@@ -29,6 +29,13 @@ pytestmark = pytest.mark.timeout(900)
 TEMPERATURES = (0.0, 0.6, 1.0)
 LOOKAHEADS = (2, 6)
 MAX_TOKENS = 48
+WAITS_FOR_TABLES = (
+    *("--draft-deadline-ms", "10000", "--no-adaptive-deadline"),
+    *("--no-quarantine", "--backup", "none"),
+)
+"""With these no table is late, so hits do not depend on the machine's speed."""
+LEAST_ACCEPTED = {2: 0.5, 6: 0.28}
+"""Share of the proposed tokens that the trained pair accepts at least, by lookahead."""
 MOST_WAVES = 40
 """Waves of prompts that a killed draft is given to come back."""
 
@@ -169,10 +176,13 @@ def run_cells(
 def test_a_trained_draft_hits_and_changes_no_token(
     lookahead: int, prompts: list[str], report: Report
 ) -> None:
-    deployment = pair(lookahead, target_flags=("--draft-deadline-ms", "1000"))
+    deployment = pair(lookahead, target_flags=WAITS_FOR_TABLES)
     for row in run_cells(report, prompts, "trained", lookahead, deployment):
-        assert row.hits > 0
-        assert row.tokens_per_round > 1.1
+        # Measured .91 to .96; .69, .57, .56 accepted of K = 2, and .45, .34, .33 of K = 6. What
+        # differs between runs is when a session opens, and rounds before that are not counted.
+        assert row.late == 0
+        assert row.hits > 0.87 * row.looked_up
+        assert row.num_rejected < (1 - LEAST_ACCEPTED[lookahead]) * row.num_proposed
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
@@ -217,17 +227,14 @@ def test_a_draft_that_is_the_target_always_hits_and_proposes_what_is_accepted(
         lookahead,
         draft="demo://target",
         branches=8,
-        target_flags=(
-            *("--draft-deadline-ms", "10000", "--no-adaptive-deadline"),
-            *("--no-quarantine", "--backup", "none"),
-        ),
+        target_flags=WAITS_FOR_TABLES,
     )
     for row in run_cells(report, prompts, "the target itself", lookahead, deployment):
-        # A tie in fp32 (target and draft run at different row counts) may cost a hit.
+        # One tie in fp32 (target and draft run at different row counts) may cost a hit or what is
+        # left of a proposal; a wrong key or value costs both in many rounds.
         assert row.late == 0
-        assert row.looked_up - row.hits <= 2
-        # Rounds before a session has opened propose nothing; every other one keeps all it proposed.
-        assert row.num_rejected <= 2 * lookahead
+        assert row.looked_up - row.hits <= 1
+        assert row.num_rejected <= lookahead
         # A hit proposes K tokens, but for the last one of a text: K+1 tokens a round, then.
         assert row.num_proposed >= lookahead * (row.hits - row.num_prompts)
         assert row.tokens_per_round > 1.2

@@ -1,0 +1,365 @@
+"""Small mistakes in the code of speculation, and the fastest tests that should notice each.
+
+A mutant replaces a text that stands exactly once in its file. It must import and run: what it gets
+wrong is a token, a position, a length or an identity, as a person could.
+"""
+
+from dataclasses import dataclass
+
+VERIFICATION = "tests/unit/ssd/speculation/test_verification.py"
+NOISE = "tests/unit/ssd/speculation/test_noise.py"
+TABLE = "tests/unit/ssd/speculation/test_table.py"
+FAN_OUT = "tests/unit/ssd/speculation/test_fan_out.py"
+BACKUP = "tests/unit/ssd/speculation/test_backup.py"
+CHOOSE = "tests/unit/ssd/engine/sampling/test_choose.py"
+STORAGE = "tests/unit/ssd/engine/kv_cache/test_storage.py"
+NOT_FINITE = "tests/unit/ssd/engine/test_not_finite.py"
+PASSES = "tests/unit/ssd/engine/test_draft_passes.py"
+LAW = "tests/exactness/test_coupled_law.py"
+LOOP = "tests/unit/ssd_target/test_decode_loop.py"
+POOL = "tests/unit/ssd_target/test_draft_pool.py"
+SESSIONS = "tests/unit/ssd_draft/test_sessions.py"
+WORKER = "tests/unit/ssd_draft/test_worker.py"
+TREE = "tests/unit/ssd_draft/test_tree_on_a_model.py"
+PAIR = (
+    "tests/integration/test_target_drafts.py::"
+    "test_a_draft_that_is_the_target_never_misses_and_is_always_accepted"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One mistake: ``before`` becomes ``after`` in a file below ``services/``."""
+
+    name: str
+    path: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = (
+    # Verification and the target's own choice.
+    Mutant(
+        "padding after a proposal is accepted",
+        "ssd/speculation/verification.py",
+        "(column_K < num_proposed_B[:, None])",
+        "(column_K <= num_proposed_B[:, None])",
+        (VERIFICATION,),
+    ),
+    Mutant(
+        "a proposed token is compared with the choice after it",
+        "ssd/speculation/verification.py",
+        "chosen_BP[:, :-1]",
+        "chosen_BP[:, 1:]",
+        (VERIFICATION,),
+    ),
+    Mutant(
+        "tokens after the first rejection are accepted",
+        "ssd/speculation/verification.py",
+        "agrees_BK.long().cumprod(dim=1).sum(dim=1)",
+        "agrees_BK.long().sum(dim=1)",
+        (VERIFICATION,),
+    ),
+    Mutant(
+        "all rows of a sequence take the noise of the first",
+        "ssd_target/batch_builder.py",
+        "next_B[row_R] + column_R",
+        "next_B[row_R] + 0 * column_R",
+        (LAW,),
+    ),
+    Mutant(
+        "the target takes the noise of the position before",
+        "ssd_target/batch_builder.py",
+        "next_B = torch.tensor([len(row.tokens) for row in rows]",
+        "next_B = torch.tensor([len(row.tokens) - 1 for row in rows]",
+        (LOOP,),
+    ),
+    Mutant(
+        "noise of a row instead of its slot",
+        "ssd_target/batch_builder.py",
+        "slots_R = slots_B[row_R]",
+        "slots_R = row_R",
+        (LAW,),
+    ),
+    Mutant(
+        "the newest token is verified at the position after its own",
+        "ssd_target/batch_builder.py",
+        "first_B = torch.tensor([len(row.tokens) - 1 for row in rows]",
+        "first_B = torch.tensor([len(row.tokens) for row in rows]",
+        (LOOP,),
+    ),
+    Mutant(
+        "a row that is not finite chooses a token",
+        "ssd/engine/sampling/choose.py",
+        "return best_R.where(is_token_R, NO_TOKEN)",
+        "return best_R",
+        (CHOOSE,),
+    ),
+    # Noise.
+    Mutant(
+        "the choice of a request is not part of the noise",
+        "ssd/speculation/noise.py",
+        "seed, (position, choice, 0))",
+        "seed, (position, 0, 0))",
+        (NOISE,),
+    ),
+    Mutant(
+        "a slot keeps the noise of the sequence before",
+        "ssd/speculation/noise.py",
+        "self._positions_ZY[slot] = -1",
+        "self._positions_ZY[slot, 0] = -1",
+        (NOISE,),
+    ),
+    Mutant(
+        "a row of the ring keeps the noise of an older position",
+        "ssd/speculation/noise.py",
+        "if kept_Y[row] != position:",
+        "if kept_Y[row] < 0:",
+        (NOISE,),
+    ),
+    # Backup.
+    Mutant(
+        "n-grams are continued from the oldest match",
+        "ssd/speculation/backup.py",
+        "start = int(ends_C[-1]) + 1",
+        "start = int(ends_C[0]) + 1",
+        (BACKUP,),
+    ),
+    Mutant(
+        "the n-gram backup replaces the branch of a hit",
+        "ssd_target/draft_pool.py",
+        "tokens = table.proposal(index, limit)\n",
+        "tokens = propose_ngram(decision.sequence.tokens, limit)\n",
+        (LOOP,),
+    ),
+    # Outcome tables and fan-out.
+    Mutant(
+        "the bonus token alone finds a branch",
+        "ssd/speculation/table.py",
+        "(self.bonus_N == outcome.bonus) & (self.accepted_N == outcome.accepted)",
+        "(self.bonus_N == outcome.bonus)",
+        (TABLE,),
+    ),
+    Mutant(
+        "a proposal is one token longer than asked",
+        "ssd/speculation/table.py",
+        "self.tokens_NK[index, :num_tokens]",
+        "self.tokens_NK[index, : num_tokens + 1]",
+        (TABLE,),
+    ),
+    Mutant(
+        "the proposed token is a fork",
+        "ssd/speculation/fan_out.py",
+        "is_there_BPM & ~is_proposed_BPM & is_reached_BP",
+        "is_there_BPM & is_reached_BP",
+        (FAN_OUT,),
+    ),
+    Mutant(
+        "full acceptance has no branch",
+        "ssd/speculation/fan_out.py",
+        "is_reached_BP = position_P <= num_proposed_B[:, None]",
+        "is_reached_BP = position_P < num_proposed_B[:, None]",
+        (FAN_OUT,),
+    ),
+    Mutant(
+        "a position counts its own acceptance as reaching it",
+        "ssd/speculation/fan_out.py",
+        "np.cumsum(log_accepted_BP, axis=1) - log_accepted_BP",
+        "np.cumsum(log_accepted_BP, axis=1)",
+        (FAN_OUT,),
+    ),
+    Mutant(
+        "full acceptance is weighed as a rejection",
+        "ssd/speculation/fan_out.py",
+        "log_rejected_BP[position_P >= num_proposed_B[:, None]] = 0.0",
+        "log_rejected_BP[position_P > num_proposed_B[:, None]] = 0.0",
+        (FAN_OUT,),
+    ),
+    # The target's pool.
+    Mutant(
+        "the tokens of the wrong branch are proposed",
+        "ssd_target/draft_pool.py",
+        "tokens = table.proposal(index, limit)\n",
+        "tokens = table.proposal(index - 1, limit)\n",
+        (LOOP,),
+    ),
+    Mutant(
+        "a frame of an older epoch is accepted",
+        "ssd_target/draft_pool.py",
+        "if frame.epoch != link.epoch:",
+        "if frame.epoch > link.epoch:",
+        (LOOP, POOL),
+    ),
+    Mutant(
+        "the table of an earlier round is accepted",
+        "ssd_target/draft_pool.py",
+        "if table.base_len != session.base_len or session.table is not None:",
+        "if table.base_len > session.base_len or session.table is not None:",
+        (LOOP, POOL),
+    ),
+    Mutant(
+        "the table of the round before is used again",
+        "ssd_target/draft_pool.py",
+        "                session.table = None\n",
+        "",
+        (LOOP,),
+    ),
+    Mutant(
+        "the last round of a sequence proposes a token too many",
+        "ssd_target/draft_pool.py",
+        "decision.sequence.num_remaining - 1)",
+        "decision.sequence.num_remaining)",
+        (LOOP,),
+    ),
+    Mutant(
+        "a commit names the base length after its round",
+        "ssd_target/draft_pool.py",
+        "Commit(session.session, decision.base_len, decision.outcome, lookup.next)",
+        "Commit(session.session, len(decision.sequence.tokens), decision.outcome, lookup.next)",
+        (LOOP,),
+    ),
+    Mutant(
+        "a session opens while its sequence carries a proposal",
+        "ssd_target/decode_loop.py",
+        "if each.wants_draft and not self._proposed.get(each.sequence_id)",
+        "if each.wants_draft",
+        (LOOP, POOL),
+    ),
+    # The draft's sessions and worker.
+    Mutant(
+        "a commit of an earlier round is followed",
+        "ssd_draft/sessions.py",
+        "if commit.base_len != self.num_committed:",
+        "if commit.base_len > self.num_committed:",
+        (SESSIONS, WORKER),
+    ),
+    Mutant(
+        "more tokens than were proposed may be accepted",
+        "ssd_draft/sessions.py",
+        "if outcome.accepted > len(self.proposal):",
+        "if outcome.accepted > len(self.proposal) + 1:",
+        (SESSIONS, WORKER),
+    ),
+    Mutant(
+        "any branch may be named for an outcome",
+        "ssd_draft/sessions.py",
+        "if self.table is None or index != commit.next.index:",
+        "if self.table is None or index is None:",
+        (SESSIONS, WORKER),
+    ),
+    Mutant(
+        "explicit tokens adopt the branch of their outcome, whatever they are",
+        "ssd_draft/sessions.py",
+        "and self.table.proposal(index, len(proposal)) == proposal",
+        "and len(proposal) <= len(self.table.proposal(index, len(proposal)))",
+        (SESSIONS, WORKER),
+    ),
+    Mutant(
+        "the bonus token is not counted as committed",
+        "ssd_draft/sessions.py",
+        "num_entries = outcome.accepted + 1",
+        "num_entries = outcome.accepted",
+        (SESSIONS,),
+    ),
+    Mutant(
+        "of several commits the newest is followed first",
+        "ssd_draft/worker.py",
+        "session.pending.append(commit)",
+        "session.pending.appendleft(commit)",
+        (WORKER,),
+    ),
+    Mutant(
+        "the table of a session that is not finite is sent",
+        "ssd_draft/worker.py",
+        "            if self._tree.is_broken_X[session.slot]:\n                continue\n",
+        "",
+        (WORKER,),
+    ),
+    # The draft's tree.
+    Mutant(
+        "a branch takes the noise of the position before",
+        "ssd_draft/tree.py",
+        "(lengths_B[:, None] + 2 + accepted_BN)",
+        "(lengths_B[:, None] + 1 + accepted_BN)",
+        (WORKER,),
+    ),
+    Mutant(
+        "forks are ranked with the noise of the position before",
+        "ssd_draft/tree.py",
+        "self._trunk_lengths_X[slots_R] + 1 + column_R",
+        "self._trunk_lengths_X[slots_R] + column_R",
+        (WORKER,),
+    ),
+    Mutant(
+        "forks are read from the logits of the branch before",
+        "ssd_draft/tree.py",
+        "self._branch_logits_XNPV[slots, branches]",
+        "self._branch_logits_XNPV[slots, branches - 1]",
+        (WORKER,),
+    ),
+    Mutant(
+        "forks keep the length of the proposal before",
+        "ssd_draft/tree.py",
+        "self._num_proposed_X[slot] = len(proposal)",
+        "self._num_proposed_X[slot] = max(len(proposal), self._num_proposed_X[slot])",
+        (WORKER,),
+    ),
+    Mutant(
+        "the trunk grows by the accepted tokens alone",
+        "ssd_draft/tree.py",
+        "self._trunk_lengths_X[slots_B] += entries_B",
+        "self._trunk_lengths_X[slots_B] += entries_B - 1",
+        (WORKER,),
+    ),
+    # The draft's KV segments.
+    Mutant(
+        "the KV of accepted tokens is copied one position too far",
+        "ssd/engine/runner.py",
+        "position_BP = (trunk_lengths_B[:, None] + column_P).clamp_(max=paged_BS.shape[1] - 1)",
+        "position_BP = (trunk_lengths_B[:, None] + column_P + 1).clamp_(max=paged_BS.shape[1] - 1)",
+        (PASSES, TREE, PAIR),
+    ),
+    Mutant(
+        "the KV of the last accepted token is not copied",
+        "ssd/engine/runner.py",
+        "is_kept_BP = column_P < num_entries_B[:, None]",
+        "is_kept_BP = column_P < num_entries_B[:, None] - 1",
+        (PASSES, TREE, PAIR),
+    ),
+    Mutant(
+        "the KV of the branch before becomes the proposal",
+        "ssd/engine/runner.py",
+        "index_BP1 = branches_B[:, None, None]",
+        "index_BP1 = (branches_B[:, None, None] - 1).clamp_min(0)",
+        (PASSES, TREE, PAIR),
+    ),
+    Mutant(
+        "branches stand one position too early",
+        "ssd/engine/runner.py",
+        "batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step",
+        "batch.trunk_lengths_B[:, None] + batch.accepted_BN + batch.step",
+        (PASSES, TREE, PAIR),
+    ),
+    Mutant(
+        "a branch does not see the last accepted token",
+        "ssd/engine/runner.py",
+        "torch.arange(columns) <= batch.accepted_BN[:, :, None]",
+        "torch.arange(columns) < batch.accepted_BN[:, :, None].clamp_min(1)",
+        (PASSES, TREE, PAIR),
+    ),
+    Mutant(
+        "branches see each other",
+        "ssd/engine/runner.py",
+        "torch.eye(branches, dtype=torch.bool)",
+        "torch.ones((branches, branches), dtype=torch.bool)",
+        (PASSES, TREE),
+    ),
+    Mutant(
+        "KV that is not finite is stored",
+        "ssd/engine/kv_cache/storage.py",
+        "values_RGE.nan_to_num(0.0, 0.0, 0.0)",
+        "values_RGE",
+        (STORAGE, NOT_FINITE),
+    ),
+)
