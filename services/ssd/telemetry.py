@@ -9,14 +9,14 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The request that the current task serves; log lines carry it."""
@@ -30,10 +30,28 @@ _MOST_EVENTS = 1024
 _FAST_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
 
-REQUESTS_TOTAL = Counter("ssd_requests", "Requests ended, by outcome.", ["outcome"])
+OUTCOMES = (
+    *("stop", "length", "cancelled", "deadline"),
+    *("invalid", "overloaded", "unavailable", "error"),
+)
+"""Of a call of Generate; each call has one."""
+REQUESTS_TOTAL = Counter(
+    "ssd_requests",
+    "Requests ended, by outcome. Complete: stop, length. Ended before: cancelled (by the caller or "
+    "a drain), deadline (of the caller or the target, or a reader that stalled). Refused: invalid "
+    "(what it asks for), overloaded (a bound is reached), unavailable (loading or draining). "
+    "Failed: error. Error rate: sum(rate(ssd_requests_total{outcome='error'}[5m])) / "
+    "sum(rate(ssd_requests_total[5m])).",
+    ["outcome"],
+)
+QUEUE_SECONDS = Histogram(
+    "ssd_queue_seconds",
+    "Seconds from a request's arrival to its place in the batch; tokenising is a part of it.",
+    buckets=_SLOW_SECONDS,
+)
 TIME_TO_FIRST_TOKEN_SECONDS = Histogram(
     "ssd_time_to_first_token_seconds",
-    "Seconds from a request's arrival to its first token.",
+    "Seconds from a request's arrival to its first token; requests without a token do not count.",
     buckets=_SLOW_SECONDS,
 )
 INTER_TOKEN_SECONDS = Histogram(
@@ -43,7 +61,7 @@ INTER_TOKEN_SECONDS = Histogram(
 )
 E2E_SECONDS = Histogram(
     "ssd_e2e_seconds",
-    "Seconds from a request's arrival to its last token.",
+    "Seconds from a complete request's arrival to its last token.",
     buckets=_SLOW_SECONDS,
 )
 TOKENS_TOTAL = Counter("ssd_tokens", "Tokens, by kind: prompt, output.", ["kind"])
@@ -62,8 +80,11 @@ ROUND_SECONDS = Histogram(
 )
 ROUNDS_TOTAL = Counter(
     "ssd_rounds",
-    "Rounds of a sequence, by what its table gave: hit, miss, late, none (no table was needed). "
+    "Rounds of a sequence, by what its table gave: hit, miss, late, no_draft (no draft had a table "
+    "of this sequence, speculation was off), none (no table was needed). "
     "Hit rate: rate(ssd_rounds_total{result='hit'}[5m]) / ignoring(result) "
+    "sum without(result) (rate(ssd_rounds_total{result=~'hit|miss|late'}[5m])). Without a draft: "
+    "rate(ssd_rounds_total{result='no_draft'}[5m]) / ignoring(result) "
     "sum without(result) (rate(ssd_rounds_total{result!='none'}[5m])).",
     ["result"],
 )
@@ -74,13 +95,18 @@ ACCEPTED_TOKENS_TOTAL = Counter(
     ["position"],
 )
 PROPOSED_TOKENS_TOTAL = Counter("ssd_proposed_tokens", "Tokens proposed to the target.")
-DRAFT_TABLE_SECONDS = Histogram(
-    "ssd_draft_table_seconds",
-    "Seconds from a commit to its table: seen by a target, from sending to arrival; by a draft, "
-    "of growing a batch of tables.",
+OPEN_SESSIONS = Gauge("ssd_open_sessions", "Sessions that a target has open on its drafts.")
+COMMIT_TO_TABLE_SECONDS = Histogram(
+    "ssd_commit_to_table_seconds",
+    "Seconds from sending a commit to the arrival of its table, as a target sees it.",
     buckets=_FAST_SECONDS,
 )
-DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Sessions open now.")
+DRAFT_TABLE_SECONDS = Histogram(
+    "ssd_draft_table_seconds",
+    "Seconds in which a draft grows a batch of tables.",
+    buckets=_FAST_SECONDS,
+)
+DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Sessions that a draft keeps now.")
 DRAFT_CAPACITY = Gauge("ssd_draft_capacity", "Sessions that a draft keeps at most.")
 DESIRED_DRAFT_REPLICAS = Gauge(
     "ssd_desired_draft_replicas",
@@ -120,6 +146,40 @@ STALE_FRAMES_TOTAL = Counter(
     "ssd_stale_frames",
     "Frames or rows dropped because epoch, session or base length did not match.",
 )
+
+
+_OF_DRAFT = (
+    *(DRAFT_TABLE_SECONDS, DRAFT_SESSIONS, DRAFT_CAPACITY),
+    *(DRAFT_STARTUP_SECONDS, WIRE_TO_TABLE_SECONDS),
+)
+_OF_TARGET = (
+    *(REQUESTS_TOTAL, QUEUE_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, INTER_TOKEN_SECONDS, E2E_SECONDS),
+    *(TOKENS_TOTAL, RUNNING_SEQUENCES, WAITING_SEQUENCES, KV_BLOCKS, ROUND_SECONDS, ROUNDS_TOTAL),
+    *(ACCEPTED_TOKENS_TOTAL, PROPOSED_TOKENS_TOTAL, OPEN_SESSIONS, COMMIT_TO_TABLE_SECONDS),
+    *(DESIRED_DRAFT_REPLICAS, COMMIT_TO_WIRE_SECONDS, LINK_STATE, LINK_RTT_SECONDS),
+    *(LINK_TRANSPORT_INFO, LINK_REFUSALS_TOTAL),
+)
+_OF_OTHERS = {"target": _OF_DRAFT, "draft": _OF_TARGET}
+
+
+class _MetricsOf:
+    """All metrics but those of the other process, for a registry."""
+
+    def __init__(self, process: str) -> None:
+        self._left_out = {
+            family.name for metric in _OF_OTHERS[process] for family in metric.describe()
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """Families with their samples as they are now."""
+        return (each for each in REGISTRY.collect() if each.name not in self._left_out)
+
+
+def metrics_of(process: Literal["target", "draft"]) -> CollectorRegistry:
+    """Return what a process exports: what only the other process measures is left out."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_MetricsOf(process))
+    return registry
 
 
 class SystemClock:

@@ -35,11 +35,16 @@ class FinishReason(StrEnum):
 
 
 class LookupResult(StrEnum):
-    """What looking an outcome up gave; NONE is a round that needed no table."""
+    """What looking an outcome up gave.
+
+    NO_DRAFT is a round whose sequence asks for speculation and has no session with a first table;
+    NONE is a round that needed no table.
+    """
 
     HIT = "hit"
     MISS = "miss"
     LATE = "late"
+    NO_DRAFT = "no_draft"
     NONE = "none"
 
 

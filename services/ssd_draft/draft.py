@@ -15,7 +15,7 @@ from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer, join_address
-from ssd.telemetry import DRAFT_CAPACITY, get_logger
+from ssd.telemetry import DRAFT_CAPACITY, get_logger, metrics_of
 from ssd_draft.inbox import Inbox, enough_bytes
 from ssd_draft.links import LinkDesk, LinkTerms
 from ssd_draft.servicer import SpeculationServicer
@@ -141,7 +141,10 @@ class Draft:
     async def _listening(self) -> AsyncIterator[RpcServer]:
         """Both ports are bound inside."""
         settings = self._settings
-        probes = ProbeServer(settings.host, settings.http_port, self._is_live, self._is_ready)
+        metrics = metrics_of("draft")
+        probes = ProbeServer(
+            settings.host, settings.http_port, self._is_live, self._is_ready, metrics
+        )
         server = RpcServer(
             settings.host,
             settings.port,

@@ -28,3 +28,4 @@ class Lookup:
 
 
 NOTHING_FOUND = Lookup()
+WITHOUT_DRAFT = Lookup(LookupResult.NO_DRAFT)

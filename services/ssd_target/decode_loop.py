@@ -134,8 +134,9 @@ class DecodeLoop:
             return
         self._rounds.begin(started)
         proposals = self._builder.proposals(rows, self._proposed)
+        batch = self._builder.round(rows, proposals)
         with self._metrics.span("verify") as verify:
-            logits_BPV = self._runner.forward(self._builder.round(rows, proposals))
+            logits_BPV = self._runner.forward(batch)
         chosen_BP = self._chooser.choose(rows, proposals.num_proposed_B, logits_BPV)
         outcomes = verify_coupled(proposals.tokens_BK, proposals.num_proposed_B, chosen_BP)
         decisions = self._commit(rows, proposals, read_back(outcomes))
@@ -162,7 +163,7 @@ class DecodeLoop:
         for sequence in plan.admitted:
             self._builder.admit(sequence)
             self._chooser.admit(sequence)
-            self._metrics.admitted(sequence.num_prompt)
+            self._metrics.admitted(sequence)
             self._tallies[sequence.sequence_id] = Tally(sequence.arrival.arrived_at)
         self._drafts.open_sessions(
             each

@@ -15,9 +15,9 @@ from ssd.ports import Clock
 from ssd.speculation.backup import propose_ngram
 from ssd.speculation.table import NUM_PARTS, OutcomeTable, unpack_tables
 from ssd.telemetry import (
+    COMMIT_TO_TABLE_SECONDS,
     COMMIT_TO_WIRE_SECONDS,
-    DRAFT_SESSIONS,
-    DRAFT_TABLE_SECONDS,
+    OPEN_SESSIONS,
     STALE_FRAMES_TOTAL,
     get_logger,
 )
@@ -31,7 +31,7 @@ from ssd.types import (
     SessionOpening,
     SessionRefusal,
 )
-from ssd_target.decision import NOTHING_FOUND, Decision, Lookup
+from ssd_target.decision import NOTHING_FOUND, WITHOUT_DRAFT, Decision, Lookup
 from ssd_target.demand import Demand
 from ssd_target.draft_link import DraftLink, LinkCounts, LinkState, Session
 from ssd_target.patience import Patience, Quarantine, opening_seconds
@@ -180,7 +180,7 @@ class DraftPool:
             return
         session.table_seconds = now - session.asked_at
         link.patience.observe(session.table_seconds)
-        DRAFT_TABLE_SECONDS.observe(session.table_seconds)
+        COMMIT_TO_TABLE_SECONDS.observe(session.table_seconds)
 
     # Any thread.
 
@@ -386,9 +386,10 @@ class DraftPool:
     def _look_up_one(
         self, decision: Decision, session: Session | None, table: OutcomeTable | None
     ) -> Lookup:
-        if session is None or not session.is_opened:
-            return NOTHING_FOUND
         limit = min(self._settings.lookahead, decision.sequence.num_remaining - 1)
+        if session is None or not session.is_opened:
+            needs_table = decision.sequence.wants_draft and limit > 0
+            return WITHOUT_DRAFT if needs_table else NOTHING_FOUND
         index = table.look_up(decision.outcome) if table is not None else None
         if table is not None and index is not None:
             self._note(session.link, LookupResult.HIT)
@@ -407,7 +408,7 @@ class DraftPool:
 
     def publish(self) -> None:
         """Refresh the gauges of the pool."""
-        DRAFT_SESSIONS.set(len(self._sessions))
+        OPEN_SESSIONS.set(len(self._sessions))
 
 
 def _tell_closed(sessions: Iterable[Session]) -> None:

@@ -20,11 +20,10 @@ from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
 from ssd.telemetry import (
     E2E_SECONDS,
     INTER_TOKEN_SECONDS,
-    REQUESTS_TOTAL,
     TIME_TO_FIRST_TOKEN_SECONDS,
 )
 from ssd.text.chat_template import ChatTurn, render_chat
-from ssd.types import GenerationChunk, Request, SamplingParams, TokenId
+from ssd.types import FinishReason, GenerationChunk, Request, SamplingParams, TokenId
 from ssd_target.inbox import Inbox
 from ssd_target.scheduler import queue_full
 from ssd_target.sequence import Arrival
@@ -162,16 +161,13 @@ class FrontDesk:
         )
         self._inbox.submit(arrival)
         self._enter()
-        outcome = "cancelled"
         try:
             async for chunk in self._read(arrival, stream):
-                if chunk.finish_reason is not None:
-                    outcome = str(chunk.finish_reason)
                 yield chunk
         finally:
             stream.abandon()
             self._inbox.cancel(arrival.sequence_id)
-            self._leave(outcome)
+            self._leave()
 
     async def _read(self, arrival: Arrival, stream: TokenStream) -> AsyncIterator[GenerationChunk]:
         sampling = arrival.request.sampling
@@ -181,18 +177,20 @@ class FrontDesk:
         while True:
             chunk = await stream.take()
             now = self._clock.now()
-            if previous_at is None:
-                TIME_TO_FIRST_TOKEN_SECONDS.observe(now - arrival.arrived_at)
-            elif chunk.token_ids:
-                INTER_TOKEN_SECONDS.observe((now - previous_at) / len(chunk.token_ids))
-            previous_at = now
+            if chunk.token_ids:
+                if previous_at is None:
+                    TIME_TO_FIRST_TOKEN_SECONDS.observe(now - arrival.arrived_at)
+                else:
+                    INTER_TOKEN_SECONDS.observe((now - previous_at) / len(chunk.token_ids))
+                previous_at = now
             text = writer.push(chunk.token_ids)
             if chunk.finish_reason is not None:
                 text += writer.finish()
             yield replace(chunk, text=text, seed=seed)
             seed = None
             if chunk.finish_reason is not None:
-                E2E_SECONDS.observe(now - arrival.arrived_at)
+                if chunk.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:
+                    E2E_SECONDS.observe(now - arrival.arrived_at)
                 return
 
     def _check_room(self) -> None:
@@ -280,8 +278,7 @@ class FrontDesk:
         self.num_requests += 1
         self._idle.clear()
 
-    def _leave(self, outcome: str) -> None:
-        REQUESTS_TOTAL.labels(outcome=outcome).inc()
+    def _leave(self) -> None:
         self.num_requests -= 1
         if self.num_requests == 0:
             self._idle.set()

@@ -12,6 +12,7 @@ from ssd_target.decision import Decision, Lookup
 from ssd_target.demand import Demand
 from ssd_target.draft_pool import DraftPool
 from ssd_target.scheduler import Scheduler
+from ssd_target.sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -80,9 +81,10 @@ class RoundMetrics:
                 for position in range(decision.outcome.accepted):
                     self._accepted[position].inc()
 
-    def admitted(self, prompt_tokens: int) -> None:
-        """A sequence begins."""
-        self._prompt_tokens.inc(prompt_tokens)
+    def admitted(self, sequence: Sequence) -> None:
+        """A sequence has its place in the batch."""
+        self._prompt_tokens.inc(sequence.num_prompt)
+        telemetry.QUEUE_SECONDS.observe(self._clock.now() - sequence.arrival.arrived_at)
 
     def publish(self, scheduler: Scheduler, drafts: DraftPool) -> None:
         """Refresh the gauges; those of the load only when it has changed."""

@@ -14,7 +14,9 @@ from ssd.rpc import bounds, codec
 from ssd.rpc.call_guard import current_request_id
 from ssd.rpc.pool_codec import PoolStatus, pool_status_response
 from ssd.rpc.server import RpcServer
-from ssd.types import GenerationChunk
+from ssd.rpc.status import outcome_of
+from ssd.telemetry import OUTCOMES, REQUESTS_TOTAL
+from ssd.types import FinishReason, GenerationChunk
 from ssd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc
 from ssd_target.draft_pool import DraftPool
 from ssd_target.front_desk import FrontDesk
@@ -24,9 +26,22 @@ from ssd_target.settings import TargetSettings
 WATCH_SECONDS = 1.0
 """Between two looks at a pool that is watched."""
 LONGEST_DRAIN_MS = 3_600_000
+_GENERATE = "/ssd.v1.GenerateService/Generate"
+_log = telemetry.get_logger(__name__)
 GenerateContext = grpc.aio.ServicerContext[
     generate_pb2.GenerateRequest, generate_pb2.GenerateResponse
 ]
+
+
+for _outcome in OUTCOMES:
+    # So that each of them is exported from the start, as 0.
+    REQUESTS_TOTAL.labels(outcome=_outcome)
+
+
+def count_failure(method: str, error: Exception) -> None:
+    """Count a request that ended with an error, wherever it was found."""
+    if method == _GENERATE:
+        REQUESTS_TOTAL.labels(outcome=outcome_of(error)).inc()
 
 
 class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
@@ -62,26 +77,32 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
                 asyncio.timeout(allowed),
                 contextlib.aclosing(self._desk.generate(call, request_id)) as chunks,
             ):
-                await self._write_all(chunks, context)
+                finish_reason = await self._write_all(chunks, context)
         except TimeoutError as error:
             raise DeadlineError(
                 f"the request ran for {allowed:g} s, the longest this target allows "
                 "(request_timeout_seconds); ask for fewer tokens"
             ) from error
+        assert finish_reason is not None
+        REQUESTS_TOTAL.labels(outcome=str(finish_reason)).inc()
 
     async def _write_all(
         self, chunks: AsyncGenerator[GenerationChunk, None], context: GenerateContext
-    ) -> None:
+    ) -> FinishReason | None:
         """Write until the end, or until the reader has taken nothing for too long."""
         patience = self._settings.stream_stall_seconds
+        finish_reason: FinishReason | None = None
         async for chunk in chunks:
+            finish_reason = chunk.finish_reason
             try:
                 async with asyncio.timeout(patience):
                     await context.write(codec.generate_response(chunk))
             except TimeoutError as error:
+                _log.info("stream_stalled", seconds=patience)
                 raise DeadlineError(
                     f"the stream was not read for {patience:g} s (stream_stall_seconds)"
                 ) from error
+        return finish_reason
 
     async def Tokenize(  # noqa: N802 - the rpc's name
         self, request: generate_pb2.TokenizeRequest, _context: object

@@ -101,9 +101,15 @@ class TokenStream:
             if self._chunks:
                 return self._merge()
             if self._error is not None:
-                raise self._error
+                raise self._take_error()
             self._ready.clear()
             await self._ready.wait()
+
+    def _take_error(self) -> Exception:
+        """The error, which is not kept: its traceback will refer to this stream."""
+        error, self._error = self._error, None
+        assert error is not None
+        return error
 
     def _merge(self) -> GenerationChunk:
         token_ids: list[TokenId] = []

@@ -18,7 +18,7 @@ from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.rpc.server import RpcServer, join_address
-from ssd.telemetry import DESIRED_DRAFT_REPLICAS, get_logger
+from ssd.telemetry import DESIRED_DRAFT_REPLICAS, get_logger, metrics_of
 from ssd.text.chat_template import load_template
 from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy, Peer
 from ssd_target.draft_pool import DraftPool, PoolSettings
@@ -27,7 +27,7 @@ from ssd_target.inbox import Inbox
 from ssd_target.link_quality import LinkRequirement
 from ssd_target.links import DraftLinks
 from ssd_target.pool_status import pool_status
-from ssd_target.servicer import AdminServicer, GenerateServicer
+from ssd_target.servicer import AdminServicer, GenerateServicer, count_failure
 from ssd_target.settings import TargetSettings
 from ssd_target.step_thread import StepLife, StepSettings
 from ssd_target.streams import Wakeups
@@ -148,9 +148,16 @@ class Target:
     async def _listening(self) -> AsyncIterator[RpcServer]:
         """Both ports are bound inside."""
         settings = self._settings
-        probes = ProbeServer(settings.host, settings.http_port, self._is_live, self._is_ready)
+        metrics = metrics_of("target")
+        probes = ProbeServer(
+            settings.host, settings.http_port, self._is_live, self._is_ready, metrics
+        )
         server = RpcServer(
-            settings.host, settings.port, reflection=settings.reflection, limits=self._limits
+            settings.host,
+            settings.port,
+            reflection=settings.reflection,
+            limits=self._limits,
+            on_failure=count_failure,
         )
         GenerateServicer(settings, self._desk, self._pool).add_to(server)
         admin = AdminServicer(self._pool_status, drain=self.drain)

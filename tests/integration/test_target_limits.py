@@ -11,11 +11,12 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from ssd.errors import DeadlineError, OverloadedError
+from ssd.errors import DeadlineError, OverloadedError, RequestError
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import GenerateCall, generate_request
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.rpc.status import PUSHBACK_TRAILER
+from ssd.telemetry import OUTCOMES
 from ssd.testing.process import ProcessUnderTest, running
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, Mode, SamplingParams
@@ -120,15 +121,17 @@ async def test_every_documented_metric_says_something_sensible(folder: Path) -> 
             assert metrics['ssd_kv_blocks{state="free"}'] > 0
             for part in ("verify", "wait", "host"):
                 assert metrics[f'ssd_round_seconds_count{{part="{part}"}}'] >= 1
-            results = [f'ssd_rounds_total{{result="{r}"}}' for r in ("hit", "miss", "late", "none")]
+            kinds = ("hit", "miss", "late", "no_draft", "none")
+            results = [f'ssd_rounds_total{{result="{kind}"}}' for kind in kinds]
             rounds = metrics['ssd_round_seconds_count{part="verify"}']
             assert sum(metrics[name] for name in results) == rounds
             assert metrics[results[0]] > 0
             first = metrics['ssd_accepted_tokens_total{position="1"}']
             assert 0 < first <= metrics["ssd_proposed_tokens_total"]
-            assert metrics["ssd_draft_table_seconds_count"] >= 1
+            assert metrics["ssd_commit_to_table_seconds_count"] >= 1
+            assert metrics["ssd_queue_seconds_count"] == 1
             assert metrics["ssd_commit_to_wire_seconds_count"] >= metrics[results[0]]
-            assert metrics["ssd_draft_sessions"] == 0
+            assert metrics["ssd_open_sessions"] == 0
             assert metrics[f'ssd_link_state{{draft="{helper.grpc_address}"}}'] == 1
             assert 0 < metrics[rtt] < PATIENCE_SECONDS
             assert metrics['ssd_link_bytes_total{direction="in"}'] > 0
@@ -140,6 +143,11 @@ async def test_every_documented_metric_says_something_sensible(folder: Path) -> 
             assert there["ssd_draft_capacity"] == 16
             assert there["ssd_wire_to_table_seconds_count"] > 0
             assert there["ssd_draft_sessions"] == 0
+            of_both = {name.partition("{")[0] for name in metrics} & {
+                name.partition("{")[0] for name in there
+            }
+            links = ("ssd_link_bytes", "ssd_bad_frames", "ssd_stale_frames")
+            assert {name for name in of_both if not name.startswith(links)} == set()
 
 
 async def test_the_state_of_the_pool_can_be_asked_for(folder: Path) -> None:
@@ -216,7 +224,7 @@ async def test_a_caller_that_leaves_frees_the_sequence_and_the_drafts_session(fo
         assert (await process.until("link")).fields["state"] == "active"
         stream = client.generate("abc", ENDLESS)
         await anext(stream)
-        await until(process, lambda found: found["ssd_draft_sessions"] == 1)
+        await until(process, lambda found: found["ssd_open_sessions"] == 1)
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not (await watcher.get_status()).sessions:
                 pass
@@ -225,7 +233,7 @@ async def test_a_caller_that_leaves_frees_the_sequence_and_the_drafts_session(fo
             while (await watcher.get_status()).sessions:
                 pass
         metrics = await until(process, is_free)
-        assert metrics["ssd_draft_sessions"] == 0
+        assert metrics["ssd_open_sessions"] == 0
         assert metrics['ssd_requests_total{outcome="cancelled"}'] == 1
 
 
@@ -248,6 +256,56 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back(folder: Path) -> No
         await stream.aclose()
         assert [len(tokens) for tokens in await asyncio.gather(*waiting)] == [24, 24]
         await until(process, is_free)
+
+
+async def test_each_request_is_counted_once_by_how_it_ended(folder: Path) -> None:
+    flags = ("--max-num-seqs", "1", "--max-queue", "1")
+    async with target(folder, *flags) as (process, client):
+
+        async def outcomes(**expected: int) -> None:
+            total = sum(expected.values())
+            names = {outcome: f'ssd_requests_total{{outcome="{outcome}"}}' for outcome in OUTCOMES}
+            found = await until(
+                process, lambda found: sum(found[each] for each in names.values()) == total
+            )
+            counts = {outcome: found[name] for outcome, name in names.items()}
+            assert {name: count for name, count in counts.items() if count} == expected
+
+        await ask(client, "abc")
+        for wrong in (SamplingParams(temperature=3.0), SamplingParams(max_tokens=MAX_LEN)):
+            with pytest.raises(RequestError):
+                await ask(client, "abc", sampling=wrong)
+        with pytest.raises(RequestError, match="larger than max"):
+            await ask(client, "x" * 2_000_000)
+        await outcomes(length=1, invalid=3)
+
+        stream = client.generate("abc", ENDLESS)
+        await anext(stream)
+        waiting = asyncio.create_task(ask(client, "abc"))
+        await until(process, lambda found: found["ssd_waiting_sequences"] == 1)
+        with pytest.raises(OverloadedError):
+            await ask(client, "one too many")
+        waiting.cancel()
+        await until(process, lambda found: found["ssd_waiting_sequences"] == 0)
+        with pytest.raises(DeadlineError):
+            await anext(client.generate("abc", ENDLESS, timeout_seconds=0.3))
+        await stream.aclose()
+        await outcomes(length=1, invalid=3, overloaded=1, deadline=1, cancelled=2)
+
+        stream = client.generate("abc", ENDLESS)
+        await anext(stream)
+        await client.drain(60_000)
+        async with grpc.aio.insecure_channel(process.grpc_address) as channel:
+            call = generate_stub(channel).Generate(generate_request(GenerateCall(prompt="x")))
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        await outcomes(length=1, invalid=3, overloaded=1, deadline=1, cancelled=2, unavailable=1)
+        metrics = await scrape(process)
+        assert metrics["ssd_time_to_first_token_seconds_count"] == 3, "two waited in vain"
+        assert metrics["ssd_e2e_seconds_count"] == 1
+        assert metrics["ssd_queue_seconds_count"] == 3
+        rounds = [metrics[f'ssd_rounds_total{{result="{kind}"}}'] for kind in ("none", "no_draft")]
+        assert 0 < rounds[0] < rounds[1]
+        await stream.aclose()
 
 
 async def test_more_requests_than_places_all_get_their_own_tokens(folder: Path) -> None:

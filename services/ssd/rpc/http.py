@@ -14,7 +14,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import REGISTRY, CollectorRegistry, make_wsgi_app
 
 from ssd import telemetry
 from ssd.errors import AddressError
@@ -92,12 +92,19 @@ class _Handler(WSGIRequestHandler):
 class ProbeServer:
     """Serves the probes between ``start`` and ``close``; the callables run in its threads."""
 
-    def __init__(self, host: str, port: int, is_live: IsLive, is_ready: IsReady) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        is_live: IsLive,
+        is_ready: IsReady,
+        metrics: CollectorRegistry = REGISTRY,
+    ) -> None:
         self._host = host
         self._asked_port = port
         self._is_live = is_live
         self._is_ready = is_ready
-        self._metrics = make_wsgi_app()
+        self._metrics = make_wsgi_app(metrics)
         self._server: _Server | None = None
         self.port = 0
         """The port in use, after ``start``."""

@@ -131,9 +131,25 @@ _BY_REASON = {rule.reason: rule for rule in (*RULES, INTERNAL)}
 _FACTS = ("field", "description", "prompt_tokens", "max_tokens", "max_model_len")
 
 
+_OUTCOMES = {
+    Code.INVALID_ARGUMENT: "invalid",
+    Code.NOT_FOUND: "invalid",
+    Code.UNIMPLEMENTED: "invalid",
+    Code.RESOURCE_EXHAUSTED: "overloaded",
+    Code.UNAVAILABLE: "unavailable",
+    Code.DEADLINE_EXCEEDED: "deadline",
+    Code.CANCELLED: "cancelled",
+}
+
+
 def rule_of(error: Exception) -> Rule:
     """The row of an error."""
     return next((rule for rule in RULES if isinstance(error, rule.error)), INTERNAL)
+
+
+def outcome_of(error: Exception) -> str:
+    """How a request ended, as ``ssd_requests_total`` counts it."""
+    return _OUTCOMES.get(rule_of(error).code, "error")
 
 
 def http_status(error: Exception) -> int:

@@ -3,7 +3,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -274,6 +274,9 @@ def test_the_clock_never_goes_back() -> None:
 
 SERVED = {
     "ssd_requests_total",
+    "ssd_queue_seconds",
+    "ssd_commit_to_table_seconds",
+    "ssd_open_sessions",
     "ssd_time_to_first_token_seconds",
     "ssd_inter_token_seconds",
     "ssd_e2e_seconds",
@@ -296,6 +299,17 @@ SERVED = {
     "ssd_draft_startup_seconds",
     "ssd_stale_frames_total",
 }
+
+
+def test_a_process_exports_no_metric_of_the_other() -> None:
+    def names(process: Literal["target", "draft"]) -> set[str]:
+        exposed = generate_latest(telemetry.metrics_of(process)).decode()
+        return set(re.findall(r"^# TYPE (ssd_\w+) \w+$", exposed, re.MULTILINE))
+
+    in_both = {name for name in names("target") & names("draft") if not name.endswith("_created")}
+    assert in_both == {"ssd_link_bytes_total", "ssd_bad_frames_total", "ssd_stale_frames_total"}
+    assert {"ssd_draft_capacity", "ssd_wire_to_table_seconds"} <= names("draft")
+    assert {"ssd_requests_total", "ssd_queue_seconds"} <= names("target")
 
 
 def test_every_metric_is_exposed_with_help_under_its_agreed_name() -> None:
