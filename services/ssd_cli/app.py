@@ -231,16 +231,18 @@ def models_command(
     is_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
 ) -> None:
     """List the embedded pair and the models in folders."""
-    precision: AutoPrecision = _run(auto_precision(), is_debug=False)
     models = local_models(folders or [])
+    if not is_json:
+        out.print(models_table(models))
+        for model in models:
+            if model.problem:
+                say("warning", model.problem)
+    with err.status("trying bfloat16 on this machine"):
+        precision: AutoPrecision = _run(auto_precision(), is_debug=False)
     if is_json:
         found = [asdict(model) | asdict(precision) for model in models]
         write(json.dumps(found) + "\n")
         return
-    out.print(models_table(models))
-    for model in models:
-        if model.problem:
-            say("warning", model.problem)
     err.print(f"--dtype auto is {precision.dtype} here: {precision.dtype_reason}")
 
 
