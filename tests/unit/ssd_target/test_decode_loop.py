@@ -239,7 +239,7 @@ def test_a_row_that_is_not_finite_fails_its_sequence_where_plain_decoding_would(
 ) -> None:
     prompts = [[1, 2, 3], [4, 4], [9, 8, 7], list(range(10)) * 2]
     texts = [plain(prompt, 20, WARM) for prompt in prompts]
-    for bad in range(13):
+    for bad in (1, 4, 7, 12):
         bench = make_bench()
         draft = bench.join(script, sampling=WARM)
         bench.runner.nan_token = bad
