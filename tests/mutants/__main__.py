@@ -103,7 +103,12 @@ def run(tree: Path, tests: Sequence[str], *, expect_success: bool = False) -> st
     flags = ("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider")
     # Generous, since nobody waits; the same examples in each run.
     bounds = ("--timeout", "120", "--hypothesis-seed", "0")
-    environment = {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+        # Processes that tests start must not find the installed tree.
+        "PYTHONPATH": f"{tree / 'services'}:{tree / 'operator'}",
+    }
     command = ["env", *(f"{key}={value}" for key, value in environment.items()), sys.executable]
     try:
         done = subprocess.run(
@@ -116,7 +121,9 @@ def run(tree: Path, tests: Sequence[str], *, expect_success: bool = False) -> st
         )
     except subprocess.TimeoutExpired:
         return f"{tests[0]} (it hangs)"
-    failed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    # A fixture that fails is an ERROR; a file that cannot be imported has another exit code.
+    lines = [line.split() for line in done.stdout.splitlines()]
+    failed = [words[1] for words in lines if words[:1] in (["FAILED"], ["ERROR"])]
     is_as_expected = done.returncode in ({0} if expect_success else {0, _TESTS_FAILED})
     if not is_as_expected or bool(failed) != (done.returncode == _TESTS_FAILED):
         raise BadMutantError(f"pytest {' '.join(tests)}\n{done.stdout}{done.stderr}")

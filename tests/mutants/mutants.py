@@ -189,14 +189,14 @@ MUTANTS = (
         "ssd_target/draft_pool.py",
         "if frame.epoch != link.epoch:",
         "if frame.epoch > link.epoch:",
-        (LOOP, POOL),
+        (POOL,),
     ),
     Mutant(
         "the table of an earlier round is accepted",
         "ssd_target/draft_pool.py",
         "if table.base_len != session.base_len or session.table is not None:",
         "if table.base_len > session.base_len or session.table is not None:",
-        (LOOP, POOL),
+        (POOL,),
     ),
     Mutant(
         "the table of the round before is used again",

@@ -159,7 +159,10 @@ class ScriptedDraft:
         self.channel.send(Frame(FrameKind.TABLES, epoch, 1, rows_RW))
 
     def _table(self, number: int, session: _Session, behaviour: Behaviour) -> OutcomeTable:
-        """A table of two branches: a wrong outcome, and the true one unless it is to be missed."""
+        """A table of two branches: a wrong outcome and the true one, each with its own tokens.
+
+        A table that is to miss has the first alone.
+        """
         base_len = len(session.tokens)
         outcome = self._outcome(session)
         after = session.future[base_len + outcome.accepted + 1 :][: self.lookahead]
@@ -169,6 +172,7 @@ class ScriptedDraft:
         right[keep:] = np.where(right[keep:] < 0, -1, (right[keep:] + 1) % self.vocab_size)
         if behaviour is Behaviour.BAD_ID:
             right[:] = self.vocab_size
+        wrong = np.where(right < 0, -1, (right + 1) % self.vocab_size).astype(np.int32)
         wrong_bonus = (outcome.bonus + 1) % self.vocab_size
         bonus_N = np.array([wrong_bonus, outcome.bonus], dtype=np.int32)
         count = 1 if behaviour is Behaviour.MISS else 2
@@ -178,7 +182,7 @@ class ScriptedDraft:
             part=0,
             accepted_N=np.full(2, outcome.accepted, dtype=np.int32)[:count],
             bonus_N=bonus_N[:count],
-            tokens_NK=np.stack([right, right])[:count],
+            tokens_NK=np.stack([wrong, right])[:count],
         )
 
     def _outcome(self, session: _Session) -> Outcome:

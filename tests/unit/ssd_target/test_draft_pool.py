@@ -226,6 +226,24 @@ def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> No
     bench.run()
 
 
+@pytest.mark.parametrize(("distance", "epoch"), [(-1, 5), (-2, 5), (0, 4), (0, 6)])
+def test_a_table_of_another_round_or_epoch_is_dropped_and_counted(
+    make_bench: MakeBench, distance: int, epoch: int
+) -> None:
+    bench = make_bench()
+    bench.join(SILENT, epoch=5)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    before = stale_frames()
+    bench.pool.receive(link, tables_frame(1, session.base_len + distance, [5], epoch=epoch))
+    assert session.table is None
+    assert stale_frames() == before + 1
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5], epoch=5))
+    assert session.table is not None
+
+
 def test_the_first_table_of_a_session_says_nothing_of_the_drafts_speed(
     make_bench: MakeBench,
 ) -> None:
