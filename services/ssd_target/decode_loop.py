@@ -6,7 +6,7 @@ next positions is computed. Everything here runs on the step thread.
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -49,7 +49,11 @@ class Runner(Protocol):
         """Shapes of its batches."""
         ...
 
-    def forward(self, batch: PagedBatch) -> torch.Tensor:
+    def prepare(self, batch: PagedBatch) -> Any:
+        """Build what ``verify`` needs beside the model."""
+        ...
+
+    def verify(self, prepared: Any) -> torch.Tensor:
         """Store the rows of a batch; logits_BPV float32."""
         ...
 
@@ -134,9 +138,9 @@ class DecodeLoop:
             return
         self._rounds.begin(started)
         proposals = self._builder.proposals(rows, self._proposed)
-        batch = self._builder.round(rows, proposals)
+        prepared = self._runner.prepare(self._builder.round(rows, proposals))
         with self._metrics.span("verify") as verify:
-            logits_BPV = self._runner.forward(batch)
+            logits_BPV = self._runner.verify(prepared)
         chosen_BP = self._chooser.choose(rows, proposals.num_proposed_B, logits_BPV)
         outcomes = verify_coupled(proposals.tokens_BK, proposals.num_proposed_B, chosen_BP)
         decisions = self._commit(rows, proposals, read_back(outcomes))

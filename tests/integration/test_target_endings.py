@@ -35,12 +35,12 @@ load = step_thread.load_runner
 
 def load_what_breaks(*arguments):
     runner = load(*arguments)
-    forward = runner.forward
-    def forward_until_60(batch):
+    prepare = runner.prepare
+    def prepare_until_60(batch):
         if int(batch.first_positions_B.max()) == 60:
             raise ZeroDivisionError("broken on purpose")
-        return forward(batch)
-    runner.forward = forward_until_60
+        return prepare(batch)
+    runner.prepare = prepare_until_60
     return runner
 
 step_thread.load_runner = load_what_breaks

@@ -18,6 +18,7 @@ their number. *Revisit when* proposals are mostly shorter than K.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -47,6 +48,19 @@ MIN_ROWS = 2
 AVX-512 packed fp32 linears of 1,536 inputs and more, and most bf16 ones, give other bits."""
 
 OTHER_BITS = "one column alone has other logits than the same column among K+1"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPass:
+    """A paged batch with the slots that it writes and the context that it sees."""
+
+    num_sequences: int
+    """Those that are no padding; they come first."""
+    tokens_BP: Tensor
+    positions_BP: Tensor
+    write_BP: Tensor
+    """Slots of the new entries; 0 at padding."""
+    runs: list[ContextRun]
 
 
 class ModelRunner:
@@ -88,11 +102,21 @@ class ModelRunner:
             fp32 logits [B, P, V]; row i of a sequence chooses the token after column i. Rows of
             padding columns mean nothing. A row that is not finite affects no other row.
         """
+        return self.verify(self.prepare(batch))
+
+    @torch.inference_mode()
+    def prepare(self, batch: PagedBatch) -> PreparedPass:
+        """Pad a batch and build its slots and masks: all of ``forward`` that is not the model."""
         num_sequences, columns = batch.tokens_BP.shape
         padded = _pad_sequences(batch, self._bucket(num_sequences, columns))
-        hidden_RD = self._run_paged(padded)
-        logits_BPV = self._logits(hidden_RD, columns)
-        return logits_BPV[:num_sequences]
+        return self._prepare(padded, num_sequences)
+
+    @torch.inference_mode()
+    def verify(self, prepared: PreparedPass) -> Tensor:
+        """Run a prepared batch; see ``forward``."""
+        hidden_RD = self._run_prepared(prepared)
+        logits_BPV = self._logits(hidden_RD, prepared.tokens_BP.shape[1])
+        return logits_BPV[: prepared.num_sequences]
 
     @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> int | None:
@@ -105,7 +129,7 @@ class ModelRunner:
             The first real column whose hidden state is not finite; None if all are.
         """
         assert batch.tokens_BP.shape == (1, self.engine.prefill_chunk), batch.tokens_BP.shape
-        hidden_RD = self._run_paged(batch)[: int(batch.num_columns_B[0])]
+        hidden_RD = self._run_prepared(self._prepare(batch, 1))[: int(batch.num_columns_B[0])]
         # A sum is finite if its terms are, and 20 times faster than to ask each.
         is_finite_R = hidden_RD.sum(dim=1, dtype=torch.float32).isfinite()
         return None if bool(is_finite_R.all()) else int(is_finite_R.long().argmin())
@@ -198,7 +222,7 @@ class ModelRunner:
         bucket = next(count for count in self._buckets if count >= num_sequences)
         return max(bucket, MIN_ROWS) if columns == 1 else bucket
 
-    def _run_paged(self, batch: PagedBatch) -> Tensor:
+    def _prepare(self, batch: PagedBatch, num_sequences: int) -> PreparedPass:
         columns = batch.tokens_BP.shape[1]
         column_P = torch.arange(columns)
         position_BP = (batch.first_positions_B[:, None] + column_P).clamp_(max=self._last_position)
@@ -221,7 +245,16 @@ class ModelRunner:
             )
             for first in range(0, num_chunks, MAX_CHUNKS_A_CALL)
         ]
-        return self._run(batch.tokens_BP, position_BP, write_BP, runs, is_whole=False)
+        return PreparedPass(num_sequences, batch.tokens_BP, position_BP, write_BP, runs)
+
+    def _run_prepared(self, prepared: PreparedPass) -> Tensor:
+        return self._run(
+            prepared.tokens_BP,
+            prepared.positions_BP,
+            prepared.write_BP,
+            prepared.runs,
+            is_whole=False,
+        )
 
     def _trunk(self, block_tables_BJ: Tensor, trunk_lengths_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return the trunks' slots, in whole blocks, and which are in use."""

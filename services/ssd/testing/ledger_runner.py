@@ -33,6 +33,14 @@ class LedgerRunner:
         tokens = batch.tokens_BP[0, : int(batch.num_columns_B[0])].tolist()
         return tokens.index(self.nan_token) if self.nan_token in tokens else None
 
+    def prepare(self, batch: PagedBatch) -> PagedBatch:
+        """There are no masks."""
+        return batch
+
+    def verify(self, prepared: PagedBatch) -> torch.Tensor:
+        """See ``forward``."""
+        return self.forward(prepared)
+
     def forward(self, batch: PagedBatch) -> torch.Tensor:
         """Store the rows; logits_BPV of what stands at each column, noise at padding."""
         self.num_forwards += 1

@@ -7,16 +7,18 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from prometheus_client import REGISTRY
 
 from ssd.engine.runner import ModelRunner
 from ssd.errors import ContextLengthError, FieldError, OverloadedError
 from ssd.rpc.codec import ChatTurn, Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
 from ssd.testing.tokenizer import ByteTokenizer
-from ssd.types import TokenId
+from ssd.types import FinishReason, GenerationChunk, TokenId
 from ssd_target.front_desk import DeskSettings, FrontDesk
 from ssd_target.inbox import Inbox
-from ssd_target.streams import Wakeups
+from ssd_target.sequence import Arrival
+from ssd_target.streams import TokenStream, Wakeups
 
 MAX_MODEL_LEN = 64
 NUM_TOKEN_IDS = 120
@@ -72,7 +74,8 @@ async def desk(tokenizer: WatchedTokenizer, inbox: Inbox) -> FrontDesk:
 
 async def ask(desk: FrontDesk, prompt: Prompt) -> None:
     call = GenerateCall(prompt=prompt, max_tokens=4)
-    await anext(desk.generate(call, "r"))
+    async for _ in desk.generate(call, "r"):
+        pass
 
 
 async def test_a_prompt_of_the_models_length_is_read_through(desk: FrontDesk) -> None:
@@ -156,6 +159,30 @@ async def test_a_prompt_without_room_for_its_tokens_is_refused_by_its_field(
     with pytest.raises(ContextLengthError, match="62 tokens and max_tokens is 4") as caught:
         await ask(desk, prompt)
     assert caught.value.field == field
+
+
+async def test_a_request_without_a_token_has_no_time_to_its_first_one(
+    desk: FrontDesk, inbox: Inbox
+) -> None:
+    names = ("ssd_time_to_first_token_seconds_count", "ssd_e2e_seconds_count")
+
+    def counts() -> list[float]:
+        return [REGISTRY.get_sample_value(name) or 0.0 for name in names]
+
+    async def finish(*token_ids: TokenId, reason: FinishReason) -> list[float]:
+        before = counts()
+        reading = asyncio.create_task(ask(desk, "abc"))
+        await asyncio.sleep(0)
+        (arrival,) = (each for each in inbox.drain() if isinstance(each, Arrival))
+        stream = cast(TokenStream, arrival.sink)
+        stream.put(GenerationChunk(token_ids=token_ids, finish_reason=reason))
+        stream.wake()
+        await reading
+        return [now - then for now, then in zip(counts(), before, strict=True)]
+
+    assert await finish(reason=FinishReason.CANCELLED) == [0, 0]
+    assert await finish(97, reason=FinishReason.CANCELLED) == [1, 0]
+    assert await finish(97, reason=FinishReason.LENGTH) == [1, 1]
 
 
 @pytest.mark.parametrize(("count", "is_aside"), [(10, False), (50_000, True)])

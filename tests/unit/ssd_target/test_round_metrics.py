@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
+from ssd.testing.ledger_runner import LedgerRunner
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import Mode
+from ssd_target.batch_builder import BatchBuilder
 from ssd_target.scheduler import Load
 
 MakeBench = Callable[..., Any]
@@ -75,6 +77,62 @@ def test_a_commit_is_timed_from_the_decision_to_the_hand_over(
     bench.run()
     assert growth("ssd_commit_to_wire_seconds_count") == 2
     assert growth("ssd_commit_to_wire_seconds_sum") > 0
+
+
+def test_rounds_that_no_draft_helps_are_counted_apart_from_those_that_need_none(
+    make_bench: MakeBench,
+) -> None:
+    def rounds() -> dict[str, float]:
+        kinds = ("hit", "miss", "late", "no_draft", "none")
+        return {kind: value("ssd_rounds_total", result=kind) for kind in kinds}
+
+    def counted(**submitted: Any) -> dict[str, float]:
+        before = rounds()
+        bench.submit([1, 2, 3], 5, **submitted)
+        bench.run()
+        return {kind: now - before[kind] for kind, now in rounds().items() if now != before[kind]}
+
+    bench = make_bench()
+    # The last but one has one token to go, and the last nothing: neither could propose.
+    assert counted() == {"no_draft": 3, "none": 2}
+    assert counted(mode=Mode.AUTOREGRESSIVE) == {"none": 5}
+    draft = bench.join([Behaviour.SILENT])
+    assert counted() == {"no_draft": 3, "none": 2}, "a session that never opens is no draft"
+    assert draft
+
+
+def test_the_verify_part_is_the_forward_pass_alone(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench()
+    for owner, name in ((BatchBuilder, "round"), (LedgerRunner, "prepare")):
+        original = getattr(owner, name)
+
+        def slowly(*arguments: Any, original: Callable[..., Any] = original) -> Any:
+            bench.clock.time += 5.0
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, slowly)
+    before = value("ssd_round_seconds_sum", part="verify")
+    bench.submit([1, 2, 3], 4)
+    bench.run()
+    assert value("ssd_round_seconds_sum", part="verify") - before == pytest.approx(0.004)
+
+
+def test_the_time_in_the_queue_ends_with_a_place_in_the_batch(
+    make_bench: MakeBench, growth: Callable[[str], float]
+) -> None:
+    growth("ssd_queue_seconds_count")
+    growth("ssd_queue_seconds_sum")
+    bench = make_bench()
+    for _ in range(5):
+        bench.submit([1, 2, 3], 3)
+    bench.loop.run_round()
+    assert growth("ssd_queue_seconds_count") == 4
+    bench.clock.time += 50.0
+    bench.run()
+    assert growth("ssd_queue_seconds_count") == 5
+    assert 50.0 < growth("ssd_queue_seconds_sum") < 51.0
 
 
 def test_the_pool_remembers_hits_and_misses_of_links_that_are_gone(make_bench: MakeBench) -> None:

@@ -3,19 +3,30 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
+from prometheus_client import REGISTRY
 
-from ssd.errors import FieldError, NotReadyError, UnsupportedError
+from ssd.errors import (
+    CancelledError,
+    DeadlineError,
+    FieldError,
+    InternalError,
+    NotReadyError,
+    OverloadedError,
+    UnknownModelError,
+    UnsupportedError,
+)
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.client import TargetClient
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus, pool_status
 from ssd.rpc.server import RpcServer
+from ssd.types import GenerationChunk
 from ssd.v1 import admin_pb2, generate_pb2
 from ssd_target.draft_pool import DraftPool
 from ssd_target.front_desk import FrontDesk
-from ssd_target.servicer import AdminServicer, GenerateServicer
+from ssd_target.servicer import AdminServicer, GenerateServicer, count_failure
 from ssd_target.settings import TargetSettings
 
 PATIENCE_SECONDS = 20.0
@@ -102,6 +113,53 @@ async def test_a_target_that_drains_neither_tokenises_nor_decodes(
         await generate.Tokenize(generate_pb2.TokenizeRequest(text="x"), None)
     with pytest.raises(NotReadyError):
         await generate.Detokenize(generate_pb2.DetokenizeRequest(token_ids=[1]), None)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (FieldError("text", "is empty"), "invalid"),
+        (UnknownModelError("no such model"), "invalid"),
+        (UnsupportedError("sampling.n"), "invalid"),
+        (OverloadedError("the queue is full"), "overloaded"),
+        (NotReadyError("draining"), "unavailable"),
+        (DeadlineError("600 s"), "deadline"),
+        (TimeoutError(), "deadline"),
+        (CancelledError("left"), "cancelled"),
+        (InternalError("not finite"), "error"),
+        (ZeroDivisionError("a bug"), "error"),
+    ],
+)
+def test_a_failed_request_is_counted_by_its_outcome(error: Exception, outcome: str) -> None:
+    def count() -> float:
+        return REGISTRY.get_sample_value("ssd_requests_total", {"outcome": outcome}) or 0.0
+
+    before = count()
+    count_failure("/ssd.v1.GenerateService/Generate", error)
+    count_failure("/ssd.v1.GenerateService/Tokenize", error)
+    assert count() == before + 1
+
+
+class Reader:
+    """A context that takes nothing."""
+
+    async def write(self, _message: object) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_stall_is_one_line_without_a_stack(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def chunks() -> AsyncIterator[GenerationChunk]:
+        yield GenerationChunk(token_ids=(1,))
+
+    caplog.set_level("INFO")
+    settings = TargetSettings(stream_stall_seconds=0.01)
+    servicer = GenerateServicer(settings, cast(FrontDesk, desk), cast(DraftPool, None))
+    with pytest.raises(DeadlineError, match=r"was not read for 0\.01 s"):
+        await servicer._write_all(cast(Any, chunks()), cast(Any, Reader()))
+    (line,) = caplog.records
+    assert (line.getMessage(), line.levelname, line.exc_info) == ("stream_stalled", "INFO", None)
 
 
 async def test_a_watcher_is_told_the_pool_and_every_change_of_it(

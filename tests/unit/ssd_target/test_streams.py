@@ -1,9 +1,13 @@
 """Tokens between the step thread and a reader."""
 
 import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
 
 import pytest
 
+from ssd.errors import OverloadedError
 from ssd.types import FinishReason, GenerationChunk
 from ssd_target.streams import TokenStream, Wakeups
 
@@ -39,6 +43,31 @@ async def test_a_slow_reader_gets_several_rounds_as_one_chunk() -> None:
     merged = await ends.stream.take()
     assert merged.token_ids == (1, 2, 3, 4)
     assert merged.finish_reason is FinishReason.LENGTH
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_a_stream_that_failed_is_freed_without_a_garbage_collection() -> None:
+    ends = Ends()
+    ends.stream.fail(OverloadedError("the queue is full"))
+    stream = weakref.ref(ends.stream)
+    message = ""
+    try:
+        await ends.stream.take()
+    except OverloadedError as error:
+        message = str(error)
+    ends.wakeups.flush()
+    await asyncio.sleep(0)
+    del ends
+    assert message == "the queue is full"
+    assert stream() is None
 
 
 async def test_a_waiting_reader_is_woken_by_the_flush_of_the_round() -> None:
