@@ -88,16 +88,14 @@ def test_a_change_that_cannot_run_costs_no_outage(
 
 
 def test_drafts_wait_for_their_target_and_speculation_is_off_for_a_moment(
-    kube: Kube, demo: str, load: Load, figures: Figures
+    kube: Kube, demo: str, figures: Figures
 ) -> None:
     eventually(lambda: is_settled(kube, demo), "it is at rest")
     drafts = uids(kube, demo, "draft")
     change_pair(kube, demo, branches=16, image="localhost/ssd-target:nope")
     eventually(lambda: has_failed(kube, demo, "cannot pull"), "the preflight fails", 90)
-    load.go_on(8)
     assert uids(kube, demo, "draft") == drafts
     assert kube.condition(demo, "SpeculationActive")["status"] == "True"
-    load.assert_undisturbed()
     old = uids(kube, demo, "target")
     off: list[float] = []
 

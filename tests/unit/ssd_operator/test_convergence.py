@@ -145,6 +145,27 @@ class Storm(RuleBasedStateMachine):
             self.world.controllers.settle()
 
     @precondition(lambda self: self.has_deployments())
+    @rule(index=INDEX, has_followed=st.booleans())
+    def add_a_variable_and_pause(self, index: int, *, has_followed: bool) -> None:
+        edited = self.edited(self.pick_child(index, "Deployment"))
+        edited["spec"]["paused"] = True
+        container = edited["spec"]["template"]["spec"]["containers"][0]
+        container["env"] = [{"name": "EXTRA"}, *container["env"]]
+        self.cluster.touched(name_of(edited))
+        self.cluster.put(edited)
+        if has_followed:
+            self.world.controllers.settle()
+
+    @precondition(lambda self: self.lasting_children())
+    @rule(index=INDEX)
+    def add_a_key_to_a_selector(self, index: int) -> None:
+        refs = [ref for ref in self.lasting_children() if ref.kind == "Service"]
+        if refs:
+            edited = self.edited(refs[index % len(refs)])
+            edited["spec"].setdefault("selector", {})["extra"] = "x"
+            self.cluster.put(edited)
+
+    @precondition(lambda self: self.has_deployments())
     @rule(index=INDEX, number=st.integers(0, 5))
     def edit_replicas(self, index: int, number: int) -> None:
         edited = self.edited(self.pick_child(index, "Deployment"))
