@@ -157,6 +157,8 @@ class LinkWelcome:
     lookahead: int
     branches: int
     peer: Peer = field(default_factory=Peer)
+    max_len: int = 0
+    """Sessions are shorter than this many tokens; 0 is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,6 @@ from ssd_draft.step_thread import StepLife, StepSettings
 from ssd_draft.worker import Worker
 
 _log = get_logger("ssd_draft")
-MAX_OPENING_BYTES = 5 * 1024 * 1024
-"""Of a message of a target. The longest is an opening: 2^20 token ids, the most that a target's
-``max_model_len`` can be, take 4 bytes each below an id of 2^28. A longer one ends its link."""
 _INBOX_CAPACITY = 1024
 """Events of one link that wait for the step thread at most."""
 _LAST_WORDS_SECONDS = 5.0
@@ -43,6 +40,7 @@ class Draft:
         self, settings: DraftSettings, step: StepSettings, terms: LinkTerms, clock: Clock
     ) -> None:
         self._settings = settings
+        self._terms = terms
         self._engine = step.engine
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -149,7 +147,7 @@ class Draft:
             settings.host,
             settings.port,
             reflection=settings.reflection,
-            limits=ServerLimits(message_bytes=MAX_OPENING_BYTES),
+            limits=ServerLimits(message_bytes=self._terms.max_message_bytes),
         )
         servicer = SpeculationServicer(
             self._desk, is_ready=self._is_loaded, status=self.status, drain=self.drain

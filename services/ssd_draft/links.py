@@ -48,6 +48,11 @@ _CURES = dict.fromkeys(
     ("vocab_size", "tokenizer_fingerprint"), "; take a draft of the target's family"
 )
 """What to do about a field that differs, where the values do not tell."""
+_LEAST_MESSAGE_BYTES = 64 * 1024
+"""The commits of 256 sessions, and what greetings may hold, take less."""
+_TOKEN_BYTES = 5
+"""Of a token id at most."""
+_OTHER_BYTES = 1024
 MAX_LINKS = 64
 """Links at a time, those without a Hello among them."""
 MAX_LINKS_OF_ADDRESS = 16
@@ -73,6 +78,14 @@ class LinkTerms:
     """Fault injection: each table leaves that much later."""
     default_policy: LinkPolicy = field(default_factory=LinkPolicy)
     peer: Peer = field(default_factory=Peer)
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Of a message of a target; the longest is an opening.
+
+        Reading one takes the event loop 20 ns a byte.
+        """
+        return max(_LEAST_MESSAGE_BYTES, _OTHER_BYTES + _TOKEN_BYTES * self.max_len)
 
     @property
     def frame_limits(self) -> FrameLimits:
@@ -328,6 +341,7 @@ def welcome(hello: LinkHello, terms: LinkTerms) -> LinkWelcome:
         lookahead=terms.lookahead,
         branches=terms.branches,
         peer=terms.peer,
+        max_len=terms.max_len,
     )
 
 

@@ -136,6 +136,8 @@ class DraftLink:
         self.quarantine = Quarantine(is_enabled=True)
         self.not_asked_until = 0.0
         """When it may be offered a session again, after one that came to nothing."""
+        self.max_len = 0
+        """Its sessions are shorter than this many tokens; 0 is not known."""
         self.most_sessions = 0
         """Most sessions that it has carried at a time: its draft never keeps more."""
         self.tables_due = 0
@@ -157,10 +159,11 @@ class DraftLink:
             return LinkState.QUARANTINED
         return LinkState.ACTIVE
 
-    def has_room(self, now: float) -> bool:
-        """Whether it takes one more session."""
+    def has_room(self, num_tokens: int, now: float) -> bool:
+        """Whether it takes one more session, of so many tokens."""
         return (
             self.state(now) is LinkState.ACTIVE
+            and (not self.max_len or num_tokens < self.max_len)
             and len(self.sessions) < self.capacity
             and now >= self.not_asked_until
         )

@@ -218,7 +218,7 @@ class DraftPool:
         for sequence in sequences:
             if sequence.sequence_id in self._sessions or sequence.num_remaining <= 1:
                 continue
-            link = self._least_loaded(sequence.sequence_id)
+            link = self._least_loaded(sequence)
             if link is not None:
                 self._open(link, sequence)
 
@@ -293,12 +293,12 @@ class DraftPool:
         for link in leaving:
             _log.info("moved_out", draft=link.name)
 
-    def _least_loaded(self, sequence_id: SequenceId) -> DraftLink | None:
-        now = self._clock.now()
+    def _least_loaded(self, sequence: Sequence) -> DraftLink | None:
+        now, num_tokens = self._clock.now(), len(sequence.tokens)
         with self._changed:
-            barred = self._barred.get(sequence_id, ())
+            barred = self._barred.get(sequence.sequence_id, ())
             links = [each for each in self._links.values() if each not in barred]
-            links = [each for each in links if each.has_room(now)]
+            links = [each for each in links if each.has_room(num_tokens, now)]
         return min(links, key=lambda link: link.load, default=None)
 
     def _open(self, link: DraftLink, sequence: Sequence) -> None:

@@ -242,6 +242,7 @@ class DraftLinks:
         link = DraftLink(
             address, hello.epoch, welcome.capacity, channel, call.send, peer=welcome.peer
         )
+        link.max_len = welcome.max_len
         ended: asyncio.Future[LinkError] = asyncio.get_running_loop().create_future()
         channel.start(
             lambda frame: self._on_frame(link, frame, ended),

@@ -116,6 +116,7 @@ def speculate_response(message: DraftMessage) -> speculation_pb2.SpeculateRespon
                     lookahead=message.lookahead,
                     branches=message.branches,
                     peer=_peer_message(message.peer),
+                    max_len=message.max_len,
                 )
             )
 
@@ -195,6 +196,7 @@ def _welcome(message: speculation_pb2.Welcome) -> LinkWelcome:
         lookahead=message.lookahead,
         branches=message.branches,
         peer=_peer(message.peer),
+        max_len=message.max_len,
     )
 
 

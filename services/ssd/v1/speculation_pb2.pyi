@@ -108,18 +108,20 @@ class SpeculateRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., link_settings: _Optional[_Union[LinkSettings, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., frame: _Optional[_Union[FrameBytes, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "capacity", "lookahead", "branches", "peer")
+    __slots__ = ("epoch", "capacity", "lookahead", "branches", "peer", "max_len")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     capacity: int
     lookahead: int
     branches: int
     peer: Peer
-    def __init__(self, epoch: _Optional[int] = ..., capacity: _Optional[int] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ...) -> None: ...
+    max_len: int
+    def __init__(self, epoch: _Optional[int] = ..., capacity: _Optional[int] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., max_len: _Optional[int] = ...) -> None: ...
 
 class SessionRefused(_message.Message):
     __slots__ = ("session", "reason")

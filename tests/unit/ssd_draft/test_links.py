@@ -11,6 +11,7 @@ import pytest
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkFrames
+from ssd.rpc.link_codec import speculate_request
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer
 from ssd.speculation.table import pack_commits
@@ -267,3 +268,25 @@ async def test_openings_that_find_no_room_in_the_inbox_are_refused_and_others_se
         other.send(Beat(nonce=1))
         while (answer := await other.receive()) != Beat(echo=1):
             assert not isinstance(answer, SessionRefusal)
+
+
+@pytest.mark.parametrize("max_len", [20, 4096, 1 << 20])
+def test_any_opening_that_a_draft_accepts_fits_the_messages_that_it_receives(max_len: int) -> None:
+    terms = replace(TERMS, max_len=max_len)
+    opening = SessionOpening(
+        session=2**31 - 1,
+        token_ids=(2**31 - 1,) * (max_len - 1),
+        seed=2**64 - 1,
+        choice=2**31 - 1,
+        temperature=2.0,
+        max_len=2**31 - 1,
+    )
+    num_bytes = speculate_request(opening).ByteSize()
+    assert num_bytes <= terms.max_message_bytes <= max(1 << 16, 6 * max_len)
+
+
+async def test_a_draft_tells_how_long_its_sessions_may_be(desk: Desk) -> None:
+    async with desk.dialled() as call:
+        welcome = await call.receive()
+    assert isinstance(welcome, LinkWelcome)
+    assert welcome.max_len == TERMS.max_len

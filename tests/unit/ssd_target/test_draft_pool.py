@@ -346,3 +346,18 @@ def test_a_draft_that_answers_every_round_never_runs_out_of_what_it_may_send(
     (link,) = bench.pool.links()
     assert link.lost_because is None
     assert link.most_sessions <= 4
+
+
+def test_a_sequence_too_long_for_a_draft_is_not_sent_to_it(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    short, long = bench.join([Behaviour.HIT], name="short"), bench.join(SILENT, name="long")
+    short_link, _ = bench.pool.links()
+    short_link.max_len = 4
+    bench.submit([1, 2, 3, 4, 5], 10)
+    bench.run()
+    assert openings(short) == []
+    assert openings(long) == [1]
+    bench.submit([1, 2], 5)
+    bench.loop.run_round()
+    assert openings(short) == [1]
+    bench.run()

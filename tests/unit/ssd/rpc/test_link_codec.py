@@ -42,6 +42,7 @@ WELCOME = LinkWelcome(
     lookahead=6,
     branches=24,
     peer=Peer(pod="d", weights_fingerprint="sha256:d"),
+    max_len=4096,
 )
 OPENING = SessionOpening(
     session=1, token_ids=(5, 6), seed=2**64 - 1, choice=2, temperature=0.5, max_len=64
