@@ -11,9 +11,9 @@ AVX2_ERROR = (
     "avx512vl and avx512dq\nException raised from mkldnn_reorder_linear_weight"
 )
 """What a CPU with AVX2 only raises for a bfloat16 weight."""
-BFLOAT16_PROBLEM = packing_problem(torch.bfloat16)
+_PROBLEM = packing_problem(torch.bfloat16)
 needs_packed_bfloat16 = pytest.mark.skipif(
-    BFLOAT16_PROBLEM is not None, reason=f"packed bfloat16 linears: {BFLOAT16_PROBLEM}"
+    _PROBLEM is not None, reason=f"packed bfloat16 linears: {_PROBLEM}"
 )
 """Marks a test, or a parameter of one, that is about packed bfloat16 linears."""
 

@@ -48,7 +48,9 @@ Lookahead = Annotated[int, typer.Option("--lookahead", min=1, max=16, help="K: t
 Branches = Annotated[int, typer.Option("--branches", min=1, max=128, help="N: outcomes prepared.")]
 Dtype = Annotated[
     Literal["auto", "bfloat16", "float32"],
-    typer.Option("--dtype", help="Of weights and KV; auto: bfloat16 where this CPU packs it."),
+    typer.Option(
+        "--dtype", help="Of weights and KV; auto: bfloat16 where this CPU computes in it."
+    ),
 ]
 Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
 MaxTokens = Annotated[

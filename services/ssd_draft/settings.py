@@ -20,8 +20,8 @@ class DraftSettings:
     """Port of /livez, /readyz and /metrics; 0 lets the system choose."""
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Type of weights and KV. ``auto`` is bfloat16 on CUDA and on CPUs that pack bfloat16 weights
-    (AVX-512, AVX-NE-CONVERT), else float32. Target and drafts may differ."""
+    """Type of weights and KV. ``auto`` is bfloat16 on CUDA and on CPUs with bfloat16 arithmetic
+    (AVX512-BF16, AMX, AVX-NE-CONVERT), else float32. Target and drafts may differ."""
     device: str = "cpu"
     """Where the model runs: ``cpu``, ``cuda:0``."""
     attention: str = "cpu"

@@ -2,6 +2,12 @@
 
 ``python -m ssd.engine.precision`` prints what ``auto`` means on this machine's CPU, as JSON, for
 processes that do not load torch.
+
+*Decision*: ``auto`` is float32 on a CPU that packs bf16 weights but has no bf16 arithmetic.
+*Because*: it converts them in each product. Passes of 7 or 56 rows (pair widened 4x) took
+220 and 1,089 ms in bf16, 130 and 325 ms in float32 (fastest of 40 / 12, CPU time of one thread,
+AVX-512 without AVX512-BF16, busy machine). *Not chosen*: to time both, since a busy machine could
+change the dtype, and with it the tokens, from start to start. *Revisit when* memory matters more.
 """
 
 import json
@@ -13,6 +19,8 @@ import torch
 from ssd.engine.layers.linear import packing_problem
 
 AUTO = "auto"
+BFLOAT16_ARITHMETIC = ("avx512_bf16", "amx_bf16", "avx_ne_convert")
+"""Names in ``torch.cpu.get_capabilities``. The last one alone has not been measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +38,21 @@ def choose_precision(asked: str, device: str) -> Precision:
 
     Args:
         asked: ``auto``, ``bfloat16`` or ``float32``.
-        device: ``cpu``, ``cuda:0``. Only on a CPU does ``auto`` need a measurement: without packed
-            weights bf16 is several times slower there than packed float32.
+        device: ``cpu``, ``cuda:0``. Only on a CPU does ``auto`` need a probe: without packed
+            weights and bf16 arithmetic, bf16 is several times slower there than packed float32.
     """
     if asked != AUTO:
         return Precision(asked, "set explicitly")
     if not device.startswith("cpu"):
         return Precision("bfloat16", f"the default on {device}")
     problem = packing_problem(torch.bfloat16)
-    if problem is None:
-        return Precision("bfloat16", "the CPU packs bfloat16 weights")
-    return Precision("float32", f"this CPU cannot pack bfloat16 weights: {problem}")
+    if problem is not None:
+        return Precision("float32", f"this CPU cannot pack bfloat16 weights: {problem}")
+    has = torch.cpu.get_capabilities()
+    if not any(has.get(name, False) for name in BFLOAT16_ARITHMETIC):
+        names = ", ".join(BFLOAT16_ARITHMETIC)
+        return Precision("float32", f"this CPU has no bfloat16 arithmetic (none of {names})")
+    return Precision("bfloat16", "the CPU packs bfloat16 weights and multiplies them")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.packing import AVX2_ERROR, BFLOAT16_PROBLEM, fail_to_pack_bfloat16, needs_packed_bfloat16
+import torch
+from tests.packing import AVX2_ERROR, fail_to_pack_bfloat16, needs_packed_bfloat16
 
 import ssd
 from ssd.engine import precision
@@ -23,10 +24,22 @@ def avx2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @needs_packed_bfloat16
-def test_auto_is_bfloat16_where_the_cpu_packs_it() -> None:
-    assert choose_precision("auto", "cpu") == Precision(
-        "bfloat16", "the CPU packs bfloat16 weights"
-    )
+@pytest.mark.parametrize(
+    ("capabilities", "dtype", "reason"),
+    [
+        ({"avx512_bf16": True}, "bfloat16", "the CPU packs bfloat16 weights and multiplies them"),
+        ({"avx512_bf16": False, "amx_bf16": True}, "bfloat16", "and multiplies them"),
+        ({"avx512_bw": True, "avx512_bf16": False}, "float32", "has no bfloat16 arithmetic"),
+        ({}, "float32", "none of avx512_bf16, amx_bf16, avx_ne_convert"),
+    ],
+)
+def test_auto_is_bfloat16_where_the_cpu_packs_it_and_computes_in_it(
+    capabilities: dict[str, bool], dtype: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    found = choose_precision("auto", "cpu")
+    assert found.dtype == dtype
+    assert reason in found.reason
 
 
 @pytest.mark.usefixtures("avx2")
@@ -63,5 +76,4 @@ def test_other_processes_read_what_auto_is_as_json() -> None:
         capture_output=True,
     )
     found = json.loads(printed.stdout)
-    assert found["dtype"] == ("bfloat16" if BFLOAT16_PROBLEM is None else "float32")
-    assert (BFLOAT16_PROBLEM or "the CPU packs") in found["reason"]
+    assert Precision(**found) == choose_precision("auto", "cpu")
