@@ -21,12 +21,16 @@ SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--http-po
 TARGET = (*SHAPE, "--port", "0", "--max-num-seqs", "4", "--deterministic")
 MAX_LEN = 1400
 WARM = SamplingParams(temperature=0.7, seed=2**63 + 5, max_tokens=150, ignore_eos=True)
+GAIN = 8.0
+"""Attention matters so much that a wrong key or value in a draft costs hits."""
+MOST_TRIES = 20
+"""Requests until one has had its draft for long: a draft on a busy machine opens slowly."""
 PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-quarantine")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_folder(tmp_path_factory.mktemp("pair"), seed=1)
+    return write_tiny_folder(tmp_path_factory.mktemp("pair"), seed=1, attention_gain=GAIN)
 
 
 @asynccontextmanager
@@ -78,11 +82,14 @@ async def test_a_draft_that_is_the_target_never_misses_and_is_always_accepted(fo
     async with draft(folder) as helper, target(folder, [helper], *PATIENT) as (_, client):
         plain, statistics = await ask(client, Mode.AUTOREGRESSIVE)
         assert statistics.hits == 0
-        tokens, statistics = await ask(client)
-        assert tokens == plain
-        assert (statistics.misses, statistics.late) == (0, 0)
+        for _ in range(MOST_TRIES):
+            tokens, statistics = await ask(client)
+            assert tokens == plain
+            assert (statistics.misses, statistics.late) == (0, 0)
+            assert statistics.accepted_tokens == statistics.proposed_tokens
+            if statistics.hits > 20:
+                break
         assert statistics.hits > 20
-        assert statistics.accepted_tokens == statistics.proposed_tokens
         several = await asyncio.gather(*(ask(client, prompt=f"text {n}") for n in range(4)))
         for number, (tokens, _) in enumerate(several):
             alone, _ = await ask(client, Mode.AUTOREGRESSIVE, f"text {number}")
@@ -110,7 +117,7 @@ async def test_ids_without_an_embedding_are_refused_and_everything_else_is_serve
 async def test_a_padded_embedding_goes_with_one_of_another_size(
     folder: Path, tmp_path: Path
 ) -> None:
-    padded = write_tiny_folder(tmp_path / "padded", seed=1, vocab_size=272)
+    padded = write_tiny_folder(tmp_path / "padded", seed=1, attention_gain=GAIN, vocab_size=272)
     async with draft(folder) as helper, target(padded, [helper], *PATIENT) as (_, client):
         plain, _ = await ask(client, Mode.AUTOREGRESSIVE)
         tokens, statistics = await ask(client)

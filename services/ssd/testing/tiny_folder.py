@@ -17,12 +17,15 @@ def write_tiny_folder(
     *,
     seed: int = 0,
     max_len: int = 256,
+    attention_gain: float = 1.0,
     vocab_size: int = VOCAB_SIZE,
     nan_token: int | None = None,
 ) -> Path:
     """Write config, weights and tokenizer of a tiny model; returns the folder.
 
-    Two folders of one seed hold the same model; all folders hold the same tokenizer. The
+    Two folders of one seed hold the same model; all folders hold the same tokenizer.
+    ``attention_gain`` multiplies what attention adds; with 1 a token follows from the one before it
+    and hardly from the rest, with 8 a changed token of the context changes one choice in ten. The
     embedding has ``vocab_size`` rows, which may be more or fewer than the tokenizer's. That of
     ``nan_token`` is NaN; the head, which is tied otherwise, is then a tensor of its own.
     """
@@ -46,6 +49,9 @@ def write_tiny_folder(
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
     weights = _weights(seed)
+    for name in weights:
+        if "o_proj" in name:
+            weights[name] *= attention_gain
     embedding_VD = weights["model.embed_tokens.weight"]
     padding = max(0, vocab_size - VOCAB_SIZE)
     weights["model.embed_tokens.weight"] = torch.nn.functional.pad(
