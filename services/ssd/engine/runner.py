@@ -9,12 +9,13 @@ are padded to few counts; and attention runs over context chunks of fixed width 
 deterministic mode there is one shape only, so a row's bits do not depend on its column, its batch
 mates or speculation.
 
-*Decision*: the fast mode has the one-column shape where the warm-up finds the same bits in both.
-*Because*: with the pair widened 4x, 8 sequences took 31 ms instead of 91 in bf16. Packed linears
-sum in one order from 2 rows on (bf16 and fp32, AVX-512 and AVX2, weights up to 1024 x 14336); plain
-ones do not: 7 and 16 rows differ. *Not chosen*: a rule by dtype or packing, which holds for the
-measured CPUs only; a shape for each proposal length, since start-up time and CUDA graphs grow with
-their number. *Revisit when* proposals are mostly shorter than K.
+*Decision*: the fast mode has the one-column shape where all linears are packed and the warm-up
+finds the same bits in both. *Because*: with the pair widened 4x, 8 sequences took 31 ms, not 91,
+in bf16. Packed linears sum in one order from 2 rows on (bf16 and fp32, AVX-512 and AVX2, weights up
+to 1024 x 14336); plain ones do not: 7 and 16 rows differ. *Not chosen*: packing alone, which holds
+for the measured CPUs; the comparison alone, since rounding to bf16 hides rare differences; a shape
+for each proposal length, since start-up time and CUDA graphs grow with their number. *Revisit when*
+proposals are mostly shorter than K.
 """
 
 from collections.abc import Callable
@@ -206,10 +207,12 @@ class ModelRunner:
         """Run every shape once, so that the first request pays for nothing.
 
         A target's engine also compares narrow verifies with wide ones: ``verify_columns`` has both
-        afterwards if their bits are the same.
+        afterwards if all linears are packed and the bits are the same.
         """
         self._warm_prefill()
-        self.verify_columns = self.engine.verify_columns
+        self.verify_columns = (self.engine.num_columns,)
+        if self._decoder.is_packed:
+            self.verify_columns = self.engine.verify_columns
         # A draft's passes are not padded: each number of sessions is a shape.
         is_draft = self.engine.branches > 0
         warm = self._warm_branches if is_draft else self._warm_forward

@@ -36,6 +36,11 @@ class DecoderLayer:
     gate_up: Linear
     down: Linear
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All linears of the layer."""
+        return (self.qkv, self.output, self.gate_up, self.down)
+
 
 class Decoder:
     """A dense decoder over token ids; knows no KV cache."""
@@ -53,6 +58,8 @@ class Decoder:
         self._layers = layers
         self._norm = norm
         self._head = head
+        linears = [each for layer in layers for each in layer.linears]
+        self.is_packed = all(linear.is_packed for linear in (*linears, head))
         self.rotary: RotaryTable | None = None
 
     def prepare(self, max_len: int) -> None:

@@ -17,6 +17,9 @@ from ssd.engine.models.weights import Checkpoint, TensorReader
 class CausalModel(Protocol):
     """A next-token model over token ids. Step thread only."""
 
+    is_packed: bool
+    """Whether all linears are packed, so that a row's bits are the same among 2 rows or more."""
+
     def prepare(self, max_len: int) -> None:
         """Get ready for positions below ``max_len``; called once."""
         ...

@@ -101,6 +101,7 @@ class ByRows:
 
     def __init__(self, model: CausalModel) -> None:
         self._model = model
+        self.is_packed = model.is_packed
 
     def prepare(self, max_len: int) -> None:
         self._model.prepare(max_len)

@@ -158,6 +158,21 @@ def test_a_verify_of_one_column_has_the_bits_of_a_wide_one_in_every_batch(
     assert torch.equal(alone_PV, wide_BPV[-1])
 
 
+def test_one_plain_linear_forbids_narrow_verifies(
+    wide_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = linear._pack_or_warn
+    monkeypatch.setattr(
+        linear,
+        "_pack_or_warn",
+        lambda weight_OI: None if len(weight_OI) == VOCAB else pack(weight_OI),
+    )
+    engine = EngineConfig(max_model_len=BLOCKS * 16, max_num_seqs=1, num_columns=P)
+    plain = load_runner(wide_folder, engine, lambda _stage, _fraction: None)
+    plain.warm_up(lambda _stage, _fraction: None)
+    assert plain.verify_columns == (P,)
+
+
 def test_packed_linears_allow_narrow_verifies(fast_runner: ModelRunner) -> None:
     fast_runner.warm_up(lambda _stage, _fraction: None)
     assert fast_runner.verify_columns == (1, P)
