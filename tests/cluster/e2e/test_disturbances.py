@@ -166,6 +166,29 @@ def test_a_process_that_hangs_is_restarted_without_the_time_to_drain(
     eventually(lambda: is_ready(kube, demo) and speculates(kube, demo), "it serves again", 90)
 
 
+def test_a_draft_that_stalls_for_seconds_is_no_warning(kube: Kube, demo: str) -> None:
+    kube.wait_linked(demo, 1)
+    eventually(lambda: speculates(kube, demo), "it speculates", 30)
+    (pod,) = kube.pods(demo, "draft")
+    process, before = process_of(pod), news_of_speculation(kube, demo)
+    for _ in range(4):
+        os.kill(process, signal.SIGSTOP)
+        try:
+            eventually(lambda: kube.linked(demo) == set(), "the link is lost", 15)
+        finally:
+            os.kill(process, signal.SIGCONT)
+        kube.wait_linked(demo, 1, timeout=25)
+    assert news_of_speculation(kube, demo) == before
+
+
+def news_of_speculation(kube: Kube, name: str) -> tuple[str, int]:
+    """Since when the condition is what it is, and how many Events said that it was lost."""
+    condition = kube.condition(name, "SpeculationActive")
+    found = kube.items("events", "--field-selector", "reason=SpeculationOff")
+    told = [each for each in found if each["involvedObject"]["name"] == name]
+    return f"{condition['status']} {condition['lastTransitionTime']}", len(told)
+
+
 @pytest.mark.parametrize("rounds", [1, pytest.param(19, marks=FULL)])
 def test_the_operator_may_be_killed_at_any_point_of_a_change(
     kube: Kube, demo: str, load: Load, release: Release, figures: Figures, rounds: int
