@@ -42,6 +42,7 @@ STUCK_SECONDS = 60.0
 LONGEST_LAST_WORD_BYTES = 1024
 """Of a termination log: a kubelet shares 12 KiB among the containers of a pod."""
 _SOURCES = Path(ssd.__file__).parents[1]
+_PROGRESS_STEPS = 25
 _LASTING = (
     SettingsError,
     ModelNotFoundError,
@@ -129,8 +130,24 @@ def run_process(
 
 
 def log_progress(stage: str, fraction: float) -> None:
-    """Say how far loading is. Any thread."""
+    """Log how far a stage of the start is, 0..1. Any thread."""
     _log.info("progress", stage=stage, fraction=round(fraction, 3))
+
+
+def progress_log() -> Callable[[str, float], None]:
+    """Return a callback that logs each stage in steps of 4 %.
+
+    A model has thousands of tensors, and ``RepeatLimit`` drops an event that repeats too often.
+    """
+    logged: dict[str, int] = {}
+
+    def report(stage: str, fraction: float) -> None:
+        step = int(fraction * _PROGRESS_STEPS)
+        if logged.get(stage) != step:
+            logged[stage] = step
+            log_progress(stage, fraction)
+
+    return report
 
 
 def peer(settings: _Placed, weights_fingerprint: str) -> Peer:

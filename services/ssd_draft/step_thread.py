@@ -11,7 +11,7 @@ from ssd.engine.config import DTYPES, EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import ModelRunner, load_runner
 from ssd.ports import Clock
-from ssd.process import Pulse, log_progress
+from ssd.process import Pulse, progress_log
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
 from ssd.telemetry import DRAFT_STARTUP_SECONDS
@@ -59,9 +59,10 @@ class StepLife:
         """
         torch.set_num_threads(self._settings.num_threads)
         started_at = self._clock.now()
-        runner = load_runner(self._settings.folder, self._settings.engine, log_progress)
+        on_progress = progress_log()
+        runner = load_runner(self._settings.folder, self._settings.engine, on_progress)
         loaded_at = self._clock.now()
-        runner.warm_up(log_progress)
+        runner.warm_up(on_progress)
         DRAFT_STARTUP_SECONDS.labels(part="load").set(loaded_at - started_at)
         DRAFT_STARTUP_SECONDS.labels(part="warm-up").set(self._clock.now() - loaded_at)
         worker = Worker(self._assemble(runner))

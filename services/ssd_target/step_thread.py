@@ -10,7 +10,7 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import ModelRunner, load_runner
 from ssd.ports import Clock
-from ssd.process import Pulse, log_progress
+from ssd.process import Pulse, progress_log
 from ssd.speculation.noise import NoiseRing
 from ssd_target.batch_builder import BatchBuilder, Chooser
 from ssd_target.decode_loop import DecodeLoop, Parts
@@ -58,8 +58,9 @@ class StepLife:
             SetupError: the model cannot be loaded.
         """
         torch.set_num_threads(self._settings.num_threads)
-        runner = load_runner(self._settings.folder, self._settings.engine, log_progress)
-        runner.warm_up(log_progress)
+        on_progress = progress_log()
+        runner = load_runner(self._settings.folder, self._settings.engine, on_progress)
+        runner.warm_up(on_progress)
         return runner, DecodeLoop(self._assemble(runner)).run
 
     def _assemble(self, runner: ModelRunner) -> Parts:

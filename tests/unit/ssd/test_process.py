@@ -308,6 +308,19 @@ def test_the_kubelets_file_is_written_where_it_is_and_never_made(
 
 
 @pytest.mark.usefixtures("hooks")
+def test_progress_of_a_large_model_stays_below_the_limit_of_repeated_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logged: list[tuple[str, float]] = []
+    monkeypatch.setattr(process, "log_progress", lambda *progress: logged.append(progress))
+    report = process.progress_log()
+    for stage in ("load", "warm-up"):
+        for tensor in range(723):
+            report(stage, (tensor + 1) / 723)
+    assert len(logged) < 100
+    assert [fraction for _, fraction in logged].count(1.0) == 2
+
+
 def test_settings_that_are_only_shown_are_checked_and_nothing_is_served(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
