@@ -181,6 +181,7 @@ class Cluster(Protocol):
         Raises:
             ConflictError: the object is another one, or something else is there.
             MissingError: it is gone.
+            RefusedError: a policy keeps the parts.
         """
         ...
 

@@ -2,8 +2,8 @@
 
 A pass that writes nothing must know it without asking: the API server adds defaults, other writers
 add fields of their own, and numbers come back in another spelling. What others may not add to is
-owned as a whole: selectors, variables, limits, who may call. What we no longer want is not
-seen here but by the hash in our annotations, which then differs.
+owned as a whole, except in pods: selectors, variables, limits, who may call. What we no longer
+want is not seen here but by the hash in our annotations, which then differs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,14 +38,14 @@ _WHOLE = frozenset(
         *("ingress", "env", "limits"),
     }
 )
-"""Fields below which nothing may be that we did not say: a selector with one more key selects
+"""Fields below which nothing may be that we do not set: a selector with one more key selects
 nothing, a variable is a setting of the process."""
 _DEFAULTED = frozenset({"apiVersion", "divisor"})
 """What the API server adds there: to ``fieldRef`` and ``resourceFieldRef``."""
 _OURS_IF_ABSENT: Mapping[Path, frozenset[str]] = {
     (containers,): frozenset({"args", "envFrom"}) for containers in ("containers", "initContainers")
 }
-"""Fields that we leave empty and nobody else may fill."""
+"""Fields that we leave empty and no other writer may fill."""
 _QUANTITIES = frozenset({"requests", "limits"})
 """Maps of quantities."""
 _QUANTITY = frozenset({"sizeLimit", "averageValue", "divisor"})
@@ -88,13 +88,17 @@ class _Difference:
     path: Path
     """Names on the way."""
     surplus: Place = ()
-    """Where it is in the live object, if nobody should have added it."""
+    """Where it is in the live object, if no other writer may add it."""
 
 
 def _all_differences(live: Object, wanted: Object) -> Iterator[_Difference]:
     identity = ("apiVersion", "kind")
     ours = {name: value for name, value in wanted.items() if name not in identity}
-    return _differences(live, ours, (), ())
+    found = _differences(live, ours, (), ())
+    if wanted.get("kind") == "Pod":
+        # Admission adds variables and limits to pods, and nothing can remove them from a live pod.
+        return (each for each in found if not each.surplus)
+    return found
 
 
 def _differences(live: Any, wanted: Any, path: Path, place: Place) -> Iterator[_Difference]:

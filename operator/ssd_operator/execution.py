@@ -26,7 +26,7 @@ from ssd_operator.optional_children import OptionalChildren
 from ssd_operator.plan import Plan
 from ssd_operator.pod_state import name_of
 from ssd_operator.scaling import Decision
-from ssd_operator.setbacks import Setbacks, rejection_of, reversion_of
+from ssd_operator.setbacks import Repairs, Setbacks, contest_of, rejection_of, reversion_of
 from ssd_operator.spec import KIND, Object, Resource
 from ssd_operator.view import View, is_ours
 
@@ -57,6 +57,7 @@ class Execution:
     optional: OptionalChildren
     setbacks: Setbacks = field(default_factory=Setbacks)
     """What was in the way before and still is; what comes to it is added."""
+    repairs: Repairs = field(default_factory=Repairs)
 
     async def carry_out(self, decided: Plan) -> Cut | None:
         """Objects, drains, the number, then what is not wanted any more.
@@ -168,7 +169,10 @@ class Execution:
     def _remember(self, wanted: Object, answer: Object) -> None:
         ref = ref_of(wanted)
         self.setbacks.reverted.pop(ref, None)
-        reversion = reversion_of(wanted, answer, self.resource.generation)
+        live, generation = self.observed.children.get(ref), self.resource.generation
+        reversion = reversion_of(wanted, answer, generation)
+        if self.repairs.note(wanted, live, self.now()) and reversion is None:
+            reversion = contest_of(wanted, live, generation, self.now())
         if reversion is not None:
             _log.warning("apply_reverted", object=_title(ref), error=reversion.message)
             self.setbacks.reverted[ref] = reversion

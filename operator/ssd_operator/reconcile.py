@@ -30,7 +30,7 @@ from ssd_operator.optional_children import OptionalChildren, ServedKinds
 from ssd_operator.parse import SpecError, carried_on, parse
 from ssd_operator.plan import Memory, Plan, plan
 from ssd_operator.pod_state import endpoints_of, is_leaving, is_ready, name_of, to_seconds
-from ssd_operator.setbacks import Setbacks
+from ssd_operator.setbacks import Repairs, Setbacks
 from ssd_operator.spec import KIND, Object, Resource
 from ssd_operator.status import status_of, status_of_invalid
 from ssd_operator.status_change import needs_write
@@ -57,6 +57,7 @@ class _Record:
     children: frozenset[Ref] = frozenset()
     """Those of the last pass."""
     optional: OptionalChildren = field(default_factory=OptionalChildren)
+    repairs: Repairs = field(default_factory=Repairs)
     is_announced: bool = False
     """Whether a status was written, or tried to, before anything was made."""
     failing_since: float | None = None
@@ -160,7 +161,7 @@ class Reconciler:
         return await self._report(key, found, status, record)
 
     def _is_new(self, key: Key, found: Object, record: _Record) -> bool:
-        """Whether nothing was said of a resource, or made for it, yet."""
+        """Whether a resource has no status and no children yet."""
         return not (found.get("status") or record.is_announced or self._view.children(key))
 
     async def _announce(
@@ -215,6 +216,7 @@ class Reconciler:
                 observed=observed,
                 optional=record.optional,
                 setbacks=Setbacks.of(decided.memory),
+                repairs=record.repairs,
             )
             cut = await execution.carry_out(decided)
             record.heed(cut, execution.setbacks, self._now())

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
@@ -49,6 +49,8 @@ class MemoryCluster:
     """What admission has against objects."""
     imposed: dict[Ref, Object] = field(default_factory=dict)
     """What a webhook puts into objects, whatever was sent."""
+    admit: Callable[[Object], Object] = lambda thing: thing
+    """What admission makes of a new object."""
     refusals: dict[str, ClusterError] = field(default_factory=dict)
     """Raised whenever an object of a kind is applied."""
     forbidden: dict[Ref, str] = field(default_factory=dict)
@@ -110,6 +112,8 @@ class MemoryCluster:
         found = copy.deepcopy(self.objects.get((live["metadata"]["namespace"], ref)))
         if found is None or found["metadata"]["uid"] != live["metadata"]["uid"]:
             raise ConflictError(f"{ref} is gone")
+        if ref.kind == "Pod":
+            raise RefusedError("pod updates may not change fields")
         for *way, last in places:
             there: Any = found
             for step in way:
@@ -183,6 +187,8 @@ class MemoryCluster:
         old, thing = self.objects.get(address), copy.deepcopy(thing)
         metadata = thing["metadata"]
         if old is None:
+            thing = self.admit(thing)
+            metadata = thing["metadata"]
             metadata["uid"] = f"uid-{next(self._numbers)}"
             metadata["generation"] = 1
             metadata["creationTimestamp"] = to_text(self.now)

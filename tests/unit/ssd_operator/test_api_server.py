@@ -141,6 +141,18 @@ async def test_what_others_added_is_removed_if_it_is_still_what_was_seen() -> No
         {"op": "test", "path": "/metadata/labels/a~1b", "value": "x"},
         {"op": "remove", "path": "/metadata/labels/a~1b"},
     ]
-    async with answering({"code": 422, "message": "test failed"}) as (cluster, _):
+    refusal = {"code": 422, "message": "test failed"}
+    async with answering(refusal, {"code": 404}) as (cluster, _):
         with pytest.raises(ConflictError):
             await cluster.prune(live, [("spec", "list", 1)])
+
+
+async def test_a_removal_that_a_policy_refuses_is_no_conflict() -> None:
+    metadata = {"namespace": "a", "name": "demo", "uid": "uid-1", "resourceVersion": "7"}
+    live: Object = {"kind": "Service", "metadata": metadata, "spec": {"list": [1, 2]}}
+    for version, error in (("7", RefusedError), ("8", ConflictError)):
+        now = {**live, "metadata": {**metadata, "resourceVersion": version}}
+        refusal: Object = {"code": 422, "message": "the variable is required"}
+        async with answering(refusal, now) as (cluster, _):
+            with pytest.raises(error):
+                await cluster.prune(live, [("spec", "list", 1)])

@@ -342,3 +342,24 @@ def restart(world: World, when: str) -> None:
     found: dict[str, Any] = copy.deepcopy(world.cluster.objects["default", Ref(KIND, "demo")])
     found["metadata"]["annotations"] = {RESTART_ANNOTATION: when}
     world.cluster.put(found)
+
+
+async def test_what_admission_adds_to_a_preflight_stays_and_fails_no_pass() -> None:
+    world = await settled(good=PULLING)
+    world.cluster.admit = add_to_pods
+    change(world, GOOD)
+    world.cluster.now += 2.0
+    world.see()
+    await world.look()
+    assert len(preflights(world)) == 1
+    assert written(world, "Pod", "prune") == []
+    assert "ApplyReverted" not in dict(told(world))
+
+
+def add_to_pods(thing: Object) -> Object:
+    """What LimitRanger and a webhook for credentials do."""
+    thing = copy.deepcopy(thing)
+    for container in thing["spec"]["containers"] if thing["kind"] == "Pod" else ():
+        container["resources"]["limits"]["ephemeral-storage"] = "1Gi"
+        container["env"].append({"name": "AWS_ROLE_ARN", "value": "arn:aws:iam::1:role/ssd"})
+    return thing

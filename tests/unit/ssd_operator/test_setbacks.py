@@ -10,6 +10,7 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World
 from ssd_operator.facts import LinkFact, PoolFact, Ref
 from ssd_operator.names import revision_of
 from ssd_operator.pod_state import name_of
+from ssd_operator.setbacks import MOST_REPAIRS, RETRY_SECONDS
 from ssd_operator.spec import Object
 from ssd_operator.view import View
 
@@ -223,3 +224,58 @@ async def test_a_paused_resource_that_wavers_tells_so_once() -> None:
         await world.round()
     told = [event.reason for event in world.cluster.events]
     assert told.count("SpeculationOff") == told.count("SpeculationOn") == 1
+
+
+def add_a_variable(world: World) -> bool:
+    """As another controller does; whether it had to."""
+    edited = copy.deepcopy(world.deployment("demo-target-0"))
+    variables = edited["spec"]["template"]["spec"]["containers"][0]["env"]
+    if variables[-1]["name"] == "THEIRS":
+        return False
+    variables.append({"name": "THEIRS", "value": str(world.cluster.now)})
+    world.cluster.put(edited)
+    world.controllers.settle()
+    return True
+
+
+async def test_a_controller_that_undoes_each_repair_does_not_replace_a_target_for_ever() -> None:
+    world = await settled()
+    num_edits = 0
+    for _ in range(100):
+        num_edits += add_a_variable(world)
+        await world.round()
+    assert num_edits == MOST_REPAIRS + 1
+    (event,) = (each for each in world.cluster.events if each.reason == "ApplyReverted")
+    assert "env is changed again after each repair" in event.message
+    world.cluster.writes.clear()
+    await world.round()
+    assert world.cluster.writes == []
+
+
+async def test_an_object_that_is_not_repaired_follows_its_resource_and_is_tried_again_later() -> (
+    None
+):
+    world = await settled()
+    for _ in range(40):
+        add_a_variable(world)
+        await world.round()
+    world.cluster.edit_spec(KEY, target={"image": "localhost/new:1"})
+    await world.come_to_rest(12)
+    container = world.deployment("demo-target-0")["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "localhost/new:1"
+    for _ in range(40):
+        add_a_variable(world)
+        await world.round()
+    assert add_a_variable(world) is False
+    world.cluster.now += RETRY_SECONDS
+    await world.come_to_rest(8)
+    assert add_a_variable(world) is True
+
+
+async def test_scaling_again_and_again_is_no_repair() -> None:
+    world = await settled()
+    for number in (1, 2, 3, 4) * 4:
+        world.cluster.edit_spec(KEY, draft={"replicas": number})
+        await world.come_to_rest(8)
+        assert len(world.ready_pods("draft")) == number
+    assert "ApplyReverted" not in {event.reason for event in world.cluster.events}
