@@ -41,13 +41,7 @@ def target() -> Schema:
         ),
         "podTemplate": pod_overrides("targets"),
     }
-    same_size = rule(
-        "has(self.tensorParallelSize) == has(oldSelf.tensorParallelSize) && "
-        "(!has(self.tensorParallelSize) || self.tensorParallelSize == oldSelf.tensorParallelSize)",
-        "tensorParallelSize cannot change: delete the resource and create it anew",
-    )
-    about = "The model whose text is served."
-    return block(about, fields, required=["source"], rules=[same_size])
+    return block("The model whose text is served.", fields, required=["source"])
 
 
 def draft() -> Schema:

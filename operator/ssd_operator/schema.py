@@ -115,6 +115,14 @@ def spec() -> Schema:
             " || self.target.tensorParallelSize == 1",
             "tensorParallelSize is a number of GPUs: leave it out with accelerator cpu",
         ),
+        # Stored resources with accelerator cpu may have any number, which must be removable.
+        rule(
+            "self.accelerator == 'cpu' || (has(self.target.tensorParallelSize)"
+            " == has(oldSelf.target.tensorParallelSize)"
+            " && (!has(self.target.tensorParallelSize)"
+            " || self.target.tensorParallelSize == oldSelf.target.tensorParallelSize))",
+            "tensorParallelSize cannot change: delete the resource and create it anew",
+        ),
     ]
     return block("What is wanted.", fields, required=["target", "draft"], rules=rules)
 
