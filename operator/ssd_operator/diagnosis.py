@@ -229,7 +229,7 @@ def _last_words(ended: Object) -> str:
     """Why a container ended, as far as it left word of that; else empty.
 
     An engine writes one line, ``Type: message (file:line)``. Of one that could not, the kubelet
-    gives the end of the log instead, where only what tells of an error is worth quoting.
+    gives the end of the log instead, of which only an error is worth quoting.
     """
     lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
     causes = (_cause(line) for line in reversed(lines))
@@ -240,7 +240,7 @@ def _last_words(ended: Object) -> str:
 
 
 def _cause(line: str) -> str:
-    """The error that a line of a log tells of; empty if it tells of none."""
+    """The error in a line of a log; empty if it has none."""
     if line.endswith(_CUT_STACK) and not line.startswith("{"):
         return line.removesuffix(_CUT_STACK).rpartition(r"\n")[2]
     event = _parsed(line)

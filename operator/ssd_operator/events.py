@@ -153,7 +153,7 @@ def _speculation(old: Object, new: Object) -> list[Event]:
     was_on, is_on = before.get("status") == "True", after.get("status") == "True"
     if is_on and not was_on:
         return [_normal("SpeculationOn", after["message"])]
-    # Whoever asks for no drafts knows it, and a target that does not serve is reported as such.
+    # Where no drafts are asked for nothing is lost; a target that does not serve has its own Event.
     is_asked = new.get("draft", {}).get("desiredReplicas") != 0
     is_serving = condition_in(new, "Ready").get("status") != "False"
     if was_on and after.get("status") == "False" and is_asked and is_serving:

@@ -141,11 +141,11 @@ def is_engine_pod(pod: Object, name: str) -> bool:
 
 
 def is_released(pod: Object, resource: Resource) -> bool:
-    """Whether a Deployment of a resource made a pod, and nobody owns it now.
+    """Whether a Deployment of a resource made a pod that has no owner now.
 
-    A ReplicaSet lets a pod go whose labels it does not select any more, and nobody would ever
-    delete it. Labels cannot tell whose it was; its account and the name it was generated from
-    cannot change.
+    A ReplicaSet releases a pod whose labels it does not select any more, and no controller would
+    ever delete it. Its labels do not show whose it was; its account and the name it was generated
+    from cannot change.
     """
     metadata = pod["metadata"]
     is_left = not metadata.get("ownerReferences") and not metadata.get("deletionTimestamp")

@@ -3,7 +3,8 @@
 *Decision*: a loss that may pass counts after 30 s; a gain counts at once. *Because* on a busy node
 links were lost and came back every 5 to 8 s: 11 Warning Events in 20 minutes, and nothing to do
 about them. *Not chosen*: the same delay for gains, because a new resource would speculate for half
-a minute before it says so. *Revisit when* the warnings of one resource still exceed two an hour.
+a minute before its status shows it. *Revisit when* the warnings of one resource still exceed two
+an hour.
 """
 
 from ssd_operator.census import Census
@@ -109,4 +110,4 @@ def _silent(census: Census, target: Object) -> Condition:
     is_new = name not in census.observed.pools and age is not None and age < _FIRST_ANSWER_SECONDS
     if is_new:
         return no(KIND, "NoDrafts", f"{name} has just started to serve.")
-    return unknown(KIND, "TargetUnreachable", f"{name} has not told its links for 30 s.")
+    return unknown(KIND, "TargetUnreachable", f"{name} has not reported its links for 30 s.")

@@ -180,7 +180,7 @@ def _tried(census: Census) -> Condition | None:
 
 
 def _paused(census: Census) -> Condition | None:
-    """A Deployment that somebody has paused and that this pass leaves alone."""
+    """A Deployment that was paused by hand and that this pass does not resume."""
     for deployment in (*census.target_deployments, *census.draft_deployments):
         name = name_of(deployment)
         is_mended = Ref("Deployment", name) in census.planned.makes

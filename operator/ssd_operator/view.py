@@ -131,7 +131,7 @@ def key_of(thing: Object) -> Key | None:
 def owner_key(thing: Object) -> Key | None:
     """Key of the resource that an object belongs to, by its controller, else by its label.
 
-    Pods have a ReplicaSet as controller, and their account says whose they are when labels were
+    Pods have a ReplicaSet as controller, and their account shows whose they are when labels were
     changed; of other children a label may have been stripped.
     """
     metadata = thing["metadata"]

@@ -125,7 +125,7 @@ def test_the_account_makes_no_pod_outside_the_releases_namespace(
     kubectl: Any, release: Any
 ) -> None:
     assert release("ssd", "here").returncode == 0
-    assert privileged_pod(kubectl, "here") == ""  # as the README says
+    assert privileged_pod(kubectl, "here") == ""  # as the README states
     for namespace in ("there", "kube-system"):
         assert "cannot create resource" in privileged_pod(kubectl, namespace)
 
@@ -157,10 +157,10 @@ def privileged_pod(kubectl: Any, namespace: str) -> str:
         "metadata": {"name": "root", "namespace": namespace},
         "spec": {"hostNetwork": True, "containers": [container]},
     }
-    said = kubectl(
+    answer = kubectl(
         *("create", "--dry-run=server", "--as", ACCOUNT, "-f", "-"), given=json.dumps(pod)
     )
-    return "" if said.returncode == 0 else str(said.stderr)
+    return "" if answer.returncode == 0 else str(answer.stderr)
 
 
 def test_users_get_their_rights_through_the_clusters_roles(kubectl: Any, release: Any) -> None:

@@ -99,7 +99,7 @@ def fail(*_):
     raise RuntimeError("no bf16 here")
 os.sched_setaffinity = fail
 """
-"""Read by the interpreter when it starts: a call of the step thread fails as nobody expects."""
+"""Read by the interpreter when it starts: a call of the step thread raises an unusual error."""
 
 
 def test_a_crash_is_quoted_with_its_error_in_condition_and_event(kube: Kube) -> None:

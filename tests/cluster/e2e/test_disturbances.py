@@ -182,7 +182,7 @@ def test_a_draft_that_stalls_for_seconds_is_no_warning(kube: Kube, demo: str) ->
 
 
 def news_of_speculation(kube: Kube, name: str) -> tuple[str, int]:
-    """Since when the condition is what it is, and how many Events said that it was lost."""
+    """Since when the condition is what it is, and the number of Events about its loss."""
     condition = kube.condition(name, "SpeculationActive")
     found = kube.items("events", "--field-selector", "reason=SpeculationOff")
     told = [each for each in found if each["involvedObject"]["name"] == name]

@@ -69,7 +69,7 @@ def test_resources_whose_children_share_a_name_say_so(kube: Kube) -> None:
             owned = [kube.condition(name, "ResourcesOwned")["reason"] for name in names]
             return sorted(owned) == ["NameTaken", "Owned"]
 
-        eventually(partial(is_said, names), f"one of {names} says that its name is taken", 30)
+        eventually(partial(is_said, names), f"one of {names} reports that its name is taken", 30)
         for name in names:
             assert kube.condition(name, "SpecValid")["status"] == "True"
 

@@ -1,4 +1,4 @@
-"""What is said of a pod that is not ready."""
+"""Diagnoses of pods that are not ready."""
 
 import json
 from typing import Any

@@ -13,7 +13,7 @@ CASES = [
     (Scene(pods=(), deployments=(), spec={"paused": True}), "False", "Paused"),
     (Scene(has_service=False), "False", "EndpointMissing"),
     (Scene(facts={"endpoints": frozenset()}), "False", "EndpointMissing"),
-    (Scene(facts={"endpoints": frozenset({"d0", "somebody-elses"})}), "False", "EndpointMissing"),
+    (Scene(facts={"endpoints": frozenset({"d0", "another"})}), "False", "EndpointMissing"),
     (
         Scene(has_service=False, planned=Planned(makes=frozenset({Ref("Service", "demo")}))),
         "True",

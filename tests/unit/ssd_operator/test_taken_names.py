@@ -96,7 +96,7 @@ async def test_a_pod_relabelled_by_hand_is_deleted_with_its_resource(
     world = await settled()
     ref = release(world, component, labels)
     await world.come_to_rest(6)
-    assert ("default", ref) in world.cluster.objects, "somebody may be looking into it"
+    assert ("default", ref) in world.cluster.objects, "a person may be inspecting it"
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
     assert world.cluster.resource(KEY)["status"]["draft"]["replicas"] == 2
     told = [each for each in world.cluster.events if each.reason == "PodReleased"]
