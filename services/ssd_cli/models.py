@@ -56,7 +56,12 @@ async def auto_precision() -> AutoPrecision:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", PROBE), stdout=PIPE, stderr=PIPE
     )
-    stdout, stderr = await process.communicate()
+    try:
+        stdout, stderr = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
     if process.returncode != 0:
         last = stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise SetupError(f"what --dtype auto is cannot be found out: {last}")

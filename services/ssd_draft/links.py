@@ -54,9 +54,7 @@ _TOKEN_BYTES = 5
 """Of a token id at most."""
 _OTHER_BYTES = 1024
 MAX_LINKS = 64
-"""Links at a time, those without a Hello among them."""
-MAX_LINKS_OF_ADDRESS = 16
-"""Of them, from one address: a pod has one, and a machine runs fewer targets."""
+"""Links at a time, those without a Hello among them; see ``may_link``."""
 STUCK_SECONDS = 20.0
 """A step thread that leaves its inbox alone for this long is stuck: the longest step, a batch of
 tables for all sessions of a large draft on a CPU, takes a fraction of it."""
@@ -245,12 +243,12 @@ class LinkDesk:
             self._num_calls += Counter()  # drops addresses without a call
 
     def _check_room(self, address: str) -> None:
-        for held, most, whose in (
-            (self._num_calls.total(), MAX_LINKS, "this draft"),
-            (self._num_calls[address], MAX_LINKS_OF_ADDRESS, address),
-        ):
-            if held >= most:
-                raise OverloadedError(f"{whose} has {held} links, at most {most} are taken")
+        mine, num_links = self._num_calls[address], self._num_calls.total()
+        if not may_link(mine, num_links):
+            raise OverloadedError(
+                f"this draft has {num_links} links, {mine} of them from {address}; it takes "
+                f"{MAX_LINKS}, and from one address no more than it leaves free"
+            )
 
     async def _serve(self, call: LinkServerCall) -> None:
         hello = await _first_message(call)
@@ -331,6 +329,15 @@ class LinkDesk:
     def _put(self, link: DraftLink, event: Event) -> None:
         if not self._inbox.put(event):
             link.end(LinkError("too many messages wait for the step thread"))
+
+
+def may_link(mine: int, num_links: int) -> bool:
+    """Whether an address with so many of all links may have one more.
+
+    An address may hold as many links as it leaves free: half of all where it is the only one, as
+    with targets behind one NAT. So no address, whatever it dials, keeps another one out.
+    """
+    return mine < MAX_LINKS - num_links
 
 
 def welcome(hello: LinkHello, terms: LinkTerms) -> LinkWelcome:

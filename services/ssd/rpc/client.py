@@ -4,13 +4,14 @@ A server that cannot be reached, or goes away, is a ``NotReadyError`` that names
 ``DeadlineError``, and an error that the server raised is raised here again, class and fields
 included. Three kinds of cancellation differ: a caller that cancels its task gets
 ``asyncio.CancelledError``; a call that the server cancels for a reason, or that ends because its
-client is closed, is a ``CancelledError`` of ours that says which.
+client is closed, is a ``CancelledError`` of ours that names which.
 """
 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -62,7 +63,7 @@ TARGET_OPTIONS = (*OPTIONS, ("grpc.lb_policy_name", "round_robin"))
 CALL_SECONDS = 30.0
 """Deadline of calls that ask a question."""
 READY_SECONDS = 30.0
-"""How long a request waits for a target that is ready, unless its client is told otherwise."""
+"""How long a request waits for a target that is ready, unless its client has another bound."""
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 1.0
 """Between two attempts of a request; each pause is twice the one before."""
@@ -79,6 +80,7 @@ class _Client:
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
+        self._is_closed = False
         self._opened: grpc.aio.Channel | None = None
         self._num_calls: Counter[grpc.aio.Channel] = Counter()
 
@@ -94,7 +96,8 @@ class _Client:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what runs and close all channels. Idempotent."""
+        """Cancel what runs and close all channels; no call begins after it. Idempotent."""
+        self._is_closed = True
         channels = {*self._num_calls, *filter(None, [self._opened])}
         self._opened = None
         for channel in channels:
@@ -127,6 +130,8 @@ class _Client:
 
     @property
     def _channel(self) -> grpc.aio.Channel:
+        if self._is_closed:
+            raise CancelledError(f"the client of {self.endpoint} is closed")
         if self._opened is None:
             self._opened = grpc.aio.insecure_channel(self.endpoint, options=self._options)
         return self._opened
@@ -138,20 +143,19 @@ class _Client:
             if channel not in self._num_calls:
                 await channel.close(None)
 
-    @contextlib.asynccontextmanager
-    async def _calling(self, stub: Callable[[grpc.aio.Channel], Any]) -> AsyncIterator[Any]:
-        """A stub of the channel, which stays open; inside, what gRPC raises becomes ours."""
+    def _calling(self, make_stub: Callable[[grpc.aio.Channel], Any]) -> "_Calling":
+        """A stub of the channel, which stays open inside; to be entered at once."""
         channel = self._channel
+        stub = make_stub(channel)
         self._num_calls[channel] += 1
-        try:
-            with _told_as_ours(self.endpoint):
-                yield stub(channel)
-        finally:
-            self._num_calls[channel] -= 1
-            if not self._num_calls[channel]:
-                del self._num_calls[channel]
-                if channel is not self._opened:
-                    await channel.close(None)
+        return _Calling(self.endpoint, stub, partial(self._end_call, channel))
+
+    async def _end_call(self, channel: grpc.aio.Channel) -> None:
+        self._num_calls[channel] -= 1
+        if not self._num_calls[channel]:
+            del self._num_calls[channel]
+            if channel is not self._opened:
+                await channel.close(None)
 
     async def _ask(self, stub: Callable[[grpc.aio.Channel], Any], method: str, request: Any) -> Any:
         async with self._calling(stub) as ready:
@@ -161,8 +165,10 @@ class _Client:
 class TargetClient(_Client):
     """Speaks to a target.
 
-    A request that no target has begun is sent again: to another address of the endpoint, or to the
-    same one once it is ready. After its first token nothing is repeated.
+    A request of which no token has arrived is sent again if its target refuses it as not ready or
+    the connection is lost: to another address of the endpoint, or to the same one once it is ready.
+    A target may have computed on it already; that has no effect but the time. After its first token
+    nothing is repeated.
     """
 
     _options = TARGET_OPTIONS
@@ -196,8 +202,8 @@ class TargetClient(_Client):
         """Continue a prompt; ``aclose`` before the end cancels the call and frees what it holds.
 
         ``sampling`` None leaves everything to the server, which draws a seed and returns it in the
-        first chunk; otherwise all of it is said, the seed included. A ``GenerateCall`` as prompt
-        says everything itself. ``timeout_seconds`` bounds all attempts together.
+        first chunk; otherwise all of it is sent, the seed included. A ``GenerateCall`` as prompt
+        holds everything itself. ``timeout_seconds`` bounds all attempts together.
 
         Raises:
             NotReadyError: no target was ready within ``ready_seconds`` or the time-out; or the
@@ -218,10 +224,14 @@ class TargetClient(_Client):
             left_seconds = None if timeout_seconds is None else timeout_seconds - spent_seconds
             has_begun, channel = False, self._channel
             try:
-                async with contextlib.aclosing(self._attempt(request, left_seconds)) as chunks:
-                    async for chunk in chunks:
-                        has_begun = True
-                        yield chunk
+                async with self._calling(generate_pb2_grpc.GenerateServiceStub) as stub:
+                    call = stub.Generate(request, timeout=left_seconds)
+                    try:
+                        async for message in call:
+                            has_begun = True
+                            yield generation_chunk(message)
+                    finally:
+                        call.cancel()
                 return
             except NotReadyError as error:
                 spent_seconds = loop.time() - started_at
@@ -233,17 +243,6 @@ class TargetClient(_Client):
             # A connection through a virtual address stays with one target, even if that drains.
             await self._leave(channel)
             await asyncio.sleep(pause_seconds)
-
-    async def _attempt(
-        self, request: generate_pb2.GenerateRequest, timeout_seconds: float | None
-    ) -> AsyncGenerator[GenerationChunk, None]:
-        async with self._calling(generate_pb2_grpc.GenerateServiceStub) as stub:
-            call = stub.Generate(request, timeout=timeout_seconds)
-            try:
-                async for message in call:
-                    yield generation_chunk(message)
-            finally:
-                call.cancel()
 
     async def tokenize(self, text: str) -> tuple[TokenId, ...]:
         """Text to token ids."""
@@ -321,21 +320,46 @@ class DraftClient(_Client):
         return int(answer.sessions)
 
 
-@contextlib.contextmanager
-def _told_as_ours(endpoint: str) -> Iterator[None]:
-    """Turn what gRPC raises into an ``SSDError``."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc_error(error, endpoint) from error
-    except grpc.aio.UsageError as error:
-        raise CancelledError(f"the client of {endpoint} is closed") from error
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        # gRPC raises it for a call of its own, too: nobody has cancelled this task.
-        raise CancelledError(f"the client of {endpoint} was closed during the call") from error
+class _Calling(contextlib.AbstractAsyncContextManager[Any, None]):
+    """A stub while calls are made; what gRPC raises inside becomes an ``SSDError``.
+
+    Not a generator: a loop that ends closes the generators that are left in any order, so that an
+    inner one could be closed before the one that uses it.
+    """
+
+    def __init__(self, endpoint: str, stub: Any, on_exit: Callable[[], Awaitable[None]]) -> None:
+        self._endpoint = endpoint
+        self._stub = stub
+        self._on_exit = on_exit
+
+    async def __aenter__(self) -> Any:
+        return self._stub
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        ours = _as_ours(error, self._endpoint)
+        await self._on_exit()
+        if ours is not None:
+            raise ours from error
+
+
+def _as_ours(error: BaseException | None, endpoint: str) -> SSDError | None:
+    """What gRPC raised as an error of ours; None for anything else."""
+    match error:
+        case grpc.aio.AioRpcError():
+            return from_rpc_error(error, endpoint)
+        case grpc.aio.UsageError():
+            return CancelledError(f"the client of {endpoint} is closed")
+        case asyncio.CancelledError():
+            task = asyncio.current_task()
+            # gRPC raises it also where its own call was cancelled and this task was not.
+            if task is not None and not task.cancelling():
+                return CancelledError(f"the client of {endpoint} was closed during the call")
+    return None
 
 
 def _next_pause(pause_seconds: float) -> float:

@@ -1,6 +1,8 @@
 """Model folders, read without loading a weight."""
 
+import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,24 @@ async def test_a_probe_that_fails_names_the_cause(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(models, "PROBE", "ssd.no_such_module")
     with pytest.raises(SetupError, match=r"found out: .*No module named ssd\.no_such_module"):
         await auto_precision()
+
+
+async def test_a_probe_that_is_not_waited_for_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pid"
+    os.mkfifo(pipe)
+    (tmp_path / "endless.py").write_text(
+        "import os, pathlib, signal\n"
+        f"pathlib.Path({str(pipe)!r}).write_text(str(os.getpid()))\n"
+        "signal.pause()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(models, "PROBE", "endless")
+    probing = asyncio.create_task(auto_precision())
+    pid = int(await asyncio.to_thread(pipe.read_text))
+    probing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await probing
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -235,13 +235,25 @@ async def test_what_will_not_change_is_refused_for_good(
 async def test_links_are_bounded_for_each_address(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "MAX_LINKS_OF_ADDRESS", 2)
+    monkeypatch.setattr(links, "MAX_LINKS", 4)
     async with desk.linked():
         async with desk.linked(), desk.dialled() as call:
-            with pytest.raises(LinkError, match="has 2 links, at most 2"):
+            with pytest.raises(LinkError, match=r"has 2 links, 2 of them from .*; it takes 4"):
                 await call.receive()
         async with desk.linked():
             pass
+
+
+def test_no_address_keeps_another_one_out() -> None:
+    assert all(links.may_link(held, held) for held in range(20)), "20 targets behind one address"
+    num_links = 0
+    for _ in range(6):
+        mine = 0
+        while links.may_link(mine, num_links):
+            mine, num_links = mine + 1, num_links + 1
+        assert links.may_link(0, num_links), f"an address took {mine} links"
+    assert all(links.may_link(0, held) for held in range(links.MAX_LINKS))
+    assert not links.may_link(0, links.MAX_LINKS)
 
 
 async def test_a_frame_of_more_commits_than_there_are_sessions_ends_its_link(desk: Desk) -> None:

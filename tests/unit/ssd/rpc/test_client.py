@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -212,7 +213,7 @@ async def test_a_client_can_wait_for_a_server_that_is_not_there_yet() -> None:
         await server.stop(0)
 
 
-async def test_a_request_that_no_target_has_begun_is_sent_again() -> None:
+async def test_a_request_without_a_token_is_sent_again() -> None:
     target = Target(num_refusals=2)
     reasons: list[NotReadyError] = []
     async with (
@@ -221,7 +222,7 @@ async def test_a_request_that_no_target_has_begun_is_sent_again() -> None:
     ):
         assert await text_of(client, "abc") == "abc"
     assert [call.prompt for call in target.calls] == ["abc"] * 3
-    assert [str(reason) for reason in reasons] == ["draining"], "told once"
+    assert [str(reason) for reason in reasons] == ["draining"], "called once"
 
 
 async def test_a_request_waits_for_a_target_that_is_not_there_yet() -> None:
@@ -331,6 +332,35 @@ async def test_closing_a_client_ends_its_calls_with_an_error_that_says_so(endpoi
     await client.close()
     with pytest.raises(CancelledError, match=r"the client of .* was closed during the call"):
         await rest
+
+
+async def test_a_request_that_waits_ends_when_its_client_is_closed() -> None:
+    waits = asyncio.Event()
+    client = TargetClient(f"127.0.0.1:{free_port()}", on_wait=lambda _error: waits.set())
+    answer = asyncio.create_task(text_of(client, "abc"))
+    await waits.wait()
+    await client.close()
+    with pytest.raises(CancelledError, match="is closed"):
+        await answer
+    with pytest.raises(CancelledError, match="is closed"):
+        await client.model_info()
+
+
+async def test_generators_that_are_left_open_may_be_closed_in_any_order(
+    client: TargetClient,
+) -> None:
+    opened: list[Any] = []
+    hooks = sys.get_asyncgen_hooks()
+    sys.set_asyncgen_hooks(firstiter=opened.append)
+    try:
+        chunks = client.generate("a*")
+        await anext(chunks)
+    finally:
+        sys.set_asyncgen_hooks(*hooks)
+    # A loop that ends closes all of them, inner ones first at times.
+    for each in reversed(opened):
+        await each.aclose()
+    assert opened[0] is chunks
 
 
 async def test_a_caller_that_cancels_its_task_gets_its_own_cancellation(

@@ -16,6 +16,7 @@ from ssd.rpc.link import MAX_INCOMING, LinkCall, LinkFrames, LinkServerCall
 from ssd.rpc.link_codec import speculate_request
 from ssd.rpc.link_life import Allowance
 from ssd.rpc.server import RpcServer
+from ssd.speculation.table import row_width
 from ssd.types import (
     Beat,
     Draining,
@@ -298,6 +299,13 @@ def test_messages_beyond_a_burst_are_taken_at_a_bounded_rate() -> None:
     assert allowance.spend(5.0, 5.01) == pytest.approx(0.05)
     assert allowance.spend(10.0, 60.0) == 0.0, "a pause earns one burst and no more"
     assert allowance.spend(1.0, 60.0) == pytest.approx(0.01)
+
+
+def test_an_honest_draft_with_many_sessions_is_not_held_up() -> None:
+    allowance = Allowance(link_module.MESSAGES_PER_SECOND, link_module.BURST_MESSAGES)
+    num_bytes = 64 * (HELLO.branches + 1) * row_width(HELLO.lookahead) * 4
+    units = num_bytes / link_module.UNIT_BYTES
+    assert {allowance.spend(units, round_number / 300) for round_number in range(10_000)} == {0.0}
 
 
 async def test_a_peer_that_floods_is_read_at_a_bounded_rate(
