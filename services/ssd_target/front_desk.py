@@ -68,6 +68,7 @@ class FrontDesk:
         self._num_entering = 0
         """Requests whose prompt is being tokenised."""
         self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="reader")
+        self._free_readers = asyncio.Semaphore(_NUM_READERS)
         self._settings = settings
         self._chat_template = chat_template
         self._inbox = inbox
@@ -229,7 +230,11 @@ class FrontDesk:
         """Do what takes long for large inputs beside the asyncio loop."""
         if size < _LONG:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+        # The executor keeps what is cancelled while it waits there, so nothing waits there.
+        await self._free_readers.acquire()
+        reading = asyncio.get_running_loop().run_in_executor(self._readers, work)
+        reading.add_done_callback(lambda _reading: self._free_readers.release())
+        return await asyncio.shield(reading)
 
     async def _prompt_ids(self, prompt: Prompt) -> tuple[TokenId, ...]:
         if isinstance(prompt, Conversation):

@@ -1,7 +1,9 @@
 """What the front desk refuses and in which order, and what it does beside the asyncio loop."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
@@ -119,6 +121,32 @@ async def test_texts_that_are_being_read_count_as_waiting(
     assert {type(each) for each in results} == {ContextLengthError}
     with pytest.raises(ContextLengthError):
         await ask(desk, LONG)
+
+
+class Text(str):
+    """A text that can be watched."""
+
+    __slots__ = ("__weakref__",)
+
+
+async def test_a_text_whose_caller_leaves_before_it_is_read_is_not_kept(
+    desk: FrontDesk, tokenizer: WatchedTokenizer
+) -> None:
+    tokenizer.may_go_on.clear()
+    reading = [asyncio.create_task(desk.encode(LONG)) for _ in range(2)]
+    assert await asyncio.to_thread(tokenizer.two_are_inside.wait, 5.0)
+    texts = [Text(LONG) for _ in range(3)]
+    kept = [weakref.ref(text) for text in texts]
+    waiting = [asyncio.create_task(desk.encode(text)) for text in texts]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    del texts, waiting, task
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 3
+    tokenizer.may_go_on.set()
+    await asyncio.gather(*reading)
 
 
 async def test_two_long_texts_are_read_at_a_time_and_short_ones_meanwhile(
