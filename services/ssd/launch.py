@@ -199,7 +199,7 @@ class ChildProcess:
 
 
 def setup_error(name: str, event: Event) -> SetupError:
-    """Return what a ``failed`` event of a child says, as the error that the child had.
+    """Return the content of a ``failed`` event of a child, as the error that the child had.
 
     A crash becomes a ``SetupError`` that names the exception and its place; its stack is a note.
     """

@@ -103,7 +103,7 @@ def run_process(
 
     With ``--print-config`` the settings are checked and printed instead. A cause that a person has
     to mend is one line, in the log and in the termination log: exit code 78 (``EX_CONFIG``) if a
-    restart would find it again, 1 for anything else. What nobody expected is raised: the hook that
+    restart would find it again, 1 for anything else. What is not expected is raised: the hook that
     is set here logs its stack, and the interpreter leaves with 1.
     """
     argv = sys.argv[1:] if argv is None else argv
@@ -161,7 +161,7 @@ def peer(settings: _Placed, weights_fingerprint: str) -> Peer:
 
 
 async def run_until_signal(run: Coroutine[Any, Any, None], leave: Callable[[], None]) -> int:
-    """Run a process that is told to leave by SIGTERM or SIGINT; returns its exit code.
+    """Run a process until SIGTERM or SIGINT; returns its exit code.
 
     Raises:
         Exception: what ended it.
@@ -325,7 +325,7 @@ class StepThread(Generic[Loaded]):
 def crash_hook(
     termination_log: str,
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
-    """Return what reports an error that nobody handled; for ``sys.excepthook``."""
+    """Return what reports an error that was not handled; for ``sys.excepthook``."""
 
     def report(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None

@@ -217,7 +217,7 @@ class Logger:
         self._log(logging.ERROR, event, fields, exc_info=True)
 
     def crash(self, event: str, error: BaseException | None, /, **fields: object) -> None:
-        """Log what failed, with the stack of an exception that nobody handled."""
+        """Log what failed, with the stack of an exception that was not handled."""
         self._log(logging.ERROR, event, fields, exc_info=error)
 
     def _log(

@@ -75,6 +75,6 @@ async def _client(options: GenerateOptions) -> AsyncIterator[TargetClient]:
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=options.is_quiet) as on_event:
             running = await stack.enter_async_context(deployed(options.deployment, on_event))
-        # Nobody starts this target again: its end is an error at once.
+        # This target is not started again: its end is an error at once.
         client = TargetClient(running.target.grpc_address, ready_seconds=0)
         yield await stack.enter_async_context(client)

@@ -104,7 +104,7 @@ def _read(name: str, folder: Path) -> Model | None:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """What the header of a safetensors file and the size of the file tell."""
+    """What the header of a safetensors file and the size of the file show."""
 
     num_parameters: int
     num_bytes: int

@@ -155,15 +155,15 @@ def _say_ready(name: str, event: Event) -> None:
 async def _signalled() -> int:
     """Return the first signal that asks the process to leave; later ones change nothing."""
     loop = asyncio.get_running_loop()
-    told: asyncio.Future[int] = loop.create_future()
+    received: asyncio.Future[int] = loop.create_future()
 
-    def tell(number: int) -> None:
-        if not told.done():
-            told.set_result(number)
+    def receive(number: int) -> None:
+        if not received.done():
+            received.set_result(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, tell, int(number))
-    return await told
+        loop.add_signal_handler(number, receive, int(number))
+    return await received
 
 
 async def _show_status(running: RunningDeployment, *, is_quiet: bool) -> None:

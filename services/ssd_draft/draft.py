@@ -82,7 +82,7 @@ class Draft:
         )
 
     async def run(self) -> None:
-        """Serve until told to leave.
+        """Serve until ``leave`` is called.
 
         Raises:
             SetupError: the process cannot start.

@@ -155,7 +155,7 @@ class DraftPool:
         with self._changed:
             link.tables_due -= len(tables)
             if link.tables_due < 0:
-                raise FrameError(f"a draft sent {-link.tables_due} tables that nobody asked for")
+                raise FrameError(f"a draft sent {-link.tables_due} tables that were not asked for")
             for table in tables:
                 self._keep(link, table, now)
             self._changed.notify_all()

@@ -197,7 +197,7 @@ class FrontDesk:
     def _check_room(self) -> None:
         """Refuse a request that would find the queue full, before its text is read.
 
-        The scheduler decides; what it last said is some milliseconds old. While nobody waits, a
+        The scheduler decides; what it last published is some milliseconds old. While none wait, a
         slot may have become free.
 
         Raises:

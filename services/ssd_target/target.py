@@ -91,7 +91,7 @@ class Target:
         return self._desk.num_requests
 
     async def run(self) -> None:
-        """Serve until told to leave.
+        """Serve until ``leave`` is called.
 
         Raises:
             SetupError: the process cannot start.

@@ -5,7 +5,7 @@ so the joint law of three tokens is known exactly: 4^3 = 64 cells. Thousands of 
 each, are decoded side by side with the target's own parts (``Chooser`` over a ``NoiseRing``,
 ``verify_coupled``, ``Sequence.commit``), with proposals of every kind that a round may have: those
 of a draft that agrees in part (hit), none where the outcome itself decides so (miss), none in every
-other round (late), n-gram guesses from the text, random tokens (lies), and none at all (dead).
+other round (late), n-gram guesses from the text, random tokens (wrong), and none at all (dead).
 
 Statistic: Pearson's chi-square of the 64 cells, sum of (observed - expected)^2 / expected, which
 follows the chi-square law with 63 degrees of freedom if sampling is exact; every cell expects at
@@ -106,7 +106,7 @@ def ngram(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int
     return proposal_BK, num_proposed_B
 
 
-def lies(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
+def wrong(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
     """Random tokens, and random numbers of them."""
     generator = np.random.default_rng(int(lengths_B.sum()))
     proposal_BK = generator.integers(0, NUM_TOKENS, (NUM_SEQUENCES, LOOKAHEAD))
@@ -123,7 +123,7 @@ PATHS: dict[str, Proposer] = {
     "miss": miss,
     "late": late,
     "ngram": ngram,
-    "lies": lies,
+    "wrong": wrong,
     "dead": dead,
 }
 

@@ -24,7 +24,7 @@ _TESTS_FAILED = 1
 
 
 class Verdict(StrEnum):
-    """What the tests said."""
+    """The output of the tests."""
 
     KILLED = "killed"
     SURVIVED = "survived"
@@ -101,7 +101,7 @@ def run(tree: Path, tests: Sequence[str], *, expect_success: bool = False) -> st
         BadMutantError: the tests cannot be run, or fail where no mutant is applied.
     """
     flags = ("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider")
-    # Generous, since nobody waits; the same examples in each run.
+    # Generous, since nothing waits; the same examples in each run.
     bounds = ("--timeout", "120", "--hypothesis-seed", "0")
     environment = {
         "PYTHONDONTWRITEBYTECODE": "1",

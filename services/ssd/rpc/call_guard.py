@@ -247,7 +247,7 @@ class Call:
 
 
 def _forget_result(write: "asyncio.Task[None]") -> None:
-    """Take the error of a write that nobody waits for: its caller has gone."""
+    """Take the error of a write that is not waited for: its caller has gone."""
     if not write.cancelled():
         write.exception()
 

@@ -27,7 +27,7 @@ MAX_CONNECTIONS = 64
 """Connections at a time, with a thread each. One more closes the oldest: a probe takes
 milliseconds, so the oldest is a slow one, and slow ones never keep a probe out."""
 _BACKLOG = 128
-"""Connections that wait to be accepted; further ones find nobody for a second or more."""
+"""Connections that wait to be accepted; clients try further ones again a second later."""
 _POLL_SECONDS = 0.05
 """How long ``close`` takes at most to be noticed."""
 

@@ -345,7 +345,7 @@ class LinkServerCall(_Link[DraftMessage, TargetMessage]):
         *,
         max_tokens: int = LARGEST_ID,
     ) -> None:
-        """Take a call; ``max_tokens`` bounds openings as ``target_message`` tells."""
+        """Take a call; ``max_tokens`` bounds openings, see ``target_message``."""
         super().__init__(context.peer(), max_outgoing)
         self._context = context
         self._max_tokens = max_tokens

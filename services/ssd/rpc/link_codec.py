@@ -72,8 +72,8 @@ def target_message(
 ) -> TargetMessage:
     """What a target said.
 
-    Of an opening the first ``max_tokens`` ids are taken and the others never looked at: whoever
-    sets the bound refuses an opening that reaches it.
+    Of an opening the first ``max_tokens`` ids are taken and the others never looked at: the
+    caller, which sets the bound, refuses an opening that reaches it.
 
     Raises:
         HandshakeError: a Hello with a field out of bounds.

@@ -254,7 +254,7 @@ def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
         # Ours say why. gRPC says no more than this to calls that reach a server as it stops, and
         # of one that we cancel ourselves there is no status at all.
         Code.CANCELLED: NotReadyError(f"{endpoint} ended the call as it went away: {message}"),
-        # A message that is too long stays so; what says it in these words is gRPC itself.
+        # A message that is too long stays so; these words are those of gRPC itself.
         Code.RESOURCE_EXHAUSTED: RequestError(text)
         if _TOO_LONG in message
         else OverloadedError(text),

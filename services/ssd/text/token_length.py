@@ -2,7 +2,7 @@
 
 A prompt that is longer than this, times the tokens that a sequence may have, cannot fit, and is
 refused before it is tokenised. Lengths are bytes of UTF-8 of the text as it was sent: characters
-say little, since a byte-level token is a run of bytes and may hold a part of a character.
+are no measure, since a byte-level token is a run of bytes and may hold a part of a character.
 
 A tokenizer has such a length only if nothing of a text gets lost on its way to the tokens. Many
 have none: those that drop or strip white space, replace by an expression, put one token in the

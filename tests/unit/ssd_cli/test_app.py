@@ -130,13 +130,13 @@ def test_ctrl_c_shows_the_statistics_of_what_was_generated(
 
     monkeypatch.setattr(app, "generate", generate)
     assert run(["generate", "x", "--endpoint", "127.0.0.1:1", *form]) == 130
-    said = capsys.readouterr()
+    shown = capsys.readouterr()
     if form:
-        found = json.loads(said.out)
+        found = json.loads(shown.out)
         assert (found["text"], found["finish_reason"]) == ("de", "cancelled")
         assert found["statistics"]["tokens"] == 2
     else:
-        assert re.search(r"^tokens +2$", said.err, re.MULTILINE)
+        assert re.search(r"^tokens +2$", shown.err, re.MULTILINE)
 
 
 def test_ctrl_c_before_the_first_token_shows_nothing(

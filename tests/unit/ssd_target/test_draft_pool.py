@@ -328,7 +328,7 @@ def test_a_draft_may_answer_each_opening_and_commit_and_no_more(make_bench: Make
     for number in range(num_asked * NUM_PARTS):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5], part=number % NUM_PARTS))
     assert stale_frames() == before + num_asked * NUM_PARTS - 1
-    with pytest.raises(FrameError, match="1 tables that nobody asked for"):
+    with pytest.raises(FrameError, match="1 tables that were not asked for"):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     bench.pool.detach(link, "it broke the rules")

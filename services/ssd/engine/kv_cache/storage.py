@@ -59,7 +59,7 @@ class KVStorage:
     both give NaN if the slot holds NaN or an infinity. So ``write`` stores 0 instead. The row that
     computed such a number keeps it in its hidden state, and its logits are not finite.
 
-    *Decision*: checked where slots are written. *Because*: no slot needs care later, whoever reads
+    *Decision*: checked where slots are written. *Because*: no slot needs care later, whatever reads
     it; it costs one small operation for keys and one for values, 0 to 2 % of a pass of the embedded
     pair (1 to 56 rows, bf16 and fp32). *Not chosen*: to zero blocks when they are freed or
     allocated, and to write padding elsewhere, which is free in a step but leaves a rejected

@@ -7,7 +7,7 @@ a copy per shape, needs a compiler at run time, and starts in tens of seconds. *
 offers packing in public.
 
 The operations are private and their bf16 path needs AVX-512 or AVX-NE-CONVERT. Where they are
-missing or raise, layers stay plain: slower, and a warning says why.
+missing or raise, layers stay plain: slower, and a warning names the reason.
 """
 
 from functools import cache

@@ -108,12 +108,12 @@ def test_a_childs_failure_keeps_its_kind(said: str, kind: type[SetupError]) -> N
     assert str(error) == "draft 0: port 1 in use"
 
 
-@pytest.mark.parametrize("said", ["FieldError", "Exception", "annotations"])
-def test_a_childs_crash_is_named_with_its_place(said: str) -> None:
-    fields = {"error": said, "message": "bf16 path", "place": "ssd/engine/layers/linear.py:31"}
+@pytest.mark.parametrize("kind", ["FieldError", "Exception", "annotations"])
+def test_a_childs_crash_is_named_with_its_place(kind: str) -> None:
+    fields = {"error": kind, "message": "bf16 path", "place": "ssd/engine/layers/linear.py:31"}
     error = setup_error("draft 0", Event("failed", fields))
     assert type(error) is SetupError
-    assert str(error) == f"draft 0: {said}: bf16 path (ssd/engine/layers/linear.py:31)"
+    assert str(error) == f"draft 0: {kind}: bf16 path (ssd/engine/layers/linear.py:31)"
 
 
 def test_a_failure_of_no_words_is_still_an_error() -> None:

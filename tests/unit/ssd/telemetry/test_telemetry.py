@@ -177,7 +177,7 @@ UNPRINTABLE = "\r\x1b[2J\x85\u2028\u202e\x00\ud800"
 def test_text_of_a_peer_cannot_forge_a_text_line(text: str) -> None:
     log, lines = listen(TextFormatter("target"))
     log.warning("link", draft=text, nested=[text], number=3)
-    log.warning(" ".join(("library said", text)))
+    log.warning(" ".join(("library reported", text)))
     with bound(text):
         log.info("ready")
     for line in lines:
