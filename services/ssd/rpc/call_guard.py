@@ -143,12 +143,12 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         # Neither the request nor the result is kept in a variable: only the servicer holds them.
         if not handler.response_streaming:
             if handler.request_streaming:
-                await call.write(await behaviour(requests, call))
+                await call.write(await behaviour(_decoded(requests), call))
             else:
                 await call.write(await behaviour(await self._request(call), call))
             return
         responses = behaviour(
-            requests if handler.request_streaming else await self._request(call), call
+            _decoded(requests) if handler.request_streaming else await self._request(call), call
         )
         if isinstance(responses, AsyncIterator):
             await _write_all(responses, call)
@@ -271,6 +271,18 @@ def tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
             return Undecodable(f"the message cannot be decoded: {error}")
 
     return decode
+
+
+async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """The messages of a stream.
+
+    Raises:
+        RequestError: one of them cannot be decoded.
+    """
+    async for request in requests:
+        if isinstance(request, Undecodable):
+            raise RequestError(request.reason)
+        yield request
 
 
 async def _write_all(responses: AsyncIterator[Any], call: Call) -> None:

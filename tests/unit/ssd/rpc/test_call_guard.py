@@ -155,6 +155,22 @@ async def test_a_message_that_is_too_long_never_reaches_the_servicer(
     assert caplog.records == []
 
 
+async def test_a_stream_of_requests_that_cannot_be_decoded_is_the_callers_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail(_request: Payload, _context: object) -> None:
+        raise AssertionError("was called")
+
+    method = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    async with serving(fail, reflection=True) as server, channel_to(server) as channel:
+        call = channel.stream_stream(method)()
+        await call.write(b"\xff")
+        with pytest.raises(grpc.aio.AioRpcError, match="cannot be decoded") as caught:
+            await call.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caplog.records == []
+
+
 async def test_a_request_that_does_not_arrive_gives_its_place_back() -> None:
     async def fail(_request: Payload, _context: object) -> None:
         raise AssertionError("was called")
