@@ -40,6 +40,7 @@ BAD_INPUT = (RequestError, SettingsError, ModelNotFoundError)
 
 MAX_TOKENS = 1 << 20
 """More than any model has room for."""
+MAX_SEED = 2**64 - 1
 
 Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
 Draft = Annotated[str, typer.Option("--draft", help="Model folder, demo://draft or hf://…")]
@@ -102,7 +103,7 @@ def generate_command(
     draft: Draft = "demo://draft",
     mode: ModeOption = "auto",
     seed: Annotated[
-        int | None, typer.Option(min=0, max=2**64 - 1, help="Of the noise; drawn if unset.")
+        int | None, typer.Option(min=0, max=MAX_SEED, help="Of the noise; drawn if unset.")
     ] = None,
     temperature: Temperature = 1.0,
     max_tokens: MaxTokens = 128,
@@ -203,7 +204,7 @@ def demo_command(
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
     temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the noise.")] = 7,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the noise.")] = 7,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="New tokens.")] = 200,
     lookahead: Lookahead = 6,
     branches: Branches = 24,

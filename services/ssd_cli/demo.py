@@ -8,9 +8,11 @@ from ssd.errors import SSDError
 from ssd.launch import Deployment, deployed
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
+from ssd.rpc.pool_codec import LinkStatus
+from ssd.telemetry import SystemClock
 from ssd.types import Mode, SamplingParams, TokenId
 from ssd_cli.display import err, out, startup_progress, summary, write
-from ssd_cli.figures import Collector, Generation
+from ssd_cli.figures import Collector, Figures, Generation, why_no_hits
 from ssd_cli.generate import stream
 
 DEMO_PROMPT = '''class Stack:
@@ -25,6 +27,11 @@ TITLES = {
     Mode.AUTOREGRESSIVE: "AR: the target alone",
     Mode.SPECULATIVE: "SSD: a draft on its own core, ahead of time",
 }
+WARM_UP_SECONDS = 10.0
+"""Longest time in which a first round may hit; a draft on a busy machine can need seconds."""
+WARM_UP_TOKENS = 16
+"""Of the first short text; each further one is twice as long, up to ``LONGEST_WARM_UP_TOKENS``."""
+LONGEST_WARM_UP_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +47,17 @@ class DifferentTextError(SSDError):
     """The two modes wrote different tokens: the promise is broken."""
 
 
+class NotSpeculativeError(SSDError):
+    """No round of the speculative text used a table, so there is nothing to compare."""
+
+
 async def demo(deployment: Deployment, options: DemoOptions) -> None:
     """Run both modes on a fresh pair of processes and compare.
 
     Raises:
         SetupError: the processes cannot start.
         DifferentTextError: the texts differ.
+        NotSpeculativeError: no round of the speculative text was a hit.
     """
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=False) as on_event:
@@ -61,18 +73,35 @@ async def demo(deployment: Deployment, options: DemoOptions) -> None:
             f"temperature {options.temperature:g}, seed {options.seed}"
         )
         results = {mode: await _show(client, mode, options) for mode in TITLES}
-    _compare(results[Mode.AUTOREGRESSIVE], results[Mode.SPECULATIVE])
+        links = (await client.pool_status()).links
+    _compare(results[Mode.AUTOREGRESSIVE], results[Mode.SPECULATIVE], links)
 
 
 async def _show(client: TargetClient, mode: Mode, options: DemoOptions) -> Generation:
-    # One short run first, so that neither mode pays for what the process does only once.
-    await stream(client, _call(mode, options, max_tokens=16), Collector(mode), lambda _text: None)
+    await _warm_up(client, mode, options)
     out.rule(TITLES[mode], align="left")
     out.print(DEMO_PROMPT, end="", style="dim", markup=False, emoji=False)
     collector = Collector(mode)
     await stream(client, _call(mode, options, max_tokens=options.max_tokens), collector, write)
     out.print("\n")
     return collector.finish()
+
+
+async def _warm_up(client: TargetClient, mode: Mode, options: DemoOptions) -> None:
+    """Generate short texts, one in plain mode, else until a round hits or the time is over.
+
+    Neither mode then pays for what the processes do only once, and a draft that needs a moment is
+    not taken for one that does not work.
+    """
+    clock = SystemClock()
+    until, max_tokens = clock.now() + WARM_UP_SECONDS, WARM_UP_TOKENS
+    while True:
+        collector = Collector(mode)
+        await stream(client, _call(mode, options, max_tokens), collector, lambda _text: None)
+        is_warm = mode is Mode.AUTOREGRESSIVE or collector.finish().figures.hits
+        if is_warm or clock.now() >= until:
+            return
+        max_tokens = min(2 * max_tokens, LONGEST_WARM_UP_TOKENS)
 
 
 def _call(mode: Mode, options: DemoOptions, max_tokens: int) -> GenerateCall:
@@ -85,15 +114,28 @@ def _call(mode: Mode, options: DemoOptions, max_tokens: int) -> GenerateCall:
     )
 
 
-def _compare(alone: Generation, ahead: Generation) -> None:
+def _compare(alone: Generation, ahead: Generation, links: Sequence[LinkStatus]) -> None:
     out.print(summary([("AR", alone.figures), ("SSD", ahead.figures)]))
     index = first_difference(alone.token_ids, ahead.token_ids)
     if index is not None:
         raise DifferentTextError(f"the texts differ from token {index} on; please report this")
     out.print(f"\n[green]identical[/green]: {len(alone.token_ids)} tokens, one for one")
+    if not ahead.figures.hits:
+        reason = why_not_speculative(ahead.figures, links)
+        raise NotSpeculativeError(f"no round of the SSD text was speculative: {reason}")
     if alone.figures.tokens_per_second and ahead.figures.tokens_per_second:
         ratio = ahead.figures.tokens_per_second / alone.figures.tokens_per_second
         out.print(f"SSD is [bold]{ratio:.2f}x[/bold] as fast as AR here")
+
+
+def why_not_speculative(figures: Figures, links: Sequence[LinkStatus]) -> str:
+    """Return why a text had no hit: from its statistics, and from the links if it had no tables."""
+    if (reason := why_no_hits(figures)) is not None:
+        return reason
+    if any(link.state == "active" for link in links):
+        return "the draft is linked, but its session did not open before the text ended"
+    states = [f"{link.address} is {link.state} ({link.reason or 'no reason'})" for link in links]
+    return f"no draft is in use: {', '.join(states)}" if states else "no draft is linked"
 
 
 def first_difference(one: Sequence[TokenId], other: Sequence[TokenId]) -> int | None:

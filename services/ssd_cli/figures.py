@@ -138,5 +138,16 @@ def figures(num_tokens: int, seed: int, statistics: SpeculationStatistics) -> Fi
     )
 
 
+def why_no_hits(found: Figures) -> str | None:
+    """Return why the tables of a generation without hits gave nothing; None if it had no tables."""
+    misses, late = found.misses or 0, found.late or 0
+    if late:
+        return (
+            f"{late} of {late + misses} tables were late: the draft is slower than the target; "
+            "fewer --branches may help"
+        )
+    return f"none of {misses} tables held the outcome of its round" if misses else None
+
+
 def _ratio(numerator: float, denominator: float) -> float | None:
     return numerator / denominator if denominator > 0 else None

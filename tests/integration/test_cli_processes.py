@@ -26,6 +26,7 @@ from ssd.rpc.server import RpcServer
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import GenerationChunk
 from ssd.v1 import generate_pb2_grpc
+from ssd_cli import demo
 
 pytestmark = pytest.mark.timeout(120)
 SERVICES = Path(ssd.__file__).parents[1]
@@ -179,6 +180,16 @@ async def test_the_end_of_the_target_ends_up_with_an_error(pair: tuple[str, ...]
         assert process.stderr is not None
         assert b"error: target was killed by signal 9" in await process.stderr.read()
         assert not any(map(is_running, children))
+
+
+async def test_a_demo_whose_draft_is_not_linked_fails_and_says_so(
+    pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "WARM_UP_SECONDS", 0.0)
+    deployment = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
+    options = demo.DemoOptions(temperature=0.0, seed=7, max_tokens=20)
+    with pytest.raises(demo.NotSpeculativeError, match="speculative: no draft is linked"):
+        await demo.demo(deployment, options)
 
 
 class Endless(generate_pb2_grpc.GenerateServiceServicer):

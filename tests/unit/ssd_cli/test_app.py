@@ -26,6 +26,8 @@ from ssd_cli.figures import Collector
         ["generate", "x", "--temperature", "3"],
         ["generate", "x", "--max-tokens", "0"],
         ["generate", "x", "--seed", "-1"],
+        ["demo", "--seed", "-5"],
+        ["demo", "--seed", str(2**64)],
         ["generate", "x", "--dtype", "float99"],
         ["generate", "x", "--mode", "fast"],
         ["generate", "x", "--mode", "synchronous"],

@@ -1,0 +1,54 @@
+"""What the demo concludes from its two texts."""
+
+import pytest
+
+from ssd.rpc.pool_codec import LinkStatus
+from ssd.types import FinishReason, Mode, SpeculationStatistics
+from ssd_cli import demo
+from ssd_cli.demo import NotSpeculativeError
+from ssd_cli.figures import Generation, figures
+
+LINK = LinkStatus(address="127.0.0.1:7", state="active")
+LOST = LinkStatus(address="127.0.0.1:7", state="lost", reason="no heartbeat")
+
+
+def text(hits: int = 0, misses: int = 0, late: int = 0) -> Generation:
+    statistics = SpeculationStatistics(
+        mode=Mode.SPECULATIVE if hits + misses + late else Mode.AUTOREGRESSIVE,
+        rounds=40,
+        hits=hits,
+        misses=misses,
+        late=late,
+        decode_seconds=2.0,
+    )
+    found = figures(40, 7, statistics)
+    return Generation(
+        text="x", token_ids=tuple(range(40)), finish_reason=FinishReason.LENGTH, figures=found
+    )
+
+
+@pytest.mark.parametrize(
+    ("ahead", "links", "reason"),
+    [
+        (text(), [], "no draft is linked"),
+        (text(), [LOST], "no draft is in use: 127.0.0.1:7 is lost (no heartbeat)"),
+        (text(), [LINK], "the draft is linked, but its session did not open"),
+        (text(late=30, misses=3), [LINK], "30 of 33 tables were late: the draft is slower"),
+        (text(misses=3), [LINK], "none of 3 tables held the outcome"),
+    ],
+)
+def test_a_text_without_a_hit_gives_no_ratio_and_the_reason(
+    ahead: Generation,
+    links: list[LinkStatus],
+    reason: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(NotSpeculativeError) as raised:
+        demo._compare(text(), ahead, links)
+    assert str(raised.value).startswith(f"no round of the SSD text was speculative: {reason}")
+    assert "as fast as AR" not in capsys.readouterr().out
+
+
+def test_one_hit_is_enough_for_a_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+    demo._compare(text(), text(hits=1, late=30), [LINK])
+    assert "SSD is 1.00x as fast as AR here" in capsys.readouterr().out
