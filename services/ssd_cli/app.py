@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -121,8 +122,9 @@ def generate_command(
         _check_endpoint(endpoint)
     if temperature != temperature:  # noqa: PLR0124 - only NaN differs from itself
         raise typer.BadParameter("--temperature nan is not a number of 0..2")
+    _check_drafts(mode, num_drafts)
     call = GenerateCall(
-        prompt=sys.stdin.read() if prompt == "-" else prompt,
+        prompt=_prompt(prompt),
         sampling=SamplingParams(temperature=temperature, stop=tuple(stop or ())),
         seed=seed,
         max_tokens=max_tokens,
@@ -143,21 +145,41 @@ def generate_command(
         _warn_of_one_cpu(options.deployment)
     collector = Collector(call.mode)
     work = generate(options, call, collector, (lambda _text: None) if is_json else write)
+    show = partial(_show_generation, is_json=is_json, shows_seed=temperature > 0)
     try:
-        _run(work, is_debug=debug)
+        hint = _run(work, is_debug=debug)
     except KeyboardInterrupt:
         if collector.token_ids:
-            _show_generation(collector.cut_short(), is_json=is_json)
+            show(collector.cut_short())
         raise
-    _show_generation(collector.finish(), is_json=is_json)
+    show(collector.finish())
+    if hint:
+        say("hint", hint)
 
 
-def _show_generation(result: Generation, *, is_json: bool) -> None:
+def _prompt(given: str) -> str:
+    """Return the prompt, from standard input if ``-`` is given."""
+    try:
+        prompt = sys.stdin.read() if given == "-" else given
+        prompt.encode()
+    except UnicodeError:
+        raise typer.BadParameter("the prompt is not UTF-8") from None
+    if not prompt:
+        raise typer.BadParameter("the prompt is empty")
+    return prompt
+
+
+def _check_drafts(mode: str, num_drafts: int) -> None:
+    if mode == "speculative" and num_drafts == 0:
+        raise typer.BadParameter("--mode speculative needs a draft; --num-drafts 0 starts none")
+
+
+def _show_generation(result: Generation, *, is_json: bool, shows_seed: bool) -> None:
     if is_json:
         write(json.dumps(result.as_json()) + "\n")
         return
     write("\n")
-    err.print(summary([("", result.figures)]))
+    err.print(summary([("", result.figures)], shows_seed=shows_seed))
 
 
 @app.command("up")
@@ -180,6 +202,7 @@ def up_command(
     debug: Debug = False,
 ) -> None:
     """Run a target and its drafts on this machine until Ctrl-C."""
+    _check_drafts(mode, num_drafts)
     if port and http_port and abs(port - http_port) <= num_drafts:
         raise typer.BadParameter(
             f"--port {port} and --http-port {http_port} are too close: each of the target and its "

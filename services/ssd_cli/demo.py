@@ -12,7 +12,7 @@ from ssd.rpc.pool_codec import LinkStatus
 from ssd.telemetry import SystemClock
 from ssd.types import Mode, SamplingParams, TokenId
 from ssd_cli.display import err, out, startup_progress, summary, write
-from ssd_cli.figures import Collector, Figures, Generation, why_no_hits
+from ssd_cli.figures import Collector, Generation, why_not_speculative
 from ssd_cli.generate import stream
 
 DEMO_PROMPT = '''class Stack:
@@ -126,16 +126,6 @@ def _compare(alone: Generation, ahead: Generation, links: Sequence[LinkStatus]) 
     if alone.figures.tokens_per_second and ahead.figures.tokens_per_second:
         ratio = ahead.figures.tokens_per_second / alone.figures.tokens_per_second
         out.print(f"SSD is [bold]{ratio:.2f}x[/bold] as fast as AR here")
-
-
-def why_not_speculative(figures: Figures, links: Sequence[LinkStatus]) -> str:
-    """Return why a text had no hit: from its statistics, and from the links if it had no tables."""
-    if (reason := why_no_hits(figures)) is not None:
-        return reason
-    if any(link.state == "active" for link in links):
-        return "the draft is linked, but its session did not open before the text ended"
-    states = [f"{link.address} is {link.state} ({link.reason or 'no reason'})" for link in links]
-    return f"no draft is in use: {', '.join(states)}" if states else "no draft is linked"
 
 
 def first_difference(one: Sequence[TokenId], other: Sequence[TokenId]) -> int | None:

@@ -74,14 +74,18 @@ def _bars(progress: Progress, first: TaskID) -> EventListener:
     return on_event
 
 
+_SEED = "seed"
+_LATE = "late tables"
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("mode", lambda f: f.mode),
+    (_SEED, lambda f: str(f.seed)),
     ("tokens", lambda f: str(f.tokens)),
     ("tokens/s", lambda f: _number(f.tokens_per_second, 1)),
     ("time to first token", lambda f: f"{f.time_to_first_token_seconds * 1000:.0f} ms"),
     ("rounds", lambda f: _number(f.rounds, 0)),
     ("tokens a round", lambda f: _number(f.tokens_per_round, 2)),
     ("hit rate", lambda f: _percent(f.hit_rate)),
+    (_LATE, lambda f: _number(f.late, 0)),
     (
         "verify / round",
         lambda f: f"{_milliseconds(f.verify_seconds)} / {_milliseconds(f.round_seconds)} ms",
@@ -90,11 +94,15 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 )
 
 
-def summary(columns: Sequence[tuple[str, Figures]]) -> Table:
+def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False) -> Table:
     """Return a table of figures, one column a generation.
 
-    What only the target knows has no row if all were cut short.
+    What only the target knows has no row if all were cut short, and late tables have none if there
+    were none. ``shows_seed`` is for texts that their seed repeats.
     """
+    left_out = set() if shows_seed else {_SEED}
+    if not any(item.late for _, item in columns):
+        left_out.add(_LATE)
     are_cut_short = all(item.rounds is None for _, item in columns)
     is_titled = any(title for title, _ in columns)
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=is_titled)
@@ -102,6 +110,8 @@ def summary(columns: Sequence[tuple[str, Figures]]) -> Table:
     for title, _ in columns:
         table.add_column(title, justify="right")
     for label, show in _ROWS:
+        if label in left_out:
+            continue
         cells = [show(item) for _, item in columns]
         if not (are_cut_short and all(_UNKNOWN in cell for cell in cells)):
             table.add_row(f"[dim]{label}[/dim]", *cells)

@@ -1,9 +1,11 @@
 """The figures of one finished generation, each defined once."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ssd.ports import Clock
+from ssd.rpc.pool_codec import LinkStatus
 from ssd.telemetry import SystemClock
 from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, TokenId
 
@@ -138,15 +140,20 @@ def figures(num_tokens: int, seed: int, statistics: SpeculationStatistics) -> Fi
     )
 
 
-def why_no_hits(found: Figures) -> str | None:
-    """Return why the tables of a generation without hits gave nothing; None if it had no tables."""
+def why_not_speculative(found: Figures, links: Sequence[LinkStatus]) -> str:
+    """Return why a generation had no hit: by its counters, or by the links if it had no tables."""
     misses, late = found.misses or 0, found.late or 0
     if late:
         return (
             f"{late} of {late + misses} tables were late: the draft is slower than the target; "
             "fewer --branches may help"
         )
-    return f"none of {misses} tables held the outcome of its round" if misses else None
+    if misses:
+        return f"none of {misses} tables held the outcome of its round"
+    if any(link.state == "active" for link in links):
+        return "the draft is linked, but its session did not open before the text ended"
+    states = [f"{link.address} is {link.state} ({link.reason or 'no reason'})" for link in links]
+    return f"no draft is in use: {', '.join(states)}" if states else "no draft is linked"
 
 
 def _ratio(numerator: float, denominator: float) -> float | None:

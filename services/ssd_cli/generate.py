@@ -4,12 +4,16 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from ssd.errors import NotReadyError
+from ssd.errors import NotReadyError, SSDError
 from ssd.launch import Deployment, deployed
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import GenerateCall
+from ssd.types import Mode
 from ssd_cli.display import say, startup_progress
-from ssd_cli.figures import Collector
+from ssd_cli.figures import Collector, why_not_speculative
+
+HINT_ROUNDS = 20
+"""A shorter text without a hit needs no explanation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +34,8 @@ async def generate(
     call: GenerateCall,
     collector: Collector,
     on_text: Callable[[str], None],
-) -> None:
-    """Continue a prompt.
+) -> str:
+    """Continue a prompt; returns why speculation gave nothing, empty if there is nothing to say.
 
     Args:
         options: where.
@@ -44,6 +48,23 @@ async def generate(
     """
     async with _client(options) as client:
         await stream(client, call, collector, on_text)
+        return "" if options.is_quiet else await _hint(client, call.mode, collector)
+
+
+async def _hint(client: TargetClient, mode: Mode, collector: Collector) -> str:
+    figures = collector.finish().figures
+    is_plain = mode is Mode.AUTOREGRESSIVE
+    if is_plain or figures.hits or (figures.rounds or 0) < HINT_ROUNDS:
+        return ""
+    try:
+        links = (await client.pool_status()).links
+    except SSDError:
+        # The text is complete: a target that refuses to describe its pool is no error here.
+        return ""
+    # A target without drafts speculates only if it is asked to.
+    if mode is Mode.AUTO and not links:
+        return ""
+    return f"no round was speculative: {why_not_speculative(figures, links)}"
 
 
 async def stream(

@@ -148,6 +148,26 @@ async def test_a_prompt_on_standard_input_is_continued_and_the_summary_stays_out
     assert "tokens a round" in err
 
 
+async def test_a_text_without_a_draft_shows_its_seed_and_why_it_was_not_speculative(
+    pair: tuple[str, ...],
+) -> None:
+    target = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
+    async with deployed(target) as running:
+        asked = ("generate", "a = 1", "--endpoint", running.target.grpc_address)
+        _, _, plain = await completed(*asked, "--max-tokens", "30", "--temperature", "0")
+        assert "hint" not in plain
+        assert "seed" not in plain
+        greedy = ("--max-tokens", "30", "--temperature", "0", "--mode", "speculative")
+        _, _, ahead = await completed(*asked, *greedy)
+        assert ahead.endswith("\nhint: no round was speculative: no draft is linked\n")
+        code, text, sampled = await completed(*asked, "--max-tokens", "9")
+        seed = re.search(r"^seed +(\d+)$", sampled, re.MULTILINE)
+        assert code == 0
+        assert seed is not None
+        _, again, _ = await completed(*asked, "--max-tokens", "9", "--seed", seed[1])
+        assert again == text
+
+
 async def test_a_kill_of_up_takes_its_children_along(pair: tuple[str, ...]) -> None:
     async with up(*pair) as (process, _, children):
         process.kill()

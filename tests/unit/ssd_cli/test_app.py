@@ -1,6 +1,7 @@
 """What the command refuses before it starts anything, and how it says so."""
 
 import ast
+import io
 import json
 import re
 import subprocess
@@ -30,6 +31,8 @@ from ssd_cli.figures import Collector
         ["demo", "--seed", str(2**64)],
         ["generate", "x", "--dtype", "float99"],
         ["generate", "x", "--mode", "fast"],
+        ["generate", "x", "--mode", "speculative", "--num-drafts", "0"],
+        ["up", "--mode", "speculative", "--num-drafts", "0"],
         ["generate", "x", "--mode", "synchronous"],
         ["up", "--mode", "synchronous"],
         ["generate", "x", "--temperature", "nan"],
@@ -116,9 +119,30 @@ def test_what_describes_a_deployment_is_refused_beside_an_endpoint(
     assert all(word in said.err for word in ("--endpoint", *flags[::2]))
 
 
-def test_a_prompt_that_is_no_utf8_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", "\udcff", "--endpoint", "127.0.0.1:1"]) == 2
-    assert "utf-8" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("prompt", "problem"),
+    [("\udcff", "the prompt is not UTF-8"), ("", "the prompt is empty")],
+)
+def test_a_prompt_that_cannot_be_continued_is_refused_before_anything_starts(
+    prompt: str,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(app, "generate", None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(prompt))
+    for given in (prompt, "-"):
+        assert run(["generate", given]) == 2
+        assert problem in capsys.readouterr().err
+
+
+def test_standard_input_that_is_not_utf8_is_bad_input(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(app, "generate", None)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8"))
+    assert run(["generate", "-"]) == 2
+    assert "the prompt is not UTF-8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

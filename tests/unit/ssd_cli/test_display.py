@@ -1,6 +1,8 @@
 """What reaches the two outputs."""
 
 import io
+import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -114,3 +116,19 @@ def test_the_status_line_is_what_grew_over_the_time_between_two_readings() -> No
 def test_the_first_status_line_divides_by_no_time() -> None:
     first = Reading(1.0, {})
     assert "0 tokens/s  hits –" in status_line(first, first)
+
+
+def shown(found: Figures, *, shows_seed: bool = False) -> str:
+    screen = io.StringIO()
+    Console(file=screen, width=100).print(display.summary([("", found)], shows_seed=shows_seed))
+    return screen.getvalue()
+
+
+def test_late_tables_and_the_seed_have_a_row_where_they_tell_something() -> None:
+    statistics = SpeculationStatistics(mode=Mode.SPECULATIVE, rounds=9, misses=1)
+    calm = figures(9, 2**64 - 1, statistics)
+    assert "late" not in shown(calm)
+    assert "seed" not in shown(calm)
+    found = shown(replace(calm, late=8), shows_seed=True)
+    assert re.search(r"^late tables +8 *$", found, re.MULTILINE)
+    assert re.search(rf"^seed +{2**64 - 1} *$", found, re.MULTILINE)
