@@ -3,18 +3,22 @@
 import asyncio
 import json
 import os
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+from typer.exceptions import TyperException
 
 from ssd import demo
 from ssd.demo.corpus import held_out_prompts
 from ssd.demo.widen import widen
-from ssd.errors import SSDError
+from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
 from ssd.launch import Deployment
 from ssd_bench.machine import read_bandwidth
 from ssd_bench.report import markdown, records, terminal_table, whole_run
@@ -26,7 +30,9 @@ PROMPT_CHARS = 450
 MAX_BATCH = 16
 """Sequences that a target runs together; more would queue and measure the queue."""
 out = Console(highlight=False)
-err = Console(stderr=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+BAD_INPUT = (SettingsError, ModelNotFoundError, UnsupportedModelError)
+"""Errors whose cause is what the caller typed: exit code 2."""
 Numbers = Annotated[str, typer.Option(help="Separated by commas.")]
 
 
@@ -51,7 +57,12 @@ def bench(
     is_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
 ) -> None:
     """Measure AR and SSD side by side on held-out prompts; write results.json and results.md."""
-    settings = {name: str(value) for name, value in locals().items() if name != "is_json"}
+    given = dict(locals())
+    for flag, factor in (("--widen-target", widen_target), ("--widen-draft", widen_draft)):
+        if factor not in demo.FACTORS:
+            allowed = ", ".join(str(each) for each in demo.FACTORS)
+            raise typer.BadParameter(f"{flag} {factor}: choose one of {allowed}")
+    settings = {name: str(value) for name, value in given.items() if name != "is_json"}
     batches = tuple(int(number) for number in numbers(batch, "--batch", 1, MAX_BATCH))
     temperatures = numbers(temperature, "--temperature", 0, 2)
     with tempfile.TemporaryDirectory() as scratch:
@@ -129,12 +140,32 @@ def _run(plan: Plan) -> Results:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
         task = progress.add_task("batches", total=total)
-        try:
-            return asyncio.run(run(plan, lambda: progress.advance(task)))
-        except SSDError as error:
-            err.print(f"[red]error:[/red] {error}")
-            raise typer.Exit(1) from None
+        return asyncio.run(run(plan, lambda: progress.advance(task)))
+
+
+def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_bench") -> int:
+    """Run a command line; returns its exit code.
+
+    Args:
+        argv: without the program's name; the process's own when None.
+        prog_name: the program's name in help and usage errors.
+    """
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(bench)
+    try:
+        return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)
+    except TyperException as error:
+        return _fail(f"{error.format_message()} (see: {prog_name} --help)", 2)
+    except SSDError as error:
+        return _fail(str(error), 2 if isinstance(error, BAD_INPUT) else 1)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+
+
+def _fail(message: str, code: int) -> int:
+    err.print(Text.assemble(("error:", "red"), " ", " ".join(message.split())))
+    return code
 
 
 if __name__ == "__main__":
-    typer.run(bench)
+    sys.exit(main())

@@ -42,6 +42,8 @@ BAD_INPUT = (RequestError, SettingsError, ModelNotFoundError)
 MAX_TOKENS = 1 << 20
 """More than any model has room for."""
 MAX_SEED = 2**64 - 1
+BENCH = "import sys; from ssd_bench.__main__ import main; sys.exit(main(prog_name='ssd bench'))"
+"""As ``python -m ssd_bench``, which would give its own name in usage errors."""
 
 Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
 Draft = Annotated[str, typer.Option("--draft", help="Model folder, demo://draft or hf://…")]
@@ -280,7 +282,7 @@ def models_command(
 def bench_command(context: typer.Context) -> None:
     """Measure plain and speculative decoding side by side; flags of python -m ssd_bench."""
     # A program of its own: it needs torch, which the command never loads.
-    command = [sys.executable, "-m", "ssd_bench", *context.args]
+    command = [sys.executable, "-c", BENCH, *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 

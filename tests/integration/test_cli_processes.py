@@ -272,6 +272,11 @@ async def test_what_the_target_refuses_is_one_line_and_exit_code_2(shared: str) 
     assert_bad_input(refused, "over max_model_len")
 
 
+async def test_bench_gives_the_name_under_which_it_was_called() -> None:
+    refused = await completed("bench", "--widen-target", "3")
+    assert_bad_input(refused, "(see: ssd bench --help)")
+
+
 async def test_a_folder_without_a_model_is_one_line_and_exit_code_2(pair: tuple[str, ...]) -> None:
     refused = await completed("generate", "x", *pair, "--target", "/no/such/folder")
     assert_bad_input(refused, "no config.json there")

@@ -145,7 +145,12 @@ def _read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise ModelNotFoundError(f"{folder} holds no config.json; name a folder that holds a model")
-    config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelNotFoundError(f"{file}: not readable as JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelNotFoundError(f"{file}: not a JSON object")
     return config
 
 
