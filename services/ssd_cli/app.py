@@ -25,7 +25,7 @@ from ssd_cli.demo import DemoOptions, demo
 from ssd_cli.display import err, out, say, summary, write
 from ssd_cli.figures import Collector, Generation
 from ssd_cli.generate import GenerateOptions, generate
-from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_table
+from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
 from ssd_cli.up import up
 
 app = typer.Typer(
@@ -258,20 +258,25 @@ def models_command(
     *,
     is_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
 ) -> None:
-    """List the embedded pair and the models in folders."""
+    """List the embedded pair and the models in folders; exit code 1 if one cannot run."""
     models = local_models(folders or [])
     if not is_json:
         out.print(models_table(models))
         for model in models:
             if model.problem:
                 say("warning", model.problem)
+        for folder in folders or []:
+            if not models_in(folder):
+                say("warning", f"{folder}: no models there")
     with err.status("trying bfloat16 on this machine"):
         precision: AutoPrecision = _run(auto_precision(), is_debug=False)
     if is_json:
         found = [asdict(model) | asdict(precision) for model in models]
         write(json.dumps(found) + "\n")
-        return
-    err.print(f"--dtype auto is {precision.dtype} here: {precision.dtype_reason}")
+    else:
+        err.print(f"--dtype auto is {precision.dtype} here: {precision.dtype_reason}")
+    if any(model.problem for model in models):
+        raise typer.Exit(1)
 
 
 @app.command(

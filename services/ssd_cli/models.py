@@ -9,23 +9,24 @@ from asyncio.subprocess import PIPE
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub.constants import HF_HUB_CACHE
 from rich.table import Table
 
 from ssd import demo
-from ssd.errors import SetupError
+from ssd.errors import SetupError, TokenizerError
 
 MAX_HEADER_BYTES = 100 << 20
 """Of a safetensors file, as its own library has it."""
 PROBE = "ssd.engine.precision"
 """Module that prints what ``--dtype auto`` is."""
-FAMILIES = frozenset({"llama", "qwen3"})
+FAMILIES = ("llama", "qwen3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model folder that runs here."""
+    """A model folder, with what keeps it from running."""
 
     name: str
     """As ``--target`` and ``--draft`` take it."""
@@ -36,7 +37,7 @@ class Model:
     num_parameters: int
     weights_bytes: int
     problem: str = ""
-    """Why its weights cannot be read, with the tensor and the file; empty if they can."""
+    """Why it cannot run, with the file; empty if nothing is known against it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,36 +71,95 @@ async def auto_precision() -> AutoPrecision:
 
 
 def local_models(roots: Iterable[Path], hub: Path = Path(HF_HUB_CACHE)) -> list[Model]:
-    """Return the models that run here: embedded, downloaded, and in or directly below folders."""
+    """Return the models: embedded, downloaded, and in or directly below folders.
+
+    Downloads of other programs, of families that do not run, are left out.
+    """
     found = [_read(f"{demo.SCHEME}{name}", demo.folder(name)) for name in demo.NAMES]
     for snapshot in sorted(hub.glob("models--*--*/snapshots/*")):
         owner, _, name = snapshot.parents[1].name.removeprefix("models--").partition("--")
-        found.append(_read(f"hf://{owner}/{name}@{snapshot.name}", snapshot))
+        model = _read(f"hf://{owner}/{name}@{snapshot.name}", snapshot)
+        found += [model] if model is not None and model.family in FAMILIES else []
     for root in roots:
-        folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
-        found += [_read(str(folder), folder) for folder in folders]
+        found += models_in(root)
+    return [model for model in found if model is not None]
+
+
+def models_in(root: Path) -> list[Model]:
+    """Return the models in or directly below a folder; a model has a ``config.json``."""
+    folders = [root, *sorted(path for path in root.iterdir() if path.is_dir())]
+    found = [_read(str(folder), folder) for folder in folders]
     return [model for model in found if model is not None]
 
 
 def _read(name: str, folder: Path) -> Model | None:
-    """Return the model in a folder; None for what is none, or of no family that runs."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or config.get("model_type") not in FAMILIES:
-            return None
-        weights = [_read_weights(file) for file in sorted(folder.glob("*.safetensors"))]
-        return Model(
-            name=name,
-            family=config["model_type"],
-            num_layers=int(config.get("num_hidden_layers", 0)),
-            hidden_size=int(config.get("hidden_size", 0)),
-            vocab_size=int(config.get("vocab_size", 0)),
-            num_parameters=sum(each.num_parameters for each in weights),
-            weights_bytes=sum(each.num_bytes for each in weights),
-            problem="; ".join(each.problem for each in weights if each.problem),
-        )
-    except (OSError, ValueError, TypeError):
+    """Return the model in a folder, None if there is no ``config.json``."""
+    file = folder / "config.json"
+    if not file.is_file():
         return None
+    config: dict[str, Any] = {}
+    sizes = dict.fromkeys(("num_hidden_layers", "hidden_size", "vocab_size"), 0)
+    problems = []
+    try:
+        config = _json_object(file)
+        if config.get("model_type") not in FAMILIES:
+            supported = ", ".join(FAMILIES)
+            family = repr(config.get("model_type"))
+            problems.append(f"{file}: model_type {family} is not supported; supported: {supported}")
+        else:
+            sizes = {key: int(config[key]) for key in sizes}
+    except KeyError as error:
+        problems.append(f"{file} lacks {error.args[0]!r}")
+    except (OSError, ValueError, TypeError) as error:
+        problems.append(f"{file}: {error}")
+    weights = [_read_weights(path) for path in sorted(folder.glob("*.safetensors"))]
+    problems += [each.problem for each in weights if each.problem]
+    if not problems:
+        problems += filter(None, (_missing_weights(folder), _tokenizer_problem(folder)))
+    return Model(
+        name=name,
+        family=str(config.get("model_type", "")),
+        num_layers=sizes["num_hidden_layers"],
+        hidden_size=sizes["hidden_size"],
+        vocab_size=sizes["vocab_size"],
+        num_parameters=sum(each.num_parameters for each in weights),
+        weights_bytes=sum(each.num_bytes for each in weights),
+        problem="; ".join(problems),
+    )
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    """Read a file; ValueError if it holds no JSON object."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    return found
+
+
+def _missing_weights(folder: Path) -> str:
+    """Return which weights are not there, empty if none is known to be missing."""
+    there = {path.name for path in folder.glob("*.safetensors")}
+    if not there:
+        return f"{folder}: no .safetensors file there"
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return ""
+    try:
+        missing = sorted(set(_json_object(index)["weight_map"].values()) - there)
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        return f"{index}: not an index of weights: {error}"
+    return f"{folder / missing[0]} is missing; {index.name} names it" if missing else ""
+
+
+def _tokenizer_problem(folder: Path) -> str:
+    # Other commands do without the library.
+    from ssd.text.tokenizer import load_tokenizer  # noqa: PLC0415
+
+    try:
+        load_tokenizer(folder)
+    except TokenizerError as error:
+        return str(error)
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +173,10 @@ class _Weights:
 
 def _read_weights(file: Path) -> _Weights:
     """Read the header of a safetensors file, and compare its offsets with the file's size."""
-    num_bytes = file.stat().st_size
+    try:
+        num_bytes = file.stat().st_size
+    except OSError as error:
+        return _Weights(0, 0, f"{file}: {error.strerror}")
     try:
         with file.open("rb") as stream:
             length = int(struct.unpack("<Q", stream.read(8))[0])
@@ -123,7 +186,7 @@ def _read_weights(file: Path) -> _Weights:
         tensors = {name: each for name, each in header.items() if name != "__metadata__"}
         ends = {name: 8 + length + int(each["data_offsets"][1]) for name, each in tensors.items()}
         num_parameters = sum(math.prod(each["shape"]) for each in tensors.values())
-    except (struct.error, ValueError, AttributeError, LookupError, TypeError) as error:
+    except (OSError, struct.error, ValueError, AttributeError, LookupError, TypeError) as error:
         problem = f"{file}: truncated or not safetensors: {num_bytes} bytes, {error}"
         return _Weights(0, num_bytes, problem)
     beyond = sorted((end, name) for name, end in ends.items() if end > num_bytes)

@@ -9,9 +9,9 @@ import pytest
 
 from ssd.errors import SetupError
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd_cli import models
+from ssd_cli import app, models
 from ssd_cli.app import run
-from ssd_cli.models import auto_precision, local_models, models_table
+from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_table
 
 
 def found(*roots: Path, hub: Path) -> dict[str, int]:
@@ -33,15 +33,72 @@ def test_downloaded_models_are_named_as_the_target_flag_takes_them(tmp_path: Pat
     assert list(found(hub=tmp_path)) == ["hf://org/name@abc"]
 
 
-@pytest.mark.parametrize("config", ["{", "[]", '{"model_type": "gpt2"}', '{"model_type": [1]}'])
-def test_a_folder_that_is_no_model_of_ours_is_left_out(tmp_path: Path, config: str) -> None:
-    (tmp_path / "config.json").write_text(config)
-    assert found(tmp_path, hub=tmp_path) == {}
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command does not measure, which takes seconds."""
+
+    async def precision() -> AutoPrecision:
+        return AutoPrecision(dtype="float32", dtype_reason="known")
+
+    monkeypatch.setattr(app, "auto_precision", precision)
 
 
 def problem_of(folder: Path) -> str:
     (model,) = [each for each in local_models([folder], folder) if each.name == str(folder)]
     return model.problem
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "problem"),
+    [
+        ("config.json", "{", "config.json: Expecting"),
+        ("config.json", "[]", "config.json: not a JSON object"),
+        ("config.json", '{"model_type": "gpt2"}', "model_type 'gpt2' is not supported; supported"),
+        ("config.json", '{"model_type": [1]}', "model_type [1] is not supported"),
+        ("config.json", '{"model_type": "llama"}', "config.json lacks 'num_hidden_layers'"),
+        ("model.safetensors", None, "no .safetensors file there"),
+        ("model.safetensors.index.json", "[]", "not an index of weights"),
+        (
+            "model.safetensors.index.json",
+            '{"weight_map": {"a": "model-2.safetensors"}}',
+            "model-2.safetensors is missing; model.safetensors.index.json names it",
+        ),
+        ("tokenizer.json", "{", "tokenizer.json: not a tokenizer"),
+        ("tokenizer.json", None, "no tokenizer.json"),
+    ],
+)
+@pytest.mark.usefixtures("probed")
+def test_a_model_that_cannot_run_is_listed_with_its_problem_and_exit_code_1(
+    tmp_path: Path,
+    file: str,
+    content: str | None,
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_tiny_folder(tmp_path)
+    assert problem_of(tmp_path) == ""
+    if content is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_text(content)
+    assert problem in problem_of(tmp_path)
+    assert str(tmp_path) in problem_of(tmp_path)
+    assert run(["models", str(tmp_path)]) == 1
+    assert f"warning: {problem_of(tmp_path)}\n" in capsys.readouterr().err
+
+
+def test_a_download_of_another_family_is_no_problem(tmp_path: Path) -> None:
+    snapshot = write_tiny_folder(tmp_path / "models--org--name" / "snapshots" / "abc")
+    (snapshot / "config.json").write_text('{"model_type": "gpt2"}')
+    assert found(hub=tmp_path) == {}
+
+
+@pytest.mark.usefixtures("probed")
+def test_a_folder_without_models_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["models", str(tmp_path)]) == 0
+    assert f"warning: {tmp_path}: no models there\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -80,12 +137,13 @@ def test_truncated_weights_are_named_with_the_tensor_and_the_file(tmp_path: Path
     assert " (and 1 more) ends at byte " in problem_of(tmp_path)
 
 
+@pytest.mark.usefixtures("probed")
 def test_the_command_warns_of_truncated_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_tiny_folder(tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    assert run(["models", str(tmp_path)]) == 0
+    assert run(["models", str(tmp_path)]) == 1
     assert f"warning: {file}: truncated: tensor" in capsys.readouterr().err
 
 
