@@ -8,6 +8,7 @@
     │   └── UnsupportedError      declared, not served yet; ``field`` names it
     ├── OverloadedError           a bound is reached; try again after ``retry_after_seconds``
     ├── NotReadyError             loading or draining
+    │   └── IncompleteTextError   a client's: the target went away in the middle of an answer
     ├── AccessError               no or wrong credentials
     ├── CancelledError            the request was cancelled by its caller or a drain
     │   └── DeadlineError         its deadline passed
@@ -99,6 +100,10 @@ class OverloadedError(SSDError):
 
 class NotReadyError(SSDError):
     """The process is loading or draining."""
+
+
+class IncompleteTextError(NotReadyError):
+    """The target went away after the first token of an answer; only clients raise it."""
 
 
 class AccessError(SSDError):

@@ -16,7 +16,14 @@ from typer.exceptions import TyperException
 
 import ssd
 from ssd.cpu_plan import one_cpu_a_core, plan_cpus
-from ssd.errors import ModelNotFoundError, NotReadyError, RequestError, SettingsError, SSDError
+from ssd.errors import (
+    IncompleteTextError,
+    ModelNotFoundError,
+    NotReadyError,
+    RequestError,
+    SettingsError,
+    SSDError,
+)
 from ssd.launch import Deployment
 from ssd.rpc.client import READY_SECONDS
 from ssd.rpc.codec import GenerateCall
@@ -336,7 +343,7 @@ def _run(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
 
 
 def _with_hint(error: SSDError) -> str:
-    if isinstance(error, NotReadyError):
+    if isinstance(error, NotReadyError) and not isinstance(error, IncompleteTextError):
         return f"{error} (is a target there? 'ssd up' starts one and prints its address)"
     has_stack = bool(getattr(error, "__notes__", ()))
     return f"{error} (--debug shows what the process wrote)" if has_stack else str(error)

@@ -222,6 +222,22 @@ class Endless(generate_pb2_grpc.GenerateServiceServicer):
         await asyncio.Event().wait()
 
 
+async def test_a_target_that_goes_away_in_an_answer_is_one_line_about_the_text() -> None:
+    server = RpcServer("127.0.0.1", 0)
+    register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, Endless())
+    server.add("ssd.v1.GenerateService", register)
+    await server.start()
+    async with command("generate", "x", "--endpoint", f"127.0.0.1:{server.port}") as process:
+        assert process.stdout is not None
+        assert await process.stdout.readexactly(2) == b"aa"
+        await server.stop(0)
+        _, err = await process.communicate()
+        assert process.returncode == 1
+    assert err.count(b"\n") == 1
+    assert b"was lost after 2 tokens, the text is incomplete" in err
+    assert b"ssd up" not in err
+
+
 async def test_ctrl_c_in_generate_shows_the_statistics_so_far() -> None:
     server = RpcServer("127.0.0.1", 0)
     register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, Endless())

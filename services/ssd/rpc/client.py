@@ -19,7 +19,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ssd.errors import CancelledError, FieldError, NotReadyError, SSDError
+from ssd.errors import CancelledError, FieldError, IncompleteTextError, NotReadyError, SSDError
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.call_guard import tolerant
 from ssd.rpc.codec import (
@@ -206,8 +206,8 @@ class TargetClient(_Client):
         holds everything itself. ``timeout_seconds`` bounds all attempts together.
 
         Raises:
-            NotReadyError: no target was ready within ``ready_seconds`` or the time-out; or the
-                target went away after the first chunk.
+            NotReadyError: no target was ready within ``ready_seconds`` or the time-out.
+            IncompleteTextError: the target went away after the first chunk.
             SSDError: see the module.
         """
         if isinstance(prompt, GenerateCall):
@@ -222,21 +222,24 @@ class TargetClient(_Client):
         while True:
             spent_seconds = loop.time() - started_at
             left_seconds = None if timeout_seconds is None else timeout_seconds - spent_seconds
-            has_begun, channel = False, self._channel
+            has_begun, num_tokens, channel = False, 0, self._channel
             try:
                 async with self._calling(generate_pb2_grpc.GenerateServiceStub) as stub:
                     call = stub.Generate(request, timeout=left_seconds)
                     try:
                         async for message in call:
-                            has_begun = True
-                            yield generation_chunk(message)
+                            has_begun, chunk = True, generation_chunk(message)
+                            num_tokens += len(chunk.token_ids)
+                            yield chunk
                     finally:
                         call.cancel()
                 return
             except NotReadyError as error:
+                if has_begun:
+                    raise _incomplete(self.endpoint, num_tokens, error) from error
                 spent_seconds = loop.time() - started_at
                 is_first, pause_seconds = pause_seconds == 0, _next_pause(pause_seconds)
-                if has_begun or spent_seconds + pause_seconds > wait_seconds:
+                if spent_seconds + pause_seconds > wait_seconds:
                     raise
                 if is_first:
                     self._on_wait(error)
@@ -345,6 +348,15 @@ class _Calling(contextlib.AbstractAsyncContextManager[Any, None]):
         await self._on_exit()
         if ours is not None:
             raise ours from error
+
+
+def _incomplete(endpoint: str, num_tokens: int, error: NotReadyError) -> IncompleteTextError:
+    cause = error.__cause__
+    reason = cause.details() if isinstance(cause, grpc.aio.AioRpcError) else str(error)
+    return IncompleteTextError(
+        f"the connection to {endpoint} was lost after {num_tokens} tokens, "
+        f"the text is incomplete: {reason}"
+    )
 
 
 def _as_ours(error: BaseException | None, endpoint: str) -> SSDError | None:

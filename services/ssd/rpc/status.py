@@ -6,6 +6,7 @@ carry ``BadRequest`` as well, overload carries ``RetryInfo`` and the trailer
 ``grpc-retry-pushback-ms``. A status of another origin is read by its code alone.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -221,7 +222,8 @@ def status_and_trailers(error: Exception, request_id: str = "") -> Answer:
     return rule_of(error).code, status.message, trailers
 
 
-_TOO_LONG = "message larger than max"
+_TOO_LONG = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
+"""The words of gRPC, with the bytes found and the bytes allowed."""
 _NO_SUCH_SERVICE = "Method not found!"
 """What gRPC servers say of services they do not have."""
 
@@ -254,10 +256,7 @@ def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
         # Ours say why. gRPC says no more than this to calls that reach a server as it stops, and
         # of one that we cancel ourselves there is no status at all.
         Code.CANCELLED: NotReadyError(f"{endpoint} ended the call as it went away: {message}"),
-        # A message that is too long stays so; these words are those of gRPC itself.
-        Code.RESOURCE_EXHAUSTED: RequestError(text)
-        if _TOO_LONG in message
-        else OverloadedError(text),
+        Code.RESOURCE_EXHAUSTED: _exhausted(message, endpoint),
         Code.UNAUTHENTICATED: AccessError(text),
         Code.PERMISSION_DENIED: AccessError(text),
         Code.UNIMPLEMENTED: UnsupportedError(endpoint, message),
@@ -267,6 +266,18 @@ def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
         Code.OUT_OF_RANGE: RequestError(text),
     }
     return kinds.get(code, InternalError(f"{endpoint}: {code.name}: {message}"))
+
+
+def _exhausted(message: str, endpoint: str) -> SSDError:
+    """Tell a message that is too long, and stays so, from a server that has no room now."""
+    sizes = _TOO_LONG.search(message)
+    if sizes is None:
+        return OverloadedError(f"{endpoint}: {message}")
+    found, allowed = (f"{int(size):,} bytes" for size in sizes.groups())
+    return RequestError(
+        f"{endpoint}: the prompt is too long: the request has {found}, allowed are {allowed}; "
+        "the limit follows from the target's max_model_len"
+    )
 
 
 def _cut(text: str, num_bytes: int) -> str:

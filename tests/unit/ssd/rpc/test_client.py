@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from ssd.errors import CancelledError, DeadlineError, FieldError, NotReadyError, UnsupportedError
+from ssd.errors import (
+    CancelledError,
+    DeadlineError,
+    FieldError,
+    IncompleteTextError,
+    NotReadyError,
+    UnsupportedError,
+)
 from ssd.rpc import codec
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import GenerateCall
@@ -238,9 +245,40 @@ async def test_a_request_waits_for_a_target_that_is_not_there_yet() -> None:
 async def test_nothing_is_repeated_after_the_first_token(
     target: Target, client: TargetClient
 ) -> None:
-    with pytest.raises(NotReadyError, match="the target drains"):
+    with pytest.raises(IncompleteTextError, match="the target drains"):
         await text_of(client, "a?")
     assert len(target.calls) == 1
+
+
+async def test_a_connection_that_breaks_in_an_answer_names_the_tokens_that_arrived(
+    endpoint: str,
+) -> None:
+    pumps: list[asyncio.Task[None]] = []
+    writers: list[asyncio.StreamWriter] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while some := await reader.read(1 << 16):
+            writer.write(some)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, to_there = await asyncio.open_connection(*endpoint.split(":"))
+        writers.extend((writer, to_there))
+        pumps.append(asyncio.create_task(pump(reader, to_there)))
+        pumps.append(asyncio.create_task(pump(there, writer)))
+
+    proxy = await asyncio.start_server(relay, "127.0.0.1", 0)
+    address = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+    async with TargetClient(address) as client:
+        chunks = client.generate("abc*")
+        assert [(await anext(chunks)).text for _ in "abc"] == ["a", "b", "c"]
+        # Nobody accepts a second connection.
+        proxy.close()
+        for writer in writers:
+            writer.transport.abort()
+        lost = f"the connection to {address} was lost after 3 tokens, the text is incomplete: "
+        with pytest.raises(IncompleteTextError, match=lost):
+            await anext(chunks)
+    await asyncio.gather(*pumps, return_exceptions=True)
 
 
 async def test_a_client_that_does_not_wait_asks_once() -> None:

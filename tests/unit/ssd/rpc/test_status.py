@@ -97,7 +97,9 @@ def test_every_class_of_the_error_tree_stands_in_the_table_or_cannot_reach_a_cal
     served = {type(row[0]) for row in TABLE}
     for error in vars(errors).values():
         if isinstance(error, type) and issubclass(error, SSDError) and error is not SSDError:
-            is_ours_alone = issubclass(error, errors.SetupError | errors.InternalError)
+            is_ours_alone = issubclass(
+                error, errors.SetupError | errors.InternalError | errors.IncompleteTextError
+            )
             assert error in served or is_ours_alone, error
 
 
@@ -152,6 +154,16 @@ def test_a_status_of_another_origin_is_read_by_its_code_and_names_the_endpoint(
     found = from_rpc_error(bare(code), "host:1")
     assert type(found) is kind
     assert "host:1" in str(found)
+
+
+def test_a_message_that_is_too_long_names_the_prompt_and_both_sizes() -> None:
+    words = "SERVER: Received message larger than max (5130017 vs. 354304)"
+    found = from_rpc_error(bare(Code.RESOURCE_EXHAUSTED, words), "host:1")
+    assert type(found) is RequestError
+    assert str(found) == (
+        "host:1: the prompt is too long: the request has 5,130,017 bytes, allowed are "
+        "354,304 bytes; the limit follows from the target's max_model_len"
+    )
 
 
 def test_details_that_cannot_be_read_are_not_believed() -> None:
