@@ -216,7 +216,10 @@ async def test_a_drained_draft_ends_long_before_its_streams_which_move_to_anothe
         alone = [ask(client, Mode.AUTOREGRESSIVE, prompt, long) for prompt in prompts]
         for answer, (plain, _) in zip(answers, await asyncio.gather(*alone), strict=True):
             assert answer[0] == plain
-            assert answer[1].hits > 0.9 * answer[1].rounds, "a move costs a few rounds"
+            found = answer[1]
+            # Rounds without a session are those before it opens, twice: a busy machine has many.
+            assert found.hits > 0.9 * (found.hits + found.misses + found.late)
+            assert found.hits > 0.5 * found.rounds, "a move costs a few rounds"
 
 
 async def test_both_ends_of_a_link_know_each_others_pods(folder: Path) -> None:
