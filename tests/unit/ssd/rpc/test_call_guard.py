@@ -151,7 +151,7 @@ async def test_a_message_that_is_too_long_never_reaches_the_servicer(
         refusal = await ask(server, b"x" * 1001)
         assert await is_healthy(server)
     assert isinstance(refusal, RequestError)
-    assert "1001 vs. 1000" in str(refusal)
+    assert "1,001 bytes, allowed are 1,000 bytes" in str(refusal)
     assert caplog.records == []
 
 
