@@ -97,6 +97,15 @@ def to_json(settings: object) -> str:
     return json.dumps(values, indent=2)
 
 
+def quiet_grpc() -> None:
+    """Keep gRPC's own INFO lines off standard error, unless the environment asks for them.
+
+    gRPC reads the variable when its core starts; without it a lost connection writes a line beside
+    our error.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
 def find_text(
     name: str,
     argv: Sequence[str],
