@@ -35,7 +35,7 @@ async def generate(
     collector: Collector,
     on_text: Callable[[str], None],
 ) -> str:
-    """Continue a prompt; returns why speculation gave nothing, empty if there is nothing to say.
+    """Continue a prompt; returns why speculation gave nothing, empty if there is no hint.
 
     Args:
         options: where.

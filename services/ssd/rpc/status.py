@@ -269,7 +269,7 @@ def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
 
 
 def _exhausted(message: str, endpoint: str) -> SSDError:
-    """Tell a message that is too long, and stays so, from a server that has no room now."""
+    """Return the error of RESOURCE_EXHAUSTED: a message that is too long, or a full server."""
     sizes = _TOO_LONG.search(message)
     if sizes is None:
         return OverloadedError(f"{endpoint}: {message}")
