@@ -21,18 +21,18 @@ import kopf
 from ssd.errors import SSDError
 from ssd.settings import load
 from ssd.telemetry import configure_logging, get_logger
-from ssd_operator import metrics
-from ssd_operator.api_server import ApiServer, check_served, connect
-from ssd_operator.cluster import Key
-from ssd_operator.handlers import make_registry, watch_settings
-from ssd_operator.pool import EnginePool
-from ssd_operator.probes import serve_probes
-from ssd_operator.readiness import Readiness, become_ready, wait_for_fields
-from ssd_operator.reconcile import Reconciler
-from ssd_operator.roll_call import RollCall
+from ssd_operator.observe.cluster import Key
+from ssd_operator.observe.object_cache import View
+from ssd_operator.observe.relist import RollCall
+from ssd_operator.runtime import metrics
+from ssd_operator.runtime.api_server import ApiServer, check_served, connect
+from ssd_operator.runtime.engine_client import EnginePool
+from ssd_operator.runtime.handlers import make_registry, watch_settings
+from ssd_operator.runtime.probes import serve_probes
+from ssd_operator.runtime.readiness import Readiness, become_ready, wait_for_fields
+from ssd_operator.runtime.reconcile import Reconciler
+from ssd_operator.runtime.work_queue import WorkQueue
 from ssd_operator.settings import OperatorSettings
-from ssd_operator.view import View
-from ssd_operator.work_queue import WorkQueue
 
 LONGEST_WAIT_SECONDS = 300.0
 """A resource that waits for longer shows a stuck operator, which a restart may mend."""

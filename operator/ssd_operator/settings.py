@@ -5,8 +5,8 @@ from typing import Literal
 
 import ssd
 from ssd.errors import SettingsError
-from ssd_operator.config import OperatorConfig
-from ssd_operator.names import UNTOUCHED_NAMESPACE
+from ssd_operator.children.config import OperatorConfig
+from ssd_operator.children.names import UNTOUCHED_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

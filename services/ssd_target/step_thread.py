@@ -12,12 +12,12 @@ from ssd.engine.runner import ModelRunner, load_runner
 from ssd.ports import Clock
 from ssd.process import Pulse, progress_log
 from ssd.speculation.noise import NoiseRing
-from ssd_target.batch_builder import BatchBuilder, Chooser
-from ssd_target.decode_loop import DecodeLoop, Parts
-from ssd_target.draft_pool import DraftPool
-from ssd_target.inbox import Inbox
-from ssd_target.scheduler import Limits, Scheduler
-from ssd_target.streams import Wakeups
+from ssd_target.decoding.batch_builder import BatchBuilder, Chooser
+from ssd_target.decoding.decode_loop import DecodeLoop, Parts
+from ssd_target.decoding.inbox import Inbox
+from ssd_target.decoding.scheduler import Limits, Scheduler
+from ssd_target.drafts.pool import DraftPool
+from ssd_target.serving.streams import Wakeups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

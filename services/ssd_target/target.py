@@ -21,16 +21,16 @@ from ssd.rpc.server import RpcServer, join_address
 from ssd.telemetry import DESIRED_DRAFT_REPLICAS, get_logger, metrics_of
 from ssd.text.chat_template import load_template
 from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy, Peer
-from ssd_target.draft_pool import DraftPool, PoolSettings
-from ssd_target.front_desk import DeskSettings, FrontDesk
-from ssd_target.inbox import Inbox
-from ssd_target.link_quality import LinkRequirement
-from ssd_target.links import DraftLinks
-from ssd_target.pool_status import pool_status
-from ssd_target.servicer import AdminServicer, GenerateServicer, count_failure
+from ssd_target.decoding.inbox import Inbox
+from ssd_target.drafts.dialer import DraftLinks
+from ssd_target.drafts.link_quality import LinkRequirement
+from ssd_target.drafts.pool import DraftPool, PoolSettings
+from ssd_target.drafts.status import pool_status
+from ssd_target.serving.request_handler import DeskSettings, FrontDesk
+from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
+from ssd_target.serving.streams import Wakeups
 from ssd_target.settings import TargetSettings
 from ssd_target.step_thread import StepLife, StepSettings
-from ssd_target.streams import Wakeups
 
 _log = get_logger("ssd_target")
 _CALLS_AT_LEAST = 64

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 STAND_INS = {
-    "operator/ssd_operator/cluster.py:Cluster": (
+    "operator/ssd_operator/observe/cluster.py:Cluster": (
         "tests/unit/ssd_operator/memory_cluster.py:MemoryCluster"
     ),
-    "operator/ssd_operator/engines.py:Engines": "tests/unit/ssd_operator/world.py:MemoryEngines",
-    "operator/ssd_operator/readiness.py:Lists": (
-        "tests/unit/ssd_operator/test_readiness.py:Answers"
+    "operator/ssd_operator/runtime/engines.py:Engines": (
+        "tests/unit/ssd_operator/world.py:MemoryEngines"
+    ),
+    "operator/ssd_operator/runtime/readiness.py:Lists": (
+        "tests/unit/ssd_operator/runtime/test_readiness.py:Answers"
     ),
     "services/ssd/ports.py:Clock": "services/ssd/testing/clock.py:FakeClock",
     "services/ssd/ports.py:TokenSink": "services/ssd/testing/sink.py:ListSink",
@@ -35,11 +37,15 @@ STAND_INS = {
     "services/ssd/engine/models/registry.py:CausalModel": (
         "services/ssd/testing/tiny_model.py:TinyModel"
     ),
-    "services/ssd_target/decode_loop.py:Runner": (
+    "services/ssd_target/decoding/decode_loop.py:Runner": (
         "services/ssd/testing/ledger_runner.py:LedgerRunner"
     ),
-    "services/ssd_target/decode_loop.py:Flusher": "tests/unit/ssd_target/conftest.py:NoWakeups",
-    "services/ssd_target/sequence.py:StopWatch": "tests/unit/ssd_target/test_sequence.py:StopsAt",
+    "services/ssd_target/decoding/decode_loop.py:Flusher": (
+        "tests/unit/ssd_target/conftest.py:NoWakeups"
+    ),
+    "services/ssd_target/decoding/sequence.py:StopWatch": (
+        "tests/unit/ssd_target/decoding/test_sequence.py:StopsAt"
+    ),
     "services/ssd_draft/tree.py:TreeRunner": "services/ssd/testing/ledger_tree.py:LedgerTreeRunner",
     "services/ssd_draft/sessions.py:LinkEnd": "tests/unit/ssd_draft/test_worker.py:FakeLink",
 }

@@ -29,9 +29,9 @@ from ssd.speculation.noise import NoiseRing, gumbel_noise
 from ssd.speculation.verification import verify_coupled
 from ssd.testing.sink import ListSink
 from ssd.types import Request, SamplingParams
-from ssd_target.batch_builder import Chooser
-from ssd_target.decode_loop import read_back
-from ssd_target.sequence import Arrival, Sequence
+from ssd_target.decoding.batch_builder import Chooser
+from ssd_target.decoding.decode_loop import read_back
+from ssd_target.decoding.sequence import Arrival, Sequence
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -110,7 +110,7 @@ async def test_a_crash_of_the_step_thread_is_told_to_all_and_ends_the_process(
     failed = process.events[-1]
     assert (failed.name, failed.fields["error"]) == ("failed", "ZeroDivisionError")
     assert "broken on purpose" in failed.fields["stack"]
-    place = r"ssd_target/\w+\.py:\d+"
+    place = r"ssd_target/[\w/]+\.py:\d+"
     assert re.fullmatch(rf"ZeroDivisionError: broken on purpose \({place}\)", log.read_text())
 
 

@@ -16,8 +16,8 @@ STORAGE = "tests/unit/ssd/engine/kv_cache/test_storage.py"
 NOT_FINITE = "tests/unit/ssd/engine/test_not_finite.py"
 PASSES = "tests/unit/ssd/engine/test_draft_passes.py"
 LAW = "tests/exactness/test_coupled_law.py"
-LOOP = "tests/unit/ssd_target/test_decode_loop.py"
-POOL = "tests/unit/ssd_target/test_draft_pool.py"
+LOOP = "tests/unit/ssd_target/decoding/test_decode_loop.py"
+POOL = "tests/unit/ssd_target/drafts/test_pool.py"
 SESSIONS = "tests/unit/ssd_draft/test_sessions.py"
 WORKER = "tests/unit/ssd_draft/test_worker.py"
 TREE = "tests/unit/ssd_draft/test_tree_on_a_model.py"
@@ -63,28 +63,28 @@ MUTANTS = (
     ),
     Mutant(
         "all rows of a sequence take the noise of the first",
-        "ssd_target/batch_builder.py",
+        "ssd_target/decoding/batch_builder.py",
         "next_B[row_R] + column_R",
         "next_B[row_R] + 0 * column_R",
         (LAW,),
     ),
     Mutant(
         "the target takes the noise of the position before",
-        "ssd_target/batch_builder.py",
+        "ssd_target/decoding/batch_builder.py",
         "next_B = torch.tensor([len(row.tokens) for row in rows]",
         "next_B = torch.tensor([len(row.tokens) - 1 for row in rows]",
         (LOOP,),
     ),
     Mutant(
         "noise of a row instead of its slot",
-        "ssd_target/batch_builder.py",
+        "ssd_target/decoding/batch_builder.py",
         "slots_R = slots_B[row_R]",
         "slots_R = row_R",
         (LAW,),
     ),
     Mutant(
         "the newest token is verified at the position after its own",
-        "ssd_target/batch_builder.py",
+        "ssd_target/decoding/batch_builder.py",
         "first_B = torch.tensor([len(row.tokens) - 1 for row in rows]",
         "first_B = torch.tensor([len(row.tokens) for row in rows]",
         (LOOP,),
@@ -128,7 +128,7 @@ MUTANTS = (
     ),
     Mutant(
         "the n-gram backup replaces the branch of a hit",
-        "ssd_target/draft_pool.py",
+        "ssd_target/drafts/pool.py",
         "tokens = table.proposal(index, limit)\n",
         "tokens = propose_ngram(decision.sequence.tokens, limit)\n",
         (LOOP,),
@@ -179,49 +179,49 @@ MUTANTS = (
     # The target's pool.
     Mutant(
         "the tokens of the wrong branch are proposed",
-        "ssd_target/draft_pool.py",
+        "ssd_target/drafts/pool.py",
         "tokens = table.proposal(index, limit)\n",
         "tokens = table.proposal(index - 1, limit)\n",
         (LOOP,),
     ),
     Mutant(
         "a frame of an older epoch is accepted",
-        "ssd_target/draft_pool.py",
+        "ssd_target/drafts/pool.py",
         "if frame.epoch != link.epoch:",
         "if frame.epoch > link.epoch:",
         (POOL,),
     ),
     Mutant(
         "the table of an earlier round is accepted",
-        "ssd_target/draft_pool.py",
+        "ssd_target/drafts/pool.py",
         "if table.base_len != session.base_len or session.table is not None:",
         "if table.base_len > session.base_len or session.table is not None:",
         (POOL,),
     ),
     Mutant(
         "the table of the round before is used again",
-        "ssd_target/draft_pool.py",
+        "ssd_target/drafts/pool.py",
         "                session.table = None\n",
         "",
         (LOOP,),
     ),
     Mutant(
         "the last round of a sequence proposes a token too many",
-        "ssd_target/draft_pool.py",
+        "ssd_target/drafts/pool.py",
         "decision.sequence.num_remaining - 1)",
         "decision.sequence.num_remaining)",
         (LOOP,),
     ),
     Mutant(
         "a commit names the base length after its round",
-        "ssd_target/draft_pool.py",
+        "ssd_target/drafts/pool.py",
         "Commit(session.session, decision.base_len, decision.outcome, lookup.next)",
         "Commit(session.session, len(decision.sequence.tokens), decision.outcome, lookup.next)",
         (LOOP,),
     ),
     Mutant(
         "a session opens while its sequence carries a proposal",
-        "ssd_target/decode_loop.py",
+        "ssd_target/decoding/decode_loop.py",
         "if each.wants_draft and not self._proposed.get(each.sequence_id)",
         "if each.wants_draft",
         (LOOP, POOL),

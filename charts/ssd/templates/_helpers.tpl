@@ -112,7 +112,7 @@ containers:
 - name: run
   image: {{ include "ssd.image" (dict "root" .root "image" .root.Values.image) }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-  command: [python, -m, ssd_operator.installation]
+  command: [python, -m, ssd_operator.runtime.installation]
   args: {{- toYaml .args | nindent 2 }}
   resources: {requests: {cpu: 50m, memory: 64Mi}, limits: {memory: 256Mi}}
   securityContext: {{- include "ssd.containerSecurity" . | nindent 4 }}

@@ -14,7 +14,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import ssd
 from ssd import telemetry
-from ssd_operator import metrics
+from ssd_operator.runtime import metrics
 
 pytestmark = pytest.mark.timeout(120)
 

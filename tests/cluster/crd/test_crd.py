@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ssd_operator.parse import parse
-from ssd_operator.schema import crd, spec
-from ssd_operator.structural import stored
+from ssd_operator.api.parse import parse
+from ssd_operator.api.schema import crd, spec
+from ssd_operator.api.structural import stored
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 

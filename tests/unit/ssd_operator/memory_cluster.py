@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
-from ssd_operator.cluster import (
+from ssd_operator.api.spec import API_VERSION, KIND, Object
+from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
+from ssd_operator.observe.cluster import (
     WATCHED_KINDS,
     BusyError,
     ClusterError,
@@ -16,13 +18,11 @@ from ssd_operator.cluster import (
     Key,
     RefusedError,
 )
-from ssd_operator.covers import Place
-from ssd_operator.events import Event
-from ssd_operator.facts import Ref
-from ssd_operator.names import MANAGED_BY_LABEL, OPERATOR
-from ssd_operator.pod_state import to_text
-from ssd_operator.spec import API_VERSION, KIND, Object
-from ssd_operator.view import key_of, owner_key
+from ssd_operator.observe.diff import Place
+from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.object_cache import key_of, owner_key
+from ssd_operator.observe.pod_state import to_text
+from ssd_operator.status.events import Event
 
 AnswerT = TypeVar("AnswerT")
 Address = tuple[str, Ref]

@@ -6,14 +6,7 @@ from pathlib import Path
 import yaml
 from hypothesis import strategies as st
 
-from ssd_operator.cluster import ref_of
-from ssd_operator.config import OperatorConfig
-from ssd_operator.facts import Observed
-from ssd_operator.manifests import wanted
-from ssd_operator.names import COMPONENT_LABEL, REVISION_LABEL, draft_cells
-from ssd_operator.objects import ChildFactory
-from ssd_operator.preflight import preflight
-from ssd_operator.spec import (
+from ssd_operator.api.spec import (
     Accelerator,
     Autoscaling,
     Draft,
@@ -37,6 +30,13 @@ from ssd_operator.spec import (
     Transport,
     drafts_of_cell,
 )
+from ssd_operator.children.config import OperatorConfig
+from ssd_operator.children.manifests import wanted
+from ssd_operator.children.names import COMPONENT_LABEL, REVISION_LABEL, draft_cells
+from ssd_operator.children.objects import ChildFactory
+from ssd_operator.observe.cluster import ref_of
+from ssd_operator.observe.facts import Observed
+from ssd_operator.policy.preflight import preflight
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 CONFIG = OperatorConfig(

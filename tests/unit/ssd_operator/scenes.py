@@ -3,11 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ssd_operator.census import Census, Planned
-from ssd_operator.drain import DEADLINE_ANNOTATION
-from ssd_operator.facts import LinkFact, Observed, PoolFact, Ref
-from ssd_operator.pod_state import is_ready, name_of, to_text
-from ssd_operator.spec import (
+from ssd_operator.api.spec import (
     Accelerator,
     Autoscaling,
     Draft,
@@ -18,6 +14,10 @@ from ssd_operator.spec import (
     Spec,
     Target,
 )
+from ssd_operator.observe.facts import LinkFact, Observed, PoolFact, Ref
+from ssd_operator.observe.pod_state import is_ready, name_of, to_text
+from ssd_operator.observe.snapshot import Census, Planned
+from ssd_operator.policy.drain import DEADLINE_ANNOTATION
 
 NOW = 1_000_000.0
 PLACED: Object = {"type": "PodScheduled", "status": "True", "lastTransitionTime": to_text(NOW)}

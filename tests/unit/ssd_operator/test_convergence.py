@@ -21,7 +21,10 @@ from tests.unit.ssd_operator.resources import CONFIG, replicas_of
 from tests.unit.ssd_operator.witness import Witness
 from tests.unit.ssd_operator.world import DEMO, KEY, World
 
-from ssd_operator.cluster import (
+from ssd_operator.api.parse import parse
+from ssd_operator.api.spec import Object
+from ssd_operator.children.manifests import wanted
+from ssd_operator.observe.cluster import (
     WATCHED_KINDS,
     BusyError,
     ClusterError,
@@ -30,12 +33,9 @@ from ssd_operator.cluster import (
     RefusedError,
     ref_of,
 )
-from ssd_operator.covers import covers
-from ssd_operator.facts import LinkFact, PoolFact, Ref
-from ssd_operator.manifests import wanted
-from ssd_operator.parse import parse
-from ssd_operator.pod_state import name_of
-from ssd_operator.spec import Object
+from ssd_operator.observe.diff import covers
+from ssd_operator.observe.facts import LinkFact, PoolFact, Ref
+from ssd_operator.observe.pod_state import name_of
 
 ResultT = TypeVar("ResultT")
 INDEX = st.integers(0, 30)

@@ -7,10 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from ssd_operator.drain import DEADLINE_ANNOTATION, Drains, plan_drains
-from ssd_operator.facts import DrainFact
-from ssd_operator.pod_state import to_seconds, to_text
-from ssd_operator.spec import Object
+from ssd_operator.api.spec import Object
+from ssd_operator.observe.facts import DrainFact
+from ssd_operator.observe.pod_state import to_seconds, to_text
+from ssd_operator.policy.drain import DEADLINE_ANNOTATION, Drains, plan_drains
 
 DRAIN_SECONDS = 20.0
 

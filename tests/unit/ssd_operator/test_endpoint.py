@@ -3,11 +3,11 @@
 import pytest
 from tests.unit.ssd_operator.scenes import Scene
 
-from ssd_operator.census import Planned
-from ssd_operator.facts import Ref
-from ssd_operator.pod_state import endpoints_of
-from ssd_operator.spec import Object
-from ssd_operator.verdicts import verdicts
+from ssd_operator.api.spec import Object
+from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.pod_state import endpoints_of
+from ssd_operator.observe.snapshot import Planned
+from ssd_operator.status.condition_rules import verdicts
 
 CASES = [
     (Scene(pods=(), deployments=(), spec={"paused": True}), "False", "Paused"),

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from ssd.errors import AddressError
-from ssd_operator import metrics
-from ssd_operator.probes import serve_probes
+from ssd_operator.runtime import metrics
+from ssd_operator.runtime.probes import serve_probes
 
 
 @pytest.fixture

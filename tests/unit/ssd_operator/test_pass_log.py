@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ssd.telemetry import JsonFormatter, TextFormatter, bound_fields, get_logger
-from ssd_operator.cluster import BusyError, Key
-from ssd_operator.work_queue import WorkQueue
+from ssd_operator.observe.cluster import BusyError, Key
+from ssd_operator.runtime.work_queue import WorkQueue
 
 ONE, TWO = ("here", "one"), ("here", "two")
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from tests.unit.ssd_operator.world import DEMO, KEY, World
 
-from ssd_operator.cluster import ForbiddenError, RefusedError
-from ssd_operator.facts import Ref
-from ssd_operator.names import RESTART_ANNOTATION, revision_of
-from ssd_operator.pod_state import name_of
-from ssd_operator.spec import KIND, Object
+from ssd_operator.api.spec import KIND, Object
+from ssd_operator.children.names import RESTART_ANNOTATION, revision_of
+from ssd_operator.observe.cluster import ForbiddenError, RefusedError
+from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.pod_state import name_of
 
 BAD, GOOD = "localhost/bad:1", "localhost/good:1"
 NO_IMAGE = {"image": BAD, "state": {"waiting": {"reason": "ErrImagePull", "message": "no such"}}}

@@ -5,12 +5,12 @@ import copy
 import pytest
 from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
 
-from ssd_operator.cluster import BusyError, ForbiddenError
-from ssd_operator.facts import PoolFact, Ref
-from ssd_operator.pod_state import name_of
-from ssd_operator.reconcile import PATIENCE_SECONDS
-from ssd_operator.setbacks import RETRY_SECONDS
-from ssd_operator.spec import KIND, Object
+from ssd_operator.api.spec import KIND, Object
+from ssd_operator.observe.cluster import BusyError, ForbiddenError
+from ssd_operator.observe.facts import PoolFact, Ref
+from ssd_operator.observe.pod_state import name_of
+from ssd_operator.policy.apply_failures import RETRY_SECONDS
+from ssd_operator.runtime.reconcile import PATIENCE_SECONDS
 
 SCALING: Object = DEMO | {"draft": {**DEMO["draft"], "autoscaling": {"mode": "Internal"}}}
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from tests.unit.ssd_operator.resources import CONFIG
 
-from ssd_operator.parse import parse
-from ssd_operator.pods import draft_template, target_template
-from ssd_operator.spec import Object
+from ssd_operator.api.parse import parse
+from ssd_operator.api.spec import Object
+from ssd_operator.children.pods import draft_template, target_template
 
 SAMPLES = Path(__file__).resolve().parents[3] / "charts" / "ssd" / "samples"
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from tests.unit.ssd_operator.scenes import Scene, deployment, draft, target
 
-from ssd_operator.facts import Ref
-from ssd_operator.verdicts import progressing
+from ssd_operator.observe.facts import Ref
+from ssd_operator.status.condition_rules import progressing
 
 
 def test_a_rollout_that_was_paused_by_hand_is_named_unless_it_is_resumed_now() -> None:

@@ -6,10 +6,10 @@ import pytest
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
 
-from ssd_operator.cluster import ConflictError
-from ssd_operator.facts import Ref
-from ssd_operator.pod_state import to_text
-from ssd_operator.spec import KIND, Object
+from ssd_operator.api.spec import KIND, Object
+from ssd_operator.observe.cluster import ConflictError
+from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.pod_state import to_text
 
 
 async def test_a_copy_that_a_person_made_of_a_child_is_theirs() -> None:

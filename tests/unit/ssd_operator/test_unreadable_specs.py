@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
 
-from ssd_operator.facts import Ref
+from ssd_operator.observe.facts import Ref
 
 RESERVED = {"podTemplate": {"env": [{"name": "SSD_TARGET_POD_NAME", "value": "x"}]}}
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from tests.unit.ssd_operator.controllers import first_to_go, is_of_template, template_hash
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
-from ssd_operator.drain import deadline_of
-from ssd_operator.facts import Ref
-from ssd_operator.names import COMPONENT_LABEL, cell_of, draft_cells
-from ssd_operator.parse import SpecError, parse
-from ssd_operator.pod_state import is_live, is_ready, name_of
-from ssd_operator.spec import KIND, Object, drafts_of_cell
+from ssd_operator.api.parse import SpecError, parse
+from ssd_operator.api.spec import KIND, Object, drafts_of_cell
+from ssd_operator.children.names import COMPONENT_LABEL, cell_of, draft_cells
+from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.pod_state import is_live, is_ready, name_of
+from ssd_operator.policy.drain import deadline_of
 
 
 @dataclass

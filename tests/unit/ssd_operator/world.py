@@ -10,14 +10,14 @@ from tests.unit.ssd_operator.controllers import Controllers
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster, Watch
 from tests.unit.ssd_operator.resources import CONFIG
 
-from ssd_operator.cluster import WATCHED_KINDS, ClusterError, Key
-from ssd_operator.drain import DrainCall
-from ssd_operator.facts import DrainFact, PoolFact, Ref
-from ssd_operator.pod_state import is_ready
-from ssd_operator.reconcile import Reconciler
-from ssd_operator.roll_call import RollCall
-from ssd_operator.spec import Object
-from ssd_operator.view import View
+from ssd_operator.api.spec import Object
+from ssd_operator.observe.cluster import WATCHED_KINDS, ClusterError, Key
+from ssd_operator.observe.facts import DrainFact, PoolFact, Ref
+from ssd_operator.observe.object_cache import View
+from ssd_operator.observe.pod_state import is_ready
+from ssd_operator.observe.relist import RollCall
+from ssd_operator.policy.drain import DrainCall
+from ssd_operator.runtime.reconcile import Reconciler
 
 KEY: Key = ("default", "demo")
 DEMO: Object = {

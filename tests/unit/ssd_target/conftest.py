@@ -25,13 +25,13 @@ from ssd.types import (
     SpeculationStatistics,
     TokenId,
 )
-from ssd_target.batch_builder import BatchBuilder, Chooser
-from ssd_target.decode_loop import DecodeLoop, Parts
-from ssd_target.draft_link import DraftLink
-from ssd_target.draft_pool import DraftPool, PoolSettings
-from ssd_target.inbox import Inbox
-from ssd_target.scheduler import Limits, Scheduler
-from ssd_target.sequence import Arrival
+from ssd_target.decoding.batch_builder import BatchBuilder, Chooser
+from ssd_target.decoding.decode_loop import DecodeLoop, Parts
+from ssd_target.decoding.inbox import Inbox
+from ssd_target.decoding.scheduler import Limits, Scheduler
+from ssd_target.decoding.sequence import Arrival
+from ssd_target.drafts.link import DraftLink
+from ssd_target.drafts.pool import DraftPool, PoolSettings
 
 VOCAB = 13
 LOOKAHEAD = 3

@@ -94,7 +94,7 @@ def test_a_proposal_outlives_the_draft_whose_table_it_came_from(
 def gushing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backup that proposes in every round, whatever the text."""
     monkeypatch.setattr(
-        "ssd_target.draft_pool.propose_ngram", lambda _tokens, count: (1, 2, 3)[:count]
+        "ssd_target.drafts.pool.propose_ngram", lambda _tokens, count: (1, 2, 3)[:count]
     )
 
 

@@ -1,0 +1,1 @@
+"""The SSDDeployment: its typed form, its schema, its validation."""

@@ -1,0 +1,1 @@
+"""Manifests of the objects that a resource owns. Pure."""

@@ -1,0 +1,174 @@
+"""Names and labels of what a resource owns. Pure; every other module asks here.
+
+Names of resources have at most 40 characters, so that those of their children fit in 63.
+"""
+
+from enum import StrEnum
+
+from ssd_operator.api.spec import GROUP, Object, Resource, Sharing
+
+NAME_LABEL = f"{GROUP}/name"
+COMPONENT_LABEL = f"{GROUP}/component"
+CELL_LABEL = f"{GROUP}/cell"
+REVISION_LABEL = f"{GROUP}/revision"
+"""On pods and their template: the first ten digits of the template's hash."""
+TEMPLATE_HASH_LABEL = "pod-template-hash"
+"""On pods of a Deployment, by its controller: also the end of their ReplicaSet's name."""
+HASH_ANNOTATION = f"{GROUP}/hash"
+"""On every object: the hash of all that we want of it."""
+RESTART_ANNOTATION = f"{GROUP}/restart"
+"""A user's wish for new pods: from the resource to the pod templates."""
+MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
+OPERATOR = "ssd-operator"
+"""Value of the managed-by label, and the field manager."""
+UNTOUCHED_NAMESPACE = "kube-system"
+"""Where nothing is written, whatever is watched: who may run pods there has the cluster."""
+
+TARGET_PORT = 50051
+DRAFT_PORT = 50052
+HTTP_PORT = 9090
+
+
+FETCH = "fetch"
+"""Init container that fetches a model of the hub."""
+PREFLIGHT = "preflight"
+"""Component of a pod that tries a change; no selector of ours asks for it."""
+
+
+class Component(StrEnum):
+    """Which engine a child is for."""
+
+    TARGET = "target"
+    DRAFT = "draft"
+
+
+def target_deployment(resource: Resource, cell: int) -> str:
+    """Name of a cell's target."""
+    return f"{resource.name}-target-{cell}"
+
+
+def draft_deployment(resource: Resource, cell: int) -> str:
+    """Name of a cell's drafts, Deployment and Service; with a Pool there is one for all cells."""
+    own_cell = draft_cell(resource, cell)
+    suffix = "" if own_cell is None else f"-{own_cell}"
+    return f"{resource.name}-draft{suffix}"
+
+
+def draft_cell(resource: Resource, cell: int) -> int | None:
+    """Cell that a cell's drafts are labelled with; None in a Pool, whose drafts have no cell."""
+    return None if resource.spec.draft.sharing is Sharing.POOL else cell
+
+
+def draft_cells(resource: Resource) -> range:
+    """Cells that have a draft Deployment; a Pool counts as cell 0."""
+    return range(1 if resource.spec.draft.sharing is Sharing.POOL else resource.spec.num_cells)
+
+
+def preflight_pod(resource: Resource, revision: str) -> str:
+    """Name of the pod that tries a revision of the targets."""
+    return f"{resource.name}-{PREFLIGHT}-{revision}"
+
+
+def account(resource: Resource, component: Component) -> str:
+    """Name of a component's ServiceAccount, NetworkPolicy, budget and scaler."""
+    return f"{resource.name}-{component}"
+
+
+def selector(
+    resource: Resource, component: str | None = None, cell: int | None = None
+) -> dict[str, str]:
+    """Labels by which our objects find pods: nothing that a version or a user changes.
+
+    Args:
+        resource: whose pods.
+        component: None for all.
+        cell: None for all.
+    """
+    labels = {NAME_LABEL: resource.name}
+    if component is not None:
+        labels[COMPONENT_LABEL] = str(component)
+    if cell is not None:
+        labels[CELL_LABEL] = str(cell)
+    return labels
+
+
+def labels_of(
+    resource: Resource, component: str | None = None, cell: int | None = None
+) -> dict[str, str]:
+    """All labels that children and pods carry, the version aside."""
+    recommended = {
+        "app.kubernetes.io/name": "ssd",
+        "app.kubernetes.io/instance": resource.name,
+        "app.kubernetes.io/part-of": "ssd",
+        MANAGED_BY_LABEL: OPERATOR,
+    }
+    if component is not None:
+        recommended["app.kubernetes.io/component"] = str(component)
+    return recommended | selector(resource, component, cell)
+
+
+def revision_of(workload: Object) -> str:
+    """Revision of a Deployment's pods, or of a pod; empty where there is none."""
+    template = workload.get("spec", {}).get("template", workload)
+    labels = template.get("metadata", {}).get("labels") or {}
+    return str(labels.get(REVISION_LABEL, ""))
+
+
+def cell_of(child: Object) -> int:
+    """Cell of a pod or Deployment; 0 for those of a Pool, which have no such label."""
+    labels = child.get("metadata", {}).get("labels") or {}
+    return int(labels.get(CELL_LABEL, 0))
+
+
+def is_engine_pod(pod: Object, name: str) -> bool:
+    """Whether a Deployment of the resource of this name made a pod, by way of a ReplicaSet.
+
+    A pod that a person took out of its ReplicaSet, or labelled like ours, is nobody's that we
+    could count on or take away; one whose cell is no number is about to be let go.
+    """
+    metadata = pod["metadata"]
+    labels = metadata.get("labels") or {}
+    owners: list[Object] = metadata.get("ownerReferences") or []
+    controller: Object = next((owner for owner in owners if owner.get("controller")), {})
+    cell = labels.get(CELL_LABEL)
+    return (
+        labels.get(NAME_LABEL) == name
+        and labels.get(COMPONENT_LABEL) in set(Component)
+        and (cell is None or cell.isdecimal())
+        and controller.get("kind") == "ReplicaSet"
+        and controller.get("name") == f"{maker_of(pod)}-{labels.get(TEMPLATE_HASH_LABEL)}"
+    )
+
+
+def is_released(pod: Object, resource: Resource) -> bool:
+    """Whether a Deployment of a resource made a pod that has no owner now.
+
+    A ReplicaSet releases a pod whose labels it does not select any more, and no controller would
+    ever delete it. Its labels do not show whose it was; its account and the name it was generated
+    from cannot change.
+    """
+    metadata = pod["metadata"]
+    is_left = not metadata.get("ownerReferences") and not metadata.get("deletionTimestamp")
+    made_from = str(metadata.get("generateName", ""))
+    return (
+        pod["kind"] == "Pod"
+        and is_left
+        and any(
+            pod["spec"].get("serviceAccountName") == account(resource, component)
+            and made_from.startswith(f"{account(resource, component)}-")
+            for component in Component
+        )
+    )
+
+
+def resource_of_account(name: str) -> str:
+    """Name of the resource that an account of its pods is for; empty for other accounts."""
+    resource, _, component = name.rpartition("-")
+    return resource if component in set(Component) else ""
+
+
+def maker_of(pod: Object) -> str:
+    """Name of the Deployment that has made an engine pod."""
+    labels = pod["metadata"].get("labels") or {}
+    name = f"{labels.get(NAME_LABEL)}-{labels.get(COMPONENT_LABEL)}"
+    return f"{name}-{labels[CELL_LABEL]}" if CELL_LABEL in labels else name

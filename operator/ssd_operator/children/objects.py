@@ -1,0 +1,75 @@
+"""The frame of every child: identity, owner, labels, hash."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from ssd_operator.api.spec import API_VERSION, KIND, Object, Resource
+from ssd_operator.children.config import OperatorConfig
+from ssd_operator.children.names import HASH_ANNOTATION, labels_of
+
+HASH_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildFactory:
+    """Makes the children of one resource."""
+
+    resource: Resource
+    config: OperatorConfig
+
+    def make(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        body: Object,
+        *,
+        of: tuple[str | None, int | None] = (None, None),
+    ) -> Object:
+        """Frame a body.
+
+        Args:
+            api_version: of the kind.
+            kind: of the object.
+            name: of the object.
+            body: what stands beside ``metadata``.
+            of: component and cell, for labels.
+
+        Returns:
+            A whole object; its hash covers everything else in it.
+        """
+        labels = labels_of(self.resource, *of)
+        if self.config.version:
+            labels["app.kubernetes.io/version"] = self.config.version
+        made: Object = {
+            "apiVersion": api_version,
+            "kind": kind,
+            "metadata": {
+                "name": name,
+                "namespace": self.resource.namespace,
+                "labels": labels,
+                "ownerReferences": [owner_reference(self.resource)],
+            },
+            **body,
+        }
+        made["metadata"]["annotations"] = {HASH_ANNOTATION: digest(made, HASH_DIGITS)}
+        return made
+
+
+def owner_reference(resource: Resource) -> Object:
+    """The garbage collector's link from a child to its resource."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": resource.name,
+        "uid": resource.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def digest(value: Object, num_digits: int) -> str:
+    """First hexadecimal digits of the SHA-256 of a value's one JSON form."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:num_digits]

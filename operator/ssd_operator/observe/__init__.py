@@ -1,0 +1,1 @@
+"""The state of the cluster as one pass sees it."""

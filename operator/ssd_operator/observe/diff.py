@@ -1,0 +1,173 @@
+"""Does the cluster already hold what we want?
+
+A pass that writes nothing must know it without asking: the API server adds defaults, other writers
+add fields of their own, and numbers come back in another spelling. What others may not add to is
+owned as a whole, except in pods: selectors, variables, limits, who may call. What we no longer
+want is not seen here but by the hash in our annotations, which then differs.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ssd_operator.api.quantity import parse_quantity, parse_rounded
+from ssd_operator.api.spec import Object
+
+Path = tuple[str, ...]
+Place = tuple[str | int, ...]
+"""Keys and indices that lead into an object."""
+
+_MERGE_KEYS: Mapping[Path, tuple[str, ...]] = {
+    ("metadata", "ownerReferences"): ("uid",),
+    ("spec", "containers"): ("name",),
+    ("spec", "initContainers"): ("name",),
+    ("spec", "volumes"): ("name",),
+    ("spec", "imagePullSecrets"): ("name",),
+    ("containers", "env"): ("name",),
+    ("containers", "ports"): ("containerPort", "protocol"),
+    ("containers", "volumeMounts"): ("mountPath",),
+    ("initContainers", "env"): ("name",),
+    ("initContainers", "volumeMounts"): ("mountPath",),
+    ("spec", "ports"): ("port", "protocol"),
+}
+"""Lists that several writers share, by the last two steps to them; others are taken as a whole."""
+_KEY_DEFAULTS = {"protocol": "TCP"}
+_WHOLE = frozenset(
+    {
+        *("selector", "podSelector", "namespaceSelector", "labelSelector", "nodeSelector"),
+        *("ingress", "env", "limits"),
+    }
+)
+"""Fields below which nothing may be that we do not set: a selector with one more key selects
+nothing, a variable is a setting of the process."""
+_DEFAULTED = frozenset({"apiVersion", "divisor"})
+"""What the API server adds there: to ``fieldRef`` and ``resourceFieldRef``."""
+_OURS_IF_ABSENT: Mapping[Path, frozenset[str]] = {
+    (containers,): frozenset({"args", "envFrom"}) for containers in ("containers", "initContainers")
+}
+"""Fields that we leave empty and no other writer may fill."""
+_QUANTITIES = frozenset({"requests", "limits"})
+"""Maps of quantities."""
+_QUANTITY = frozenset({"sizeLimit", "averageValue", "divisor"})
+_DROPPED_WHEN_FALSE = frozenset({"paused", "publishNotReadyAddresses", "readOnly"})
+"""Fields that the API server leaves out when they are false."""
+_DROPPED_WHEN_EMPTY = frozenset(
+    {"matchLabels", "labels", "annotations", "nodeSelector", *_QUANTITIES}
+)
+"""Maps that the API server leaves out when they are empty; other empty objects say something,
+``emptyDir`` for one."""
+
+
+def covers(live: Object, wanted: Object) -> bool:
+    """Whether applying ``wanted`` would change nothing; see ``differences``."""
+    return next(differences(live, wanted), None) is None
+
+
+def differences(live: Object, wanted: Object) -> Iterator[str]:
+    """Paths at which ``live`` is not what we want, such as ``spec.template.spec.containers``.
+
+    Every leaf that we own equals the live one: lists with a merge key by that key, other lists as a
+    whole, quantities as numbers. Fields and items that others add stay, but for those of which we
+    own the whole: an added variable or selector changes what our own words mean. ``apiVersion`` and
+    ``kind`` are not looked at: items of a list come without them.
+    """
+    return (".".join(found.path) for found in _all_differences(live, wanted))
+
+
+def surplus(live: Object, wanted: Object) -> list[Place]:
+    """Where in ``live`` others have added to what we own the whole of; the last item first.
+
+    An apply removes the keys of atomic maps, but nothing from a list that is merged by a key.
+    """
+    found = [each.surplus for each in _all_differences(live, wanted) if each.surplus]
+    return sorted(found, key=lambda place: [str(step).zfill(9) for step in place], reverse=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    path: Path
+    """Names on the way."""
+    surplus: Place = ()
+    """Where it is in the live object, if no other writer may add it."""
+
+
+def _all_differences(live: Object, wanted: Object) -> Iterator[_Difference]:
+    identity = ("apiVersion", "kind")
+    ours = {name: value for name, value in wanted.items() if name not in identity}
+    found = _differences(live, ours, (), ())
+    if wanted.get("kind") == "Pod":
+        # Admission adds variables and limits to pods, and nothing can remove them from a live pod.
+        return (each for each in found if not each.surplus)
+    return found
+
+
+def _differences(live: Any, wanted: Any, path: Path, place: Place) -> Iterator[_Difference]:
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        for name, value in wanted.items():
+            if name in live:
+                yield from _differences(live[name], value, (*path, name), (*place, name))
+            elif not _is_dropped(value, name):
+                yield _Difference((*path, name))
+        for name in live.keys() - wanted.keys():
+            if _is_surplus(name, live, path):
+                yield _Difference((*path, name), (*place, name))
+    elif isinstance(wanted, list) and isinstance(live, list):
+        yield from _differences_of_lists(live, wanted, path, place)
+    elif not _equals(live, wanted, path):
+        yield _Difference(path)
+
+
+def _is_surplus(name: str, live: Object, path: Path) -> bool:
+    """Whether a field that we do not set is none that others may add."""
+    if name in _OURS_IF_ABSENT.get(path[-1:], ()):
+        return bool(live[name])
+    return not _WHOLE.isdisjoint(path) and name not in _DEFAULTED
+
+
+def _differences_of_lists(
+    live: Sequence[Any], wanted: Sequence[Any], path: Path, place: Place
+) -> Iterator[_Difference]:
+    keys = _MERGE_KEYS.get(path[-2:])
+    if keys is None:
+        if len(live) != len(wanted):
+            yield _Difference(path)
+            return
+        for number, (there, here) in enumerate(zip(live, wanted, strict=True)):
+            yield from _differences(there, here, path, (*place, number))
+        return
+    identity = _identity(keys)
+    found = {identity(each): (number, each) for number, each in enumerate(live)}
+    for each in wanted:
+        if identity(each) in found:
+            number, there = found.pop(identity(each))
+            yield from _differences(there, each, path, (*place, number))
+        else:
+            yield _Difference(path)
+    if path[-1:] == ("env",):
+        yield from (_Difference(path, (*place, number)) for number, _ in found.values())
+
+
+def _identity(keys: tuple[str, ...]) -> Callable[[Object], tuple[Any, ...]]:
+    return lambda item: tuple(item.get(key, _KEY_DEFAULTS.get(key)) for key in keys)
+
+
+def _is_dropped(value: Any, name: str) -> bool:
+    """Whether the API server would store nothing for this value."""
+    if value is False:
+        return name in _DROPPED_WHEN_FALSE
+    if value == {}:
+        return name in _DROPPED_WHEN_EMPTY
+    return value is None or value in ("", [])
+
+
+def _equals(live: Any, wanted: Any, path: Path) -> bool:
+    if live == wanted:
+        return isinstance(live, bool) == isinstance(wanted, bool)
+    is_listed = not _QUANTITIES.isdisjoint(path[-2:-1])
+    if not is_listed and _QUANTITY.isdisjoint(path[-1:]):
+        return False
+    number = parse_rounded if is_listed else parse_quantity
+    try:
+        return number(live) == number(wanted)
+    except ValueError:
+        return False

@@ -1,0 +1,107 @@
+"""What the operator has seen: children, pods, and what the engines say of themselves. Data only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ssd_operator.api.spec import Object
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ref:
+    """An object of the resource's namespace. ``kind`` as in a manifest."""
+
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFact:
+    """One link, as the target's ``GetPoolStatus`` reports it."""
+
+    address: str
+    draft_pod: str
+    """Name of the draft's pod; empty until the handshake."""
+    state: str
+    """Active, Connecting, Quarantined, Draining, Lost, Refused."""
+    sessions: int = 0
+    capacity: int = 0
+    round_trip_seconds: float = 0.0
+    channel: str = "grpc"
+    reason: str = ""
+    transport: str = ""
+    """How its bytes travel: tcp, rdma, nvlink; empty before the handshake."""
+    draft_weights: str = ""
+    """Fingerprint of the draft's weights; empty before the handshake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFact:
+    """One target's answer, and when it came (the operator's clock)."""
+
+    target_pod: str
+    at: float
+    eligible_sequences: float = 0.0
+    """Sequences running that may speculate, drafted or not, mean of 30 s."""
+    speculating: bool = True
+    """False if its controller finds that speculation does not pay."""
+    waiting: int = 0
+    hit_rate: float = 0.0
+    tokens_per_round: float = 0.0
+    efficiency: float = 0.0
+    """Part of a round that is the target's own work."""
+    weights_fingerprint: str = ""
+    """Of the target; empty of one that does not tell."""
+    dtype: str = ""
+    """Of the target's weights and KV; empty of one that does not report it."""
+    dtype_reason: str = ""
+    links: tuple[LinkFact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainFact:
+    """The state of a drain that was begun on a draft's pod."""
+
+    pod: str
+    is_done: bool = False
+    result: str = ""
+    """Drained, TimedOut, Unreachable; empty while it runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """A snapshot for one pass."""
+
+    children: Mapping[Ref, Object] = field(default_factory=dict)
+    """Objects that the resource owns (controller owner reference by uid): a preflight's pod is one,
+    the pods of Deployments are not."""
+    pods: tuple[Object, ...] = ()
+    """Pods of engines: the others with the resource's ``ssd.dev/name`` label."""
+    released: tuple[Object, ...] = ()
+    """Pods of engines that no ReplicaSet and no resource owns, since their labels were changed."""
+    endpoints: frozenset[str] = frozenset()
+    """Pods that the client Service leads to."""
+    foreign: frozenset[Ref] = frozenset()
+    """Wanted names that belong to somebody else."""
+    leaving: frozenset[Ref] = frozenset()
+    """Wanted names that are still taken by children of a former resource of this name."""
+    pools: Mapping[str, PoolFact] = field(default_factory=dict)
+    """By target pod; only pods that exist."""
+    drains: Mapping[str, DrainFact] = field(default_factory=dict)
+    """By draft pod."""
+    optional_apis: frozenset[str] = frozenset()
+    """Of HorizontalPodAutoscaler, ScaledObject, PodMonitor: those the cluster serves."""
+    unreadable: frozenset[str] = frozenset()
+    """Of the others, those that are served and wanted, but that we have no right on."""
+    rejected: Mapping[Ref, str] = field(default_factory=dict)
+    """What the API server said (422) to objects of this generation."""
+    reverted: frozenset[Ref] = frozenset()
+    """Objects that are stored otherwise than we want them, whatever we apply."""
+    forbidden: Mapping[Ref, str] = field(default_factory=dict)
+    """What it said in this pass to calls about objects: a quota, a policy, no right; and to one
+    that has failed for long, a webhook without an answer."""
+    is_cut_short: bool = False
+    """Whether the calls of this pass ended before their time."""
+    spec_problem: tuple[str, str] | None = None
+    """Reason and message of ``SpecValid=False`` where the resource as it is cannot be read."""
+    status: Object = field(default_factory=dict)
+    """The resource's present status."""

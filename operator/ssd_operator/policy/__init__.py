@@ -1,0 +1,1 @@
+"""Decisions: what a pass changes. Pure."""

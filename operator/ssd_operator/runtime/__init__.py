@@ -1,0 +1,1 @@
+"""The process: watches, work queue, API calls, probes, metrics."""

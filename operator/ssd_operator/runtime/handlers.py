@@ -1,0 +1,135 @@
+"""kopf watches, our queue decides: every event wakes a key, and the indices are what a pass sees.
+
+Only events and indices: other handlers make kopf write annotations or finalizers into resources
+(tried with 1.45: with these alone it writes nothing, and the indices are complete before the first
+event is handled).
+"""
+
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any
+
+import kopf
+
+from ssd_operator.api.spec import KIND, Object
+from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
+from ssd_operator.observe.cluster import KINDS, WATCHED_KINDS, Key
+from ssd_operator.observe.object_cache import View, key_of, owner_key
+
+REQUEST_SECONDS = 30.0
+EXIT_SECONDS = 25.0
+"""Less than the grace period of the operator's pod."""
+_KINDS = {
+    (served.group, served.version, served.plural): kind
+    for kind, served in KINDS.items()
+    if kind in WATCHED_KINDS
+}
+
+
+def watch_settings() -> kopf.OperatorSettings:
+    """Make kopf a watch and nothing else: it writes nothing, and asks for no right beyond ours."""
+    settings = kopf.OperatorSettings()
+    settings.peering.standalone = True
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.networking.request_timeout = REQUEST_SECONDS
+    settings.process.ultimate_exiting_timeout = EXIT_SECONDS
+    settings.persistence.diffbase_storage = _NoEssence()
+    # A stripped label arrives as a deletion; the next pass finds the object by name.
+    settings.watching.label_selectors[_is_child] = f"{MANAGED_BY_LABEL}={OPERATOR}"
+    # They have the labels of their Services; of these clients use the one that is not headless.
+    settings.watching.label_selectors[_is_endpoint_slice] = "!service.kubernetes.io/headless"
+    return settings
+
+
+class _NoEssence(kopf.DiffBaseStorage):
+    """Nothing to compare with: without it kopf copies each object twice at each of its events."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keep nothing."""
+
+
+def make_registry(
+    start: Callable[[View], None],
+    wake: Callable[[Key], None],
+    changed: Callable[[Key], None],
+    listed: Callable[[], None],
+) -> kopf.OperatorRegistry:
+    """Make the handlers.
+
+    Args:
+        start: called once, before any event, with what is seen from then on.
+        wake: a key is to be looked at.
+        changed: the resource itself asks for something else now.
+        listed: the watch began anew; what was deleted since it broke off is not told.
+    """
+    # Coroutines all: kopf runs plain functions in threads, and what they call lives in the loop.
+    registry = kopf.OperatorRegistry()
+    views: list[View] = []
+
+    @kopf.on.login(registry=registry)
+    async def log_in(**context: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**context) or kopf.login_with_kubeconfig(**context)
+
+    @kopf.on.startup(registry=registry)
+    async def begin(**context: Any) -> None:
+        views.append(View(context["resources"], context["children"], monotonic))
+        start(views[0])
+
+    @kopf.index(_is_resource, id="resources", registry=registry)
+    async def index_resource(body: kopf.Body, resource: Any, **_: Any) -> dict[Key, Object]:
+        found = _plain(body, resource)
+        return {(found["metadata"]["namespace"], found["metadata"]["name"]): found}
+
+    @kopf.index(_is_child, id="children", registry=registry)
+    async def index_child(body: kopf.Body, resource: Any, **_: Any) -> dict[Key | None, Object]:
+        found = _plain(body, resource)
+        return {owner_key(found): found}
+
+    @kopf.on.event(_is_watched, registry=registry)
+    async def look(event: Any, resource: Any, **_: Any) -> None:
+        found = _plain(event["object"], resource)
+        if event["type"] is None:
+            listed()
+        if (key := key_of(found)) is not None:
+            is_new = views[0].saw(key, found, is_deleted=event["type"] == "DELETED")
+            (changed if is_new else wake)(key)
+
+    return registry
+
+
+def _is_watched(resource: Any) -> bool:
+    return (resource.group, resource.version, resource.plural) in _KINDS
+
+
+def _is_resource(resource: Any) -> bool:
+    return _is_watched(resource) and _kind(resource) == KIND
+
+
+def _is_child(resource: Any) -> bool:
+    return _is_watched(resource) and _kind(resource) != KIND
+
+
+def _is_endpoint_slice(resource: Any) -> bool:
+    return _is_watched(resource) and _kind(resource) == "EndpointSlice"
+
+
+def _kind(resource: Any) -> str:
+    return _KINDS[resource.group, resource.version, resource.plural]
+
+
+def _plain(body: Mapping[str, Any], resource: Any) -> Object:
+    """The object as a plain dict; items of a list come without their kind.
+
+    Who wrote which field is half of an object's size, and nothing here asks for it. It is taken out
+    of kopf's own copy: at the start kopf holds every object until the last one is indexed.
+    """
+    kind = _kind(resource)
+    body["metadata"].pop("managedFields", None)
+    return {**body, "kind": kind, "apiVersion": KINDS[kind].api_version}

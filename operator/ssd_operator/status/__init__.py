@@ -1,0 +1,1 @@
+"""Conditions, status and Events of a resource. Pure."""

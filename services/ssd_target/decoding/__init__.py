@@ -1,0 +1,1 @@
+"""Rounds: which sequences run, their forward pass, their results."""

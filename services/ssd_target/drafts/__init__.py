@@ -1,0 +1,1 @@
+"""Drafts of a target: links, sessions, tables, commits, and the status of the pool."""

@@ -1,0 +1,218 @@
+"""One link to a draft while it is up, and the sessions it carries."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ssd.errors import LinkError
+from ssd.speculation.table import NUM_PARTS, OutcomeTable, pack_commits
+from ssd.transport.frame import Frame, FrameKind, TensorChannel
+from ssd.types import (
+    Beat,
+    Commit,
+    LookupResult,
+    Peer,
+    SequenceId,
+    SessionClosing,
+    SessionOpening,
+    TargetMessage,
+)
+from ssd_target.drafts.link_health import Patience, Quarantine
+from ssd_target.drafts.sustainable_sessions import TablePace
+
+_NOBODY = Peer()
+
+
+class LinkState(StrEnum):
+    """State of a link."""
+
+    CONNECTING = "connecting"
+    ACTIVE = "active"
+    QUARANTINED = "quarantined"
+    DRAINING = "draining"
+    LOST = "lost"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True)
+class Session:
+    """A draft's copy of one sequence, as the target sees it. Guarded by the pool's lock."""
+
+    session: int
+    sequence_id: SequenceId
+    link: "DraftLink"
+    base_len: int
+    """Committed tokens before the round in progress: the only table that fits has the same."""
+    asked_at: float
+    """When the commit or the opening left that asks for this table."""
+    open_by: float = float("inf")
+    """When a session that no table has opened is given up."""
+    table: OutcomeTable | None = None
+    table_seconds: float | None = None
+    """How long the table took; None for the first, which waited for the prompt's prefill."""
+    is_opened: bool = False
+    """Whether a first table has come; before, nobody waits for it."""
+
+    def seconds_taken(self, now: float) -> float | None:
+        """How long the draft took for the table, or takes already; None if that says nothing."""
+        return now - self.asked_at if self.table is None else self.table_seconds
+
+
+@dataclass(slots=True)
+class LinkCounts:
+    """Rounds by result, since the link came up or the process began."""
+
+    hits: int = 0
+    misses: int = 0
+    late: int = 0
+
+    def note(self, result: LookupResult) -> None:
+        """Count one round of one sequence."""
+        self.hits += result is LookupResult.HIT
+        self.misses += result is LookupResult.MISS
+        self.late += result is LookupResult.LATE
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over rounds that needed a table; 0 before the first."""
+        return self.hits / max(1, self.hits + self.misses + self.late)
+
+
+class RoundTrip:
+    """Times a link by the beats that the draft sends back. Asyncio loop.
+
+    One question at a time, so that a slow answer is measured and not overtaken.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """The newest measurement; 0 before the first."""
+        self._nonce = 0
+        self._asked_at: float | None = None
+
+    def beat(self, now: float) -> Beat:
+        """The next beat to send."""
+        if self._asked_at is not None:
+            return Beat()
+        self._nonce += 1
+        self._asked_at = now
+        return Beat(nonce=self._nonce)
+
+    def hear(self, beat: Beat, now: float) -> bool:
+        """Take a beat of the draft; true if it was the answer."""
+        if self._asked_at is None or beat.echo != self._nonce:
+            return False
+        self.seconds = now - self._asked_at
+        self._asked_at = None
+        return True
+
+
+class DraftLink:
+    """A link after Welcome. Guarded by the pool's lock; what it sends never blocks.
+
+    ``say`` carries control messages, ``channel`` frames; both may raise ``LinkError``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        epoch: int,
+        capacity: int,
+        channel: TensorChannel,
+        say: Callable[[TargetMessage], None],
+        *,
+        peer: Peer = _NOBODY,
+    ) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.peer = peer
+        self.capacity = max(1, capacity)
+        self.counts = LinkCounts()
+        self.round_trip = RoundTrip()
+        self.sessions: dict[int, Session] = {}
+        self.table_pace = TablePace()
+        self.patience = Patience(is_adaptive=False)
+        self.quarantine = Quarantine(is_enabled=True)
+        self.not_asked_until = 0.0
+        """When it may be offered a session again, after one that came to nothing."""
+        self.max_len = 0
+        """Its sessions are shorter than this many tokens; 0 is not known."""
+        self.most_sessions = 0
+        """Most sessions that it has carried at a time: its draft never keeps more."""
+        self.tables_due = 0
+        """Parts of tables asked for, by openings and commits, less those that came."""
+        self.is_draining = False
+        self.lost_because: str | None = None
+        self._channel = channel
+        self._say = say
+        self._session_ids = itertools.count(1)
+        self._sequence_numbers = itertools.count(1)
+
+    def state(self, now: float) -> LinkState:
+        """What the link is good for."""
+        if self.lost_because is not None:
+            return LinkState.LOST
+        if self.is_draining:
+            return LinkState.DRAINING
+        if self.quarantine.is_active(now):
+            return LinkState.QUARANTINED
+        return LinkState.ACTIVE
+
+    def has_room(self, num_tokens: int, now: float) -> bool:
+        """Whether it takes one more session, of so many tokens."""
+        return (
+            self.state(now) is LinkState.ACTIVE
+            and (not self.max_len or num_tokens < self.max_len)
+            and len(self.sessions) < self.capacity
+            and now >= self.not_asked_until
+        )
+
+    @property
+    def transport(self) -> str:
+        """How its bytes travel."""
+        return self._channel.transport
+
+    @property
+    def load(self) -> float:
+        """Sessions over capacity."""
+        return len(self.sessions) / self.capacity
+
+    def next_session_id(self) -> int:
+        """An id never used before on this link."""
+        return next(self._session_ids)
+
+    def keep(self, session: Session) -> None:
+        """Note a session that is about to open."""
+        self.sessions[session.session] = session
+        self.most_sessions = max(self.most_sessions, len(self.sessions))
+        self.tables_due += NUM_PARTS
+
+    def open(self, opening: SessionOpening) -> None:
+        """Ask the draft for a session.
+
+        Raises:
+            LinkError: the link is closed or its outbox is full.
+        """
+        self._say(opening)
+
+    def close_session(self, session: int) -> None:
+        """Tell the draft that a sequence has ended; a link that is gone needs no telling."""
+        try:
+            self._say(SessionClosing(session))
+        except LinkError as error:
+            self.lost_because = self.lost_because or str(error)
+
+    def send(self, commits: list[Commit], lookahead: int) -> None:
+        """Send the commits of a round as one frame.
+
+        Raises:
+            LinkError: the link is closed or its outbox is full.
+        """
+        rows_RW = pack_commits(commits, lookahead)
+        number = next(self._sequence_numbers)
+        self._channel.send(Frame(FrameKind.COMMITS, self.epoch, number, rows_RW))
+
+    def close(self) -> None:
+        """Close the channel; idempotent."""
+        self._channel.close()

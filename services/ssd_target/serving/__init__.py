@@ -1,0 +1,1 @@
+"""Requests and responses: gRPC messages to requests, tokens to text and streams."""

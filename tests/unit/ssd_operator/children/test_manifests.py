@@ -1,0 +1,355 @@
+"""What a resource owns: snapshots for eyes, laws for everything else."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.ssd_operator.resources import (
+    CONFIG,
+    DEMO_DRAFT,
+    DEMO_TARGET,
+    LLAMA,
+    NAMES,
+    POOL,
+    PREFLIGHTS,
+    SAMPLES,
+    SNAPSHOTS,
+    children,
+    cpu_demo,
+    preflight_of,
+    resource,
+    specs,
+)
+
+from ssd_operator.api.spec import (
+    Accelerator,
+    Autoscaling,
+    Draft,
+    Object,
+    Observability,
+    Resource,
+    ScalingMode,
+    Security,
+    Sharing,
+    Spec,
+    Target,
+)
+from ssd_operator.children.config import OperatorConfig
+from ssd_operator.children.manifests import OPTIONAL_KINDS, wanted
+from ssd_operator.children.names import (
+    HASH_ANNOTATION,
+    MANAGED_BY_LABEL,
+    OPERATOR,
+    REVISION_LABEL,
+    cell_of,
+    revision_of,
+)
+from ssd_operator.children.node_folders import USER
+
+ORDER = [
+    "ServiceAccount",
+    "NetworkPolicy",
+    "Service",
+    "Deployment",
+    "PodDisruptionBudget",
+    "HorizontalPodAutoscaler",
+    "ScaledObject",
+    "PodMonitor",
+]
+RESTRICTED_VOLUMES = {"emptyDir", "persistentVolumeClaim", "configMap", "secret", "projected"}
+
+
+def templates(resource: Resource, config: OperatorConfig = CONFIG) -> dict[str, Object]:
+    return {
+        each["metadata"]["name"]: each["spec"]["template"]
+        for each in children(resource, config)
+        if each["kind"] == "Deployment"
+    }
+
+
+def selectors(objects: list[Object]) -> list[dict[str, str]]:
+    """All by which objects find pods."""
+    found = []
+    for each in objects:
+        spec = each.get("spec", {})
+        if each["kind"] == "Service":
+            found.append(spec["selector"])
+        elif each["kind"] == "NetworkPolicy":
+            found.append(spec["podSelector"]["matchLabels"])
+        elif "selector" in spec:
+            found.append(spec["selector"]["matchLabels"])
+    return found
+
+
+def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
+    return selector.items() <= labels.items()
+
+
+def gpus(resource: Resource) -> int:
+    return sum(
+        each["spec"]["replicas"]
+        * int(container["resources"].get("limits", {}).get("nvidia.com/gpu", 0))
+        for each in children(resource)
+        if each["kind"] == "Deployment"
+        for container in each["spec"]["template"]["spec"]["containers"]
+    )
+
+
+def not_restricted(pod: Object) -> list[str]:
+    """What the Pod Security level ``restricted`` has against a pod."""
+    context, faults = pod["securityContext"], []
+    if not context["runAsNonRoot"] or context["seccompProfile"]["type"] != "RuntimeDefault":
+        faults.append("user or seccomp")
+    faults += [key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)]
+    faults += [
+        volume["name"]
+        for volume in pod["volumes"]
+        if not (set(volume) - {"name"}) <= RESTRICTED_VOLUMES
+    ]
+    for container in pod["containers"] + pod.get("initContainers", []):
+        own = container["securityContext"]
+        if own.get("privileged") or own["allowPrivilegeEscalation"]:
+            faults.append(f"{container['name']} may gain privileges")
+        elif own["capabilities"] != {"drop": ["ALL"]}:
+            faults.append(f"{container['name']} has {', '.join(own['capabilities']['add'])}")
+        if own.get("runAsUser", USER) == 0:
+            faults.append(f"{container['name']} is root")
+        faults += [str(port) for port in container.get("ports", []) if "hostPort" in port]
+    return faults
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_children_are_those_that_were_reviewed(name: str) -> None:
+    reviewed = list(yaml.safe_load_all((SNAPSHOTS / f"{name}.yaml").read_text()))
+    # If the difference is meant: python -m tests.unit.ssd_operator.resources, then review.
+    assert children(SAMPLES[name]) == reviewed
+
+
+def test_there_is_no_snapshot_of_a_resource_that_is_gone() -> None:
+    titles = {*SAMPLES, *(f"preflight-{name}" for name in PREFLIGHTS)}
+    assert {path.stem for path in SNAPSHOTS.iterdir()} == titles
+
+
+@given(specs(), NAMES)
+def test_names_fit_and_are_unique(spec: Spec, name: str) -> None:
+    made = children(resource(spec, name))
+    names = [(each["kind"], each["metadata"]["name"]) for each in made]
+    assert len(set(names)) == len(names)
+    assert max(len(each) for _, each in names) <= 63
+
+
+@given(specs())
+def test_children_come_in_the_order_of_applying(spec: Spec) -> None:
+    kinds = [each["kind"] for each in children(resource(spec))]
+    assert kinds == sorted(kinds, key=ORDER.index)
+
+
+@given(specs(), specs(), st.lists(NAMES, min_size=2, max_size=2, unique=True))
+def test_two_resources_never_select_each_others_pods(
+    one: Spec, other: Spec, names: list[str]
+) -> None:
+    mine = selectors(children(resource(one, names[0])))
+    theirs = templates(resource(other, names[1])).values()
+    for template in theirs:
+        assert not any(selects(each, template["metadata"]["labels"]) for each in mine)
+
+
+@given(specs())
+def test_a_deployment_selects_its_own_pods_and_no_others(spec: Spec) -> None:
+    deployments = [each for each in children(resource(spec)) if each["kind"] == "Deployment"]
+    for here in deployments:
+        for there in deployments:
+            matches = selects(
+                here["spec"]["selector"]["matchLabels"],
+                there["spec"]["template"]["metadata"]["labels"],
+            )
+            assert matches == (here is there)
+
+
+@given(specs())
+def test_selectors_hold_nothing_that_a_version_changes(spec: Spec) -> None:
+    for each in selectors(children(resource(spec))):
+        assert set(each) <= {"ssd.dev/name", "ssd.dev/component", "ssd.dev/cell"}
+
+
+@given(specs())
+def test_gpus_are_those_of_the_targets_and_one_a_draft(spec: Spec) -> None:
+    wanted_gpus = spec.target.tensor_parallel_size * spec.num_cells + spec.draft.replicas
+    assert gpus(resource(spec)) == (wanted_gpus if spec.accelerator is Accelerator.NVIDIA else 0)
+
+
+@pytest.mark.parametrize("title", PREFLIGHTS)
+def test_a_preflight_takes_no_privilege_that_its_target_has(title: str) -> None:
+    assert not_restricted(preflight_of(SAMPLES[title])["spec"]) == []
+
+
+@given(specs())
+def test_pods_pass_the_restricted_level_unless_a_host_path_is_asked_for(spec: Spec) -> None:
+    is_on_node = spec.model_cache.type == "HostPath"
+    expected = ["cache", "cache has CHOWN", "cache is root"] if is_on_node else []
+    for template in templates(resource(spec)).values():
+        assert not_restricted(template["spec"]) == expected
+
+
+@given(specs())
+def test_no_object_holds_a_secret(spec: Spec) -> None:
+    made = children(resource(spec))
+    assert all(each["kind"] != "Secret" for each in made)
+    for template in templates(resource(spec)).values():
+        for container in template["spec"]["containers"]:
+            for variable in container["env"]:
+                is_named_secret = any(word in variable["name"] for word in ("TOKEN", "PASSWORD"))
+                assert not (is_named_secret and "value" in variable), variable["name"]
+        assert template["spec"]["automountServiceAccountToken"] is False
+
+
+@given(specs())
+def test_every_child_has_its_owner_its_labels_and_a_hash(spec: Spec) -> None:
+    for each in children(resource(spec)):
+        (owner,) = each["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"]) == (resource(spec).uid, True)
+        assert each["metadata"]["labels"][MANAGED_BY_LABEL] == OPERATOR
+        assert each["metadata"]["annotations"][HASH_ANNOTATION]
+        assert each["metadata"]["namespace"] == "default"
+
+
+def class_0_changes(spec: Spec) -> dict[str, Spec]:
+    """Each field that must touch no pod, changed."""
+    draft, target = spec.draft, spec.target
+    autoscaling = Autoscaling(mode=ScalingMode.HPA, max_replicas=64, target_occupancy=0.5)
+    return {
+        "paused": replace(spec, paused=True),
+        "draft.replicas": replace(spec, draft=replace(draft, replicas=draft.replicas + 7)),
+        "draft.autoscaling": replace(spec, draft=replace(draft, autoscaling=autoscaling)),
+        "target.replicas": replace(spec, target=replace(target, replicas=target.replicas + 1)),
+        "security.networkPolicy": replace(
+            spec, security=replace(spec.security, network_policy=not spec.security.network_policy)
+        ),
+        "security.clients": replace(
+            spec, security=replace(spec.security, clients=({"podSelector": {}},))
+        ),
+        "podMonitor": replace(spec, observability=Observability(pod_monitor=True)),
+    }
+
+
+@given(specs())
+def test_what_scales_or_guards_replaces_no_pod(spec: Spec) -> None:
+    before = templates(resource(spec))
+    for field, changed in class_0_changes(spec).items():
+        after = templates(resource(changed))
+        assert {name: after[name] for name in before} == before, field
+
+
+def test_a_new_version_of_the_operator_rewrites_objects_and_replaces_no_pod() -> None:
+    newer = replace(CONFIG, version="9.9.9", operator_namespace="elsewhere")
+    demo = SAMPLES["cpu-demo"]
+    assert templates(demo, newer) == templates(demo)
+    hashes = [
+        {each["metadata"]["annotations"][HASH_ANNOTATION] for each in children(demo, config)}
+        for config in (CONFIG, newer)
+    ]
+    assert hashes[0].isdisjoint(hashes[1])
+
+
+def test_another_image_is_another_revision_of_its_component_alone() -> None:
+    spec = cpu_demo()
+    changed = replace(spec, draft=replace(spec.draft, image="other:1"))
+    before, after = (templates(resource(each)) for each in (spec, changed))
+    assert before["demo-target-0"] == after["demo-target-0"]
+    revisions = [
+        each["demo-draft-0"]["metadata"]["labels"][REVISION_LABEL] for each in (before, after)
+    ]
+    assert revisions[0] != revisions[1]
+
+
+def test_the_restart_annotation_gives_all_pods_a_new_revision() -> None:
+    before = templates(resource(cpu_demo()))
+    after = templates(resource(cpu_demo(), restart="17"))
+    for name, template in after.items():
+        assert template["metadata"]["annotations"] == {"ssd.dev/restart": "17"}
+        assert revision_of({"spec": {"template": template}}) != revision_of(
+            {"spec": {"template": before[name]}}
+        )
+
+
+def test_a_cell_has_its_own_drafts_and_a_pool_has_them_together() -> None:
+    by_cell = {
+        each["metadata"]["name"]: (cell_of(each), each["spec"]["replicas"])
+        for each in children(resource(LLAMA))
+        if each["metadata"]["name"].startswith("demo-draft-") and each["kind"] == "Deployment"
+    }
+    assert by_cell == {"demo-draft-0": (0, 2), "demo-draft-1": (1, 1)}
+    assert wanted(resource(POOL), CONFIG, {0: 4}) == children(resource(POOL))
+    dialled = {
+        variable["value"]
+        for name, template in templates(resource(POOL)).items()
+        if "target" in name
+        for variable in template["spec"]["containers"][0]["env"]
+        if variable["name"] == "SSD_TARGET_DRAFTS"
+    }
+    assert dialled == {"demo-draft:50052"}
+
+
+def test_the_caller_says_how_many_draft_pods_there_are() -> None:
+    made = wanted(resource(cpu_demo()), CONFIG, {0: 5})
+    assert [each["spec"]["replicas"] for each in made if each["kind"] == "Deployment"] == [1, 5]
+    with pytest.raises(KeyError):
+        wanted(resource(LLAMA), CONFIG, {0: 1})
+
+
+@pytest.mark.parametrize(
+    ("sharing", "num_cells", "num_drafts", "budgets"),
+    [
+        (Sharing.CELL, 1, 8, set()),
+        (Sharing.CELL, 2, 8, {"demo-target"}),
+        (Sharing.POOL, 1, 1, set()),
+        (Sharing.POOL, 1, 2, {"demo-draft"}),
+        (Sharing.POOL, 2, 2, {"demo-target", "demo-draft"}),
+    ],
+)
+def test_a_budget_never_holds_a_node_drain_for_ever(
+    sharing: Sharing, num_cells: int, num_drafts: int, budgets: set[str]
+) -> None:
+    spec = cpu_demo(
+        target=Target(source=DEMO_TARGET, replicas=num_cells),
+        draft=Draft(source=DEMO_DRAFT, replicas=num_drafts, sharing=sharing),
+    )
+    made = [each for each in children(resource(spec)) if each["kind"] == "PodDisruptionBudget"]
+    assert {each["metadata"]["name"] for each in made} == budgets
+    assert all(each["spec"]["maxUnavailable"] == 1 for each in made)
+
+
+def callers(objects: list[Object], name: str) -> list[Any]:
+    (policy,) = [
+        each
+        for each in objects
+        if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", name)
+    ]
+    return list(policy["spec"]["ingress"][0]["from"])
+
+
+def test_only_its_own_targets_and_the_operator_reach_a_draft() -> None:
+    targets, operator = callers(children(resource(cpu_demo())), "demo-draft")
+    assert targets == {
+        "podSelector": {"matchLabels": {"ssd.dev/name": "demo", "ssd.dev/component": "target"}}
+    }
+    assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}}
+
+
+def test_named_clients_close_a_target_to_others_but_the_operator() -> None:
+    client: Object = {"podSelector": {"matchLabels": {"app": "chat"}}}
+    made = children(resource(cpu_demo(security=Security(clients=(client,)))))
+    first, operator = callers(made, "demo-target")
+    assert first == client
+    assert operator["podSelector"] == {"matchLabels": dict(CONFIG.operator_labels)}
+
+
+@given(st.sampled_from(ScalingMode))
+def test_a_scaler_is_ours_only_if_somebody_else_scales(mode: ScalingMode) -> None:
+    spec = cpu_demo(draft=Draft(source=DEMO_DRAFT, autoscaling=Autoscaling(mode=mode)))
+    made = [each["kind"] for each in children(resource(spec)) if each["kind"] in OPTIONAL_KINDS]
+    expected = {ScalingMode.HPA: ["HorizontalPodAutoscaler"], ScalingMode.KEDA: ["ScaledObject"]}
+    assert made == expected.get(mode, [])

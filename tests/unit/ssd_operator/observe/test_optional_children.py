@@ -1,0 +1,50 @@
+"""Kinds that a cluster may do without, or that we may have no right on."""
+
+from tests.unit.ssd_operator.world import DEMO, KEY, World, demo, settled
+
+from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.optional_children import FORBIDDEN_SECONDS, READ_SECONDS
+
+
+async def test_an_absent_optional_api_is_told_and_costs_no_call() -> None:
+    world = World(DEMO | {"observability": {"podMonitor": True}})
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "SpecValid") == ("False", "OptionalAPIMissing")
+    world = World(DEMO | {"observability": {"podMonitor": True}})
+    world.cluster.optional = frozenset({"PodMonitor"})
+    await world.come_to_rest(6)
+    assert Ref("PodMonitor", "demo") in dict(world.children())
+    world.cluster.edit_spec(KEY, observability={"podMonitor": False})
+    await world.come_to_rest(6)
+    assert Ref("PodMonitor", "demo") not in dict(world.children())
+
+
+async def test_a_kind_that_came_later_and_nobody_wants_needs_no_right() -> None:
+    world = await settled()
+    world.cluster.unreadable = {"ScaledObject", "PodMonitor"}
+    world.cluster.optional = frozenset(world.cluster.unreadable)
+    world.cluster.now += 2 * READ_SECONDS
+    world.cluster.remove("default", Ref("Service", "demo"))
+    world.see()
+    await world.look()
+    assert ("default", Ref("Service", "demo")) in world.cluster.objects
+    world.restart()
+    world.see()
+    await world.look()
+    assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
+
+
+async def test_a_missing_right_on_a_kind_that_is_wanted_is_told_until_it_is_given() -> None:
+    autoscaling = {"mode": "KEDA", "keda": {"serverAddress": "http://prometheus:9090"}}
+    world = World(demo(observability={"podMonitor": True}, draft={"autoscaling": autoscaling}))
+    world.cluster.optional = frozenset({"ScaledObject", "PodMonitor"})
+    world.cluster.unreadable = {"ScaledObject", "PodMonitor"}
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+    assert world.cluster.condition(KEY, "SpecValid") == ("False", "OptionalAPIMissing")
+    assert world.cluster.condition(KEY, "ScalingActive") == ("False", "OptionalAPIMissing")
+    world.cluster.unreadable = set()
+    world.cluster.now += FORBIDDEN_SECONDS
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
+    assert Ref("PodMonitor", "demo") in dict(world.children())

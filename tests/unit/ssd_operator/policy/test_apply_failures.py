@@ -1,0 +1,281 @@
+"""Things that went wrong once: each a short story of its own, as storms found them."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+from tests.unit.ssd_operator.witness import Witness
+from tests.unit.ssd_operator.world import DEMO, KEY, World
+
+from ssd_operator.api.spec import Object
+from ssd_operator.children.names import revision_of
+from ssd_operator.observe.facts import LinkFact, PoolFact, Ref
+from ssd_operator.observe.object_cache import View
+from ssd_operator.observe.pod_state import name_of
+from ssd_operator.policy.apply_failures import MOST_REPAIRS, RETRY_SECONDS
+
+
+async def settled(**blocks: Any) -> World:
+    spec: Object = {name: {**DEMO.get(name, {}), **block} for name, block in blocks.items()}
+    world = World(DEMO | spec, Witness())
+    await world.come_to_rest(8)
+    world.cluster.writes.clear()
+    return world
+
+
+def speak(world: World) -> None:
+    """Each target tells of a link to each draft."""
+    drafts = [name_of(pod) for pod in world.ready_pods("draft")]
+    links = tuple(LinkFact(address=name, draft_pod=name, state="Active") for name in drafts)
+    world.engines.answers = {
+        name_of(pod): PoolFact(target_pod=name_of(pod), at=world.cluster.now, links=links)
+        for pod in world.ready_pods("target")
+    }
+
+
+async def test_a_new_operator_does_not_take_back_what_its_predecessor_saw() -> None:
+    world = await settled()
+    for _ in range(3):
+        world.cluster.now += 61.0
+        speak(world)
+        await world.round()
+    assert world.cluster.condition(KEY, "SpeculationActive") == ("True", "Active")
+    world.restart()
+    world.cluster.writes.clear()
+    world.cluster.now += 61.0
+    await world.round()
+    speak(world)
+    await world.round()
+    assert world.cluster.writes == []
+
+
+async def test_a_target_that_never_answers_a_new_operator_is_unreachable_after_a_while() -> None:
+    world = await settled()
+    world.cluster.now += 61.0
+    speak(world)
+    await world.round()
+    world.restart()
+    for _ in range(17):
+        await world.round()
+    assert world.cluster.condition(KEY, "SpeculationActive") == ("Unknown", "TargetUnreachable")
+
+
+async def test_templates_that_somebody_edited_are_mended_one_cell_after_another() -> None:
+    world = await settled(target={"replicas": 2})
+    for cell in range(2):
+        edited = copy.deepcopy(world.deployment(f"demo-target-{cell}"))
+        edited["spec"]["template"]["spec"]["containers"][0]["image"] = "localhost/theirs:1"
+        world.cluster.put(edited)
+    world.controllers.settle()
+    world.cluster.now += 2.0
+    world.see()
+    await world.look()
+    assert len(world.cluster.writes) > 0
+    fewest = 2
+    for _ in range(4):
+        while world.controllers.step():
+            fewest = min(fewest, len(world.ready_pods("target")))
+        world.cluster.now += 2.0
+        world.see()
+        await world.look()
+    assert fewest == 1
+    images = {
+        world.deployment(f"demo-target-{cell}")["spec"]["template"]["spec"]["containers"][0][
+            "image"
+        ]
+        for cell in range(2)
+    }
+    assert "localhost/theirs:1" not in images
+    assert len({revision_of(pod) for pod in world.ready_pods("target")}) == 2
+
+
+SERVICE = Ref("Service", "demo")
+
+
+async def test_what_a_webhook_reverts_is_applied_once_and_told_once() -> None:
+    world = World()
+    world.cluster.imposed = {SERVICE: {"spec": {"type": "NodePort"}}}
+    await world.come_to_rest(6)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1
+    world.cluster.now += 1000.0
+    await world.come_to_rest(2)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1
+    told = [event.message for event in world.cluster.events if event.reason == "ApplyReverted"]
+    assert len(told) == 1
+    assert told[0].startswith("Service demo: spec.type ")
+
+
+async def test_what_a_webhook_reverts_is_tried_again_when_the_object_or_the_resource_changes() -> (
+    None
+):
+    world = World()
+    world.cluster.imposed = {SERVICE: {"spec": {"type": "NodePort"}}}
+    await world.come_to_rest(6)
+    edited = copy.deepcopy(world.cluster.objects["default", SERVICE])
+    world.cluster.put(edited | {"status": {"loadBalancer": {}}})
+    await world.come_to_rest(2)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1  # nobody edited it
+    edited["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
+    world.cluster.put(edited)
+    await world.come_to_rest(2)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 2
+    world.cluster.imposed = {}
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    await world.come_to_rest(6)
+    assert world.cluster.objects["default", SERVICE]["spec"]["type"] == "ClusterIP"
+
+
+async def test_what_was_refused_is_tried_again_when_the_resource_changes() -> None:
+    world = World()
+    world.cluster.refused = {SERVICE: "the quota of services is used up"}
+    await world.come_to_rest(6)
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1
+    world.cluster.refused = {}
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    await world.come_to_rest(6)
+    assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
+    assert ("default", SERVICE) in world.cluster.objects
+
+
+async def test_a_child_that_is_not_wanted_any_more_goes_although_its_labels_were_stripped() -> None:
+    world = await settled(target={"replicas": 2})
+    stripped = copy.deepcopy(world.deployment("demo-target-1"))
+    stripped["metadata"]["labels"] = {}
+    world.cluster.put(stripped)
+    world.cluster.edit_spec(KEY, target={"replicas": 1})
+    await world.come_to_rest(6)
+    assert Ref("Deployment", "demo-target-1") not in dict(world.children())
+    assert len(world.ready_pods("target")) == 1
+    reads = world.cluster.reads
+    await world.round()
+    assert world.cluster.reads == reads
+
+
+async def test_a_template_that_a_webhook_changes_holds_no_other_cell_up() -> None:
+    world = World(DEMO | {"target": {**DEMO["target"], "replicas": 2}}, Witness())
+    for cell in range(2):
+        ref = Ref("Deployment", f"demo-target-{cell}")
+        theirs = {"spec": {"template": {"spec": {"enableServiceLinks": True}}}}
+        world.cluster.imposed[ref] = theirs
+    await world.come_to_rest(8)
+    assert world.controllers.preflights() == []
+    before = {revision_of(pod) for pod in world.ready_pods("target")}
+    world.cluster.edit_spec(KEY, target={"image": "localhost/new:1"})
+    await world.come_to_rest(12)
+    after = {revision_of(pod) for pod in world.ready_pods("target")}
+    assert len(after) == 2
+    assert not after & before
+    assert world.controllers.preflights() == []
+
+
+def test_an_answer_that_comes_after_the_news_of_its_objects_end_is_not_kept() -> None:
+    view = View({}, {}, lambda: 0.0)
+    pod = {"kind": "Pod", "metadata": {"name": "d0", "uid": "u0", "resourceVersion": "7"}}
+    gone = {"kind": "Pod", "metadata": {"name": "d0", "uid": "u0", "resourceVersion": "8"}}
+    view.saw(KEY, gone, is_deleted=True)
+    view.remember(KEY, pod)
+    assert view.children(KEY) == {}
+
+
+def test_an_object_that_only_lost_its_labels_for_a_while_is_believed_again() -> None:
+    view = View({}, {}, lambda: 0.0)
+    service = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "8"}}
+    answer = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "9"}}
+    view.saw(KEY, service, is_deleted=True)
+    view.remember(KEY, answer)
+    assert view.children(KEY) == {Ref("Service", "demo"): answer}
+
+
+def test_news_of_an_objects_end_does_not_hide_the_one_that_came_after_it() -> None:
+    view = View({}, {}, lambda: 0.0)
+    service = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "9"}}
+    gone = {"kind": "Service", "metadata": {"name": "demo", "uid": "u0", "resourceVersion": "8"}}
+    view.remember(KEY, service)
+    view.saw(KEY, gone, is_deleted=True)
+    assert view.children(KEY) == {Ref("Service", "demo"): service}
+
+
+async def test_a_new_operator_does_not_take_back_that_a_resource_without_links_is_scaled() -> None:
+    autoscaling = {"mode": "Internal", "minReplicas": 0, "maxReplicas": 4}
+    world = await settled(draft={"replicas": 0, "autoscaling": autoscaling})
+    for _ in range(6):
+        world.cluster.now += 10.0
+        speak(world)
+        await world.round()
+    assert world.cluster.condition(KEY, "ScalingActive") == ("True", "Internal")
+    world.restart()
+    world.cluster.writes.clear()
+    world.cluster.now += 61.0
+    await world.round()
+    speak(world)
+    await world.round()
+    assert world.cluster.writes == []
+
+
+async def test_a_paused_resource_that_wavers_tells_so_once() -> None:
+    world = await settled()
+    world.cluster.edit_spec(KEY, paused=True)
+    for number in range(20):
+        world.cluster.now += 20.0
+        speak(world)
+        if number // 3 % 2:
+            silent = {name: replace(fact, links=()) for name, fact in world.engines.answers.items()}
+            world.engines.answers = silent
+        await world.round()
+    told = [event.reason for event in world.cluster.events]
+    assert told.count("SpeculationOff") == told.count("SpeculationOn") == 1
+
+
+def add_a_variable(world: World) -> bool:
+    """As another controller does; whether it had to."""
+    edited = copy.deepcopy(world.deployment("demo-target-0"))
+    variables = edited["spec"]["template"]["spec"]["containers"][0]["env"]
+    if variables[-1]["name"] == "THEIRS":
+        return False
+    variables.append({"name": "THEIRS", "value": str(world.cluster.now)})
+    world.cluster.put(edited)
+    world.controllers.settle()
+    return True
+
+
+async def test_a_controller_that_undoes_each_repair_does_not_replace_a_target_for_ever() -> None:
+    world = await settled()
+    num_edits = 0
+    for _ in range(100):
+        num_edits += add_a_variable(world)
+        await world.round()
+    assert num_edits == MOST_REPAIRS + 1
+    (event,) = (each for each in world.cluster.events if each.reason == "ApplyReverted")
+    assert "env is changed again after each repair" in event.message
+    world.cluster.writes.clear()
+    await world.round()
+    assert world.cluster.writes == []
+
+
+async def test_an_object_that_is_not_repaired_follows_its_resource_and_is_tried_again_later() -> (
+    None
+):
+    world = await settled()
+    for _ in range(40):
+        add_a_variable(world)
+        await world.round()
+    world.cluster.edit_spec(KEY, target={"image": "localhost/new:1"})
+    await world.come_to_rest(12)
+    container = world.deployment("demo-target-0")["spec"]["template"]["spec"]["containers"][0]
+    assert container["image"] == "localhost/new:1"
+    for _ in range(40):
+        add_a_variable(world)
+        await world.round()
+    assert add_a_variable(world) is False
+    world.cluster.now += RETRY_SECONDS
+    await world.come_to_rest(8)
+    assert add_a_variable(world) is True
+
+
+async def test_scaling_again_and_again_is_no_repair() -> None:
+    world = await settled()
+    for number in (1, 2, 3, 4) * 4:
+        world.cluster.edit_spec(KEY, draft={"replicas": number})
+        await world.come_to_rest(8)
+        assert len(world.ready_pods("draft")) == number
+    assert "ApplyReverted" not in {event.reason for event in world.cluster.events}

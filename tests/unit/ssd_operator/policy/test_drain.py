@@ -1,0 +1,234 @@
+"""Single steps of a drain; whole stories are in test_drain_stories."""
+
+from typing import Any
+
+import pytest
+
+from ssd_operator.api.spec import Object
+from ssd_operator.observe.facts import DrainFact
+from ssd_operator.observe.pod_state import to_text
+from ssd_operator.policy.drain import (
+    COST_ANNOTATION,
+    DEADLINE_ANNOTATION,
+    DrainCall,
+    DrainPlan,
+    Drains,
+    Mark,
+    plan_drains,
+)
+
+NOW = 1_000_000.25
+PAST, FUTURE = NOW - 5, NOW + 15
+
+
+def pod(
+    name: str,
+    *,
+    ready: bool = True,
+    scheduled: bool = True,
+    created: float = 0.0,
+    deadline: float | str | None = None,
+    **metadata: Any,
+) -> Object:
+    annotations = {}
+    if deadline is not None:
+        text = deadline if isinstance(deadline, str) else to_text(deadline)
+        annotations = {DEADLINE_ANNOTATION: text, COST_ANNOTATION: "-1000"}
+    return {
+        "metadata": {
+            "name": name,
+            "creationTimestamp": to_text(created),
+            "annotations": annotations,
+            **metadata,
+        },
+        "spec": {"nodeName": "n1"} if scheduled else {},
+        "status": {
+            "podIP": "10.0.0.1" if scheduled else "",
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }
+
+
+def plan(wanted: int, replicas: int, *pods: Object, drains: Drains | None = None) -> DrainPlan:
+    return plan_drains({0: wanted}, {0: replicas}, {0: pods}, drains or Drains(), NOW)
+
+
+def drained(*names: str, result: str = "Drained") -> Drains:
+    return Drains(facts={n: DrainFact(pod=n, is_done=True, result=result) for n in names})
+
+
+def test_at_the_wanted_number_there_is_nothing_to_do() -> None:
+    assert plan(2, 2, pod("a"), pod("b")) == DrainPlan(replicas={0: 2})
+
+
+def test_a_higher_number_is_there_at_once() -> None:
+    assert plan(5, 2, pod("a"), pod("b")) == DrainPlan(replicas={0: 5})
+
+
+def test_a_victim_is_marked_and_called_before_anything_shrinks() -> None:
+    assert plan(1, 2, pod("a"), pod("b"), drains=Drains(sessions={"a": 3})) == DrainPlan(
+        marks=(Mark(pod="b", deadline=1_000_021),),
+        calls=(DrainCall(pod="b", host="10.0.0.1", seconds=20.75),),
+        replicas={0: 2},
+    )
+
+
+def test_a_mark_is_two_annotations() -> None:
+    assert Mark(pod="b", deadline=1_000_021).annotations == {
+        "ssd.dev/drain-deadline": "1970-01-12T13:47:01Z",
+        "controller.kubernetes.io/pod-deletion-cost": "-1000",
+    }
+
+
+def test_victims_go_in_the_order_of_a_replica_set_then_of_least_loss() -> None:
+    pods = [
+        pod("busy", created=1),
+        pod("young", created=9),
+        pod("old", created=1),
+        pod("starting", ready=False, created=5),
+        pod("pending", ready=False, scheduled=False),
+    ]
+    sessions = {"busy": 9, "young": 2, "old": 2}
+    orders = [
+        [mark.pod for mark in plan(wanted, 5, *pods, drains=Drains(sessions=sessions)).marks]
+        for wanted in (4, 0)
+    ]
+    assert orders == [["pending"], ["pending", "starting", "young", "old", "busy"]]
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [pod("a", ready=False, scheduled=False), pod("a", ready=False)],
+    ids=["pending", "starting"],
+)
+def test_a_pod_that_serves_nothing_needs_no_drain(victim: Object) -> None:
+    found = plan(0, 1, victim)
+    assert found.calls == ()
+    assert found.marks[0].deadline <= NOW
+
+
+def test_a_drain_that_runs_is_called_again_and_waited_for() -> None:
+    found = plan(1, 2, pod("a"), pod("b", ready=False, deadline=FUTURE))
+    assert found == DrainPlan(
+        calls=(DrainCall(pod="b", host="10.0.0.1", seconds=14.75),), replicas={0: 2}
+    )
+
+
+@pytest.mark.parametrize("result", ["Drained", "TimedOut"])
+def test_a_drained_pod_lets_its_deployment_shrink(result: str) -> None:
+    victim = pod("b", ready=False, deadline=FUTURE)
+    assert plan(1, 2, pod("a"), victim, drains=drained("b", result=result)) == DrainPlan(
+        replicas={0: 1}
+    )
+
+
+def test_a_deadline_that_has_come_lets_it_shrink_whatever_the_draft_says() -> None:
+    assert plan(1, 2, pod("a"), pod("b", deadline=PAST)) == DrainPlan(replicas={0: 1})
+
+
+def test_a_draft_that_was_not_reached_may_still_serve() -> None:
+    victim = pod("b", deadline=FUTURE)
+    found = plan(1, 2, pod("a"), victim, drains=drained("b", result="Unreachable"))
+    assert found.replicas == {0: 2}
+    assert [call.pod for call in found.calls] == ["b"]
+
+
+def test_a_done_pod_waits_for_the_others_that_were_marked() -> None:
+    pods = [pod("a"), pod("b", deadline=FUTURE), pod("c", deadline=FUTURE)]
+    assert plan(1, 3, *pods, drains=drained("b")).replicas == {0: 3}
+    assert plan(1, 3, *pods, drains=drained("b", "c")).replicas == {0: 1}
+
+
+def test_nobody_is_marked_beside_a_shrink() -> None:
+    found = plan(0, 2, pod("a"), pod("b", deadline=PAST))
+    assert [mark.pod for mark in found.marks] == ["a"]
+    assert found.replicas == {0: 2}
+
+
+def test_until_the_replica_set_has_followed_nothing_else_happens() -> None:
+    found = plan(0, 1, pod("a"), pod("b", deadline=PAST))
+    assert found == DrainPlan(replicas={0: 1})
+
+
+def test_a_drained_pod_that_outlived_the_shrink_is_deleted() -> None:
+    assert plan(1, 1, pod("b", deadline=PAST)) == DrainPlan(replicas={0: 1}, delete_pods=("b",))
+
+
+def test_when_the_number_rose_a_drain_ends_and_its_pod_is_replaced() -> None:
+    pods = [pod("a"), pod("b", ready=False, deadline=FUTURE)]
+    draining = plan(3, 2, *pods)
+    assert (draining.replicas, draining.delete_pods) == ({0: 3}, ())
+    assert [call.pod for call in draining.calls] == ["b"]
+    done = plan(3, 3, *pods, drains=drained("b"))
+    assert (done.replicas, done.delete_pods) == ({0: 3}, ("b",))
+
+
+def test_replicas_that_have_no_pod_go_without_a_victim() -> None:
+    assert plan(1, 3, pod("a"), pod("gone", deletionTimestamp=to_text(NOW))) == DrainPlan(
+        replicas={0: 1}
+    )
+
+
+def test_pods_that_ended_are_no_drafts() -> None:
+    ended = pod("a")
+    ended["status"]["phase"] = "Failed"
+    assert plan(1, 2, ended, pod("b")) == DrainPlan(replicas={0: 1})
+
+
+def test_a_mark_that_is_no_time_is_no_mark() -> None:
+    found = plan(0, 1, pod("a", deadline="soon"))
+    assert found.marks == (Mark(pod="a", deadline=1_000_021),)
+
+
+def test_a_misplaced_draft_is_replaced_one_at_a_time() -> None:
+    drains = Drains(misplaced={"a", "b"})
+    first = plan(2, 2, pod("a"), pod("b"), drains=drains)
+    assert [mark.pod for mark in first.marks] == ["a"]
+    assert first.replicas == {0: 2}
+    waiting = plan(2, 2, pod("a", deadline=FUTURE), pod("b"), drains=drains)
+    assert (waiting.marks, waiting.delete_pods) == ((), ())
+    done = plan(2, 2, pod("a", deadline=PAST), pod("b"), drains=drains)
+    assert (done.marks, done.delete_pods) == ((), ("a",))
+    fresh = plan(2, 2, pod("c", ready=False), pod("b"), drains=drains)
+    assert fresh.marks == ()
+
+
+def test_misplaced_drafts_that_serve_nothing_go_first_and_hold_nobody() -> None:
+    drains = Drains(misplaced={"a", "b", "c"})
+    pods = [pod("a"), pod("b", ready=False), pod("c", ready=False)]
+    assert [mark.pod for mark in plan(3, 3, *pods, drains=drains).marks] == ["b"]
+
+
+def test_cells_are_planned_apart_and_one_that_goes_ends_at_none() -> None:
+    found = plan_drains(
+        {0: 2, 2: 3}, {0: 2, 1: 1}, {0: [pod("a"), pod("b")], 1: [pod("c")]}, Drains(), NOW
+    )
+    assert found.replicas == {0: 2, 1: 1, 2: 3}
+    assert [mark.pod for mark in found.marks] == ["c"]
+
+
+def restarted(thing: Object, seconds: float, exit_code: int = 0) -> Object:
+    """The same pod, whose container ended at a time and was started again by the kubelet."""
+    ended = {"exitCode": exit_code, "finishedAt": to_text(seconds)}
+    containers = [{"name": "draft", "state": {"running": {}}, "lastState": {"terminated": ended}}]
+    return thing | {"status": thing["status"] | {"containerStatuses": containers}}
+
+
+@pytest.mark.parametrize("drains", [Drains(), drained("b", result="Unreachable")])
+def test_a_victim_whose_process_ended_has_drained_whoever_saw_it(drains: Drains) -> None:
+    victim = restarted(pod("b", deadline=FUTURE), NOW)
+    assert plan(1, 2, pod("a"), victim, drains=drains).replicas == {0: 1}
+
+
+def test_a_process_that_ended_before_its_successor_was_marked_says_nothing() -> None:
+    victim = restarted(pod("b", deadline=FUTURE), NOW - 60)
+    found = plan(1, 2, pod("a"), victim)
+    assert found.replicas == {0: 2}
+    assert [call.pod for call in found.calls] == ["b"]
+
+
+def test_a_restarted_victim_that_serves_again_is_drained_again() -> None:
+    victim = restarted(pod("b", deadline=FUTURE), NOW)
+    found = plan(1, 2, pod("a"), victim, drains=Drains(sessions={"b": 1}))
+    assert found.replicas == {0: 2}
+    assert [call.pod for call in found.calls] == ["b"]

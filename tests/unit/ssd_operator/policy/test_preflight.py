@@ -1,0 +1,270 @@
+"""What a preflight's pod is, and what is read from it."""
+
+import copy
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from tests.unit.ssd_operator.resources import (
+    CONFIG,
+    PREFLIGHTS,
+    SAMPLES,
+    SNAPSHOTS,
+    children,
+    preflight_of,
+    resource,
+    specs,
+)
+from tests.unit.ssd_operator.scenes import homeless, leaving, pod
+
+from ssd_operator.api.spec import Object, Resource, Spec
+from ssd_operator.children.names import CELL_LABEL, COMPONENT_LABEL, REVISION_LABEL
+from ssd_operator.children.objects import ChildFactory
+from ssd_operator.observe.facts import Observed, Ref
+from ssd_operator.observe.pod_state import name_of, to_text
+from ssd_operator.policy.preflight import PULL_SECONDS, RETRY_SECONDS, Preflight, preflight
+from ssd_operator.policy.rollout import Stage
+
+NOW = 1_000_000.0
+DEMO = SAMPLES["cpu-demo"]
+TWO_CELLS = SAMPLES["llama-70b-two-cells"]
+
+
+def targets_of(demo: Resource) -> list[Object]:
+    return [
+        each
+        for each in children(demo)
+        if each["kind"] == "Deployment" and each["metadata"]["labels"][COMPONENT_LABEL] == "target"
+    ]
+
+
+def older(deployment: Object) -> Object:
+    """The same Deployment, asking for another revision."""
+    live = copy.deepcopy(deployment)
+    live["spec"]["template"]["metadata"]["labels"][REVISION_LABEL] = "older"
+    return live
+
+
+def serving(deployment: Object, node: str) -> Object:
+    """A ready pod of a Deployment."""
+    cell = int(deployment["metadata"]["labels"][CELL_LABEL])
+    made = pod("target", f"t{cell}", cell=cell)
+    made["metadata"]["labels"][REVISION_LABEL] = "older"
+    return made | {"spec": {"nodeName": node}}
+
+
+def seen(
+    demo: Resource = DEMO,
+    pods: dict[int, str] | None = None,
+    changed: tuple[int, ...] = (0, 1),
+    live: Object | None = None,
+) -> Observed:
+    """What is there: outdated targets of ``changed`` cells, and by cell the node of a ready pod."""
+    wanted = targets_of(demo)
+    found = [older(each) if cell in changed else each for cell, each in enumerate(wanted)]
+    things = {Ref("Deployment", name_of(each)): each for each in found}
+    if live is not None:
+        things[Ref("Pod", name_of(live))] = live
+    nodes = {0: "n1"} if pods is None else pods
+    ready = tuple(serving(found[cell], node) for cell, node in nodes.items())
+    return Observed(children=things, pods=ready)
+
+
+def look(observed: Observed, demo: Resource = DEMO, now: float = NOW) -> Preflight:
+    factory = ChildFactory(resource=demo, config=CONFIG)
+    return preflight(factory, targets_of(demo), observed, now)
+
+
+def node_of(thing: Object) -> str:
+    affinity = thing["spec"]["affinity"]["nodeAffinity"]
+    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    (field,) = term["matchFields"]
+    assert field["key"] == "metadata.name"
+    (node,) = field["values"]
+    return str(node)
+
+
+def running(age: float = 30.0, node: str = "n1", **status: Any) -> Object:
+    """The demo's preflight as a cluster has it."""
+    made = copy.deepcopy(look(seen(pods={0: node})).pod)
+    assert made is not None
+    made["metadata"]["creationTimestamp"] = to_text(NOW - age)
+    made["spec"]["nodeName"] = node
+    return made | {"status": status}
+
+
+def container(state: Object) -> Object:
+    return {"containerStatuses": [{"name": "preflight", "image": "new:1", "state": state}]}
+
+
+def ended(code: int, message: str = "") -> Object:
+    state = {"terminated": {"exitCode": code, "reason": "Error", "message": message}}
+    return {"phase": "Failed", **container(state)}
+
+
+def waiting(reason: str, message: str = "") -> Object:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"phase": "Pending", **container(state)}
+
+
+@pytest.mark.parametrize("name", PREFLIGHTS)
+def test_the_pod_is_the_one_that_was_reviewed(name: str) -> None:
+    reviewed = list(yaml.safe_load_all((SNAPSHOTS / f"preflight-{name}.yaml").read_text()))
+    assert [preflight_of(SAMPLES[name])] == reviewed
+
+
+@given(specs())
+def test_the_pod_holds_no_device_and_no_privilege_and_is_selected_by_nothing(spec: Spec) -> None:
+    demo = resource(spec)
+    made = preflight_of(demo)
+    (inside,) = made["spec"]["containers"]
+    assert set(inside["resources"]["limits"]) == {"cpu", "memory"}
+    assert inside["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert not any("hostPath" in volume for volume in made["spec"]["volumes"])
+    assert len(name_of(made)) <= 63
+    labels = made["metadata"]["labels"]
+    for each in children(demo):
+        if each["kind"] == "PodMonitor":
+            continue  # it finds no port there
+        spec_of_child = each.get("spec", {})
+        for kind in ("selector", "podSelector"):
+            selector = spec_of_child.get(kind)
+            wanted = (selector or {}).get("matchLabels", selector)
+            assert wanted is None or not wanted.items() <= labels.items(), name_of(each)
+
+
+def test_the_pod_runs_what_the_target_would() -> None:
+    demo = SAMPLES["everything"]
+    (inside,) = preflight_of(demo)["spec"]["containers"]
+    (engine,) = targets_of(demo)[0]["spec"]["template"]["spec"]["containers"]
+    assert (inside["image"], inside["env"]) == (engine["image"], engine["env"])
+    assert inside["args"] == ["--print-config"]
+    assert inside["volumeMounts"] == engine["volumeMounts"]
+
+
+def test_nothing_is_tried_where_nothing_changes() -> None:
+    assert look(seen(changed=())) == Preflight()
+
+
+def test_nothing_is_tried_where_nothing_serves() -> None:
+    assert look(seen(pods={})) == Preflight()
+
+
+def test_a_change_of_a_serving_target_is_tried_on_its_node() -> None:
+    found = look(seen(pods={0: "n7"}))
+    assert found.stage is Stage.RUNNING
+    assert found.pod is not None
+    assert node_of(found.pod) == "n7"
+    assert found.pod["metadata"]["name"] == f"demo-preflight-{revision(DEMO)}"
+
+
+def revision(demo: Resource) -> str:
+    labels = targets_of(demo)[0]["spec"]["template"]["metadata"]["labels"]
+    return str(labels[REVISION_LABEL])
+
+
+@pytest.mark.parametrize(
+    ("pods", "changed", "node"),
+    [
+        ({0: "n1", 1: "n2"}, (0, 1), "n1"),
+        ({1: "n2"}, (0, 1), "n2"),
+        ({0: "n1", 1: "n2"}, (1,), "n2"),
+    ],
+)
+def test_cells_share_one_preflight_beside_the_first_that_waits_for_it(
+    pods: dict[int, str], changed: tuple[int, ...], node: str
+) -> None:
+    found = look(seen(TWO_CELLS, pods, changed), TWO_CELLS)
+    assert found.pod is not None
+    assert node_of(found.pod) == node
+    assert name_of(found.pod) == f"llama-70b-preflight-{revision(TWO_CELLS)}"
+
+
+FINDINGS: list[tuple[Object, Stage, str]] = [
+    ({}, Stage.RUNNING, "waits for a node|is created"),
+    ({"phase": "Running", **container({"running": {"startedAt": "x"}})}, Stage.RUNNING, "loads"),
+    ({"phase": "Succeeded", **container({"terminated": {"exitCode": 0}})}, Stage.PASSED, ""),
+    (ended(78, "SettingsError: max_num_seqs: 300"), Stage.FAILED, "max_num_seqs: 300"),
+    (ended(1, "HubError: no answer"), Stage.FAILED, "code 1.*no answer"),
+    (ended(128, "exec: python: not found"), Stage.FAILED, "python: not found"),
+    (waiting("ErrImagePull", "manifest unknown"), Stage.FAILED, "new:1: manifest unknown"),
+    (waiting("ImagePullBackOff"), Stage.FAILED, "cannot pull new:1"),
+    (waiting("InvalidImageName", "bad"), Stage.FAILED, "bad"),
+    (
+        waiting("CreateContainerConfigError", 'secret "hf" not found'),
+        Stage.FAILED,
+        'secret "hf" not found',
+    ),
+    (
+        {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active for long"},
+        Stage.STUCK,
+        "DeadlineExceeded: Pod was active for long",
+    ),
+    ({"phase": "Failed", "reason": "Evicted"}, Stage.STUCK, "was ended: Evicted$"),
+]
+
+
+@pytest.mark.parametrize(("status", "stage", "words"), FINDINGS)
+def test_what_became_of_a_preflight_is_told_in_its_own_words(
+    status: Object, stage: Stage, words: str
+) -> None:
+    live = running(**status)
+    found = look(seen(live=live))
+    assert found.stage is stage
+    assert found.pod == live
+    assert re.search(words, found.message)
+
+
+def test_a_node_without_room_is_no_word_on_the_revision() -> None:
+    live = homeless(running())
+    live["spec"] = {"activeDeadlineSeconds": 2400}
+    found = look(seen(live=live))
+    assert (found.stage, found.pod) == (Stage.STUCK, live)
+    assert "no room" in found.message
+
+
+def test_a_pull_that_fails_at_first_has_a_moment_to_succeed() -> None:
+    found = look(seen(live=running(age=4.0, **waiting("ErrImagePull"))))
+    assert found.stage is Stage.RUNNING
+    assert found.again_after == PULL_SECONDS - 4.0
+
+
+def test_a_preflight_that_the_cluster_ended_is_made_again_after_a_while() -> None:
+    status = {"phase": "Failed", "reason": "Evicted"}
+    young, old = (running(age=RETRY_SECONDS + more, **status) for more in (-1.0, 1.0))
+    found = look(seen(live=young))
+    assert (found.pod, found.again_after) == (young, 1.0)
+    assert look(seen(live=old)).pod is None
+
+
+def test_a_preflight_beside_a_target_that_moved_is_made_anew() -> None:
+    found = look(seen(pods={0: "n2"}, live=running(node="n1")))
+    assert (found.stage, found.pod) == (Stage.RUNNING, None)
+
+
+def test_a_preflight_that_passed_counts_wherever_the_target_is_now() -> None:
+    live = running(node="n1", phase="Succeeded")
+    assert look(seen(pods={0: "n2"}, live=live)).stage is Stage.PASSED
+
+
+def test_a_preflight_that_is_being_deleted_is_waited_for() -> None:
+    live = leaving(running(**ended(78)))
+    assert look(seen(live=live)).stage is Stage.RUNNING
+
+
+def test_what_was_found_is_remembered_while_the_target_is_down() -> None:
+    live = running(**ended(78, "SettingsError: no"))
+    found = look(seen(pods={}, live=live))
+    assert (found.stage, found.pod) == (Stage.FAILED, live)
+
+
+def test_a_pod_that_the_api_server_refuses_is_told_of_in_its_words() -> None:
+    asked = look(seen())
+    assert asked.pod is not None
+    ref = Ref("Pod", name_of(asked.pod))
+    told = asked.heeding({ref: "exceeded quota"})
+    assert told == replace(asked, stage=Stage.STUCK, message="exceeded quota")
+    assert asked.heeding({Ref("Service", "demo"): "no"}) == asked

@@ -1,0 +1,263 @@
+"""Diagnoses of pods that are not ready."""
+
+import json
+from typing import Any
+
+import pytest
+
+from ssd_operator.api.spec import Object
+from ssd_operator.observe.pod_state import to_text
+from ssd_operator.status.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
+
+NOW = 1_000_000.0
+IMAGE = "localhost/ssd-target:0.1.0"
+
+
+def pod(*, node: str = "n1", scheduled: Object | None = None, **container: Any) -> Object:
+    conditions = [
+        {"type": "Ready", "status": "False"},
+        {"type": "PodScheduled", **(scheduled or {"lastTransitionTime": to_text(NOW - 5)})},
+    ]
+    statuses = [{"image": IMAGE, "restartCount": 0, **container}] if container else []
+    return {
+        "metadata": {"name": "demo-target-0-x"},
+        "spec": {"nodeName": node} if node else {},
+        "status": {"conditions": conditions, "containerStatuses": statuses},
+    }
+
+
+def waiting(reason: str, message: str = "") -> Object:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def ended(code: int, message: str = "", reason: str = "Error", seconds: float = 3) -> Object:
+    return {
+        "terminated": {
+            "exitCode": code,
+            "message": message,
+            "reason": reason,
+            "startedAt": to_text(NOW - seconds - 1),
+            "finishedAt": to_text(NOW - 1),
+        }
+    }
+
+
+RUNNING: Object = {"running": {"startedAt": to_text(NOW)}}
+
+
+def fetching(**container: Any) -> Object:
+    """A pod whose engine waits for its model."""
+    made = pod(name="demo", state=waiting("PodInitializing"))
+    fetch = {"name": "fetch", "image": IMAGE, "restartCount": 2, **container}
+    made["status"]["initContainerStatuses"] = [fetch]
+    return made
+
+
+WHY = "WeightsError: layer 3 is missing; take another source"
+NO_TOKEN = "ModelNotFoundError: hf://org/name@0: the hub refuses"
+NO_ROOM = "CacheError: no room"
+NO_TARGET = "/usr/local/bin/python: No module named ssd_target"
+CASES: list[tuple[Object, Trouble, str]] = [
+    (fetching(state=RUNNING), Trouble.FETCHING_MODEL, "demo-target-0-x fetches its model"),
+    (
+        fetching(state=RUNNING, lastState=ended(1, NO_ROOM)),
+        Trouble.CRASH_LOOP,
+        f"fetches its model again; it ended with exit code 1, 2 restarts so far: {NO_ROOM}",
+    ),
+    (
+        fetching(state=waiting("CrashLoopBackOff"), lastState=ended(78, NO_TOKEN)),
+        Trouble.CONFIGURATION_ERROR,
+        f"demo-target-0-x: {NO_TOKEN}",
+    ),
+    (
+        fetching(state=waiting("CrashLoopBackOff"), lastState=ended(1, NO_ROOM, seconds=600)),
+        Trouble.CRASH_LOOP,
+        NO_ROOM,
+    ),
+    (
+        fetching(state=waiting("CreateContainerConfigError", 'secret "hf" not found')),
+        Trouble.CONFIGURATION_ERROR,
+        'secret "hf" not found',
+    ),
+    (fetching(state=ended(0)), Trouble.LOADING, "is created"),
+    (
+        pod(state=ended(1, NO_TARGET)),
+        Trouble.CONFIGURATION_ERROR,
+        "has no ssd_target; is it the image of another process?",
+    ),
+    (
+        pod(node="", scheduled={"reason": "Unschedulable", "message": "0/2 nodes: no GPU."}),
+        Trouble.UNSCHEDULABLE,
+        "demo-target-0-x: 0/2 nodes: no GPU",
+    ),
+    (pod(node=""), Trouble.LOADING, "demo-target-0-x waits for a node"),
+    (
+        pod(state=waiting("ErrImagePull", "failed to pull: not found")),
+        Trouble.IMAGE_PULL,
+        f"demo-target-0-x cannot pull {IMAGE}: failed to pull: not found",
+    ),
+    (
+        pod(
+            state=waiting(
+                "ImagePullBackOff",
+                f'Back-off pulling image "{IMAGE}": ErrImagePull: failed to pull: not found',
+            )
+        ),
+        Trouble.IMAGE_PULL,
+        f"demo-target-0-x cannot pull {IMAGE}: failed to pull: not found",
+    ),
+    (
+        pod(state=waiting("CreateContainerConfigError", 'secret "hf" not found')),
+        Trouble.CONFIGURATION_ERROR,
+        'demo-target-0-x cannot start: secret "hf" not found',
+    ),
+    (
+        pod(state=waiting("CrashLoopBackOff"), lastState=ended(78, WHY), restartCount=4),
+        Trouble.CONFIGURATION_ERROR,
+        f"demo-target-0-x: {WHY}",
+    ),
+    (pod(state=RUNNING, lastState=ended(78, WHY)), Trouble.CONFIGURATION_ERROR, WHY),
+    (pod(state=ended(78)), Trouble.CONFIGURATION_ERROR, "refused its settings (exit code 78)"),
+    (
+        pod(state=ended(78, "SettingsError: device 'cuda' cannot be used here: no driver")),
+        Trouble.NO_DEVICE,
+        "device 'cuda' cannot be used here: no driver",
+    ),
+    (
+        pod(
+            state=waiting("CrashLoopBackOff"),
+            lastState=ended(1, "Traceback\n  line 3\nRuntimeError: broken\n"),
+            restartCount=4,
+        ),
+        Trouble.CRASH_LOOP,
+        "ended with exit code 1, 4 restarts so far: RuntimeError: broken",
+    ),
+    (
+        pod(state=ended(137, reason="OOMKilled"), restartCount=1),
+        Trouble.CRASH_LOOP,
+        "was killed for memory, 1 restarts so far",
+    ),
+    (
+        pod(state=RUNNING, lastState=ended(137, seconds=600), restartCount=1, started=False),
+        Trouble.STARTUP_TIMEOUT,
+        "was not up after 600 s and was restarted",
+    ),
+    (
+        pod(state=RUNNING, lastState=ended(1, seconds=7200), restartCount=1, started=False),
+        Trouble.LOADING,
+        "loads again; it ended with exit code 1, 1 restarts so far",
+    ),
+    (
+        pod(state=RUNNING, lastState=ended(137, seconds=599), restartCount=1, started=False),
+        Trouble.LOADING,
+        "loads again; it ended with exit code 137, 1 restarts so far",
+    ),
+    (pod(state=RUNNING, lastState={}), Trouble.LOADING, "demo-target-0-x loads"),
+    (pod(state=waiting("ContainerCreating")), Trouble.LOADING, "demo-target-0-x is created"),
+    (
+        pod(
+            scheduled={"lastTransitionTime": to_text(NOW - 61)},
+            state=waiting("ContainerCreating"),
+        ),
+        Trouble.LOADING,
+        "is created for more than 60 s: the Secret, ConfigMap or claim of a volume may be missing",
+    ),
+]
+
+
+@pytest.mark.parametrize(("found", "trouble", "words"), CASES)
+def test_each_trouble_has_its_word_and_its_sentence(
+    found: Object, trouble: Trouble, words: str
+) -> None:
+    diagnosis = diagnose(found, 600, NOW)
+    assert diagnosis is not None
+    assert diagnosis.trouble is trouble
+    assert diagnosis.message.endswith(words) or words in diagnosis.message
+
+
+STOPPED = json.dumps({"level": "info", "event": "stopped", "code": 1})
+STACK = 'File "x.py", line 3\nRuntimeError: mkldnn: no avx512bw'
+CRASHED = json.dumps({"level": "error", "event": "thread_crashed", "stack": STACK})
+FAILED = json.dumps({"level": "error", "event": "failed", "error": "CacheError", "message": "full"})
+LAST_WORDS = [
+    ("RuntimeError: no avx512bw (ssd/engine/linear.py:44)", None),
+    (f"{FAILED}\n{STOPPED}", "CacheError: full"),
+    (f"{CRASHED}\n{STOPPED}\n", "RuntimeError: mkldnn: no avx512bw"),
+    (f"{CRASHED[40:]}\n{STOPPED}", "RuntimeError: mkldnn: no avx512bw"),
+    (f"{STACK}\n{STOPPED}", "RuntimeError: mkldnn: no avx512bw"),
+    (STOPPED, ""),
+    ("", ""),
+]
+"""What a container left, and what of it is quoted; None for all."""
+
+
+@pytest.mark.parametrize(("left", "quoted"), LAST_WORDS)
+def test_a_crash_quotes_the_error_and_never_a_line_that_tells_of_none(
+    left: str, quoted: str | None
+) -> None:
+    crashed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(1, left), restartCount=4)
+    diagnosis = diagnose(crashed, 600, NOW)
+    assert diagnosis is not None
+    words = left if quoted is None else quoted
+    suffix = f": {words}" if words else ""
+    expected = f"demo-target-0-x ended with exit code 1, 4 restarts so far{suffix}"
+    assert diagnosis == Diagnosis(Trouble.CRASH_LOOP, expected)
+
+
+def test_a_long_error_is_cut_before_the_place_it_comes_from() -> None:
+    left = f"RuntimeError: {'x' * 1000} (ssd/engine/linear.py:44)"
+    crashed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(1, left), restartCount=4)
+    diagnosis = diagnose(crashed, 600, NOW)
+    assert diagnosis is not None
+    assert "RuntimeError: xxx" in diagnosis.message
+    assert diagnosis.message.endswith("x (ssd/engine/linear.py:44)")
+    assert len(diagnosis.message) < 500
+
+
+@pytest.mark.parametrize(("seconds", "is_too_slow"), [(624, True), (626, False)])
+def test_a_startup_probe_kills_within_its_own_grace(seconds: float, *, is_too_slow: bool) -> None:
+    ended_late = ended(137, seconds=seconds)
+    found = pod(state=RUNNING, lastState=ended_late, restartCount=1, started=False)
+    probe = {"startupProbe": {"terminationGracePeriodSeconds": 10}}
+    found["spec"] |= {"terminationGracePeriodSeconds": 330, "containers": [probe]}
+    diagnosis = diagnose(found, 600, NOW)
+    assert diagnosis is not None
+    assert (diagnosis.trouble is Trouble.STARTUP_TIMEOUT) is is_too_slow
+
+
+def test_a_ready_pod_has_none_and_one_that_leaves_is_draining() -> None:
+    ready = pod(state=RUNNING)
+    ready["status"]["conditions"][0]["status"] = "True"
+    assert diagnose(ready, 600, NOW) is None
+    ready["metadata"]["deletionTimestamp"] = to_text(NOW)
+    assert diagnose(ready, 600, NOW) == Diagnosis(Trouble.DRAINING, "demo-target-0-x is leaving")
+
+
+def test_an_init_container_is_looked_at_first() -> None:
+    found = pod(state=waiting("PodInitializing"))
+    found["status"]["initContainerStatuses"] = [{"state": ended(78, WHY)}]
+    diagnosis = diagnose(found, 600, NOW)
+    assert diagnosis is not None
+    assert diagnosis.trouble is Trouble.CONFIGURATION_ERROR
+
+
+def test_words_of_others_bring_no_full_stop_of_their_own() -> None:
+    verdict = {"status": "False", "reason": "Unschedulable", "message": "No room: 1 node.."}
+    diagnosis = diagnose(pod(node="", scheduled=verdict), 600, NOW)
+    assert diagnosis is not None
+    assert diagnosis.message.endswith("No room: 1 node")
+
+
+def test_a_pod_that_admission_refused_is_told_in_its_words() -> None:
+    failure = {"type": "ReplicaFailure", "status": "True", "message": 'violates "restricted"'}
+    assert diagnose_absence({"status": {"conditions": [failure]}}, "cell 0") == Diagnosis(
+        Trouble.POD_FORBIDDEN, 'cell 0 has no pod: violates "restricted"'
+    )
+    assert diagnose_absence({"status": {}}, "cell 0") is None
+    assert diagnose_absence(None, "cell 0") is None
+
+
+def test_what_a_person_must_mend_is_told_before_what_passes() -> None:
+    loading, crash = Diagnosis(Trouble.LOADING, "a"), Diagnosis(Trouble.CRASH_LOOP, "b")
+    assert worst([loading, crash]) == crash
+    assert worst([]) is None

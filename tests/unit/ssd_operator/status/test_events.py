@@ -1,0 +1,153 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd_operator.api.spec import Object
+from ssd_operator.observe.facts import DrainFact
+from ssd_operator.policy.drain import DrainCall, DrainPlan, Mark
+from ssd_operator.status.events import (
+    QUIET_SECONDS,
+    Event,
+    EventLog,
+    Severity,
+    drain_events,
+    due,
+    status_events,
+)
+
+
+def status(drafts: int = 2, links: tuple[Object, ...] = (), **reasons: str) -> Object:
+    """A status whose conditions have these reasons; those of bad news are not True."""
+    bad = {"NoDrafts", "NameTaken", "Unschedulable", "InsufficientLocalGPUs", "Paused"}
+    bad |= {"PreflightFailed"}
+    unknown = {"TargetUnreachable": "Unknown"}
+    told = {"Ready": "Serving"} | reasons
+    return {
+        "conditions": [
+            {
+                "type": kind,
+                "status": unknown.get(reason, str(reason not in bad)),
+                "reason": reason,
+                "message": f"{reason} it is.",
+            }
+            for kind, reason in told.items()
+        ],
+        "target": {"revision": "r1"},
+        "draft": {"desiredReplicas": drafts, "revision": "r2"},
+        "links": list(links),
+    }
+
+
+def refused(draft: str) -> Object:
+    return {"target": "t", "draft": draft, "state": "Refused"}
+
+
+CHANGES: list[tuple[Object, Object, list[str]]] = [
+    ({}, status(), ["Created"]),
+    (status(), status(), []),
+    (
+        status(Progressing="RollingOut"),
+        status(Progressing="UpToDate"),
+        ["RolledOut"],
+    ),
+    (status(Progressing="RollingOut"), status(Progressing="Paused"), []),
+    (status(Progressing="RollingOut"), status(Progressing="RollingOut"), []),
+    (status(Progressing="RollingOut"), status(Progressing="Preflight"), []),
+    (status(Progressing="Preflight"), status(Progressing="UpToDate"), []),
+    (
+        status(Progressing="Preflight"),
+        status(Progressing="PreflightFailed"),
+        ["PreflightFailed"],
+    ),
+    (status(Progressing="PreflightFailed"), status(Progressing="PreflightFailed"), []),
+    (status(drafts=1), status(drafts=3), ["DraftsScaled"]),
+    (status(SpeculationActive="NoDrafts"), status(SpeculationActive="Active"), ["SpeculationOn"]),
+    (status(SpeculationActive="Active"), status(SpeculationActive="NoDrafts"), ["SpeculationOff"]),
+    (status(SpeculationActive="Active"), status(SpeculationActive="TargetUnreachable"), []),
+    (
+        status(drafts=1, SpeculationActive="Active"),
+        status(drafts=0, SpeculationActive="NoDrafts"),
+        ["DraftsScaled"],
+    ),
+    (
+        status(SpeculationActive="Active"),
+        status(Ready="Unschedulable", SpeculationActive="NoDrafts"),
+        [],
+    ),
+    (status(ResourcesOwned="Owned"), status(ResourcesOwned="NameTaken"), ["NameTaken"]),
+    (status(ResourcesOwned="NameTaken"), status(ResourcesOwned="NameTaken"), []),
+    (status(TargetReady="Loading"), status(TargetReady="Unschedulable"), ["Unschedulable"]),
+    (
+        status(DraftCapacity="Sufficient"),
+        status(DraftCapacity="InsufficientLocalGPUs"),
+        ["Unschedulable"],
+    ),
+    (status(DraftReady="Loading"), status(DraftReady="ImagePull"), ["ImagePull"]),
+    (status(DraftReady="ImagePull"), status(DraftReady="ImagePull"), []),
+    (status(ResourcesOwned="Owned"), status(ResourcesOwned="Forbidden"), ["Forbidden"]),
+    (status(SpecValid="Valid"), status(SpecValid="ReservedEnv"), ["ReservedEnv"]),
+    (status(), status(links=(refused("d0"),)), ["LinkRefused"]),
+    (status(links=(refused("d0"),)), status(links=(refused("d0"),)), []),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "reasons"), CHANGES)
+def test_a_change_of_the_status_is_told(old: Object, new: Object, reasons: list[str]) -> None:
+    assert [event.reason for event in status_events(old, new)] == reasons
+
+
+def test_a_refused_link_is_told_with_its_reason() -> None:
+    link = refused("d0") | {"reason": "link_too_slow: 312 us, at most 1 us are allowed"}
+    (event,) = status_events(status(), status(links=(link,)))
+    assert event.severity is Severity.WARNING
+    assert event.message == "t and d0: link_too_slow: 312 us, at most 1 us are allowed."
+    again = link | {"reason": "link_too_slow: 298 us, at most 1 us are allowed"}
+    assert status_events(status(links=(link,)), status(links=(again,))) == ()
+
+
+def test_what_lasts_is_no_news() -> None:
+    bad: dict[str, Any] = {"SpeculationActive": "NoDrafts", "TargetReady": "Unschedulable"}
+    assert status_events(status(**bad), status(**bad)) == ()
+
+
+def test_a_drain_is_told_when_it_begins_and_when_it_ends() -> None:
+    begun = DrainPlan(
+        marks=(Mark(pod="d0", deadline=9), Mark(pod="pending", deadline=0)),
+        calls=(DrainCall(pod="d0", host="10.0.0.1", seconds=9),),
+    )
+    assert [event.message for event in drain_events(begun, {}, {})] == [
+        "d0 takes no more sessions."
+    ]
+    running = {"d0": DrainFact(pod="d0"), "d1": DrainFact(pod="d1")}
+    ended = {
+        "d0": DrainFact(pod="d0", is_done=True, result="Drained"),
+        "d1": DrainFact(pod="d1", is_done=True, result="TimedOut"),
+    }
+    events = drain_events(DrainPlan(), running, ended)
+    assert [(event.severity, event.reason) for event in events] == [
+        (Severity.NORMAL, "DraftDrained"),
+        (Severity.WARNING, "DrainTimedOut"),
+    ]
+    assert drain_events(DrainPlan(), ended, ended) == ()
+
+
+some_events = st.lists(
+    st.builds(Event, st.just(Severity.NORMAL), st.sampled_from("AB"), st.sampled_from("xy"))
+)
+
+
+@given(st.lists(st.tuples(st.floats(0, 500), some_events), max_size=20))
+def test_the_same_is_told_once_in_ten_minutes(passes: list[tuple[float, list[Event]]]) -> None:
+    log, now = EventLog(), 0.0
+    told: dict[Event, float] = {}
+    for seconds, events in passes:
+        now += seconds
+        fresh, log = due(events, log, now)
+        assert len(log.told) <= 4
+        for event in set(events):
+            is_due = event not in told or now - told[event] >= QUIET_SECONDS
+            assert fresh.count(event) == is_due
+            if is_due:
+                told[event] = now

@@ -1,0 +1,161 @@
+"""What alerts read: counts of conditions, and since when one resource is in trouble."""
+
+import pytest
+from prometheus_client import generate_latest
+from tests.unit.ssd_operator.world import DEMO, KEY, World
+
+from ssd_operator.api.spec import Object
+from ssd_operator.observe.pod_state import to_text
+from ssd_operator.runtime import metrics
+from ssd_operator.runtime.work_queue import Schedule
+from ssd_operator.status.fleet_metrics import Tally, troubles
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    for gauge in (metrics.RESOURCES, metrics.TROUBLE_SINCE):
+        gauge.clear()
+
+
+def status(drafts: int = 2, since: float = 100.0, **conditions: str) -> Object:
+    """A status; each condition is given as ``status`` or ``status/reason``."""
+    return {
+        "conditions": [
+            {
+                "type": kind,
+                "status": told.partition("/")[0],
+                "reason": told.partition("/")[2] or "Because",
+                "lastTransitionTime": to_text(since),
+            }
+            for kind, told in conditions.items()
+        ],
+        "draft": {"desiredReplicas": drafts},
+    }
+
+
+def shown(name: str, **labels: str) -> float | None:
+    return metrics.REGISTRY.get_sample_value(name, labels)
+
+
+def resources(condition: str, truth: str) -> float | None:
+    return shown("ssd_operator_resources", condition=condition, status=truth)
+
+
+def since(condition: str, truth: str = "False") -> float | None:
+    name = "ssd_operator_trouble_since_timestamp_seconds"
+    return shown(name, condition=condition, status=truth)
+
+
+@pytest.mark.parametrize(
+    ("found", "kinds"),
+    [
+        (status(Ready="True", SpeculationActive="True"), set()),
+        (status(Ready="True", SpeculationActive="Unknown"), {"SpeculationActive"}),
+        (status(Ready="False", SpeculationActive="False", ScalingActive="False"), {"Ready"}),
+        (status(drafts=0, Ready="True", SpeculationActive="False"), set()),
+        (status(drafts=0, TargetReady="False"), {"TargetReady"}),
+        (
+            status(Ready="True", Progressing="True/Scaling", ScalingActive="False"),
+            {"ScalingActive"},
+        ),
+        (
+            status(
+                Ready="True",
+                Progressing="False/Paused",
+                TargetReady="False",
+                SpeculationActive="False",
+                ScalingActive="False",
+            ),
+            {"Progressing", "TargetReady"},
+        ),
+        (status(Ready="False/Loading", TargetReady="False/Loading"), set()),
+        (
+            status(TargetReady="False/FetchingModel", Progressing="False/ProgressDeadlineExceeded"),
+            {"TargetReady", "Progressing"},
+        ),
+    ],
+)
+def test_what_a_user_gave_up_or_what_gets_on_is_no_trouble(found: Object, kinds: set[str]) -> None:
+    assert {kind for (kind, _), _ in troubles(found)} == kinds
+
+
+def test_trouble_counts_from_the_resource_that_has_it_for_longest() -> None:
+    tally = Tally()
+    tally.put("a", status(TargetReady="False", since=100))
+    tally.put("b", status(TargetReady="False", since=50))
+    assert (resources("TargetReady", "False"), since("TargetReady")) == (2, 50)
+    tally.put("b", status(TargetReady="True", since=300))
+    assert (resources("TargetReady", "False"), since("TargetReady")) == (1, 100)
+    tally.drop("a")
+    assert (resources("TargetReady", "False"), since("TargetReady")) == (0, None)
+    assert resources("TargetReady", "True") == 1
+
+
+def test_one_resource_after_the_other_in_trouble_is_no_long_trouble() -> None:
+    tally = Tally()
+    for number in range(10):
+        tally.put("a", status(TargetReady=str(bool(number % 2)), since=number * 100))
+        tally.put("b", status(TargetReady=str(not number % 2), since=number * 100))
+        assert since("TargetReady") == number * 100
+
+
+def test_speed_is_missed_from_when_a_target_serves() -> None:
+    loaded = status(Ready="True", since=900)
+    loaded["conditions"] += status(SpeculationActive="False", since=100)["conditions"]
+    assert dict(troubles(loaded)) == {("SpeculationActive", "False"): 900}
+
+
+async def test_a_restarted_operator_counts_resources_that_it_has_nothing_to_write_to() -> None:
+    world = World()
+    await world.come_to_rest(6)
+    metrics.RESOURCES.clear()
+    world.restart()
+    world.cluster.writes.clear()
+    world.see()
+    await world.look()
+    assert world.cluster.writes == []
+    assert resources("Ready", "True") == 1
+
+
+async def test_a_number_of_drafts_is_counted_with_its_direction() -> None:
+    def written(direction: str) -> float:
+        labels = {"direction": direction, "reason": "Bounds"}
+        return metrics.REGISTRY.get_sample_value("ssd_operator_scale_total", labels) or 0.0
+
+    autoscaling = {"mode": "Internal", "minReplicas": 2, "maxReplicas": 3}
+    for replicas, direction in ((1, "up"), (5, "down")):
+        before = written(direction)
+        world = World(
+            DEMO | {"draft": DEMO["draft"] | {"replicas": replicas, "autoscaling": autoscaling}}
+        )
+        await world.come_to_rest(20)
+        assert 2 <= world.cluster.resource(KEY)["spec"]["draft"]["replicas"] <= 3
+        assert written(direction) == before + 1
+
+
+def test_a_resource_that_always_fails_is_seen_although_it_is_never_late() -> None:
+    schedule: Schedule[str] = Schedule()
+    schedule.wake("bad", 0.0)
+    schedule.wake("good", 0.0)
+    for now in range(1, 1000, 70):
+        for key in ("bad", "good"):
+            schedule.wake(key, now)
+        while (taken := schedule.take(now + 65.0)) is not None:
+            if taken == "bad":
+                schedule.fail(taken, now + 65.0)
+            else:
+                schedule.finish(taken, now + 65.0, 30.0)
+    assert schedule.oldest_success_seconds(1000.0) == 1000.0
+    schedule.finish("bad", 1000.0, None)
+    assert schedule.oldest_success_seconds(1000.0) < 100.0
+
+
+def test_the_operator_serves_no_metric_of_an_engine() -> None:
+    families = [
+        line.split()[2]
+        for line in generate_latest(metrics.REGISTRY).decode().splitlines()
+        if line.startswith("# HELP")
+    ]
+    assert "ssd_operator_queue_depth" in families
+    strangers = [name for name in families if name.startswith("ssd_") and "_operator_" not in name]
+    assert strangers == []

@@ -1,0 +1,53 @@
+"""A round is as wide as what it verifies, and no wider."""
+
+import pytest
+
+from ssd.testing.sink import ListSink
+from ssd.types import Request, SamplingParams
+from ssd_target.decoding.batch_builder import BatchBuilder
+from ssd_target.decoding.sequence import Arrival, Sequence
+
+K = 3
+
+
+def sequences(count: int) -> list[Sequence]:
+    return [
+        Sequence(
+            arrival=Arrival(
+                sequence_id=index,
+                request=Request(
+                    request_id=str(index), prompt_ids=(5, 6, 7), sampling=SamplingParams()
+                ),
+                limit=10,
+                eos_token_ids=frozenset(),
+                sink=ListSink(),
+            ),
+            slot=index,
+            blocks=(index + 1,),
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verify_columns", "proposed", "width"),
+    [
+        ((1, K + 1), {}, 1),
+        ((1, K + 1), {0: ()}, 1),
+        ((1, K + 1), {1: (8,)}, K + 1),
+        ((K + 1,), {}, K + 1),
+    ],
+)
+def test_only_a_round_that_proposes_is_wide(
+    verify_columns: tuple[int, ...], proposed: dict[int, tuple[int, ...]], width: int
+) -> None:
+    builder = BatchBuilder(max_num_seqs=2, verify_columns=verify_columns, num_blocks_each=4)
+    rows = sequences(2)
+    for row in rows:
+        builder.admit(row)
+    proposals = builder.proposals(rows, proposed)
+    batch = builder.round(rows, proposals)
+    assert batch.tokens_BP.shape == (2, width)
+    assert batch.tokens_BP[:, 0].tolist() == [7, 7]
+    assert batch.num_columns_B.tolist() == [1 + len(proposed.get(index, ())) for index in (0, 1)]
+    assert proposals.tokens_BK.shape == (2, width - 1)

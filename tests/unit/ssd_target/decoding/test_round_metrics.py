@@ -1,0 +1,179 @@
+"""What the rounds tell Prometheus and the pool."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from ssd.testing.ledger_runner import LedgerRunner
+from ssd.testing.scripted_draft import Behaviour
+from ssd.types import Mode
+from ssd_target.decoding.batch_builder import BatchBuilder
+from ssd_target.decoding.scheduler import Load
+
+MakeBench = Callable[..., Any]
+
+
+def value(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+def gauges() -> tuple[float, float, float]:
+    return (
+        value("ssd_running_sequences"),
+        value("ssd_waiting_sequences"),
+        value("ssd_kv_blocks", state="used"),
+    )
+
+
+@pytest.fixture
+def growth() -> Callable[[str], float]:
+    """How much a sample has grown since it was first asked for."""
+    before: dict[str, float] = {}
+
+    def grown(name: str) -> float:
+        now = value(name)
+        return now - before.setdefault(name, now)
+
+    return grown
+
+
+def test_gauges_follow_who_runs_waits_and_has_ended(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    for number in range(6):
+        bench.submit([1, 2, 3, number], 3 + number)
+    bench.loop.run_round()
+    assert gauges() == (4, 2, bench.blocks.num_taken)
+    for _ in range(3):
+        bench.loop.run_round()
+    assert gauges() == (4, 1, bench.blocks.num_taken)
+    bench.inbox.cancel(6)
+    bench.run()
+    bench.loop.run_round()
+    assert gauges() == (0, 0, 0)
+    assert value("ssd_kv_blocks", state="free") == bench.all_free
+
+
+def test_the_pool_knows_how_many_run_that_may_have_a_draft(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    for number in range(6):
+        bench.submit([1, number], 9, mode=Mode.AUTOREGRESSIVE if number == 3 else Mode.AUTO)
+    bench.loop.run_round()
+    assert bench.pool.load == Load(running=4, waiting=2, eligible=3)
+
+
+def test_a_commit_is_timed_from_the_decision_to_the_hand_over(
+    make_bench: MakeBench, growth: Callable[[str], float]
+) -> None:
+    growth("ssd_commit_to_wire_seconds_count")
+    growth("ssd_commit_to_wire_seconds_sum")
+    bench = make_bench()
+    bench.submit([1, 2, 3], 9, mode=Mode.AUTOREGRESSIVE)
+    bench.run()
+    assert growth("ssd_commit_to_wire_seconds_count") == 0, "nobody was told anything"
+    bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 9)
+    bench.run()
+    assert growth("ssd_commit_to_wire_seconds_count") == 2
+    assert growth("ssd_commit_to_wire_seconds_sum") > 0
+
+
+def test_rounds_that_no_draft_helps_are_counted_apart_from_those_that_need_none(
+    make_bench: MakeBench,
+) -> None:
+    def rounds() -> dict[str, float]:
+        kinds = ("hit", "miss", "late", "no_draft", "none")
+        return {kind: value("ssd_rounds_total", result=kind) for kind in kinds}
+
+    def counted(**submitted: Any) -> dict[str, float]:
+        before = rounds()
+        bench.submit([1, 2, 3], 5, **submitted)
+        bench.run()
+        return {kind: now - before[kind] for kind, now in rounds().items() if now != before[kind]}
+
+    bench = make_bench()
+    # The last but one has one token to go, and the last nothing: neither could propose.
+    assert counted() == {"no_draft": 3, "none": 2}
+    assert counted(mode=Mode.AUTOREGRESSIVE) == {"none": 5}
+    draft = bench.join([Behaviour.SILENT])
+    assert counted() == {"no_draft": 3, "none": 2}, "a session that never opens is no draft"
+    assert draft
+
+
+def test_the_verify_part_is_the_forward_pass_alone(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench()
+    for owner, name in ((BatchBuilder, "round"), (LedgerRunner, "prepare")):
+        original = getattr(owner, name)
+
+        def slowly(*arguments: Any, original: Callable[..., Any] = original) -> Any:
+            bench.clock.time += 5.0
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, slowly)
+    before = value("ssd_round_seconds_sum", part="verify")
+    bench.submit([1, 2, 3], 4)
+    bench.run()
+    assert value("ssd_round_seconds_sum", part="verify") - before == pytest.approx(0.004)
+
+
+def test_the_time_in_the_queue_ends_with_a_place_in_the_batch(
+    make_bench: MakeBench, growth: Callable[[str], float]
+) -> None:
+    growth("ssd_queue_seconds_count")
+    growth("ssd_queue_seconds_sum")
+    bench = make_bench()
+    for _ in range(5):
+        bench.submit([1, 2, 3], 3)
+    bench.loop.run_round()
+    assert growth("ssd_queue_seconds_count") == 4
+    bench.clock.time += 50.0
+    bench.run()
+    assert growth("ssd_queue_seconds_count") == 5
+    assert 50.0 < growth("ssd_queue_seconds_sum") < 51.0
+
+
+def test_the_pool_remembers_hits_and_misses_of_links_that_are_gone(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.MISS, Behaviour.DIE])
+    bench.submit([1, 2, 3], 30)
+    bench.run()
+    assert bench.pool.links() == ()
+    counts = bench.pool.counts
+    assert (counts.hits, counts.misses) == (2, 1)
+    assert counts.hit_rate == pytest.approx(2 / 3)
+
+
+def test_the_demand_is_that_of_the_rounds(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 30)
+    bench.submit([4, 5, 6], 30, mode=Mode.AUTOREGRESSIVE)
+    for _ in range(5):
+        bench.loop.run_round()
+    demand = bench.pool.demand
+    assert demand.eligible.mean(bench.clock.now()) == 1.0
+    assert 1.0 < demand.tokens_per_round < 4.0
+    assert demand.verify_seconds == pytest.approx(0.001)
+    assert 0.0 < demand.efficiency < 1.0
+    (link,) = bench.pool.links()
+    assert set(link.table_pace.seconds_by_sessions) == {1}
+    bench.run()
+
+
+def test_tables_that_do_not_come_count_as_long_as_they_are_waited_for(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(may_quarantine=False)
+    bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.SILENT])
+    bench.submit([1, 2, 3], 40)
+    for _ in range(3):
+        bench.loop.run_round()
+    (link,) = bench.pool.links()
+    in_time = link.table_pace.seconds_by_sessions[1]
+    bench.clock.time += 5.0
+    bench.loop.run_round()
+    assert link.table_pace.seconds_by_sessions[1] > in_time + 0.5
+    bench.run()

@@ -1,0 +1,92 @@
+"""Where a sequence ends."""
+
+import pytest
+
+from ssd.types import FinishReason, GenerationChunk, Request, SamplingParams, TokenId
+from ssd_target.decoding.sequence import Arrival, Sequence, StopWatch
+
+END = 0
+
+
+class NoSink:
+    is_abandoned = False
+
+    def put(self, chunk: GenerationChunk) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
+class StopsAt:
+    def __init__(self, token_id: TokenId) -> None:
+        self.token_id = token_id
+        self.seen: list[TokenId] = []
+
+    def completes(self, token_id: TokenId) -> bool:
+        self.seen.append(token_id)
+        return token_id == self.token_id
+
+
+def sequence(sampling: SamplingParams, limit: int = 10, watch: StopWatch | None = None) -> Sequence:
+    return Sequence(
+        arrival=Arrival(
+            sequence_id=1,
+            request=Request(request_id="r", prompt_ids=(5, 6, 7), sampling=sampling),
+            limit=limit,
+            eos_token_ids=frozenset({END}),
+            sink=NoSink(),
+            stop_watch=watch,
+        ),
+        slot=0,
+        blocks=(1,),
+    )
+
+
+def test_an_end_of_text_token_inside_a_proposal_ends_the_text_there() -> None:
+    subject = sequence(SamplingParams())
+    emission = subject.commit([8, END, 9, 9])
+    assert emission.token_ids == (8, END)
+    assert emission.finish_reason is FinishReason.STOP
+    assert subject.tokens == [5, 6, 7, 8, END]
+
+
+def test_ignoring_end_of_text_goes_on() -> None:
+    subject = sequence(SamplingParams(ignore_eos=True))
+    assert subject.commit([8, END, 9]).finish_reason is None
+
+
+def test_a_stop_token_counts_even_when_end_of_text_is_ignored() -> None:
+    subject = sequence(SamplingParams(ignore_eos=True, stop_token_ids=(9,)))
+    assert subject.commit([8, END, 9, 4]).token_ids == (8, END, 9)
+
+
+def test_the_limit_cuts_a_proposal_short() -> None:
+    subject = sequence(SamplingParams(), limit=3)
+    assert subject.commit([1, 2]).finish_reason is None
+    assert subject.num_remaining == 1
+    emission = subject.commit([3, 4])
+    assert emission.token_ids == (3,)
+    assert emission.finish_reason is FinishReason.LENGTH
+
+
+def test_a_stop_token_at_the_limit_is_a_stop() -> None:
+    subject = sequence(SamplingParams(), limit=2)
+    assert subject.commit([1, END]).finish_reason is FinishReason.STOP
+
+
+def test_a_stop_string_sees_each_emitted_token_once_and_nothing_after_it() -> None:
+    watch = StopsAt(9)
+    subject = sequence(SamplingParams(), watch=watch)
+    subject.commit([1, 2])
+    assert subject.commit([3, 9, 4]).token_ids == (3, 9)
+    assert watch.seen == [1, 2, 3, 9]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
+def test_the_text_does_not_depend_on_how_many_tokens_a_round_brings(size: int) -> None:
+    text = [1, 2, 3, 4, END, 6, 7, 8, 9, 10]
+    subject = sequence(SamplingParams())
+    emitted: list[TokenId] = []
+    for start in range(0, len(text), size):
+        if subject.finish_reason is None:
+            emitted += subject.commit(text[start : start + size]).token_ids
+    assert emitted == [1, 2, 3, 4, END]

@@ -1,0 +1,363 @@
+"""What the pool keeps of what drafts send, how long it waits for them, and when it asks again."""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ssd.errors import FrameError
+from ssd.speculation.table import NUM_PARTS, OutcomeTable, pack_tables, row_width
+from ssd.telemetry import STALE_FRAMES_TOTAL
+from ssd.testing.scripted_draft import Behaviour
+from ssd.transport.frame import Frame, FrameKind
+from ssd.types import (
+    SamplingParams,
+    SessionClosing,
+    SessionOpening,
+    SessionRefusal,
+    TargetMessage,
+    TokenId,
+)
+from ssd_target.drafts.link import LinkState
+from ssd_target.drafts.link_health import opening_seconds
+
+LOOKAHEAD = 3
+GREEDY = SamplingParams(temperature=0.0)
+SILENT = [Behaviour.SILENT]
+
+MakeBench = Callable[..., Any]
+Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
+
+
+def openings(draft: Any) -> list[int]:
+    return [each.session for each in draft.heard if isinstance(each, SessionOpening)]
+
+
+def closings(draft: Any) -> list[int]:
+    return [each.session for each in draft.heard if isinstance(each, SessionClosing)]
+
+
+def stale_frames() -> float:
+    return float(STALE_FRAMES_TOTAL._value.get())
+
+
+def tables_frame(
+    session: int, base_len: int, bonus: Iterable[int], part: int = 0, epoch: int = 1
+) -> Frame:
+    bonus_N = np.array(tuple(bonus), dtype=np.int32)
+    table = OutcomeTable(
+        session=session,
+        base_len=base_len,
+        part=part,
+        accepted_N=np.zeros_like(bonus_N),
+        bonus_N=bonus_N,
+        tokens_NK=np.full((len(bonus_N), LOOKAHEAD), 1, dtype=np.int32),
+    )
+    return Frame(FrameKind.TABLES, epoch, 1, pack_tables([table], row_width(LOOKAHEAD)))
+
+
+def test_an_opening_without_a_table_is_given_up_and_the_sequence_opens_elsewhere(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    bench = make_bench()
+    hung = bench.join(SILENT, name="hung")
+    sink = bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    other = bench.join([Behaviour.HIT], name="other")
+    bench.loop.run_round()
+    assert openings(other) == [], "it has a draft, as far as one can know"
+    bench.clock.time += opening_seconds(3)
+    bench.loop.run_round()
+    assert closings(hung) == openings(hung) == [1]
+    assert openings(other) == [1]
+    hung_link, _ = bench.pool.links()
+    assert bench.pool.state(hung_link) is LinkState.QUARANTINED
+    bench.run()
+    assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
+    assert sink.statistics.hits > 0
+
+
+def test_a_draft_that_has_much_to_prefill_has_longer_for_its_openings(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench()
+    bench.join(SILENT)
+    for _ in range(3):
+        bench.submit([1] * 20, 20)
+    for _ in range(9):
+        bench.loop.run_round()
+    (link,) = bench.pool.links()
+    allowed = [each.open_by - each.asked_at for each in link.sessions.values()]
+    assert len(allowed) == 3
+    assert allowed[0] < allowed[1] < allowed[2]
+
+
+def test_an_opened_session_outlives_the_openings_that_were_given_up(make_bench: MakeBench) -> None:
+    bench = make_bench(may_quarantine=False)
+    first_alone = [Behaviour.HIT, Behaviour.HIT]
+    second_hangs = [Behaviour.SILENT, Behaviour.HIT, Behaviour.SILENT]
+    draft = bench.join([*first_alone, *second_hangs, Behaviour.HIT])
+    bench.submit([1, 2, 3], 50)
+    bench.loop.run_round()
+    bench.submit([4, 5, 6], 50)
+    bench.loop.run_round()
+    bench.clock.time += opening_seconds(6)
+    bench.loop.run_round()
+    assert openings(draft) == [1, 2]
+    assert closings(draft) == [2]
+    assert draft.num_sessions == 1
+    bench.run()
+
+
+def test_without_quarantine_a_hung_draft_is_still_not_asked_again_at_once(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(may_quarantine=False)
+    draft = bench.join(SILENT)
+    bench.submit([1, 2, 3], 50)
+    bench.loop.run_round()
+    bench.clock.time += opening_seconds(3)
+    for _ in range(3):
+        bench.loop.run_round()
+    assert openings(draft) == [1]
+    bench.clock.time += 1.0
+    bench.loop.run_round()
+    assert openings(draft) == [1, 2]
+    bench.run()
+
+
+class LockWatch:
+    """Whether another thread could have taken the pool's lock while a message was sent."""
+
+    def __init__(self, bench: Any, draft: Any) -> None:
+        self._lock = bench.pool._changed
+        self._hear = draft.hear
+        self.was_free: list[bool] = []
+
+    def __call__(self, message: TargetMessage) -> None:
+        if isinstance(message, SessionClosing):
+            taker = threading.Thread(target=self._try)
+            taker.start()
+            taker.join()
+        self._hear(message)
+
+    def _try(self) -> None:
+        self.was_free.append(self._lock.acquire(blocking=False))
+        if self.was_free[-1]:
+            self._lock.release()
+
+
+@pytest.mark.parametrize("script", [[Behaviour.HIT, *SILENT], SILENT])
+def test_the_lock_is_free_while_a_quarantine_closes_sessions(
+    make_bench: MakeBench, script: list[Behaviour]
+) -> None:
+    bench = make_bench()
+    draft = bench.join(script)
+    (link,) = bench.pool.links()
+    link._say = watch = LockWatch(bench, draft)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    bench.clock.time += opening_seconds(3)
+    for _ in range(4):
+        bench.loop.run_round()
+    assert bench.pool.state(link) is LinkState.QUARANTINED
+    assert watch.was_free == [True]
+    bench.run()
+
+
+@pytest.mark.parametrize("reason", ["capacity", "gap", "draining", "of a later version"])
+def test_a_draft_that_refused_is_asked_again_after_a_second(
+    make_bench: MakeBench, reason: str
+) -> None:
+    bench = make_bench()
+    draft = bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 60)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    bench.pool.refuse(link, SessionRefusal(1, reason))
+    draft.hear(SessionClosing(1))
+    for _ in range(3):
+        bench.loop.run_round()
+    assert openings(draft) == [1]
+    bench.clock.time += 1.0
+    bench.loop.run_round()
+    assert openings(draft) == [1, 2]
+    bench.run()
+
+
+@pytest.mark.parametrize("reason", ["length", "not finite"])
+def test_a_sequence_that_one_draft_cannot_follow_goes_to_another_and_the_others_stay(
+    make_bench: MakeBench, reason: str
+) -> None:
+    bench = make_bench()
+    small = bench.join([Behaviour.HIT], name="small")
+    bench.submit([1, 2, 3], 60)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    bench.pool.refuse(link, SessionRefusal(1, reason))
+    small.hear(SessionClosing(1))
+    bench.submit([4, 5, 6], 20)
+    bench.loop.run_round()
+    bench.loop.run_round()
+    assert openings(small) == [1, 2], "only the sequence that was refused is not offered again"
+    large = bench.join([Behaviour.HIT], name="large")
+    bench.loop.run_round()
+    bench.loop.run_round()
+    assert openings(large) == [1]
+    bench.run()
+    assert openings(small) == [1, 2]
+
+
+def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    first = session.table
+    assert first is not None
+    before = stale_frames()
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    assert session.table is first
+    assert stale_frames() == before + 1
+    bench.run()
+
+
+@pytest.mark.parametrize(("distance", "epoch"), [(-1, 5), (-2, 5), (0, 4), (0, 6)])
+def test_a_table_of_another_round_or_epoch_is_dropped_and_counted(
+    make_bench: MakeBench, distance: int, epoch: int
+) -> None:
+    bench = make_bench()
+    bench.join(SILENT, epoch=5)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    before = stale_frames()
+    bench.pool.receive(link, tables_frame(1, session.base_len + distance, [5], epoch=epoch))
+    assert session.table is None
+    assert stale_frames() == before + 1
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5], epoch=5))
+    assert session.table is not None
+
+
+def test_the_first_table_of_a_session_says_nothing_of_the_drafts_speed(
+    make_bench: MakeBench,
+) -> None:
+    """It waited for the prompt's prefill, and would make a draft look full that is not."""
+    bench = make_bench()
+    bench.join(SILENT)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    bench.clock.time += 3.0
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    bench.loop.run_round()
+    assert link.table_pace.seconds_by_sessions == {}
+    assert link.patience.median_seconds == 0.0
+    bench.clock.time += 0.5
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    bench.loop.run_round()
+    assert 0.5 < link.table_pace.seconds_by_sessions[1] < 0.7
+
+
+def test_a_late_part_is_stale_and_opens_nothing(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.join(SILENT)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    before = stale_frames()
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5], part=1))
+    assert (session.table, session.is_opened) == (None, False)
+    assert stale_frames() == before + 1
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    assert session.is_opened
+    bench.run()
+
+
+def test_a_table_wider_than_agreed_is_a_broken_promise(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.join(SILENT)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    with pytest.raises(FrameError, match="a table has 3 branches, agreed are 2"):
+        bench.pool.receive(link, tables_frame(1, session.base_len, [5, 6, 7]))
+    bench.run()
+
+
+def empty_heads(num_rows: int) -> Frame:
+    """Tables without a branch, each of another session."""
+    rows_RW = np.full((num_rows, row_width(LOOKAHEAD)), -1, dtype=np.int32)
+    rows_RW[:, :4] = 0
+    rows_RW[:, 0] = np.arange(1, num_rows + 1)
+    return Frame(FrameKind.TABLES, 1, 1, rows_RW)
+
+
+def test_a_frame_of_more_rows_than_the_open_sessions_have_is_refused_unread(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench()
+    bench.join(SILENT)
+    (link,) = bench.pool.links()
+    with pytest.raises(FrameError, match="1 rows, the tables of 0 sessions"):
+        bench.pool.receive(link, empty_heads(1))
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    with pytest.raises(FrameError, match="4096 rows, the tables of 1 sessions have 6 at most"):
+        bench.pool.receive(link, empty_heads(4096))
+    bench.run()
+
+
+def test_a_draft_may_answer_each_opening_and_commit_and_no_more(make_bench: MakeBench) -> None:
+    bench = make_bench(may_quarantine=False)
+    bench.join(SILENT)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    num_asked = 2  # the opening and the commit of the round
+    before = stale_frames()
+    for number in range(num_asked * NUM_PARTS):
+        bench.pool.receive(link, tables_frame(1, session.base_len, [5], part=number % NUM_PARTS))
+    assert stale_frames() == before + num_asked * NUM_PARTS - 1
+    with pytest.raises(FrameError, match="1 tables that were not asked for"):
+        bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    bench.loop.run_round()
+    bench.pool.detach(link, "it broke the rules")
+    bench.run()
+
+
+def test_a_draft_that_answers_every_round_never_runs_out_of_what_it_may_send(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT, Behaviour.LATE, Behaviour.MISS, Behaviour.HIT])
+    for number in range(1, 20):
+        bench.submit([number, 2, 3], 30)
+    bench.run()
+    (link,) = bench.pool.links()
+    assert link.lost_because is None
+    assert link.most_sessions <= 4
+
+
+def test_a_sequence_too_long_for_a_draft_is_not_sent_to_it(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    short, long = bench.join([Behaviour.HIT], name="short"), bench.join(SILENT, name="long")
+    short_link, _ = bench.pool.links()
+    short_link.max_len = 4
+    bench.submit([1, 2, 3, 4, 5], 10)
+    bench.run()
+    assert openings(short) == []
+    assert openings(long) == [1]
+    bench.submit([1, 2], 5)
+    bench.loop.run_round()
+    assert openings(short) == [1]
+    bench.run()

@@ -1,0 +1,64 @@
+"""How many sessions fit into one verify."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd_target.drafts.sustainable_sessions import TablePace, draft_capacity
+
+
+@pytest.mark.parametrize(
+    ("batches", "sessions"),
+    [
+        ({}, 32),
+        ({1: 0.002}, 5),
+        ({1: 0.008, 8: 0.010}, 8),
+        ({4: 0.010}, 4),
+        ({4: 0.008, 8: 0.016}, 5),
+        ({1: 0.030}, 1),
+        ({2: 0.015, 8: 0.020}, 1),
+        ({1: 0.0}, 32),
+    ],
+    ids=[
+        "nothing known",
+        "in proportion to one",
+        "the larger batch costs less a session",
+        "just in time",
+        "batches that were late do not count",
+        "one is too many",
+        "none in time: the smallest counts",
+        "faster than the clock",
+    ],
+)
+def test_as_many_as_one_verify_has_room_for(batches: dict[int, float], sessions: int) -> None:
+    assert draft_capacity(batches, 0.0100001, 32) == sessions
+
+
+def test_before_the_first_verify_all_fit() -> None:
+    assert draft_capacity({1: 0.5}, 0.0, 7) == 7
+
+
+SECONDS = st.floats(0.0, 10.0)
+
+
+@given(st.dictionaries(st.integers(1, 64), SECONDS), SECONDS, st.integers(1, 64))
+def test_there_is_room_for_one_and_never_for_more_than_it_keeps(
+    batches: dict[int, float], verify_seconds: float, max_sessions: int
+) -> None:
+    assert 1 <= draft_capacity(batches, verify_seconds, max_sessions) <= max_sessions
+
+
+@given(st.integers(1, 16), st.floats(1e-4, 0.01), st.floats(1e-5, 0.01))
+def test_who_is_just_in_time_is_just_full(sessions: int, fixed: float, each: float) -> None:
+    seconds = fixed + sessions * each
+    assert draft_capacity({sessions: seconds}, seconds * 1.0001, 64) == sessions
+
+
+def test_the_pace_of_a_batch_is_that_of_its_last_table_and_follows_slowly() -> None:
+    pace = TablePace()
+    pace.note([0.001, 0.004, 0.002])
+    assert pace.seconds_by_sessions == {3: 0.004}
+    pace.note([0.012, 0.001, 0.001])
+    assert pace.seconds_by_sessions[3] == pytest.approx(0.005)
+    pace.note([0.001])
+    assert set(pace.seconds_by_sessions) == {1, 3}

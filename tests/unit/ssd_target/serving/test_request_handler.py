@@ -1,0 +1,230 @@
+"""What the front desk refuses and in which order, and what it does beside the asyncio loop."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from prometheus_client import REGISTRY
+
+from ssd.engine.runner import ModelRunner
+from ssd.errors import ContextLengthError, FieldError, OverloadedError
+from ssd.rpc.codec import ChatTurn, Conversation, GenerateCall, Prompt
+from ssd.testing.clock import FakeClock
+from ssd.testing.tokenizer import ByteTokenizer
+from ssd.types import FinishReason, GenerationChunk, TokenId
+from ssd_target.decoding.inbox import Inbox
+from ssd_target.decoding.sequence import Arrival
+from ssd_target.serving.request_handler import DeskSettings, FrontDesk
+from ssd_target.serving.streams import TokenStream, Wakeups
+
+MAX_MODEL_LEN = 64
+NUM_TOKEN_IDS = 120
+"""Fewer than the tokenizer has."""
+TEMPLATE = "{{ 'x' * 60 }}{% for each in messages %}{{ each.content }}{% endfor %}"
+LONG = "a" * 2_000
+
+
+class WatchedTokenizer(ByteTokenizer):
+    """Remembers which thread did the work."""
+
+    def __init__(self) -> None:
+        self.threads: list[threading.Thread] = []
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.two_are_inside = threading.Event()
+
+    def encode(self, text: str) -> list[TokenId]:
+        self.threads.append(threading.current_thread())
+        if len(self.threads) == 2:
+            self.two_are_inside.set()
+        assert self.may_go_on.wait(5.0)
+        return super().encode(text)
+
+    def decode(self, token_ids: Sequence[TokenId]) -> str:
+        self.threads.append(threading.current_thread())
+        return super().decode(token_ids)
+
+
+@pytest.fixture
+def tokenizer() -> WatchedTokenizer:
+    return WatchedTokenizer()
+
+
+@pytest.fixture
+def inbox() -> Inbox:
+    return Inbox(4)
+
+
+@pytest.fixture
+async def desk(tokenizer: WatchedTokenizer, inbox: Inbox) -> FrontDesk:
+    settings = DeskSettings(
+        stream_stall_seconds=60.0, stream_buffer_tokens=100, max_queue=2, max_num_seqs=1
+    )
+    desk = FrontDesk(settings, tokenizer, TEMPLATE, inbox, FakeClock())
+    runner = SimpleNamespace(
+        engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS),
+        model=SimpleNamespace(eos_token_ids=frozenset()),
+    )
+    desk.open(cast(ModelRunner, runner), Wakeups(asyncio.get_running_loop()))
+    return desk
+
+
+async def ask(desk: FrontDesk, prompt: Prompt) -> None:
+    call = GenerateCall(prompt=prompt, max_tokens=4)
+    async for _ in desk.generate(call, "r"):
+        pass
+
+
+async def test_a_prompt_of_the_models_length_is_read_through(desk: FrontDesk) -> None:
+    with pytest.raises(FieldError) as caught:
+        await ask(desk, (1, 257, 3))
+    assert caught.value.field == "token_ids.ids[1]"
+
+
+async def test_a_prompt_holds_only_ids_that_the_model_has(desk: FrontDesk) -> None:
+    with pytest.raises(FieldError, match=r"\[1\]: token id 120 is outside 0..119"):
+        await ask(desk, (119, 120, 3))
+    with pytest.raises(FieldError, match=r"token id 121, .* 0..119") as caught:
+        await ask(desk, "x y")
+    assert caught.value.field == "input"
+
+
+async def test_a_prompt_that_is_too_long_is_not_read_through(desk: FrontDesk) -> None:
+    with pytest.raises(ContextLengthError):
+        await ask(desk, (1, 257, *[3] * MAX_MODEL_LEN))
+
+
+async def test_a_full_queue_refuses_before_the_text_is_read(
+    desk: FrontDesk, tokenizer: WatchedTokenizer, inbox: Inbox
+) -> None:
+    inbox.num_waiting = 2
+    with pytest.raises(OverloadedError, match="2 requests are waiting"):
+        await ask(desk, "abc")
+    assert tokenizer.threads == []
+
+
+async def test_texts_that_are_being_read_count_as_waiting(
+    desk: FrontDesk, tokenizer: WatchedTokenizer
+) -> None:
+    tokenizer.may_go_on.clear()
+    reading = [asyncio.create_task(ask(desk, LONG)) for _ in range(3)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError):
+        await ask(desk, "abc")
+    tokenizer.may_go_on.set()
+    results = await asyncio.gather(*reading, return_exceptions=True)
+    assert {type(each) for each in results} == {ContextLengthError}
+    with pytest.raises(ContextLengthError):
+        await ask(desk, LONG)
+
+
+class Text(str):
+    """A text that can be watched."""
+
+    __slots__ = ("__weakref__",)
+
+
+async def test_a_text_whose_caller_leaves_before_it_is_read_is_not_kept(
+    desk: FrontDesk, tokenizer: WatchedTokenizer
+) -> None:
+    tokenizer.may_go_on.clear()
+    reading = [asyncio.create_task(desk.encode(LONG)) for _ in range(2)]
+    assert await asyncio.to_thread(tokenizer.two_are_inside.wait, 5.0)
+    texts = [Text(LONG) for _ in range(3)]
+    kept = [weakref.ref(text) for text in texts]
+    waiting = [asyncio.create_task(desk.encode(text)) for text in texts]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    del texts, waiting, task
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 3
+    tokenizer.may_go_on.set()
+    await asyncio.gather(*reading)
+
+
+async def test_two_long_texts_are_read_at_a_time_and_short_ones_meanwhile(
+    desk: FrontDesk, tokenizer: WatchedTokenizer
+) -> None:
+    tokenizer.may_go_on.clear()
+    reading = [asyncio.create_task(desk.encode(LONG)) for _ in range(5)]
+    assert await asyncio.to_thread(tokenizer.two_are_inside.wait, 5.0)
+    for task in reading[:2]:
+        task.cancel()
+    await asyncio.wait(reading[:2])
+    assert len(tokenizer.threads) == 2, "a caller that leaves does not make room for a third one"
+    tokenizer.may_go_on.set()
+    assert await desk.encode("abc") == (97, 98, 99)
+    assert len(await asyncio.gather(*reading[2:])) == 3
+
+
+async def test_a_conversation_is_measured_as_the_template_renders_it(
+    desk: FrontDesk, tokenizer: WatchedTokenizer
+) -> None:
+    with pytest.raises(FieldError, match="has 65 bytes, allowed are 64 for 64 tokens") as caught:
+        await ask(desk, Conversation((ChatTurn("user", "12345"),)))
+    assert caught.value.field == "chat"
+    assert tokenizer.threads == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field"),
+    [
+        ("a" * 62, "text"),
+        ((1,) * 62, "token_ids.ids"),
+        (Conversation((ChatTurn("user", "12"),)), "chat"),
+    ],
+)
+async def test_a_prompt_without_room_for_its_tokens_is_refused_by_its_field(
+    desk: FrontDesk, prompt: Prompt, field: str
+) -> None:
+    with pytest.raises(ContextLengthError, match="62 tokens and max_tokens is 4") as caught:
+        await ask(desk, prompt)
+    assert caught.value.field == field
+
+
+async def test_a_request_without_a_token_has_no_time_to_its_first_one(
+    desk: FrontDesk, inbox: Inbox
+) -> None:
+    names = ("ssd_time_to_first_token_seconds_count", "ssd_e2e_seconds_count")
+
+    def counts() -> list[float]:
+        return [REGISTRY.get_sample_value(name) or 0.0 for name in names]
+
+    async def finish(*token_ids: TokenId, reason: FinishReason) -> list[float]:
+        before = counts()
+        reading = asyncio.create_task(ask(desk, "abc"))
+        await asyncio.sleep(0)
+        (arrival,) = (each for each in inbox.drain() if isinstance(each, Arrival))
+        stream = cast(TokenStream, arrival.sink)
+        stream.put(GenerationChunk(token_ids=token_ids, finish_reason=reason))
+        stream.wake()
+        await reading
+        return [now - then for now, then in zip(counts(), before, strict=True)]
+
+    assert await finish(reason=FinishReason.CANCELLED) == [0, 0]
+    assert await finish(97, reason=FinishReason.CANCELLED) == [1, 0]
+    assert await finish(97, reason=FinishReason.LENGTH) == [1, 1]
+
+
+@pytest.mark.parametrize(("count", "is_aside"), [(10, False), (50_000, True)])
+async def test_long_texts_and_lists_are_worked_on_beside_the_loop(
+    desk: FrontDesk, tokenizer: WatchedTokenizer, count: int, *, is_aside: bool
+) -> None:
+    assert await desk.encode("a" * count) == (97,) * count
+    assert await desk.decode([98] * count) == "b" * count
+    mine = threading.current_thread()
+    assert [thread is not mine for thread in tokenizer.threads] == [is_aside] * 2
+
+
+@pytest.mark.parametrize("count", [1, 50_000])
+async def test_ids_to_decode_are_of_the_vocabulary(desk: FrontDesk, count: int) -> None:
+    with pytest.raises(FieldError) as caught:
+        await desk.decode([*[1] * count, 257])
+    assert caught.value.field == f"token_ids[{count}]"

@@ -1,0 +1,230 @@
+"""What the target's servicers answer by themselves: bounds, a watched pool, a drain."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from prometheus_client import REGISTRY
+
+from ssd.errors import (
+    CancelledError,
+    DeadlineError,
+    FieldError,
+    InternalError,
+    NotReadyError,
+    OverloadedError,
+    UnknownModelError,
+    UnsupportedError,
+)
+from ssd.rpc.bounds import PromptBounds
+from ssd.rpc.client import TargetClient
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus, pool_status
+from ssd.rpc.server import RpcServer
+from ssd.types import GenerationChunk
+from ssd.v1 import admin_pb2, generate_pb2
+from ssd_target.drafts.pool import DraftPool
+from ssd_target.serving.request_handler import FrontDesk
+from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
+from ssd_target.settings import TargetSettings
+
+PATIENCE_SECONDS = 20.0
+LINK = LinkStatus(address="10.0.0.1:1", state="active", round_trip_seconds=0.001)
+POOL = PoolStatus(links=(LINK,), running_sequences=1)
+
+
+class Pool:
+    """A pool whose state a test sets."""
+
+    def __init__(self) -> None:
+        self.status = POOL
+        self.drained: list[float] = []
+
+    def look(self) -> PoolStatus:
+        return self.status
+
+    def drain(self, seconds: float) -> int:
+        self.drained.append(seconds)
+        return 3
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+@pytest.fixture
+async def admin(pool: Pool) -> AdminServicer:
+    return AdminServicer(pool.look, drain=pool.drain, watch_seconds=0.001)
+
+
+@pytest.fixture
+async def client(admin: AdminServicer) -> AsyncIterator[TargetClient]:
+    server = RpcServer("127.0.0.1", 0)
+    admin.add_to(server)
+    await server.start()
+    async with TargetClient(f"127.0.0.1:{server.port}") as client:
+        yield client
+    admin.close()
+    await server.stop(0)
+
+
+class Desk:
+    """One that must not be asked for more than whether it is open."""
+
+    bounds = PromptBounds(tokens=10, text_bytes=70)
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+    def require_open(self) -> None:
+        if not self.is_open:
+            raise NotReadyError("the target is draining")
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def generate(desk: Desk) -> GenerateServicer:
+    return GenerateServicer(TargetSettings(), cast(FrontDesk, desk), cast(DraftPool, None))
+
+
+async def test_a_text_that_is_too_long_is_not_tokenised(generate: GenerateServicer) -> None:
+    text = "é" * 35 + "x"
+    with pytest.raises(FieldError, match="text: has 71 bytes, allowed are 70 for 10 tokens"):
+        await generate.Tokenize(generate_pb2.TokenizeRequest(text=text), None)
+
+
+async def test_a_list_that_is_too_long_is_not_decoded(generate: GenerateServicer) -> None:
+    request = generate_pb2.DetokenizeRequest(token_ids=[0] * 11)
+    with pytest.raises(FieldError, match="token_ids: has 11 token ids, allowed are 10"):
+        await generate.Detokenize(request, None)
+
+
+async def test_a_target_that_drains_neither_tokenises_nor_decodes(
+    generate: GenerateServicer, desk: Desk
+) -> None:
+    desk.is_open = False
+    with pytest.raises(NotReadyError):
+        await generate.Tokenize(generate_pb2.TokenizeRequest(text="x"), None)
+    with pytest.raises(NotReadyError):
+        await generate.Detokenize(generate_pb2.DetokenizeRequest(token_ids=[1]), None)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (FieldError("text", "is empty"), "invalid"),
+        (UnknownModelError("no such model"), "invalid"),
+        (UnsupportedError("sampling.n"), "invalid"),
+        (OverloadedError("the queue is full"), "overloaded"),
+        (NotReadyError("draining"), "unavailable"),
+        (DeadlineError("600 s"), "deadline"),
+        (TimeoutError(), "deadline"),
+        (CancelledError("left"), "cancelled"),
+        (InternalError("not finite"), "error"),
+        (ZeroDivisionError("a bug"), "error"),
+    ],
+)
+def test_a_failed_request_is_counted_by_its_outcome(error: Exception, outcome: str) -> None:
+    def count() -> float:
+        return REGISTRY.get_sample_value("ssd_requests_total", {"outcome": outcome}) or 0.0
+
+    before = count()
+    count_failure("/ssd.v1.GenerateService/Generate", error)
+    count_failure("/ssd.v1.GenerateService/Tokenize", error)
+    assert count() == before + 1
+
+
+class Reader:
+    """A context that takes nothing."""
+
+    async def write(self, _message: object) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_stall_is_one_line_without_a_stack(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def chunks() -> AsyncIterator[GenerationChunk]:
+        yield GenerationChunk(token_ids=(1,))
+
+    caplog.set_level("INFO")
+    settings = TargetSettings(stream_stall_seconds=0.01)
+    servicer = GenerateServicer(settings, cast(FrontDesk, desk), cast(DraftPool, None))
+    with pytest.raises(DeadlineError, match=r"was not read for 0\.01 s"):
+        await servicer._write_all(cast(Any, chunks()), cast(Any, Reader()))
+    (line,) = caplog.records
+    assert (line.getMessage(), line.levelname, line.exc_info) == ("stream_stalled", "INFO", None)
+
+
+async def test_a_watcher_is_told_the_pool_and_every_change_of_it(
+    client: TargetClient, pool: Pool
+) -> None:
+    watched = client.watch_pool()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await anext(watched) == POOL
+        changing = asyncio.ensure_future(anext(watched))
+        pool.status = replace(POOL, running_sequences=2)
+        assert await changing == pool.status
+    await watched.aclose()
+
+
+async def test_a_watcher_is_not_told_what_is_no_news() -> None:
+    same = replace(POOL, links=(replace(LINK, round_trip_seconds=0.002),))
+    changed = replace(POOL, running_sequences=2)
+    looks = iter([POOL, POOL, same, changed])
+    admin = AdminServicer(lambda: next(looks), drain=lambda _seconds: 0, watch_seconds=0.0)
+    watched = admin.WatchPool(admin_pb2.WatchPoolRequest(), None)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        told = [pool_status((await anext(watched)).pool) for _ in range(2)]
+    assert told == [POOL, changed]
+
+
+async def test_a_watch_ends_with_the_server(
+    client: TargetClient, admin: AdminServicer, pool: Pool
+) -> None:
+    watched = client.watch_pool()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await anext(watched) == POOL
+        admin.close()
+        assert [status async for status in watched] == []
+
+
+async def test_a_watcher_that_leaves_is_forgotten(admin: AdminServicer, pool: Pool) -> None:
+    watched = admin.WatchPool(admin_pb2.WatchPoolRequest(), None)
+    await anext(watched)
+    waiting = asyncio.ensure_future(anext(watched))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(StopAsyncIteration):
+        await anext(watched)
+
+
+async def test_a_pool_is_looked_at_once_a_second_by_default(pool: Pool) -> None:
+    admin = AdminServicer(pool.look, drain=pool.drain)
+    assert admin._watch_seconds == 1.0
+
+
+async def test_a_drain_begins_with_the_deadline_and_tells_what_ran(
+    client: TargetClient, pool: Pool
+) -> None:
+    assert await client.drain(1500) == 3
+    assert pool.drained == [1.5]
+
+
+async def test_a_drain_beyond_an_hour_is_refused(client: TargetClient, pool: Pool) -> None:
+    with pytest.raises(FieldError, match="deadline_ms: is 3600001, at most 3600000"):
+        await client.drain(3_600_001)
+    assert pool.drained == []
+
+
+async def test_steering_speculation_is_not_served_yet(admin: AdminServicer) -> None:
+    with pytest.raises(UnsupportedError, match=r"AdminService\.SetSpeculation"):
+        await admin.SetSpeculation()

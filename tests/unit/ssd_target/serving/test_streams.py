@@ -1,0 +1,133 @@
+"""Tokens between the step thread and a reader."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from ssd.errors import OverloadedError
+from ssd.types import FinishReason, GenerationChunk
+from ssd_target.serving.streams import TokenStream, Wakeups
+
+
+class StillClock:
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+def chunk(*token_ids: int, reason: FinishReason | None = None) -> GenerationChunk:
+    return GenerationChunk(token_ids=token_ids, finish_reason=reason)
+
+
+class Ends:
+    """Both ends of one stream."""
+
+    def __init__(self, buffer_tokens: int = 100, stall_seconds: float = 60.0) -> None:
+        self.clock = StillClock()
+        self.wakeups = Wakeups(asyncio.get_running_loop())
+        self.stream = TokenStream(
+            self.wakeups, self.clock, buffer_tokens=buffer_tokens, stall_seconds=stall_seconds
+        )
+
+
+async def test_a_slow_reader_gets_several_rounds_as_one_chunk() -> None:
+    ends = Ends()
+    ends.stream.put(chunk(1, 2))
+    ends.stream.put(chunk(3))
+    ends.stream.put(chunk(4, reason=FinishReason.LENGTH))
+    merged = await ends.stream.take()
+    assert merged.token_ids == (1, 2, 3, 4)
+    assert merged.finish_reason is FinishReason.LENGTH
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_a_stream_that_failed_is_freed_without_a_garbage_collection() -> None:
+    ends = Ends()
+    ends.stream.fail(OverloadedError("the queue is full"))
+    stream = weakref.ref(ends.stream)
+    message = ""
+    try:
+        await ends.stream.take()
+    except OverloadedError as error:
+        message = str(error)
+    ends.wakeups.flush()
+    await asyncio.sleep(0)
+    del ends
+    assert message == "the queue is full"
+    assert stream() is None
+
+
+async def test_a_waiting_reader_is_woken_by_the_flush_of_the_round() -> None:
+    ends = Ends()
+    reader = asyncio.create_task(ends.stream.take())
+    await asyncio.sleep(0)
+
+    def step_thread() -> None:
+        ends.stream.put(chunk(5))
+        ends.wakeups.flush()
+
+    await asyncio.to_thread(step_thread)
+    assert (await reader).token_ids == (5,)
+
+
+async def test_a_failure_reaches_the_reader_after_what_was_already_there() -> None:
+    ends = Ends()
+    ends.stream.put(chunk(1))
+    ends.stream.fail(RuntimeError("over"))
+    assert (await ends.stream.take()).token_ids == (1,)
+    with pytest.raises(RuntimeError, match="over"):
+        await ends.stream.take()
+
+
+async def test_a_reader_that_takes_nothing_for_too_long_is_abandoned() -> None:
+    ends = Ends(stall_seconds=60.0)
+    ends.stream.put(chunk(1))
+    ends.clock.time = 59.0
+    ends.stream.put(chunk(2))
+    assert not ends.stream.is_abandoned
+    ends.clock.time = 61.0
+    ends.stream.put(chunk(3))
+    assert ends.stream.is_abandoned
+
+
+async def test_a_reader_that_keeps_taking_is_never_abandoned() -> None:
+    ends = Ends(stall_seconds=60.0)
+    for second in range(0, 600, 50):
+        ends.clock.time = float(second)
+        ends.stream.put(chunk(second))
+        await ends.stream.take()
+    assert not ends.stream.is_abandoned
+
+
+async def test_the_buffer_of_a_reader_is_bounded() -> None:
+    ends = Ends(buffer_tokens=3)
+    ends.stream.put(chunk(1, 2, 3))
+    assert not ends.stream.is_abandoned
+    ends.stream.put(chunk(4))
+    assert ends.stream.is_abandoned
+
+
+def test_waking_readers_after_the_loop_has_closed_is_no_error() -> None:
+    async def make() -> tuple[Wakeups, TokenStream]:
+        wakeups = Wakeups(asyncio.get_running_loop())
+        stream = TokenStream(wakeups, StillClock(), buffer_tokens=1, stall_seconds=1.0)
+        return wakeups, stream
+
+    loop = asyncio.new_event_loop()
+    wakeups, stream = loop.run_until_complete(make())
+    loop.close()
+    wakeups.mark(stream)
+    wakeups.flush()

@@ -1,0 +1,41 @@
+"""Writer and step thread agree on where a text ends."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd.testing.tokenizer import ByteTokenizer
+from ssd_target.serving.text_output import StopStringWatch, TextWriter
+
+
+def write(text: str, stop: tuple[str, ...], size: int) -> tuple[str, int]:
+    """The text that a reader sees, and the tokens that the step thread lets through."""
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode(text)
+    watch = StopStringWatch(tokenizer, stop)
+    count = next((n + 1 for n, token in enumerate(ids) if watch.completes(token)), len(ids))
+    writer = TextWriter(tokenizer, stop)
+    pieces = [writer.push(ids[first : min(first + size, count)]) for first in range(0, count, size)]
+    return "".join(pieces) + writer.finish(), count
+
+
+@given(
+    text=st.text("abé€", max_size=30),
+    stop=st.lists(st.text("abé€", min_size=1, max_size=4), min_size=1, max_size=3),
+    size=st.integers(1, 9),
+)
+def test_text_ends_before_the_stop_string_however_tokens_are_grouped(
+    text: str, stop: list[str], size: int
+) -> None:
+    seen, count = write(text, tuple(stop), size)
+    ends = [text.index(each) + len(each) for each in stop if each in text]
+    if not ends:
+        assert (seen, count) == (text, len(text.encode()))
+        return
+    end = min(ends)
+    start = min(text.index(each) for each in stop if each in text[:end])
+    assert count == len(text[:end].encode())
+    assert seen == text[:start]
+
+
+def test_without_stop_strings_everything_comes_through() -> None:
+    assert write("déjà vu", (), 3) == ("déjà vu", 9)
