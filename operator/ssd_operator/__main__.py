@@ -22,7 +22,7 @@ from ssd.errors import SSDError
 from ssd.settings import load
 from ssd.telemetry import configure_logging, get_logger
 from ssd_operator.observe.cluster import Key
-from ssd_operator.observe.object_cache import View
+from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.relist import RollCall
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.api_server import ApiServer, check_served, connect
@@ -83,7 +83,7 @@ class Operator:
             namespaces=namespaces,
         )
 
-    def _start(self, view: View) -> None:
+    def _start(self, view: ObjectCache) -> None:
         """The indices exist: passes may begin as soon as events come."""
         reconciler = Reconciler(self._cluster, view, self._engines, self._settings.config, _now)
         num_workers, namespaces = self._settings.num_workers, self._scope

@@ -204,7 +204,7 @@ def post(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args
             raise
 
 
-class Pulse:
+class Watchdog:
     """Tells a step thread that works, or has nothing to do, from one that hangs. Any thread.
 
     The step thread beats once a step, and rests while it waits for something to do.

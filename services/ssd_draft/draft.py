@@ -10,17 +10,17 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from ssd.ports import Clock
-from ssd.process import Pulse, StepThread, post
+from ssd.process import StepThread, Watchdog, post
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.http import ProbeServer
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.rpc.server import RpcServer, join_address
 from ssd.telemetry import DRAFT_CAPACITY, get_logger, metrics_of
 from ssd_draft.inbox import Inbox, enough_bytes
-from ssd_draft.links import LinkDesk, LinkTerms
+from ssd_draft.links import LinkServer, LinkTerms
 from ssd_draft.servicer import SpeculationServicer
 from ssd_draft.settings import DraftSettings
-from ssd_draft.step_thread import StepLife, StepSettings
+from ssd_draft.step_thread import ModelLoader, StepSettings
 from ssd_draft.worker import Worker
 
 _log = get_logger("ssd_draft")
@@ -51,9 +51,9 @@ class Draft:
         self._worker: Worker | None = None
         num_bytes = enough_bytes(settings.max_sessions, step.engine.max_model_len, _INBOX_CAPACITY)
         self._inbox = Inbox(_INBOX_CAPACITY, num_bytes, clock)
-        self._desk = LinkDesk(terms, self._inbox, clock)
-        self._pulse = Pulse(clock)
-        life = StepLife(step, self._inbox, clock, self._on_count, self._pulse)
+        self._desk = LinkServer(terms, self._inbox, clock)
+        self._watchdog = Watchdog(clock)
+        life = ModelLoader(step, self._inbox, clock, self._on_count, self._watchdog)
         self._step = StepThread(life.load, self._inbox.close, step.cpus)
 
     def leave(self) -> None:
@@ -167,7 +167,7 @@ class Draft:
             probes.close()
 
     def _is_live(self) -> bool:
-        return not self._step.ended.done() and not self._pulse.is_stuck
+        return not self._step.ended.done() and not self._watchdog.is_stuck
 
     def _is_loaded(self) -> bool:
         return self._worker is not None

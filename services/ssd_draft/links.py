@@ -93,7 +93,7 @@ class LinkTerms:
         )
 
 
-class DraftLink:
+class TargetLink:
     """One link after its handshake. ``push``, ``refuse`` and ``fail`` from any thread.
 
     ``ended`` holds why the link is over; None is the target's goodbye.
@@ -147,7 +147,7 @@ class DraftLink:
         if not self.ended.done():
             self.ended.set_result(error)
 
-    def say_draining(self) -> None:
+    def send_draining(self) -> None:
         """Tell the target to open no more sessions here."""
         try:
             self._call.send(Draining())
@@ -190,7 +190,7 @@ class DraftLink:
         on_commits(commits)
 
 
-class LinkDesk:
+class LinkServer:
     """All links of the process. Asyncio loop."""
 
     def __init__(self, terms: LinkTerms, inbox: Inbox, clock: Clock) -> None:
@@ -198,7 +198,7 @@ class LinkDesk:
         self._inbox = inbox
         self._clock = clock
         self._numbers = itertools.count(1)
-        self._links: dict[int, DraftLink] = {}
+        self._links: dict[int, TargetLink] = {}
         self._num_calls: Counter[str] = Counter()
         """Calls that are held, by address."""
         self._is_draining = False
@@ -212,7 +212,7 @@ class LinkDesk:
         """Tell every target, also those who come later."""
         self._is_draining = True
         for link in self._links.values():
-            link.say_draining()
+            link.send_draining()
 
     def close(self) -> None:
         """End all links."""
@@ -255,13 +255,13 @@ class LinkDesk:
         if (stuck := self._stuck()) is not None:
             raise stuck
         check_hello(hello, self._terms)
-        link = DraftLink(next(self._numbers), hello, call, self._terms)
+        link = TargetLink(next(self._numbers), hello, call, self._terms)
         call.send(welcome(hello, self._terms))
         link.start(lambda commits: self._put(link, Commits(link, commits, self._clock.now())))
         self._links[link.number] = link
         self._inbox.put(LinkUp(link))
         if self._is_draining:
-            link.say_draining()
+            link.send_draining()
         _log.info("link", target=link.name, state="active", epoch=link.epoch)
         error: LinkError | None = LinkError("the target vanished")
         try:
@@ -274,7 +274,7 @@ class LinkDesk:
         if error is not None:
             raise error
 
-    async def _listen(self, link: DraftLink, call: LinkServerCall) -> LinkError | None:
+    async def _listen(self, link: TargetLink, call: LinkServerCall) -> LinkError | None:
         """Hear the target out; returns why it is over."""
         while True:
             try:
@@ -318,7 +318,7 @@ class LinkDesk:
             return None
         return LinkError(f"the draft's step thread has taken nothing for {seconds:.1f} s")
 
-    def _open(self, link: DraftLink, opening: SessionOpening) -> None:
+    def _open(self, link: TargetLink, opening: SessionOpening) -> None:
         """Queue an opening; one that finds no room in the inbox finds none in the draft either."""
         check_opening(opening, self._terms.vocab_size)
         if len(opening.token_ids) >= self._terms.max_len:
@@ -326,7 +326,7 @@ class LinkDesk:
         elif not self._inbox.put(Opening(link, opening, self._clock.now())):
             link.refuse(opening.session, Refusal.CAPACITY)
 
-    def _put(self, link: DraftLink, event: Event) -> None:
+    def _put(self, link: TargetLink, event: Event) -> None:
         if not self._inbox.put(event):
             link.end(LinkError("too many messages wait for the step thread"))
 

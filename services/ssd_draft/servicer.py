@@ -10,7 +10,7 @@ from ssd.rpc.pool_codec import DraftStatus, draft_status_response
 from ssd.rpc.server import RpcServer
 from ssd.v1 import speculation_pb2 as pb2
 from ssd.v1 import speculation_pb2_grpc
-from ssd_draft.links import LinkDesk
+from ssd_draft.links import LinkServer
 
 LONGEST_DRAIN_MS = 300_000
 Context = Any
@@ -21,7 +21,7 @@ class SpeculationServicer(speculation_pb2_grpc.SpeculationServiceServicer):
 
     def __init__(
         self,
-        desk: LinkDesk,
+        desk: LinkServer,
         *,
         is_ready: Callable[[], bool],
         status: Callable[[], DraftStatus],

@@ -11,7 +11,7 @@ from ssd.engine.config import DTYPES, EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import ModelRunner, load_runner
 from ssd.ports import Clock
-from ssd.process import Pulse, progress_log
+from ssd.process import Watchdog, progress_log
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
 from ssd.telemetry import DRAFT_STARTUP_SECONDS
@@ -34,7 +34,7 @@ class StepSettings:
     """CPUs it runs on."""
 
 
-class StepLife:
+class ModelLoader:
     """Loads the model and makes the worker around it. Step thread."""
 
     def __init__(
@@ -43,13 +43,13 @@ class StepLife:
         inbox: Inbox,
         clock: Clock,
         on_count: Callable[[int], None],
-        pulse: Pulse,
+        watchdog: Watchdog,
     ) -> None:
         self._settings = settings
         self._inbox = inbox
         self._clock = clock
         self._on_count = on_count
-        self._pulse = pulse
+        self._watchdog = watchdog
 
     def load(self) -> tuple[Worker, Callable[[], None]]:
         """Return the worker, and what runs it until the inbox is closed.
@@ -96,5 +96,5 @@ class StepLife:
             prefill_chunk=engine.prefill_chunk,
             clock=self._clock,
             on_count=self._on_count,
-            pulse=self._pulse,
+            watchdog=self._watchdog,
         )

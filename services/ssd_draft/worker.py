@@ -14,7 +14,7 @@ import numpy as np
 
 from ssd.errors import LinkError
 from ssd.ports import Clock
-from ssd.process import Pulse
+from ssd.process import Watchdog
 from ssd.speculation.fan_out import FanOutPolicy
 from ssd.speculation.table import OutcomeTable
 from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SECONDS, get_logger
@@ -46,7 +46,7 @@ class Parts:
     clock: Clock
     on_count: Callable[[int], None]
     """Told the number of sessions whenever it has changed."""
-    pulse: Pulse
+    watchdog: Watchdog
 
 
 class Worker:
@@ -63,7 +63,7 @@ class Worker:
         self._chunk = parts.prefill_chunk
         self._clock = parts.clock
         self._on_count = parts.on_count
-        self._pulse = parts.pulse
+        self._watchdog = parts.watchdog
         self._recent_seconds: deque[float] = deque([0.0], _REMEMBERED_TABLES)
         self._batches_since_chunk = 0
         self._num_chunks = 0
@@ -85,12 +85,12 @@ class Worker:
         """Serve until the inbox is closed."""
         while not self._inbox.is_closed:
             if not self.run_step():
-                with self._pulse.resting():
+                with self._watchdog.resting():
                     self._inbox.wait()
 
     def run_step(self) -> bool:
         """Hear what came and do the most urgent thing; False if there was nothing to do."""
-        self._pulse.beat()
+        self._watchdog.beat()
         events = self._inbox.drain()
         for event in events:
             self._hear(event)

@@ -10,9 +10,9 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import ModelRunner, load_runner
 from ssd.ports import Clock
-from ssd.process import Pulse, progress_log
+from ssd.process import Watchdog, progress_log
 from ssd.speculation.noise import NoiseRing
-from ssd_target.decoding.batch_builder import BatchBuilder, Chooser
+from ssd_target.decoding.batch_builder import BatchBuilder, Sampler
 from ssd_target.decoding.decode_loop import DecodeLoop, Parts
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import Limits, Scheduler
@@ -32,7 +32,7 @@ class StepSettings:
     """CPUs it runs on."""
 
 
-class StepLife:
+class ModelLoader:
     """Loads the model and makes the decode loop around it. Step thread."""
 
     def __init__(
@@ -42,14 +42,14 @@ class StepLife:
         drafts: DraftPool,
         wakeups: Wakeups,
         clock: Clock,
-        pulse: Pulse,
+        watchdog: Watchdog,
     ) -> None:
         self._settings = settings
         self._inbox = inbox
         self._drafts = drafts
         self._wakeups = wakeups
         self._clock = clock
-        self._pulse = pulse
+        self._watchdog = watchdog
 
     def load(self) -> tuple[ModelRunner, Callable[[], None]]:
         """Return the runner, and what serves with it until the inbox is closed.
@@ -82,9 +82,9 @@ class StepLife:
                 verify_columns=runner.verify_columns,
                 num_blocks_each=-(-engine.max_model_len // engine.block_size),
             ),
-            chooser=Chooser(ring, num_columns=engine.num_columns, max_num_seqs=engine.max_num_seqs),
+            sampler=Sampler(ring, num_columns=engine.num_columns, max_num_seqs=engine.max_num_seqs),
             drafts=self._drafts,
             wakeups=self._wakeups,
             clock=self._clock,
-            pulse=self._pulse,
+            watchdog=self._watchdog,
         )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ssd.ports import Clock, Tokenizer
-from ssd.process import Pulse, StepThread
+from ssd.process import StepThread, Watchdog
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.http import ProbeServer
@@ -22,15 +22,15 @@ from ssd.telemetry import DESIRED_DRAFT_REPLICAS, get_logger, metrics_of
 from ssd.text.chat_template import load_template
 from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy, Peer
 from ssd_target.decoding.inbox import Inbox
-from ssd_target.drafts.dialer import DraftLinks
+from ssd_target.drafts.dialer import LinkDialer
 from ssd_target.drafts.link_quality import LinkRequirement
 from ssd_target.drafts.pool import DraftPool, PoolSettings
 from ssd_target.drafts.status import pool_status
-from ssd_target.serving.request_handler import DeskSettings, FrontDesk
+from ssd_target.serving.request_handler import DeskSettings, RequestHandler
 from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
 from ssd_target.serving.streams import Wakeups
 from ssd_target.settings import TargetSettings
-from ssd_target.step_thread import StepLife, StepSettings
+from ssd_target.step_thread import ModelLoader, StepSettings
 
 _log = get_logger("ssd_target")
 _CALLS_AT_LEAST = 64
@@ -64,7 +64,7 @@ class Target:
         self._inbox = inbox
         num_token_ids = step.engine.num_token_ids or tokenizer.vocab_size
         self._pool = DraftPool(pool_settings(settings, num_token_ids), clock)
-        self._links = DraftLinks(
+        self._links = LinkDialer(
             self._pool,
             settings.drafts,
             hello(settings, tokenizer.fingerprint, num_token_ids, me),
@@ -73,10 +73,10 @@ class Target:
         )
         self._limits = server_limits(settings, step, tokenizer)
         template = load_template(step.folder)
-        self._desk = FrontDesk(desk_settings(settings), tokenizer, template, inbox, clock)
+        self._handler = RequestHandler(desk_settings(settings), tokenizer, template, inbox, clock)
         self._wakeups = Wakeups(asyncio.get_running_loop())
-        self._pulse = Pulse(clock)
-        life = StepLife(step, inbox, self._pool, self._wakeups, clock, self._pulse)
+        self._watchdog = Watchdog(clock)
+        life = ModelLoader(step, inbox, self._pool, self._wakeups, clock, self._watchdog)
         self._step = StepThread(life.load, inbox.close, step.cpus)
 
     def leave(self) -> None:
@@ -88,7 +88,7 @@ class Target:
         if not self._leaving.is_set():
             self._drain_seconds = seconds
             self._leaving.set()
-        return self._desk.num_requests
+        return self._handler.num_requests
 
     async def run(self) -> None:
         """Serve until ``leave`` is called.
@@ -105,7 +105,7 @@ class Target:
             await self._first_of(self._step.loaded, self._step.ended)
             if not self._step.loaded.done():
                 return
-            self._desk.open(self._step.loaded.result(), self._wakeups)
+            self._handler.open(self._step.loaded.result(), self._wakeups)
             server.set_serving(True)
             _log.info("ready", seconds=round(self._clock.now() - started_at, 3))
             links = asyncio.create_task(self._links.run())
@@ -128,15 +128,15 @@ class Target:
 
     async def _drain(self) -> None:
         """Let running requests finish, within bounds, then end the step thread."""
-        _log.info("draining", requests=self._desk.num_requests)
-        self._desk.close()
+        _log.info("draining", requests=self._handler.num_requests)
+        self._handler.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._drain_seconds):
-                await self._desk.wait_until_idle()
+                await self._handler.wait_until_idle()
         self._inbox.close()
         try:
             async with asyncio.timeout(_LAST_WORDS_SECONDS):
-                await self._desk.wait_until_idle()
+                await self._handler.wait_until_idle()
                 # Shielded: a time-out must not cancel the future that the thread will set.
                 await asyncio.shield(self._step.ended)
         except TimeoutError as error:
@@ -159,7 +159,7 @@ class Target:
             limits=self._limits,
             on_failure=count_failure,
         )
-        GenerateServicer(settings, self._desk, self._pool).add_to(server)
+        GenerateServicer(settings, self._handler, self._pool).add_to(server)
         admin = AdminServicer(self._pool_status, drain=self.drain)
         admin.add_to(server)
         try:
@@ -185,14 +185,14 @@ class Target:
         return self._pool_status().desired_draft_replicas
 
     def _is_live(self) -> bool:
-        return not self._step.ended.done() and not self._pulse.is_stuck
+        return not self._step.ended.done() and not self._watchdog.is_stuck
 
     def _is_ready(self) -> tuple[bool, str]:
         if self._step.ended.done():
             return False, "the step thread has ended"
         if self._leaving.is_set():
             return False, "draining"
-        return (True, "ready") if self._desk.is_open else (False, "loading")
+        return (True, "ready") if self._handler.is_open else (False, "loading")
 
 
 def note_end_of_links(links: "asyncio.Task[None]") -> None:
@@ -246,7 +246,7 @@ def pool_settings(settings: TargetSettings, num_token_ids: int) -> PoolSettings:
 
 
 def desk_settings(settings: TargetSettings) -> DeskSettings:
-    """The front desk's share of the settings."""
+    """The front handler's share of the settings."""
     return DeskSettings(
         stream_stall_seconds=settings.stream_stall_seconds,
         stream_buffer_tokens=settings.stream_buffer_tokens,

@@ -60,7 +60,7 @@ async def attempt(client: TargetClient, job: Job, mode: Mode) -> Attempt:
 
 
 @dataclass
-class Tally:
+class FleetMetrics:
     """What clients met."""
 
     num_finished: int = 0
@@ -78,7 +78,7 @@ class Load:
     """
 
     def __init__(self, endpoint: str, expected: Texts, *, retries: bool = False) -> None:
-        self.tally = Tally()
+        self.tally = FleetMetrics()
         self._endpoint = endpoint
         self._expected = expected
         self._retries = retries

@@ -2,7 +2,7 @@
 
 The target is a table of probabilities of the next token given the last one, over a tiny vocabulary,
 so the joint law of three tokens is known exactly: 4^3 = 64 cells. Thousands of sequences, one seed
-each, are decoded side by side with the target's own parts (``Chooser`` over a ``NoiseRing``,
+each, are decoded side by side with the target's own parts (``Sampler`` over a ``NoiseRing``,
 ``verify_coupled``, ``Sequence.commit``), with proposals of every kind that a round may have: those
 of a draft that agrees in part (hit), none where the outcome itself decides so (miss), none in every
 other round (late), n-gram guesses from the text, random tokens (wrong), and none at all (dead).
@@ -29,7 +29,7 @@ from ssd.speculation.noise import NoiseRing, gumbel_noise
 from ssd.speculation.verification import verify_coupled
 from ssd.testing.sink import ListSink
 from ssd.types import Request, SamplingParams
-from ssd_target.decoding.batch_builder import Chooser
+from ssd_target.decoding.batch_builder import Sampler
 from ssd_target.decoding.decode_loop import read_back
 from ssd_target.decoding.sequence import Arrival, Sequence
 
@@ -130,7 +130,7 @@ PATHS: dict[str, Proposer] = {
 
 def decode(propose: Proposer) -> Int64s:
     """Run rounds as the target does until every sequence has its new tokens; those tokens."""
-    chooser = chooser_of_all()
+    sampler = chooser_of_all()
     sequences = [sequence_of(seed) for seed in range(NUM_SEQUENCES)]
     texts_BS = np.zeros((NUM_SEQUENCES, LENGTH), dtype=np.int64)
     texts_BS[:, : len(PROMPT)] = PROMPT
@@ -143,7 +143,7 @@ def decode(propose: Proposer) -> Int64s:
         num_proposed_X = torch.from_numpy(num_proposed_B[running_X])
         newest_X = torch.from_numpy(texts_BS[running_X, lengths_B[running_X] - 1])
         columns_XP = torch.cat((newest_X[:, None], proposal_XK.clamp_min(0)), dim=1)
-        chosen_XP = chooser.choose(rows, num_proposed_X, log_law_VV[columns_XP])
+        chosen_XP = sampler.choose(rows, num_proposed_X, log_law_VV[columns_XP])
         outcomes = read_back(verify_coupled(proposal_XK, num_proposed_X, chosen_XP))
         for row, proposed, outcome in zip(running_X, proposal_XK.tolist(), outcomes, strict=True):
             sequences[row].commit((*proposed[: outcome.accepted], outcome.bonus))
@@ -154,16 +154,16 @@ def decode(propose: Proposer) -> Int64s:
 
 
 @cache
-def chooser_of_all() -> Chooser:
+def chooser_of_all() -> Sampler:
     """Has the noise of all sequences, for all paths: it depends on seeds and positions alone."""
-    chooser = Chooser(
+    sampler = Sampler(
         NoiseRing(NUM_SEQUENCES, 2 * (LOOKAHEAD + 1), NUM_TOKENS),
         num_columns=LOOKAHEAD + 1,
         max_num_seqs=NUM_SEQUENCES,
     )
     for seed in range(NUM_SEQUENCES):
-        chooser.admit(sequence_of(seed))
-    return chooser
+        sampler.admit(sequence_of(seed))
+    return sampler
 
 
 def sequence_of(seed: int) -> Sequence:

@@ -130,7 +130,7 @@ MUTANTS = (
         "the n-gram backup replaces the branch of a hit",
         "ssd_target/drafts/pool.py",
         "tokens = table.proposal(index, limit)\n",
-        "tokens = propose_ngram(decision.sequence.tokens, limit)\n",
+        "tokens = propose_ngram(result.sequence.tokens, limit)\n",
         (LOOP,),
     ),
     # Outcome tables and fan-out.
@@ -208,15 +208,15 @@ MUTANTS = (
     Mutant(
         "the last round of a sequence proposes a token too many",
         "ssd_target/drafts/pool.py",
-        "decision.sequence.num_remaining - 1)",
-        "decision.sequence.num_remaining)",
+        "result.sequence.num_remaining - 1)",
+        "result.sequence.num_remaining)",
         (LOOP,),
     ),
     Mutant(
         "a commit names the base length after its round",
         "ssd_target/drafts/pool.py",
-        "Commit(session.session, decision.base_len, decision.outcome, lookup.next)",
-        "Commit(session.session, len(decision.sequence.tokens), decision.outcome, lookup.next)",
+        "Commit(session.session, result.base_len, result.outcome, lookup.next)",
+        "Commit(session.session, len(result.sequence.tokens), result.outcome, lookup.next)",
         (LOOP,),
     ),
     Mutant(

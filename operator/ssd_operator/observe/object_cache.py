@@ -12,7 +12,7 @@ ANSWER_SECONDS = 60.0
 """Longest time that an answer stands in for what the watch has yet to bring."""
 
 
-class View:
+class ObjectCache:
     """The watch's objects, overlaid with answers to our writes until it catches up. Asyncio loop.
 
     Without the overlay a pass that comes before its own writes do would write them again. What is

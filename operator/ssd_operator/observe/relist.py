@@ -13,7 +13,7 @@ from itertools import product
 
 from ssd.telemetry import get_logger
 from ssd_operator.observe.cluster import WATCHED_KINDS, Cluster, ClusterError, Key, ref_of
-from ssd_operator.observe.object_cache import View, key_of
+from ssd_operator.observe.object_cache import ObjectCache, key_of
 from ssd_operator.runtime import metrics
 
 PERIOD_SECONDS = 120.0
@@ -32,7 +32,7 @@ class RollCall:
     def __init__(
         self,
         cluster: Cluster,
-        view: View,
+        view: ObjectCache,
         wake: Callable[[Key], None],
         namespaces: Sequence[str] = (),
     ) -> None:

@@ -52,7 +52,7 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Census:
+class Snapshot:
     """A resource, and everything that was seen of it; ``now`` in seconds since the epoch."""
 
     resource: Resource

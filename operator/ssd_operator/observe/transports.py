@@ -5,7 +5,7 @@ Nothing is concluded from where pods run: two pods on one node may use sockets.
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.facts import LinkFact
-from ssd_operator.observe.snapshot import Census
+from ssd_operator.observe.snapshot import Snapshot
 
 TOO_SLOW = "link_too_slow"
 """Beginning of the reason of a link that its target refused because of its measurements."""
@@ -23,9 +23,9 @@ def transport_of(link: LinkFact) -> str:
     return _CHANNELS.get(link.channel, link.channel) if link.state == "Active" else ""
 
 
-def effective_transport(census: Census) -> Object:
+def effective_transport(snapshot: Snapshot) -> Object:
     """The worst transport of the active links; empty without one."""
-    active = [link for link in census.links.values() if link.state == "Active"]
+    active = [link for link in snapshot.links.values() if link.state == "Active"]
     found = sorted((transport_of(link) for link in active), key=_order)
     return {"effective": found[0]} if found else {}
 

@@ -100,7 +100,7 @@ class _Remembering(Protocol):
 
 
 @dataclass(slots=True)
-class Setbacks:
+class ApplyFailures:
     """All that is in the way at the end of a pass."""
 
     rejected: dict[Ref, Rejection] = field(default_factory=dict)
@@ -118,13 +118,13 @@ SetbackT = TypeVar("SetbackT", Rejection, Reversion)
 
 
 def still_valid(
-    setbacks: Mapping[Ref, SetbackT], objects: Sequence[Object], generation: int, now: float
+    failures: Mapping[Ref, SetbackT], objects: Sequence[Object], generation: int, now: float
 ) -> dict[Ref, SetbackT]:
     """Those of objects that are wanted as they were, by a resource that is as it was."""
     digests = {ref_of(each): digest_of(each) for each in objects}
     return {
         ref: setback
-        for ref, setback in setbacks.items()
+        for ref, setback in failures.items()
         if (digests.get(ref), generation) == (setback.digest, setback.generation)
         and now < setback.retry_at
     }

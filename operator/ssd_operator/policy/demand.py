@@ -8,7 +8,7 @@ from ssd_operator.children.names import cell_of, draft_cells
 from ssd_operator.children.placement import effective_policy
 from ssd_operator.observe.facts import PoolFact
 from ssd_operator.observe.pod_state import is_scheduled, is_unschedulable, name_of
-from ssd_operator.observe.snapshot import Census
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.drain import Drains
 from ssd_operator.policy.scaling import Policy, PoolLoad, TargetLoad
 
@@ -31,46 +31,48 @@ def policy_of(draft: Draft) -> Policy | None:
     )
 
 
-def pool_load(census: Census) -> PoolLoad:
+def pool_load(snapshot: Snapshot) -> PoolLoad:
     """The load of all ready targets; a draft that several measured has the least of its values."""
     capacities: dict[str, int] = {}
-    for (_, draft), link in census.links.items():
+    for (_, draft), link in snapshot.links.items():
         if link.state == "Active":
             capacities[draft] = min(link.capacity, capacities.get(draft, link.capacity))
-    pools = census.observed.pools
+    pools = snapshot.observed.pools
     return PoolLoad(
-        replicas=census.num_drafts_wanted,
-        unschedulable=sum(is_unschedulable(pod) for pod in census.staying_drafts),
-        draining=census.num_draining,
-        targets=tuple(_load(pools.get(name_of(pod)), census.now) for pod in census.ready_targets),
+        replicas=snapshot.num_drafts_wanted,
+        unschedulable=sum(is_unschedulable(pod) for pod in snapshot.staying_drafts),
+        draining=snapshot.num_draining,
+        targets=tuple(
+            _load(pools.get(name_of(pod)), snapshot.now) for pod in snapshot.ready_targets
+        ),
         capacities=capacities,
     )
 
 
-def drains_of(census: Census) -> Drains:
+def drains_of(snapshot: Snapshot) -> Drains:
     """What the drains of this pass have to know."""
     sessions: Counter[str] = Counter()
-    for (_, draft), link in census.links.items():
+    for (_, draft), link in snapshot.links.items():
         sessions[draft] += link.sessions
     return Drains(
-        facts=census.observed.drains,
+        facts=snapshot.observed.drains,
         sessions=dict(sessions),
-        misplaced=_misplaced(census),
-        rolling=frozenset(filter(census.is_rolling_drafts, draft_cells(census.resource))),
-        drain_seconds=census.resource.spec.draft.drain_seconds,
+        misplaced=_misplaced(snapshot),
+        rolling=frozenset(filter(snapshot.is_rolling_drafts, draft_cells(snapshot.resource))),
+        drain_seconds=snapshot.resource.spec.draft.drain_seconds,
     )
 
 
-def _misplaced(census: Census) -> frozenset[str]:
+def _misplaced(snapshot: Snapshot) -> frozenset[str]:
     """Drafts that must be beside their cell's target and are not, since the target moved."""
-    spec = census.resource.spec
-    is_bound = effective_policy(census.resource) == "Required"
+    spec = snapshot.resource.spec
+    is_bound = effective_policy(snapshot.resource) == "Required"
     if not is_bound or spec.placement.topology_key != _NODE or spec.draft.sharing is Sharing.POOL:
         return frozenset()
-    nodes = {cell_of(pod): pod["spec"]["nodeName"] for pod in census.targets if is_scheduled(pod)}
+    nodes = {cell_of(pod): pod["spec"]["nodeName"] for pod in snapshot.targets if is_scheduled(pod)}
     return frozenset(
         name_of(pod)
-        for pod in census.drafts
+        for pod in snapshot.drafts
         if is_scheduled(pod)
         and nodes.get(cell_of(pod), pod["spec"]["nodeName"]) != pod["spec"]["nodeName"]
     )

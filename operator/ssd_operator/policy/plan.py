@@ -20,7 +20,7 @@ from ssd_operator.observe.cluster import is_owned_by, ref_of
 from ssd_operator.observe.diff import covers
 from ssd_operator.observe.facts import DrainFact, Observed, Ref
 from ssd_operator.observe.pod_state import is_leaving, name_of
-from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Census, Planned
+from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Planned, Snapshot
 from ssd_operator.policy.apply_failures import (
     Rejection,
     Reversion,
@@ -118,8 +118,8 @@ def plan(
     Returns:
         The plan; its memory holds if all of it is carried out.
     """
-    census = Census(resource=resource, observed=observed, planned=Planned(), now=now)
-    drains = _plan_drains(census)
+    snapshot = Snapshot(resource=resource, observed=observed, planned=Planned(), now=now)
+    drains = _plan_drains(snapshot)
     objects = _served(wanted(resource, config, drains.replicas), observed)
     factory = ChildFactory(resource=resource, config=config)
     known = still_valid(memory.reverted, objects, resource.generation, now)
@@ -135,13 +135,13 @@ def plan(
     )
     flight = flight.heeding({ref: each.message for ref, each in memory.rejected.items()})
     if resource.spec.paused:
-        judged = _judge(census, objects, flight, memory, apply=(), is_scaling=False)
+        judged = _judge(snapshot, objects, flight, memory, apply=(), is_scaling=False)
         missing = _missing([each for each in objects if each["kind"] != "Pod"], observed, memory)
         return replace(_telling(judged, judged.events, now), missing=missing)
-    memory = _decide(census, memory)
-    is_scaling = _is_scaling(census, memory)
+    memory = _decide(snapshot, memory)
+    is_scaling = _is_scaling(snapshot, memory)
     apply = _to_apply(objects, observed, flight.stage, memory)
-    judged = _judge(census, objects, flight, memory, apply=apply, is_scaling=is_scaling)
+    judged = _judge(snapshot, objects, flight, memory, apply=apply, is_scaling=is_scaling)
     told = drain_events(drains, memory.drains, observed.drains)
     told += release_events(observed.released)
     told = (*told, *reversion_events(memory.reverted), *judged.events)
@@ -154,7 +154,7 @@ def plan(
         scale=memory.decision if is_scaling else None,
         delete=_surplus(resource, objects, observed),
         missing=_missing(objects, observed, memory),
-        again_after=min(judged.again_after, flight.again_after, *_waits(census, judged.memory)),
+        again_after=min(judged.again_after, flight.again_after, *_waits(snapshot, judged.memory)),
         memory=replace(
             judged.memory,
             drains=dict(observed.drains),
@@ -169,24 +169,24 @@ def _telling(judged: Plan, events: Iterable[Event], now: float) -> Plan:
     return replace(judged, events=fresh, memory=replace(judged.memory, told=log))
 
 
-def _plan_drains(census: Census) -> DrainPlan:
-    resource, children = census.resource, census.observed.children
+def _plan_drains(snapshot: Snapshot) -> DrainPlan:
+    resource, children = snapshot.resource, snapshot.observed.children
     cells = draft_cells(resource)
-    number = census.num_drafts_wanted
+    number = snapshot.num_drafts_wanted
     deployments = {
         cell: int(children[ref]["spec"]["replicas"])
         for cell in cells
         if (ref := Ref("Deployment", draft_deployment(resource, cell))) in children
     }
     pods: dict[int, list[Object]] = {}
-    for pod in census.drafts:
+    for pod in snapshot.drafts:
         pods.setdefault(cell_of(pod), []).append(pod)
     return plan_drains(
         {cell: drafts_of_cell(number, len(cells), cell) for cell in cells},
         deployments,
         {cell: pods.get(cell, []) for cell in cells},
-        drains_of(census),
-        census.now,
+        drains_of(snapshot),
+        snapshot.now,
     )
 
 
@@ -196,32 +196,34 @@ def _served(objects: Sequence[Object], observed: Observed) -> list[Object]:
     return [each for each in objects if each["kind"] not in absent]
 
 
-def _decide(census: Census, memory: Memory) -> Memory:
+def _decide(snapshot: Snapshot, memory: Memory) -> Memory:
     """Let the Internal loop decide, if it is on and due."""
-    policy = policy_of(census.resource.spec.draft)
+    policy = policy_of(snapshot.resource.spec.draft)
     if policy is None:
         return replace(memory, history=History(), decision=None, decided_at=-math.inf)
-    is_early = census.now - memory.decided_at < DECISION_SECONDS
-    if is_early or _blind_seconds(census, memory) > 0:
+    is_early = snapshot.now - memory.decided_at < DECISION_SECONDS
+    if is_early or _blind_seconds(snapshot, memory) > 0:
         return memory
-    decision, history = next_replicas(policy, pool_load(census), memory.history, census.now)
-    return replace(memory, decision=decision, history=history, decided_at=census.now)
+    decision, history = next_replicas(policy, pool_load(snapshot), memory.history, snapshot.now)
+    return replace(memory, decision=decision, history=history, decided_at=snapshot.now)
 
 
-def _is_scaling(census: Census, memory: Memory) -> bool:
+def _is_scaling(snapshot: Snapshot, memory: Memory) -> bool:
     """Whether a decision was made just now, is not the present number, and can be written."""
-    decision, is_new = memory.decision, memory.decided_at == census.now
-    is_kept = census.observed.is_cut_short or _resource_ref(census) in census.observed.forbidden
-    is_other = decision is not None and decision.replicas != census.num_drafts_wanted
+    decision, is_new = memory.decision, memory.decided_at == snapshot.now
+    is_kept = (
+        snapshot.observed.is_cut_short or _resource_ref(snapshot) in snapshot.observed.forbidden
+    )
+    is_other = decision is not None and decision.replicas != snapshot.num_drafts_wanted
     return is_new and is_other and not is_kept
 
 
-def _resource_ref(census: Census) -> Ref:
-    return Ref(KIND, census.resource.name)
+def _resource_ref(snapshot: Snapshot) -> Ref:
+    return Ref(KIND, snapshot.resource.name)
 
 
 def _judge(
-    census: Census,
+    snapshot: Snapshot,
     objects: Sequence[Object],
     flight: Preflight,
     memory: Memory,
@@ -230,10 +232,10 @@ def _judge(
     is_scaling: bool,
 ) -> Plan:
     """What the status has to say, and the events that its step from the old one tells."""
-    resource, now, old = census.resource, census.now, census.observed.status
-    if (blind_seconds := _blind_seconds(census, memory)) > 0:
+    resource, now, old = snapshot.resource, snapshot.now, snapshot.observed.status
+    if (blind_seconds := _blind_seconds(snapshot, memory)) > 0:
         return Plan(judged=old, memory=memory, again_after=blind_seconds)
-    lost_at = unlinked_since(census, memory.unlinked_since)
+    lost_at = unlinked_since(snapshot, memory.unlinked_since)
     memory = replace(memory, unlinked_since=lost_at)
     planned = Planned(
         unlinked_since=lost_at,
@@ -241,7 +243,7 @@ def _judge(
         decision=memory.decision,
         is_scaling=is_scaling,
         preflight=flight,
-        makes=_made(apply, census.observed),
+        makes=_made(apply, snapshot.observed),
     )
     # What may pass is no fault of the resource.
     rejected = {
@@ -249,7 +251,7 @@ def _judge(
         for ref, rejection in memory.rejected.items()
         if not rejection.may_pass
     }
-    status = status_of(resource, replace(census.observed, rejected=rejected), planned, now)
+    status = status_of(resource, replace(snapshot.observed, rejected=rejected), planned, now)
     age = now - memory.written_at
     if needs_write(old, status, age):
         memory = replace(memory, written_at=now)
@@ -260,19 +262,21 @@ def _judge(
     return Plan(judged=status, memory=memory, again_after=max(wait, 0.0))
 
 
-def _blind_seconds(census: Census, memory: Memory) -> float:
+def _blind_seconds(snapshot: Snapshot, memory: Memory) -> float:
     """How long the present status may know better than an operator that has just started.
 
     Until a target has answered it, its links would seem to be gone, and its load unknown.
     """
-    known = {link["target"] for link in census.observed.status.get("links") or []}
-    serving = {name_of(pod) for pod in census.ready_targets}
-    if policy_of(census.resource.spec.draft) is not None and _was_scaling(census.observed.status):
+    known = {link["target"] for link in snapshot.observed.status.get("links") or []}
+    serving = {name_of(pod) for pod in snapshot.ready_targets}
+    if policy_of(snapshot.resource.spec.draft) is not None and _was_scaling(
+        snapshot.observed.status
+    ):
         known = serving
-    if not known & serving - census.observed.pools.keys():
+    if not known & serving - snapshot.observed.pools.keys():
         return 0.0
-    began_at = census.now if memory.began_at is None else memory.began_at
-    return began_at + OLDEST_ANSWER_SECONDS - census.now
+    began_at = snapshot.now if memory.began_at is None else memory.began_at
+    return began_at + OLDEST_ANSWER_SECONDS - snapshot.now
 
 
 def _was_scaling(status: Object) -> bool:
@@ -347,19 +351,19 @@ def _surplus(resource: Resource, objects: Sequence[Object], observed: Observed) 
     )
 
 
-def _waits(census: Census, memory: Memory) -> list[float]:
+def _waits(snapshot: Snapshot, memory: Memory) -> list[float]:
     """Seconds until something is due that no event announces."""
     waits = [math.inf]
-    if memory.unlinked_since is not None and memory.unlinked_since + HOLD_SECONDS > census.now:
-        waits.append(memory.unlinked_since + HOLD_SECONDS - census.now)
+    if memory.unlinked_since is not None and memory.unlinked_since + HOLD_SECONDS > snapshot.now:
+        waits.append(memory.unlinked_since + HOLD_SECONDS - snapshot.now)
     if memory.decision is not None:
-        due = memory.decided_at + DECISION_SECONDS - census.now
-        waits.append(max(due, _blind_seconds(census, memory)))
-    waits += [each.retry_at - census.now for each in memory.rejected.values()]
-    deadlines = [deadline_of(pod) for pod in census.drafts]
-    waits += [each - census.now for each in deadlines if each is not None and each > census.now]
-    if census.observed.leaving:
+        due = memory.decided_at + DECISION_SECONDS - snapshot.now
+        waits.append(max(due, _blind_seconds(snapshot, memory)))
+    waits += [each.retry_at - snapshot.now for each in memory.rejected.values()]
+    deadlines = [deadline_of(pod) for pod in snapshot.drafts]
+    waits += [each - snapshot.now for each in deadlines if each is not None and each > snapshot.now]
+    if snapshot.observed.leaving:
         waits.append(LEAVING_SECONDS)
-    if census.observed.foreign:
+    if snapshot.observed.foreign:
         waits.append(FOREIGN_SECONDS)
     return waits

@@ -20,12 +20,12 @@ from ssd_operator.observe.cluster import (
 )
 from ssd_operator.observe.diff import Place, surplus
 from ssd_operator.observe.facts import Observed, Ref
-from ssd_operator.observe.object_cache import View, is_ours
+from ssd_operator.observe.object_cache import ObjectCache, is_ours
 from ssd_operator.observe.optional_children import OptionalChildren
 from ssd_operator.observe.pod_state import name_of
 from ssd_operator.policy.apply_failures import (
+    ApplyFailures,
     Repairs,
-    Setbacks,
     contest_of,
     rejection_of,
     reversion_of,
@@ -53,7 +53,7 @@ class Execution:
     """Carries out what was decided on one resource in one pass. Asyncio loop."""
 
     cluster: Cluster
-    view: View
+    view: ObjectCache
     engines: Engines
     now: Callable[[], float]
     """Seconds since the epoch."""
@@ -61,7 +61,7 @@ class Execution:
     resource: Resource
     observed: Observed
     optional: OptionalChildren
-    setbacks: Setbacks = field(default_factory=Setbacks)
+    failures: ApplyFailures = field(default_factory=ApplyFailures)
     """What was in the way before and still is; what comes to it is added."""
     repairs: Repairs = field(default_factory=Repairs)
 
@@ -81,7 +81,7 @@ class Execution:
             except (RefusedError, ForbiddenError) as error:
                 if isinstance(error, ForbiddenError) and error.is_leaving:
                     raise
-                self.setbacks.forbidden[ref] = str(error)
+                self.failures.forbidden[ref] = str(error)
                 _log.warning("object_refused", object=_title(ref), error=str(error))
             except (BusyError, ConflictError) as error:
                 return Cut(ref, error)
@@ -125,7 +125,7 @@ class Execution:
     def _reject(self, wanted: Object, error: RefusedError | ForbiddenError) -> None:
         ref, generation, now = ref_of(wanted), self.resource.generation, self.now()
         rejection = rejection_of(wanted, error, self.observed, generation, now)
-        self.setbacks.rejected[ref] = rejection
+        self.failures.rejected[ref] = rejection
         _log.warning("object_refused", object=_title(ref), error=str(error))
 
     async def _apply_to(self, wanted: Object, live: Object | None) -> Object:
@@ -174,14 +174,14 @@ class Execution:
 
     def _remember(self, wanted: Object, answer: Object) -> None:
         ref = ref_of(wanted)
-        self.setbacks.reverted.pop(ref, None)
+        self.failures.reverted.pop(ref, None)
         live, generation = self.observed.children.get(ref), self.resource.generation
         reversion = reversion_of(wanted, answer, generation)
         if self.repairs.note(wanted, live, self.now()) and reversion is None:
             reversion = contest_of(wanted, live, generation, self.now())
         if reversion is not None:
             _log.warning("apply_reverted", object=_title(ref), error=reversion.message)
-            self.setbacks.reverted[ref] = reversion
+            self.failures.reverted[ref] = reversion
         if KINDS[ref.kind].is_optional:
             self.optional.remember(answer)
         else:

@@ -14,7 +14,7 @@ import kopf
 from ssd_operator.api.spec import KIND, Object
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.observe.cluster import KINDS, WATCHED_KINDS, Key
-from ssd_operator.observe.object_cache import View, key_of, owner_key
+from ssd_operator.observe.object_cache import ObjectCache, key_of, owner_key
 
 REQUEST_SECONDS = 30.0
 EXIT_SECONDS = 25.0
@@ -56,7 +56,7 @@ class _NoEssence(kopf.DiffBaseStorage):
 
 
 def make_registry(
-    start: Callable[[View], None],
+    start: Callable[[ObjectCache], None],
     wake: Callable[[Key], None],
     changed: Callable[[Key], None],
     listed: Callable[[], None],
@@ -71,7 +71,7 @@ def make_registry(
     """
     # Coroutines all: kopf runs plain functions in threads, and what they call lives in the loop.
     registry = kopf.OperatorRegistry()
-    views: list[View] = []
+    views: list[ObjectCache] = []
 
     @kopf.on.login(registry=registry)
     async def log_in(**context: Any) -> kopf.ConnectionInfo | None:
@@ -79,7 +79,7 @@ def make_registry(
 
     @kopf.on.startup(registry=registry)
     async def begin(**context: Any) -> None:
-        views.append(View(context["resources"], context["children"], monotonic))
+        views.append(ObjectCache(context["resources"], context["children"], monotonic))
         start(views[0])
 
     @kopf.index(_is_resource, id="resources", registry=registry)

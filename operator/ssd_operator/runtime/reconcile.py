@@ -24,17 +24,17 @@ from ssd_operator.observe.cluster import (
     is_owned_by,
 )
 from ssd_operator.observe.facts import Observed, Ref
-from ssd_operator.observe.object_cache import View, is_of_former, is_ours
+from ssd_operator.observe.object_cache import ObjectCache, is_of_former, is_ours
 from ssd_operator.observe.optional_children import OptionalChildren, ServedKinds
 from ssd_operator.observe.pod_state import endpoints_of, is_leaving, is_ready, name_of, to_seconds
 from ssd_operator.observe.snapshot import Planned
-from ssd_operator.policy.apply_failures import Repairs, Setbacks
+from ssd_operator.policy.apply_failures import ApplyFailures, Repairs
 from ssd_operator.policy.plan import Memory, Plan, plan
 from ssd_operator.runtime.engines import Engines
 from ssd_operator.runtime.execution import Cut, Execution
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS, RESYNC_SECONDS
 from ssd_operator.status.events import due, status_events
-from ssd_operator.status.fleet_metrics import Tally
+from ssd_operator.status.fleet_metrics import FleetMetrics
 from ssd_operator.status.status import status_of, status_of_invalid
 from ssd_operator.status.status_change import needs_write
 
@@ -63,7 +63,7 @@ class _Record:
     failing_since: float | None = None
     """First of the latest passes that were all cut short by a call without an answer."""
 
-    def heed(self, cut: Cut | None, setbacks: Setbacks, now: float) -> None:
+    def heed(self, cut: Cut | None, failures: ApplyFailures, now: float) -> None:
         """Learn how a pass ended; a trouble that lasts becomes a setback, which is told of."""
         if cut is None:
             self.failing_since = None
@@ -71,7 +71,7 @@ class _Record:
         if self.failing_since is None:
             self.failing_since = now
         if now - self.failing_since >= PATIENCE_SECONDS:
-            setbacks.forbidden[cut.ref] = str(cut.error)
+            failures.forbidden[cut.ref] = str(cut.error)
 
 
 class Reconciler:
@@ -80,7 +80,7 @@ class Reconciler:
     def __init__(
         self,
         cluster: Cluster,
-        view: View,
+        view: ObjectCache,
         engines: Engines,
         config: OperatorConfig,
         now: Callable[[], float],
@@ -92,7 +92,7 @@ class Reconciler:
         self._config = config
         self._now = now
         self._records: dict[Key, _Record] = {}
-        self._tally = Tally()
+        self._fleet_metrics = FleetMetrics()
         self._served = ServedKinds(cluster, now)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -134,7 +134,7 @@ class Reconciler:
         self._engines.forget(key)
         self._view.forget(key)
         self._records.pop(key, None)
-        self._tally.drop(key)
+        self._fleet_metrics.drop(key)
 
     async def _is_gone(self, key: Key, found: Object) -> bool:
         """Whether a resource that the watch still shows is gone; asked before a pass's first write.
@@ -156,7 +156,7 @@ class Reconciler:
         now, old = self._now(), found.get("status") or {}
         status = status_of_invalid(old, found["metadata"]["generation"], problem, now)
         if not needs_write(old, status, now - record.memory.written_at):
-            self._tally.put(key, status)
+            self._fleet_metrics.put(key, status)
             return RESYNC_SECONDS
         return await self._report(key, found, status, record)
 
@@ -182,7 +182,7 @@ class Reconciler:
     ) -> float | None:
         """Write a status and its Events, and nothing else; None if the resource is gone."""
         now, memory = self._now(), record.memory
-        self._tally.put(key, status)
+        self._fleet_metrics.put(key, status)
         events, log = due(status_events(found.get("status") or {}, status), memory.told, now)
         memory = replace(memory, told=log, written_at=now)
         if await self._is_gone(key, found):
@@ -215,17 +215,17 @@ class Reconciler:
                 resource=resource,
                 observed=observed,
                 optional=record.optional,
-                setbacks=Setbacks.of(decided.memory),
+                failures=ApplyFailures.of(decided.memory),
                 repairs=record.repairs,
             )
             cut = await execution.carry_out(decided)
-            record.heed(cut, execution.setbacks, self._now())
-            if cut is not None or execution.setbacks != Setbacks.of(decided.memory):
-                memory, observed = _heeding(execution.setbacks, cut, record.memory, observed)
+            record.heed(cut, execution.failures, self._now())
+            if cut is not None or execution.failures != ApplyFailures.of(decided.memory):
+                memory, observed = _heeding(execution.failures, cut, record.memory, observed)
                 decided = plan(resource, observed, self._config, memory, self._now())
             record.children = frozenset(observed.children)
         self._engines.follow(key, _hosts(observed))
-        self._tally.put(key, decided.judged)
+        self._fleet_metrics.put(key, decided.judged)
         await self._publish(key, found, decided)
         record.memory = decided.memory
         if cut is not None:
@@ -341,11 +341,11 @@ def _unseen(observed: Observed, decided: Plan, record: _Record) -> list[Ref]:
 
 
 def _heeding(
-    setbacks: Setbacks, cut: Cut | None, memory: Memory, observed: Observed
+    failures: ApplyFailures, cut: Cut | None, memory: Memory, observed: Observed
 ) -> tuple[Memory, Observed]:
     """Memory and snapshot, once some of what was decided did not come about."""
-    memory = replace(memory, rejected=setbacks.rejected, reverted=setbacks.reverted)
-    return memory, replace(observed, forbidden=setbacks.forbidden, is_cut_short=cut is not None)
+    memory = replace(memory, rejected=failures.rejected, reverted=failures.reverted)
+    return memory, replace(observed, forbidden=failures.forbidden, is_cut_short=cut is not None)
 
 
 def _hosts(observed: Observed) -> dict[str, str]:

@@ -13,7 +13,7 @@ from ssd_operator.observe.pod_state import (
     is_unschedulable,
     name_of,
 )
-from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED, Census
+from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED, Snapshot
 from ssd_operator.policy.rollout import Stage
 from ssd_operator.policy.scaling import Reason
 from ssd_operator.status.conditions import Condition, first_not_true, no, unknown, yes
@@ -32,70 +32,70 @@ _SCALERS = {
 """Kind of the object that scales, and its condition that is copied."""
 
 
-def verdicts(census: Census) -> list[Condition]:
+def verdicts(snapshot: Snapshot) -> list[Condition]:
     """All conditions, Ready first."""
-    target, spec, owned = target_ready(census), spec_valid(census), resources_owned(census)
-    scaling = scaling_active(census)
+    target, spec, owned = target_ready(snapshot), spec_valid(snapshot), resources_owned(snapshot)
+    scaling = scaling_active(snapshot)
     return [
-        ready(census, target, spec, owned),
+        ready(snapshot, target, spec, owned),
         target,
-        draft_ready(census),
-        speculation_active(census),
-        draft_capacity(census),
+        draft_ready(snapshot),
+        speculation_active(snapshot),
+        draft_capacity(snapshot),
         *([] if scaling is None else [scaling]),
-        progressing(census),
+        progressing(snapshot),
         spec,
         owned,
     ]
 
 
-def ready(census: Census, target: Condition, spec: Condition, owned: Condition) -> Condition:
+def ready(snapshot: Snapshot, target: Condition, spec: Condition, owned: Condition) -> Condition:
     """Whether at least one target serves and clients find it.
 
     Otherwise the reason is the target's; of a resource for which no target could be made, it is
     what stood in the way.
     """
-    num_ready, num_cells = _ready_cells(census), census.resource.spec.num_cells
-    if census.reached_targets and census.has_endpoint:
+    num_ready, num_cells = _ready_cells(snapshot), snapshot.resource.spec.num_cells
+    if snapshot.reached_targets and snapshot.has_endpoint:
         reason = "Serving" if num_ready == num_cells else "ServingPartly"
         return yes("Ready", reason, f"{num_ready} of {num_cells} targets serve.")
-    if census.resource.spec.paused and not census.target_deployments:
+    if snapshot.resource.spec.paused and not snapshot.target_deployments:
         return no("Ready", "Paused", "spec.paused is true: nothing has been made yet.")
     if num_ready:
-        name = census.resource.name
-        words = "leads to none of them" if census.has_endpoint else "is not there"
+        name = snapshot.resource.name
+        words = "leads to none of them" if snapshot.has_endpoint else "is not there"
         gone = no("Ready", "EndpointMissing", f"Targets serve, but the Service {name} {words}.")
         cause = first_not_true((owned, spec)) or gone
     else:
-        causes = (target, spec, owned) if census.target_deployments else (spec, owned, target)
+        causes = (target, spec, owned) if snapshot.target_deployments else (spec, owned, target)
         cause = first_not_true(causes) or target
     return no("Ready", cause.reason, cause.message)
 
 
-def target_ready(census: Census) -> Condition:
+def target_ready(snapshot: Snapshot) -> Condition:
     """Whether every cell has a target that serves."""
-    num_cells, num_ready = census.resource.spec.num_cells, _ready_cells(census)
+    num_cells, num_ready = snapshot.resource.spec.num_cells, _ready_cells(snapshot)
     if num_ready == num_cells:
         return yes("TargetReady", "AllReady", f"{num_ready} of {num_cells} targets are ready.")
-    found = [_cell_trouble(census, cell) for cell in range(num_cells)]
+    found = [_cell_trouble(snapshot, cell) for cell in range(num_cells)]
     trouble = worst(diagnosis for diagnosis in found if diagnosis is not None)
     assert trouble is not None
     message = f"{num_ready} of {num_cells} targets are ready; {trouble.message}."
     return no("TargetReady", str(trouble.trouble), message)
 
 
-def draft_ready(census: Census) -> Condition:
+def draft_ready(snapshot: Snapshot) -> Condition:
     """Whether all drafts wanted are ready, those that are drained aside."""
-    wanted, num_ready = census.num_drafts_wanted, len(census.ready_drafts)
+    wanted, num_ready = snapshot.num_drafts_wanted, len(snapshot.ready_drafts)
     if wanted == 0:
         return yes("DraftReady", "ScaledToZero", "draft.replicas is 0: text is served plain.")
     if num_ready >= wanted:
         return yes("DraftReady", "AllReady", f"{num_ready} of {wanted} drafts are ready.")
-    timeout = census.resource.spec.draft.startup_timeout_seconds
-    troubles = [diagnose(pod, timeout, census.now) for pod in census.staying_drafts]
-    if len(census.staying_drafts) < wanted:
-        troubles += [diagnose_absence(made, name_of(made)) for made in census.draft_deployments]
-        missing = f"{len(census.staying_drafts)} of {wanted} pods exist"
+    timeout = snapshot.resource.spec.draft.startup_timeout_seconds
+    troubles = [diagnose(pod, timeout, snapshot.now) for pod in snapshot.staying_drafts]
+    if len(snapshot.staying_drafts) < wanted:
+        troubles += [diagnose_absence(made, name_of(made)) for made in snapshot.draft_deployments]
+        missing = f"{len(snapshot.staying_drafts)} of {wanted} pods exist"
         troubles.append(Diagnosis(Trouble.SCALING, missing))
     trouble = worst(diagnosis for diagnosis in troubles if diagnosis is not None)
     assert trouble is not None
@@ -103,40 +103,40 @@ def draft_ready(census: Census) -> Condition:
     return no("DraftReady", str(trouble.trouble), message)
 
 
-def draft_capacity(census: Census) -> Condition:
+def draft_capacity(snapshot: Snapshot) -> Condition:
     """Whether the scheduler finds a place for each draft whose target has one."""
-    placed = {cell_of(pod) for pod in census.targets if is_scheduled(pod)}
-    shares_all = census.resource.spec.draft.sharing is Sharing.POOL
+    placed = {cell_of(pod) for pod in snapshot.targets if is_scheduled(pod)}
+    shares_all = snapshot.resource.spec.draft.sharing is Sharing.POOL
     waiting = [
         pod
-        for pod in census.staying_drafts
+        for pod in snapshot.staying_drafts
         if is_unschedulable(pod) and (placed if shares_all else cell_of(pod) in placed)
     ]
     if not waiting:
         return yes("DraftCapacity", "Sufficient", "There is room for each draft.")
     words = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
-    lacks_gpus = f"Insufficient {census.resource.spec.draft.gpu_resource}" in words
+    lacks_gpus = f"Insufficient {snapshot.resource.spec.draft.gpu_resource}" in words
     return no(
         "DraftCapacity",
         "InsufficientLocalGPUs" if lacks_gpus else "Unschedulable",
-        f"{len(waiting)} of {census.num_drafts_wanted} drafts have no node; "
+        f"{len(waiting)} of {snapshot.num_drafts_wanted} drafts have no node; "
         f"lower draft.replicas or add room: {words}.",
     )
 
 
-def scaling_active(census: Census) -> Condition | None:
+def scaling_active(snapshot: Snapshot) -> Condition | None:
     """Whether someone decides on the number of drafts; None if nobody was asked to."""
     kind = "ScalingActive"
-    autoscaling = census.resource.spec.draft.autoscaling
+    autoscaling = snapshot.resource.spec.draft.autoscaling
     if autoscaling is None or autoscaling.mode is ScalingMode.NONE:
         return None
-    if census.resource.spec.paused:
+    if snapshot.resource.spec.paused:
         return no(kind, "Paused", "spec.paused is true: the number of drafts is kept.")
     if autoscaling.mode is ScalingMode.EXTERNAL:
         return yes(kind, "External", "Another scaler writes draft.replicas.")
     if autoscaling.mode in _SCALERS:
-        return _copied(census, autoscaling.mode)
-    decision = census.planned.decision
+        return _copied(snapshot, autoscaling.mode)
+    decision = snapshot.planned.decision
     if decision is None or decision.reason is Reason.NO_SAMPLES:
         return no(
             kind, "NoSamples", "A target has not told its load for 30 s, so the number is kept."
@@ -148,34 +148,34 @@ def scaling_active(census: Census) -> Condition | None:
     return yes(kind, "Internal", message)
 
 
-def progressing(census: Census) -> Condition:
+def progressing(snapshot: Snapshot) -> Condition:
     """What is under way, and whether it gets on."""
-    kind, wanted = "Progressing", census.num_drafts_wanted
-    if census.resource.spec.paused:
+    kind, wanted = "Progressing", snapshot.num_drafts_wanted
+    if snapshot.resource.spec.paused:
         return no(kind, "Paused", "spec.paused is true: only this status is written.")
-    if (found := _tried(census) or _paused(census) or _overdue(census)) is not None:
+    if (found := _tried(snapshot) or _paused(snapshot) or _overdue(snapshot)) is not None:
         return found
-    deployments = (*census.target_deployments, *census.draft_deployments)
-    pods = (*census.targets, *census.staying_drafts)
-    num_updated = census.updated(pods)
+    deployments = (*snapshot.target_deployments, *snapshot.draft_deployments)
+    pods = (*snapshot.targets, *snapshot.staying_drafts)
+    num_updated = snapshot.updated(pods)
     is_rolling = any(_is_rolling(deployment) for deployment in deployments)
-    if num_updated < len(pods) or is_rolling or census.is_replacing_targets:
-        stuck = _stuck(census)
+    if num_updated < len(pods) or is_rolling or snapshot.is_replacing_targets:
+        stuck = _stuck(snapshot)
         return yes(kind, "RollingOut", f"{num_updated} of {len(pods)} pods are up to date{stuck}.")
-    if census.num_draining:
-        return yes(kind, "Draining", f"{census.num_draining} drafts are on their way out.")
-    num_ready, num_cells = _ready_cells(census), census.resource.spec.num_cells
-    num_drafts = len(census.staying_drafts)
+    if snapshot.num_draining:
+        return yes(kind, "Draining", f"{snapshot.num_draining} drafts are on their way out.")
+    num_ready, num_cells = _ready_cells(snapshot), snapshot.resource.spec.num_cells
+    num_drafts = len(snapshot.staying_drafts)
     # Not by the Deployments: one with maxUnavailable 1 and one replica is Available without a pod.
-    if num_drafts != wanted or len(census.ready_drafts) < wanted or num_ready < num_cells:
-        drafts = f"{len(census.ready_drafts)} of {wanted} drafts are ready"
+    if num_drafts != wanted or len(snapshot.ready_drafts) < wanted or num_ready < num_cells:
+        drafts = f"{len(snapshot.ready_drafts)} of {wanted} drafts are ready"
         return yes(kind, "Scaling", f"{num_ready} of {num_cells} targets and {drafts}.")
     return yes(kind, "UpToDate", "Everything is as the resource asks.")
 
 
-def _tried(census: Census) -> Condition | None:
+def _tried(snapshot: Snapshot) -> Condition | None:
     """What the preflight of a change has to say, unless it has passed."""
-    flight = census.planned.preflight
+    flight = snapshot.planned.preflight
     if flight.stage in (Stage.FAILED, Stage.STUCK):
         message = f"{flight.message}; all pods stay as they are until this is mended."
         return no("Progressing", "PreflightFailed", message)
@@ -185,23 +185,23 @@ def _tried(census: Census) -> Condition | None:
     return None
 
 
-def _paused(census: Census) -> Condition | None:
+def _paused(snapshot: Snapshot) -> Condition | None:
     """A Deployment that was paused by hand and that this pass does not resume."""
-    for deployment in (*census.target_deployments, *census.draft_deployments):
+    for deployment in (*snapshot.target_deployments, *snapshot.draft_deployments):
         name = name_of(deployment)
-        is_mended = Ref("Deployment", name) in census.planned.makes
+        is_mended = Ref("Deployment", name) in snapshot.planned.makes
         if deployment.get("spec", {}).get("paused") and not is_mended:
             message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
             return no("Progressing", "Paused", message)
     return None
 
 
-def _stuck(census: Census) -> str:
+def _stuck(snapshot: Snapshot) -> str:
     """What keeps a rollout from going on, if a person has to look into it."""
-    spec = census.resource.spec
-    parts = ((census.targets, spec.target), (census.staying_drafts, spec.draft))
+    spec = snapshot.resource.spec
+    parts = ((snapshot.targets, spec.target), (snapshot.staying_drafts, spec.draft))
     found = [
-        diagnose(pod, part.startup_timeout_seconds, census.now)
+        diagnose(pod, part.startup_timeout_seconds, snapshot.now)
         for pods, part in parts
         for pod in pods
     ]
@@ -209,34 +209,34 @@ def _stuck(census: Census) -> str:
     return "" if trouble is None else f"; {trouble.message}"
 
 
-def _overdue(census: Census) -> Condition | None:
+def _overdue(snapshot: Snapshot) -> Condition | None:
     """The word of a Deployment that does not get on."""
-    for deployment in (*census.target_deployments, *census.draft_deployments):
+    for deployment in (*snapshot.target_deployments, *snapshot.draft_deployments):
         found = condition_of(deployment, "Progressing")
         if found.get("reason") == PROGRESS_EXCEEDED:
             return no("Progressing", PROGRESS_EXCEEDED, f"{found.get('message', '')}")
     return None
 
 
-def spec_valid(census: Census) -> Condition:
+def spec_valid(snapshot: Snapshot) -> Condition:
     """Whether the resource can be carried out, as far as a schema cannot tell."""
     kind = "SpecValid"
-    if census.observed.spec_problem is not None:
-        return no(kind, *census.observed.spec_problem)
-    rejected = {**census.observed.rejected}
-    if _is_zero_refused(census):
-        del rejected[_scaler(census, "HorizontalPodAutoscaler")]
+    if snapshot.observed.spec_problem is not None:
+        return no(kind, *snapshot.observed.spec_problem)
+    rejected = {**snapshot.observed.rejected}
+    if _is_zero_refused(snapshot):
+        del rejected[_scaler(snapshot, "HorizontalPodAutoscaler")]
     if rejected:
         ref = min(rejected)
         message = f"{ref.kind} {ref.name} was refused: {rejected[ref]}"
         has_template = ref.kind in ("Deployment", "Pod")
         return no(kind, "PodTemplateInvalid" if has_template else "ObjectRefused", message)
-    apis = census.observed.optional_apis
-    if census.observed.unreadable:
-        kinds = ", ".join(sorted(census.observed.unreadable))
+    apis = snapshot.observed.optional_apis
+    if snapshot.observed.unreadable:
+        kinds = ", ".join(sorted(snapshot.observed.unreadable))
         message = f"The operator has no right on {kinds}; helm upgrade gives it."
         return no(kind, "OptionalAPIMissing", message)
-    if census.resource.spec.observability.pod_monitor and "PodMonitor" not in apis:
+    if snapshot.resource.spec.observability.pod_monitor and "PodMonitor" not in apis:
         return no(
             kind,
             "OptionalAPIMissing",
@@ -246,10 +246,10 @@ def spec_valid(census: Census) -> Condition:
     return yes(kind, "Valid", "The resource can be carried out.")
 
 
-def resources_owned(census: Census) -> Condition:
+def resources_owned(snapshot: Snapshot) -> Condition:
     """Whether all names that we need are ours, and what we need may be made."""
-    taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(census.observed.foreign))
-    forbidden = census.observed.forbidden
+    taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(snapshot.observed.foreign))
+    forbidden = snapshot.observed.forbidden
     if not taken and forbidden:
         ref = min(forbidden)
         message = f"{ref.kind} {ref.name} cannot be written: {forbidden[ref]}"
@@ -263,18 +263,20 @@ def resources_owned(census: Census) -> Condition:
     )
 
 
-def _ready_cells(census: Census) -> int:
-    return len({cell_of(pod) for pod in census.ready_targets})
+def _ready_cells(snapshot: Snapshot) -> int:
+    return len({cell_of(pod) for pod in snapshot.ready_targets})
 
 
-def _cell_trouble(census: Census, cell: int) -> Diagnosis | None:
-    pods, deployment = census.cell_targets(cell), census.target_deployment(cell)
+def _cell_trouble(snapshot: Snapshot, cell: int) -> Diagnosis | None:
+    pods, deployment = snapshot.cell_targets(cell), snapshot.target_deployment(cell)
     if any(is_ready(pod) for pod in pods):
         return None
-    timeout = census.resource.spec.target.startup_timeout_seconds
+    timeout = snapshot.resource.spec.target.startup_timeout_seconds
     refused = diagnose_absence(deployment, f"cell {cell}")
     trouble = worst(
-        found for found in (diagnose(pod, timeout, census.now) for pod in pods) if found is not None
+        found
+        for found in (diagnose(pod, timeout, snapshot.now) for pod in pods)
+        if found is not None
     )
     absent = Diagnosis(Trouble.LOADING, f"cell {cell} has no pod yet")
     trouble = trouble or refused or absent
@@ -298,22 +300,22 @@ def _was_rolled(deployment: Object) -> bool:
     return str(annotations.get("deployment.kubernetes.io/revision", "1")) != "1"
 
 
-def _copied(census: Census, mode: ScalingMode) -> Condition:
+def _copied(snapshot: Snapshot, mode: ScalingMode) -> Condition:
     """The word of the object that scales."""
     kind, told_by = _SCALERS[mode]
-    if kind in census.observed.unreadable:
+    if kind in snapshot.observed.unreadable:
         message = f"The operator has no right on {kind}; helm upgrade gives it."
         return no("ScalingActive", "OptionalAPIMissing", message)
-    if mode is ScalingMode.KEDA and kind not in census.observed.optional_apis:
+    if mode is ScalingMode.KEDA and kind not in snapshot.observed.optional_apis:
         return no(
             "ScalingActive",
             "KEDANotInstalled",
             "The cluster does not serve ScaledObject (keda.sh); install KEDA or change the mode.",
         )
-    ref = _scaler(census, kind)
-    if mode is ScalingMode.HPA and _is_zero_refused(census):
-        return no("ScalingActive", "ScaleToZeroUnsupported", census.observed.rejected[ref])
-    found = condition_of(census.observed.children.get(ref, {}), told_by)
+    ref = _scaler(snapshot, kind)
+    if mode is ScalingMode.HPA and _is_zero_refused(snapshot):
+        return no("ScalingActive", "ScaleToZeroUnsupported", snapshot.observed.rejected[ref])
+    found = condition_of(snapshot.observed.children.get(ref, {}), told_by)
     copies = {"True": yes, "False": no}
     say = copies.get(str(found.get("status")), unknown)
     reason = str(found.get("reason") or "NoSamples")
@@ -324,12 +326,14 @@ def _copied(census: Census, mode: ScalingMode) -> Condition:
     )
 
 
-def _scaler(census: Census, kind: str) -> Ref:
-    return Ref(kind, account(census.resource, Component.DRAFT))
+def _scaler(snapshot: Snapshot, kind: str) -> Ref:
+    return Ref(kind, account(snapshot.resource, Component.DRAFT))
 
 
-def _is_zero_refused(census: Census) -> bool:
+def _is_zero_refused(snapshot: Snapshot) -> bool:
     """Whether an HPA that may go to zero was refused: few clusters have that feature."""
-    autoscaling = census.resource.spec.draft.autoscaling
+    autoscaling = snapshot.resource.spec.draft.autoscaling
     may_be_zero = autoscaling is not None and autoscaling.min_replicas == 0
-    return may_be_zero and _scaler(census, "HorizontalPodAutoscaler") in census.observed.rejected
+    return (
+        may_be_zero and _scaler(snapshot, "HorizontalPodAutoscaler") in snapshot.observed.rejected
+    )

@@ -58,7 +58,7 @@ class _Entry:
     troubles: Mapping[Pair, float]
 
 
-class Tally:
+class FleetMetrics:
     """All resources, kept in ``RESOURCES`` and ``TROUBLE_SINCE``."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ an hour.
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.facts import LinkFact
 from ssd_operator.observe.pod_state import has_started, name_of
-from ssd_operator.observe.snapshot import Census
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.observe.transports import is_too_slow, sentence
 from ssd_operator.status.conditions import Condition, Truth, condition_in, no, unknown, yes
 
@@ -29,61 +29,61 @@ _PASSING = frozenset({"NoDrafts", "Quarantined"})
 """Reasons that may pass without a change of pods or settings."""
 
 
-def speculation_active(census: Census) -> Condition:
+def speculation_active(snapshot: Snapshot) -> Condition:
     """Whether each target that serves has an active link; a short loss changes nothing."""
-    found, since = _links_now(census), census.planned.unlinked_since
-    if since is None or census.now - since >= HOLD_SECONDS:
+    found, since = _links_now(snapshot), snapshot.planned.unlinked_since
+    if since is None or snapshot.now - since >= HOLD_SECONDS:
         return found
-    before = condition_in(census.observed.status, KIND)
+    before = condition_in(snapshot.observed.status, KIND)
     return yes(KIND, before["reason"], before["message"]) if _was_true(before) else found
 
 
-def unlinked_since(census: Census, before: float | None) -> float | None:
+def unlinked_since(snapshot: Snapshot, before: float | None) -> float | None:
     """Begin of a loss that may pass; None if there is none.
 
     Args:
-        census: of this pass.
+        snapshot: of this pass.
         before: the result of the pass before.
     """
-    found = _links_now(census)
-    if found.truth is not Truth.FALSE or found.reason not in _PASSING or _has_cause(census):
+    found = _links_now(snapshot)
+    if found.truth is not Truth.FALSE or found.reason not in _PASSING or _has_cause(snapshot):
         return None
-    if not _was_true(condition_in(census.observed.status, KIND)):
+    if not _was_true(condition_in(snapshot.observed.status, KIND)):
         return before
-    return census.now if before is None else before
+    return snapshot.now if before is None else before
 
 
 def _was_true(condition: Object) -> bool:
     return condition.get("status") == str(Truth.TRUE)
 
 
-def _has_cause(census: Census) -> bool:
+def _has_cause(snapshot: Snapshot) -> bool:
     """Whether links cannot come back as things are: no draft was asked for, or none is up."""
-    pods_up = [any(map(has_started, pods)) for pods in (census.targets, census.staying_drafts)]
-    return census.num_drafts_wanted == 0 or not all(pods_up)
+    pods_up = [any(map(has_started, pods)) for pods in (snapshot.targets, snapshot.staying_drafts)]
+    return snapshot.num_drafts_wanted == 0 or not all(pods_up)
 
 
-def _links_now(census: Census) -> Condition:
+def _links_now(snapshot: Snapshot) -> Condition:
     """Whether each target that serves has an active link at this moment."""
-    if not census.ready_targets:
+    if not snapshot.ready_targets:
         return no(KIND, "NoDrafts", "No target serves yet, so no draft has a link.")
-    if census.num_drafts_wanted == 0:
+    if snapshot.num_drafts_wanted == 0:
         return no(KIND, "NoDrafts", "draft.replicas is 0; scale up to speculate.")
-    without = [pod for pod in census.ready_targets if not census.is_linked(pod)]
-    answered = [pod for pod in without if name_of(pod) in census.answers]
+    without = [pod for pod in snapshot.ready_targets if not snapshot.is_linked(pod)]
+    answered = [pod for pod in without if name_of(pod) in snapshot.answers]
     if answered:
-        return _unlinked(census, answered[0])
+        return _unlinked(snapshot, answered[0])
     if without:
-        return _silent(census, without[0])
-    num_links = sum(link.state == "Active" for link in census.links.values())
-    num_drafts = len(census.active_drafts)
+        return _silent(snapshot, without[0])
+    num_links = sum(link.state == "Active" for link in snapshot.links.values())
+    num_drafts = len(snapshot.active_drafts)
     return yes(KIND, "Active", f"Active links: {num_links}, to drafts: {num_drafts}.")
 
 
-def _unlinked(census: Census, target: Object) -> Condition:
+def _unlinked(snapshot: Snapshot, target: Object) -> Condition:
     """Why a target that answers has no active link."""
     name = name_of(target)
-    links = census.answers[name].links
+    links = snapshot.answers[name].links
     refused = next((link for link in links if link.state == "Refused"), None)
     quarantined = next((link for link in links if link.state == "Quarantined"), None)
     link = refused or quarantined or next((link for link in links if link.reason), None)
@@ -103,11 +103,11 @@ def _refusal(link: LinkFact) -> str:
     )
 
 
-def _silent(census: Census, target: Object) -> Condition:
+def _silent(snapshot: Snapshot, target: Object) -> Condition:
     """A target that did not answer: has it not been asked yet, or is it out of reach?"""
-    age = census.ready_seconds(target)
+    age = snapshot.ready_seconds(target)
     name = name_of(target)
-    is_new = name not in census.observed.pools and age is not None and age < _FIRST_ANSWER_SECONDS
+    is_new = name not in snapshot.observed.pools and age is not None and age < _FIRST_ANSWER_SECONDS
     if is_new:
         return no(KIND, "NoDrafts", f"{name} has just started to serve.")
     return unknown(KIND, "TargetUnreachable", f"{name} has not reported its links for 30 s.")

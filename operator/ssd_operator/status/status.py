@@ -11,7 +11,7 @@ from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.names import TARGET_PORT, Component, cell_of, selector
 from ssd_operator.observe.facts import Observed, PoolFact
 from ssd_operator.observe.pod_state import is_ready, is_scheduled, name_of, to_text
-from ssd_operator.observe.snapshot import Census, Planned
+from ssd_operator.observe.snapshot import Planned, Snapshot
 from ssd_operator.observe.transports import effective_transport, transport_of
 from ssd_operator.status.condition_rules import verdicts
 from ssd_operator.status.conditions import LONGEST_MESSAGE, merge, no, unknown
@@ -30,21 +30,21 @@ def status_of(resource: Resource, observed: Observed, planned: Planned, now: flo
         planned: what this pass decided.
         now: seconds since the epoch.
     """
-    census = Census(resource=resource, observed=observed, planned=planned, now=now)
+    snapshot = Snapshot(resource=resource, observed=observed, planned=planned, now=now)
     old = observed.status
     status: Object = {
         "observedGeneration": resource.generation,
         "conditions": merge(
-            old.get("conditions") or [], verdicts(census), resource.generation, to_text(now)
+            old.get("conditions") or [], verdicts(snapshot), resource.generation, to_text(now)
         ),
-        "model": _model(census),
-        "target": _target(census),
-        "draft": _draft(census),
-        "transport": effective_transport(census),
-        "links": _links(census),
-        "speculation": _speculation(census),
+        "model": _model(snapshot),
+        "target": _target(snapshot),
+        "draft": _draft(snapshot),
+        "transport": effective_transport(snapshot),
+        "links": _links(snapshot),
+        "speculation": _speculation(snapshot),
     }
-    if census.has_endpoint:
+    if snapshot.has_endpoint:
         host = f"{resource.name}.{resource.namespace}.svc"
         status["endpoint"] = {"grpc": f"{host}:{TARGET_PORT}"}
     return {name: value for name, value in status.items() if value or name == "links"}
@@ -75,30 +75,30 @@ def status_of_invalid(old: Object, generation: int, problem: tuple[str, str], no
     return old | {"observedGeneration": generation, "conditions": conditions}
 
 
-def _model(census: Census) -> Object:
+def _model(snapshot: Snapshot) -> Object:
     """The name, and which weights run, as far as those who run them agree.
 
     A target that is not heard at the moment speaks with the last status.
     """
-    is_heard = len(census.answers) == len(census.ready_targets)
-    old = {} if is_heard else census.observed.status.get("model", {})
-    active = [link for link in census.links.values() if link.state == "Active"]
+    is_heard = len(snapshot.answers) == len(snapshot.ready_targets)
+    old = {} if is_heard else snapshot.observed.status.get("model", {})
+    active = [link for link in snapshot.links.values() if link.state == "Active"]
     told = {
-        "targetRevision": [fact.weights_fingerprint for fact in census.answers.values()],
+        "targetRevision": [fact.weights_fingerprint for fact in snapshot.answers.values()],
         "draftRevision": [link.draft_weights for link in active],
     }
-    block = {"name": census.resource.spec.model.name or census.resource.name}
+    block = {"name": snapshot.resource.spec.model.name or snapshot.resource.name}
     for name, fingerprints in told.items():
         found = {*fingerprints, *([old[name]] if name in old else [])}
         if len(found) == 1 and _FINGERPRINT.fullmatch(word := found.pop()):
             block[name] = word
-    return block | _dtypes(census, old)
+    return block | _dtypes(snapshot, old)
 
 
-def _dtypes(census: Census, old: Object) -> Object:
+def _dtypes(snapshot: Snapshot, old: Object) -> Object:
     """What targets compute with, and why; nodes with different CPUs may choose differently."""
     names = ("targetDtype", "targetDtypeReason")
-    answers = [fact for fact in census.answers.values() if fact.dtype]
+    answers = [fact for fact in snapshot.answers.values() if fact.dtype]
     if old or not answers:
         return {name: old[name] for name in names if name in old}
     dtypes = ", ".join(sorted({fact.dtype for fact in answers}))
@@ -106,51 +106,51 @@ def _dtypes(census: Census, old: Object) -> Object:
     return {"targetDtype": dtypes, "targetDtypeReason": reasons[:LONGEST_MESSAGE]}
 
 
-def _target(census: Census) -> Object:
-    num_cells, num_ready = census.resource.spec.num_cells, len(census.ready_targets)
+def _target(snapshot: Snapshot) -> Object:
+    num_cells, num_ready = snapshot.resource.spec.num_cells, len(snapshot.ready_targets)
     block = {
-        "replicas": len(census.targets),
+        "replicas": len(snapshot.targets),
         "readyReplicas": num_ready,
-        "updatedReplicas": census.updated(census.targets),
+        "updatedReplicas": snapshot.updated(snapshot.targets),
         "summary": f"{num_ready}/{num_cells}",
-        "revision": census.revision(Component.TARGET),
+        "revision": snapshot.revision(Component.TARGET),
     }
     return {name: value for name, value in block.items() if value != ""}
 
 
-def _draft(census: Census) -> Object:
-    wanted, num_active = census.num_drafts_wanted, len(census.active_drafts)
-    labels = selector(census.resource, Component.DRAFT)
+def _draft(snapshot: Snapshot) -> Object:
+    wanted, num_active = snapshot.num_drafts_wanted, len(snapshot.active_drafts)
+    labels = selector(snapshot.resource, Component.DRAFT)
     block = {
-        "replicas": len(census.drafts),
-        "readyReplicas": sum(is_ready(pod) for pod in census.drafts),
+        "replicas": len(snapshot.drafts),
+        "readyReplicas": sum(is_ready(pod) for pod in snapshot.drafts),
         "activeReplicas": num_active,
-        "pendingReplicas": sum(not is_scheduled(pod) for pod in census.drafts),
-        "drainingReplicas": census.num_draining,
+        "pendingReplicas": sum(not is_scheduled(pod) for pod in snapshot.drafts),
+        "drainingReplicas": snapshot.num_draining,
         "desiredReplicas": wanted,
         "summary": f"{num_active}/{wanted}",
-        "revision": census.revision(Component.DRAFT),
+        "revision": snapshot.revision(Component.DRAFT),
         "selector": ",".join(f"{name}={value}" for name, value in labels.items()),
-        **_last_scale(census),
+        **_last_scale(snapshot),
     }
     return {name: value for name, value in block.items() if value != ""}
 
 
-def _last_scale(census: Census) -> Object:
-    decision, old = census.planned.decision, census.observed.status.get("draft", {})
-    if decision is not None and census.planned.is_scaling:
+def _last_scale(snapshot: Snapshot) -> Object:
+    decision, old = snapshot.planned.decision, snapshot.observed.status.get("draft", {})
+    if decision is not None and snapshot.planned.is_scaling:
         return {
-            "lastScaleTime": to_text(census.now),
+            "lastScaleTime": to_text(snapshot.now),
             "lastScaleReason": str(decision.reason),
         }
     return {name: old[name] for name in ("lastScaleTime", "lastScaleReason") if name in old}
 
 
-def _links(census: Census) -> list[Object]:
-    drafts = {name_of(pod): pod for pod in census.drafts}
-    cells = {name_of(pod): cell_of(pod) for pod in census.targets}
+def _links(snapshot: Snapshot) -> list[Object]:
+    drafts = {name_of(pod): pod for pod in snapshot.drafts}
+    cells = {name_of(pod): cell_of(pod) for pod in snapshot.targets}
     links = []
-    for (target, draft), link in census.links.items():
+    for (target, draft), link in snapshot.links.items():
         entry = {
             "target": target,
             "draft": draft,
@@ -167,11 +167,11 @@ def _links(census: Census) -> list[Object]:
     ]
 
 
-def _speculation(census: Census) -> Object:
+def _speculation(snapshot: Snapshot) -> Object:
     """Means over targets by what they run; of idle ones, what they last measured."""
-    measured = [fact for fact in census.answers.values() if fact.tokens_per_round > 0]
+    measured = [fact for fact in snapshot.answers.values() if fact.tokens_per_round > 0]
     if not measured:
-        return dict(census.observed.status.get("speculation", {}))
+        return dict(snapshot.observed.status.get("speculation", {}))
     block = {
         "tokensPerRound": f"{_mean(measured, lambda fact: fact.tokens_per_round):.1f}",
         "hitRate": f"{_mean(measured, lambda fact: fact.hit_rate):.2f}",

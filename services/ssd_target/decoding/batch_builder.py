@@ -86,7 +86,7 @@ class BatchBuilder:
         )
 
 
-class Chooser:
+class Sampler:
     """The target's own choice at every row that counts. Step thread only.
 
     Noise is kept by (slot, position) and computed once; ``fill`` is called while others work.

@@ -14,16 +14,16 @@ from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.errors import NotFiniteError
 from ssd.ports import Clock
-from ssd.process import Pulse
+from ssd.process import Watchdog
 from ssd.speculation.outcome import Outcomes
 from ssd.speculation.verification import verify_coupled
 from ssd.telemetry import get_logger
 from ssd.types import FinishReason, GenerationChunk, Outcome, SequenceId, TokenId, Usage
-from ssd_target.decoding.batch_builder import BatchBuilder, Chooser, Proposals
+from ssd_target.decoding.batch_builder import BatchBuilder, Proposals, Sampler
 from ssd_target.decoding.inbox import Inbox
-from ssd_target.decoding.request_statistics import RoundLog, Tally
+from ssd_target.decoding.request_statistics import RequestStatistics, RoundLog
 from ssd_target.decoding.round_metrics import RoundMetrics
-from ssd_target.decoding.round_result import Decision, Lookup
+from ssd_target.decoding.round_result import Lookup, RoundResult
 from ssd_target.decoding.scheduler import Plan, Scheduler
 from ssd_target.decoding.sequence import NOTHING_EMITTED, Arrival, Emission, Sequence
 from ssd_target.drafts.pool import DraftPool
@@ -70,11 +70,11 @@ class Parts:
     scheduler: Scheduler
     runner: Runner
     builder: BatchBuilder
-    chooser: Chooser
+    sampler: Sampler
     drafts: DraftPool
     wakeups: Flusher
     clock: Clock
-    pulse: Pulse
+    watchdog: Watchdog
 
 
 class DecodeLoop:
@@ -85,15 +85,15 @@ class DecodeLoop:
         self._scheduler = parts.scheduler
         self._runner = parts.runner
         self._builder = parts.builder
-        self._chooser = parts.chooser
+        self._sampler = parts.sampler
         self._drafts = parts.drafts
         self._wakeups = parts.wakeups
         self._clock = parts.clock
-        self._pulse = parts.pulse
+        self._watchdog = parts.watchdog
         self._rounds = RoundLog()
         num_columns = parts.runner.engine.num_columns
         self._metrics = RoundMetrics(parts.clock, num_columns, parts.drafts.demand)
-        self._tallies: dict[SequenceId, Tally] = {}
+        self._request_statistics: dict[SequenceId, RequestStatistics] = {}
         self._proposed: dict[SequenceId, tuple[TokenId, ...]] = {}
         """What each sequence brings into the coming round; absent is nothing."""
 
@@ -103,7 +103,7 @@ class DecodeLoop:
             while not self._inbox.is_closed:
                 if self._scheduler.is_idle:
                     self._metrics.publish(self._scheduler, self._drafts)
-                    with self._pulse.resting():
+                    with self._watchdog.resting():
                         self._inbox.wait(_IDLE_SECONDS)
                 self.run_round()
             self._cancel_everyone()
@@ -127,7 +127,7 @@ class DecodeLoop:
 
     def run_round(self) -> None:
         """One round of all running sequences, and one chunk of one prompt."""
-        self._pulse.beat()
+        self._watchdog.beat()
         started = self._clock.now()
         plan = self._scheduler.plan(self._inbox.drain())
         self._begin(plan)
@@ -141,19 +141,19 @@ class DecodeLoop:
         prepared = self._runner.prepare(self._builder.round(rows, proposals))
         with self._metrics.span("verify") as verify:
             logits_BPV = self._runner.verify(prepared)
-        chosen_BP = self._chooser.choose(rows, proposals.num_proposed_B, logits_BPV)
+        chosen_BP = self._sampler.choose(rows, proposals.num_proposed_B, logits_BPV)
         outcomes = verify_coupled(proposals.tokens_BK, proposals.num_proposed_B, chosen_BP)
-        decisions = self._commit(rows, proposals, read_back(outcomes))
+        results = self._commit(rows, proposals, read_back(outcomes))
         decided_at = self._clock.now()
         self._rounds.verified(verify.seconds, decided_at)
-        self._push(decisions)
-        self._chooser.fill([row for row in rows if row.finish_reason is None])
+        self._push(results)
+        self._sampler.fill([row for row in rows if row.finish_reason is None])
         with self._metrics.span("wait"):
-            lookups = self._drafts.look_up(decisions)
-        self._drafts.send(decisions, lookups, decided_at)
-        self._conclude(decisions, lookups)
+            lookups = self._drafts.look_up(results)
+        self._drafts.send(results, lookups, decided_at)
+        self._conclude(results, lookups)
         lasting = self._clock.now() - started
-        self._metrics.end_round(lasting, verify.seconds, decisions, lookups)
+        self._metrics.end_round(lasting, verify.seconds, results, lookups)
 
     def _begin(self, plan: Plan) -> None:
         """Answer who does not run, set the table for who begins, and look for drafts."""
@@ -166,9 +166,11 @@ class DecodeLoop:
             self._forget(sequence)
         for sequence in plan.admitted:
             self._builder.admit(sequence)
-            self._chooser.admit(sequence)
+            self._sampler.admit(sequence)
             self._metrics.admitted(sequence)
-            self._tallies[sequence.sequence_id] = Tally(sequence.arrival.arrived_at)
+            self._request_statistics[sequence.sequence_id] = RequestStatistics(
+                sequence.arrival.arrived_at
+            )
         self._drafts.open_sessions(
             each
             for each in plan.running
@@ -191,23 +193,25 @@ class DecodeLoop:
 
     def _commit(
         self, rows: Rows[Sequence], proposals: Proposals, outcomes: list[Outcome]
-    ) -> list[Decision]:
+    ) -> list[RoundResult]:
         """Append to each sequence what was accepted and the target's own token."""
-        decisions: list[Decision] = []
+        results: list[RoundResult] = []
         for row, proposed, outcome in zip(rows, proposals.tokens, outcomes, strict=True):
             base_len = len(row.tokens)
             emission = row.commit((*proposed[: outcome.accepted], outcome.bonus))
-            decisions.append(Decision(row, base_len, len(proposed), outcome, emission))
-        return decisions
+            results.append(RoundResult(row, base_len, len(proposed), outcome, emission))
+        return results
 
-    def _push(self, decisions: Rows[Decision]) -> None:
+    def _push(self, results: Rows[RoundResult]) -> None:
         """Send the tokens of the round on their way; nothing has been waited for yet."""
         now = self._clock.now()
-        for decision in decisions:
-            sequence, emission = decision.sequence, decision.emission
-            tally = self._tallies[sequence.sequence_id]
-            accepted = min(decision.outcome.accepted, len(emission.token_ids))
-            tally.note_round(self._rounds.num_rounds - 1, decision.num_proposed, accepted, now)
+        for result in results:
+            sequence, emission = result.sequence, result.emission
+            request_statistics = self._request_statistics[sequence.sequence_id]
+            accepted = min(result.outcome.accepted, len(emission.token_ids))
+            request_statistics.note_round(
+                self._rounds.num_rounds - 1, result.num_proposed, accepted, now
+            )
             if emission.finish_reason is FinishReason.FAILED:
                 sequence.arrival.sink.put(GenerationChunk(token_ids=emission.token_ids))
                 _fail(sequence, len(sequence.tokens) - 1)
@@ -220,22 +224,22 @@ class DecodeLoop:
                     self._inbox.cancel(sequence.sequence_id)
         self._wakeups.flush()
 
-    def _conclude(self, decisions: Rows[Decision], lookups: Rows[Lookup]) -> None:
+    def _conclude(self, results: Rows[RoundResult], lookups: Rows[Lookup]) -> None:
         """Keep what comes next of those who go on; free what the others held."""
-        for decision, lookup in zip(decisions, lookups, strict=True):
-            sequence = decision.sequence
-            if decision.emission.finish_reason is not None:
+        for result, lookup in zip(results, lookups, strict=True):
+            sequence = result.sequence
+            if result.emission.finish_reason is not None:
                 self._scheduler.finish(sequence)
                 self._forget(sequence)
             else:
                 self._proposed[sequence.sequence_id] = lookup.tokens
-                self._tallies[sequence.sequence_id].note_lookup(lookup.result)
+                self._request_statistics[sequence.sequence_id].note_lookup(lookup.result)
 
     def _forget(self, sequence: Sequence) -> None:
-        self._chooser.release(sequence)
+        self._sampler.release(sequence)
         self._drafts.close(sequence.sequence_id)
         self._proposed.pop(sequence.sequence_id, None)
-        self._tallies.pop(sequence.sequence_id, None)
+        self._request_statistics.pop(sequence.sequence_id, None)
 
     def _end(
         self,
@@ -245,14 +249,16 @@ class DecodeLoop:
         emission: Emission = NOTHING_EMITTED,
     ) -> None:
         """Put the last chunk of a request, with its usage and statistics."""
-        tally = self._tallies.get(arrival.sequence_id) or Tally(arrival.arrived_at)
+        request_statistics = self._request_statistics.get(arrival.sequence_id) or RequestStatistics(
+            arrival.arrived_at
+        )
         prompt_tokens = len(arrival.request.prompt_ids)
         arrival.sink.put(
             GenerationChunk(
                 token_ids=emission.token_ids,
                 finish_reason=reason,
                 usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=num_emitted),
-                statistics=tally.statistics(self._rounds),
+                statistics=request_statistics.statistics(self._rounds),
             )
         )
 

@@ -45,7 +45,7 @@ class RoundLog:
 
 
 @dataclass(slots=True)
-class Tally:
+class RequestStatistics:
     """What speculation did for one sequence."""
 
     arrived_at: float

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ssd import telemetry
 from ssd.ports import Clock
 from ssd.types import LookupResult
-from ssd_target.decoding.round_result import Decision, Lookup
+from ssd_target.decoding.round_result import Lookup, RoundResult
 from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.drafts.demand import Demand
@@ -65,20 +65,20 @@ class RoundMetrics:
         self,
         round_seconds: float,
         verify_seconds: float,
-        decisions: Rows[Decision],
+        results: Rows[RoundResult],
         lookups: Rows[Lookup],
     ) -> None:
         """Publish the round."""
-        num_tokens = sum(len(each.emission.token_ids) for each in decisions)
-        self._demand.note_round(len(decisions), num_tokens, verify_seconds, round_seconds)
+        num_tokens = sum(len(each.emission.token_ids) for each in results)
+        self._demand.note_round(len(results), num_tokens, verify_seconds, round_seconds)
         self._host_seconds.observe(max(0.0, round_seconds - self._elsewhere_seconds))
         self._elsewhere_seconds = 0.0
-        for decision, lookup in zip(decisions, lookups, strict=True):
+        for result, lookup in zip(results, lookups, strict=True):
             self._results[lookup.result].inc()
-            self._output_tokens.inc(len(decision.emission.token_ids))
-            if decision.num_proposed:
-                telemetry.PROPOSED_TOKENS_TOTAL.inc(decision.num_proposed)
-                for position in range(decision.outcome.accepted):
+            self._output_tokens.inc(len(result.emission.token_ids))
+            if result.num_proposed:
+                telemetry.PROPOSED_TOKENS_TOTAL.inc(result.num_proposed)
+                for position in range(result.outcome.accepted):
                     self._accepted[position].inc()
 
     def admitted(self, sequence: Sequence) -> None:

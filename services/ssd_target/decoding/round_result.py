@@ -7,7 +7,7 @@ from ssd_target.decoding.sequence import Emission, Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RoundResult:
     """What a round decided on one sequence."""
 
     sequence: Sequence
@@ -20,7 +20,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What follows from a decision: the next proposal and where it comes from."""
+    """What follows from a result: the next proposal and where it comes from."""
 
     result: LookupResult = LookupResult.NONE
     next: Branch | Explicit = field(default_factory=Explicit)

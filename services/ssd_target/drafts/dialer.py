@@ -106,7 +106,7 @@ class LinkReport:
     """The draft, where it has said its name before the link was refused."""
 
 
-class DraftLinks:
+class LinkDialer:
     """Holds one link to each draft. ``run`` until cancelled."""
 
     def __init__(

@@ -18,7 +18,7 @@ from ssd.types import (
     SessionOpening,
     TargetMessage,
 )
-from ssd_target.drafts.link_health import Patience, Quarantine
+from ssd_target.drafts.link_health import CircuitBreaker, TableDeadline
 from ssd_target.drafts.sustainable_sessions import TablePace
 
 _NOBODY = Peer()
@@ -132,8 +132,8 @@ class DraftLink:
         self.round_trip = RoundTrip()
         self.sessions: dict[int, Session] = {}
         self.table_pace = TablePace()
-        self.patience = Patience(is_adaptive=False)
-        self.quarantine = Quarantine(is_enabled=True)
+        self.table_deadline = TableDeadline(is_adaptive=False)
+        self.circuit_breaker = CircuitBreaker(is_enabled=True)
         self.not_asked_until = 0.0
         """When it may be offered a session again, after one that came to nothing."""
         self.max_len = 0
@@ -155,7 +155,7 @@ class DraftLink:
             return LinkState.LOST
         if self.is_draining:
             return LinkState.DRAINING
-        if self.quarantine.is_active(now):
+        if self.circuit_breaker.is_active(now):
             return LinkState.QUARANTINED
         return LinkState.ACTIVE
 

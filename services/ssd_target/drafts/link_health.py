@@ -14,7 +14,7 @@ _MARGIN = 1.5
 """Times the 95th percentile that a table may take before it counts as lost."""
 _SLACK_SECONDS = 0.002
 LATE_ROUNDS = 3
-"""Consecutive rounds without any table in time that put a link in quarantine."""
+"""Consecutive rounds without any table in time that put a link in circuit_breaker."""
 FIRST_QUARANTINE_SECONDS = 5.0
 LONGEST_QUARANTINE_SECONDS = 60.0
 OPENING_SECONDS = 5.0
@@ -22,10 +22,10 @@ OPENING_SECONDS_A_TOKEN = 0.005
 """Slower than any draft that is worth having, also while it serves others: it grows up to four
 batches of tables between two chunks of a prompt."""
 FORGIVEN_AFTER_ROUNDS = 50
-"""Rounds in time after which the next quarantine is a first one again."""
+"""Rounds in time after which the next circuit_breaker is a first one again."""
 
 
-class Patience:
+class TableDeadline:
     """The deadline of a link's tables, counted from the commit that asks for them.
 
     ``limit_seconds`` is infinite until enough tables were seen, and always when not adaptive: the
@@ -58,7 +58,7 @@ class Patience:
         return float(np.median(known)) if known.size else 0.0
 
 
-class Quarantine:
+class CircuitBreaker:
     """Counts the rounds that a link was late in, and says until when it is left alone."""
 
     def __init__(self, *, is_enabled: bool) -> None:
@@ -74,7 +74,7 @@ class Quarantine:
         return now < self.until
 
     def note_round(self, now: float, *, any_in_time: bool) -> bool:
-        """Note a round in which the link had opened sessions; true if a quarantine begins."""
+        """Note a round in which the link had opened sessions; true if a circuit_breaker begins."""
         if any_in_time:
             self._late_rounds = 0
             self._timely_rounds += 1

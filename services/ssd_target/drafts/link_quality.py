@@ -1,7 +1,7 @@
 """What a link was measured to be, and what this target asks of its links.
 
 A link is judged when it comes up, before it carries a session. One that grows slow later shows late
-tables, which is what quarantine is for.
+tables, which is what circuit_breaker is for.
 """
 
 import asyncio

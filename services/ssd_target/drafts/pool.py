@@ -31,12 +31,12 @@ from ssd.types import (
     SessionOpening,
     SessionRefusal,
 )
-from ssd_target.decoding.round_result import NOTHING_FOUND, WITHOUT_DRAFT, Decision, Lookup
+from ssd_target.decoding.round_result import NOTHING_FOUND, WITHOUT_DRAFT, Lookup, RoundResult
 from ssd_target.decoding.scheduler import Load
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.drafts.demand import Demand
 from ssd_target.drafts.link import DraftLink, LinkCounts, LinkState, Session
-from ssd_target.drafts.link_health import Patience, Quarantine, opening_seconds
+from ssd_target.drafts.link_health import CircuitBreaker, TableDeadline, opening_seconds
 
 _log = get_logger(__name__)
 _ASK_AGAIN_SECONDS = 1.0
@@ -91,8 +91,8 @@ class DraftPool:
 
     def attach(self, link: DraftLink) -> None:
         """A link is up."""
-        link.patience = Patience(is_adaptive=self._settings.is_adaptive)
-        link.quarantine = Quarantine(is_enabled=self._settings.may_quarantine)
+        link.table_deadline = TableDeadline(is_adaptive=self._settings.is_adaptive)
+        link.circuit_breaker = CircuitBreaker(is_enabled=self._settings.may_quarantine)
         with self._changed:
             self._links[link.name] = link
 
@@ -179,7 +179,7 @@ class DraftPool:
             # It took the prompt's prefill and the queue before it: no measure of tables.
             return
         session.table_seconds = now - session.asked_at
-        link.patience.observe(session.table_seconds)
+        link.table_deadline.observe(session.table_seconds)
         COMMIT_TO_TABLE_SECONDS.observe(session.table_seconds)
 
     # Any thread.
@@ -231,9 +231,9 @@ class DraftPool:
             self._forget(ended)
         _tell_closed(ended)
 
-    def look_up(self, decisions: Rows[Decision]) -> list[Lookup]:
+    def look_up(self, results: Rows[RoundResult]) -> list[Lookup]:
         """Find each continuing row's outcome in its table, waiting no longer than the deadline."""
-        going_on = [each for each in decisions if each.emission.finish_reason is None]
+        going_on = [each for each in results if each.emission.finish_reason is None]
         with self._changed:
             self._wait_for_tables([each.sequence.sequence_id for each in going_on])
             tables = self._tables_in_time(going_on)
@@ -243,21 +243,21 @@ class DraftPool:
             NOTHING_FOUND
             if each.emission.finish_reason is not None
             else self._look_up_one(each, *tables[each.sequence.sequence_id])
-            for each in decisions
+            for each in results
         ]
 
-    def send(self, decisions: Rows[Decision], lookups: Rows[Lookup], decided_at: float) -> None:
+    def send(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
         """Tell the drafts what was decided: one frame a link, with all its sessions."""
         commits: dict[DraftLink, list[Commit]] = {}
         now = self._clock.now()
         with self._changed:
-            for decision, lookup in zip(decisions, lookups, strict=True):
-                session = self._sessions.get(decision.sequence.sequence_id)
-                if session is None or decision.emission.finish_reason is not None:
+            for result, lookup in zip(results, lookups, strict=True):
+                session = self._sessions.get(result.sequence.sequence_id)
+                if session is None or result.emission.finish_reason is not None:
                     continue
-                commit = Commit(session.session, decision.base_len, decision.outcome, lookup.next)
+                commit = Commit(session.session, result.base_len, result.outcome, lookup.next)
                 commits.setdefault(session.link, []).append(commit)
-                session.base_len = len(decision.sequence.tokens)
+                session.base_len = len(result.sequence.tokens)
                 session.table = None
                 session.asked_at = now
                 session.link.tables_due += NUM_PARTS
@@ -279,7 +279,7 @@ class DraftPool:
             self._forget(given_up)
             for link in silent:
                 link.not_asked_until = now + _ASK_AGAIN_SECONDS
-                link.quarantine.begin(now)
+                link.circuit_breaker.begin(now)
                 _log.warning("openings_unanswered", draft=link.name)
         _tell_closed(given_up)
 
@@ -343,16 +343,16 @@ class DraftPool:
         now = self._clock.now()
         until = min(
             now + self._settings.deadline_seconds,
-            max(each.asked_at + each.link.patience.limit_seconds for each in late),
+            max(each.asked_at + each.link.table_deadline.limit_seconds for each in late),
         )
         self._changed.wait_for(lambda: not missing(), max(0.0, until - now))
 
-    def _tables_in_time(self, decisions: list[Decision]) -> dict[SequenceId, Found]:
+    def _tables_in_time(self, results: list[RoundResult]) -> dict[SequenceId, Found]:
         """Sessions and tables as they stand at the deadline. Lock held."""
         found: dict[SequenceId, Found] = {}
-        for decision in decisions:
-            session = self._sessions.get(decision.sequence.sequence_id)
-            found[decision.sequence.sequence_id] = (session, session.table if session else None)
+        for result in results:
+            session = self._sessions.get(result.sequence.sequence_id)
+            found[result.sequence.sequence_id] = (session, session.table if session else None)
         return found
 
     def _drop_late_links(self, found: Iterable[Found]) -> list[Session]:
@@ -369,10 +369,10 @@ class DraftPool:
                 link.table_pace.note(known)
             any_in_time = any(each.table is not None for each in sessions)
             if not any_in_time:
-                link.patience.forget()
-            if link.quarantine.note_round(now, any_in_time=any_in_time):
+                link.table_deadline.forget()
+            if link.circuit_breaker.note_round(now, any_in_time=any_in_time):
                 dropped += link.sessions.values()
-                seconds = link.quarantine.until - now
+                seconds = link.circuit_breaker.until - now
                 _log.warning("link_quarantined", draft=link.name, seconds=seconds)
         self._forget(dropped)
         return dropped
@@ -384,23 +384,23 @@ class DraftPool:
             session.link.sessions.pop(session.session, None)
 
     def _look_up_one(
-        self, decision: Decision, session: Session | None, table: OutcomeTable | None
+        self, result: RoundResult, session: Session | None, table: OutcomeTable | None
     ) -> Lookup:
-        limit = min(self._settings.lookahead, decision.sequence.num_remaining - 1)
+        limit = min(self._settings.lookahead, result.sequence.num_remaining - 1)
         if session is None or not session.is_opened:
-            needs_table = decision.sequence.wants_draft and limit > 0
+            needs_table = result.sequence.wants_draft and limit > 0
             return WITHOUT_DRAFT if needs_table else NOTHING_FOUND
-        index = table.look_up(decision.outcome) if table is not None else None
+        index = table.look_up(result.outcome) if table is not None else None
         if table is not None and index is not None:
             self._note(session.link, LookupResult.HIT)
             tokens = table.proposal(index, limit)
             return Lookup(LookupResult.HIT, Branch(index, len(tokens)), tokens)
-        result = LookupResult.LATE if table is None else LookupResult.MISS
-        self._note(session.link, result)
+        missed = LookupResult.LATE if table is None else LookupResult.MISS
+        self._note(session.link, missed)
         tokens = ()
         if self._settings.backup == "ngram" and limit > 0:
-            tokens = propose_ngram(decision.sequence.tokens, limit)
-        return Lookup(result, Explicit(tokens), tokens)
+            tokens = propose_ngram(result.sequence.tokens, limit)
+        return Lookup(missed, Explicit(tokens), tokens)
 
     def _note(self, link: DraftLink, result: LookupResult) -> None:
         link.counts.note(result)

@@ -49,7 +49,7 @@ class DeskSettings:
     max_num_seqs: int
 
 
-class FrontDesk:
+class RequestHandler:
     """Open between ``open`` and ``close``; in between every request is answered."""
 
     def __init__(

@@ -20,7 +20,7 @@ from ssd.types import FinishReason, GenerationChunk
 from ssd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.status import is_news
-from ssd_target.serving.request_handler import FrontDesk
+from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.settings import TargetSettings
 
 WATCH_SECONDS = 1.0
@@ -47,9 +47,9 @@ def count_failure(method: str, error: Exception) -> None:
 class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     """``ssd.v1.GenerateService``. Asyncio loop."""
 
-    def __init__(self, settings: TargetSettings, desk: FrontDesk, pool: DraftPool) -> None:
+    def __init__(self, settings: TargetSettings, handler: RequestHandler, pool: DraftPool) -> None:
         self._settings = settings
-        self._desk = desk
+        self._handler = handler
         self._pool = pool
 
     def add_to(self, server: RpcServer) -> None:
@@ -61,8 +61,10 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         self, request: generate_pb2.GenerateRequest, context: GenerateContext
     ) -> None:
         """Continue a prompt; leaving the call, for whatever reason, frees all that it holds."""
-        self._desk.require_open()
-        call = codec.generate_call(request, self._desk.tokenizer.vocab_size, self._desk.bounds)
+        self._handler.require_open()
+        call = codec.generate_call(
+            request, self._handler.tokenizer.vocab_size, self._handler.bounds
+        )
         # Not needed for as long as the request waits and runs.
         del request
         if call.model not in {"", self._settings.served_name}:
@@ -75,7 +77,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         try:
             async with (
                 asyncio.timeout(allowed),
-                contextlib.aclosing(self._desk.generate(call, request_id)) as chunks,
+                contextlib.aclosing(self._handler.generate(call, request_id)) as chunks,
             ):
                 finish_reason = await self._write_all(chunks, context)
         except TimeoutError as error:
@@ -90,17 +92,17 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         self, chunks: AsyncGenerator[GenerationChunk, None], context: GenerateContext
     ) -> FinishReason | None:
         """Write until the end, or until the reader has taken nothing for too long."""
-        patience = self._settings.stream_stall_seconds
+        stall_seconds = self._settings.stream_stall_seconds
         finish_reason: FinishReason | None = None
         async for chunk in chunks:
             finish_reason = chunk.finish_reason
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(stall_seconds):
                     await context.write(codec.generate_response(chunk))
             except TimeoutError as error:
-                _log.info("stream_stalled", seconds=patience)
+                _log.info("stream_stalled", seconds=stall_seconds)
                 raise DeadlineError(
-                    f"the stream was not read for {patience:g} s (stream_stall_seconds)"
+                    f"the stream was not read for {stall_seconds:g} s (stream_stall_seconds)"
                 ) from error
         return finish_reason
 
@@ -108,35 +110,35 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         self, request: generate_pb2.TokenizeRequest, _context: object
     ) -> generate_pb2.TokenizeResponse:
         """Text to token ids."""
-        self._desk.require_open()
-        bounds.check_text("text", request.text, bounds=self._desk.bounds)
-        return generate_pb2.TokenizeResponse(token_ids=await self._desk.encode(request.text))
+        self._handler.require_open()
+        bounds.check_text("text", request.text, bounds=self._handler.bounds)
+        return generate_pb2.TokenizeResponse(token_ids=await self._handler.encode(request.text))
 
     async def Detokenize(  # noqa: N802 - the rpc's name
         self, request: generate_pb2.DetokenizeRequest, _context: object
     ) -> generate_pb2.DetokenizeResponse:
         """Token ids to text."""
-        self._desk.require_open()
-        bounds.check_length("token_ids", request.token_ids, self._desk.bounds)
-        return generate_pb2.DetokenizeResponse(text=await self._desk.decode(request.token_ids))
+        self._handler.require_open()
+        bounds.check_length("token_ids", request.token_ids, self._handler.bounds)
+        return generate_pb2.DetokenizeResponse(text=await self._handler.decode(request.token_ids))
 
     async def GetModelInfo(  # noqa: N802 - the rpc's name
         self, _request: generate_pb2.GetModelInfoRequest, _context: object
     ) -> generate_pb2.GetModelInfoResponse:
         """The model that is served and how."""
-        runner = self._desk.require_open()
+        runner = self._handler.require_open()
         info = codec.ModelInfo(
             model=self._settings.served_name,
             family=runner.model.family,
             num_parameters=runner.num_parameters,
-            vocab_size=self._desk.num_token_ids,
+            vocab_size=self._handler.num_token_ids,
             max_model_len=runner.engine.max_model_len,
             dtype=runner.engine.dtype,
             dtype_reason=runner.engine.dtype_reason,
             attention_backend=runner.attention_name,
             device=runner.engine.device,
             version=__version__,
-            tokenizer_fingerprint=self._desk.tokenizer.fingerprint,
+            tokenizer_fingerprint=self._handler.tokenizer.fingerprint,
             lookahead=self._settings.lookahead,
             branches=self._settings.branches,
             active_drafts=self._pool.num_active,

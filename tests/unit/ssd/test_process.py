@@ -27,8 +27,8 @@ from ssd.errors import (
     WeightsError,
 )
 from ssd.process import (
-    Pulse,
     StepThread,
+    Watchdog,
     in_daemon_thread,
     last_word,
     peer,
@@ -152,34 +152,34 @@ async def test_a_crash_while_it_loads_is_why_nothing_is_loaded() -> None:
         thread.loaded.result()
 
 
-def stuck(pulse: Pulse) -> bool:
-    return pulse.is_stuck
+def stuck(watchdog: Watchdog) -> bool:
+    return watchdog.is_stuck
 
 
 def test_a_thread_that_does_not_come_back_from_a_step_is_stuck() -> None:
     clock = FakeClock()
-    pulse = Pulse(clock)
+    watchdog = Watchdog(clock)
     clock.advance(1000.0)
-    assert not stuck(pulse), "it has not begun: loading takes as long as it takes"
-    pulse.beat()
+    assert not stuck(watchdog), "it has not begun: loading takes as long as it takes"
+    watchdog.beat()
     clock.advance(60.0)
-    assert not stuck(pulse)
+    assert not stuck(watchdog)
     clock.advance(0.1)
-    assert stuck(pulse)
-    pulse.beat()
-    assert not stuck(pulse)
+    assert stuck(watchdog)
+    watchdog.beat()
+    assert not stuck(watchdog)
 
 
 def test_a_thread_without_work_is_not_stuck_however_long_it_waits() -> None:
     clock = FakeClock()
-    pulse = Pulse(clock)
-    pulse.beat()
-    with pulse.resting():
+    watchdog = Watchdog(clock)
+    watchdog.beat()
+    with watchdog.resting():
         clock.advance(1000.0)
-        assert not stuck(pulse)
-    assert not stuck(pulse)
+        assert not stuck(watchdog)
+    assert not stuck(watchdog)
     clock.advance(61.0)
-    assert stuck(pulse)
+    assert stuck(watchdog)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

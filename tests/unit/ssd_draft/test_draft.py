@@ -81,12 +81,12 @@ async def test_a_draft_is_ready_from_loaded_to_leaving_and_says_why_not() -> Non
 
 async def test_a_draft_that_hangs_in_a_step_is_not_live() -> None:
     draft, clock = make_draft(), FakeClock()
-    draft._pulse._clock = clock
+    draft._watchdog._clock = clock
     assert draft._is_live()
-    draft._pulse.beat()
+    draft._watchdog.beat()
     clock.advance(61.0)
     assert not draft._is_live()
-    with draft._pulse.resting():
+    with draft._watchdog.resting():
         assert draft._is_live()
     draft._step.ended.set_result(None)
     assert not draft._is_live()

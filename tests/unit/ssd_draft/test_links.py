@@ -34,7 +34,7 @@ from ssd.types import (
 )
 from ssd_draft import links
 from ssd_draft.inbox import Inbox, LinkLost, LinkUp
-from ssd_draft.links import STUCK_SECONDS, DraftLink, LinkDesk, LinkTerms
+from ssd_draft.links import STUCK_SECONDS, LinkServer, LinkTerms, TargetLink
 from ssd_draft.servicer import SpeculationServicer
 from ssd_draft.sessions import Refusal
 
@@ -97,7 +97,7 @@ async def desk() -> AsyncIterator[Desk]:
     inbox = Inbox(100, 1 << 20, clock)
     server = RpcServer("127.0.0.1", 0)
     SpeculationServicer(
-        LinkDesk(TERMS, inbox, clock), is_ready=lambda: True, status=no_status, drain=no_drain
+        LinkServer(TERMS, inbox, clock), is_ready=lambda: True, status=no_status, drain=no_drain
     ).add_to(server)
     await server.start()
     client = DraftClient(f"127.0.0.1:{server.port}")
@@ -178,9 +178,9 @@ class SilentCall:
 def test_what_the_step_thread_says_after_the_loop_has_closed_is_lost_without_an_error(
     delay_seconds: float,
 ) -> None:
-    async def make() -> DraftLink:
+    async def make() -> TargetLink:
         terms = replace(TERMS, delay_seconds=delay_seconds)
-        return DraftLink(1, HELLO, SilentCall(), terms)  # type: ignore[arg-type]
+        return TargetLink(1, HELLO, SilentCall(), terms)  # type: ignore[arg-type]
 
     loop = asyncio.new_event_loop()
     link = loop.run_until_complete(make())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
-from ssd.process import Pulse
+from ssd.process import Watchdog
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
 from ssd.speculation.table import OutcomeTable
@@ -113,7 +113,7 @@ class Draft:
                 prefill_chunk=CHUNK,
                 clock=StillClock(),
                 on_count=self.counts.append,
-                pulse=Pulse(StillClock()),
+                watchdog=Watchdog(StillClock()),
             )
         )
 

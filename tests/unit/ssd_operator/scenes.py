@@ -16,7 +16,7 @@ from ssd_operator.api.spec import (
 )
 from ssd_operator.observe.facts import LinkFact, Observed, PoolFact, Ref
 from ssd_operator.observe.pod_state import is_ready, name_of, to_text
-from ssd_operator.observe.snapshot import Census, Planned
+from ssd_operator.observe.snapshot import Planned, Snapshot
 from ssd_operator.policy.drain import DEADLINE_ANNOTATION
 
 NOW = 1_000_000.0
@@ -137,5 +137,7 @@ class Scene:
         return Observed(children=children, pods=self.pods, pools=pools, **facts)
 
     @property
-    def census(self) -> Census:
-        return Census(resource=self.resource, observed=self.observed, planned=self.planned, now=NOW)
+    def snapshot(self) -> Snapshot:
+        return Snapshot(
+            resource=self.resource, observed=self.observed, planned=self.planned, now=NOW
+        )

@@ -34,7 +34,7 @@ CASES = [
 
 @pytest.mark.parametrize(("scene", "truth", "reason"), CASES)
 def test_ready_says_whether_clients_find_a_target(scene: Scene, truth: str, reason: str) -> None:
-    (found,) = [verdict for verdict in verdicts(scene.census) if verdict.kind == "Ready"]
+    (found,) = [verdict for verdict in verdicts(scene.snapshot) if verdict.kind == "Ready"]
     assert (str(found.truth), found.reason) == (truth, reason)
     assert found.message
 

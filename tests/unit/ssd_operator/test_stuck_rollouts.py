@@ -33,9 +33,9 @@ def test_a_rollout_that_is_stuck_says_on_what() -> None:
 
 
 def verdict(scene: Scene) -> tuple[str, str]:
-    found = progressing(scene.census)
+    found = progressing(scene.snapshot)
     return str(found.truth), found.reason
 
 
 def message(scene: Scene) -> str:
-    return progressing(scene.census).message
+    return progressing(scene.snapshot).message

@@ -13,7 +13,7 @@ from tests.unit.ssd_operator.resources import CONFIG
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.cluster import WATCHED_KINDS, ClusterError, Key
 from ssd_operator.observe.facts import DrainFact, PoolFact, Ref
-from ssd_operator.observe.object_cache import View
+from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import is_ready
 from ssd_operator.observe.relist import RollCall
 from ssd_operator.policy.drain import DrainCall
@@ -75,7 +75,7 @@ class World:
         """A new operator, which remembers nothing."""
         self.engines = MemoryEngines()
         self.watch = Watch(self.cluster)
-        self.view = View(self.watch.resources, self.watch.children, lambda: self.cluster.now)
+        self.view = ObjectCache(self.watch.resources, self.watch.children, lambda: self.cluster.now)
         self.woken: list[Key] = []
         self.roll_call = RollCall(self.cluster, self.view, self.woken.append)
         self.reconciler = Reconciler(

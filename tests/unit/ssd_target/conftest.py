@@ -10,7 +10,7 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.choose import choose
 from ssd.errors import FrameError, LinkError
-from ssd.process import Pulse
+from ssd.process import Watchdog
 from ssd.speculation.noise import NoiseRing
 from ssd.testing.ledger_runner import LedgerRunner, law
 from ssd.testing.scripted_draft import Behaviour, ScriptedDraft
@@ -25,7 +25,7 @@ from ssd.types import (
     SpeculationStatistics,
     TokenId,
 )
-from ssd_target.decoding.batch_builder import BatchBuilder, Chooser
+from ssd_target.decoding.batch_builder import BatchBuilder, Sampler
 from ssd_target.decoding.decode_loop import DecodeLoop, Parts
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import Limits, Scheduler
@@ -134,11 +134,11 @@ class Bench:
                 builder=BatchBuilder(
                     max_num_seqs=4, verify_columns=ENGINE.verify_columns, num_blocks_each=16
                 ),
-                chooser=Chooser(ring, max_num_seqs=4, num_columns=COLUMNS),
+                sampler=Sampler(ring, max_num_seqs=4, num_columns=COLUMNS),
                 drafts=self.pool,
                 wakeups=NoWakeups(),
                 clock=self.clock,
-                pulse=Pulse(self.clock),
+                watchdog=Watchdog(self.clock),
             )
         )
         self.num_submitted = 0

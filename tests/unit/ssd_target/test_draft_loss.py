@@ -108,9 +108,9 @@ def test_after_a_quarantine_sessions_reopen_at_once_though_rows_always_propose(
     for _ in range(12):
         bench.loop.run_round()
     (link,) = bench.pool.links()
-    assert link.quarantine.until > bench.clock.now()
+    assert link.circuit_breaker.until > bench.clock.now()
     assert draft.num_sessions == 0
-    bench.clock.time = link.quarantine.until
+    bench.clock.time = link.circuit_breaker.until
     bench.loop.run_round()
     assert draft.num_sessions == 1
     bench.run()

@@ -51,7 +51,7 @@ async def test_a_drain_lasts_as_long_as_was_asked_for_and_the_first_word_counts(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LAST_WORDS_SECONDS", 0.0)
-    target._desk._enter()
+    target._handler._enter()
     assert target.drain(0.0) == 1
     assert target.drain(3600.0) == 1
     async with asyncio.timeout(20.0):
@@ -67,7 +67,7 @@ async def test_a_drain_after_a_signal_changes_nothing(target: Target) -> None:
 
 async def test_a_target_is_ready_from_loaded_to_leaving_and_says_why_not(target: Target) -> None:
     assert target._is_ready() == (False, "loading")
-    target._desk.runner = cast(ModelRunner, object())
+    target._handler.runner = cast(ModelRunner, object())
     assert target._is_ready() == (True, "ready")
     target.leave()
     assert target._is_ready() == (False, "draining")
@@ -77,12 +77,12 @@ async def test_a_target_is_ready_from_loaded_to_leaving_and_says_why_not(target:
 
 async def test_a_target_that_hangs_in_a_round_is_not_live(target: Target) -> None:
     clock = FakeClock()
-    target._pulse._clock = clock
+    target._watchdog._clock = clock
     assert target._is_live()
-    target._pulse.beat()
+    target._watchdog.beat()
     clock.advance(61.0)
     assert not target._is_live()
-    target._pulse.beat()
+    target._watchdog.beat()
     assert target._is_live()
     target._step.ended.set_result(None)
     assert not target._is_live()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ssd_operator.api.spec import KIND, Object
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.facts import Ref
-from ssd_operator.observe.object_cache import ANSWER_SECONDS, View
+from ssd_operator.observe.object_cache import ANSWER_SECONDS, ObjectCache
 
 KEY: Key = ("default", "demo")
 POD = Ref("Pod", "demo-draft-0-a")
@@ -24,7 +24,7 @@ class Seen:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.view = View({}, self.children, lambda: self.now)
+        self.view = ObjectCache({}, self.children, lambda: self.now)
 
     def version(self) -> str | None:
         found = self.view.children(KEY).get(POD)

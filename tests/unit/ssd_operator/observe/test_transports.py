@@ -20,12 +20,12 @@ def test_the_effective_transport_is_the_worst_of_the_active_links(
 ) -> None:
     links = [link(f"d{number}", transport=name) for number, name in enumerate(found)]
     scene = Scene(pools=(answer("t0", *links),))
-    assert effective_transport(scene.census) == {"effective": effective}
+    assert effective_transport(scene.snapshot) == {"effective": effective}
 
 
 def test_a_link_that_is_not_active_does_not_count() -> None:
     refused = link("d1", "Refused", reason="link_too_slow: 312 us", transport="tcp")
-    assert effective_transport(Scene(pools=(answer("t0", refused),)).census) == {}
+    assert effective_transport(Scene(pools=(answer("t0", refused),)).snapshot) == {}
 
 
 def test_the_links_of_a_target_that_does_not_report_their_transport_use_tcp() -> None:

@@ -26,7 +26,7 @@ def test_the_load_is_that_of_ready_targets_and_of_active_links() -> None:
         ),
         answer("t2", eligible_sequences=99),
     )
-    assert pool_load(Scene(cells=3, drafts=2, pods=pods, pools=pools).census) == PoolLoad(
+    assert pool_load(Scene(cells=3, drafts=2, pods=pods, pools=pools).snapshot) == PoolLoad(
         replicas=2,
         unschedulable=1,
         draining=1,
@@ -45,14 +45,14 @@ def test_a_target_that_finds_speculation_not_worthwhile_asks_for_no_draft() -> N
         cells=2, drafts=1, pods=(target(), target("t1", cell=1), draft("d0")), pools=(busy, idle)
     )
     policy = Policy(minimum=1, maximum=64, occupancy=1.0)
-    decision, _ = next_replicas(policy, pool_load(scene.census), History(), now=0.0)
+    decision, _ = next_replicas(policy, pool_load(scene.snapshot), History(), now=0.0)
     assert decision.replicas == 2
 
 
 def test_a_draft_that_two_targets_measured_counts_once() -> None:
     pools = (answer("t0", link("d0", capacity=8)), answer("t1", link("d0", capacity=6)))
     pods = (target(), target("t1", cell=1), draft("d0"))
-    assert pool_load(Scene(cells=2, pods=pods, pools=pools).census).capacities == {"d0": 6}
+    assert pool_load(Scene(cells=2, pods=pods, pools=pools).snapshot).capacities == {"d0": 6}
 
 
 def test_the_policy_is_the_users() -> None:
@@ -74,7 +74,7 @@ def test_a_drain_knows_the_sessions_of_all_targets() -> None:
     pools = (answer("t0", link("d0", sessions=3)), answer("t1", link("d0", sessions=4)))
     pods = (target(), target("t1", cell=1), draft("d0"))
     facts = {"drains": {"d0": DrainFact(pod="d0")}}
-    drains = drains_of(Scene(cells=2, pods=pods, pools=pools, facts=facts).census)
+    drains = drains_of(Scene(cells=2, pods=pods, pools=pools, facts=facts).snapshot)
     assert drains == Drains(facts=facts["drains"], sessions={"d0": 7}, drain_seconds=20)
 
 
@@ -97,4 +97,6 @@ def test_drafts_follow_their_target_where_they_must_be_beside_it(
     policy: str, topology: str, pods: tuple[Object, ...], misplaced: set[str]
 ) -> None:
     placement = Placement(policy=policy, topology_key=topology)
-    assert drains_of(Scene(pods=pods, spec={"placement": placement}).census).misplaced == misplaced
+    assert (
+        drains_of(Scene(pods=pods, spec={"placement": placement}).snapshot).misplaced == misplaced
+    )

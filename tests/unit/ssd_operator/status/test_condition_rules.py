@@ -34,17 +34,19 @@ HPA = Ref("HorizontalPodAutoscaler", "demo-draft")
 
 
 def judge(scene: Scene, kind: str) -> tuple[str, str]:
-    (found,) = [verdict for verdict in verdicts(scene.census) if verdict.kind == kind]
+    (found,) = [verdict for verdict in verdicts(scene.snapshot) if verdict.kind == kind]
     assert found.message
     return str(found.truth), found.reason
 
 
 def words(scene: Scene, kind: str) -> str:
-    return next(verdict.message for verdict in verdicts(scene.census) if verdict.kind == kind)
+    return next(verdict.message for verdict in verdicts(scene.snapshot) if verdict.kind == kind)
 
 
 def test_all_is_well() -> None:
-    found = {(verdict.kind, verdict.holds, verdict.reason) for verdict in verdicts(Scene().census)}
+    found = {
+        (verdict.kind, verdict.holds, verdict.reason) for verdict in verdicts(Scene().snapshot)
+    }
     assert found == {
         ("Ready", True, "Serving"),
         ("TargetReady", True, "AllReady"),
@@ -276,7 +278,7 @@ def test_whoever_scales_is_judged_by_its_own_word(scene: Scene, truth: str, reas
 
 @pytest.mark.parametrize("mode", [None, ScalingMode.NONE])
 def test_a_fixed_number_has_no_scaler_to_judge(mode: ScalingMode | None) -> None:
-    kinds = {verdict.kind for verdict in verdicts(Scene(mode=mode).census)}
+    kinds = {verdict.kind for verdict in verdicts(Scene(mode=mode).snapshot)}
     assert "ScalingActive" not in kinds
 
 

@@ -8,7 +8,7 @@ from ssd_operator.api.spec import Object
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.work_queue import Schedule
-from ssd_operator.status.fleet_metrics import Tally, troubles
+from ssd_operator.status.fleet_metrics import FleetMetrics, troubles
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_what_a_user_gave_up_or_what_gets_on_is_no_trouble(found: Object, kinds:
 
 
 def test_trouble_counts_from_the_resource_that_has_it_for_longest() -> None:
-    tally = Tally()
+    tally = FleetMetrics()
     tally.put("a", status(TargetReady="False", since=100))
     tally.put("b", status(TargetReady="False", since=50))
     assert (resources("TargetReady", "False"), since("TargetReady")) == (2, 50)
@@ -92,7 +92,7 @@ def test_trouble_counts_from_the_resource_that_has_it_for_longest() -> None:
 
 
 def test_one_resource_after_the_other_in_trouble_is_no_long_trouble() -> None:
-    tally = Tally()
+    tally = FleetMetrics()
     for number in range(10):
         tally.put("a", status(TargetReady=str(bool(number % 2)), since=number * 100))
         tally.put("b", status(TargetReady=str(not number % 2), since=number * 100))

@@ -10,7 +10,7 @@ from tests.unit.ssd_operator.world import KEY, World, settled
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.facts import LinkFact
-from ssd_operator.observe.snapshot import Census, Planned
+from ssd_operator.observe.snapshot import Planned, Snapshot
 from ssd_operator.status.conditions import Truth
 from ssd_operator.status.speculating import HOLD_SECONDS, speculation_active, unlinked_since
 
@@ -24,8 +24,8 @@ def before(status: str = "True") -> Object:
     return {"status": {"conditions": [condition]}}
 
 
-def census(scene: Scene, since: float | None) -> Census:
-    return replace(scene, planned=Planned(unlinked_since=since)).census
+def snapshot(scene: Scene, since: float | None) -> Snapshot:
+    return replace(scene, planned=Planned(unlinked_since=since)).snapshot
 
 
 @pytest.mark.parametrize(
@@ -38,21 +38,21 @@ def census(scene: Scene, since: float | None) -> Census:
     ],
 )
 def test_a_loss_counts_when_it_has_lasted(since: float | None, truth: str, reason: str) -> None:
-    found = speculation_active(census(Scene(pools=LOST, facts=before()), since))
+    found = speculation_active(snapshot(Scene(pools=LOST, facts=before()), since))
     assert (str(found.truth), found.reason) == (truth, reason)
 
 
 def test_a_loss_begins_once_and_ends_with_the_first_link() -> None:
     lost = Scene(pools=LOST, facts=before())
-    assert unlinked_since(lost.census, None) == NOW
-    assert unlinked_since(lost.census, NOW - 9) == NOW - 9
-    assert unlinked_since(Scene(facts=before()).census, NOW - 9) is None
+    assert unlinked_since(lost.snapshot, None) == NOW
+    assert unlinked_since(lost.snapshot, NOW - 9) == NOW - 9
+    assert unlinked_since(Scene(facts=before()).snapshot, NOW - 9) is None
 
 
 def test_what_was_off_has_lost_nothing() -> None:
     scene = Scene(pools=LOST, facts=before("False"))
-    assert unlinked_since(scene.census, None) is None
-    assert speculation_active(scene.census).truth is Truth.FALSE
+    assert unlinked_since(scene.snapshot, None) is None
+    assert speculation_active(scene.snapshot).truth is Truth.FALSE
 
 
 BUSY = (target(ready=False, **UP), draft("d0", ready=False, **UP))
@@ -76,7 +76,7 @@ def test_only_a_loss_that_may_pass_is_waited_for(
     cause: str, scene: Scene, since: float | None
 ) -> None:
     scene = replace(scene, facts=before())
-    assert unlinked_since(scene.census, None) == since, cause
+    assert unlinked_since(scene.snapshot, None) == since, cause
 
 
 async def minutes(world: World, seconds: float) -> None:

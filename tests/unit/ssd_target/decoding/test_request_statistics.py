@@ -3,7 +3,7 @@
 import pytest
 
 from ssd.types import LookupResult, Mode
-from ssd_target.decoding.request_statistics import RoundLog, Tally
+from ssd_target.decoding.request_statistics import RequestStatistics, RoundLog
 
 
 def rounds(log: RoundLog, starts: list[float], verify_seconds: float) -> None:
@@ -37,29 +37,29 @@ def test_rounds_beyond_the_log_are_forgotten_not_mixed_up() -> None:
 def test_a_request_that_never_looked_anything_up_ran_autoregressively() -> None:
     log = RoundLog()
     rounds(log, [1.0], verify_seconds=0.02)
-    tally = Tally(arrived_at=0.5)
-    tally.note_round(0, proposed=0, accepted=0, now=1.1)
-    tally.note_lookup(LookupResult.NONE)
-    statistics = tally.statistics(log)
+    request_statistics = RequestStatistics(arrived_at=0.5)
+    request_statistics.note_round(0, proposed=0, accepted=0, now=1.1)
+    request_statistics.note_lookup(LookupResult.NONE)
+    statistics = request_statistics.statistics(log)
     assert statistics.mode is Mode.AUTOREGRESSIVE
     assert statistics.time_to_first_token_seconds == pytest.approx(0.6)
 
 
 def test_hits_misses_and_late_tables_are_told_apart() -> None:
     log = RoundLog()
-    tally = Tally(arrived_at=0.0)
+    request_statistics = RequestStatistics(arrived_at=0.0)
     for index, result in enumerate(
         [LookupResult.HIT, LookupResult.HIT, LookupResult.MISS, LookupResult.LATE]
     ):
         rounds(log, [float(index)], verify_seconds=0.02)
-        tally.note_round(index, proposed=6, accepted=4, now=index + 0.1)
-        tally.note_lookup(result)
-    statistics = tally.statistics(log)
+        request_statistics.note_round(index, proposed=6, accepted=4, now=index + 0.1)
+        request_statistics.note_lookup(result)
+    statistics = request_statistics.statistics(log)
     assert (statistics.hits, statistics.misses, statistics.late) == (2, 1, 1)
     assert (statistics.proposed_tokens, statistics.accepted_tokens) == (24, 16)
     assert statistics.mode is Mode.SPECULATIVE
 
 
 def test_a_request_cancelled_before_its_first_token_has_zeros() -> None:
-    statistics = Tally(arrived_at=3.0).statistics(RoundLog())
+    statistics = RequestStatistics(arrived_at=3.0).statistics(RoundLog())
     assert (statistics.rounds, statistics.wall_seconds, statistics.round_seconds) == (0, 0.0, 0.0)

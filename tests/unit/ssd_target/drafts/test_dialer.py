@@ -24,7 +24,7 @@ from ssd.telemetry import (
 from ssd.types import Beat, LinkHello, LinkPolicy, LinkWelcome
 from ssd.v1 import speculation_pb2_grpc
 from ssd_target.drafts import dialer as links
-from ssd_target.drafts.dialer import DraftLinks, LinkReport, check_welcome, is_literal, redial_pause
+from ssd_target.drafts.dialer import LinkDialer, LinkReport, check_welcome, is_literal, redial_pause
 from ssd_target.drafts.link import DraftLink, LinkState
 from ssd_target.drafts.link_quality import LinkRequirement
 from ssd_target.drafts.pool import DraftPool, PoolSettings
@@ -137,7 +137,7 @@ async def polite() -> AsyncIterator[tuple[PoliteDraft, int]]:
 
 
 @contextlib.asynccontextmanager
-async def kept_up(pool: DraftPool, drafts: DraftLinks) -> AsyncIterator[DraftLinks]:
+async def kept_up(pool: DraftPool, drafts: LinkDialer) -> AsyncIterator[LinkDialer]:
     running = asyncio.create_task(drafts.run())
     try:
         yield drafts
@@ -166,7 +166,7 @@ async def test_drafts_behind_a_name_are_dialled_when_they_join_and_not_again_whe
         one, two = f"127.0.0.1:{port}", f"127.0.0.1:{other_port}"
         names = Names({"drafts.svc": {one}})
         pool = WatchedPool()
-        drafts = DraftLinks(pool, (name,), HELLO, LinkPolicy(), names)
+        drafts = LinkDialer(pool, (name,), HELLO, LinkPolicy(), names)
         async with kept_up(pool, drafts):
             assert await pool.next() == ("up", one)
             assert names.asked[0] == ("drafts.svc", 50052)
@@ -186,7 +186,7 @@ async def test_drafts_behind_a_name_are_dialled_when_they_join_and_not_again_whe
 async def test_an_address_that_never_answered_is_forgotten_with_its_name() -> None:
     names = Names({"drafts.svc": {"127.0.0.1:1"}})
     pool = WatchedPool()
-    drafts = DraftLinks(pool, ("drafts.svc:50052",), HELLO, LinkPolicy(), names)
+    drafts = LinkDialer(pool, ("drafts.svc:50052",), HELLO, LinkPolicy(), names)
     async with kept_up(pool, drafts):
         await names.until_asked_again()
         assert [report.address for report in drafts.reports()] == ["127.0.0.1:1"]
@@ -221,7 +221,7 @@ async def test_a_name_server_that_fails_costs_no_link() -> None:
     async with polite() as (_, port):
         names = Names({"drafts.svc": {f"127.0.0.1:{port}"}})
         pool = WatchedPool()
-        drafts = DraftLinks(pool, ("drafts.svc:1", "nowhere.svc:1"), HELLO, LinkPolicy(), names)
+        drafts = LinkDialer(pool, ("drafts.svc:1", "nowhere.svc:1"), HELLO, LinkPolicy(), names)
         async with kept_up(pool, drafts):
             await pool.next()
             del names.answers["drafts.svc"]
@@ -236,7 +236,7 @@ async def test_numbers_and_localhost_are_dialled_as_they_are() -> None:
         names = Names()
         pool = WatchedPool()
         addresses = (f"127.0.0.1:{port}", f"localhost:{port}")
-        async with kept_up(pool, DraftLinks(pool, addresses, HELLO, LinkPolicy(), names)):
+        async with kept_up(pool, LinkDialer(pool, addresses, HELLO, LinkPolicy(), names)):
             assert {(await pool.next())[1], (await pool.next())[1]} == set(addresses)
         assert names.asked == []
 
@@ -246,7 +246,7 @@ async def test_the_round_trip_of_a_link_is_measured_by_its_beats() -> None:
     async with polite() as (draft, port):
         pool = WatchedPool()
         address = f"127.0.0.1:{port}"
-        async with kept_up(pool, DraftLinks(pool, (address,), HELLO, LinkPolicy())) as drafts:
+        async with kept_up(pool, LinkDialer(pool, (address,), HELLO, LinkPolicy())) as drafts:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while (
                     await draft.heard.get() < 2
@@ -260,7 +260,7 @@ async def test_the_round_trip_of_a_link_is_measured_by_its_beats() -> None:
             assert LINK_STATE.labels(draft=address)._value.get() == 1
 
 
-async def refusals(drafts: DraftLinks) -> AsyncIterator[LinkReport]:
+async def refusals(drafts: LinkDialer) -> AsyncIterator[LinkReport]:
     """Each report of a refused link, as it comes."""
     seen: list[LinkReport] = []
     while True:
@@ -290,7 +290,7 @@ async def test_a_link_that_is_too_slow_is_told_with_its_numbers_and_used_when_it
         pool = WatchedPool()
         address = f"127.0.0.1:{port}"
         requirement = LinkRequirement(max_round_trip_seconds=0.002)
-        drafts = DraftLinks(pool, (address,), HELLO, LinkPolicy(), requirement=requirement)
+        drafts = LinkDialer(pool, (address,), HELLO, LinkPolicy(), requirement=requirement)
         async with kept_up(pool, drafts), asyncio.timeout(PATIENCE_SECONDS):
             reports = refusals(drafts)
             for micros in (500_000, 250_000):
@@ -313,7 +313,7 @@ async def test_no_link_of_today_is_fast_enough_for_a_fabric() -> None:
         pool = WatchedPool()
         requirement = LinkRequirement(transport="nvlink")
         addresses = (f"127.0.0.1:{port}",)
-        drafts = DraftLinks(pool, addresses, HELLO, LinkPolicy(), requirement=requirement)
+        drafts = LinkDialer(pool, addresses, HELLO, LinkPolicy(), requirement=requirement)
         async with kept_up(pool, drafts), asyncio.timeout(PATIENCE_SECONDS):
             refused = await anext(refusals(drafts))
             assert "its transport is tcp" in refused.reason
@@ -339,7 +339,7 @@ async def test_a_bug_in_one_link_costs_no_other(monkeypatch: pytest.MonkeyPatch)
     async with polite() as (_, port), polite() as (_, other_port):
         addresses = (f"127.0.0.1:{port}", f"127.0.0.1:{other_port}")
         pool = BrokenPool()
-        async with kept_up(pool, DraftLinks(pool, addresses, HELLO, LinkPolicy())):
+        async with kept_up(pool, LinkDialer(pool, addresses, HELLO, LinkPolicy())):
             ups = {await pool.next(), await pool.next()}
             assert ups == {("up", address) for address in addresses}
             assert pool.num_broken == 1
@@ -367,7 +367,7 @@ async def test_a_name_server_that_never_answers_is_not_waited_for(
         address = f"127.0.0.1:{port}"
         pool = WatchedPool()
         names = ("silent:1", "odd:1", "drafts.svc:1")
-        async with kept_up(pool, DraftLinks(pool, names, HELLO, LinkPolicy(), resolver)):
+        async with kept_up(pool, LinkDialer(pool, names, HELLO, LinkPolicy(), resolver)):
             assert await pool.next() == ("up", address)
             await asked_often.wait()
     assert asked.count("silent") == 1, "one question at a time"
@@ -424,7 +424,7 @@ async def test_a_policy_that_a_draft_does_not_follow_is_a_refusal_with_its_field
     server.add("ssd.v1.SpeculationService", register)
     await server.start()
     pool = WatchedPool()
-    drafts = DraftLinks(pool, (f"127.0.0.1:{server.port}",), HELLO, LinkPolicy())
+    drafts = LinkDialer(pool, (f"127.0.0.1:{server.port}",), HELLO, LinkPolicy())
     try:
         async with kept_up(pool, drafts), asyncio.timeout(PATIENCE_SECONDS):
             refused = await anext(refusals(drafts))

@@ -258,7 +258,7 @@ def test_the_first_table_of_a_session_says_nothing_of_the_drafts_speed(
     bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     assert link.table_pace.seconds_by_sessions == {}
-    assert link.patience.median_seconds == 0.0
+    assert link.table_deadline.median_seconds == 0.0
     bench.clock.time += 0.5
     bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()

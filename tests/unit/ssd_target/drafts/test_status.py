@@ -75,7 +75,7 @@ def test_the_capacity_of_a_link_is_what_it_does_within_one_verify() -> None:
 def test_a_quarantine_shows_as_long_as_it_lasts() -> None:
     mine = link()
     for _ in range(3):
-        mine.quarantine.note_round(100.0, any_in_time=False)
+        mine.circuit_breaker.note_round(100.0, any_in_time=False)
     shown = pool_status([up(mine)], pool(), 101.0, "sha256:t").links[0]
     assert (shown.state, shown.reason) == ("quarantined", "its tables kept coming late")
     shown = pool_status([up(mine)], pool(), 106.0, "sha256:t").links[0]

@@ -1,4 +1,4 @@
-"""What the front desk refuses and in which order, and what it does beside the asyncio loop."""
+"""What the front handler refuses and in which order, and what it does beside the asyncio loop."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import FinishReason, GenerationChunk, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Arrival
-from ssd_target.serving.request_handler import DeskSettings, FrontDesk
+from ssd_target.serving.request_handler import DeskSettings, RequestHandler
 from ssd_target.serving.streams import TokenStream, Wakeups
 
 MAX_MODEL_LEN = 64
@@ -61,66 +61,66 @@ def inbox() -> Inbox:
 
 
 @pytest.fixture
-async def desk(tokenizer: WatchedTokenizer, inbox: Inbox) -> FrontDesk:
+async def handler(tokenizer: WatchedTokenizer, inbox: Inbox) -> RequestHandler:
     settings = DeskSettings(
         stream_stall_seconds=60.0, stream_buffer_tokens=100, max_queue=2, max_num_seqs=1
     )
-    desk = FrontDesk(settings, tokenizer, TEMPLATE, inbox, FakeClock())
+    handler = RequestHandler(settings, tokenizer, TEMPLATE, inbox, FakeClock())
     runner = SimpleNamespace(
         engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS),
         model=SimpleNamespace(eos_token_ids=frozenset()),
     )
-    desk.open(cast(ModelRunner, runner), Wakeups(asyncio.get_running_loop()))
-    return desk
+    handler.open(cast(ModelRunner, runner), Wakeups(asyncio.get_running_loop()))
+    return handler
 
 
-async def ask(desk: FrontDesk, prompt: Prompt) -> None:
+async def ask(handler: RequestHandler, prompt: Prompt) -> None:
     call = GenerateCall(prompt=prompt, max_tokens=4)
-    async for _ in desk.generate(call, "r"):
+    async for _ in handler.generate(call, "r"):
         pass
 
 
-async def test_a_prompt_of_the_models_length_is_read_through(desk: FrontDesk) -> None:
+async def test_a_prompt_of_the_models_length_is_read_through(handler: RequestHandler) -> None:
     with pytest.raises(FieldError) as caught:
-        await ask(desk, (1, 257, 3))
+        await ask(handler, (1, 257, 3))
     assert caught.value.field == "token_ids.ids[1]"
 
 
-async def test_a_prompt_holds_only_ids_that_the_model_has(desk: FrontDesk) -> None:
+async def test_a_prompt_holds_only_ids_that_the_model_has(handler: RequestHandler) -> None:
     with pytest.raises(FieldError, match=r"\[1\]: token id 120 is outside 0..119"):
-        await ask(desk, (119, 120, 3))
+        await ask(handler, (119, 120, 3))
     with pytest.raises(FieldError, match=r"token id 121, .* 0..119") as caught:
-        await ask(desk, "x y")
+        await ask(handler, "x y")
     assert caught.value.field == "input"
 
 
-async def test_a_prompt_that_is_too_long_is_not_read_through(desk: FrontDesk) -> None:
+async def test_a_prompt_that_is_too_long_is_not_read_through(handler: RequestHandler) -> None:
     with pytest.raises(ContextLengthError):
-        await ask(desk, (1, 257, *[3] * MAX_MODEL_LEN))
+        await ask(handler, (1, 257, *[3] * MAX_MODEL_LEN))
 
 
 async def test_a_full_queue_refuses_before_the_text_is_read(
-    desk: FrontDesk, tokenizer: WatchedTokenizer, inbox: Inbox
+    handler: RequestHandler, tokenizer: WatchedTokenizer, inbox: Inbox
 ) -> None:
     inbox.num_waiting = 2
     with pytest.raises(OverloadedError, match="2 requests are waiting"):
-        await ask(desk, "abc")
+        await ask(handler, "abc")
     assert tokenizer.threads == []
 
 
 async def test_texts_that_are_being_read_count_as_waiting(
-    desk: FrontDesk, tokenizer: WatchedTokenizer
+    handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
     tokenizer.may_go_on.clear()
-    reading = [asyncio.create_task(ask(desk, LONG)) for _ in range(3)]
+    reading = [asyncio.create_task(ask(handler, LONG)) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError):
-        await ask(desk, "abc")
+        await ask(handler, "abc")
     tokenizer.may_go_on.set()
     results = await asyncio.gather(*reading, return_exceptions=True)
     assert {type(each) for each in results} == {ContextLengthError}
     with pytest.raises(ContextLengthError):
-        await ask(desk, LONG)
+        await ask(handler, LONG)
 
 
 class Text(str):
@@ -130,14 +130,14 @@ class Text(str):
 
 
 async def test_a_text_whose_caller_leaves_before_it_is_read_is_not_kept(
-    desk: FrontDesk, tokenizer: WatchedTokenizer
+    handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
     tokenizer.may_go_on.clear()
-    reading = [asyncio.create_task(desk.encode(LONG)) for _ in range(2)]
+    reading = [asyncio.create_task(handler.encode(LONG)) for _ in range(2)]
     assert await asyncio.to_thread(tokenizer.two_are_inside.wait, 5.0)
     texts = [Text(LONG) for _ in range(3)]
     kept = [weakref.ref(text) for text in texts]
-    waiting = [asyncio.create_task(desk.encode(text)) for text in texts]
+    waiting = [asyncio.create_task(handler.encode(text)) for text in texts]
     await asyncio.sleep(0)
     for task in waiting:
         task.cancel()
@@ -150,25 +150,25 @@ async def test_a_text_whose_caller_leaves_before_it_is_read_is_not_kept(
 
 
 async def test_two_long_texts_are_read_at_a_time_and_short_ones_meanwhile(
-    desk: FrontDesk, tokenizer: WatchedTokenizer
+    handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
     tokenizer.may_go_on.clear()
-    reading = [asyncio.create_task(desk.encode(LONG)) for _ in range(5)]
+    reading = [asyncio.create_task(handler.encode(LONG)) for _ in range(5)]
     assert await asyncio.to_thread(tokenizer.two_are_inside.wait, 5.0)
     for task in reading[:2]:
         task.cancel()
     await asyncio.wait(reading[:2])
     assert len(tokenizer.threads) == 2, "a caller that leaves does not make room for a third one"
     tokenizer.may_go_on.set()
-    assert await desk.encode("abc") == (97, 98, 99)
+    assert await handler.encode("abc") == (97, 98, 99)
     assert len(await asyncio.gather(*reading[2:])) == 3
 
 
 async def test_a_conversation_is_measured_as_the_template_renders_it(
-    desk: FrontDesk, tokenizer: WatchedTokenizer
+    handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
     with pytest.raises(FieldError, match="has 65 bytes, allowed are 64 for 64 tokens") as caught:
-        await ask(desk, Conversation((ChatTurn("user", "12345"),)))
+        await ask(handler, Conversation((ChatTurn("user", "12345"),)))
     assert caught.value.field == "chat"
     assert tokenizer.threads == []
 
@@ -182,15 +182,15 @@ async def test_a_conversation_is_measured_as_the_template_renders_it(
     ],
 )
 async def test_a_prompt_without_room_for_its_tokens_is_refused_by_its_field(
-    desk: FrontDesk, prompt: Prompt, field: str
+    handler: RequestHandler, prompt: Prompt, field: str
 ) -> None:
     with pytest.raises(ContextLengthError, match="62 tokens and max_tokens is 4") as caught:
-        await ask(desk, prompt)
+        await ask(handler, prompt)
     assert caught.value.field == field
 
 
 async def test_a_request_without_a_token_has_no_time_to_its_first_one(
-    desk: FrontDesk, inbox: Inbox
+    handler: RequestHandler, inbox: Inbox
 ) -> None:
     names = ("ssd_time_to_first_token_seconds_count", "ssd_e2e_seconds_count")
 
@@ -199,7 +199,7 @@ async def test_a_request_without_a_token_has_no_time_to_its_first_one(
 
     async def finish(*token_ids: TokenId, reason: FinishReason) -> list[float]:
         before = counts()
-        reading = asyncio.create_task(ask(desk, "abc"))
+        reading = asyncio.create_task(ask(handler, "abc"))
         await asyncio.sleep(0)
         (arrival,) = (each for each in inbox.drain() if isinstance(each, Arrival))
         stream = cast(TokenStream, arrival.sink)
@@ -215,16 +215,16 @@ async def test_a_request_without_a_token_has_no_time_to_its_first_one(
 
 @pytest.mark.parametrize(("count", "is_aside"), [(10, False), (50_000, True)])
 async def test_long_texts_and_lists_are_worked_on_beside_the_loop(
-    desk: FrontDesk, tokenizer: WatchedTokenizer, count: int, *, is_aside: bool
+    handler: RequestHandler, tokenizer: WatchedTokenizer, count: int, *, is_aside: bool
 ) -> None:
-    assert await desk.encode("a" * count) == (97,) * count
-    assert await desk.decode([98] * count) == "b" * count
+    assert await handler.encode("a" * count) == (97,) * count
+    assert await handler.decode([98] * count) == "b" * count
     mine = threading.current_thread()
     assert [thread is not mine for thread in tokenizer.threads] == [is_aside] * 2
 
 
 @pytest.mark.parametrize("count", [1, 50_000])
-async def test_ids_to_decode_are_of_the_vocabulary(desk: FrontDesk, count: int) -> None:
+async def test_ids_to_decode_are_of_the_vocabulary(handler: RequestHandler, count: int) -> None:
     with pytest.raises(FieldError) as caught:
-        await desk.decode([*[1] * count, 257])
+        await handler.decode([*[1] * count, 257])
     assert caught.value.field == f"token_ids[{count}]"

@@ -25,7 +25,7 @@ from ssd.rpc.server import RpcServer
 from ssd.types import GenerationChunk
 from ssd.v1 import admin_pb2, generate_pb2
 from ssd_target.drafts.pool import DraftPool
-from ssd_target.serving.request_handler import FrontDesk
+from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
 from ssd_target.settings import TargetSettings
 
@@ -84,13 +84,13 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
+def handler() -> Desk:
     return Desk()
 
 
 @pytest.fixture
-def generate(desk: Desk) -> GenerateServicer:
-    return GenerateServicer(TargetSettings(), cast(FrontDesk, desk), cast(DraftPool, None))
+def generate(handler: Desk) -> GenerateServicer:
+    return GenerateServicer(TargetSettings(), cast(RequestHandler, handler), cast(DraftPool, None))
 
 
 async def test_a_text_that_is_too_long_is_not_tokenised(generate: GenerateServicer) -> None:
@@ -106,9 +106,9 @@ async def test_a_list_that_is_too_long_is_not_decoded(generate: GenerateServicer
 
 
 async def test_a_target_that_drains_neither_tokenises_nor_decodes(
-    generate: GenerateServicer, desk: Desk
+    generate: GenerateServicer, handler: Desk
 ) -> None:
-    desk.is_open = False
+    handler.is_open = False
     with pytest.raises(NotReadyError):
         await generate.Tokenize(generate_pb2.TokenizeRequest(text="x"), None)
     with pytest.raises(NotReadyError):
@@ -148,14 +148,14 @@ class Reader:
 
 
 async def test_a_stall_is_one_line_without_a_stack(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    handler: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def chunks() -> AsyncIterator[GenerationChunk]:
         yield GenerationChunk(token_ids=(1,))
 
     caplog.set_level("INFO")
     settings = TargetSettings(stream_stall_seconds=0.01)
-    servicer = GenerateServicer(settings, cast(FrontDesk, desk), cast(DraftPool, None))
+    servicer = GenerateServicer(settings, cast(RequestHandler, handler), cast(DraftPool, None))
     with pytest.raises(DeadlineError, match=r"was not read for 0\.01 s"):
         await servicer._write_all(cast(Any, chunks()), cast(Any, Reader()))
     (line,) = caplog.records
