@@ -9,7 +9,7 @@ from enum import StrEnum
 
 TokenId = int
 SequenceId = int
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Version of messages and frames on a link; both ends must speak the same."""
 NO_TOKEN = -1
 """In place of a token id: padding, or a row whose logits are not finite and so choose nothing."""
@@ -153,7 +153,8 @@ class LinkWelcome:
     """What a draft agreed to."""
 
     epoch: int
-    capacity: int
+    max_sessions: int
+    """Sessions of all links together that the draft accepts; a setting, not a measurement."""
     lookahead: int
     branches: int
     peer: Peer = field(default_factory=Peer)
@@ -224,11 +225,10 @@ class LinkPolicy:
 
     fan_out_policy: str = "adaptive"
     fan_out: tuple[int, ...] = ()
-    backup: str = "ngram"
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """Sign of life of one end of a link."""
 
     nonce: int = 0
@@ -249,7 +249,7 @@ class FramePayload:
     payload: bytes
 
 
-TargetMessage = LinkHello | SessionOpening | SessionClosing | LinkPolicy | Beat | FramePayload
+TargetMessage = LinkHello | SessionOpening | SessionClosing | LinkPolicy | Heartbeat | FramePayload
 """What a target says on a link."""
-DraftMessage = LinkWelcome | SessionRefusal | Draining | Beat | FramePayload
+DraftMessage = LinkWelcome | SessionRefusal | Draining | Heartbeat | FramePayload
 """What a draft says on a link."""

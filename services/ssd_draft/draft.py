@@ -73,7 +73,7 @@ class Draft:
         return DraftStatus(
             model=self._settings.model.rstrip("/").rpartition("/")[2],
             sessions=worker.num_sessions if worker is not None else 0,
-            capacity=self._settings.max_sessions,
+            max_sessions=self._settings.max_sessions,
             links=self._desk.num_links,
             draining=self._leaving.is_set(),
             table_seconds=worker.table_seconds if worker is not None else 0.0,

@@ -27,10 +27,10 @@ from ssd.transport.channels import CHANNELS
 from ssd.transport.frame import Frame, FrameKind, FrameLimits
 from ssd.types import (
     WIRE_VERSION,
-    Beat,
     Branch,
     Commit,
     Draining,
+    Heartbeat,
     LinkHello,
     LinkPolicy,
     LinkWelcome,
@@ -290,8 +290,8 @@ class LinkServer:
                     case LinkPolicy():
                         check_policy(message, self._terms)
                         link.policy = message
-                    case Beat(nonce=nonce) if nonce:
-                        call.send(Beat(echo=nonce))
+                    case Heartbeat(nonce=nonce) if nonce:
+                        call.send(Heartbeat(echo=nonce))
                     case LinkHello():
                         return FrameError("a second Hello")
                     case _:
@@ -305,7 +305,7 @@ class LinkServer:
         """Give signs of life while the step thread does; returns why that is over."""
         while (stuck := self._stuck()) is None:
             try:
-                call.send(Beat())
+                call.send(Heartbeat())
             except LinkError as error:
                 return error
             await asyncio.sleep(BEAT_SECONDS)
@@ -324,7 +324,7 @@ class LinkServer:
         if len(opening.token_ids) >= self._terms.max_len:
             link.refuse(opening.session, Refusal.LENGTH)
         elif not self._inbox.put(Opening(link, opening, self._clock.now())):
-            link.refuse(opening.session, Refusal.CAPACITY)
+            link.refuse(opening.session, Refusal.MAX_SESSIONS)
 
     def _put(self, link: TargetLink, event: Event) -> None:
         if not self._inbox.put(event):
@@ -344,7 +344,7 @@ def welcome(hello: LinkHello, terms: LinkTerms) -> LinkWelcome:
     """The answer to a Hello that fits."""
     return LinkWelcome(
         epoch=hello.epoch,
-        capacity=terms.capacity,
+        max_sessions=terms.capacity,
         lookahead=terms.lookahead,
         branches=terms.branches,
         peer=terms.peer,

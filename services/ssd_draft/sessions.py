@@ -24,7 +24,7 @@ from ssd.types import Branch, Commit, LinkPolicy, SessionOpening, TokenId
 class Refusal(StrEnum):
     """Why a session is not, or no longer, kept; the words go over the wire."""
 
-    CAPACITY = "capacity"
+    MAX_SESSIONS = "max_sessions"
     GAP = "gap"
     LENGTH = "length"
     DRAINING = "draining"
@@ -191,7 +191,7 @@ class Sessions:
         if not self._has_room_for_a_tree(num_tokens, max_len):
             return Refusal.LENGTH
         if not self._may_take_a_slot(link) or not self._pool.can_allocate(num_blocks):
-            return Refusal.CAPACITY
+            return Refusal.MAX_SESSIONS
         session = Session(
             number=opening.session,
             link=link,

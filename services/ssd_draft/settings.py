@@ -40,7 +40,7 @@ class DraftSettings:
     branches: int = field(default=24, metadata={"min": 1, "max": 128})
     """Branches of an outcome table (N); a target with another number is refused."""
     max_sessions: int = field(default=16, metadata={"min": 1, "max": 256})
-    """Sessions of all links together; one more is refused with "capacity"."""
+    """Sessions of all links together; one more is refused with "max_sessions"."""
     fan_out: Literal["adaptive", "uniform", "geometric"] = "adaptive"
     """Which outcomes get a branch, until a link says otherwise."""
 

@@ -219,9 +219,7 @@ def hello(
 
 def policy(settings: TargetSettings) -> LinkPolicy:
     """How drafts are to choose outcomes."""
-    return LinkPolicy(
-        fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split, backup=settings.backup
-    )
+    return LinkPolicy(fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split)
 
 
 def requirement(settings: TargetSettings) -> LinkRequirement:

@@ -24,13 +24,14 @@ from ssd.text.tokenizer import load_tokenizer
 from ssd.transport.frame import Frame, FrameKind
 from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import (
-    Beat,
+    WIRE_VERSION,
     Branch,
     Commit,
     DraftMessage,
     Draining,
     Explicit,
     FramePayload,
+    Heartbeat,
     LinkHello,
     LinkPolicy,
     LinkWelcome,
@@ -151,7 +152,7 @@ class ScriptedTarget:
             return await self.call.receive()
 
     async def receive_but_beats(self) -> DraftMessage | None:
-        while isinstance(message := await self.receive(), Beat):
+        while isinstance(message := await self.receive(), Heartbeat):
             pass
         return message
 
@@ -159,7 +160,7 @@ class ScriptedTarget:
 def hello(folder: Path, **changes: Any) -> LinkHello:
     tokenizer = load_tokenizer(folder)
     fields: dict[str, Any] = {
-        "wire_version": 1,
+        "wire_version": WIRE_VERSION,
         "vocab_size": tokenizer.vocab_size,
         "tokenizer_fingerprint": tokenizer.fingerprint,
         "lookahead": K,
@@ -189,7 +190,7 @@ async def target(
         beats = asyncio.create_task(_beat(call)) if does_beat else None
         try:
             welcome = await scripted.shake_hands()
-            assert (welcome.capacity, welcome.lookahead, welcome.branches) == (3, K, N)
+            assert (welcome.max_sessions, welcome.lookahead, welcome.branches) == (3, K, N)
             yield scripted
         finally:
             if beats is not None:
@@ -199,7 +200,7 @@ async def target(
 async def _beat(call: LinkCall) -> None:
     while True:
         await asyncio.sleep(0.25)
-        call.send(Beat())
+        call.send(Heartbeat())
 
 
 async def sessions_of(process: Process, expected: int) -> None:
@@ -243,7 +244,7 @@ async def test_commits_of_one_frame_are_answered_in_one_frame(draft: Process, fo
         answers = [await link.table() for _ in tables]
         assert [answer.session for answer in answers] == [1, 2, 3]
         link.open(4)
-        assert await link.receive_but_beats() == SessionRefusal(4, "capacity")
+        assert await link.receive_but_beats() == SessionRefusal(4, "max_sessions")
     await sessions_of(draft, 0)
 
 

@@ -252,7 +252,7 @@ def _link_fact(link: LinkStatus) -> LinkFact:
         draft_pod=link.draft_pod,
         state=link.state.capitalize(),
         sessions=link.sessions,
-        capacity=link.capacity,
+        capacity=link.sustainable_sessions,
         round_trip_seconds=link.round_trip_seconds,
         channel=link.channel,
         reason=link.reason,

@@ -9,10 +9,10 @@ import math
 from ssd.errors import FrameError, HandshakeError
 from ssd.rpc.bounds import LARGEST_ID, MAX_TEMPERATURE
 from ssd.types import (
-    Beat,
     DraftMessage,
     Draining,
     FramePayload,
+    Heartbeat,
     LinkHello,
     LinkPolicy,
     LinkWelcome,
@@ -24,8 +24,6 @@ from ssd.types import (
 )
 from ssd.v1 import speculation_pb2, types_pb2
 
-CANDIDATES = 16
-"""Candidates kept a position, in coupled sampling."""
 MAX_LOOKAHEAD = 16
 MAX_BRANCHES = 128
 MAX_WORD_CHARACTERS = 256
@@ -39,9 +37,9 @@ def speculate_request(message: TargetMessage) -> speculation_pb2.SpeculateReques
     """The wire form of what a target says."""
     match message:
         case FramePayload(payload):
-            return _Request(frame=speculation_pb2.FrameBytes(payload=payload))
-        case Beat(nonce, echo):
-            return _Request(beat=speculation_pb2.Beat(nonce=nonce, echo=echo))
+            return _Request(frame=payload)
+        case Heartbeat(nonce, echo):
+            return _Request(heartbeat=speculation_pb2.Heartbeat(nonce=nonce, echo=echo))
         case SessionOpening():
             return _Request(
                 open_session=speculation_pb2.OpenSession(
@@ -60,7 +58,6 @@ def speculate_request(message: TargetMessage) -> speculation_pb2.SpeculateReques
                 link_settings=speculation_pb2.LinkSettings(
                     fan_out_policy=message.fan_out_policy,
                     fan_out=message.fan_out,
-                    backup=message.backup,
                 )
             )
         case LinkHello():
@@ -81,9 +78,9 @@ def target_message(
     """
     match message.WhichOneof("message"):
         case "frame":
-            return FramePayload(message.frame.payload)
-        case "beat":
-            return Beat(message.beat.nonce, message.beat.echo)
+            return FramePayload(message.frame)
+        case "heartbeat":
+            return Heartbeat(message.heartbeat.nonce, message.heartbeat.echo)
         case "open_session":
             return _opening(message.open_session, max_tokens)
         case "close_session":
@@ -99,9 +96,9 @@ def speculate_response(message: DraftMessage) -> speculation_pb2.SpeculateRespon
     """The wire form of what a draft says."""
     match message:
         case FramePayload(payload):
-            return _Response(frame=speculation_pb2.FrameBytes(payload=payload))
-        case Beat(nonce, echo):
-            return _Response(beat=speculation_pb2.Beat(nonce=nonce, echo=echo))
+            return _Response(frame=payload)
+        case Heartbeat(nonce, echo):
+            return _Response(heartbeat=speculation_pb2.Heartbeat(nonce=nonce, echo=echo))
         case Draining():
             return _Response(draining=speculation_pb2.Draining())
         case SessionRefusal(session, reason):
@@ -112,7 +109,7 @@ def speculate_response(message: DraftMessage) -> speculation_pb2.SpeculateRespon
             return _Response(
                 welcome=speculation_pb2.Welcome(
                     epoch=message.epoch,
-                    capacity=message.capacity,
+                    max_sessions=message.max_sessions,
                     lookahead=message.lookahead,
                     branches=message.branches,
                     peer=_peer_message(message.peer),
@@ -130,9 +127,9 @@ def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage:
     """
     match message.WhichOneof("message"):
         case "frame":
-            return FramePayload(message.frame.payload)
-        case "beat":
-            return Beat(message.beat.nonce, message.beat.echo)
+            return FramePayload(message.frame)
+        case "heartbeat":
+            return Heartbeat(message.heartbeat.nonce, message.heartbeat.echo)
         case "draining":
             return Draining()
         case "session_refused":
@@ -152,7 +149,6 @@ def _hello_message(hello: LinkHello) -> speculation_pb2.Hello:
         lookahead=hello.lookahead,
         branches=hello.branches,
         sampling_mode=types_pb2.SAMPLING_MODE_COUPLED,
-        candidates=CANDIDATES,
         channel=hello.channel,
         peer=_peer_message(hello.peer),
         epoch=hello.epoch,
@@ -187,12 +183,12 @@ def _hello(message: speculation_pb2.Hello) -> LinkHello:
 
 def _welcome(message: speculation_pb2.Welcome) -> LinkWelcome:
     _check_greeting("epoch", message.epoch, 1, LARGEST_ID)
-    _check_greeting("capacity", message.capacity, 0, LARGEST_ID)
+    _check_greeting("max_sessions", message.max_sessions, 0, LARGEST_ID)
     _check_greeting("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
     _check_greeting("branches", message.branches, 1, MAX_BRANCHES)
     return LinkWelcome(
         epoch=message.epoch,
-        capacity=message.capacity,
+        max_sessions=message.max_sessions,
         lookahead=message.lookahead,
         branches=message.branches,
         peer=_peer(message.peer),
@@ -228,7 +224,7 @@ def _opening(message: speculation_pb2.OpenSession, max_tokens: int) -> SessionOp
 
 
 def _policy(message: speculation_pb2.LinkSettings) -> LinkPolicy:
-    _check_words(fan_out_policy=message.fan_out_policy, backup=message.backup)
+    _check_words(fan_out_policy=message.fan_out_policy)
     num_lengths = len(message.fan_out)
     fan_out = tuple(message.fan_out[: MAX_LOOKAHEAD + 1])
     if num_lengths > MAX_LOOKAHEAD + 1 or sum(fan_out) > MAX_BRANCHES:
@@ -236,7 +232,7 @@ def _policy(message: speculation_pb2.LinkSettings) -> LinkPolicy:
             f"fan_out has {num_lengths} entries of sum {sum(fan_out)}, allowed are "
             f"{MAX_LOOKAHEAD + 1} of sum {MAX_BRANCHES}"
         )
-    return LinkPolicy(fan_out_policy=message.fan_out_policy, fan_out=fan_out, backup=message.backup)
+    return LinkPolicy(fan_out_policy=message.fan_out_policy, fan_out=fan_out)
 
 
 def _session(session: int) -> int:

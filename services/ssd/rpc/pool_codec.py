@@ -14,7 +14,7 @@ class LinkStatus:
     """``connecting``, ``active``, ``quarantined``, ``draining``, ``lost``, ``refused``."""
     epoch: int = 0
     sessions: int = 0
-    capacity: int = 0
+    sustainable_sessions: int = 0
     hits: int = 0
     misses: int = 0
     late: int = 0
@@ -38,13 +38,12 @@ class PoolStatus:
     waiting_sequences: int = 0
     hit_rate: float = 0.0
     """Hits over rounds that needed a table, 0..1."""
-    desired_drafts: int = 0
     eligible_sequences: float = 0.0
     """Sequences running whose mode may speculate, mean over 30 s."""
     speculating: bool = True
     tokens_per_round: float = 0.0
     desired_draft_replicas: float = 0.0
-    """``desired_drafts`` before it is rounded up."""
+    """Drafts that the load fills, as a fraction."""
     efficiency: float = 0.0
     """T_verify / T_round of recent rounds, 0..1; 0 before the first."""
     weights_fingerprint: str = ""
@@ -60,7 +59,7 @@ class DraftStatus:
 
     model: str
     sessions: int
-    capacity: int
+    max_sessions: int
     links: int
     draining: bool
     table_seconds: float

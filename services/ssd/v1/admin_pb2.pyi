@@ -26,12 +26,12 @@ LINK_STATE_LOST: LinkState
 LINK_STATE_REFUSED: LinkState
 
 class LinkStatus(_message.Message):
-    __slots__ = ("address", "state", "epoch", "sessions", "capacity", "hits", "misses", "late", "round_trip_seconds", "channel", "reason", "draft_pod", "draft_node", "transport", "draft_weights")
+    __slots__ = ("address", "state", "epoch", "sessions", "sustainable_sessions", "hits", "misses", "late", "round_trip_seconds", "channel", "reason", "draft_pod", "draft_node", "transport", "draft_weights")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    SUSTAINABLE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
     LATE_FIELD_NUMBER: _ClassVar[int]
@@ -46,7 +46,7 @@ class LinkStatus(_message.Message):
     state: LinkState
     epoch: int
     sessions: int
-    capacity: int
+    sustainable_sessions: int
     hits: int
     misses: int
     late: int
@@ -57,19 +57,18 @@ class LinkStatus(_message.Message):
     draft_node: str
     transport: str
     draft_weights: str
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., epoch: _Optional[int] = ..., sessions: _Optional[int] = ..., capacity: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., channel: _Optional[str] = ..., reason: _Optional[str] = ..., draft_pod: _Optional[str] = ..., draft_node: _Optional[str] = ..., transport: _Optional[str] = ..., draft_weights: _Optional[str] = ...) -> None: ...
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., epoch: _Optional[int] = ..., sessions: _Optional[int] = ..., sustainable_sessions: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., channel: _Optional[str] = ..., reason: _Optional[str] = ..., draft_pod: _Optional[str] = ..., draft_node: _Optional[str] = ..., transport: _Optional[str] = ..., draft_weights: _Optional[str] = ...) -> None: ...
 
 class GetPoolStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetPoolStatusResponse(_message.Message):
-    __slots__ = ("links", "running_sequences", "waiting_sequences", "hit_rate", "desired_drafts", "eligible_sequences", "speculating", "tokens_per_round", "desired_draft_replicas", "efficiency", "weights_fingerprint", "dtype", "dtype_reason")
+    __slots__ = ("links", "running_sequences", "waiting_sequences", "hit_rate", "eligible_sequences", "speculating", "tokens_per_round", "desired_draft_replicas", "efficiency", "weights_fingerprint", "dtype", "dtype_reason")
     LINKS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     WAITING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     HIT_RATE_FIELD_NUMBER: _ClassVar[int]
-    DESIRED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     ELIGIBLE_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     SPECULATING_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -82,7 +81,6 @@ class GetPoolStatusResponse(_message.Message):
     running_sequences: int
     waiting_sequences: int
     hit_rate: float
-    desired_drafts: int
     eligible_sequences: float
     speculating: bool
     tokens_per_round: float
@@ -91,7 +89,7 @@ class GetPoolStatusResponse(_message.Message):
     weights_fingerprint: str
     dtype: str
     dtype_reason: str
-    def __init__(self, links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., hit_rate: _Optional[float] = ..., desired_drafts: _Optional[int] = ..., eligible_sequences: _Optional[float] = ..., speculating: _Optional[bool] = ..., tokens_per_round: _Optional[float] = ..., desired_draft_replicas: _Optional[float] = ..., efficiency: _Optional[float] = ..., weights_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., dtype_reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., running_sequences: _Optional[int] = ..., waiting_sequences: _Optional[int] = ..., hit_rate: _Optional[float] = ..., eligible_sequences: _Optional[float] = ..., speculating: _Optional[bool] = ..., tokens_per_round: _Optional[float] = ..., desired_draft_replicas: _Optional[float] = ..., efficiency: _Optional[float] = ..., weights_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., dtype_reason: _Optional[str] = ...) -> None: ...
 
 class WatchPoolRequest(_message.Message):
     __slots__ = ()

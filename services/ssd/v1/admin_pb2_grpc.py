@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """The pool of drafts, seen and steered.
+    """State and settings of a target and its pool of drafts.
     """
 
     def __init__(self, channel):
@@ -58,32 +58,33 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """The pool of drafts, seen and steered.
+    """State and settings of a target and its pool of drafts.
     """
 
     def GetPoolStatus(self, request, context):
-        """Links, sessions, hit rates, as measured.
+        """Returns the current state of the pool: links, sessions and hit rates, as measured.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchPool(self, request, context):
-        """The same, whenever it changes.
+        """Returns the state of the pool now, and again after each change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetSpeculation(self, request, context):
-        """Changes the default mode and policies of requests to come.
+        """Changes the defaults of new requests. This version returns UNIMPLEMENTED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new requests and ends when the last one has gone.
+        """Starts a drain and returns at once. The target accepts no new requests, and exits when the last
+        request has ended or the deadline has passed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +122,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """The pool of drafts, seen and steered.
+    """State and settings of a target and its pool of drafts.
     """
 
     @staticmethod

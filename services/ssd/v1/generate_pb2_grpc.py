@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GenerateServiceStub:
-    """Text from the target.
+    """Text generation.
     """
 
     def __init__(self, channel):
@@ -58,32 +58,33 @@ class GenerateServiceStub:
 
 
 class GenerateServiceServicer:
-    """Text from the target.
+    """Text generation.
     """
 
     def Generate(self, request, context):
-        """Continues a prompt, token by token. Cancelling the call frees all that it holds within a round.
+        """Continues a prompt and streams the new tokens. If the client cancels the call, the target frees
+        its resources within one round.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Text to token ids, as Generate would see them.
+        """Converts text to token ids, with the tokenizer that Generate uses.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Token ids to text.
+        """Converts token ids to text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """The model that is served and how.
+        """Describes the served model and its settings.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +122,7 @@ def add_GenerateServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerateService:
-    """Text from the target.
+    """Text generation.
     """
 
     @staticmethod

@@ -20,16 +20,14 @@ class Peer(_message.Message):
     def __init__(self, pod: _Optional[str] = ..., node: _Optional[str] = ..., cell: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("wire_version", "vocab_size", "tokenizer_fingerprint", "lookahead", "branches", "sampling_mode", "candidates", "channel", "unique_id", "peer", "epoch")
+    __slots__ = ("wire_version", "vocab_size", "tokenizer_fingerprint", "lookahead", "branches", "sampling_mode", "channel", "peer", "epoch")
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_MODE_FIELD_NUMBER: _ClassVar[int]
-    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
-    UNIQUE_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     wire_version: int
@@ -38,12 +36,10 @@ class Hello(_message.Message):
     lookahead: int
     branches: int
     sampling_mode: _types_pb2.SamplingMode
-    candidates: int
     channel: str
-    unique_id: bytes
     peer: Peer
     epoch: int
-    def __init__(self, wire_version: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., sampling_mode: _Optional[_Union[_types_pb2.SamplingMode, str]] = ..., candidates: _Optional[int] = ..., channel: _Optional[str] = ..., unique_id: _Optional[bytes] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, wire_version: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., sampling_mode: _Optional[_Union[_types_pb2.SamplingMode, str]] = ..., channel: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class OpenSession(_message.Message):
     __slots__ = ("session", "token_ids", "seed", "choice", "temperature", "max_len")
@@ -68,16 +64,14 @@ class CloseSession(_message.Message):
     def __init__(self, session: _Optional[int] = ...) -> None: ...
 
 class LinkSettings(_message.Message):
-    __slots__ = ("fan_out_policy", "fan_out", "backup")
+    __slots__ = ("fan_out_policy", "fan_out")
     FAN_OUT_POLICY_FIELD_NUMBER: _ClassVar[int]
     FAN_OUT_FIELD_NUMBER: _ClassVar[int]
-    BACKUP_FIELD_NUMBER: _ClassVar[int]
     fan_out_policy: str
     fan_out: _containers.RepeatedScalarFieldContainer[int]
-    backup: str
-    def __init__(self, fan_out_policy: _Optional[str] = ..., fan_out: _Optional[_Iterable[int]] = ..., backup: _Optional[str] = ...) -> None: ...
+    def __init__(self, fan_out_policy: _Optional[str] = ..., fan_out: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Beat(_message.Message):
+class Heartbeat(_message.Message):
     __slots__ = ("nonce", "echo")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
@@ -85,43 +79,37 @@ class Beat(_message.Message):
     echo: int
     def __init__(self, nonce: _Optional[int] = ..., echo: _Optional[int] = ...) -> None: ...
 
-class FrameBytes(_message.Message):
-    __slots__ = ("payload",)
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    payload: bytes
-    def __init__(self, payload: _Optional[bytes] = ...) -> None: ...
-
 class SpeculateRequest(_message.Message):
-    __slots__ = ("hello", "open_session", "close_session", "link_settings", "beat", "frame")
+    __slots__ = ("hello", "open_session", "close_session", "link_settings", "heartbeat", "frame")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPEN_SESSION_FIELD_NUMBER: _ClassVar[int]
     CLOSE_SESSION_FIELD_NUMBER: _ClassVar[int]
     LINK_SETTINGS_FIELD_NUMBER: _ClassVar[int]
-    BEAT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     open_session: OpenSession
     close_session: CloseSession
     link_settings: LinkSettings
-    beat: Beat
-    frame: FrameBytes
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., link_settings: _Optional[_Union[LinkSettings, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., frame: _Optional[_Union[FrameBytes, _Mapping]] = ...) -> None: ...
+    heartbeat: Heartbeat
+    frame: bytes
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., link_settings: _Optional[_Union[LinkSettings, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., frame: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "capacity", "lookahead", "branches", "peer", "max_len")
+    __slots__ = ("epoch", "max_sessions", "lookahead", "branches", "peer", "max_len")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     MAX_LEN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    capacity: int
+    max_sessions: int
     lookahead: int
     branches: int
     peer: Peer
     max_len: int
-    def __init__(self, epoch: _Optional[int] = ..., capacity: _Optional[int] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., max_len: _Optional[int] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., max_sessions: _Optional[int] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., max_len: _Optional[int] = ...) -> None: ...
 
 class SessionRefused(_message.Message):
     __slots__ = ("session", "reason")
@@ -136,28 +124,28 @@ class Draining(_message.Message):
     def __init__(self) -> None: ...
 
 class SpeculateResponse(_message.Message):
-    __slots__ = ("welcome", "session_refused", "draining", "beat", "frame")
+    __slots__ = ("welcome", "session_refused", "draining", "heartbeat", "frame")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     SESSION_REFUSED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
-    BEAT_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FRAME_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     session_refused: SessionRefused
     draining: Draining
-    beat: Beat
-    frame: FrameBytes
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., session_refused: _Optional[_Union[SessionRefused, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., frame: _Optional[_Union[FrameBytes, _Mapping]] = ...) -> None: ...
+    heartbeat: Heartbeat
+    frame: bytes
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., session_refused: _Optional[_Union[SessionRefused, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., frame: _Optional[bytes] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "sessions", "capacity", "links", "draining", "table_seconds", "dtype", "dtype_reason")
+    __slots__ = ("model", "sessions", "max_sessions", "links", "draining", "table_seconds", "dtype", "dtype_reason")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LINKS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     TABLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -165,13 +153,13 @@ class GetStatusResponse(_message.Message):
     DTYPE_REASON_FIELD_NUMBER: _ClassVar[int]
     model: str
     sessions: int
-    capacity: int
+    max_sessions: int
     links: int
     draining: bool
     table_seconds: float
     dtype: str
     dtype_reason: str
-    def __init__(self, model: _Optional[str] = ..., sessions: _Optional[int] = ..., capacity: _Optional[int] = ..., links: _Optional[int] = ..., draining: _Optional[bool] = ..., table_seconds: _Optional[float] = ..., dtype: _Optional[str] = ..., dtype_reason: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., sessions: _Optional[int] = ..., max_sessions: _Optional[int] = ..., links: _Optional[int] = ..., draining: _Optional[bool] = ..., table_seconds: _Optional[float] = ..., dtype: _Optional[str] = ..., dtype_reason: _Optional[str] = ...) -> None: ...
 
 class DrainDraftRequest(_message.Message):
     __slots__ = ("deadline_ms",)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SpeculationServiceStub:
-    """A draft, seen from a target.
+    """The service of a draft.
     """
 
     def __init__(self, channel):
@@ -53,25 +53,28 @@ class SpeculationServiceStub:
 
 
 class SpeculationServiceServicer:
-    """A draft, seen from a target.
+    """The service of a draft.
     """
 
     def Speculate(self, request_iterator, context):
-        """A link: control messages, and frames where no other tensor channel is agreed.
+        """Opens a link. The target sends Hello first, the draft answers with Welcome. Then both send
+        control messages, heartbeats and frames until one of them ends the call. Without a Hello or a
+        Welcome for 5 s the link ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """What the draft is doing.
+        """Returns the current state of the draft.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Takes no new sessions, tells its targets, and ends when the last session has gone.
+        """Starts a drain and returns at once. The draft accepts no new sessions, sends Draining on each
+        link, and exits when its last session is closed or the deadline has passed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +107,7 @@ def add_SpeculationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SpeculationService:
-    """A draft, seen from a target.
+    """The service of a draft.
     """
 
     @staticmethod

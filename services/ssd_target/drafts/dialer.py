@@ -42,7 +42,7 @@ from ssd.telemetry import (
 )
 from ssd.transport.channels import CHANNELS
 from ssd.transport.frame import Frame, FrameLimits
-from ssd.types import Beat, Draining, LinkHello, LinkPolicy, LinkWelcome, Peer, SessionRefusal
+from ssd.types import Draining, Heartbeat, LinkHello, LinkPolicy, LinkWelcome, Peer, SessionRefusal
 from ssd_target.drafts.link import DraftLink, LinkState
 from ssd_target.drafts.link_quality import (
     TOO_SLOW,
@@ -60,7 +60,7 @@ _ANY_LINK = LinkRequirement()
 RESOLVE_SECONDS = 2.0
 LONGEST_RESOLVE_SECONDS = 5.0
 """A name server that has not answered by then is taken for one that does not answer."""
-LARGEST_CAPACITY = 256
+MAX_DRAFT_SESSIONS = 256
 """Sessions that a draft may offer: what it offers bounds the frames that are taken from it. The
 most that a draft's ``max_sessions`` can be."""
 FIRST_REDIAL_SECONDS = 0.1
@@ -240,7 +240,7 @@ class LinkDialer:
             found = LinkQuality(transport=channel.transport, round_trip_seconds=seconds)
             self._requirement.check(found, welcome.peer)
         link = DraftLink(
-            address, hello.epoch, welcome.capacity, channel, call.send, peer=welcome.peer
+            address, hello.epoch, welcome.max_sessions, channel, call.send, peer=welcome.peer
         )
         link.max_len = welcome.max_len
         ended: asyncio.Future[LinkError] = asyncio.get_running_loop().create_future()
@@ -273,7 +273,7 @@ class LinkDialer:
                 return error
             if message is None:
                 return LinkError("the draft closed the link")
-            if isinstance(message, Beat):
+            if isinstance(message, Heartbeat):
                 self._note_beat(link, message)
             elif isinstance(message, SessionRefusal):
                 self._pool.refuse(link, message)
@@ -294,7 +294,7 @@ class LinkDialer:
             await asyncio.sleep(BEAT_SECONDS)
         return LinkError(link.lost_because)
 
-    def _note_beat(self, link: DraftLink, beat: Beat) -> None:
+    def _note_beat(self, link: DraftLink, beat: Heartbeat) -> None:
         if link.round_trip.hear(beat, asyncio.get_running_loop().time()):
             LINK_RTT_SECONDS.labels(draft=link.name).set(link.round_trip.seconds)
 
@@ -365,9 +365,10 @@ def check_welcome(hello: LinkHello, welcome: LinkWelcome) -> None:
     Raises:
         HandshakeError: it agreed to something else.
     """
-    if welcome.capacity > LARGEST_CAPACITY:
+    if welcome.max_sessions > MAX_DRAFT_SESSIONS:
         raise HandshakeError(
-            "capacity", f"the draft offers {welcome.capacity} sessions, at most {LARGEST_CAPACITY}"
+            "max_sessions",
+            f"the draft reports {welcome.max_sessions}, at most {MAX_DRAFT_SESSIONS}",
         )
     for name in ("epoch", "lookahead", "branches"):
         mine, theirs = getattr(hello, name), getattr(welcome, name)
@@ -378,7 +379,7 @@ def check_welcome(hello: LinkHello, welcome: LinkWelcome) -> None:
 def frame_limits(welcome: LinkWelcome) -> FrameLimits:
     """Tables of all sessions in one frame; no honest frame has more rows."""
     return FrameLimits(
-        max_rows=max(1, welcome.capacity) * (welcome.branches + 1),
+        max_rows=max(1, welcome.max_sessions) * (welcome.branches + 1),
         max_width=row_width(welcome.lookahead),
     )
 

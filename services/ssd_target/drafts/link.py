@@ -9,8 +9,8 @@ from ssd.errors import LinkError
 from ssd.speculation.table import NUM_PARTS, OutcomeTable, pack_commits
 from ssd.transport.frame import Frame, FrameKind, TensorChannel
 from ssd.types import (
-    Beat,
     Commit,
+    Heartbeat,
     LookupResult,
     Peer,
     SequenceId,
@@ -91,15 +91,15 @@ class RoundTrip:
         self._nonce = 0
         self._asked_at: float | None = None
 
-    def beat(self, now: float) -> Beat:
+    def beat(self, now: float) -> Heartbeat:
         """The next beat to send."""
         if self._asked_at is not None:
-            return Beat()
+            return Heartbeat()
         self._nonce += 1
         self._asked_at = now
-        return Beat(nonce=self._nonce)
+        return Heartbeat(nonce=self._nonce)
 
-    def hear(self, beat: Beat, now: float) -> bool:
+    def hear(self, beat: Heartbeat, now: float) -> bool:
         """Take a beat of the draft; true if it was the answer."""
         if self._asked_at is None or beat.echo != self._nonce:
             return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ssd.errors import LinkError
 from ssd.rpc.link import LinkCall
 from ssd.rpc.link_life import HANDSHAKE_SECONDS
-from ssd.types import Beat, Draining, Peer
+from ssd.types import Draining, Heartbeat, Peer
 from ssd_target.drafts.link import RoundTrip
 
 NUM_PINGS = 9
@@ -116,5 +116,5 @@ async def _echo(call: LinkCall, timer: RoundTrip, now: Callable[[], float]) -> N
             raise LinkError("the draft closed the link")
         if isinstance(message, Draining):
             raise LinkError("the draft is leaving")
-        if isinstance(message, Beat) and timer.hear(message, now()):
+        if isinstance(message, Heartbeat) and timer.hear(message, now()):
             return

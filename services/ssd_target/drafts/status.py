@@ -29,7 +29,6 @@ def pool_status(
         running_sequences=load.running,
         waiting_sequences=load.waiting,
         hit_rate=pool.counts.hit_rate,
-        desired_drafts=math.ceil(desired),
         eligible_sequences=eligible,
         tokens_per_round=demand.tokens_per_round,
         desired_draft_replicas=desired,
@@ -49,7 +48,9 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         state=state,
         epoch=link.epoch,
         sessions=len(link.sessions),
-        capacity=draft_capacity(link.table_pace.seconds_by_sessions, verify_seconds, link.capacity),
+        sustainable_sessions=draft_capacity(
+            link.table_pace.seconds_by_sessions, verify_seconds, link.capacity
+        ),
         hits=link.counts.hits,
         misses=link.counts.misses,
         late=link.counts.late,
@@ -87,7 +88,7 @@ def _but_measurements(status: PoolStatus) -> PoolStatus:
         eligible_sequences=0.0,
         tokens_per_round=0.0,
         efficiency=0.0,
-        desired_draft_replicas=0.0,
+        desired_draft_replicas=math.ceil(status.desired_draft_replicas),
     )
 
 
@@ -97,7 +98,7 @@ def desired_draft_replicas(links: Rows[LinkStatus], eligible: float) -> float:
     Drafts are taken to be alike: the mean capacity of those in service. While none is, nobody knows
     what a draft holds: as many are wanted as there are addresses, but one that can be asked.
     """
-    capacities = [link.capacity for link in links if link.state == LinkState.ACTIVE]
+    capacities = [link.sustainable_sessions for link in links if link.state == LinkState.ACTIVE]
     if capacities:
         return eligible * len(capacities) / sum(capacities)
     return float(max(1, len(links))) if eligible else 0.0

@@ -20,9 +20,10 @@ from ssd.testing.clock import FakeClock
 from ssd.transport.frame import Frame, FrameKind
 from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import (
-    Beat,
+    WIRE_VERSION,
     Commit,
     Explicit,
+    Heartbeat,
     LinkHello,
     LinkPolicy,
     LinkWelcome,
@@ -42,7 +43,7 @@ TERMS = LinkTerms(
     vocab_size=10, tokenizer_fingerprint="f", lookahead=6, branches=24, capacity=4, max_len=20
 )
 HELLO = LinkHello(
-    wire_version=1,
+    wire_version=WIRE_VERSION,
     vocab_size=10,
     tokenizer_fingerprint="f",
     lookahead=6,
@@ -111,8 +112,8 @@ async def desk() -> AsyncIterator[Desk]:
 async def test_the_step_thread_learns_of_a_link_before_anything_it_says(desk: Desk) -> None:
     async with desk.linked() as call:
         call.send(SessionClosing(1))
-        call.send(Beat(nonce=1))
-        while await call.receive() != Beat(echo=1):
+        call.send(Heartbeat(nonce=1))
+        while await call.receive() != Heartbeat(echo=1):
             pass
         heard = [type(event).__name__ for event in desk.inbox.drain()]
     assert heard == ["LinkUp", "Closing"]
@@ -137,7 +138,7 @@ async def test_a_step_thread_with_nothing_to_do_may_rest_for_ever(desk: Desk) ->
     async with desk.linked() as call:
         desk.inbox.drain()
         desk.clock.advance(1000 * STUCK_SECONDS)
-        call.send(Beat(nonce=1))
+        call.send(Heartbeat(nonce=1))
         beats = 0
         while beats < 3:
             assert await call.receive() is not None
@@ -203,8 +204,8 @@ async def test_an_opening_too_long_for_this_draft_costs_the_session_and_not_the_
             pass
         assert answer == SessionRefusal(3, "length")
         call.send(replace(too_long, session=4, token_ids=(1,) * (TERMS.max_len - 1)))
-        call.send(Beat(nonce=1))
-        while await call.receive() != Beat(echo=1):
+        call.send(Heartbeat(nonce=1))
+        while await call.receive() != Heartbeat(echo=1):
             pass
         heard = [type(event).__name__ for event in desk.inbox.drain()]
     assert heard == ["LinkUp", "Opening"]
@@ -275,10 +276,10 @@ async def test_openings_that_find_no_room_in_the_inbox_are_refused_and_others_se
             flooding.send(replace(opening, session=session))
         while not isinstance(answer := await flooding.receive(), SessionRefusal):
             pass
-        assert answer.reason == "capacity"
+        assert answer.reason == "max_sessions"
         other.send(opening)
-        other.send(Beat(nonce=1))
-        while (answer := await other.receive()) != Beat(echo=1):
+        other.send(Heartbeat(nonce=1))
+        while (answer := await other.receive()) != Heartbeat(echo=1):
             assert not isinstance(answer, SessionRefusal)
 
 

@@ -74,7 +74,7 @@ def test_slots_bound_the_sessions() -> None:
     sessions, link = make_sessions(max_sessions=1), SilentLink()
     first = sessions.open(link, opening(1), 0.0)
     assert isinstance(first, Session)
-    assert sessions.open(link, opening(2), 0.0) is Refusal.CAPACITY
+    assert sessions.open(link, opening(2), 0.0) is Refusal.MAX_SESSIONS
     sessions.close(first)
     assert isinstance(sessions.open(link, opening(3), 0.0), Session)
 
@@ -82,7 +82,7 @@ def test_slots_bound_the_sessions() -> None:
 def test_blocks_bound_the_sessions() -> None:
     sessions, link = make_sessions(num_blocks=1 + 40 // BLOCK), SilentLink()
     assert isinstance(sessions.open(link, opening(1), 0.0), Session)
-    assert sessions.open(link, opening(2, max_len=8), 0.0) is Refusal.CAPACITY
+    assert sessions.open(link, opening(2, max_len=8), 0.0) is Refusal.MAX_SESSIONS
 
 
 def test_the_same_id_on_two_links_is_two_sessions() -> None:
@@ -199,7 +199,7 @@ def test_a_target_that_takes_all_it_can_leaves_room_for_one_that_comes_late() ->
     assert len(fill(sessions, late)) == 1
     for number, session in enumerate(taken[:3]):
         sessions.close(session)
-        assert sessions.open(greedy, opening(100 + number), 0.0) is Refusal.CAPACITY
+        assert sessions.open(greedy, opening(100 + number), 0.0) is Refusal.MAX_SESSIONS
         assert len(fill(sessions, late, first=10 * number + 10)) == 1
     assert [len(sessions.of(link)) for link in (greedy, late)] == [4, 4]
     sessions.check()

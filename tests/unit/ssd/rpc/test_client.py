@@ -71,7 +71,7 @@ class Target(generate_pb2_grpc.GenerateServiceServicer):
 
 class Draft(speculation_pb2_grpc.SpeculationServiceServicer):
     async def GetStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return speculation_pb2.GetStatusResponse(model="d", capacity=4, dtype="float32")
+        return speculation_pb2.GetStatusResponse(model="d", max_sessions=4, dtype="float32")
 
     async def Drain(self, request: Any, context: Any) -> Any:  # noqa: N802
         return speculation_pb2.DrainDraftResponse(sessions=request.deadline_ms)
@@ -423,7 +423,7 @@ async def test_a_draft_answers_about_itself(endpoint: str) -> None:
     async with DraftClient(endpoint) as draft:
         await draft.wait_ready(5.0)
         status = await draft.get_status()
-        assert (status.model, status.sessions, status.capacity) == ("d", 0, 4)
+        assert (status.model, status.sessions, status.max_sessions) == ("d", 0, 4)
         assert (status.draining, status.dtype) == (False, "float32")
         assert await draft.drain(7) == 7
 

@@ -18,9 +18,10 @@ from ssd.rpc.link_life import Allowance
 from ssd.rpc.server import RpcServer
 from ssd.speculation.table import row_width
 from ssd.types import (
-    Beat,
+    WIRE_VERSION,
     Draining,
     FramePayload,
+    Heartbeat,
     LinkHello,
     SessionClosing,
     SessionRefusal,
@@ -29,7 +30,7 @@ from ssd.types import (
 from ssd.v1 import speculation_pb2, speculation_pb2_grpc
 
 HELLO = LinkHello(
-    wire_version=1,
+    wire_version=WIRE_VERSION,
     vocab_size=10,
     tokenizer_fingerprint="f",
     lookahead=6,
@@ -77,7 +78,7 @@ async def test_messages_arrive_typed_and_in_order() -> None:
     async def serve(call: LinkServerCall) -> None:
         while (message := await call.receive()) is not None:
             heard.append(message)
-            call.send(SessionRefusal(len(heard), "capacity"))
+            call.send(SessionRefusal(len(heard), "max_sessions"))
 
     async with linked(serve) as link:
         sent: list[TargetMessage] = [HELLO, *(SessionClosing(number) for number in range(1, 30))]
@@ -85,7 +86,7 @@ async def test_messages_arrive_typed_and_in_order() -> None:
             link.send(message)
         answers = [await link.receive() for _ in sent]
     assert heard == sent
-    assert answers == [SessionRefusal(number, "capacity") for number in range(1, 31)]
+    assert answers == [SessionRefusal(number, "max_sessions") for number in range(1, 31)]
 
 
 async def test_a_goodbye_is_none_at_the_other_end_for_ever() -> None:
@@ -113,7 +114,7 @@ async def test_a_handler_that_returns_says_goodbye_after_its_last_word() -> None
         assert [await link.receive() for _ in range(20)] == [Draining()] * 20
         assert await link.receive() is None
         with pytest.raises(LinkError, match="closed the link"):
-            link.send(Beat())
+            link.send(Heartbeat())
 
 
 async def test_a_refused_handshake_reaches_the_target_with_its_field() -> None:
@@ -138,7 +139,7 @@ async def test_a_draft_that_is_not_there_is_a_link_error_that_names_it() -> None
         with pytest.raises(LinkError, match=address):
             await dead.receive()
         with pytest.raises(LinkError, match=address):
-            dead.send(Beat())
+            dead.send(Heartbeat())
         await dead.close()
 
 
@@ -199,21 +200,21 @@ async def test_frames_go_past_receive_and_straight_to_their_listener() -> None:
 async def test_a_full_outbox_is_a_link_error_and_never_a_wait() -> None:
     async with linked(listen_until_goodbye, max_outgoing=3) as link:
         for _ in range(3):
-            link.send(Beat())
+            link.send(Heartbeat())
         with pytest.raises(LinkError, match="3 messages wait"):
-            link.send(Beat())
+            link.send(Heartbeat())
 
 
 async def test_a_peer_that_floods_is_cut_off() -> None:
     async def serve(call: LinkServerCall) -> None:
         for _ in range(MAX_INCOMING + 1):
-            call.send(Beat())
+            call.send(Heartbeat())
         await listen_until_goodbye(call)
 
     async with linked(serve) as link:
         assert link._reader is not None
         await asyncio.wait({link._reader})
-        assert [await link.receive() for _ in range(MAX_INCOMING)] == [Beat()] * MAX_INCOMING
+        assert [await link.receive() for _ in range(MAX_INCOMING)] == [Heartbeat()] * MAX_INCOMING
         with pytest.raises(FrameError, match="nobody read"):
             await link.receive()
 
@@ -276,8 +277,8 @@ async def test_sending_costs_no_wake_up_while_the_outbox_is_not_empty() -> None:
     async with linked(listen_until_goodbye) as link:
         wakes: list[object] = []
         link._call_in_loop = wakes.append  # type: ignore[method-assign, assignment]
-        link.send(Beat())
-        link.send(Beat())
+        link.send(Heartbeat())
+        link.send(Heartbeat())
         assert len(wakes) <= 1
         link._wake.set()
 
@@ -316,11 +317,11 @@ async def test_a_peer_that_floods_is_read_at_a_bounded_rate(
 
     async def serve(call: LinkServerCall) -> None:
         for _ in range(100):
-            call.send(Beat())
+            call.send(Heartbeat())
         await asyncio.Event().wait()
 
     async with linked(serve) as link:
-        assert [await link.receive() for _ in range(11)] == [Beat()] * 11
+        assert [await link.receive() for _ in range(11)] == [Heartbeat()] * 11
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await link.receive()
@@ -354,7 +355,7 @@ async def test_a_peer_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyP
         client = DraftClient(link.name)
         raw: Any = client._channel
         call = raw.stream_stream("/ssd.v1.SpeculationService/Speculate")()
-        await call.write(speculate_request(Beat()).SerializeToString())
+        await call.write(speculate_request(Heartbeat()).SerializeToString())
         async with asyncio.timeout(5.0):
             assert "took no message for 0.05 s" in await given_up
         call.cancel()

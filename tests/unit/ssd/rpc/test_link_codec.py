@@ -10,10 +10,11 @@ from ssd.rpc.link_codec import (
     target_message,
 )
 from ssd.types import (
-    Beat,
+    WIRE_VERSION,
     DraftMessage,
     Draining,
     FramePayload,
+    Heartbeat,
     LinkHello,
     LinkPolicy,
     LinkWelcome,
@@ -27,7 +28,7 @@ from ssd.v1 import speculation_pb2 as pb2
 from ssd.v1 import types_pb2
 
 HELLO = LinkHello(
-    wire_version=1,
+    wire_version=WIRE_VERSION,
     vocab_size=2048,
     tokenizer_fingerprint="ab",
     lookahead=6,
@@ -38,7 +39,7 @@ HELLO = LinkHello(
 )
 WELCOME = LinkWelcome(
     epoch=3,
-    capacity=16,
+    max_sessions=16,
     lookahead=6,
     branches=24,
     peer=Peer(pod="d", weights_fingerprint="sha256:d"),
@@ -55,9 +56,9 @@ OPENING = SessionOpening(
         HELLO,
         OPENING,
         SessionClosing(9),
-        LinkPolicy(fan_out_policy="explicit", fan_out=(4, 3, 2), backup="none"),
-        Beat(),
-        Beat(nonce=2**64 - 1),
+        LinkPolicy(fan_out_policy="explicit", fan_out=(4, 3, 2)),
+        Heartbeat(),
+        Heartbeat(nonce=2**64 - 1),
         FramePayload(b"\x00\xff"),
     ],
     ids=lambda each: type(each).__name__,
@@ -69,7 +70,14 @@ def test_what_a_target_says_survives_the_wire(message: TargetMessage) -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [WELCOME, SessionRefusal(4, "capacity"), Draining(), Beat(), Beat(echo=7), FramePayload(b"")],
+    [
+        WELCOME,
+        SessionRefusal(4, "max_sessions"),
+        Draining(),
+        Heartbeat(),
+        Heartbeat(echo=7),
+        FramePayload(b""),
+    ],
     ids=lambda each: type(each).__name__,
 )
 def test_what_a_draft_says_survives_the_wire(message: DraftMessage) -> None:
@@ -101,7 +109,7 @@ def test_a_hello_out_of_bounds_names_its_field(field: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("epoch", 0), ("lookahead", 0), ("branches", 999), ("capacity", 2**31)]
+    ("field", "value"), [("epoch", 0), ("lookahead", 0), ("branches", 999), ("max_sessions", 2**31)]
 )
 def test_a_welcome_out_of_bounds_names_its_field(field: str, value: int) -> None:
     message = speculate_response(WELCOME)
@@ -132,7 +140,7 @@ def opening(**changes: object) -> pb2.SpeculateRequest:
         pb2.SpeculateRequest(close_session=pb2.CloseSession(session=0)),
         pb2.SpeculateRequest(link_settings=pb2.LinkSettings(fan_out=[1] * 18)),
         pb2.SpeculateRequest(link_settings=pb2.LinkSettings(fan_out=[129])),
-        pb2.SpeculateRequest(link_settings=pb2.LinkSettings(backup="x" * 257)),
+        pb2.SpeculateRequest(link_settings=pb2.LinkSettings(fan_out_policy="x" * 257)),
     ],
 )
 def test_a_control_message_out_of_bounds_is_a_frame_error(message: pb2.SpeculateRequest) -> None:

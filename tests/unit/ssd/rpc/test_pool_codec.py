@@ -29,7 +29,6 @@ def test_a_pools_state_survives_the_wire() -> None:
         running_sequences=3,
         waiting_sequences=1,
         hit_rate=0.5,
-        desired_drafts=2,
         eligible_sequences=2.5,
         speculating=False,
         tokens_per_round=3.1,
@@ -61,7 +60,7 @@ def test_a_drafts_state_survives_the_wire() -> None:
     status = DraftStatus(
         model="d",
         sessions=1,
-        capacity=16,
+        max_sessions=16,
         links=2,
         draining=True,
         table_seconds=0.5,

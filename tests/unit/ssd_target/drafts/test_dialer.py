@@ -21,7 +21,7 @@ from ssd.telemetry import (
     LINK_TRANSPORT_INFO,
     SystemClock,
 )
-from ssd.types import Beat, LinkHello, LinkPolicy, LinkWelcome
+from ssd.types import WIRE_VERSION, Heartbeat, LinkHello, LinkPolicy, LinkWelcome
 from ssd.v1 import speculation_pb2_grpc
 from ssd_target.drafts import dialer as links
 from ssd_target.drafts.dialer import LinkDialer, LinkReport, check_welcome, is_literal, redial_pause
@@ -30,7 +30,7 @@ from ssd_target.drafts.link_quality import LinkRequirement
 from ssd_target.drafts.pool import DraftPool, PoolSettings
 
 HELLO = LinkHello(
-    wire_version=1,
+    wire_version=WIRE_VERSION,
     vocab_size=10,
     tokenizer_fingerprint="f",
     lookahead=6,
@@ -38,7 +38,7 @@ HELLO = LinkHello(
     channel="grpc",
     epoch=3,
 )
-WELCOME = LinkWelcome(epoch=3, capacity=4, lookahead=6, branches=24)
+WELCOME = LinkWelcome(epoch=3, max_sessions=4, lookahead=6, branches=24)
 PATIENCE_SECONDS = 10.0
 
 
@@ -75,9 +75,9 @@ class PoliteDraft(speculation_pb2_grpc.SpeculationServiceServicer):
             assert isinstance(hello, LinkHello)
             call.send(replace(WELCOME, epoch=hello.epoch))
             while (message := await call.receive()) is not None:
-                if isinstance(message, Beat):
+                if isinstance(message, Heartbeat):
                     self.heard.put_nowait(message.nonce)
-                    call.send(Beat(echo=message.nonce))
+                    call.send(Heartbeat(echo=message.nonce))
 
 
 class WatchedPool(DraftPool):
@@ -374,17 +374,20 @@ async def test_a_name_server_that_never_answers_is_not_waited_for(
     assert asked.count("odd") > 1
 
 
-@pytest.mark.parametrize("capacity", [links.LARGEST_CAPACITY + 1, 2**32 - 1])
-def test_a_draft_that_offers_too_much_is_refused_by_name(capacity: int) -> None:
+@pytest.mark.parametrize("max_sessions", [links.MAX_DRAFT_SESSIONS + 1, 2**32 - 1])
+def test_a_draft_that_offers_too_much_is_refused_by_name(max_sessions: int) -> None:
     welcome = LinkWelcome(
-        epoch=HELLO.epoch, capacity=capacity, lookahead=HELLO.lookahead, branches=HELLO.branches
+        epoch=HELLO.epoch,
+        max_sessions=max_sessions,
+        lookahead=HELLO.lookahead,
+        branches=HELLO.branches,
     )
-    with pytest.raises(HandshakeError, match="capacity"):
+    with pytest.raises(HandshakeError, match="max_sessions"):
         links.check_welcome(HELLO, welcome)
 
 
 def test_a_frame_holds_the_tables_of_all_sessions_and_no_more() -> None:
-    welcome = LinkWelcome(epoch=1, capacity=3, lookahead=2, branches=4)
+    welcome = LinkWelcome(epoch=1, max_sessions=3, lookahead=2, branches=4)
     limits = links.frame_limits(welcome)
     assert (limits.max_rows, limits.max_width) == (3 * (4 + 1), row_width(2))
 

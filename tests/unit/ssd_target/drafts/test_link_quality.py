@@ -9,7 +9,7 @@ import pytest
 
 from ssd.errors import LinkError
 from ssd.rpc.link import LinkCall
-from ssd.types import Beat, DraftMessage, Draining, Peer, TargetMessage
+from ssd.types import DraftMessage, Draining, Heartbeat, Peer, TargetMessage
 from ssd_target.drafts.link_quality import (
     NUM_PINGS,
     LinkQuality,
@@ -32,9 +32,9 @@ class ScriptedCall:
         self._coming: deque[DraftMessage | None] = deque(before)
 
     def send(self, message: TargetMessage) -> None:
-        assert isinstance(message, Beat)
+        assert isinstance(message, Heartbeat)
         assert message.nonce
-        self._coming.append(Beat(echo=message.nonce))
+        self._coming.append(Heartbeat(echo=message.nonce))
 
     @property
     def num_unread(self) -> int:
@@ -60,7 +60,7 @@ async def test_the_round_trip_is_the_median_of_several_beats() -> None:
 
 
 async def test_the_drafts_own_beats_and_old_echoes_are_no_answers() -> None:
-    scripted = ScriptedCall(Beat(), Beat(nonce=5), Beat(echo=77))
+    scripted = ScriptedCall(Heartbeat(), Heartbeat(nonce=5), Heartbeat(echo=77))
     await measure(cast(LinkCall, scripted), lambda: 0.0)
     assert scripted.num_unread == 0, "each question has had its own answer"
 

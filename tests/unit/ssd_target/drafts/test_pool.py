@@ -167,7 +167,7 @@ def test_the_lock_is_free_while_a_quarantine_closes_sessions(
     bench.run()
 
 
-@pytest.mark.parametrize("reason", ["capacity", "gap", "draining", "of a later version"])
+@pytest.mark.parametrize("reason", ["max_sessions", "gap", "draining", "of a later version"])
 def test_a_draft_that_refused_is_asked_again_after_a_second(
     make_bench: MakeBench, reason: str
 ) -> None:

@@ -49,7 +49,7 @@ def test_a_link_tells_its_epoch_sessions_counts_and_round_trip() -> None:
     status = pool_status([up(mine)], asked, 1.0, "sha256:t")
     shown = status.links[0]
     assert (shown.address, shown.state, shown.epoch) == ("10.0.0.1:1", "active", 3)
-    assert (shown.sessions, shown.capacity) == (1, 4)
+    assert (shown.sessions, shown.sustainable_sessions) == (1, 4)
     assert (shown.hits, shown.misses, shown.late) == (3, 1, 1)
     assert (shown.round_trip_seconds, shown.channel, shown.reason) == (0.002, "grpc", "")
     assert (status.running_sequences, status.waiting_sequences) == (2, 5)
@@ -57,7 +57,7 @@ def test_a_link_tells_its_epoch_sessions_counts_and_round_trip() -> None:
     assert (shown.draft_pod, shown.draft_node) == ("demo-draft-0-x", "n1")
     assert shown.transport == mine.transport == "memory"
     assert (status.eligible_sequences, status.tokens_per_round) == (6.0, 2.5)
-    assert (status.desired_draft_replicas, status.desired_drafts) == (1.5, 2)
+    assert status.desired_draft_replicas == 1.5
     assert status.speculating
     assert status.efficiency == pytest.approx(0.8)
     assert (status.weights_fingerprint, shown.draft_weights) == ("sha256:t", "sha256:d")
@@ -67,9 +67,9 @@ def test_the_capacity_of_a_link_is_what_it_does_within_one_verify() -> None:
     mine = link(capacity=16)
     asked = pool()
     asked.demand.note_round(2, 5, 0.004, 0.005)
-    assert pool_status([up(mine)], asked, 0.0, "sha256:t").links[0].capacity == 16
+    assert pool_status([up(mine)], asked, 0.0, "sha256:t").links[0].sustainable_sessions == 16
     mine.table_pace.note([0.001, 0.002])
-    assert pool_status([up(mine)], asked, 0.0, "sha256:t").links[0].capacity == 4
+    assert pool_status([up(mine)], asked, 0.0, "sha256:t").links[0].sustainable_sessions == 4
 
 
 def test_a_quarantine_shows_as_long_as_it_lasts() -> None:
@@ -122,7 +122,7 @@ def test_what_is_measured_anew_all_the_time_is_no_news() -> None:
 
 
 def shown(state: LinkState, capacity: int = 4) -> LinkStatus:
-    return LinkStatus(address="10.0.0.1:1", state=state, capacity=capacity)
+    return LinkStatus(address="10.0.0.1:1", state=state, sustainable_sessions=capacity)
 
 
 @pytest.mark.parametrize(
