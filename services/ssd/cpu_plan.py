@@ -1,25 +1,28 @@
-"""Which CPUs of one machine run the target, the drafts, and everything else."""
+"""Which CPUs of one machine run the target, the drafts and all other threads."""
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from ssd.errors import SettingsError
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPlan:
-    """Which CPUs run what, as the processes' flags want them."""
+    """CPU lists in the form of the processes' flags, ``0,2``."""
 
     target: str
     drafts: tuple[str, ...]
     others: str
-    """Threads that run no model: gRPC, HTTP, the command."""
+    """For threads that run no model: gRPC, HTTP, the command."""
     is_shared: bool
     """Target and drafts share a core: there is only one."""
 
     def num_cpus(self, *, with_drafts: bool) -> int:
-        """CPUs that run a model: the target's, and the drafts' if they are in use."""
+        """Number of CPUs that run a model; those of the drafts only if they are in use."""
         lists = (self.target, *(self.drafts if with_drafts else ()))
         return len({cpu for listed in lists for cpu in listed.split(",")})
 
@@ -27,7 +30,7 @@ class CpuPlan:
 def plan_cpus(allowed: Sequence[int], num_drafts: int) -> CpuPlan:
     """Give the target the first half of the CPUs and the drafts the rest.
 
-    Drafts share their half evenly; with more drafts than CPUs there they take turns.
+    The drafts' half is divided evenly. With more drafts than CPUs, several drafts share one.
     """
     cpus = sorted(allowed)
     if len(cpus) == 1:
@@ -44,7 +47,7 @@ def plan_cpus(allowed: Sequence[int], num_drafts: int) -> CpuPlan:
 def one_cpu_a_core(allowed: Iterable[int], topology: Path = TOPOLOGY) -> tuple[int, ...]:
     """Return the first allowed CPU of each physical core, ascending.
 
-    Two hardware threads of one core are no two cores. Without a topology all CPUs count.
+    Hardware threads share their core. Without topology files, every CPU counts as a core.
     """
     first: dict[str, int] = {}
     for cpu in sorted(allowed):
@@ -54,6 +57,24 @@ def one_cpu_a_core(allowed: Iterable[int], topology: Path = TOPOLOGY) -> tuple[i
             core = str(cpu)
         first.setdefault(core.strip(), cpu)
     return tuple(first.values())
+
+
+def pin(step_cpus: frozenset[int], other_cpus: frozenset[int]) -> frozenset[int]:
+    """Move this thread, and the threads that it will start, to ``other_cpus``; empty for all.
+
+    Returns:
+        The CPUs to which the step thread moves itself: ``step_cpus``, or all if that is empty.
+
+    Raises:
+        SettingsError: a CPU is not allowed for this process.
+    """
+    allowed = os.sched_getaffinity(0)
+    missing = (step_cpus | other_cpus) - allowed
+    if missing:
+        raise SettingsError(f"CPUs {sorted(missing)} are not among the allowed {sorted(allowed)}")
+    if other_cpus:
+        os.sched_setaffinity(0, other_cpus)
+    return step_cpus or frozenset(allowed)
 
 
 def _listed(cpus: Sequence[int]) -> str:

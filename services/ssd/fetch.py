@@ -30,9 +30,9 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from ssd.errors import CacheError, SettingsError
 from ssd.hub import HUB_ERRORS, WANTED, HubModel, as_setup_error, may_pass
-from ssd.process import log_progress, run_process
+from ssd.process import run_process
 from ssd.settings import TERMINATION_LOG
-from ssd.telemetry import get_logger
+from ssd.telemetry import get_logger, log_progress
 
 PROGRESS_SECONDS = 10.0
 """Between two lines on how far a download is."""

@@ -9,7 +9,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,6 +27,7 @@ bound_fields: ContextVar[Mapping[str, object]] = ContextVar(
 
 _MOST_EVENTS = 1024
 """Events whose frequency is remembered; libraries may make a new one of each message."""
+_PROGRESS_STEPS = 25
 _FAST_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
 
@@ -342,6 +343,27 @@ def log_crash(crash: threading.ExceptHookArgs) -> None:
     """Log what ended a thread, with its stack; for ``threading.excepthook``."""
     name = crash.thread.name if crash.thread is not None else "unknown"
     get_logger(__name__).crash("thread_crashed", crash.exc_value, thread=name)
+
+
+def log_progress(stage: str, fraction: float) -> None:
+    """Log how much of a stage of the start is done, 0..1. Any thread."""
+    get_logger("ssd").info("progress", stage=stage, fraction=round(fraction, 3))
+
+
+def progress_log() -> Callable[[str, float], None]:
+    """Return a callback that logs each stage in steps of 4 %.
+
+    A model has thousands of tensors, and ``RepeatLimit`` drops events that repeat too often.
+    """
+    logged: dict[str, int] = {}
+
+    def report(stage: str, fraction: float) -> None:
+        step = int(fraction * _PROGRESS_STEPS)
+        if logged.get(stage) != step:
+            logged[stage] = step
+            log_progress(stage, fraction)
+
+    return report
 
 
 @dataclass(frozen=True, slots=True)

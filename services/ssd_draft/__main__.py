@@ -9,13 +9,14 @@ if __name__ == "__main__":
 import sys
 from collections.abc import Sequence
 
+from ssd.cpu_plan import pin
 from ssd.engine.check import check_engine
 from ssd.engine.config import EngineConfig, ModelConfig, length_limit, usable_token_ids
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.engine.precision import choose_precision
 from ssd.model_source import local_folder, resolve
 from ssd.ports import Tokenizer
-from ssd.process import peer, pin, run_process, run_until_signal
+from ssd.process import peer, run_process, run_until_signal
 from ssd.telemetry import SystemClock
 from ssd.text.tokenizer import load_tokenizer
 from ssd.types import LinkPolicy, Peer
@@ -49,7 +50,7 @@ async def serve(settings: DraftSettings) -> int:
     me = peer(settings, weights_fingerprint(folder))
     terms = link_terms(settings, tokenizer, step.engine, me)
     draft = Draft(settings, step, terms, SystemClock())
-    return await run_until_signal(draft.run(), draft.leave)
+    return await run_until_signal(draft.run(), draft.drain)
 
 
 def check(settings: DraftSettings) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from ssd.errors import FrameError, HandshakeError, LinkError, OverloadedError, SettingsError
 from ssd.ports import Clock
-from ssd.process import post
 from ssd.rpc.link import LinkFrames, LinkServerCall
 from ssd.rpc.link_life import (
     BEAT_SECONDS,
@@ -23,6 +22,7 @@ from ssd.rpc.link_life import (
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
 from ssd.telemetry import BAD_FRAMES_TOTAL, STALE_FRAMES_TOTAL, get_logger
+from ssd.threads import post
 from ssd.transport.channels import CHANNELS
 from ssd.transport.frame import Frame, FrameKind, FrameLimits
 from ssd.types import (

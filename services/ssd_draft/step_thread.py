@@ -11,10 +11,10 @@ from ssd.engine.config import DTYPES, EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import ModelRunner, load_runner
 from ssd.ports import Clock
-from ssd.process import Watchdog, progress_log
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
-from ssd.telemetry import DRAFT_STARTUP_SECONDS
+from ssd.step_thread import Watchdog
+from ssd.telemetry import DRAFT_STARTUP_SECONDS, progress_log
 from ssd_draft.inbox import Inbox
 from ssd_draft.sessions import Sessions
 from ssd_draft.tree import Tree, TreeShape

@@ -14,9 +14,9 @@ import numpy as np
 
 from ssd.errors import LinkError
 from ssd.ports import Clock
-from ssd.process import Watchdog
 from ssd.speculation.fan_out import FanOutPolicy
 from ssd.speculation.table import OutcomeTable
+from ssd.step_thread import Watchdog
 from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SECONDS, get_logger
 from ssd.types import LinkPolicy
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
@@ -85,12 +85,12 @@ class Worker:
         """Serve until the inbox is closed."""
         while not self._inbox.is_closed:
             if not self.run_step():
-                with self._watchdog.resting():
+                with self._watchdog.idle():
                     self._inbox.wait()
 
     def run_step(self) -> bool:
         """Hear what came and do the most urgent thing; False if there was nothing to do."""
-        self._watchdog.beat()
+        self._watchdog.heartbeat()
         events = self._inbox.drain()
         for event in events:
             self._hear(event)

@@ -10,8 +10,9 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import ModelRunner, load_runner
 from ssd.ports import Clock
-from ssd.process import Watchdog, progress_log
 from ssd.speculation.noise import NoiseRing
+from ssd.step_thread import Watchdog
+from ssd.telemetry import progress_log
 from ssd_target.decoding.batch_builder import BatchBuilder, Sampler
 from ssd_target.decoding.decode_loop import DecodeLoop, Parts
 from ssd_target.decoding.inbox import Inbox

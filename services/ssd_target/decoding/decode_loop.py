@@ -14,9 +14,9 @@ from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.errors import NotFiniteError
 from ssd.ports import Clock
-from ssd.process import Watchdog
 from ssd.speculation.outcome import Outcomes
 from ssd.speculation.verification import verify_coupled
+from ssd.step_thread import Watchdog
 from ssd.telemetry import get_logger
 from ssd.types import FinishReason, GenerationChunk, Outcome, SequenceId, TokenId, Usage
 from ssd_target.decoding.batch_builder import BatchBuilder, Proposals, Sampler
@@ -103,7 +103,7 @@ class DecodeLoop:
             while not self._inbox.is_closed:
                 if self._scheduler.is_idle:
                     self._metrics.publish(self._scheduler, self._drafts)
-                    with self._watchdog.resting():
+                    with self._watchdog.idle():
                         self._inbox.wait(_IDLE_SECONDS)
                 self.run_round()
             self._cancel_everyone()
@@ -127,7 +127,7 @@ class DecodeLoop:
 
     def run_round(self) -> None:
         """One round of all running sequences, and one chunk of one prompt."""
-        self._watchdog.beat()
+        self._watchdog.heartbeat()
         started = self._clock.now()
         plan = self._scheduler.plan(self._inbox.drain())
         self._begin(plan)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ssd.errors import FrameError, HandshakeError, LinkError
-from ssd.process import in_daemon_thread
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkFrames
 from ssd.rpc.link_life import (
@@ -40,6 +39,7 @@ from ssd.telemetry import (
     LINK_TRANSPORT_INFO,
     get_logger,
 )
+from ssd.threads import in_daemon_thread
 from ssd.transport.channels import CHANNELS
 from ssd.transport.frame import Frame, FrameLimits
 from ssd.types import Draining, Heartbeat, LinkHello, LinkPolicy, LinkWelcome, Peer, SessionRefusal

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 
 from ssd.ports import Clock
-from ssd.process import post
+from ssd.threads import post
 from ssd.types import FinishReason, GenerationChunk, SpeculationStatistics, TokenId, Usage
 
 

@@ -10,8 +10,8 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.choose import choose
 from ssd.errors import FrameError, LinkError
-from ssd.process import Watchdog
 from ssd.speculation.noise import NoiseRing
+from ssd.step_thread import Watchdog
 from ssd.testing.ledger_runner import LedgerRunner, law
 from ssd.testing.scripted_draft import Behaviour, ScriptedDraft
 from ssd.transport.frame import Frame

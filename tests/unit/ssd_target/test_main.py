@@ -15,14 +15,14 @@ ALLOWED = {0, 1, 2}
 
 
 class NoTarget:
-    """Keeps what its step thread is told and ends at once."""
+    """Records the settings of its step thread and ends at once."""
 
     step: StepSettings
 
     def __init__(self, _settings: TargetSettings, step: StepSettings, *_others: object) -> None:
         NoTarget.step = step
 
-    def leave(self) -> None: ...
+    def drain(self) -> None: ...
 
     async def run(self) -> int:
         return 0

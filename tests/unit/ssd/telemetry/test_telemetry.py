@@ -338,3 +338,16 @@ def test_metric_labels_are_few_and_known() -> None:
     assert labels == {"outcome", "kind", "state", "part", "result", "position", "draft"} | {
         *("direction", "transport", "reason")
     }
+
+
+def test_progress_of_a_large_model_stays_below_the_limit_of_repeated_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logged: list[tuple[str, float]] = []
+    monkeypatch.setattr(telemetry, "log_progress", lambda *progress: logged.append(progress))
+    report = telemetry.progress_log()
+    for stage in ("load", "warm-up"):
+        for tensor in range(723):
+            report(stage, (tensor + 1) / 723)
+    assert len(logged) < 100
+    assert [fraction for _, fraction in logged].count(1.0) == 2

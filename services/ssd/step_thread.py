@@ -1,0 +1,112 @@
+"""The thread that runs the model, and the watchdog that detects when it hangs."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator
+from typing import Generic, TypeVar
+
+from ssd.ports import Clock
+from ssd.threads import post
+
+STUCK_SECONDS = 60.0
+"""A step that takes longer is considered to hang."""
+Loaded = TypeVar("Loaded")
+
+
+class Watchdog:
+    """Detects a step thread that hangs. Any thread.
+
+    The step thread sends one heartbeat a step and marks the time in which it waits for work.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._busy_since: float | None = None
+
+    def heartbeat(self) -> None:
+        """Record that a step begins."""
+        self._busy_since = self._clock.now()
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[None]:
+        """Inside, the thread waits for work and no heartbeat is due."""
+        self._busy_since = None
+        yield
+        self.heartbeat()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the current step has taken longer than ``STUCK_SECONDS``."""
+        busy_since = self._busy_since
+        return busy_since is not None and self._clock.now() - busy_since > STUCK_SECONDS
+
+
+class StepThread(Generic[Loaded]):
+    """A thread that loads a model and then serves with it. Asyncio loop, except ``_run``.
+
+    ``loaded`` receives the first result of ``load``, or the error that prevented it. ``ended`` is
+    set when the thread ends, with the error if one ended it while it served.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], tuple[Loaded, Callable[[], None]]],
+        on_end: Callable[[], None],
+        cpus: Collection[int],
+    ) -> None:
+        """Prepare the thread.
+
+        Args:
+            load: returns the value of ``loaded``, and a function that serves until the inbox is
+                closed.
+            on_end: called last on the thread, also after an error.
+            cpus: where it runs.
+        """
+        self._load = load
+        self._on_end = on_end
+        self._cpus = cpus
+        self._loop = asyncio.get_running_loop()
+        self.loaded: asyncio.Future[Loaded] = self._loop.create_future()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        # A daemon: a forward pass that never returns must not keep a crashed process alive.
+        self._thread = threading.Thread(target=self._run, name="step", daemon=True)
+
+    def start(self) -> None:
+        """Begin to load."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        error: Exception | None = None
+        try:
+            self._load_and_serve()
+        except Exception as raised:  # noqa: BLE001 - raised again where it is awaited
+            error = raised
+        except BaseException as raised:  # noqa: BLE001 - likewise
+            # Raised in a task, a SystemExit would stop the loop and look like a normal exit.
+            error = RuntimeError(f"{type(raised).__name__} on the step thread: {raised}")
+            error = error.with_traceback(raised.__traceback__)
+        finally:
+            self._on_end()
+            post(self._loop, self._end, error)
+
+    def _load_and_serve(self) -> None:
+        os.sched_setaffinity(0, self._cpus)
+        loaded, serve = self._load()
+        # Modules and weights live as long as the process: garbage collection can skip them.
+        gc.collect()
+        gc.freeze()
+        post(self._loop, self.loaded.set_result, loaded)
+        serve()
+
+    def _end(self, error: Exception | None) -> None:
+        """Publish the end of the thread. Asyncio loop."""
+        if error is not None and not self.loaded.done():
+            self.loaded.set_exception(error)
+            error = None
+        if error is not None:
+            self.ended.set_exception(error)
+        else:
+            self.ended.set_result(None)

@@ -1,0 +1,85 @@
+"""CPUs of target, drafts and other threads."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd.cpu_plan import one_cpu_a_core, pin, plan_cpus
+from ssd.errors import SettingsError
+
+ALLOWED = frozenset(os.sched_getaffinity(0))
+
+
+def cpus(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+@given(allowed=st.sets(st.integers(0, 300), min_size=2, max_size=40), num_drafts=st.integers(0, 12))
+def test_target_and_drafts_never_share_a_cpu_if_there_are_two(
+    allowed: set[int], num_drafts: int
+) -> None:
+    plan = plan_cpus(tuple(allowed), num_drafts)
+    target_cpus = cpus(plan.target)
+    draft_cpus = {cpu for share in plan.drafts for cpu in cpus(share)}
+    assert not plan.is_shared
+    assert target_cpus == sorted(allowed)[: (len(allowed) + 1) // 2]
+    assert draft_cpus.isdisjoint(target_cpus)
+    assert set(cpus(plan.others)) == allowed - set(target_cpus)
+    assert len(plan.drafts) == num_drafts
+    if num_drafts:
+        assert draft_cpus | set(target_cpus) <= allowed
+        assert len(draft_cpus) == min(
+            len(allowed) - len(target_cpus), max(num_drafts, len(draft_cpus))
+        )
+
+
+def test_one_cpu_is_shared() -> None:
+    plan = plan_cpus((3,), 2)
+    assert plan.is_shared
+    assert (plan.target, plan.drafts, plan.others) == ("3", ("3", "3"), "3")
+
+
+@pytest.mark.parametrize(
+    ("num_allowed", "plain", "speculative"), [(1, 1, 1), (2, 1, 2), (3, 2, 3), (8, 4, 8)]
+)
+def test_a_plan_counts_the_cpus_of_each_mode(
+    num_allowed: int, plain: int, speculative: int
+) -> None:
+    plan = plan_cpus(range(num_allowed), 2)
+    assert plan.num_cpus(with_drafts=False) == plain
+    assert plan.num_cpus(with_drafts=True) == speculative
+
+
+def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:
+    for cpu, siblings in {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}.items():
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    assert one_cpu_a_core({0, 1, 2, 3}, tmp_path) == (0, 1)
+    assert one_cpu_a_core({2, 3}, tmp_path) == (2, 3)
+
+
+def test_without_topology_files_every_cpu_is_a_core(tmp_path: Path) -> None:
+    assert one_cpu_a_core({5, 4}, tmp_path) == (4, 5)
+
+
+def test_a_cpu_that_is_not_allowed_is_named_in_the_error() -> None:
+    beyond = max(ALLOWED) + 1
+    with pytest.raises(SettingsError, match=str(beyond)):
+        pin(frozenset({beyond}), frozenset())
+    with pytest.raises(SettingsError, match=str(beyond)):
+        pin(frozenset(), frozenset({beyond}))
+    assert os.sched_getaffinity(0) == ALLOWED
+
+
+def test_the_step_thread_gets_all_cpus_by_default() -> None:
+    one = frozenset({min(ALLOWED)})
+    try:
+        assert pin(frozenset(), one) == ALLOWED
+        assert os.sched_getaffinity(0) == one
+    finally:
+        os.sched_setaffinity(0, ALLOWED)
+    assert pin(one, frozenset()) == one
