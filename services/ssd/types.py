@@ -242,14 +242,7 @@ class Draining:
     """The draft is leaving."""
 
 
-@dataclass(frozen=True, slots=True)
-class FramePayload:
-    """One encoded frame travelling inside the control stream."""
-
-    payload: bytes
-
-
-TargetMessage = LinkHello | SessionOpening | SessionClosing | LinkPolicy | Heartbeat | FramePayload
-"""What a target says on a link."""
-DraftMessage = LinkWelcome | SessionRefusal | Draining | Heartbeat | FramePayload
-"""What a draft says on a link."""
+TargetMessage = LinkHello | SessionOpening | SessionClosing | LinkPolicy | Heartbeat
+"""A control message from a target to a draft. Frames travel beside them, as bytes."""
+DraftMessage = LinkWelcome | SessionRefusal | Draining | Heartbeat
+"""A control message from a draft to a target."""

@@ -24,7 +24,6 @@ from ssd_draft.sessions import GapError, LinkEnd, Move, Refusal, Session, Sessio
 from ssd_draft.tree import Growth, NewSession, Tree
 
 _log = get_logger(__name__)
-_MAIN_PART = 0
 _BATCHES_BETWEEN_CHUNKS = 4
 """Tree batches after which an opening session gets a chunk, however busy the others are."""
 _REMEMBERED_TABLES = 64
@@ -273,7 +272,6 @@ def _table(session: Session, growth: Growth, row: int) -> OutcomeTable:
     return OutcomeTable(
         session=session.number,
         base_len=session.num_committed,
-        part=_MAIN_PART,
         accepted_N=growth.accepted_BN[row, :count].astype(np.int32),
         bonus_N=growth.bonus_BN[row, :count].astype(np.int32),
         tokens_NK=growth.tokens_BNK[row, :count],

@@ -30,7 +30,6 @@ from ssd.types import (
     DraftMessage,
     Draining,
     Explicit,
-    FramePayload,
     Heartbeat,
     LinkHello,
     LinkPolicy,
@@ -285,7 +284,7 @@ async def test_a_malformed_frame_ends_its_link_and_no_other(draft: Process, fold
         bad.open(1)
         table = await good.table()
         await bad.table()
-        bad.call.send(FramePayload(b"not a frame"))
+        bad.call.send(b"not a frame")
         with pytest.raises(FrameError):
             await bad.receive_but_beats()
         await sessions_of(draft, 1)

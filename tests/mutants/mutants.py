@@ -137,8 +137,8 @@ MUTANTS = (
     Mutant(
         "the bonus token alone finds a branch",
         "ssd/speculation/table.py",
-        "(self.bonus_N == outcome.bonus) & (self.accepted_N == outcome.accepted)",
-        "(self.bonus_N == outcome.bonus)",
+        "if self.accepted_N[index] == outcome.accepted:",
+        "if self.accepted_N[index] >= 0:",
         (TABLE,),
     ),
     Mutant(

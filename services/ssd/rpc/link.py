@@ -36,7 +36,7 @@ from ssd.rpc.link_codec import (
 from ssd.rpc.link_life import Allowance
 from ssd.rpc.status import from_rpc_error
 from ssd.telemetry import get_logger
-from ssd.types import DraftMessage, FramePayload, TargetMessage
+from ssd.types import DraftMessage, TargetMessage
 from ssd.v1 import speculation_pb2
 
 _log = get_logger(__name__)
@@ -78,7 +78,7 @@ class _Link(ABC, Generic[Said, Heard]):
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._outgoing: deque[Said] = deque()
+        self._outgoing: deque[Said | bytes] = deque()
         self._is_idle = True
         self._refusal: LinkError | None = None
         self._wake = asyncio.Event()
@@ -111,8 +111,8 @@ class _Link(ABC, Generic[Said, Heard]):
         self._reader.add_done_callback(self._notice_crash)
         self._writer = self._loop.create_task(self._write_all())
 
-    def send(self, message: Said) -> None:
-        """Queue a message; order is kept. From any thread, never blocks.
+    def send(self, message: Said | bytes) -> None:
+        """Queue a control message or the bytes of a frame, in order. Any thread; never blocks.
 
         Raises:
             LinkError: the link is closed or lost, or ``max_outgoing`` messages wait already.
@@ -175,11 +175,11 @@ class _Link(ABC, Generic[Said, Heard]):
             self._call_in_loop(self._begin_close)
 
     @abstractmethod
-    async def _read(self) -> tuple[Heard | None, int]:
-        """The next message off the wire and its bytes, None at an orderly end."""
+    async def _read(self) -> tuple[Heard | bytes | None, int]:
+        """The next message or frame and its bytes on the wire; None at an orderly end."""
 
     @abstractmethod
-    async def _write(self, message: Said) -> None:
+    async def _write(self, message: Said | bytes) -> None:
         """Put a message on the wire."""
 
     @abstractmethod
@@ -213,8 +213,8 @@ class _Link(ABC, Generic[Said, Heard]):
                 message, num_bytes = await self._read()
                 if message is None:
                     break
-                if isinstance(message, FramePayload):
-                    self._deliver(message.payload)
+                if isinstance(message, bytes):
+                    self._deliver(message)
                 elif self._incoming.qsize() < MAX_INCOMING:
                     self._incoming.put_nowait(message)
                 else:
@@ -249,7 +249,7 @@ class _Link(ABC, Generic[Said, Heard]):
                 self._refusal = self._refusal or LinkError(f"{self.name}: cannot send: {error}")
                 self._outgoing.clear()
 
-    def _pop(self) -> Said | None:
+    def _pop(self) -> Said | bytes | None:
         with self._lock:
             if self._outgoing:
                 return self._outgoing.popleft()
@@ -310,14 +310,14 @@ class LinkCall(_Link[TargetMessage, DraftMessage]):
         super().__init__(name, max_outgoing)
         self._call = call
 
-    async def _read(self) -> tuple[DraftMessage | None, int]:
+    async def _read(self) -> tuple[DraftMessage | bytes | None, int]:
         message: object = await self._call.read()
         _refuse_undecodable(message, self.name)
         if not isinstance(message, speculation_pb2.SpeculateResponse):
             return None, 0
         return draft_message(message), message.ByteSize()
 
-    async def _write(self, message: TargetMessage) -> None:
+    async def _write(self, message: TargetMessage | bytes) -> None:
         await self._call.write(speculate_request(message))
 
     async def _say_goodbye(self, reader: "asyncio.Task[None]") -> None:
@@ -350,14 +350,14 @@ class LinkServerCall(_Link[DraftMessage, TargetMessage]):
         self._context = context
         self._max_tokens = max_tokens
 
-    async def _read(self) -> tuple[TargetMessage | None, int]:
+    async def _read(self) -> tuple[TargetMessage | bytes | None, int]:
         message: object = await self._context.read()
         _refuse_undecodable(message, self.name)
         if not isinstance(message, speculation_pb2.SpeculateRequest):
             return None, 0
         return target_message(message, self._max_tokens), message.ByteSize()
 
-    async def _write(self, message: DraftMessage) -> None:
+    async def _write(self, message: DraftMessage | bytes) -> None:
         await self._context.write(speculate_response(message))
 
     async def _say_goodbye(self, reader: "asyncio.Task[None]") -> None:
@@ -378,7 +378,7 @@ class LinkFrames:
 
     def send(self, payload: bytes) -> None:
         """See ``ByteStream``."""
-        self._call.send(FramePayload(payload))
+        self._call.send(payload)
 
     def close(self) -> None:
         """See ``ByteStream``."""

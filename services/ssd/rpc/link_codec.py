@@ -11,7 +11,6 @@ from ssd.rpc.bounds import LARGEST_ID, MAX_TEMPERATURE
 from ssd.types import (
     DraftMessage,
     Draining,
-    FramePayload,
     Heartbeat,
     LinkHello,
     LinkPolicy,
@@ -33,11 +32,11 @@ _Request = speculation_pb2.SpeculateRequest
 _Response = speculation_pb2.SpeculateResponse
 
 
-def speculate_request(message: TargetMessage) -> speculation_pb2.SpeculateRequest:
+def speculate_request(message: TargetMessage | bytes) -> speculation_pb2.SpeculateRequest:
     """The wire form of what a target says."""
     match message:
-        case FramePayload(payload):
-            return _Request(frame=payload)
+        case bytes():
+            return _Request(frame=message)
         case Heartbeat(nonce, echo):
             return _Request(heartbeat=speculation_pb2.Heartbeat(nonce=nonce, echo=echo))
         case SessionOpening():
@@ -66,7 +65,7 @@ def speculate_request(message: TargetMessage) -> speculation_pb2.SpeculateReques
 
 def target_message(
     message: speculation_pb2.SpeculateRequest, max_tokens: int = LARGEST_ID
-) -> TargetMessage:
+) -> TargetMessage | bytes:
     """What a target said.
 
     Of an opening the first ``max_tokens`` ids are taken and the others never looked at: the
@@ -78,7 +77,7 @@ def target_message(
     """
     match message.WhichOneof("message"):
         case "frame":
-            return FramePayload(message.frame)
+            return message.frame
         case "heartbeat":
             return Heartbeat(message.heartbeat.nonce, message.heartbeat.echo)
         case "open_session":
@@ -92,11 +91,11 @@ def target_message(
     raise FrameError("a message of the link says nothing, or what this version does not know")
 
 
-def speculate_response(message: DraftMessage) -> speculation_pb2.SpeculateResponse:
+def speculate_response(message: DraftMessage | bytes) -> speculation_pb2.SpeculateResponse:
     """The wire form of what a draft says."""
     match message:
-        case FramePayload(payload):
-            return _Response(frame=payload)
+        case bytes():
+            return _Response(frame=message)
         case Heartbeat(nonce, echo):
             return _Response(heartbeat=speculation_pb2.Heartbeat(nonce=nonce, echo=echo))
         case Draining():
@@ -118,7 +117,7 @@ def speculate_response(message: DraftMessage) -> speculation_pb2.SpeculateRespon
             )
 
 
-def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage:
+def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage | bytes:
     """What a draft said.
 
     Raises:
@@ -127,7 +126,7 @@ def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage:
     """
     match message.WhichOneof("message"):
         case "frame":
-            return FramePayload(message.frame)
+            return message.frame
         case "heartbeat":
             return Heartbeat(message.heartbeat.nonce, message.heartbeat.echo)
         case "draining":

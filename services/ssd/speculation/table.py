@@ -1,13 +1,14 @@
-"""Outcome tables and commits, and the int32 rows they travel as.
+"""Outcome tables and commits, and the int32 rows that carry them in a frame.
 
-Every frame has rows of ``row_width(K)`` = K + 6 columns; what is not used holds -1.
+Every frame has rows of ``row_width(K)`` = K + 6 columns. Unused columns are -1.
 
-    commit       [session, base_len, k, t*, next, m, d_1..d_K]     next: a branch's index, or -1
-    table, head  [session, base_len, part, num_branches]           part: 0 main, 1 late
-    table, then a row a branch  [k, t*, d_1..d_K]                  tokens, -1 after the last
+    commit                         [session, base_len, k, t*, branch, m, d_1..d_K]
+    table, head row                [session, base_len, num_branches]
+    table, one row for each branch [k, t*, d_1..d_K]
 
-A commit that names a branch spells no tokens out. Rows of a stranger are checked whole before
-anything is built from them: ``FrameError`` names the first bad row and column.
+A commit that names a branch has no tokens. The ``branch`` of a commit with explicit tokens is -1.
+Received rows are checked completely before anything is built from them. ``FrameError`` names the
+first bad row and column.
 """
 
 from collections.abc import Collection
@@ -23,11 +24,10 @@ Int32s = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 
 _PAD = -1
-_HEAD_COLUMNS = 4
+_HEAD_COLUMNS = 3
 _BRANCH_COLUMNS = 2
 _COMMIT_COLUMNS = 6
-NUM_PARTS = 2
-"""Frames that the table of one session and round may come in: main, late."""
+_LARGEST = np.iinfo(np.int32).max
 
 
 def row_width(lookahead: int) -> int:
@@ -41,35 +41,33 @@ class OutcomeTable:
 
     session: int
     base_len: int
-    """Committed tokens before the round that the table answers."""
-    part: int
-    """0 main, 1 late."""
+    """Committed tokens before the round."""
     accepted_N: Int32s
     bonus_N: Int32s
     tokens_NK: Int32s
-    """The tokens after each outcome, -1 after the last."""
+    """The tokens after each outcome, then -1."""
 
     def look_up(self, outcome: Outcome) -> int | None:
-        """The branch of an outcome; None is a miss."""
-        is_it_N = (self.bonus_N == outcome.bonus) & (self.accepted_N == outcome.accepted)
-        index = int(is_it_N.argmax()) if is_it_N.size else 0
-        return index if is_it_N.size and is_it_N[index] else None
+        """Return the branch of an outcome; None is a miss."""
+        for index in (self.bonus_N == outcome.bonus).nonzero()[0].tolist():
+            if self.accepted_N[index] == outcome.accepted:
+                return int(index)
+        return None
 
     def proposal(self, index: int, num_tokens: int) -> tuple[TokenId, ...]:
-        """The first tokens of a branch, at most ``num_tokens``."""
+        """Return the first tokens of a branch, at most ``num_tokens``."""
         tokens: list[int] = self.tokens_NK[index, :num_tokens].tolist()
         return tuple(tokens[: tokens.index(_PAD)] if _PAD in tokens else tokens)
 
 
 def pack_tables(tables: Collection[OutcomeTable], width: int) -> Int32s:
-    """Rows of one frame, int32 [R, width]."""
+    """Return the rows of one frame, int32 [R, width]."""
     num_rows = len(tables) + sum(len(table.bonus_N) for table in tables)
     rows_RW = np.full((num_rows, width), _PAD, dtype=np.int32)
     first = 0
     for table in tables:
         last = first + 1 + len(table.bonus_N)
-        head = (table.session, table.base_len, table.part, len(table.bonus_N))
-        rows_RW[first, :_HEAD_COLUMNS] = head
+        rows_RW[first, :_HEAD_COLUMNS] = (table.session, table.base_len, len(table.bonus_N))
         rows_RW[first + 1 : last, 0] = table.accepted_N
         rows_RW[first + 1 : last, 1] = table.bonus_N
         end = _BRANCH_COLUMNS + table.tokens_NK.shape[1]
@@ -79,10 +77,10 @@ def pack_tables(tables: Collection[OutcomeTable], width: int) -> Int32s:
 
 
 def unpack_tables(rows_RW: Int32s, lookahead: int, vocab_size: int) -> list[OutcomeTable]:
-    """Tables of one frame, as views of its rows.
+    """Return the tables of one frame, as views of its rows.
 
     Raises:
-        FrameError: a row is not as described above, an outcome or a table comes twice, or a token
+        FrameError: a row is malformed, a session or an outcome of a table occurs twice, or a token
             is outside the vocabulary.
     """
     _check_shape(rows_RW, lookahead)
@@ -91,47 +89,51 @@ def unpack_tables(rows_RW: Int32s, lookahead: int, vocab_size: int) -> list[Outc
     is_head_R[heads] = True
     highest_W = np.full(rows_RW.shape[1], _PAD, dtype=np.int64)
     highest_W[0] = lookahead
-    highest_W[1 : _BRANCH_COLUMNS + lookahead] = np.iinfo(np.int32).max
+    highest_W[1 : _BRANCH_COLUMNS + lookahead] = _LARGEST
     lowest_W = np.full_like(highest_W, _PAD)
     lowest_W[:_BRANCH_COLUMNS] = 0
     is_bad_RW = (rows_RW < lowest_W) | (rows_RW > highest_W)
     is_bad_RW |= _has_gap(rows_RW, _BRANCH_COLUMNS, lookahead)
     is_bad_RW[is_head_R] = False
-    _refuse(rows_RW, is_bad_RW, "branch")
+    _reject(rows_RW, is_bad_RW, "branch")
     table_R = np.cumsum(is_head_R, dtype=np.int32)
     keys_R3 = np.hstack((table_R[:, None], rows_RW[:, :_BRANCH_COLUMNS]))
-    _refuse_repeats(keys_R3[~is_head_R], "outcome")
-    _refuse_repeats(rows_RW[heads, :3], "table")
+    _reject_repeats(keys_R3[~is_head_R], "outcome")
+    # A draft sends a frame for each batch of tables, and a batch has one table of a session.
+    _reject_repeats(rows_RW[heads, :1], "table")
     highest = int(rows_RW[~is_head_R, 1 : _BRANCH_COLUMNS + lookahead].max(initial=0))
     if highest >= vocab_size:
         raise FrameError(f"a table holds token id {highest}, the vocabulary has {vocab_size}")
     tables = []
     for first, head in zip(heads.tolist(), rows_RW[heads, :_HEAD_COLUMNS].tolist(), strict=True):
-        session, base_len, part, num_branches = head
+        session, base_len, num_branches = head
         branches_NW = rows_RW[first + 1 : first + 1 + num_branches]
         tokens_NK = branches_NW[:, _BRANCH_COLUMNS : _BRANCH_COLUMNS + lookahead]
-        accepted_N, bonus_N = branches_NW[:, 0], branches_NW[:, 1]
-        tables.append(OutcomeTable(session, base_len, part, accepted_N, bonus_N, tokens_NK))
+        tables.append(
+            OutcomeTable(session, base_len, branches_NW[:, 0], branches_NW[:, 1], tokens_NK)
+        )
     return tables
 
 
 def _find_heads(rows_RW: Int32s) -> NDArray[np.int64]:
-    """Indices of head rows, all checked. A peer chooses their number: no numpy call for each."""
+    """Return the indices of head rows, all checked.
+
+    A peer chooses their number, so no numpy call is made for each of them.
+    """
     counts = rows_RW[:, _HEAD_COLUMNS - 1].tolist()
     heads = []
     first = 0
     while first < len(counts):
         heads.append(first)
-        # A count that is negative or too large ends the walk and is refused below.
+        # A count that is negative or too large ends the loop and is rejected below.
         first += 1 + counts[first] if counts[first] >= 0 else len(counts)
     heads_H = np.array(heads, dtype=np.int64)
     found_HW = rows_RW[heads_H]
     lowest_W = np.full(rows_RW.shape[1], _PAD, dtype=np.int64)
     lowest_W[:_HEAD_COLUMNS] = 0
     highest_HW = np.full(found_HW.shape, _PAD, dtype=np.int64)
-    highest_HW[:, :2] = np.iinfo(np.int32).max
-    highest_HW[:, 2] = NUM_PARTS - 1
-    highest_HW[:, 3] = len(rows_RW) - 1 - heads_H
+    highest_HW[:, :2] = _LARGEST
+    highest_HW[:, 2] = len(rows_RW) - 1 - heads_H
     is_bad_HW = (found_HW < lowest_W) | (found_HW > highest_HW)
     if is_bad_HW.any():
         head, column = np.argwhere(is_bad_HW)[0].tolist()
@@ -140,7 +142,7 @@ def _find_heads(rows_RW: Int32s) -> NDArray[np.int64]:
 
 
 def pack_commits(commits: Collection[Commit], lookahead: int) -> Int32s:
-    """Rows of one frame, int32 [R, row_width(lookahead)], one a commit."""
+    """Return the rows of one frame, int32 [R, row_width(lookahead)], one for each commit."""
     rows = []
     for commit in commits:
         if isinstance(commit.next, Branch):
@@ -157,23 +159,23 @@ def pack_commits(commits: Collection[Commit], lookahead: int) -> Int32s:
 
 
 def unpack_commits(rows_RW: Int32s, lookahead: int) -> list[Commit]:
-    """Commits of one frame.
+    """Return the commits of one frame.
 
     Raises:
-        FrameError: a row is not as described above, or a session stands in it twice.
+        FrameError: a row is malformed, or a session occurs twice.
     """
     _check_shape(rows_RW, lookahead)
-    highest_W = np.full(rows_RW.shape[1], np.iinfo(np.int32).max, dtype=np.int64)
+    highest_W = np.full(rows_RW.shape[1], _LARGEST, dtype=np.int64)
     highest_W[[2, 5]] = lookahead
     lowest_W = np.full_like(highest_W, _PAD)
     lowest_W[[0, 1, 2, 3, 5]] = 0
     is_bad_RW = (rows_RW < lowest_W) | (rows_RW > highest_W)
-    num_spelt_R = np.where(rows_RW[:, 4] == _PAD, rows_RW[:, 5], 0)
-    is_token_RK = np.arange(lookahead) < num_spelt_R[:, None]
+    num_explicit_R = np.where(rows_RW[:, 4] == _PAD, rows_RW[:, 5], 0)
+    is_token_RK = np.arange(lookahead) < num_explicit_R[:, None]
     is_bad_RW[:, _COMMIT_COLUMNS:] |= (rows_RW[:, _COMMIT_COLUMNS:] != _PAD) != is_token_RK
-    _refuse(rows_RW, is_bad_RW, "commit")
-    # A target commits one round of a session at a time; more would let it hog the draft.
-    _refuse_repeats(rows_RW[:, :1], "commit")
+    _reject(rows_RW, is_bad_RW, "commit")
+    # A target commits one round of a session at a time. More would take time from other sessions.
+    _reject_repeats(rows_RW[:, :1], "commit")
     return [_commit_from(row) for row in rows_RW.tolist()]
 
 
@@ -191,20 +193,20 @@ def _check_shape(rows_RW: Int32s, lookahead: int) -> None:
         )
     if rows_RW.shape[1] != row_width(lookahead):
         raise FrameError(
-            f"rows have {rows_RW.shape[1]} columns; lookahead {lookahead} asks for "
+            f"rows have {rows_RW.shape[1]} columns; lookahead {lookahead} requires "
             f"{row_width(lookahead)}"
         )
 
 
 def _has_gap(rows_RW: Int32s, first: int, num: int) -> Bools:
-    """Where a token follows padding."""
+    """Mark each token that follows padding."""
     is_bad_RW = np.zeros(rows_RW.shape, dtype=np.bool_)
     tokens_RK = rows_RW[:, first : first + num]
     is_bad_RW[:, first + 1 : first + num] = (tokens_RK[:, :-1] == _PAD) & (tokens_RK[:, 1:] != _PAD)
     return is_bad_RW
 
 
-def _refuse(rows_RW: Int32s, is_bad_RW: Bools, kind: str) -> None:
+def _reject(rows_RW: Int32s, is_bad_RW: Bools, kind: str) -> None:
     if is_bad_RW.any():
         row, column = np.argwhere(is_bad_RW)[0].tolist()
         raise FrameError(_complaint(kind, row, column, int(rows_RW[row, column])))
@@ -214,11 +216,11 @@ def _complaint(kind: str, row: int, column: int, value: int) -> str:
     return f"{kind} row {row}, column {column}: {value} is out of range"
 
 
-def _refuse_repeats(keys_RC: Int32s, kind: str) -> None:
-    """Refuse a frame in which the same key stands twice."""
+def _reject_repeats(keys_RC: Int32s, kind: str) -> None:
+    """Reject a frame in which a key occurs twice."""
     order_R = np.lexsort(keys_RC.T)
     sorted_RC = keys_RC[order_R]
     is_same_R = (sorted_RC[1:] == sorted_RC[:-1]).all(axis=1)
     if is_same_R.any():
         key = sorted_RC[int(is_same_R.argmax())].tolist()
-        raise FrameError(f"{kind} {key} comes twice")
+        raise FrameError(f"{kind} {key} occurs twice")

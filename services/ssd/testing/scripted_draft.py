@@ -1,7 +1,7 @@
-"""A draft that knows the future and does with it what a script says: hits, misses, lies, dies.
+"""A draft without a model that follows a script: hits, misses, late, wrong and missing tables.
 
-It stands at the far end of an in-process channel, holds no model, and answers inside the call that
-brings a commit, so that a test needs neither threads nor sleeps.
+It knows the tokens that the target will emit. It sends each table inside the call that delivers the
+commit, so a test needs neither threads nor sleeps.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,13 @@ from itertools import chain, repeat
 import numpy as np
 
 from ssd.errors import LinkError
-from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
+from ssd.speculation.table import (
+    Int32s,
+    OutcomeTable,
+    pack_tables,
+    row_width,
+    unpack_commits,
+)
 from ssd.transport.frame import Frame, FrameKind, TensorChannel
 from ssd.types import (
     Branch,
@@ -26,32 +32,32 @@ from ssd.types import (
 
 
 class Behaviour(StrEnum):
-    """What the draft does where a table is due."""
+    """What the draft does when a table is due."""
 
     HIT = "hit"
-    """The table holds the outcome, followed by the right tokens."""
+    """The table contains the outcome, followed by the right tokens."""
     HALF = "half"
-    """The table holds the outcome, followed by one right token and wrong ones."""
+    """The table contains the outcome, followed by one right token and wrong ones."""
     WRONG = "wrong"
-    """The table holds the outcome, followed by wrong tokens only."""
+    """The table contains the outcome, followed by wrong tokens only."""
     MISS = "miss"
-    """The table holds other outcomes."""
+    """The table contains another outcome."""
     SILENT = "silent"
-    """No table."""
+    """The draft sends no table."""
     LATE = "late"
-    """The table leaves with the one that is due next, and is stale by then."""
+    """The table is sent before the next one, and is stale by then."""
     FOREIGN = "foreign"
     """The table names a session that does not exist."""
     OLD_EPOCH = "old epoch"
-    """The frame belongs to an earlier life of the link."""
+    """The frame has an earlier epoch of the link."""
     AHEAD = "ahead"
-    """The table answers a commit that was never made."""
+    """The table has the base length of a commit that was never sent."""
     BAD_ID = "bad id"
-    """The table proposes an id outside the vocabulary."""
+    """The table contains an id outside the vocabulary."""
     GARBAGE = "garbage"
-    """The rows are noise."""
+    """The rows are malformed."""
     DIE = "die"
-    """The channel closes."""
+    """The draft closes the channel."""
 
 
 @dataclass(slots=True)
@@ -64,10 +70,10 @@ class _Session:
 
 @dataclass(slots=True)
 class ScriptedDraft:
-    """The far end of a link. Runs in the caller's thread.
+    """The draft's end of a link.
 
-    ``continuations`` maps committed tokens to the whole text as the target will write it, prompt
-    included; ``script`` gives one behaviour a table, and its last word holds for ever.
+    Runs on the caller's thread. ``continuations`` maps committed tokens to all tokens of the
+    sequence, prompt included. ``script`` has one behaviour for each table; the last one repeats.
     """
 
     channel: TensorChannel
@@ -76,12 +82,12 @@ class ScriptedDraft:
     vocab_size: int
     script: Iterable[Behaviour] = (Behaviour.HIT,)
     epoch: int = 1
-    heard: list[TargetMessage] = field(default_factory=list)
+    received: list[TargetMessage] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
     _sessions: dict[int, _Session] = field(default_factory=dict)
-    _held_back: list[OutcomeTable] = field(default_factory=list)
+    _late: list[OutcomeTable] = field(default_factory=list)
     _behaviours: Iterator[Behaviour] = field(default_factory=lambda: iter(()))
-    _is_dead: bool = False
+    _has_failed: bool = False
 
     def __post_init__(self) -> None:
         script = tuple(self.script)
@@ -93,22 +99,22 @@ class ScriptedDraft:
         return len(self._sessions)
 
     def start(self) -> None:
-        """Listen for commits."""
+        """Receive commits from now on."""
         self.channel.start(self._on_frame, lambda _error: None)
 
-    def hear(self, message: TargetMessage) -> None:
-        """Take a control message, as a link's ``say``.
+    def receive(self, message: TargetMessage) -> None:
+        """Receive a control message, as the ``send_control`` of a link.
 
         Raises:
-            LinkError: the draft is dead.
+            LinkError: the draft has failed.
         """
-        if self._is_dead:
-            raise LinkError("the scripted draft is dead")
-        self.heard.append(message)
+        if self._has_failed:
+            raise LinkError("the scripted draft has failed")
+        self.received.append(message)
         if isinstance(message, SessionOpening):
             future = self.continuations(message.token_ids)
             self._sessions[message.session] = _Session(list(message.token_ids), future)
-            self._answer([message.session])
+            self._send_tables([message.session])
         elif isinstance(message, SessionClosing):
             self._sessions.pop(message.session, None)
 
@@ -116,12 +122,12 @@ class ScriptedDraft:
         commits = unpack_commits(frame.rows_RW, self.lookahead)
         self.commits += commits
         for commit in commits:
-            self._adopt(commit)
-        self._answer([commit.session for commit in commits])
+            self._apply(commit)
+        self._send_tables([commit.session for commit in commits])
 
-    def _adopt(self, commit: Commit) -> None:
+    def _apply(self, commit: Commit) -> None:
         session = self._sessions[commit.session]
-        assert commit.base_len == len(session.tokens), "a commit is missing or came twice"
+        assert commit.base_len == len(session.tokens), "a commit is missing or repeated"
         session.tokens += [*session.proposal[: commit.outcome.accepted], commit.outcome.bonus]
         if isinstance(commit.next, Branch):
             assert session.table is not None
@@ -130,12 +136,12 @@ class ScriptedDraft:
         else:
             session.proposal = commit.next.tokens
 
-    def _answer(self, sessions: list[int]) -> None:
+    def _send_tables(self, sessions: list[int]) -> None:
         for number in sessions:
-            if not self._is_dead and number in self._sessions:
-                self._act(next(self._behaviours), number)
+            if not self._has_failed and number in self._sessions:
+                self._send_table(next(self._behaviours), number)
 
-    def _act(self, behaviour: Behaviour, number: int) -> None:
+    def _send_table(self, behaviour: Behaviour, number: int) -> None:
         session = self._sessions[number]
         table = self._table(number, session, behaviour)
         session.table = table
@@ -143,25 +149,29 @@ class ScriptedDraft:
             case Behaviour.SILENT:
                 return
             case Behaviour.LATE:
-                self._held_back.append(table)
+                self._late.append(table)
                 return
             case Behaviour.DIE:
-                self._is_dead = True
+                self._has_failed = True
                 self.channel.close()
                 return
             case Behaviour.GARBAGE:
                 rows_RW = np.full((3, row_width(self.lookahead)), -7, dtype=np.int32)
-            case _:
-                tables = [*self._held_back, table]
-                self._held_back.clear()
-                rows_RW = pack_tables(tables, row_width(self.lookahead))
-        epoch = self.epoch - (behaviour is Behaviour.OLD_EPOCH)
+                self._send(rows_RW, self.epoch)
+                return
+        tables = [*self._late, table]
+        self._late.clear()
+        for each in tables:
+            rows_RW = pack_tables([each], row_width(self.lookahead))
+            self._send(rows_RW, self.epoch - (behaviour is Behaviour.OLD_EPOCH))
+
+    def _send(self, rows_RW: Int32s, epoch: int) -> None:
         self.channel.send(Frame(FrameKind.TABLES, epoch, 1, rows_RW))
 
     def _table(self, number: int, session: _Session, behaviour: Behaviour) -> OutcomeTable:
-        """A table of two branches: a wrong outcome and the true one, each with its own tokens.
+        """Return a table of two branches: a wrong outcome and the right one.
 
-        A table that is to miss has the first alone.
+        The table of ``MISS`` has only the wrong one.
         """
         base_len = len(session.tokens)
         outcome = self._outcome(session)
@@ -179,14 +189,13 @@ class ScriptedDraft:
         return OutcomeTable(
             session=number + 1000 * (behaviour is Behaviour.FOREIGN),
             base_len=base_len + 100 * (behaviour is Behaviour.AHEAD),
-            part=0,
             accepted_N=np.full(2, outcome.accepted, dtype=np.int32)[:count],
             bonus_N=bonus_N[:count],
             tokens_NK=np.stack([wrong, right])[:count],
         )
 
     def _outcome(self, session: _Session) -> Outcome:
-        """What the target will decide, since the future is known."""
+        """Return the outcome of the next verification."""
         base_len = len(session.tokens)
         truth = session.future[base_len:]
         accepted = 0

@@ -1,4 +1,4 @@
-"""Two ends of a byte stream in memory, delivered inside ``send``."""
+"""A byte stream in memory with two ends. It delivers inside ``send``."""
 
 from collections.abc import Callable
 
@@ -6,11 +6,14 @@ from ssd.errors import LinkError
 
 
 class MemoryStream:
-    """Implements ``ports.ByteStream``; make two with ``memory_streams``. One thread."""
+    """Implements ``ports.ByteStream``; ``memory_streams`` makes a connected pair.
+
+    One thread for both ends.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.sent: list[bytes] = []
-        """All that was sent from this end."""
+        """All payloads sent from this end."""
         self._capacity = capacity
         self._peer: MemoryStream | None = None
         self._waiting: list[bytes] = []
@@ -21,23 +24,23 @@ class MemoryStream:
     def start(
         self, on_payload: Callable[[bytes], None], on_lost: Callable[[Exception], None]
     ) -> None:
-        """See ``ByteStream``; what came earlier is delivered now."""
+        """See ``ByteStream``. Payloads that arrived earlier are delivered now."""
         self._on_payload, self._on_lost = on_payload, on_lost
         waiting, self._waiting = self._waiting, []
         for payload in waiting:
             on_payload(payload)
         if self._end is not None:
-            self._tell(self._end)
+            self._report_loss(self._end)
 
     def send(self, payload: bytes) -> None:
-        """See ``ByteStream``; a peer that has not started holds ``capacity`` payloads."""
+        """See ``ByteStream``. A peer that has not started holds at most ``capacity`` payloads."""
         peer = self._peer
         if self._end is not None or peer is None:
             raise LinkError(f"the stream is closed: {self._end}")
         if peer._on_payload is None and len(peer._waiting) >= self._capacity:  # noqa: SLF001
-            raise LinkError(f"{self._capacity} payloads wait to be sent")
+            raise LinkError(f"{self._capacity} payloads wait to be read")
         self.sent.append(payload)
-        peer._take(payload)  # noqa: SLF001
+        peer._receive(payload)  # noqa: SLF001
 
     def close(self) -> None:
         """See ``ByteStream``."""
@@ -48,29 +51,29 @@ class MemoryStream:
             peer.lose(LinkError("the peer closed the stream"))
 
     def lose(self, error: Exception) -> None:
-        """Lose this end, as when the peer dies."""
+        """Lose this end, as when the peer fails."""
         if self._end is None:
             self._end = error
-            self._tell(error)
+            self._report_loss(error)
 
     def connect(self, peer: "MemoryStream") -> None:
-        """Choose where payloads go."""
+        """Set the end that receives the payloads."""
         self._peer = peer
 
-    def _take(self, payload: bytes) -> None:
+    def _receive(self, payload: bytes) -> None:
         if self._on_payload is None:
             self._waiting.append(payload)
         elif self._end is None:
             self._on_payload(payload)
 
-    def _tell(self, error: Exception) -> None:
+    def _report_loss(self, error: Exception) -> None:
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
             on_lost(error)
 
 
 def memory_streams(capacity: int = 1024) -> tuple[MemoryStream, MemoryStream]:
-    """Two connected ends."""
+    """Return two connected ends."""
     left, right = MemoryStream(capacity), MemoryStream(capacity)
     left.connect(right)
     right.connect(left)

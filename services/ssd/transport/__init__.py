@@ -1,5 +1,5 @@
-"""Moves rows of numbers between a target and a draft; never knows what they mean.
+"""Moves rows of int32 between a target and a draft, without interpreting them.
 
-Here belong the frame format, its limits, and the channels that carry frames. What a row says is
-the business of ``ssd.speculation.table``; control messages are the business of ``ssd.rpc.link``.
+This package holds the frame format, its limits, and the channels that carry frames.
+``ssd.speculation.table`` defines the meaning of rows, ``ssd.rpc.link`` the control messages.
 """

@@ -1,4 +1,4 @@
-"""Which tensor channels a link can be told to use, by the name that the handshake carries."""
+"""The tensor channels that a link can use, by the name in the handshake."""
 
 from collections.abc import Callable
 
@@ -7,4 +7,4 @@ from ssd.transport.frame import FrameLimits, TensorChannel
 from ssd.transport.grpc_channel import GrpcChannel
 
 CHANNELS: dict[str, Callable[[ByteStream, FrameLimits], TensorChannel]] = {"grpc": GrpcChannel}
-"""Name to constructor; ``inprocess`` is for tests and no setting names it."""
+"""Name to constructor. ``inprocess`` is for tests; no setting selects it."""

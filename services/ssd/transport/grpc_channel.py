@@ -1,4 +1,4 @@
-"""Frames as byte strings inside the gRPC stream of a link: the channel that is always there."""
+"""Frames as bytes inside the gRPC stream of a link. Every link can use this channel."""
 
 from collections.abc import Callable
 
@@ -13,9 +13,9 @@ _RECEIVED_BYTES = LINK_BYTES_TOTAL.labels(direction="in")
 
 
 class GrpcChannel:
-    """A ``TensorChannel`` over any ``ByteStream``.
+    """A ``TensorChannel`` over a ``ByteStream``.
 
-    Frames are decoded and delivered in the thread in which the stream delivers bytes: no hop.
+    ``send`` runs on any thread. Frames are decoded and delivered on the thread of the stream.
     """
 
     transport = "tcp"
@@ -53,7 +53,7 @@ class GrpcChannel:
             return
         _RECEIVED_BYTES.inc(len(payload))
         try:
-            frame = decode(payload, self._limits.max_rows, self._limits.max_width)
+            frame = decode(payload, self._limits)
         except FrameError as error:
             BAD_FRAMES_TOTAL.inc()
             _log.warning("bad_frame", reason=str(error))

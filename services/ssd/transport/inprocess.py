@@ -1,7 +1,7 @@
-"""Two channel ends in one process, which drop, delay, reorder and duplicate on command.
+"""A pair of channel ends in one process, for tests: it can drop, delay, reorder and repeat frames.
 
-Frames travel as bytes, as on every channel, and are delivered inside ``send``, in the sender's
-thread, so that a test needs neither threads nor sleeps.
+Frames travel as bytes, as on every channel. They are delivered inside ``send``, on the sender's
+thread, so a test needs neither threads nor sleeps.
 """
 
 from collections import deque
@@ -13,22 +13,25 @@ from ssd.transport.frame import DEFAULT_LIMITS, Frame, FrameLimits, decode, enco
 
 
 class Fault(StrEnum):
-    """What happens to one frame on its way."""
+    """The fault that is applied to one frame."""
 
     NONE = "none"
-    """It arrives."""
+    """The frame arrives."""
     DROP = "drop"
-    """It is lost, which a real channel never does without being lost itself."""
+    """The frame is lost. A real channel loses frames only when it is lost itself."""
     DELAY = "delay"
-    """It waits for ``release``."""
+    """The frame waits for ``release``."""
     REORDER = "reorder"
-    """It arrives after the frame that is sent next."""
+    """The frame arrives after the next frame."""
     DUPLICATE = "duplicate"
-    """It arrives twice."""
+    """The frame arrives twice."""
 
 
 class InProcessChannel:
-    """One end of a ``pair``. Not for two threads at once."""
+    """One end of a ``pair``.
+
+    One thread for both ends.
+    """
 
     transport = "memory"
     """See ``TensorChannel``."""
@@ -39,12 +42,12 @@ class InProcessChannel:
         self._peer: InProcessChannel | None = None
         self._faults: deque[Fault] = deque()
         self._delayed: list[bytes] = []
-        self._overtaken: list[bytes] = []
+        self._reordered: list[bytes] = []
         self._early: list[bytes] = []
         self._on_frame: Callable[[Frame], None] | None = None
         self._on_lost: Callable[[Exception], None] | None = None
         self._closed_because: Exception | None = None
-        self._is_told = False
+        self._is_loss_reported = False
 
     def start(
         self, on_frame: Callable[[Frame], None], on_lost: Callable[[Exception], None]
@@ -54,66 +57,70 @@ class InProcessChannel:
         self._on_lost = on_lost
         early, self._early = self._early, []
         for payload in early:
-            self._arrive(payload, on_frame)
+            self._receive(payload, on_frame)
         if self._closed_because is not None:
-            self._tell(self._closed_because)
+            self._report_loss(self._closed_because)
 
     def send(self, frame: Frame) -> None:
-        """See ``TensorChannel``. The next of the faults in the script befalls the frame."""
+        """See ``TensorChannel``. Applies the next fault of the script to the frame."""
         payload = encode(frame, self._limits)
         if self._closed_because is not None:
             raise LinkError(f"{self._name} is closed: {self._closed_because}")
-        overtaken, self._overtaken = self._overtaken, []
+        reordered, self._reordered = self._reordered, []
         match self._faults.popleft() if self._faults else Fault.NONE:
             case Fault.NONE:
-                self._pass_on(payload)
+                self._transfer(payload)
             case Fault.DROP:
                 pass
             case Fault.DELAY:
                 self._delayed.append(payload)
             case Fault.REORDER:
-                self._overtaken.append(payload)
+                self._reordered.append(payload)
             case Fault.DUPLICATE:
-                self._pass_on(payload)
-                self._pass_on(payload)
-        for late in overtaken:
-            self._pass_on(late)
+                self._transfer(payload)
+                self._transfer(payload)
+        for earlier in reordered:
+            self._transfer(earlier)
 
     def close(self) -> None:
         """See ``TensorChannel``."""
-        self._is_told = True
+        self._is_loss_reported = True
         self._end(LinkError("closed by this end"))
         if self._peer is not None:
             self._peer.lose(LinkError(f"{self._name} closed the channel"))
 
     def script(self, *faults: Fault) -> None:
-        """Say what befalls the next frames sent from this end, one fault each."""
+        """Set the faults of the next frames from this end, one for each frame."""
         self._faults.extend(faults)
 
     def release(self) -> None:
-        """Let delayed frames arrive, oldest first."""
+        """Deliver the delayed frames, oldest first."""
         delayed, self._delayed = self._delayed, []
         for payload in delayed:
-            self._pass_on(payload)
+            self._transfer(payload)
 
     def lose(self, error: Exception) -> None:
-        """Lose this end, as when the peer dies."""
+        """Lose this end, as when the peer fails."""
         if self._closed_because is None:
             self._end(error)
-            self._tell(error)
+            self._report_loss(error)
 
     def deliver(self, payload: bytes) -> None:
-        """Let bytes arrive at this end, whatever they are."""
+        """Deliver any bytes at this end."""
         if self._closed_because is not None:
             return
         if self._on_frame is None:
             self._early.append(payload)
         else:
-            self._arrive(payload, self._on_frame)
+            self._receive(payload, self._on_frame)
 
-    def _arrive(self, payload: bytes, on_frame: Callable[[Frame], None]) -> None:
+    def connect(self, peer: "InProcessChannel") -> None:
+        """Set the end that receives the frames."""
+        self._peer = peer
+
+    def _receive(self, payload: bytes, on_frame: Callable[[Frame], None]) -> None:
         try:
-            frame = decode(payload, self._limits.max_rows, self._limits.max_width)
+            frame = decode(payload, self._limits)
         except FrameError as error:
             self.lose(error)
             if self._peer is not None:
@@ -121,7 +128,7 @@ class InProcessChannel:
             return
         on_frame(frame)
 
-    def _pass_on(self, payload: bytes) -> None:
+    def _transfer(self, payload: bytes) -> None:
         if self._peer is not None and self._closed_because is None:
             self._peer.deliver(payload)
 
@@ -129,18 +136,14 @@ class InProcessChannel:
         if self._closed_because is None:
             self._closed_because = error
 
-    def _tell(self, error: Exception) -> None:
-        if self._on_lost is not None and not self._is_told:
-            self._is_told = True
+    def _report_loss(self, error: Exception) -> None:
+        if self._on_lost is not None and not self._is_loss_reported:
+            self._is_loss_reported = True
             self._on_lost(error)
-
-    def connect(self, peer: "InProcessChannel") -> None:
-        """Choose where frames go."""
-        self._peer = peer
 
 
 def pair(limits: FrameLimits = DEFAULT_LIMITS) -> tuple[InProcessChannel, InProcessChannel]:
-    """Two connected ends."""
+    """Return two connected ends."""
     left, right = InProcessChannel("left", limits), InProcessChannel("right", limits)
     left.connect(right)
     right.connect(left)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ssd.errors import LinkError
-from ssd.speculation.table import NUM_PARTS, OutcomeTable, pack_commits
+from ssd.speculation.table import OutcomeTable, pack_commits
 from ssd.transport.frame import Frame, FrameKind, TensorChannel
 from ssd.types import (
     Commit,
@@ -141,7 +141,7 @@ class DraftLink:
         self.most_sessions = 0
         """Most sessions that it has carried at a time: its draft never keeps more."""
         self.tables_due = 0
-        """Parts of tables asked for, by openings and commits, less those that came."""
+        """Tables requested by openings and commits, less those received."""
         self.is_draining = False
         self.lost_because: str | None = None
         self._channel = channel
@@ -186,7 +186,7 @@ class DraftLink:
         """Note a session that is about to open."""
         self.sessions[session.session] = session
         self.most_sessions = max(self.most_sessions, len(self.sessions))
-        self.tables_due += NUM_PARTS
+        self.tables_due += 1
 
     def open(self, opening: SessionOpening) -> None:
         """Ask the draft for a session.

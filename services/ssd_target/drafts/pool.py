@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ssd.errors import FrameError, LinkError
 from ssd.ports import Clock
 from ssd.speculation.backup import propose_ngram
-from ssd.speculation.table import NUM_PARTS, OutcomeTable, unpack_tables
+from ssd.speculation.table import OutcomeTable, unpack_tables
 from ssd.telemetry import (
     COMMIT_TO_TABLE_SECONDS,
     COMMIT_TO_WIRE_SECONDS,
@@ -41,7 +41,6 @@ from ssd_target.drafts.link_health import CircuitBreaker, TableDeadline, opening
 _log = get_logger(__name__)
 _ASK_AGAIN_SECONDS = 1.0
 """How long a draft is not asked again after a session that it refused or never opened."""
-_MAIN_PART = 0
 _ABOUT_ONE_SEQUENCE = ("length", "not finite")
 """Reasons of a refusal that hold for that sequence on that draft for ever."""
 
@@ -141,7 +140,7 @@ class DraftPool:
             raise FrameError(f"a draft sent a frame of kind {frame.kind.name}")
         settings = self._settings
         num_rows = len(frame.rows_RW)
-        most_rows = link.most_sessions * NUM_PARTS * (settings.branches + 1)
+        most_rows = link.most_sessions * (settings.branches + 1)
         if num_rows > most_rows:
             raise FrameError(
                 f"a frame has {num_rows} rows, the tables of {link.most_sessions} sessions have "
@@ -167,7 +166,7 @@ class DraftPool:
                 f"a table answers base length {table.base_len}, the newest commit is for "
                 f"{session.base_len}"
             )
-        if session is None or table.part != _MAIN_PART:
+        if session is None:
             STALE_FRAMES_TOTAL.inc()
             return
         was_opened, session.is_opened = session.is_opened, True
@@ -260,7 +259,7 @@ class DraftPool:
                 session.base_len = len(result.sequence.tokens)
                 session.table = None
                 session.asked_at = now
-                session.link.tables_due += NUM_PARTS
+                session.link.tables_due += 1
         for link, link_commits in commits.items():
             try:
                 link.send(link_commits, self._settings.lookahead)

@@ -191,7 +191,7 @@ class Bench:
             script=tuple(script),
             epoch=epoch,
         )
-        link = DraftLink(name, epoch, capacity, mine, draft.hear)
+        link = DraftLink(name, epoch, capacity, mine, draft.receive)
         mine.start(
             lambda frame: self._receive(link, frame),
             lambda error: self.pool.detach(link, str(error)),

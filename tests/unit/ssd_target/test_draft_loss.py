@@ -35,7 +35,7 @@ class WatchedCondition(threading.Condition):
 
 
 def openings(draft: Any) -> list[SessionOpening]:
-    return [each for each in draft.heard if isinstance(each, SessionOpening)]
+    return [each for each in draft.received if isinstance(each, SessionOpening)]
 
 
 def test_a_round_that_waits_for_a_draft_goes_on_the_moment_it_is_lost(
@@ -161,7 +161,7 @@ def test_a_sequence_that_no_draft_can_hold_is_not_offered_again(make_bench: Make
     bench.loop.run_round()
     (link,) = bench.pool.links()
     bench.pool.refuse(link, SessionRefusal(openings(draft)[0].session, "length"))
-    draft.hear(SessionClosing(openings(draft)[0].session))
+    draft.receive(SessionClosing(openings(draft)[0].session))
     bench.run()
     assert len(openings(draft)) == 1
 

@@ -20,7 +20,6 @@ from ssd.speculation.table import row_width
 from ssd.types import (
     WIRE_VERSION,
     Draining,
-    FramePayload,
     Heartbeat,
     LinkHello,
     SessionClosing,
@@ -258,7 +257,7 @@ async def test_a_listener_that_fails_ends_the_link_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def serve(call: LinkServerCall) -> None:
-        call.send(FramePayload(b"x"))
+        call.send(b"x")
         await listen_until_goodbye(call)
 
     def fail(_payload: bytes) -> None:
@@ -330,7 +329,7 @@ async def test_a_peer_that_floods_is_read_at_a_bounded_rate(
 async def test_frames_that_come_too_early_are_bounded_in_bytes() -> None:
     async def serve(call: LinkServerCall) -> None:
         for _ in range(3):
-            call.send(FramePayload(bytes(link_module.MAX_EARLY_BYTES // 2)))
+            call.send(bytes(link_module.MAX_EARLY_BYTES // 2))
         await listen_until_goodbye(call)
 
     async with linked(serve) as link:
@@ -344,7 +343,7 @@ async def test_a_peer_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyP
 
     async def serve(call: LinkServerCall) -> None:
         for _ in range(64):
-            call.send(FramePayload(bytes(1 << 20)))
+            call.send(bytes(1 << 20))
         try:
             await listen_until_goodbye(call)
         except LinkError as error:

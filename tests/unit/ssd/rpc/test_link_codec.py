@@ -13,7 +13,6 @@ from ssd.types import (
     WIRE_VERSION,
     DraftMessage,
     Draining,
-    FramePayload,
     Heartbeat,
     LinkHello,
     LinkPolicy,
@@ -59,7 +58,7 @@ OPENING = SessionOpening(
         LinkPolicy(fan_out_policy="explicit", fan_out=(4, 3, 2)),
         Heartbeat(),
         Heartbeat(nonce=2**64 - 1),
-        FramePayload(b"\x00\xff"),
+        b"\x00\xff",
     ],
     ids=lambda each: type(each).__name__,
 )
@@ -76,7 +75,7 @@ def test_what_a_target_says_survives_the_wire(message: TargetMessage) -> None:
         Draining(),
         Heartbeat(),
         Heartbeat(echo=7),
-        FramePayload(b""),
+        b"",
     ],
     ids=lambda each: type(each).__name__,
 )

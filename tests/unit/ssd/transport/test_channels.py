@@ -1,4 +1,4 @@
-"""What every tensor channel promises; a new channel is one more parameter."""
+"""The contract of tensor channels. A new channel is one more entry of ``ENDS``."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,6 @@ from ssd.transport.channels import CHANNELS
 from ssd.transport.frame import Frame, FrameKind, FrameLimits, TensorChannel, encode
 from ssd.transport.grpc_channel import GrpcChannel
 from ssd.transport.inprocess import pair
-from ssd.types import FramePayload
 from ssd.v1 import speculation_pb2_grpc
 
 LIMITS = FrameLimits(max_rows=8, max_width=4)
@@ -27,25 +26,25 @@ LIMITS = FrameLimits(max_rows=8, max_width=4)
 
 @dataclass
 class Ends:
-    """Two connected ends; frames of interest go from left to right."""
+    """Two connected ends. The tests send frames from left to right."""
 
     left: TensorChannel
     right: TensorChannel
     inject: Callable[[bytes], None]
-    """Lets bytes arrive at the right end."""
+    """Delivers bytes at the right end."""
     kill_left: Callable[[], object]
-    """Ends the left process without a goodbye."""
+    """Ends the left process without closing the link."""
 
 
 @dataclass
-class Ear:
-    """Listens at one end."""
+class Receiver:
+    """Records what arrives at one end."""
 
     frames: list[Frame] = field(default_factory=list)
     losses: list[Exception] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def listen(self, channel: TensorChannel) -> "Ear":
+    def start(self, channel: TensorChannel) -> "Receiver":
         channel.start(self.on_frame, self.on_lost)
         return self
 
@@ -57,7 +56,7 @@ class Ear:
         self.losses.append(error)
         self.changed.set()
 
-    async def hear(self, num_frames: int = 0, num_losses: int = 0) -> None:
+    async def wait(self, num_frames: int = 0, num_losses: int = 0) -> None:
         while len(self.frames) < num_frames or len(self.losses) < num_losses:
             self.changed.clear()
             await self.changed.wait()
@@ -70,7 +69,7 @@ class Ear:
 @contextlib.asynccontextmanager
 async def inprocess_ends() -> AsyncIterator[Ends]:
     left, right = pair(LIMITS)
-    yield Ends(left, right, right.deliver, lambda: right.lose(LinkError("left died")))
+    yield Ends(left, right, right.deliver, lambda: right.lose(LinkError("left failed")))
 
 
 @contextlib.asynccontextmanager
@@ -80,12 +79,12 @@ async def memory_ends() -> AsyncIterator[Ends]:
         CHANNELS["grpc"](left, LIMITS),
         CHANNELS["grpc"](right, LIMITS),
         left.send,
-        lambda: right.lose(LinkError("left died")),
+        lambda: right.lose(LinkError("left failed")),
     )
 
 
 class HoldingServicer(speculation_pb2_grpc.SpeculationServiceServicer):
-    """Keeps the link until it ends."""
+    """Holds the link until it ends."""
 
     def __init__(self) -> None:
         self.accepted: asyncio.Future[LinkServerCall] = asyncio.get_running_loop().create_future()
@@ -113,7 +112,7 @@ async def grpc_ends() -> AsyncIterator[Ends]:
             yield Ends(
                 GrpcChannel(LinkFrames(link), LIMITS),
                 GrpcChannel(LinkFrames(far), LIMITS),
-                lambda payload: link.send(FramePayload(payload)),
+                link.send,
                 link._call.cancel,
             )
             await link.close()
@@ -136,54 +135,54 @@ def frame(number: int, rows: int = 2) -> Frame:
 
 
 async def test_frames_arrive_whole_and_in_order_both_ways(ends: Ends) -> None:
-    left, right = Ear().listen(ends.left), Ear().listen(ends.right)
+    left, right = Receiver().start(ends.left), Receiver().start(ends.right)
     for number in range(50):
         ends.left.send(frame(number))
         ends.right.send(frame(1000 + number))
-    await right.hear(50)
-    await left.hear(50)
+    await right.wait(50)
+    await left.wait(50)
     assert right.numbers == list(range(50))
     assert left.numbers == list(range(1000, 1050))
     assert all(np.all(each.rows_RW == each.sequence_number) for each in right.frames)
     assert not right.losses + left.losses
 
 
-async def test_frames_that_came_before_the_start_are_not_lost(ends: Ends) -> None:
-    Ear().listen(ends.left)
+async def test_frames_that_arrive_before_the_start_are_not_lost(ends: Ends) -> None:
+    Receiver().start(ends.left)
     ends.left.send(frame(1))
     ends.left.send(frame(2))
-    right = Ear().listen(ends.right)
-    await right.hear(2)
+    right = Receiver().start(ends.right)
+    await right.wait(2)
     assert right.numbers == [1, 2]
 
 
 async def test_frames_may_be_sent_from_any_thread(ends: Ends) -> None:
-    Ear().listen(ends.left)
-    right = Ear().listen(ends.right)
+    Receiver().start(ends.left)
+    right = Receiver().start(ends.right)
 
     def send_all() -> None:
         for number in range(20):
             ends.left.send(frame(number))
 
     await asyncio.to_thread(send_all)
-    await right.hear(20)
+    await right.wait(20)
     assert right.numbers == list(range(20))
 
 
 async def test_a_frame_that_a_peer_sends_twice_arrives_twice(ends: Ends) -> None:
-    Ear().listen(ends.left)
-    right = Ear().listen(ends.right)
+    Receiver().start(ends.left)
+    right = Receiver().start(ends.right)
     for number in (1, 1, 2):
         ends.left.send(frame(number))
-    await right.hear(3)
+    await right.wait(3)
     assert right.numbers == [1, 1, 2]
 
 
-async def test_a_dead_peer_is_reported_once_and_takes_no_more_frames(ends: Ends) -> None:
-    Ear().listen(ends.left)
-    right = Ear().listen(ends.right)
+async def test_a_failed_peer_is_reported_once_and_accepts_no_more_frames(ends: Ends) -> None:
+    Receiver().start(ends.left)
+    right = Receiver().start(ends.right)
     ends.kill_left()
-    await right.hear(num_losses=1)
+    await right.wait(num_losses=1)
     with pytest.raises(LinkError):
         ends.right.send(frame(1))
     ends.right.close()
@@ -191,70 +190,72 @@ async def test_a_dead_peer_is_reported_once_and_takes_no_more_frames(ends: Ends)
     assert isinstance(right.losses[0], LinkError)
 
 
-async def test_closing_twice_is_fine_and_only_the_other_end_is_told(ends: Ends) -> None:
-    left, right = Ear().listen(ends.left), Ear().listen(ends.right)
+async def test_closing_twice_is_allowed_and_only_the_other_end_is_notified(ends: Ends) -> None:
+    left, right = Receiver().start(ends.left), Receiver().start(ends.right)
     ends.left.close()
     ends.left.close()
-    await right.hear(num_losses=1)
+    await right.wait(num_losses=1)
     ends.right.close()
     assert len(right.losses) == 1
     assert left.losses == []
 
 
-async def test_what_was_sent_before_a_close_still_arrives(ends: Ends) -> None:
-    Ear().listen(ends.left)
-    right = Ear().listen(ends.right)
+async def test_frames_sent_before_a_close_still_arrive(ends: Ends) -> None:
+    Receiver().start(ends.left)
+    right = Receiver().start(ends.right)
     for number in range(20):
         ends.left.send(frame(number))
     ends.left.close()
-    await right.hear(20, num_losses=1)
+    await right.wait(20, num_losses=1)
     assert right.numbers == list(range(20))
 
 
-async def test_sending_after_ones_own_close_is_a_link_error(ends: Ends) -> None:
-    Ear().listen(ends.left)
+async def test_sending_after_the_own_close_is_a_link_error(ends: Ends) -> None:
+    Receiver().start(ends.left)
     ends.left.close()
     with pytest.raises(LinkError):
         ends.left.send(frame(1))
 
 
-async def test_malformed_bytes_end_the_channel_at_both_ends(ends: Ends) -> None:
-    left, right = Ear().listen(ends.left), Ear().listen(ends.right)
+async def test_malformed_bytes_close_the_channel_at_both_ends(ends: Ends) -> None:
+    left, right = Receiver().start(ends.left), Receiver().start(ends.right)
     ends.inject(b"no frame at all")
-    await right.hear(num_losses=1)
-    await left.hear(num_losses=1)
+    await right.wait(num_losses=1)
+    await left.wait(num_losses=1)
     assert isinstance(right.losses[0], FrameError)
     assert right.frames == []
     with pytest.raises(LinkError):
         ends.right.send(frame(1))
 
 
-async def test_an_oversize_frame_is_refused_by_its_receiver(ends: Ends) -> None:
-    Ear().listen(ends.left)
-    right = Ear().listen(ends.right)
+async def test_an_oversize_frame_is_rejected_by_its_receiver(ends: Ends) -> None:
+    Receiver().start(ends.left)
+    right = Receiver().start(ends.right)
     ends.inject(encode(frame(1, rows=9), FrameLimits()))
-    await right.hear(num_losses=1)
+    await right.wait(num_losses=1)
     assert isinstance(right.losses[0], FrameError)
     assert "9 rows of 3, allowed are 8 of 4" in str(right.losses[0])
 
 
-async def test_an_oversize_frame_is_refused_by_its_sender_who_goes_on(ends: Ends) -> None:
-    Ear().listen(ends.left)
-    right = Ear().listen(ends.right)
+async def test_an_oversize_frame_that_its_sender_rejects_keeps_the_channel_open(
+    ends: Ends,
+) -> None:
+    Receiver().start(ends.left)
+    right = Receiver().start(ends.right)
     with pytest.raises(FrameError, match="allowed are 8 of 4"):
         ends.left.send(frame(1, rows=9))
     ends.left.send(frame(2))
-    await right.hear(1)
+    await right.wait(1)
     assert right.numbers == [2]
 
 
 async def test_nothing_follows_a_loss(ends: Ends) -> None:
-    Ear().listen(ends.left)
-    right = Ear().listen(ends.right)
+    Receiver().start(ends.left)
+    right = Receiver().start(ends.right)
     ends.inject(b"no frame at all")
     with contextlib.suppress(LinkError):
         ends.inject(encode(frame(3)))
-    await right.hear(num_losses=1)
+    await right.wait(num_losses=1)
     await asyncio.to_thread(int)
     assert right.frames == []
     assert len(right.losses) == 1

@@ -9,66 +9,66 @@ def frame(number: int) -> Frame:
     return Frame(FrameKind.TABLES, 1, number, np.zeros((1, 2), dtype=np.int32))
 
 
-def listening_pair() -> tuple[InProcessChannel, InProcessChannel, list[int]]:
+def started_pair() -> tuple[InProcessChannel, InProcessChannel, list[int]]:
     left, right = pair()
-    heard: list[int] = []
-    right.start(lambda each: heard.append(each.sequence_number), lambda _: None)
-    return left, right, heard
+    received: list[int] = []
+    right.start(lambda each: received.append(each.sequence_number), lambda _: None)
+    return left, right, received
 
 
-def test_faults_befall_the_next_frames_one_each() -> None:
-    left, _, heard = listening_pair()
+def test_each_fault_applies_to_one_of_the_next_frames() -> None:
+    left, _, received = started_pair()
     left.script(Fault.DROP, Fault.DUPLICATE, Fault.NONE)
     for number in range(4):
         left.send(frame(number))
-    assert heard == [1, 1, 2, 3]
+    assert received == [1, 1, 2, 3]
 
 
 def test_a_reordered_frame_arrives_after_the_next_one() -> None:
-    left, _, heard = listening_pair()
+    left, _, received = started_pair()
     left.script(Fault.REORDER)
     left.send(frame(1))
-    assert heard == []
+    assert received == []
     left.send(frame(2))
     left.send(frame(3))
-    assert heard == [2, 1, 3]
+    assert received == [2, 1, 3]
 
 
-def test_delayed_frames_wait_for_their_release() -> None:
-    left, _, heard = listening_pair()
+def test_delayed_frames_arrive_when_they_are_released() -> None:
+    left, _, received = started_pair()
     left.script(Fault.DELAY, Fault.DELAY)
     for number in range(3):
         left.send(frame(number))
-    assert heard == [2]
+    assert received == [2]
     left.release()
-    assert heard == [2, 0, 1]
+    assert received == [2, 0, 1]
 
 
-def test_a_frame_delayed_past_the_end_never_arrives() -> None:
-    left, right, heard = listening_pair()
+def test_a_frame_that_is_released_after_the_loss_never_arrives() -> None:
+    left, right, received = started_pair()
     left.script(Fault.DELAY)
     left.send(frame(1))
     right.lose(LinkError("cut"))
     left.release()
-    assert heard == []
+    assert received == []
 
 
-def test_an_answer_may_be_sent_from_inside_a_delivery() -> None:
+def test_a_frame_may_be_sent_inside_a_delivery() -> None:
     left, right = pair()
-    heard: list[int] = []
-    left.start(lambda each: heard.append(each.sequence_number), lambda _: None)
+    received: list[int] = []
+    left.start(lambda each: received.append(each.sequence_number), lambda _: None)
     right.start(lambda each: right.send(frame(each.sequence_number + 10)), lambda _: None)
     left.send(frame(1))
     left.send(frame(2))
-    assert heard == [11, 12]
+    assert received == [11, 12]
 
 
-def test_a_loss_before_the_start_is_told_at_the_start() -> None:
+def test_a_loss_before_the_start_is_reported_at_the_start() -> None:
     left, right = pair()
     left.send(frame(1))
     left.close()
-    heard: list[int] = []
+    received: list[int] = []
     losses: list[Exception] = []
-    right.start(lambda each: heard.append(each.sequence_number), losses.append)
-    assert heard == [1]
+    right.start(lambda each: received.append(each.sequence_number), losses.append)
+    assert received == [1]
     assert len(losses) == 1

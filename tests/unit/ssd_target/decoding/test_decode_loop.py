@@ -159,7 +159,7 @@ def test_three_late_rounds_put_a_link_in_quarantine_and_it_comes_back(
     assert draft.num_sessions == 0
     bench.clock.time += 6.0
     bench.run()
-    assert len([each for each in draft.heard if isinstance(each, SessionOpening)]) == 2
+    assert len([each for each in draft.received if isinstance(each, SessionOpening)]) == 2
     assert sink.statistics.hits >= 2
 
 
@@ -173,7 +173,7 @@ def test_a_dead_drafts_sequences_reopen_on_another_link(
     second = bench.join([Behaviour.HIT], name="second")
     bench.run()
     assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
-    opening = next(each for each in second.heard if isinstance(each, SessionOpening))
+    opening = next(each for each in second.received if isinstance(each, SessionOpening))
     assert len(opening.token_ids) > 3, "it opens with what is committed, not with the prompt"
     assert sink.statistics.hits > 5
     assert first.num_sessions == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssd.errors import FrameError
-from ssd.speculation.table import NUM_PARTS, OutcomeTable, pack_tables, row_width
+from ssd.speculation.table import OutcomeTable, pack_tables, row_width
 from ssd.telemetry import STALE_FRAMES_TOTAL
 from ssd.testing.scripted_draft import Behaviour
 from ssd.transport.frame import Frame, FrameKind
@@ -32,25 +32,22 @@ Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 
 
 def openings(draft: Any) -> list[int]:
-    return [each.session for each in draft.heard if isinstance(each, SessionOpening)]
+    return [each.session for each in draft.received if isinstance(each, SessionOpening)]
 
 
 def closings(draft: Any) -> list[int]:
-    return [each.session for each in draft.heard if isinstance(each, SessionClosing)]
+    return [each.session for each in draft.received if isinstance(each, SessionClosing)]
 
 
 def stale_frames() -> float:
     return float(STALE_FRAMES_TOTAL._value.get())
 
 
-def tables_frame(
-    session: int, base_len: int, bonus: Iterable[int], part: int = 0, epoch: int = 1
-) -> Frame:
+def tables_frame(session: int, base_len: int, bonus: Iterable[int], epoch: int = 1) -> Frame:
     bonus_N = np.array(tuple(bonus), dtype=np.int32)
     table = OutcomeTable(
         session=session,
         base_len=base_len,
-        part=part,
         accepted_N=np.zeros_like(bonus_N),
         bonus_N=bonus_N,
         tokens_NK=np.full((len(bonus_N), LOOKAHEAD), 1, dtype=np.int32),
@@ -133,7 +130,7 @@ class LockWatch:
 
     def __init__(self, bench: Any, draft: Any) -> None:
         self._lock = bench.pool._changed
-        self._hear = draft.hear
+        self._hear = draft.receive
         self.was_free: list[bool] = []
 
     def __call__(self, message: TargetMessage) -> None:
@@ -177,7 +174,7 @@ def test_a_draft_that_refused_is_asked_again_after_a_second(
     bench.loop.run_round()
     (link,) = bench.pool.links()
     bench.pool.refuse(link, SessionRefusal(1, reason))
-    draft.hear(SessionClosing(1))
+    draft.receive(SessionClosing(1))
     for _ in range(3):
         bench.loop.run_round()
     assert openings(draft) == [1]
@@ -197,7 +194,7 @@ def test_a_sequence_that_one_draft_cannot_follow_goes_to_another_and_the_others_
     bench.loop.run_round()
     (link,) = bench.pool.links()
     bench.pool.refuse(link, SessionRefusal(1, reason))
-    small.hear(SessionClosing(1))
+    small.receive(SessionClosing(1))
     bench.submit([4, 5, 6], 20)
     bench.loop.run_round()
     bench.loop.run_round()
@@ -212,7 +209,7 @@ def test_a_sequence_that_one_draft_cannot_follow_goes_to_another_and_the_others_
 
 def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> None:
     bench = make_bench()
-    bench.join([Behaviour.HIT])
+    bench.join([Behaviour.SILENT, Behaviour.HIT])
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
     (link,) = bench.pool.links()
@@ -265,29 +262,14 @@ def test_the_first_table_of_a_session_says_nothing_of_the_drafts_speed(
     assert 0.5 < link.table_pace.seconds_by_sessions[1] < 0.7
 
 
-def test_a_late_part_is_stale_and_opens_nothing(make_bench: MakeBench) -> None:
+def test_a_table_with_more_branches_than_agreed_is_rejected(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.join(SILENT)
     bench.submit([1, 2, 3], 40)
+    bench.submit([4, 5, 6], 40)
     bench.loop.run_round()
     (link,) = bench.pool.links()
-    (session,) = link.sessions.values()
-    before = stale_frames()
-    bench.pool.receive(link, tables_frame(1, session.base_len, [5], part=1))
-    assert (session.table, session.is_opened) == (None, False)
-    assert stale_frames() == before + 1
-    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
-    assert session.is_opened
-    bench.run()
-
-
-def test_a_table_wider_than_agreed_is_a_broken_promise(make_bench: MakeBench) -> None:
-    bench = make_bench()
-    bench.join(SILENT)
-    bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
-    (session,) = link.sessions.values()
+    session, _ = link.sessions.values()
     with pytest.raises(FrameError, match="a table has 3 branches, agreed are 2"):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5, 6, 7]))
     bench.run()
@@ -296,7 +278,7 @@ def test_a_table_wider_than_agreed_is_a_broken_promise(make_bench: MakeBench) ->
 def empty_heads(num_rows: int) -> Frame:
     """Tables without a branch, each of another session."""
     rows_RW = np.full((num_rows, row_width(LOOKAHEAD)), -1, dtype=np.int32)
-    rows_RW[:, :4] = 0
+    rows_RW[:, :3] = 0
     rows_RW[:, 0] = np.arange(1, num_rows + 1)
     return Frame(FrameKind.TABLES, 1, 1, rows_RW)
 
@@ -311,7 +293,7 @@ def test_a_frame_of_more_rows_than_the_open_sessions_have_is_refused_unread(
         bench.pool.receive(link, empty_heads(1))
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
-    with pytest.raises(FrameError, match="4096 rows, the tables of 1 sessions have 6 at most"):
+    with pytest.raises(FrameError, match="4096 rows, the tables of 1 sessions have 3 at most"):
         bench.pool.receive(link, empty_heads(4096))
     bench.run()
 
@@ -325,9 +307,9 @@ def test_a_draft_may_answer_each_opening_and_commit_and_no_more(make_bench: Make
     (session,) = link.sessions.values()
     num_asked = 2  # the opening and the commit of the round
     before = stale_frames()
-    for number in range(num_asked * NUM_PARTS):
-        bench.pool.receive(link, tables_frame(1, session.base_len, [5], part=number % NUM_PARTS))
-    assert stale_frames() == before + num_asked * NUM_PARTS - 1
+    for _ in range(num_asked):
+        bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    assert stale_frames() == before + num_asked - 1
     with pytest.raises(FrameError, match="1 tables that were not asked for"):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
