@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from ssd.engine.config import DTYPES, EngineConfig
+from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
-from ssd.engine.runner import ModelRunner, load_runner
+from ssd.engine.runner import load_runner
 from ssd.ports import Clock
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
@@ -60,7 +61,7 @@ class ModelLoader:
         torch.set_num_threads(self._settings.num_threads)
         started_at = self._clock.now()
         on_progress = progress_log()
-        runner = load_runner(self._settings.folder, self._settings.engine, on_progress)
+        runner = load_runner(DraftRunner, self._settings.folder, self._settings.engine, on_progress)
         loaded_at = self._clock.now()
         runner.warm_up(on_progress)
         DRAFT_STARTUP_SECONDS.labels(part="load").set(loaded_at - started_at)
@@ -68,7 +69,7 @@ class ModelLoader:
         worker = Worker(self._assemble(runner))
         return worker, torch.inference_mode()(worker.run)
 
-    def _assemble(self, runner: ModelRunner) -> Parts:
+    def _assemble(self, runner: DraftRunner) -> Parts:
         engine = runner.engine
         shape = TreeShape(
             max_sessions=engine.max_num_seqs,

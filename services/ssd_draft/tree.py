@@ -34,7 +34,7 @@ Floats = NDArray[np.float32]
 
 
 class TreeRunner(Protocol):
-    """What the tree needs of ``ssd.engine.runner.ModelRunner``. Step thread only."""
+    """What the tree needs of ``ssd.engine.draft_runner.DraftRunner``. Step thread only."""
 
     def prefill(self, batch: PagedBatch) -> int | None:
         """Store the KV of a chunk of one prompt; the first column that is not finite, or None."""

@@ -8,7 +8,8 @@ import torch
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
-from ssd.engine.runner import ModelRunner, load_runner
+from ssd.engine.runner import load_runner
+from ssd.engine.target_runner import TargetRunner
 from ssd.ports import Clock
 from ssd.speculation.noise import NoiseRing
 from ssd.step_thread import Watchdog
@@ -52,7 +53,7 @@ class ModelLoader:
         self._clock = clock
         self._watchdog = watchdog
 
-    def load(self) -> tuple[ModelRunner, Callable[[], None]]:
+    def load(self) -> tuple[TargetRunner, Callable[[], None]]:
         """Return the runner, and what serves with it until the inbox is closed.
 
         Raises:
@@ -60,11 +61,13 @@ class ModelLoader:
         """
         torch.set_num_threads(self._settings.num_threads)
         on_progress = progress_log()
-        runner = load_runner(self._settings.folder, self._settings.engine, on_progress)
+        runner = load_runner(
+            TargetRunner, self._settings.folder, self._settings.engine, on_progress
+        )
         runner.warm_up(on_progress)
         return runner, DecodeLoop(self._assemble(runner)).run
 
-    def _assemble(self, runner: ModelRunner) -> Parts:
+    def _assemble(self, runner: TargetRunner) -> Parts:
         engine = runner.engine
         limits = Limits(
             max_num_seqs=engine.max_num_seqs,

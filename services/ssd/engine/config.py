@@ -220,7 +220,7 @@ class EngineConfig:
         """Column counts of a verify that are warmed up, ascending; the last fits every proposal.
 
         The narrow one is used where the warm-up finds the same bits in both
-        (``ModelRunner.verify_columns``).
+        (``TargetRunner.verify_columns``).
         """
         one_shape = self.deterministic or self.num_columns == 1
         return (self.num_columns,) if one_shape else (1, self.num_columns)

@@ -15,7 +15,7 @@ _MODULUS = 2_147_483_647
 
 
 class LedgerRunner:
-    """The part of ``ModelRunner`` that a decode loop uses. One thread."""
+    """The part of ``TargetRunner`` that a decode loop uses. One thread."""
 
     def __init__(self, engine: EngineConfig, *, num_blocks: int, vocab_size: int) -> None:
         self.engine = engine

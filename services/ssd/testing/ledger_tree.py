@@ -14,7 +14,7 @@ _UNWRITTEN = -1
 
 
 class LedgerTreeRunner:
-    """The part of ``ModelRunner`` that a draft's tree uses. One thread.
+    """The part of ``DraftRunner`` that a draft's tree uses. One thread.
 
     Letter: X session slots.
     """

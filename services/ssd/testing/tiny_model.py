@@ -11,7 +11,7 @@ from torch import Tensor
 from ssd.engine.attention.backend import make_backend
 from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
 from ssd.engine.models.decoder import Attends
-from ssd.engine.runner import ModelRunner, make_runner
+from ssd.engine.runner import AnyRunner, make_runner
 
 NUM_STATES = 7
 """Contexts that the law tells apart, for each last token."""
@@ -75,10 +75,10 @@ class TinyModel:
         counts_W = self._values(tokens_R, torch.arange(len(tokens))).sum(dim=0)
         return self.table_VMV[tokens[-1], self._state(counts_W)]
 
-    def make_runner(self, engine: EngineConfig) -> ModelRunner:
-        """Return a runner of this model; the engine's dtype is the model's."""
+    def make_runner(self, kind: type[AnyRunner], engine: EngineConfig) -> AnyRunner:
+        """Return a runner of this model; the engine must have the model's dtype."""
         assert DTYPES[engine.dtype] == self.dtype, engine.dtype
-        return make_runner(self, self.config(), engine, make_backend(engine.attention))
+        return make_runner(kind, self, self.config(), engine, make_backend(engine.attention))
 
     def _values(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         """Return what a position tells: its token, and its token weighted by where it stands."""

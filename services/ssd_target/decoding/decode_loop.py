@@ -42,7 +42,7 @@ class Flusher(Protocol):
 
 
 class Runner(Protocol):
-    """The part of ``engine.runner.ModelRunner`` that rounds use. Called from the step thread."""
+    """The methods of ``TargetRunner`` that rounds use. Called from the step thread."""
 
     @property
     def engine(self) -> EngineConfig:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ssd.engine.runner import ModelRunner
+from ssd.engine.target_runner import TargetRunner
 from ssd.errors import ContextLengthError, FieldError, NotReadyError
 from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
@@ -61,7 +61,7 @@ class RequestHandler:
         clock: Clock,
     ) -> None:
         self.tokenizer = tokenizer
-        self.runner: ModelRunner | None = None
+        self.runner: TargetRunner | None = None
         self.bounds = ANY_MODEL
         """Of prompts; those of the model once it is loaded."""
         self.num_requests = 0
@@ -80,7 +80,7 @@ class RequestHandler:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def open(self, runner: ModelRunner, wakeups: Wakeups) -> None:
+    def open(self, runner: TargetRunner, wakeups: Wakeups) -> None:
         """Take requests from now on."""
         self._wakeups = wakeups
         self._eos_token_ids = self.tokenizer.eos_token_ids | runner.model.eos_token_ids
@@ -98,7 +98,7 @@ class RequestHandler:
         """Whether requests are taken."""
         return self.runner is not None and not self._is_draining
 
-    def require_open(self) -> ModelRunner:
+    def require_open(self) -> TargetRunner:
         """The model.
 
         Raises:

@@ -10,7 +10,8 @@ import torch
 
 from ssd.demo.model import TrainableLlama, load_model
 from ssd.engine.config import EngineConfig
-from ssd.engine.runner import ModelRunner, load_runner
+from ssd.engine.draft_runner import DraftRunner
+from ssd.engine.runner import load_runner
 from ssd.speculation.fan_out import Adaptive, FanOutPolicy
 from ssd.speculation.noise import NoiseRing, gumbel_noise
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
@@ -38,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def runner(folder: Path) -> ModelRunner:
+def runner(folder: Path) -> DraftRunner:
     engine = EngineConfig(
         dtype="float32",
         max_model_len=256,
@@ -48,7 +49,7 @@ def runner(folder: Path) -> ModelRunner:
         prefill_chunk=CHUNK,
         num_token_ids=VOCAB_SIZE,
     )
-    return load_runner(folder, engine, lambda _stage, _fraction: None)
+    return load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
 
 
 def grown(tree: Tree, slots: list[int], policies: Sequence[FanOutPolicy]) -> Growth:
@@ -120,7 +121,7 @@ def test_a_vocabulary_that_the_model_pads_costs_nothing(folder: Path) -> None:
         num_token_ids=num_token_ids,
     )
     shape = replace(SHAPE, max_sessions=1, vocab_size=num_token_ids)
-    runner = load_runner(folder, engine, lambda _stage, _fraction: None)
+    runner = load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
     tree = Tree(runner, NoiseRing(1, shape.num_noise_rows, VOCAB_SIZE), shape)
     tree.open(NewSession(0, list(range(1, 1 + BLOCKS_EACH)), 7, 0, 1.0))
     tree.start(0, 5, ())
@@ -134,7 +135,7 @@ def test_a_vocabulary_that_the_model_pads_costs_nothing(folder: Path) -> None:
 
 
 def test_trees_over_pages_and_segments_are_trees_over_text(
-    runner: ModelRunner, plain: TrainableLlama
+    runner: DraftRunner, plain: TrainableLlama
 ) -> None:
     tree = Tree(runner, NoiseRing(SHAPE.max_sessions, SHAPE.num_noise_rows, VOCAB_SIZE), SHAPE)
     digits = np.random.default_rng(5)

@@ -98,3 +98,11 @@ def segment_slots(engine: EngineConfig) -> int:
     if engine.branches == 0:
         return 0
     return engine.max_num_seqs * engine.num_columns * (1 + engine.branches)
+
+
+def fit_block_tables(block_tables_BJ: Tensor, num_blocks: int) -> Tensor:
+    """Return block tables of ``num_blocks`` columns: cut, or filled with block 0."""
+    missing = num_blocks - block_tables_BJ.shape[1]
+    if missing <= 0:
+        return block_tables_BJ[:, :num_blocks]
+    return torch.nn.functional.pad(block_tables_BJ, (0, missing))

@@ -13,10 +13,13 @@ from torch import Tensor
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
+from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import ModelRunner, load_runner
+from ssd.engine.target_runner import TargetRunner
 from ssd.testing.tiny_folder import write_tiny_folder
 
-MakeRunner = Callable[[EngineConfig], ModelRunner]
+MakeRunner = Callable[[EngineConfig], TargetRunner]
+MakeDraftRunner = Callable[[EngineConfig], DraftRunner]
 LENGTH_STEP = 128
 PlainLogits = Callable[[ModelRunner, Sequence[int]], Tensor]
 
@@ -54,7 +57,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_runner(folder: Path) -> MakeRunner:
-    return lambda engine: load_runner(folder, engine, lambda _stage, _fraction: None)
+    return lambda engine: load_runner(TargetRunner, folder, engine, lambda _stage, _fraction: None)
+
+
+@pytest.fixture(scope="session")
+def make_draft_runner(folder: Path) -> MakeDraftRunner:
+    return lambda engine: load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
 
 
 @pytest.fixture(scope="session")

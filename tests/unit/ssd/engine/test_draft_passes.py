@@ -9,11 +9,12 @@ from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, ExplicitBatch
 from ssd.engine.config import EngineConfig
+from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import ModelRunner
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 Plain = Callable[[ModelRunner, Sequence[int]], Tensor]
-Make = Callable[[EngineConfig], ModelRunner]
+Make = Callable[[EngineConfig], DraftRunner]
 
 K, N = 3, 4
 P = K + 1
@@ -58,7 +59,7 @@ class Session:
 class Harness:
     """Drives the passes as a draft does."""
 
-    def __init__(self, runner: ModelRunner, plain: Plain, sessions: list[Session]) -> None:
+    def __init__(self, runner: DraftRunner, plain: Plain, sessions: list[Session]) -> None:
         self.runner = runner
         self.plain = plain
         self.sessions = sessions
@@ -135,9 +136,9 @@ def close(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("attention", ["cpu", "reference"])
 @pytest.mark.parametrize("lengths", [[1], [33, 1, 70]])
 def test_branches_equal_their_plain_texts_round_after_round(
-    make_runner: Make, plain_logits: Plain, store: Store, attention: str, lengths: list[int]
+    make_draft_runner: Make, plain_logits: Plain, store: Store, attention: str, lengths: list[int]
 ) -> None:
-    runner = make_runner(replace(ENGINE, attention=attention))
+    runner = make_draft_runner(replace(ENGINE, attention=attention))
     generator = torch.Generator().manual_seed(sum(lengths))
     sessions = [
         Session(slot, torch.randint(0, VOCAB, (length,), generator=generator).tolist())
@@ -166,14 +167,14 @@ def test_branches_equal_their_plain_texts_round_after_round(
     grow()
 
 
-def test_a_draft_warms_up_and_reports_its_progress(make_runner: Make) -> None:
+def test_a_draft_warms_up_and_reports_its_progress(make_draft_runner: Make) -> None:
     reports: list[float] = []
-    make_runner(ENGINE).warm_up(lambda _stage, fraction: reports.append(fraction))
+    make_draft_runner(ENGINE).warm_up(lambda _stage, fraction: reports.append(fraction))
     assert reports[-1] == 1.0
 
 
-def test_sessions_of_other_slots_are_left_alone(make_runner: Make) -> None:
-    runner = make_runner(ENGINE)
+def test_sessions_of_other_slots_are_left_alone(make_draft_runner: Make) -> None:
+    runner = make_draft_runner(ENGINE)
     runner.warm_up(lambda _stage, _fraction: None)
     slots = runner._slots
     others_B = torch.tensor([0, 2, 3])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
 from ssd.engine.config import EngineConfig
-from ssd.engine.runner import ModelRunner, load_runner
+from ssd.engine.draft_runner import DraftRunner
+from ssd.engine.runner import AnyRunner, ModelRunner, load_runner
+from ssd.engine.target_runner import TargetRunner
 from ssd.testing.tiny_folder import write_tiny_folder
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
@@ -30,9 +33,13 @@ def attention(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+class Load(Protocol):
+    def __call__(self, kind: type[AnyRunner], branches: int = 0) -> AnyRunner: ...
+
+
 @pytest.fixture
-def load(bad_folder: Path, attention: str) -> Callable[[int], ModelRunner]:
-    def runner(branches: int) -> ModelRunner:
+def load(bad_folder: Path, attention: str) -> Load:
+    def runner(kind: type[AnyRunner], branches: int = 0) -> AnyRunner:
         engine = EngineConfig(
             max_model_len=128,
             max_num_seqs=2,
@@ -43,7 +50,7 @@ def load(bad_folder: Path, attention: str) -> Callable[[int], ModelRunner]:
             prefill_chunk=CHUNK,
             context_chunk=64,
         )
-        return load_runner(bad_folder, engine, lambda _stage, _fraction: None)
+        return load_runner(kind, bad_folder, engine, lambda _stage, _fraction: None)
 
     return runner
 
@@ -62,9 +69,9 @@ def verify(*rows: tuple[Sequence[int], int, Tensor]) -> PagedBatch:
 
 
 def test_batch_mates_and_later_owners_of_its_blocks_have_the_same_bits(
-    load: Callable[[int], ModelRunner], store: Store
+    load: Load, store: Store
 ) -> None:
-    runner = load(0)
+    runner = load(TargetRunner)
     store(runner, TEXT, TABLE)
     alone_PV = runner.forward(verify(([1, 2], len(TEXT), TABLE)))[0, :2]
     assert alone_PV.isfinite().all()
@@ -81,9 +88,9 @@ def test_batch_mates_and_later_owners_of_its_blocks_have_the_same_bits(
 
 
 def test_a_rejected_proposal_spoils_no_row_before_it_and_no_later_round(
-    load: Callable[[int], ModelRunner], store: Store
+    load: Load, store: Store
 ) -> None:
-    runner = load(0)
+    runner = load(TargetRunner)
     store(runner, TEXT, TABLE)
     first_V = runner.forward(verify(([1], len(TEXT), TABLE)))[0, 0]
     second_V = runner.forward(verify(([2], len(TEXT) + 1, TABLE)))[0, 0]
@@ -96,19 +103,17 @@ def test_a_rejected_proposal_spoils_no_row_before_it_and_no_later_round(
 
 @pytest.mark.parametrize(("tokens", "expected"), [(TEXT, None), ([*TEXT, BAD, 1], len(TEXT))])
 def test_prefill_returns_the_first_column_that_is_not_finite(
-    load: Callable[[int], ModelRunner], tokens: list[int], expected: int | None
+    load: Load, tokens: list[int], expected: int | None
 ) -> None:
     padded = [*tokens, *[BAD] * (CHUNK - len(tokens))]
     batch = PagedBatch(
         torch.tensor([padded]), torch.tensor([0]), torch.tensor([len(tokens)]), TABLE[None]
     )
-    assert load(0).prefill(batch) == expected
+    assert load(TargetRunner).prefill(batch) == expected
 
 
-def test_a_branch_spoils_no_other_branch_and_no_other_session(
-    load: Callable[[int], ModelRunner], store: Store
-) -> None:
-    runner = load(N)
+def test_a_branch_spoils_no_other_branch_and_no_other_session(load: Load, store: Store) -> None:
+    runner = load(DraftRunner, N)
     tables_BJ = torch.stack([TABLE, OTHER_TABLE])
     for table_J in tables_BJ:
         store(runner, TEXT[:-1], table_J)

@@ -12,11 +12,12 @@ from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.models.decoder import Attends
 from ssd.engine.models.registry import CausalModel
-from ssd.engine.runner import ModelRunner, sequence_buckets
+from ssd.engine.runner import ModelRunner
+from ssd.engine.target_runner import TargetRunner, sequence_buckets
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 Plain = Callable[[ModelRunner, Sequence[int]], Tensor]
-Make = Callable[[EngineConfig], ModelRunner]
+Make = Callable[[EngineConfig], TargetRunner]
 
 P = 4
 VOCAB = 257
@@ -33,7 +34,7 @@ ENGINE = EngineConfig(
 
 
 @pytest.fixture(scope="module", params=["cpu", "reference"])
-def runner(make_runner: Make, request: pytest.FixtureRequest) -> ModelRunner:
+def runner(make_runner: Make, request: pytest.FixtureRequest) -> TargetRunner:
     return make_runner(replace(ENGINE, attention=request.param))
 
 
@@ -64,7 +65,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("length", [1, 17, 100, 300])
 def test_chunked_prefill_and_columns_equal_one_pass(
-    runner: ModelRunner, plain_logits: Plain, store: Store, length: int
+    runner: TargetRunner, plain_logits: Plain, store: Store, length: int
 ) -> None:
     tokens = text(length)
     blocks_J = tables(1)[0]
@@ -79,7 +80,7 @@ def test_chunked_prefill_and_columns_equal_one_pass(
         close(logits_BPV[0, :real], expected_RV[first : first + real])
 
 
-def test_one_column_says_what_the_first_of_several_says(runner: ModelRunner, store: Store) -> None:
+def test_one_column_says_what_the_first_of_several_says(runner: TargetRunner, store: Store) -> None:
     texts = [text(length, seed=3) for length in (9, 70)]
     tables_BJ = tables(2)
     for tokens, blocks_J in zip(texts, tables_BJ, strict=True):
@@ -130,7 +131,7 @@ def test_a_narrow_verify_is_used_only_where_the_warm_up_finds_the_bits_of_a_wide
 
 
 def test_sequences_of_all_lengths_share_a_pass(
-    runner: ModelRunner, plain_logits: Plain, store: Store
+    runner: TargetRunner, plain_logits: Plain, store: Store
 ) -> None:
     texts = [text(length) for length in (290, 3, 40)]
     firsts = [286, 0, 39]
@@ -174,7 +175,7 @@ def test_greedy_tokens_agree_whatever_the_batch_is_padded_to(
 
 
 def greedy(
-    runner: ModelRunner, store: Store, prompts: Sequence[list[int]], tables_BJ: Tensor
+    runner: TargetRunner, store: Store, prompts: Sequence[list[int]], tables_BJ: Tensor
 ) -> list[list[int]]:
     """Continue prompts together by 12 tokens each, one column a round."""
     texts = [list(prompt) for prompt in prompts]
@@ -192,7 +193,7 @@ def greedy(
 
 
 def test_rejected_columns_are_overwritten_before_they_are_seen(
-    runner: ModelRunner, plain_logits: Plain, store: Store
+    runner: TargetRunner, plain_logits: Plain, store: Store
 ) -> None:
     tokens = text(60)
     tables_BJ = tables(1)
@@ -214,7 +215,7 @@ def test_padding_columns_write_to_block_0_only(make_runner: Make) -> None:
 
 
 def test_the_last_positions_of_a_full_sequence_are_right(
-    runner: ModelRunner, plain_logits: Plain, store: Store
+    runner: TargetRunner, plain_logits: Plain, store: Store
 ) -> None:
     tokens = text(MAX_LEN)
     tables_BJ = tables(1)
@@ -224,7 +225,7 @@ def test_the_last_positions_of_a_full_sequence_are_right(
 
 
 def test_a_block_table_may_be_no_longer_than_its_text(
-    runner: ModelRunner, plain_logits: Plain
+    runner: TargetRunner, plain_logits: Plain
 ) -> None:
     tokens = text(3)
     logits_BPV = runner.forward(columns([tokens], [0], tables(1)[:, :1]))

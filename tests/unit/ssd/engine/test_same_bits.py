@@ -20,6 +20,7 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.layers import linear
 from ssd.engine.models.llama import shapes
 from ssd.engine.runner import ModelRunner, load_runner
+from ssd.engine.target_runner import TargetRunner
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 
@@ -65,7 +66,7 @@ PLAIN = [
 
 
 @pytest.fixture(scope="module", params=[*PACKED, *PLAIN])
-def runner(wide_folder: Path, request: pytest.FixtureRequest) -> ModelRunner:
+def runner(wide_folder: Path, request: pytest.FixtureRequest) -> TargetRunner:
     """All passes of one shape, whatever the linears are."""
     dtype, is_packed = request.param
     engine = EngineConfig(
@@ -78,16 +79,16 @@ def runner(wide_folder: Path, request: pytest.FixtureRequest) -> ModelRunner:
     with pytest.MonkeyPatch.context() as patch:
         if not is_packed:
             patch.setattr(linear, "_pack_or_warn", lambda _weight: None)
-        return load_runner(wide_folder, engine, lambda _stage, _fraction: None)
+        return load_runner(TargetRunner, wide_folder, engine, lambda _stage, _fraction: None)
 
 
 @pytest.fixture(scope="module", params=PACKED)
-def fast_runner(wide_folder: Path, request: pytest.FixtureRequest) -> ModelRunner:
+def fast_runner(wide_folder: Path, request: pytest.FixtureRequest) -> TargetRunner:
     """Packed, with the shapes of the fast mode."""
     engine = EngineConfig(
         max_model_len=BLOCKS * 16, max_num_seqs=8, num_columns=P, dtype=request.param[0]
     )
-    return load_runner(wide_folder, engine, lambda _stage, _fraction: None)
+    return load_runner(TargetRunner, wide_folder, engine, lambda _stage, _fraction: None)
 
 
 def text(length: int) -> list[int]:
@@ -112,7 +113,7 @@ def stack(rows: Sequence[tuple[Sequence[int], int, int]]) -> PagedBatch:
     )
 
 
-def decode_plainly(runner: ModelRunner, tokens: Sequence[int], first: int) -> Tensor:
+def decode_plainly(runner: TargetRunner, tokens: Sequence[int], first: int) -> Tensor:
     """Logits of P tokens run one by one, each in column 0 of its own pass."""
     passes = [
         runner.forward(stack([(tokens[first + i : first + i + 1], first + i, 0)])) for i in range(P)
@@ -122,7 +123,7 @@ def decode_plainly(runner: ModelRunner, tokens: Sequence[int], first: int) -> Te
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_token_has_the_bits_of_column_0_in_every_column(
-    runner: ModelRunner, store: Store, length: int
+    runner: TargetRunner, store: Store, length: int
 ) -> None:
     tokens = text(length + P)
     store(runner, tokens[:length], table(0))
@@ -138,7 +139,7 @@ def test_a_token_has_the_bits_of_column_0_in_every_column(
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_a_verify_of_one_column_has_the_bits_of_a_wide_one_in_every_batch(
-    fast_runner: ModelRunner, store: Store, count: int
+    fast_runner: TargetRunner, store: Store, count: int
 ) -> None:
     lengths = (5, 252, 600, 1, 255, 256, 120, 511)[:count]
     texts = [text(length + P) for length in lengths]
@@ -168,19 +169,19 @@ def test_one_plain_linear_forbids_narrow_verifies(
         lambda weight_OI: None if len(weight_OI) == VOCAB else pack(weight_OI),
     )
     engine = EngineConfig(max_model_len=BLOCKS * 16, max_num_seqs=1, num_columns=P)
-    plain = load_runner(wide_folder, engine, lambda _stage, _fraction: None)
+    plain = load_runner(TargetRunner, wide_folder, engine, lambda _stage, _fraction: None)
     plain.warm_up(lambda _stage, _fraction: None)
     assert plain.verify_columns == (P,)
 
 
-def test_packed_linears_allow_narrow_verifies(fast_runner: ModelRunner) -> None:
+def test_packed_linears_allow_narrow_verifies(fast_runner: TargetRunner) -> None:
     fast_runner.warm_up(lambda _stage, _fraction: None)
     assert fast_runner.verify_columns == (1, P)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_batch_mates_change_no_bit_however_far_they_reach(
-    runner: ModelRunner, store: Store, length: int
+    runner: TargetRunner, store: Store, length: int
 ) -> None:
     tokens, mate = text(length + P), text(700)
     store(runner, tokens[:length], table(0))

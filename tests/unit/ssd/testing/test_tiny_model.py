@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
 from ssd.engine.config import EngineConfig
+from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import ModelRunner
+from ssd.engine.target_runner import TargetRunner
 from ssd.testing.tiny_model import TinyModel
 
 VOCAB = 5
@@ -34,8 +36,8 @@ def model() -> TinyModel:
 
 
 @pytest.fixture(scope="module")
-def runner(model: TinyModel) -> ModelRunner:
-    return model.make_runner(ENGINE)
+def runner(model: TinyModel) -> TargetRunner:
+    return model.make_runner(TargetRunner, ENGINE)
 
 
 def store(runner: ModelRunner, tokens: Sequence[int]) -> None:
@@ -48,7 +50,7 @@ def store(runner: ModelRunner, tokens: Sequence[int]) -> None:
         )
 
 
-def verify(runner: ModelRunner, tokens: Sequence[int], first: int) -> Tensor:
+def verify(runner: TargetRunner, tokens: Sequence[int], first: int) -> Tensor:
     columns = torch.tensor(tokens[first : first + P])
     tokens_1P = torch.zeros((1, P), dtype=torch.int64)
     tokens_1P[0, : len(columns)] = columns
@@ -61,7 +63,7 @@ def verify(runner: ModelRunner, tokens: Sequence[int], first: int) -> Tensor:
 @settings(max_examples=30, deadline=None)
 @given(tokens=TOKENS, start=st.integers(0, 10))
 def test_a_runner_says_the_exact_law(
-    model: TinyModel, runner: ModelRunner, tokens: list[int], start: int
+    model: TinyModel, runner: TargetRunner, tokens: list[int], start: int
 ) -> None:
     first = max(0, len(tokens) - 1 - start % P)
     store(runner, tokens[:first])
@@ -72,7 +74,7 @@ def test_a_runner_says_the_exact_law(
 
 def test_bfloat16_counts_without_error() -> None:
     model = TinyModel(VOCAB, dtype=torch.bfloat16)
-    runner = model.make_runner(replace(ENGINE, dtype="bfloat16"))
+    runner = model.make_runner(TargetRunner, replace(ENGINE, dtype="bfloat16"))
     tokens = torch.randint(0, VOCAB, (120,), generator=torch.Generator().manual_seed(1)).tolist()
     store(runner, tokens[:116])
     expected = [model.law(tokens[: i + 1]) for i in range(116, 120)]
@@ -84,14 +86,16 @@ def test_order_matters_to_the_law_and_so_does_each_token(model: TinyModel) -> No
     assert len(laws) == 3
 
 
-def test_a_stale_token_in_the_pages_would_be_noticed(model: TinyModel, runner: ModelRunner) -> None:
+def test_a_stale_token_in_the_pages_changes_the_logits(
+    model: TinyModel, runner: TargetRunner
+) -> None:
     tokens = [0, 1, 2, 3, 4, 0, 1, 2]
     store(runner, [0, 1, 2, 4, 4, 0, 1])
     assert not torch.equal(verify(runner, tokens, 7)[0], model.law(tokens))
 
 
 def test_branches_say_the_exact_law(model: TinyModel) -> None:
-    runner = model.make_runner(replace(ENGINE, branches=N))
+    runner = model.make_runner(DraftRunner, replace(ENGINE, branches=N))
     committed, proposal, accepted = [1, 4, 2, 2, 0], [3, 1], [2, 0, 1]
     own = [[0, 1, 2, 3], [4, 4, 0, 1], [2, 3, 3, 0]]
     trunk = torch.tensor([len(committed) - 1])

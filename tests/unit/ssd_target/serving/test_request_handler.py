@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from prometheus_client import REGISTRY
 
-from ssd.engine.runner import ModelRunner
+from ssd.engine.target_runner import TargetRunner
 from ssd.errors import ContextLengthError, FieldError, OverloadedError
 from ssd.rpc.codec import ChatTurn, Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
@@ -70,7 +70,7 @@ async def handler(tokenizer: WatchedTokenizer, inbox: Inbox) -> RequestHandler:
         engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS),
         model=SimpleNamespace(eos_token_ids=frozenset()),
     )
-    handler.open(cast(ModelRunner, runner), Wakeups(asyncio.get_running_loop()))
+    handler.open(cast(TargetRunner, runner), Wakeups(asyncio.get_running_loop()))
     return handler
 
 

@@ -19,6 +19,7 @@ from transformers import (
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.runner import ModelRunner, load_runner
+from ssd.engine.target_runner import TargetRunner
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 
@@ -113,7 +114,7 @@ def test_logits_equal_those_of_the_reference_library(
     folder: Path, reference: PreTrainedModel, store: Store
 ) -> None:
     engine = EngineConfig(max_model_len=400, max_num_seqs=1, num_columns=P, dtype="float32")
-    runner = load_runner(folder, engine, lambda _stage, _fraction: None)
+    runner = load_runner(TargetRunner, folder, engine, lambda _stage, _fraction: None)
     assert runner.num_parameters == sum(p.numel() for p in reference.parameters())
     generator = torch.Generator().manual_seed(5)
     blocks_J = torch.arange(1, 26)

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ssd.engine.config import EngineConfig
-from ssd.engine.runner import ModelRunner, load_runner
+from ssd.engine.runner import load_runner
+from ssd.engine.target_runner import TargetRunner
 from ssd.errors import WeightsError
 from ssd.testing.tiny_folder import write_tiny_folder
 
@@ -22,8 +23,8 @@ def folder(tmp_path: Path) -> Path:
     return write_tiny_folder(tmp_path / "model")
 
 
-def load(folder: Path) -> ModelRunner:
-    return load_runner(folder, ENGINE, lambda _stage, _fraction: None)
+def load(folder: Path) -> TargetRunner:
+    return load_runner(TargetRunner, folder, ENGINE, lambda _stage, _fraction: None)
 
 
 def change(folder: Path, **tensors: Tensor | None) -> None:
@@ -55,14 +56,16 @@ def write_index(folder: Path, files: dict[str, str]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
 
 
-def head_of(runner: ModelRunner) -> Tensor:
+def head_of(runner: TargetRunner) -> Tensor:
     hidden_RD = torch.linspace(-1, 1, 32)[None]
     return runner._decoder.logits(hidden_RD)
 
 
 def test_progress_ends_at_one_and_parameters_are_counted(folder: Path) -> None:
     fractions: list[float] = []
-    runner = load_runner(folder, ENGINE, lambda stage, fraction: fractions.append(fraction))
+    runner = load_runner(
+        TargetRunner, folder, ENGINE, lambda stage, fraction: fractions.append(fraction)
+    )
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     stored = load_file(folder / "model.safetensors")
