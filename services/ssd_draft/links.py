@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from ssd.errors import FrameError, HandshakeError, LinkError, OverloadedError, SettingsError
 from ssd.ports import Clock
-from ssd.rpc.link import LinkFrames, LinkServerCall
-from ssd.rpc.link_life import (
-    BEAT_SECONDS,
+from ssd.rpc.link import (
     HANDSHAKE_SECONDS,
+    HEARTBEAT_SECONDS,
     LEASE_SECONDS,
+    LinkFrames,
+    LinkServerCall,
     as_link_error,
     first_result,
 )
@@ -308,7 +309,7 @@ class LinkServer:
                 call.send(Heartbeat())
             except LinkError as error:
                 return error
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
         return stuck
 
     def _stuck(self) -> LinkError | None:

@@ -286,11 +286,6 @@ def model_info(message: generate_pb2.GetModelInfoResponse) -> ModelInfo:
     return ModelInfo(**{name: getattr(message, name) for name in ModelInfo.__dataclass_fields__})
 
 
-def mode_number(mode: Mode) -> types_pb2.Mode:
-    """The enum value of a mode."""
-    return _MODE_NUMBERS[mode]
-
-
 def prompt_field(prompt: Prompt) -> str:
     """Path of the field that holds a prompt."""
     match prompt:

@@ -1,9 +1,9 @@
 """The two ends of a link: typed messages over one bidirectional gRPC stream.
 
-``send`` may be called from any thread, costs microseconds and never blocks: messages wait in a
-bounded outbox that a task of the event loop drains in order. A task reads ahead: frames go straight
-to whoever asked for them, on the loop's thread and with no hop between, all else waits for
-``receive``. A loop is woken only when its outbox was empty.
+``send`` may be called from any thread and never blocks. It appends to a bounded queue, which a task
+of the event loop writes to the stream in order. A second task reads the stream: it passes frames to
+the frame callback on the loop's thread, and queues all other messages for ``receive``. ``send``
+wakes the loop only if its queue was empty.
 
 *Decision*: asyncio gRPC streams, on the loop's thread. *Because*: the round trip of a 1 KiB frame,
 from a thread of one process through another and back, took 0.31 to 0.37 ms in the median and 0.5
@@ -17,7 +17,7 @@ import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -33,43 +33,84 @@ from ssd.rpc.link_codec import (
     speculate_response,
     target_message,
 )
-from ssd.rpc.link_life import Allowance
 from ssd.rpc.status import from_rpc_error
 from ssd.telemetry import get_logger
 from ssd.types import DraftMessage, TargetMessage
 from ssd.v1 import speculation_pb2
 
 _log = get_logger(__name__)
+HEARTBEAT_SECONDS = 0.25
+"""Pause between two heartbeats of an end."""
+LEASE_SECONDS = 1.5
+"""A link without a message from the peer for this long is closed."""
+HANDSHAKE_SECONDS = 5.0
+"""Maximum time that either end waits for Hello or Welcome."""
 MAX_OUTGOING = 1024
-"""Messages that wait to be sent at most."""
+"""Maximum number of messages that wait to be sent."""
 MAX_INCOMING = 1024
-"""Messages that wait to be read at most."""
+"""Maximum number of messages that wait to be read."""
 MAX_EARLY_BYTES = 1024 * 1024
-"""Of frames that came before they were wanted. Peers send none before the handshake is over."""
+"""Maximum size of all frames that arrive before ``receive_frames``. Peers send no frame before the
+handshake is complete."""
 MESSAGES_PER_SECOND = 2_000.0
-"""Messages of 16 KiB that are taken from one peer in the long run, smaller ones count as such: a
-third of the event loop's time. Unpacking tables takes 0.16 ms for one of 1.2 KiB and 0.7 ms for 64
-of them in a frame, so that an honest draft with 64 sessions is not held up at 300 rounds a second.
-"""
+"""Rate at which the messages of one peer are read; a message counts once for each 16 KiB. This rate
+takes a third of the event loop's time. Unpacking takes 0.16 ms for a frame with one table of
+1.2 KiB and 0.7 ms for one with 64, so a draft with 64 sessions is not delayed at 300 rounds/s."""
 BURST_MESSAGES = 4_000.0
-"""That many at once."""
+"""Number of messages that are read without a pause."""
 UNIT_BYTES = 16 * 1024
 WRITE_SECONDS = 5.0
-"""A peer that takes no message for so long is given up."""
+"""A link whose peer accepts no message for this long is closed."""
 FLUSH_SECONDS = 0.25
-"""How long a close waits for what is queued to leave."""
-FAREWELL_SECONDS = 0.5
-"""How long a client's close waits for the server to end the call in good order."""
+"""Maximum time that ``close`` waits for queued messages to be sent."""
+SERVER_END_SECONDS = 0.5
+"""Maximum time that a client's ``close`` waits for the server to end the call."""
 
-Said = TypeVar("Said")
-Heard = TypeVar("Heard")
-Wire = TypeVar("Wire")
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+Result = TypeVar("Result")
 
 
-class _Link(ABC, Generic[Said, Heard]):
-    """One end. Belongs to its event loop; only ``send`` and ``close_soon`` may come from elsewhere.
+class RateLimit:
+    """Reads ``burst`` units without a pause, then ``per_second`` units. Pure."""
 
-    Enter it to start its tasks, leave it to close it.
+    def __init__(self, per_second: float, burst: float) -> None:
+        self._unit_seconds = 1.0 / per_second
+        self._burst_seconds = burst / per_second
+        self._busy_until = -float("inf")
+
+    def spend(self, units: float, now: float) -> float:
+        """Count a message; returns the seconds to wait before the next one, 0 within the burst."""
+        start = max(self._busy_until, now - self._burst_seconds)
+        self._busy_until = start + units * self._unit_seconds
+        return max(0.0, self._busy_until - now)
+
+
+async def first_result(*awaitables: Awaitable[Result]) -> Result:
+    """Wait for the first of several awaitables; cancel the others and wait for them.
+
+    Raises:
+        Exception: the exception of the first one.
+    """
+    tasks = {asyncio.ensure_future(awaitable) for awaitable in awaitables}
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return done.pop().result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def as_link_error(error: Exception) -> LinkError:
+    """Convert the error of a channel to an error of the link."""
+    return error if isinstance(error, LinkError) else LinkError(str(error))
+
+
+class _Link(ABC, Generic[Sent, Received]):
+    """One end of a link. Entering the context starts its tasks, leaving it closes the link.
+
+    Owned by its event loop; other threads call only ``send`` and ``close_soon``.
     """
 
     def __init__(self, name: str, max_outgoing: int) -> None:
@@ -78,14 +119,14 @@ class _Link(ABC, Generic[Said, Heard]):
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._outgoing: deque[Said | bytes] = deque()
+        self._outgoing: deque[Sent | bytes] = deque()
         self._is_idle = True
-        self._refusal: LinkError | None = None
+        self._send_error: LinkError | None = None
         self._wake = asyncio.Event()
-        self._incoming: asyncio.Queue[Heard | LinkError | None] = asyncio.Queue()
+        self._incoming: asyncio.Queue[Received | LinkError | None] = asyncio.Queue()
         self._has_ended = False
         self._early: list[bytes] = []
-        self._allowance = Allowance(MESSAGES_PER_SECOND, BURST_MESSAGES)
+        self._rate_limit = RateLimit(MESSAGES_PER_SECOND, BURST_MESSAGES)
         self._on_payload: Callable[[bytes], None] | None = None
         self._on_lost: Callable[[Exception], None] | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -105,39 +146,39 @@ class _Link(ABC, Generic[Said, Heard]):
         await self.close()
 
     def start(self) -> None:
-        """Begin to read and write; once."""
+        """Start reading and writing. Called once."""
         assert self._reader is None
         self._reader = self._loop.create_task(self._read_all())
-        self._reader.add_done_callback(self._notice_crash)
+        self._reader.add_done_callback(self._on_reader_done)
         self._writer = self._loop.create_task(self._write_all())
 
-    def send(self, message: Said | bytes) -> None:
+    def send(self, message: Sent | bytes) -> None:
         """Queue a control message or the bytes of a frame, in order. Any thread; never blocks.
 
         Raises:
-            LinkError: the link is closed or lost, or ``max_outgoing`` messages wait already.
+            LinkError: the link is closed or lost, or ``max_outgoing`` messages are queued.
         """
         with self._lock:
-            if self._refusal is not None:
-                raise LinkError(str(self._refusal))
+            if self._send_error is not None:
+                raise LinkError(str(self._send_error))
             if len(self._outgoing) >= self._max_outgoing:
                 raise LinkError(
-                    f"{self.name} takes nothing: {self._max_outgoing} messages wait to be sent"
+                    f"{self.name} accepts no messages: {self._max_outgoing} wait to be sent"
                 )
             self._outgoing.append(message)
             must_wake, self._is_idle = self._is_idle, False
         if must_wake:
             self._call_in_loop(self._wake.set)
 
-    async def receive(self) -> Heard | None:
-        """The next message that is not a frame; None once the peer or this end has said goodbye.
+    async def receive(self) -> Received | None:
+        """Return the next message that is not a frame, or None after either end closed the link.
 
-        May be cancelled without loss. For one reader at a time.
+        Cancelling it loses no message. One reader at a time.
 
         Raises:
-            HandshakeError: the peer refused, or greeted with nonsense.
+            HandshakeError: the peer refused the handshake, or its first message is out of bounds.
             FrameError: the peer sent a malformed message.
-            LinkError: the peer is gone; names it.
+            LinkError: the connection is lost; names the peer.
         """
         found = await self._incoming.get()
         if found is None or isinstance(found, LinkError):
@@ -146,45 +187,45 @@ class _Link(ABC, Generic[Said, Heard]):
                 raise found
         return found
 
-    def hear_frames(
+    def receive_frames(
         self, on_payload: Callable[[bytes], None], on_lost: Callable[[Exception], None]
     ) -> None:
-        """Deliver frames from now on, those that came early first; ``on_lost`` is called once."""
+        """Pass frames to ``on_payload``, earlier ones first; call ``on_lost`` once at the end."""
         self._on_payload, self._on_lost = on_payload, on_lost
         early, self._early = self._early, []
         for payload in early:
             on_payload(payload)
         if self._has_ended:
-            self._tell_lost(self._refusal or LinkError(f"{self.name} has ended"))
+            self._report_lost(self._send_error or LinkError(f"the link to {self.name} has ended"))
 
     def ignore_frames(self) -> None:
-        """Drop frames from now on, and tell nobody of the end."""
+        """Drop frames from now on, and do not report the end of the link."""
         self._on_payload, self._on_lost = _drop, None
 
     async def close(self) -> None:
-        """Send what is queued, within bounds, and end the link. Idempotent."""
+        """Send the queued messages within ``FLUSH_SECONDS`` and end the link. Idempotent."""
         if self._closing is None:
             self._closing = self._loop.create_task(self._close())
         await asyncio.shield(self._closing)
 
     def close_soon(self) -> None:
-        """Begin to close; from any thread."""
+        """Start closing. Called from any thread."""
         with self._lock:
-            self._refusal = self._refusal or LinkError(f"the link to {self.name} is closed")
+            self._send_error = self._send_error or LinkError(f"the link to {self.name} is closed")
         with contextlib.suppress(LinkError):
             self._call_in_loop(self._begin_close)
 
     @abstractmethod
-    async def _read(self) -> tuple[Heard | bytes | None, int]:
-        """The next message or frame and its bytes on the wire; None at an orderly end."""
+    async def _read(self) -> tuple[Received | bytes | None, int]:
+        """Read the next message or frame, None at an orderly end, and its size in bytes."""
 
     @abstractmethod
-    async def _write(self, message: Said | bytes) -> None:
-        """Put a message on the wire."""
+    async def _write(self, message: Sent | bytes) -> None:
+        """Write a message to the stream."""
 
     @abstractmethod
-    async def _say_goodbye(self, reader: "asyncio.Task[None]") -> None:
-        """End the call, in good order if it can be had."""
+    async def _end_call(self, reader: "asyncio.Task[None]") -> None:
+        """End the call, in an orderly way if the peer allows it."""
 
     def _begin_close(self) -> None:
         if self._closing is None:
@@ -193,7 +234,7 @@ class _Link(ABC, Generic[Said, Heard]):
     async def _close(self) -> None:
         self._on_lost = None
         with self._lock:
-            self._refusal = self._refusal or LinkError(f"the link to {self.name} is closed")
+            self._send_error = self._send_error or LinkError(f"the link to {self.name} is closed")
         reader, writer = self._reader, self._writer
         if reader is None or writer is None:
             self._end(None)
@@ -202,7 +243,7 @@ class _Link(ABC, Generic[Said, Heard]):
             self._wake.set()
             await asyncio.wait({writer}, timeout=FLUSH_SECONDS)
         writer.cancel()
-        await self._say_goodbye(reader)
+        await self._end_call(reader)
         reader.cancel()
         await asyncio.gather(reader, writer, return_exceptions=True)
         self._end(None)
@@ -218,18 +259,18 @@ class _Link(ABC, Generic[Said, Heard]):
                 elif self._incoming.qsize() < MAX_INCOMING:
                     self._incoming.put_nowait(message)
                 else:
-                    raise FrameError(f"{self.name} sent {MAX_INCOMING} messages that nobody read")
-                # The peer waits, by flow control; what is read in the meantime is that of others.
+                    raise FrameError(f"{self.name} sent {MAX_INCOMING} messages that were not read")
+                # Flow control makes the peer wait. Meanwhile the loop reads the other links.
                 units = max(1.0, num_bytes / UNIT_BYTES)
-                if pause := self._allowance.spend(units, self._loop.time()):
+                if pause := self._rate_limit.spend(units, self._loop.time()):
                     await asyncio.sleep(pause)
             self._end(None)
         except LinkError as error:
             self._end(error)
         except grpc.aio.AioRpcError as error:
-            self._end(_as_link_error(from_rpc_error(error, self.name), self.name))
+            self._end(_named_error(from_rpc_error(error, self.name), self.name))
         except grpc.aio.BaseError as error:
-            self._end(LinkError(f"{self.name} is gone: {error}"))
+            self._end(LinkError(f"the connection to {self.name} is lost: {error}"))
 
     async def _write_all(self) -> None:
         try:
@@ -237,19 +278,21 @@ class _Link(ABC, Generic[Said, Heard]):
                 while (message := self._pop()) is not None:
                     async with asyncio.timeout(WRITE_SECONDS):
                         await self._write(message)
-                if self._refusal is not None:
+                if self._send_error is not None:
                     return
                 await self._wake.wait()
                 self._wake.clear()
         except TimeoutError:
-            self._end(LinkError(f"{self.name} took no message for {WRITE_SECONDS:g} s"))
+            self._end(LinkError(f"{self.name} accepted no message for {WRITE_SECONDS:g} s"))
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            # The reader learns why; until it has, nothing more is taken.
+            # The reader receives the cause. Until then ``send`` accepts no more messages.
             with self._lock:
-                self._refusal = self._refusal or LinkError(f"{self.name}: cannot send: {error}")
+                self._send_error = self._send_error or LinkError(
+                    f"{self.name}: cannot send: {error}"
+                )
                 self._outgoing.clear()
 
-    def _pop(self) -> Said | bytes | None:
+    def _pop(self) -> Sent | bytes | None:
         with self._lock:
             if self._outgoing:
                 return self._outgoing.popleft()
@@ -262,31 +305,35 @@ class _Link(ABC, Generic[Said, Heard]):
         elif sum(map(len, self._early)) + len(payload) <= MAX_EARLY_BYTES:
             self._early.append(payload)
         else:
-            raise FrameError(f"{self.name} sent frames of {MAX_EARLY_BYTES} bytes too early")
+            raise FrameError(
+                f"{self.name} sent frames of {MAX_EARLY_BYTES} bytes before the handshake ended"
+            )
 
     def _end(self, error: LinkError | None) -> None:
-        """The link is over, by whatever cause; the first one counts."""
+        """End the link; the first cause is reported."""
         if self._has_ended:
             return
         self._has_ended = True
         with self._lock:
-            self._refusal = self._refusal or error or LinkError(f"{self.name} closed the link")
+            self._send_error = (
+                self._send_error or error or LinkError(f"{self.name} closed the link")
+            )
             self._outgoing.clear()
         self._wake.set()
         self._incoming.put_nowait(error)
-        self._tell_lost(error or LinkError(f"{self.name} closed the link"))
+        self._report_lost(error or LinkError(f"{self.name} closed the link"))
 
-    def _tell_lost(self, error: Exception) -> None:
+    def _report_lost(self, error: Exception) -> None:
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
             on_lost(error)
 
-    def _notice_crash(self, reader: "asyncio.Task[None]") -> None:
-        """Whoever took a frame failed, or the call was cancelled: the link is over either way."""
+    def _on_reader_done(self, reader: "asyncio.Task[None]") -> None:
+        """End the link if the reader failed: a frame callback raised, or the call was cancelled."""
         crash = None if reader.cancelled() else reader.exception()
         if crash is not None:
             _log.error("link_failed", peer=self.name, error=repr(crash))
-        self._end(LinkError(f"the link to {self.name} broke"))
+        self._end(LinkError(f"the link to {self.name} failed"))
 
     def _call_in_loop(self, callback: Callable[[], None]) -> None:
         if threading.get_ident() == self._loop_thread:
@@ -295,11 +342,11 @@ class _Link(ABC, Generic[Said, Heard]):
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError as error:
-            raise LinkError(f"the link to {self.name} has no event loop any more") from error
+            raise LinkError(f"the link to {self.name} has no event loop: it is closed") from error
 
 
 class LinkCall(_Link[TargetMessage, DraftMessage]):
-    """The target's end. Made by ``DraftClient.open_link``."""
+    """The target's end of a link, created by ``DraftClient.open_link``."""
 
     def __init__(
         self,
@@ -320,22 +367,21 @@ class LinkCall(_Link[TargetMessage, DraftMessage]):
     async def _write(self, message: TargetMessage | bytes) -> None:
         await self._call.write(speculate_request(message))
 
-    async def _say_goodbye(self, reader: "asyncio.Task[None]") -> None:
+    async def _end_call(self, reader: "asyncio.Task[None]") -> None:
         if not self._call.done():
             gone = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
             with contextlib.suppress(*gone, TimeoutError):
                 async with asyncio.timeout(FLUSH_SECONDS):
                     await self._call.done_writing()
-            await asyncio.wait({reader}, timeout=FAREWELL_SECONDS)
+            await asyncio.wait({reader}, timeout=SERVER_END_SECONDS)
         self._call.cancel()
 
 
 class LinkServerCall(_Link[DraftMessage, TargetMessage]):
-    """The draft's end, made by its servicer: ``async with LinkServerCall(context) as call``.
+    """The draft's end of a link, created by its servicer: ``async with LinkServerCall(context)``.
 
-    The handler must be a coroutine that yields nothing. When the target vanishes without a goodbye,
-    whoever listens for frames is told at once and gRPC cancels the handler, so clean up in
-    ``finally``.
+    The handler is a coroutine that yields nothing. If the connection is lost, ``on_lost`` is called
+    at once and gRPC cancels the handler, so the handler cleans up in ``finally``.
     """
 
     def __init__(
@@ -345,7 +391,7 @@ class LinkServerCall(_Link[DraftMessage, TargetMessage]):
         *,
         max_tokens: int = LARGEST_ID,
     ) -> None:
-        """Take a call; ``max_tokens`` bounds openings, see ``target_message``."""
+        """Prepare the link of a call; ``target_message`` explains ``max_tokens``."""
         super().__init__(context.peer(), max_outgoing)
         self._context = context
         self._max_tokens = max_tokens
@@ -360,8 +406,8 @@ class LinkServerCall(_Link[DraftMessage, TargetMessage]):
     async def _write(self, message: DraftMessage | bytes) -> None:
         await self._context.write(speculate_response(message))
 
-    async def _say_goodbye(self, reader: "asyncio.Task[None]") -> None:
-        """The handler's return is the goodbye."""
+    async def _end_call(self, reader: "asyncio.Task[None]") -> None:
+        """GRPC ends the call when the handler returns."""
 
 
 class LinkFrames:
@@ -374,7 +420,7 @@ class LinkFrames:
         self, on_payload: Callable[[bytes], None], on_lost: Callable[[Exception], None]
     ) -> None:
         """See ``ByteStream``. Loop's thread."""
-        self._call.hear_frames(on_payload, on_lost)
+        self._call.receive_frames(on_payload, on_lost)
 
     def send(self, payload: bytes) -> None:
         """See ``ByteStream``."""
@@ -386,7 +432,7 @@ class LinkFrames:
         self._call.close_soon()
 
 
-def _as_link_error(error: SSDError, name: str) -> LinkError:
+def _named_error(error: SSDError, name: str) -> LinkError:
     if isinstance(error, FrameError | HandshakeError):
         return error
     text = str(error)
@@ -399,4 +445,4 @@ def _refuse_undecodable(message: object, name: str) -> None:
 
 
 def _drop(_payload: bytes) -> None:
-    """Take a frame that nobody wants."""
+    """Ignore a frame."""

@@ -1,13 +1,14 @@
-"""Messages of a link to dataclasses and back, with the bounds of ``speculation.proto`` checked.
+"""Link messages to dataclasses and back, within the bounds of ``speculation.proto``.
 
-A control message that is out of bounds is a ``FrameError``, a greeting a ``HandshakeError`` that
-names the field. Whether the two ends fit each other is for those who hold the models to say.
+A control message out of bounds is a ``FrameError``. A Hello or Welcome out of bounds is a
+``HandshakeError`` that names the field. The processes check whether target and draft match.
 """
 
 import math
 
 from ssd.errors import FrameError, HandshakeError
 from ssd.rpc.bounds import LARGEST_ID, MAX_TEMPERATURE
+from ssd.rpc.fields import shared_fields
 from ssd.types import (
     DraftMessage,
     Draining,
@@ -26,50 +27,44 @@ from ssd.v1 import speculation_pb2, types_pb2
 MAX_LOOKAHEAD = 16
 MAX_BRANCHES = 128
 MAX_WORD_CHARACTERS = 256
-"""Of a name, a reason, a fingerprint."""
+"""Maximum length of a name, a reason or a fingerprint."""
 
 _Request = speculation_pb2.SpeculateRequest
 _Response = speculation_pb2.SpeculateResponse
+_UNKNOWN = "a message of the link is empty, or of a kind that this version does not know"
 
 
 def speculate_request(message: TargetMessage | bytes) -> speculation_pb2.SpeculateRequest:
-    """The wire form of what a target says."""
+    """Convert a message of a target, or the bytes of a frame, to its wire form."""
     match message:
         case bytes():
             return _Request(frame=message)
         case Heartbeat(nonce, echo):
             return _Request(heartbeat=speculation_pb2.Heartbeat(nonce=nonce, echo=echo))
         case SessionOpening():
-            return _Request(
-                open_session=speculation_pb2.OpenSession(
-                    session=message.session,
-                    token_ids=message.token_ids,
-                    seed=message.seed,
-                    choice=message.choice,
-                    temperature=message.temperature,
-                    max_len=message.max_len,
-                )
-            )
+            fields = shared_fields(message, SessionOpening)
+            return _Request(open_session=speculation_pb2.OpenSession(**fields))
         case SessionClosing(session):
             return _Request(close_session=speculation_pb2.CloseSession(session=session))
         case LinkPolicy():
-            return _Request(
-                link_settings=speculation_pb2.LinkSettings(
-                    fan_out_policy=message.fan_out_policy,
-                    fan_out=message.fan_out,
-                )
-            )
+            fields = shared_fields(message, LinkPolicy)
+            return _Request(link_settings=speculation_pb2.LinkSettings(**fields))
         case LinkHello():
-            return _Request(hello=_hello_message(message))
+            hello = speculation_pb2.Hello(
+                sampling_mode=types_pb2.SAMPLING_MODE_COUPLED,
+                peer=_peer_message(message.peer),
+                **shared_fields(message, LinkHello, "peer"),
+            )
+            return _Request(hello=hello)
 
 
 def target_message(
     message: speculation_pb2.SpeculateRequest, max_tokens: int = LARGEST_ID
 ) -> TargetMessage | bytes:
-    """What a target said.
+    """Convert the wire form of a target's message.
 
-    Of an opening the first ``max_tokens`` ids are taken and the others never looked at: the
-    caller, which sets the bound, refuses an opening that reaches it.
+    Only the first ``max_tokens`` token ids of an OpenSession are copied. The caller sets the bound
+    and refuses a session that reaches it.
 
     Raises:
         HandshakeError: a Hello with a field out of bounds.
@@ -88,11 +83,11 @@ def target_message(
             return _policy(message.link_settings)
         case "hello":
             return _hello(message.hello)
-    raise FrameError("a message of the link says nothing, or what this version does not know")
+    raise FrameError(_UNKNOWN)
 
 
 def speculate_response(message: DraftMessage | bytes) -> speculation_pb2.SpeculateResponse:
-    """The wire form of what a draft says."""
+    """Convert a message of a draft, or the bytes of a frame, to its wire form."""
     match message:
         case bytes():
             return _Response(frame=message)
@@ -101,24 +96,17 @@ def speculate_response(message: DraftMessage | bytes) -> speculation_pb2.Specula
         case Draining():
             return _Response(draining=speculation_pb2.Draining())
         case SessionRefusal(session, reason):
-            return _Response(
-                session_refused=speculation_pb2.SessionRefused(session=session, reason=reason)
-            )
+            refused = speculation_pb2.SessionRefused(session=session, reason=reason)
+            return _Response(session_refused=refused)
         case LinkWelcome():
-            return _Response(
-                welcome=speculation_pb2.Welcome(
-                    epoch=message.epoch,
-                    max_sessions=message.max_sessions,
-                    lookahead=message.lookahead,
-                    branches=message.branches,
-                    peer=_peer_message(message.peer),
-                    max_len=message.max_len,
-                )
+            welcome = speculation_pb2.Welcome(
+                peer=_peer_message(message.peer), **shared_fields(message, LinkWelcome, "peer")
             )
+            return _Response(welcome=welcome)
 
 
 def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage | bytes:
-    """What a draft said.
+    """Convert the wire form of a draft's message.
 
     Raises:
         HandshakeError: a Welcome with a field out of bounds.
@@ -137,62 +125,32 @@ def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage | 
             return SessionRefusal(_session(refused.session), refused.reason)
         case "welcome":
             return _welcome(message.welcome)
-    raise FrameError("a message of the link says nothing, or what this version does not know")
-
-
-def _hello_message(hello: LinkHello) -> speculation_pb2.Hello:
-    return speculation_pb2.Hello(
-        wire_version=hello.wire_version,
-        vocab_size=hello.vocab_size,
-        tokenizer_fingerprint=hello.tokenizer_fingerprint,
-        lookahead=hello.lookahead,
-        branches=hello.branches,
-        sampling_mode=types_pb2.SAMPLING_MODE_COUPLED,
-        channel=hello.channel,
-        peer=_peer_message(hello.peer),
-        epoch=hello.epoch,
-    )
+    raise FrameError(_UNKNOWN)
 
 
 def _hello(message: speculation_pb2.Hello) -> LinkHello:
-    _check_greeting("vocab_size", message.vocab_size, 1, LARGEST_ID)
-    _check_greeting("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
-    _check_greeting("branches", message.branches, 1, MAX_BRANCHES)
-    _check_greeting("epoch", message.epoch, 1, LARGEST_ID)
+    _check_handshake("vocab_size", message.vocab_size, 1, LARGEST_ID)
+    _check_handshake("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
+    _check_handshake("branches", message.branches, 1, MAX_BRANCHES)
+    _check_handshake("epoch", message.epoch, 1, LARGEST_ID)
     if message.sampling_mode not in {
         types_pb2.SAMPLING_MODE_UNSPECIFIED,
         types_pb2.SAMPLING_MODE_COUPLED,
     }:
-        raise HandshakeError("sampling_mode", "only coupled sampling is served by this version")
+        raise HandshakeError("sampling_mode", "this version supports only coupled sampling")
     _check_words(
         tokenizer_fingerprint=message.tokenizer_fingerprint,
         channel=message.channel,
     )
-    return LinkHello(
-        wire_version=message.wire_version,
-        vocab_size=message.vocab_size,
-        tokenizer_fingerprint=message.tokenizer_fingerprint,
-        lookahead=message.lookahead,
-        branches=message.branches,
-        channel=message.channel,
-        epoch=message.epoch,
-        peer=_peer(message.peer),
-    )
+    return LinkHello(peer=_peer(message.peer), **shared_fields(message, LinkHello, "peer"))
 
 
 def _welcome(message: speculation_pb2.Welcome) -> LinkWelcome:
-    _check_greeting("epoch", message.epoch, 1, LARGEST_ID)
-    _check_greeting("max_sessions", message.max_sessions, 0, LARGEST_ID)
-    _check_greeting("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
-    _check_greeting("branches", message.branches, 1, MAX_BRANCHES)
-    return LinkWelcome(
-        epoch=message.epoch,
-        max_sessions=message.max_sessions,
-        lookahead=message.lookahead,
-        branches=message.branches,
-        peer=_peer(message.peer),
-        max_len=message.max_len,
-    )
+    _check_handshake("epoch", message.epoch, 1, LARGEST_ID)
+    _check_handshake("max_sessions", message.max_sessions, 0, LARGEST_ID)
+    _check_handshake("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
+    _check_handshake("branches", message.branches, 1, MAX_BRANCHES)
+    return LinkWelcome(peer=_peer(message.peer), **shared_fields(message, LinkWelcome, "peer"))
 
 
 def _opening(message: speculation_pb2.OpenSession, max_tokens: int) -> SessionOpening:
@@ -200,9 +158,9 @@ def _opening(message: speculation_pb2.OpenSession, max_tokens: int) -> SessionOp
     num_tokens = len(message.token_ids)
     token_ids = tuple(message.token_ids[:max_tokens])
     if not token_ids:
-        raise FrameError(f"session {session} opens with no token; 1 at least")
+        raise FrameError(f"OpenSession of session {session} has no token; at least 1 is required")
     if max(token_ids) > LARGEST_ID:
-        raise FrameError(f"session {session} opens with token id {max(token_ids)}")
+        raise FrameError(f"OpenSession of session {session} has token id {max(token_ids)}")
     if not (0.0 <= message.temperature <= MAX_TEMPERATURE and math.isfinite(message.temperature)):
         raise FrameError(
             f"session {session} has temperature {message.temperature:g}, must be in "
@@ -210,15 +168,11 @@ def _opening(message: speculation_pb2.OpenSession, max_tokens: int) -> SessionOp
         )
     if not num_tokens <= message.max_len <= LARGEST_ID:
         raise FrameError(
-            f"session {session} opens with {num_tokens} tokens and max_len {message.max_len}"
+            f"OpenSession of session {session} has {num_tokens} tokens and max_len "
+            f"{message.max_len}"
         )
     return SessionOpening(
-        session=session,
-        token_ids=token_ids,
-        seed=message.seed,
-        choice=message.choice,
-        temperature=message.temperature,
-        max_len=message.max_len,
+        token_ids=token_ids, **shared_fields(message, SessionOpening, "token_ids")
     )
 
 
@@ -240,7 +194,7 @@ def _session(session: int) -> int:
     return session
 
 
-def _check_greeting(field: str, found: int, lowest: int, highest: int) -> None:
+def _check_handshake(field: str, found: int, lowest: int, highest: int) -> None:
     if not lowest <= found <= highest:
         raise HandshakeError(field, f"is {found}, must be in {lowest}..{highest}")
 
@@ -254,24 +208,10 @@ def _check_words(**words: str) -> None:
 
 
 def _peer_message(peer: Peer) -> speculation_pb2.Peer:
-    return speculation_pb2.Peer(
-        pod=peer.pod,
-        node=peer.node,
-        cell=peer.cell,
-        weights_fingerprint=peer.weights_fingerprint,
-    )
+    return speculation_pb2.Peer(**shared_fields(peer, Peer))
 
 
 def _peer(message: speculation_pb2.Peer) -> Peer:
-    _check_words(
-        pod=message.pod,
-        node=message.node,
-        cell=message.cell,
-        weights_fingerprint=message.weights_fingerprint,
-    )
-    return Peer(
-        pod=message.pod,
-        node=message.node,
-        cell=message.cell,
-        weights_fingerprint=message.weights_fingerprint,
-    )
+    fields = shared_fields(message, Peer)
+    _check_words(**fields)
+    return Peer(**fields)

@@ -21,11 +21,12 @@ from functools import partial
 
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.client import DraftClient
-from ssd.rpc.link import LinkCall, LinkFrames
-from ssd.rpc.link_life import (
-    BEAT_SECONDS,
+from ssd.rpc.link import (
     HANDSHAKE_SECONDS,
+    HEARTBEAT_SECONDS,
     LEASE_SECONDS,
+    LinkCall,
+    LinkFrames,
     as_link_error,
     first_result,
 )
@@ -291,7 +292,7 @@ class LinkDialer:
                 return error
             is_active = self._pool.state(link) is LinkState.ACTIVE
             LINK_STATE.labels(draft=link.name).set(is_active)
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
         return LinkError(link.lost_because)
 
     def _note_beat(self, link: DraftLink, beat: Heartbeat) -> None:

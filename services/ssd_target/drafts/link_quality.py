@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ssd.errors import LinkError
-from ssd.rpc.link import LinkCall
-from ssd.rpc.link_life import HANDSHAKE_SECONDS
+from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall
 from ssd.types import Draining, Heartbeat, Peer
 from ssd_target.drafts.link import RoundTrip
 

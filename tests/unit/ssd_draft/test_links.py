@@ -172,7 +172,7 @@ class SilentCall:
     def send(self, message: object) -> None:
         raise LinkError("the link is closed")
 
-    def hear_frames(self, on_payload: object, on_lost: object) -> None: ...
+    def receive_frames(self, on_payload: object, on_lost: object) -> None: ...
 
 
 @pytest.mark.parametrize("delay_seconds", [0.0, 1.0])

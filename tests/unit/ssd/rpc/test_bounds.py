@@ -19,7 +19,7 @@ def request(sampling: Sampling | None = None, text: str = "def f(") -> generate_
     return generate_pb2.GenerateRequest(text=text, sampling=sampling)
 
 
-def test_a_list_of_token_ids_that_leaves_no_room_is_refused_before_it_is_copied() -> None:
+def test_too_many_token_ids_are_refused_before_they_are_copied() -> None:
     class Unreadable(list[int]):
         def __iter__(self) -> Iterator[int]:
             raise AssertionError("was read")

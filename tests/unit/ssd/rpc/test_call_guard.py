@@ -99,7 +99,7 @@ async def test_a_refused_request_is_freed_without_a_garbage_collection() -> None
 
 
 @pytest.mark.usefixtures("without_collector")
-async def test_a_request_that_another_servicer_aborts_is_freed_too() -> None:
+async def test_a_request_aborted_by_another_servicer_is_freed() -> None:
     async def abort(request: Payload, context: Any) -> None:
         await context.abort(grpc.StatusCode.NOT_FOUND, f"{len(request.message)}")
 
@@ -108,7 +108,7 @@ async def test_a_request_that_another_servicer_aborts_is_freed_too() -> None:
     assert len(Payload.alive) == 0
 
 
-async def test_places_are_counted_by_method_and_given_back() -> None:
+async def test_concurrent_calls_are_limited_per_method() -> None:
     leave = asyncio.Event()
     num_inside = 0
 
@@ -141,7 +141,7 @@ async def test_places_are_counted_by_method_and_given_back() -> None:
     assert failures == [(METHOD, OverloadedError)]
 
 
-async def test_a_message_that_is_too_long_never_reaches_the_servicer(
+async def test_an_oversize_message_does_not_reach_the_servicer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def fail(_request: Payload, _context: object) -> None:
@@ -155,7 +155,7 @@ async def test_a_message_that_is_too_long_never_reaches_the_servicer(
     assert caplog.records == []
 
 
-async def test_a_stream_of_requests_that_cannot_be_decoded_is_the_callers_fault(
+async def test_an_undecodable_request_stream_is_an_invalid_argument(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def fail(_request: Payload, _context: object) -> None:
@@ -171,7 +171,7 @@ async def test_a_stream_of_requests_that_cannot_be_decoded_is_the_callers_fault(
     assert caplog.records == []
 
 
-async def test_a_request_that_does_not_arrive_gives_its_place_back() -> None:
+async def test_a_call_without_a_request_times_out_and_frees_its_place() -> None:
     async def fail(_request: Payload, _context: object) -> None:
         raise AssertionError("was called")
 
@@ -184,7 +184,7 @@ async def test_a_request_that_does_not_arrive_gives_its_place_back() -> None:
         assert isinstance(await ask(server), InternalError)
 
 
-async def test_a_reader_that_stalls_from_the_first_message_on_gets_its_status_when_it_resumes(
+async def test_a_stalled_reader_receives_its_status_when_it_resumes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gave_up = asyncio.Event()
@@ -208,7 +208,7 @@ async def test_a_reader_that_stalls_from_the_first_message_on_gets_its_status_wh
     assert caplog.records == []
 
 
-async def test_a_stalled_reader_that_leaves_is_forgotten_without_a_stack(
+async def test_a_stalled_reader_that_disconnects_logs_no_stack_trace(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gave_up, over = asyncio.Event(), asyncio.Event()
@@ -235,7 +235,7 @@ async def test_a_stalled_reader_that_leaves_is_forgotten_without_a_stack(
 @pytest.mark.parametrize(
     ("seconds", "kind"), [(0.2, DeadlineError), (None, CancelledError)], ids=["deadline", "left"]
 )
-async def test_a_callers_deadline_and_its_cancellation_are_two_things(
+async def test_a_deadline_and_a_cancellation_are_different_errors(
     seconds: float | None, kind: type[Exception]
 ) -> None:
     failures: list[type[Exception]] = []

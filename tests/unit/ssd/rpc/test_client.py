@@ -135,13 +135,13 @@ def free_port() -> int:
         return int(held.getsockname()[1])
 
 
-async def test_chunks_come_in_order_and_end(client: TargetClient) -> None:
+async def test_chunks_arrive_in_order(client: TargetClient) -> None:
     chunks = [chunk async for chunk in client.generate("abc")]
     assert "".join(chunk.text for chunk in chunks) == "abc"
     assert chunks[-1].finish_reason is FinishReason.STOP
 
 
-async def test_without_sampling_everything_is_left_to_the_server(
+async def test_without_sampling_the_server_uses_its_defaults(
     client: TargetClient, target: Target
 ) -> None:
     _ = [chunk async for chunk in client.generate("abc")]
@@ -158,15 +158,13 @@ async def test_without_sampling_everything_is_left_to_the_server(
     assert told.mode is Mode.AUTOREGRESSIVE
 
 
-async def test_a_call_that_is_spelt_out_is_sent_as_it_is(
-    client: TargetClient, target: Target
-) -> None:
+async def test_a_generate_call_is_sent_unchanged(client: TargetClient, target: Target) -> None:
     call = GenerateCall(prompt="x", model="m", max_tokens=3, sampling=SamplingParams(max_tokens=3))
     _ = [chunk async for chunk in client.generate(call)]
     assert target.calls == [call]
 
 
-async def test_leaving_the_iterator_ends_the_call_on_the_server(
+async def test_closing_the_iterator_ends_the_call_on_the_server(
     client: TargetClient, target: Target
 ) -> None:
     chunks = client.generate("a*")
@@ -175,7 +173,7 @@ async def test_leaving_the_iterator_ends_the_call_on_the_server(
     await target.left.wait()
 
 
-async def test_a_deadline_is_an_error_that_says_so(client: TargetClient) -> None:
+async def test_a_passed_deadline_is_a_deadline_error(client: TargetClient) -> None:
     with pytest.raises(DeadlineError, match="within the deadline"):
         _ = [chunk async for chunk in client.generate("a*", timeout_seconds=0.05)]
 
@@ -187,18 +185,18 @@ async def test_a_request_that_the_server_cancels_is_a_cancelled_error(
         _ = [chunk async for chunk in client.generate("a!")]
 
 
-async def test_bad_input_is_refused_by_the_server_in_our_words(client: TargetClient) -> None:
+async def test_bad_input_raises_the_error_of_the_server(client: TargetClient) -> None:
     with pytest.raises(FieldError, match="temperature"):
         _ = [chunk async for chunk in client.generate("a", SamplingParams(temperature=3.0))]
     with pytest.raises(FieldError, match="is not UTF-8"):
         await client.tokenize("\ud800")
 
 
-async def test_text_goes_to_ids_and_back(client: TargetClient) -> None:
+async def test_tokenize_and_detokenize_return_the_same_text(client: TargetClient) -> None:
     assert await client.detokenize(await client.tokenize("abc")) == "abc"
 
 
-async def test_a_dead_server_is_not_ready_and_named() -> None:
+async def test_an_unreachable_server_is_named_in_a_not_ready_error() -> None:
     address = f"127.0.0.1:{free_port()}"
     async with TargetClient(address) as client:
         with pytest.raises(NotReadyError, match=address):
@@ -207,7 +205,7 @@ async def test_a_dead_server_is_not_ready_and_named() -> None:
             await client.wait_ready(0.1)
 
 
-async def test_a_client_can_wait_for_a_server_that_is_not_there_yet() -> None:
+async def test_wait_ready_returns_when_the_server_starts() -> None:
     port = free_port()
     async with TargetClient(f"127.0.0.1:{port}") as client:
         waiting = asyncio.create_task(client.wait_ready(8.0))
@@ -220,7 +218,7 @@ async def test_a_client_can_wait_for_a_server_that_is_not_there_yet() -> None:
         await server.stop(0)
 
 
-async def test_a_request_without_a_token_is_sent_again() -> None:
+async def test_a_request_is_sent_again_before_its_first_token() -> None:
     target = Target(num_refusals=2)
     reasons: list[NotReadyError] = []
     async with (
@@ -232,7 +230,7 @@ async def test_a_request_without_a_token_is_sent_again() -> None:
     assert [str(reason) for reason in reasons] == ["draining"], "called once"
 
 
-async def test_a_request_waits_for_a_target_that_is_not_there_yet() -> None:
+async def test_a_request_waits_until_the_target_starts() -> None:
     port, waits = free_port(), asyncio.Event()
     client = TargetClient(f"127.0.0.1:{port}", on_wait=lambda _error: waits.set())
     async with client:
@@ -242,7 +240,7 @@ async def test_a_request_waits_for_a_target_that_is_not_there_yet() -> None:
             assert await answer == "abc"
 
 
-async def test_nothing_is_repeated_after_the_first_token(
+async def test_a_request_is_not_sent_again_after_its_first_token(
     target: Target, client: TargetClient
 ) -> None:
     with pytest.raises(IncompleteTextError, match="the target drains"):
@@ -250,7 +248,7 @@ async def test_nothing_is_repeated_after_the_first_token(
     assert len(target.calls) == 1
 
 
-async def test_a_connection_that_breaks_in_an_answer_names_the_tokens_that_arrived(
+async def test_a_connection_lost_during_a_response_reports_the_received_tokens(
     endpoint: str,
 ) -> None:
     pumps: list[asyncio.Task[None]] = []
@@ -281,7 +279,7 @@ async def test_a_connection_that_breaks_in_an_answer_names_the_tokens_that_arriv
     await asyncio.gather(*pumps, return_exceptions=True)
 
 
-async def test_a_client_that_does_not_wait_asks_once() -> None:
+async def test_a_client_without_a_wait_sends_a_request_once() -> None:
     target = Target(num_refusals=1)
     async with serving(target) as endpoint, TargetClient(endpoint, ready_seconds=0) as client:
         with pytest.raises(NotReadyError, match="draining"):
@@ -290,7 +288,7 @@ async def test_a_client_that_does_not_wait_asks_once() -> None:
 
 
 @pytest.mark.parametrize(("ready_seconds", "timeout_seconds"), [(0.5, None), (30.0, 0.5)])
-async def test_a_wait_for_a_target_is_bounded_and_ends_with_its_reason(
+async def test_a_wait_for_a_target_ends_with_the_cause(
     ready_seconds: float, timeout_seconds: float | None
 ) -> None:
     target = Target(num_refusals=10_000)
@@ -333,9 +331,7 @@ async def virtual_address(backends: list[str]) -> AsyncIterator[str]:
         await asyncio.gather(*pumps, return_exceptions=True)
 
 
-async def test_a_target_that_drains_behind_a_virtual_address_is_left_and_its_streams_finish() -> (
-    None
-):
+async def test_requests_move_from_a_draining_target_and_its_streams_finish() -> None:
     old, new = Target(), Target()
     async with serving(old) as first, serving(new) as second:
         backends = [first]
@@ -350,7 +346,7 @@ async def test_a_target_that_drains_behind_a_virtual_address_is_left_and_its_str
             assert [chunk.text async for chunk in stream] == ["-", "b", ""]
 
 
-async def test_of_several_addresses_those_that_answer_take_turns() -> None:
+async def test_requests_rotate_over_the_reachable_addresses() -> None:
     targets = Target(), Target()
     async with serving(targets[0]) as one, serving(targets[1]) as two:
         endpoint = f"ipv4:{one},{two},127.0.0.1:{free_port()}"
@@ -361,7 +357,7 @@ async def test_of_several_addresses_those_that_answer_take_turns() -> None:
             assert min(len(target.calls) for target in targets) >= 2
 
 
-async def test_closing_a_client_ends_its_calls_with_an_error_that_says_so(endpoint: str) -> None:
+async def test_closing_a_client_ends_its_calls_with_a_cancelled_error(endpoint: str) -> None:
     client = TargetClient(endpoint)
     chunks = client.generate("a*")
     await anext(chunks)
@@ -372,7 +368,7 @@ async def test_closing_a_client_ends_its_calls_with_an_error_that_says_so(endpoi
         await rest
 
 
-async def test_a_request_that_waits_ends_when_its_client_is_closed() -> None:
+async def test_closing_a_client_ends_a_waiting_request() -> None:
     waits = asyncio.Event()
     client = TargetClient(f"127.0.0.1:{free_port()}", on_wait=lambda _error: waits.set())
     answer = asyncio.create_task(text_of(client, "abc"))
@@ -384,7 +380,7 @@ async def test_a_request_that_waits_ends_when_its_client_is_closed() -> None:
         await client.model_info()
 
 
-async def test_generators_that_are_left_open_may_be_closed_in_any_order(
+async def test_open_generators_can_be_closed_in_any_order(
     client: TargetClient,
 ) -> None:
     opened: list[Any] = []
@@ -401,7 +397,7 @@ async def test_generators_that_are_left_open_may_be_closed_in_any_order(
     assert opened[0] is chunks
 
 
-async def test_a_caller_that_cancels_its_task_gets_its_own_cancellation(
+async def test_cancelling_the_task_of_a_caller_raises_asyncio_cancelled_error(
     client: TargetClient, target: Target
 ) -> None:
     chunks = client.generate("a*")
@@ -414,12 +410,12 @@ async def test_a_caller_that_cancels_its_task_gets_its_own_cancellation(
     await target.left.wait()
 
 
-async def test_a_method_that_is_not_served_is_unsupported(client: TargetClient) -> None:
+async def test_an_unknown_method_is_an_unsupported_error(client: TargetClient) -> None:
     with pytest.raises(UnsupportedError):
         await client.pool_status()
 
 
-async def test_a_draft_answers_about_itself(endpoint: str) -> None:
+async def test_a_draft_returns_its_status(endpoint: str) -> None:
     async with DraftClient(endpoint) as draft:
         await draft.wait_ready(5.0)
         status = await draft.get_status()
@@ -436,7 +432,7 @@ async def test_closing_twice_is_fine(endpoint: str) -> None:
     assert client._opened is None
 
 
-async def test_a_server_that_is_slow_to_accept_is_given_time() -> None:
+async def test_a_slow_connect_does_not_fail() -> None:
     accept = asyncio.get_running_loop().sock_accept
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0)

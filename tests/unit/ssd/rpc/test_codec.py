@@ -48,7 +48,7 @@ def test_a_bare_prompt_gets_the_defaults_and_no_seed() -> None:
     assert call.mode is Mode.AUTO
 
 
-def test_the_ids_of_a_prompt_are_left_to_who_knows_the_models_length() -> None:
+def test_token_ids_of_a_prompt_are_not_checked_by_the_codec() -> None:
     message = generate_pb2.GenerateRequest(token_ids=types_pb2.TokenIds(ids=[1, VOCAB]))
     assert generate_call(message, VOCAB).prompt == (1, VOCAB)
 
@@ -80,7 +80,7 @@ def test_seed_zero_and_temperature_zero_differ_from_unset() -> None:
     stop=st.lists(st.text(min_size=1, max_size=5), max_size=16).map(tuple),
     mode=st.sampled_from([Mode.AUTO, Mode.AUTOREGRESSIVE, Mode.SPECULATIVE]),
 )
-def test_a_call_survives_the_wire(
+def test_a_call_is_unchanged_after_encoding_and_decoding(
     prompt: str | tuple[int, ...] | Conversation,
     temperature: float,
     seed: int | None,
@@ -173,7 +173,7 @@ def test_a_call_survives_the_wire(
         (request(Sampling(logit_bias={VOCAB: 1.0})), "sampling.logit_bias[0]"),
     ],
 )
-def test_what_is_out_of_bounds_is_refused_by_the_name_of_its_field(
+def test_a_value_out_of_bounds_is_refused_with_its_field(
     message: generate_pb2.GenerateRequest, field: str
 ) -> None:
     with pytest.raises(FieldError) as caught:
@@ -200,7 +200,7 @@ def test_what_is_out_of_bounds_is_refused_by_the_name_of_its_field(
         (request(Sampling(logit_bias={1: 1.0})), "sampling.logit_bias"),
     ],
 )
-def test_what_is_declared_and_not_served_is_refused_by_name(
+def test_an_unsupported_field_is_refused_with_its_name(
     message: generate_pb2.GenerateRequest, field: str
 ) -> None:
     with pytest.raises(UnsupportedError) as caught:
@@ -208,7 +208,7 @@ def test_what_is_declared_and_not_served_is_refused_by_name(
     assert caught.value.field == field
 
 
-def test_values_that_change_nothing_pass() -> None:
+def test_values_without_effect_are_accepted() -> None:
     sampling = Sampling(
         top_k=VOCAB,
         top_p=1.0,
@@ -286,12 +286,12 @@ def test_any_message_is_a_call_or_an_error_that_names_a_field(data: st.DataObjec
         GenerateCall(prompt="x", seed=2**64),
     ],
 )
-def test_what_the_wire_cannot_carry_is_a_field_error_before_it_is_sent(call: GenerateCall) -> None:
+def test_a_value_that_cannot_be_encoded_is_a_field_error(call: GenerateCall) -> None:
     with pytest.raises(FieldError):
         generate_request(call)
 
 
-def test_a_chunk_survives_the_wire() -> None:
+def test_a_chunk_is_unchanged_after_encoding_and_decoding() -> None:
     first = GenerationChunk(token_ids=(1, 2), text="ab", seed=0)
     last = GenerationChunk(
         token_ids=(3,),
@@ -319,7 +319,7 @@ def test_a_chunk_survives_the_wire() -> None:
         assert generation_chunk(generate_pb2.GenerateResponse.FromString(wire)) == chunk
 
 
-def test_a_models_description_survives_the_wire_and_holds_every_field() -> None:
+def test_model_info_is_unchanged_after_encoding_and_decoding() -> None:
     info = ModelInfo(
         model="demo",
         family="llama",

@@ -42,26 +42,26 @@ def ask(server: ProbeServer, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_readiness_is_told_with_its_reason(probes: ProbeServer, process: Process) -> None:
+def test_readyz_returns_the_reason(probes: ProbeServer, process: Process) -> None:
     assert ask(probes, "/readyz") == (503, "loading\n")
     process.readiness = (True, "ready")
     assert ask(probes, "/readyz") == (200, "ready\n")
 
 
-def test_liveness_is_told(probes: ProbeServer, process: Process) -> None:
+def test_livez_returns_the_liveness(probes: ProbeServer, process: Process) -> None:
     assert ask(probes, "/livez") == (200, "live\n")
     process.is_live = False
     assert ask(probes, "/livez")[0] == 503
 
 
-def test_metrics_are_in_the_format_of_prometheus(probes: ProbeServer) -> None:
+def test_metrics_have_the_prometheus_format(probes: ProbeServer) -> None:
     status, text = ask(probes, "/metrics")
     assert status == 200
     assert "# TYPE" in text
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics/x", "/nothing"])
-def test_everything_else_is_not_found(probes: ProbeServer, path: str) -> None:
+def test_other_paths_are_not_found(probes: ProbeServer, path: str) -> None:
     assert ask(probes, path)[0] == 404
 
 
@@ -70,7 +70,7 @@ def test_no_access_log_is_kept(probes: ProbeServer, capfd: pytest.CaptureFixture
     assert capfd.readouterr() == ("", "")
 
 
-def test_slow_connections_hold_a_bounded_number_of_threads_and_no_probe(
+def test_slow_connections_use_a_bounded_number_of_threads_and_delay_no_probe(
     probes: ProbeServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = threading.active_count()
@@ -88,7 +88,7 @@ def test_slow_connections_hold_a_bounded_number_of_threads_and_no_probe(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_hundred_connections_wait_until_they_are_accepted() -> None:
+def test_a_hundred_connections_can_wait_to_be_accepted() -> None:
     server = _Server("127.0.0.1", 0)
     waiting = [socket.socket() for _ in range(100)]
     for each in waiting:
@@ -101,7 +101,7 @@ def test_a_hundred_connections_wait_until_they_are_accepted() -> None:
     server.server_close()
 
 
-def test_a_caller_that_leaves_in_the_middle_is_no_event(
+def test_a_disconnecting_caller_logs_nothing(
     probes: ProbeServer, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_connection(("127.0.0.1", probes.port), 5) as caller:
@@ -118,7 +118,7 @@ def test_a_port_in_use_is_an_error_that_names_the_address(probes: ProbeServer) -
         second.start()
 
 
-def test_closing_twice_is_fine_and_the_port_is_free_again(probes: ProbeServer) -> None:
+def test_close_is_idempotent_and_frees_the_port(probes: ProbeServer) -> None:
     port = probes.port
     probes.close()
     probes.close()
@@ -148,7 +148,7 @@ has_ipv6 = pytest.mark.skipif(not is_there("::1"), reason="this machine has no I
 
 @has_ipv6
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_all_addresses_are_those_of_both_families(host: str) -> None:
+def test_all_addresses_means_both_address_families(host: str) -> None:
     server = ProbeServer(host, 0, lambda: True, lambda: (True, ""))
     server.start()
     try:
@@ -159,7 +159,7 @@ def test_all_addresses_are_those_of_both_families(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_all_addresses_are_those_of_ipv4_where_ipv6_is_disabled(
+def test_all_addresses_means_ipv4_if_ipv6_is_disabled(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = socket.socket
@@ -193,7 +193,7 @@ def test_one_ipv6_address_can_be_listened_on() -> None:
 
 @has_ipv6
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-async def test_grpc_takes_all_addresses_for_those_of_both_families_too(host: str) -> None:
+async def test_grpc_listens_on_both_address_families(host: str) -> None:
     server = RpcServer(host, 0)
     await server.start()
     try:

@@ -12,9 +12,8 @@ import pytest
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc import link as link_module
 from ssd.rpc.client import DraftClient
-from ssd.rpc.link import MAX_INCOMING, LinkCall, LinkFrames, LinkServerCall
+from ssd.rpc.link import MAX_INCOMING, LinkCall, LinkFrames, LinkServerCall, RateLimit
 from ssd.rpc.link_codec import speculate_request
-from ssd.rpc.link_life import Allowance
 from ssd.rpc.server import RpcServer
 from ssd.speculation.table import row_width
 from ssd.types import (
@@ -66,29 +65,29 @@ async def linked(serve: Serve, max_outgoing: int = 1024) -> AsyncIterator[LinkCa
         await server.stop(0)
 
 
-async def listen_until_goodbye(call: LinkServerCall) -> None:
+async def receive_until_closed(call: LinkServerCall) -> None:
     while await call.receive() is not None:
         pass
 
 
 async def test_messages_arrive_typed_and_in_order() -> None:
-    heard: list[object] = []
+    received: list[object] = []
 
     async def serve(call: LinkServerCall) -> None:
         while (message := await call.receive()) is not None:
-            heard.append(message)
-            call.send(SessionRefusal(len(heard), "max_sessions"))
+            received.append(message)
+            call.send(SessionRefusal(len(received), "max_sessions"))
 
     async with linked(serve) as link:
         sent: list[TargetMessage] = [HELLO, *(SessionClosing(number) for number in range(1, 30))]
         for message in sent:
             link.send(message)
         answers = [await link.receive() for _ in sent]
-    assert heard == sent
+    assert received == sent
     assert answers == [SessionRefusal(number, "max_sessions") for number in range(1, 31)]
 
 
-async def test_a_goodbye_is_none_at_the_other_end_for_ever() -> None:
+async def test_receive_returns_none_after_the_peer_closed_the_link() -> None:
     endings: list[object] = []
     ended = asyncio.Event()
 
@@ -104,7 +103,7 @@ async def test_a_goodbye_is_none_at_the_other_end_for_ever() -> None:
     assert endings == [None, None]
 
 
-async def test_a_handler_that_returns_says_goodbye_after_its_last_word() -> None:
+async def test_messages_sent_before_the_handler_returns_arrive() -> None:
     async def serve(call: LinkServerCall) -> None:
         for _ in range(20):
             call.send(Draining())
@@ -119,18 +118,18 @@ async def test_a_handler_that_returns_says_goodbye_after_its_last_word() -> None
 async def test_a_refused_handshake_reaches_the_target_with_its_field() -> None:
     async def serve(call: LinkServerCall) -> None:
         await call.receive()
-        raise HandshakeError("lookahead", "6 here, 8 there")
+        raise HandshakeError("lookahead", "6, not 8")
 
     async with linked(serve) as link:
         link.send(HELLO)
         for _ in range(2):
-            with pytest.raises(HandshakeError, match="6 here, 8 there") as caught:
+            with pytest.raises(HandshakeError, match="6, not 8") as caught:
                 await link.receive()
             assert caught.value.field == "lookahead"
 
 
-async def test_a_draft_that_is_not_there_is_a_link_error_that_names_it() -> None:
-    async with linked(listen_until_goodbye) as link:
+async def test_an_unreachable_draft_is_named_in_a_link_error() -> None:
+    async with linked(receive_until_closed) as link:
         address = link.name
         await link.close()
     async with DraftClient(address) as client:
@@ -142,46 +141,46 @@ async def test_a_draft_that_is_not_there_is_a_link_error_that_names_it() -> None
         await dead.close()
 
 
-async def test_a_target_that_vanishes_is_noticed_by_the_draft() -> None:
-    noticed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+async def test_a_draft_detects_a_lost_target() -> None:
+    ending: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     accepted = asyncio.Event()
 
     async def serve(call: LinkServerCall) -> None:
         accepted.set()
         try:
-            await listen_until_goodbye(call)
-            noticed.set_result("goodbye")
+            await receive_until_closed(call)
+            ending.set_result("closed")
         except asyncio.CancelledError:
-            noticed.set_result("cancelled")
+            ending.set_result("cancelled")
             raise
         except LinkError:
-            noticed.set_result("lost")
+            ending.set_result("lost")
             raise
 
     async with linked(serve) as link:
         await accepted.wait()
         link._call.cancel()
-        assert await noticed in {"cancelled", "lost", "goodbye"}
+        assert await ending in {"cancelled", "lost", "closed"}
         with pytest.raises(LinkError):
             await link.receive()
 
 
-async def test_frames_go_past_receive_and_straight_to_their_listener() -> None:
+async def test_frames_are_passed_to_the_callback_on_the_loop_thread() -> None:
     async def serve(call: LinkServerCall) -> None:
         frames = LinkFrames(call)
         frames.start(frames.send, lambda _: None)
-        await listen_until_goodbye(call)
+        await receive_until_closed(call)
 
     async with linked(serve) as link:
-        heard: list[bytes] = []
+        received: list[bytes] = []
         threads: set[int] = set()
-        all_there = asyncio.Event()
+        all_received = asyncio.Event()
 
         def on_payload(payload: bytes) -> None:
-            heard.append(payload)
+            received.append(payload)
             threads.add(threading.get_ident())
-            if len(heard) == 10:
-                all_there.set()
+            if len(received) == 10:
+                all_received.set()
 
         frames = LinkFrames(link)
         frames.start(on_payload, lambda _: None)
@@ -191,42 +190,42 @@ async def test_frames_go_past_receive_and_straight_to_their_listener() -> None:
                 frames.send(bytes([each]))
 
         await asyncio.to_thread(send_all)
-        await all_there.wait()
-        assert heard == [bytes([each]) for each in range(10)]
+        await all_received.wait()
+        assert received == [bytes([each]) for each in range(10)]
         assert threads == {threading.get_ident()}
 
 
-async def test_a_full_outbox_is_a_link_error_and_never_a_wait() -> None:
-    async with linked(listen_until_goodbye, max_outgoing=3) as link:
+async def test_send_raises_a_link_error_if_its_queue_is_full() -> None:
+    async with linked(receive_until_closed, max_outgoing=3) as link:
         for _ in range(3):
             link.send(Heartbeat())
-        with pytest.raises(LinkError, match="3 messages wait"):
+        with pytest.raises(LinkError, match="3 wait to be sent"):
             link.send(Heartbeat())
 
 
-async def test_a_peer_that_floods_is_cut_off() -> None:
+async def test_too_many_unread_messages_end_the_link() -> None:
     async def serve(call: LinkServerCall) -> None:
         for _ in range(MAX_INCOMING + 1):
             call.send(Heartbeat())
-        await listen_until_goodbye(call)
+        await receive_until_closed(call)
 
     async with linked(serve) as link:
         assert link._reader is not None
         await asyncio.wait({link._reader})
         assert [await link.receive() for _ in range(MAX_INCOMING)] == [Heartbeat()] * MAX_INCOMING
-        with pytest.raises(FrameError, match="nobody read"):
+        with pytest.raises(FrameError, match="were not read"):
             await link.receive()
 
 
-async def test_a_message_that_says_nothing_ends_the_link_with_a_frame_error() -> None:
-    async with linked(listen_until_goodbye) as link:
+async def test_an_empty_message_ends_the_link_with_a_frame_error() -> None:
+    async with linked(receive_until_closed) as link:
         await link._call.write(speculation_pb2.SpeculateRequest())
-        with pytest.raises(FrameError, match="says nothing"):
+        with pytest.raises(FrameError, match="is empty"):
             await link.receive()
 
 
-async def test_bytes_that_are_no_message_end_the_link_and_not_the_server() -> None:
-    async with linked(listen_until_goodbye) as link:
+async def test_undecodable_bytes_end_the_link_but_not_the_server() -> None:
+    async with linked(receive_until_closed) as link:
         client = DraftClient(link.name)
         raw: Any = client._channel
         call = raw.stream_stream("/ssd.v1.SpeculationService/Speculate")()
@@ -239,11 +238,11 @@ async def test_bytes_that_are_no_message_end_the_link_and_not_the_server() -> No
         assert await link.receive() is None
 
 
-async def test_waiting_for_a_message_can_be_given_up_without_loss() -> None:
+async def test_cancelling_receive_loses_no_message() -> None:
     async def serve(call: LinkServerCall) -> None:
         await call.receive()
         call.send(Draining())
-        await listen_until_goodbye(call)
+        await receive_until_closed(call)
 
     async with linked(serve) as link:
         with pytest.raises(TimeoutError):
@@ -253,12 +252,12 @@ async def test_waiting_for_a_message_can_be_given_up_without_loss() -> None:
         assert await link.receive() == Draining()
 
 
-async def test_a_listener_that_fails_ends_the_link_and_is_logged(
+async def test_an_exception_in_the_frame_callback_ends_the_link_and_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def serve(call: LinkServerCall) -> None:
         call.send(b"x")
-        await listen_until_goodbye(call)
+        await receive_until_closed(call)
 
     def fail(_payload: bytes) -> None:
         raise ZeroDivisionError("a bug")
@@ -266,14 +265,14 @@ async def test_a_listener_that_fails_ends_the_link_and_is_logged(
     losses: list[Exception] = []
     async with linked(serve) as link:
         LinkFrames(link).start(fail, losses.append)
-        with pytest.raises(LinkError, match="broke"):
+        with pytest.raises(LinkError, match="failed"):
             await link.receive()
     assert len(losses) == 1
     assert "link_failed" in caplog.text
 
 
-async def test_sending_costs_no_wake_up_while_the_outbox_is_not_empty() -> None:
-    async with linked(listen_until_goodbye) as link:
+async def test_send_wakes_the_loop_only_if_its_queue_was_empty() -> None:
+    async with linked(receive_until_closed) as link:
         wakes: list[object] = []
         link._call_in_loop = wakes.append  # type: ignore[method-assign, assignment]
         link.send(Heartbeat())
@@ -282,8 +281,8 @@ async def test_sending_costs_no_wake_up_while_the_outbox_is_not_empty() -> None:
         link._wake.set()
 
 
-async def test_a_link_whose_loop_is_gone_refuses_messages() -> None:
-    async with linked(listen_until_goodbye) as link:
+async def test_a_link_without_an_event_loop_refuses_messages() -> None:
+    async with linked(receive_until_closed) as link:
         loop = asyncio.new_event_loop()
         loop.close()
         real, link._loop = link._loop, loop
@@ -292,23 +291,23 @@ async def test_a_link_whose_loop_is_gone_refuses_messages() -> None:
         link._loop = real
 
 
-def test_messages_beyond_a_burst_are_taken_at_a_bounded_rate() -> None:
-    allowance = Allowance(per_second=100.0, burst=10.0)
-    assert [allowance.spend(1.0, 5.0) for _ in range(10)] == [0.0] * 10
-    assert allowance.spend(1.0, 5.0) == pytest.approx(0.01)
-    assert allowance.spend(5.0, 5.01) == pytest.approx(0.05)
-    assert allowance.spend(10.0, 60.0) == 0.0, "a pause earns one burst and no more"
-    assert allowance.spend(1.0, 60.0) == pytest.approx(0.01)
+def test_the_rate_limit_applies_after_the_burst() -> None:
+    rate_limit = RateLimit(per_second=100.0, burst=10.0)
+    assert [rate_limit.spend(1.0, 5.0) for _ in range(10)] == [0.0] * 10
+    assert rate_limit.spend(1.0, 5.0) == pytest.approx(0.01)
+    assert rate_limit.spend(5.0, 5.01) == pytest.approx(0.05)
+    assert rate_limit.spend(10.0, 60.0) == 0.0, "after a pause, one burst is allowed"
+    assert rate_limit.spend(1.0, 60.0) == pytest.approx(0.01)
 
 
-def test_an_honest_draft_with_many_sessions_is_not_held_up() -> None:
-    allowance = Allowance(link_module.MESSAGES_PER_SECOND, link_module.BURST_MESSAGES)
+def test_the_rate_limit_does_not_delay_a_draft_with_64_sessions() -> None:
+    rate_limit = RateLimit(link_module.MESSAGES_PER_SECOND, link_module.BURST_MESSAGES)
     num_bytes = 64 * (HELLO.branches + 1) * row_width(HELLO.lookahead) * 4
     units = num_bytes / link_module.UNIT_BYTES
-    assert {allowance.spend(units, round_number / 300) for round_number in range(10_000)} == {0.0}
+    assert {rate_limit.spend(units, round_number / 300) for round_number in range(10_000)} == {0.0}
 
 
-async def test_a_peer_that_floods_is_read_at_a_bounded_rate(
+async def test_a_link_is_read_at_a_bounded_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(link_module, "MESSAGES_PER_SECOND", 0.1)
@@ -326,28 +325,28 @@ async def test_a_peer_that_floods_is_read_at_a_bounded_rate(
                 await link.receive()
 
 
-async def test_frames_that_come_too_early_are_bounded_in_bytes() -> None:
+async def test_frames_before_the_handshake_are_bounded_in_bytes() -> None:
     async def serve(call: LinkServerCall) -> None:
         for _ in range(3):
             call.send(bytes(link_module.MAX_EARLY_BYTES // 2))
-        await listen_until_goodbye(call)
+        await receive_until_closed(call)
 
     async with linked(serve) as link:
-        with pytest.raises(FrameError, match="too early"):
+        with pytest.raises(FrameError, match="before the handshake"):
             await link.receive()
 
 
-async def test_a_peer_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_link_ends_if_its_peer_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "WRITE_SECONDS", 0.05)
-    given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    link_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def serve(call: LinkServerCall) -> None:
         for _ in range(64):
             call.send(bytes(1 << 20))
         try:
-            await listen_until_goodbye(call)
+            await receive_until_closed(call)
         except LinkError as error:
-            given_up.set_result(str(error))
+            link_error.set_result(str(error))
             raise
 
     async with linked(serve) as link:
@@ -356,12 +355,12 @@ async def test_a_peer_that_reads_nothing_is_given_up(monkeypatch: pytest.MonkeyP
         call = raw.stream_stream("/ssd.v1.SpeculationService/Speculate")()
         await call.write(speculate_request(Heartbeat()).SerializeToString())
         async with asyncio.timeout(5.0):
-            assert "took no message for 0.05 s" in await given_up
+            assert "accepted no message for 0.05 s" in await link_error
         call.cancel()
         await client.close()
 
 
-async def test_bytes_of_a_draft_that_are_no_message_end_its_link_without_a_stack(
+async def test_undecodable_bytes_of_a_draft_end_its_link_without_a_stack_trace(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def speculate(_requests: object, context: Any) -> None:
@@ -386,12 +385,12 @@ async def test_bytes_of_a_draft_that_are_no_message_end_its_link_without_a_stack
     assert caplog.text == ""
 
 
-async def test_a_peer_that_goes_while_a_link_is_closed_is_no_error(
+async def test_close_raises_nothing_if_the_peer_disconnects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def fail() -> None:
         raise grpc.aio.InternalError("the call has ended")
 
-    async with linked(listen_until_goodbye) as link:
+    async with linked(receive_until_closed) as link:
         monkeypatch.setattr(link._call, "done_writing", fail)
         await link.close()

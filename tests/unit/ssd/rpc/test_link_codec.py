@@ -62,7 +62,7 @@ OPENING = SessionOpening(
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_what_a_target_says_survives_the_wire(message: TargetMessage) -> None:
+def test_target_messages_are_unchanged_after_encoding_and_decoding(message: TargetMessage) -> None:
     wire = speculate_request(message).SerializeToString()
     assert target_message(pb2.SpeculateRequest.FromString(wire)) == message
 
@@ -79,7 +79,7 @@ def test_what_a_target_says_survives_the_wire(message: TargetMessage) -> None:
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_what_a_draft_says_survives_the_wire(message: DraftMessage) -> None:
+def test_draft_messages_are_unchanged_after_encoding_and_decoding(message: DraftMessage) -> None:
     wire = speculate_response(message).SerializeToString()
     assert draft_message(pb2.SpeculateResponse.FromString(wire)) == message
 
@@ -155,12 +155,12 @@ def test_a_control_message_out_of_bounds_is_a_frame_error(message: pb2.Speculate
         pb2.SpeculateResponse(session_refused=pb2.SessionRefused(session=1, reason="x" * 257)),
     ],
 )
-def test_an_answer_out_of_bounds_is_a_link_error(message: pb2.SpeculateResponse) -> None:
+def test_a_draft_message_out_of_bounds_is_a_link_error(message: pb2.SpeculateResponse) -> None:
     with pytest.raises(LinkError):
         draft_message(message)
 
 
-def test_of_a_long_opening_no_more_ids_are_taken_than_asked_for() -> None:
+def test_a_long_opening_is_cut_to_max_tokens() -> None:
     found = target_message(opening(token_ids=[1] * 100_000, max_len=100_000), max_tokens=10)
     assert isinstance(found, SessionOpening)
     assert found.token_ids == (1,) * 10

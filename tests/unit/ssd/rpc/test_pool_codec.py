@@ -10,7 +10,7 @@ from ssd.rpc.pool_codec import (
 from ssd.v1 import admin_pb2, speculation_pb2
 
 
-def test_a_pools_state_survives_the_wire() -> None:
+def test_pool_status_is_unchanged_after_encoding_and_decoding() -> None:
     pool = PoolStatus(
         links=(
             LinkStatus(
@@ -42,21 +42,21 @@ def test_a_pools_state_survives_the_wire() -> None:
     assert pool_status(admin_pb2.GetPoolStatusResponse.FromString(wire)) == pool
 
 
-def test_every_state_of_a_link_has_its_word() -> None:
+def test_each_link_state_has_a_name() -> None:
     for name in admin_pb2.LinkState.keys():  # noqa: SIM118 - an enum wrapper, not a dict
         word = name.removeprefix("LINK_STATE_").lower()
         pool = PoolStatus(links=(LinkStatus(address="a", state=word),))
         assert pool_status(pool_status_response(pool)).links[0].state == word
 
 
-def test_a_state_of_a_later_version_is_unspecified() -> None:
+def test_an_unknown_link_state_is_unspecified() -> None:
     message = admin_pb2.GetPoolStatusResponse(
         links=[admin_pb2.LinkStatus(state=77)]  # type: ignore[arg-type]
     )
     assert pool_status(message).links[0].state == "unspecified"
 
 
-def test_a_drafts_state_survives_the_wire() -> None:
+def test_draft_status_is_unchanged_after_encoding_and_decoding() -> None:
     status = DraftStatus(
         model="d",
         sessions=1,

@@ -77,7 +77,7 @@ async def client(server: RpcServer) -> AsyncIterator[TargetClient]:
         yield running
 
 
-async def test_an_error_of_ours_arrives_as_it_was_raised(
+async def test_the_client_raises_the_error_of_the_server(
     servicer: Servicer, client: TargetClient
 ) -> None:
     servicer.error = FieldError("text", "is empty")
@@ -91,7 +91,7 @@ async def test_an_error_of_ours_arrives_as_it_was_raised(
     assert await client.tokenize("xyz") == (3,)
 
 
-async def test_a_bug_is_logged_with_its_stack_and_told_by_its_request_id_alone(
+async def test_an_internal_error_logs_its_stack_and_returns_only_the_request_id(
     servicer: Servicer, client: TargetClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     servicer.error = ZeroDivisionError("secret words")
@@ -103,7 +103,7 @@ async def test_a_bug_is_logged_with_its_stack_and_told_by_its_request_id_alone(
     assert "Traceback" in caplog.text
 
 
-async def test_a_servicer_whose_own_work_is_cancelled_ends_the_call_with_an_error(
+async def test_a_servicer_that_cancels_its_own_work_ends_the_call_with_internal(
     servicer: Servicer, client: TargetClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     servicer.error = asyncio.CancelledError()
@@ -116,7 +116,7 @@ async def test_a_servicer_whose_own_work_is_cancelled_ends_the_call_with_an_erro
     assert "Traceback" in caplog.text
 
 
-async def test_an_error_in_the_middle_of_a_stream_follows_what_was_sent(
+async def test_an_error_during_a_stream_follows_the_sent_messages(
     servicer: Servicer, client: TargetClient
 ) -> None:
     servicer.error = OverloadedError("late")
@@ -127,7 +127,7 @@ async def test_an_error_in_the_middle_of_a_stream_follows_what_was_sent(
     assert texts == ["a"]
 
 
-async def test_a_caller_that_leaves_closes_the_servicers_generator(
+async def test_a_cancelled_call_closes_the_servicers_generator(
     servicer: Servicer, client: TargetClient
 ) -> None:
     chunks = client.generate("x")
@@ -137,7 +137,7 @@ async def test_a_caller_that_leaves_closes_the_servicers_generator(
     await servicer.closed.wait()
 
 
-async def test_a_callers_request_id_is_used_if_it_is_sane(
+async def test_a_valid_request_id_of_the_caller_is_used(
     servicer: Servicer, server: RpcServer
 ) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -149,7 +149,7 @@ async def test_a_callers_request_id_is_used_if_it_is_sane(
 
 
 @pytest.mark.parametrize("payload", [b"\xff\xff", b"\x0a\x02\xff\xfe"], ids=["garbage", "utf-8"])
-async def test_what_cannot_be_decoded_is_the_callers_fault(
+async def test_an_undecodable_request_is_an_invalid_argument(
     server: RpcServer, payload: bytes
 ) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -177,7 +177,7 @@ async def test_a_port_in_use_is_an_error_that_names_the_address(
     await second.stop(None)
 
 
-async def test_a_port_taken_by_another_program_is_an_error_too() -> None:
+async def test_a_port_used_by_another_program_is_an_address_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -186,7 +186,7 @@ async def test_a_port_taken_by_another_program_is_an_error_too() -> None:
             await RpcServer("127.0.0.1", port).start()
 
 
-async def test_port_zero_takes_any_and_says_which(server: RpcServer) -> None:
+async def test_port_zero_binds_a_free_port(server: RpcServer) -> None:
     assert server.port > 0
 
 
@@ -199,7 +199,7 @@ async def test_health_follows_set_serving(server: RpcServer, client: TargetClien
         pass
 
 
-async def test_stopping_twice_is_fine_and_the_port_is_free_again(server: RpcServer) -> None:
+async def test_stop_is_idempotent_and_frees_the_port(server: RpcServer) -> None:
     await server.stop(0)
     await server.stop(0)
     again = RpcServer("127.0.0.1", server.port)
@@ -222,7 +222,7 @@ async def first_error(client: TargetClient) -> SSDError:
             return error
 
 
-async def test_calls_that_reach_a_server_as_it_stops_find_it_not_ready() -> None:
+async def test_a_call_during_a_stop_is_a_not_ready_error() -> None:
     # gRPC cancels those that it has not begun: not in each round, but in most of ten.
     for _ in range(10):
         server = RpcServer("127.0.0.1", 0)

@@ -78,7 +78,7 @@ def facts_of(error: BaseException) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("error", "code", "http"), TABLE, ids=lambda each: type(each).__name__)
-def test_each_error_has_its_code_and_its_http_status(
+def test_each_error_has_a_grpc_code_and_an_http_status(
     error: Exception, code: grpc.StatusCode, http: int
 ) -> None:
     assert to_status(error).code == code.value[0]
@@ -86,14 +86,14 @@ def test_each_error_has_its_code_and_its_http_status(
 
 
 @pytest.mark.parametrize("error", [row[0] for row in TABLE], ids=lambda each: type(each).__name__)
-def test_a_client_raises_what_the_server_raised(error: Exception) -> None:
+def test_an_error_is_unchanged_after_encoding_and_decoding(error: Exception) -> None:
     found = from_rpc_error(as_heard(error), "host:1")
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert facts_of(found) == facts_of(error)
 
 
-def test_every_class_of_the_error_tree_stands_in_the_table_or_cannot_reach_a_caller() -> None:
+def test_each_error_class_is_in_the_table_or_cannot_reach_a_caller() -> None:
     served = {type(row[0]) for row in TABLE}
     for error in vars(errors).values():
         if isinstance(error, type) and issubclass(error, SSDError) and error is not SSDError:
@@ -110,7 +110,7 @@ def test_a_field_error_carries_the_violation() -> None:
     assert violation.field_violations[0].description == "is empty"
 
 
-def test_overload_says_when_to_try_again() -> None:
+def test_overload_contains_the_retry_delay() -> None:
     error = OverloadedError("full", 2.5)
     status = to_status(error)
     retry = error_details_pb2.RetryInfo()
@@ -119,7 +119,7 @@ def test_overload_says_when_to_try_again() -> None:
     assert ("grpc-retry-pushback-ms", "2500") in trailers_of(error, status)
 
 
-def test_a_bug_tells_its_request_id_and_nothing_else() -> None:
+def test_an_internal_error_contains_only_the_request_id() -> None:
     for bug in (ValueError("secret prompt"), SSDError("secret"), errors.WeightsError("secret")):
         status = to_status(bug, "r42")
         assert status.code == Code.INTERNAL.value[0]
@@ -128,7 +128,7 @@ def test_a_bug_tells_its_request_id_and_nothing_else() -> None:
     assert isinstance(from_rpc_error(as_heard(KeyError("secret")), "host:1"), InternalError)
 
 
-def test_a_timeout_in_a_servicer_is_a_deadline() -> None:
+def test_a_timeout_in_a_servicer_is_a_deadline_error() -> None:
     assert to_status(TimeoutError()).code == Code.DEADLINE_EXCEEDED.value[0]
     assert isinstance(from_rpc_error(as_heard(TimeoutError()), "host:1"), DeadlineError)
 
@@ -148,7 +148,7 @@ def test_a_timeout_in_a_servicer_is_a_deadline() -> None:
         (Code.DATA_LOSS, InternalError),
     ],
 )
-def test_a_status_of_another_origin_is_read_by_its_code_and_names_the_endpoint(
+def test_a_foreign_status_is_converted_by_its_code(
     code: grpc.StatusCode, kind: type[SSDError]
 ) -> None:
     found = from_rpc_error(bare(code), "host:1")
@@ -166,14 +166,14 @@ def test_a_message_that_is_too_long_names_the_prompt_and_both_sizes() -> None:
     )
 
 
-def test_details_that_cannot_be_read_are_not_believed() -> None:
+def test_undecodable_details_are_ignored() -> None:
     trailers = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff"))
     error = grpc.aio.AioRpcError(Code.UNAVAILABLE, grpc.aio.Metadata(), trailers, "gone", "")
     assert isinstance(from_rpc_error(error, "host:1"), NotReadyError)
 
 
 @pytest.mark.parametrize("character", ["x", "%", "é", "漢", "😀", "\ud800"])
-def test_a_huge_message_is_cut_to_fit_a_trailer(character: str) -> None:
+def test_a_long_message_is_cut_to_fit_a_trailer(character: str) -> None:
     error = FieldError(character * 100_000, character * 100_000)
     status = to_status(error, "r" * 128)
     num_bytes = 2 * len("r" * 128) + len(quote(status.message, safe=""))
@@ -183,13 +183,13 @@ def test_a_huge_message_is_cut_to_fit_a_trailer(character: str) -> None:
 
 
 @pytest.mark.parametrize("character", ["é", "漢", "😀"])
-def test_a_message_is_cut_between_two_characters(character: str) -> None:
+def test_a_message_is_cut_between_characters(character: str) -> None:
     for shift in range(len(character.encode())):
         status = to_status(RequestError("x" * shift + character * 5000))
         assert set(status.message) == {"x", character} - ({"x"} if shift == 0 else set())
 
 
-async def test_a_cut_error_reaches_its_caller_as_what_it_was() -> None:
+async def test_a_cut_error_keeps_its_class() -> None:
     async def refuse(_request: object, _context: object) -> None:
         raise FieldError("text", "😀" * 100_000)
 

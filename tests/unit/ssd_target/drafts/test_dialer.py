@@ -151,7 +151,7 @@ async def kept_up(pool: DraftPool, drafts: LinkDialer) -> AsyncIterator[LinkDial
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     assert links.RESOLVE_SECONDS == 2.0
     monkeypatch.setattr(links, "RESOLVE_SECONDS", 0.01)
-    monkeypatch.setattr(links, "BEAT_SECONDS", 0.01)
+    monkeypatch.setattr(links, "HEARTBEAT_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("fast")
