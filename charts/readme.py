@@ -1,4 +1,4 @@
-"""Write the table of values into ``charts/ssd/README.md``: one row a value, from its comment.
+"""Write the table of values into ``charts/ssd/README.md``: a row for each value and its comment.
 
 ``python charts/readme.py`` writes, ``--check`` only compares and exits 1 on a difference. In
 ``values.yaml`` each value stands on one line, with its comment right above.

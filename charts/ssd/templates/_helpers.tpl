@@ -3,7 +3,7 @@
 {{- printf "%s-operator" (.Release.Name | trunc 54 | trimSuffix "-") -}}
 {{- end -}}
 
-{{/* Name of objects outside the release's namespace: equal release names in two namespaces are two names. */}}
+{{/* Name of objects outside the release's namespace. It contains the namespace, because releases in two namespaces may have one name. */}}
 {{- define "ssd.globalName" -}}
 {{- printf "%s.%s" (include "ssd.name" .) .Release.Namespace -}}
 {{- end -}}
@@ -12,7 +12,7 @@
 {{- .Values.serviceAccount.name | default (include "ssd.name" .) -}}
 {{- end -}}
 
-{{/* Labels that never change: selectors, and what engines' NetworkPolicies let in. */}}
+{{/* Labels that never change: for selectors, and for the engines' NetworkPolicies, which admit the operator by them. */}}
 {{- define "ssd.selector" -}}
 app.kubernetes.io/name: ssd-operator
 app.kubernetes.io/instance: {{ .Release.Name | quote }}
@@ -26,7 +26,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* Labels of what helm test and helm uninstall run: not the operator's, so that no Service or policy selects it. */}}
+{{/* Labels of the pods of helm test and helm uninstall. No Service or policy of the operator selects them. */}}
 {{- define "ssd.hookLabels" -}}
 app.kubernetes.io/name: ssd-{{ .hook }}
 app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
@@ -61,12 +61,12 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end -}}
 {{- end -}}
 
-{{/* "true" if this release needs rights on the cluster anyway, so that it may look around there: a lookup without them fails. */}}
+{{/* "true" if this release needs rights on the cluster anyway. Only then it can look up objects there; without rights a lookup fails. */}}
 {{- define "ssd.sees" -}}
 {{- if or .Values.crds.install .Values.rbac.aggregate .Values.operator.watchAllNamespaces -}}true{{- end -}}
 {{- end -}}
 
-{{/* Owner "namespace/release" of the live CRD, "-" if it is nobody's; empty if it is ours or absent. */}}
+{{/* Owner "namespace/release" of the live CRD, "-" if Helm did not install it; empty if it is this release's or absent. */}}
 {{- define "ssd.crdOwner" -}}
 {{- $live := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" "ssddeployments.ssd.dev" -}}
 {{- if $live -}}
@@ -93,7 +93,7 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
-{{/* The pod spec of a hook: a dict of root, account, args. It runs the operator's image once. */}}
+{{/* The pod spec of a hook: a dict of root, account, args. It runs a command of the operator's image. */}}
 {{- define "ssd.hookPod" -}}
 serviceAccountName: {{ .account | quote }}
 restartPolicy: Never

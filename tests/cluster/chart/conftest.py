@@ -1,4 +1,4 @@
-"""Helm, and the chart as it renders it."""
+"""Helm, and the rendered chart."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def chart() -> Path:
 
 @pytest.fixture(scope="session")
 def helm() -> Helm:
-    """Run helm and return what it said; the test is skipped where there is no helm."""
+    """Run helm; the test is skipped without helm and without the cluster tool."""
     program = shutil.which("helm") or helm_of_the_cluster_tool()
 
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -49,14 +49,14 @@ def cluster_tool() -> Path:
     beside = ROOT.parent / "shared" / "k8s" / "cluster"
     tool = Path(os.environ.get("SSD_CLUSTER_TOOL", beside))
     if not tool.is_file():
-        pytest.skip(f"no program for it on PATH, and no cluster tool at {tool} (SSD_CLUSTER_TOOL)")
+        pytest.skip(f"helm is not on PATH, and no cluster tool is at {tool} (SSD_CLUSTER_TOOL)")
     return tool
 
 
 def exports_of(tool: Path) -> dict[str, str]:
-    """What ``cluster env`` sets."""
-    said = subprocess.run([tool, "env"], capture_output=True, text=True, check=True).stdout
-    return dict(re.findall(r"^export (\w+)=(.+)$", said, re.MULTILINE))
+    """Variables that ``cluster env`` sets."""
+    output = subprocess.run([tool, "env"], capture_output=True, text=True, check=True).stdout
+    return dict(re.findall(r"^export (\w+)=(.+)$", output, re.MULTILINE))
 
 
 def helm_of_the_cluster_tool() -> str:
@@ -86,12 +86,12 @@ def kubectl(api_environment: dict[str, str]) -> Iterator[Kubectl]:
 
 @pytest.fixture(scope="session")
 def render(helm: Helm, chart: Path) -> Render:
-    """The objects of release ``ssd`` in namespace ``here``, or an assertion with helm's words."""
+    """The objects of release ``ssd`` in namespace ``here``, or an assertion with helm's error."""
 
     def objects(*arguments: str | Path) -> list[Object]:
-        said = template(helm, chart, *arguments)
-        assert said.returncode == 0, said.stderr
-        return [each for each in yaml.safe_load_all(said.stdout) if each is not None]
+        done = template(helm, chart, *arguments)
+        assert done.returncode == 0, done.stderr
+        return [each for each in yaml.safe_load_all(done.stdout) if each is not None]
 
     return objects
 
@@ -104,11 +104,11 @@ def template(helm: Helm, chart: Path, *arguments: str | Path) -> subprocess.Comp
 
 @pytest.fixture(scope="session")
 def refusal(helm: Helm, chart: Path) -> Callable[..., str]:
-    """What helm says against some values; fails the test if it takes them."""
+    """Helm's error for some values; fails the test if helm accepts them."""
 
-    def said(*arguments: str | Path) -> str:
-        answer = template(helm, chart, *arguments)
-        assert answer.returncode != 0, f"taken: {arguments}"
-        return answer.stderr
+    def error_of(*arguments: str | Path) -> str:
+        done = template(helm, chart, *arguments)
+        assert done.returncode != 0, f"accepted: {arguments}"
+        return done.stderr
 
-    return said
+    return error_of

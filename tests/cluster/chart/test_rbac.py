@@ -1,6 +1,6 @@
-"""The operator as a process under the account and the rights that the chart gives it, and no other.
+"""The operator as a process with the account and exactly the rights that the chart grants.
 
-No node is needed: no node is good enough for the engines' pods.
+No node is needed: the node selector of the engines' pods matches none.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ from tests.cluster.kube import CHART, eventually, sample
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 NOWHERE: Object = {"podTemplate": {"nodeSelector": {"ssd.dev/nowhere": "true"}}}
-UNTRIED = {
-    # Asked for by an admission plugin that is off in most clusters.
+UNTESTED = {
+    # Required by an admission plugin that is off in most clusters.
     "ssddeployments/finalizers",
-    # Served by nobody here.
+    # The cluster of the tests does not serve them.
     "scaledobjects",
     "podmonitors",
 }
@@ -36,7 +36,7 @@ UNTRIED = {
 
 @dataclass(frozen=True)
 class Operator:
-    """A process of the operator that runs."""
+    """A running process of the operator."""
 
     probes: int
     metrics: int
@@ -53,27 +53,29 @@ class Operator:
         """Calls about a resource that were answered with 403."""
         return self.count("ssd_operator_api_requests_total", resource=resource, code="403")
 
-    def misses(self, name: str, provoke: Callable[[], object]) -> None:
-        """Let it need a right, and wait until it is refused; a subresource counts with its own."""
+    def lacks(self, name: str, provoke: Callable[[], object]) -> None:
+        """Make it need a right and wait for the 403; a subresource counts with its resource."""
         counted = name.partition("/")[0]
         before = self.forbidden(counted)
         provoke()
         eventually(
-            lambda: self.forbidden(counted) > before, f"{name} is missed: {self.log}", timeout=20
+            lambda: self.forbidden(counted) > before,
+            f"{name} is forbidden: {self.log}",
+            timeout=20,
         )
 
     def passes(self, wake: Callable[[], object]) -> None:
-        """Wake it, and wait until a pass has gone well."""
+        """Trigger a pass and wait until one has succeeded."""
         before = self.count("ssd_operator_reconcile_total", result="ok")
         wake()
         eventually(
             lambda: self.count("ssd_operator_reconcile_total", result="ok") > before,
-            f"passes go well again: {self.log}",
+            f"a pass succeeds: {self.log}",
             timeout=20,
         )
 
     def is_ready(self) -> bool:
-        """What a readiness probe says."""
+        """Whether the readiness probe succeeds."""
         with contextlib.suppress(AssertionError):
             return self._get(self.probes, "/readyz") == "ok"
         return False
@@ -88,20 +90,20 @@ class Operator:
 
 @dataclass
 class Rights:
-    """The account's Role, as it is and with a rule less."""
+    """The account's Role, complete and without one rule."""
 
     api: ApiServer
     account: str
     role: Object
 
     def write(self, rules: list[Object]) -> None:
-        """Make these the rules."""
+        """Replace the rules."""
         done = self.api.send("replace", self.role | {"rules": rules})
         assert done.returncode == 0, done.stderr
 
     @contextlib.contextmanager
     def without(self, resource: str) -> Iterator[None]:
-        """Take the rule of a resource away for a while; returns when the API server heeds it."""
+        """Remove the rule of a resource inside the block; both changes wait for the API server."""
         rules = [rule for rule in self.role["rules"] if resource not in rule["resources"]]
         (rule,) = [rule for rule in self.role["rules"] if resource in rule["resources"]]
         self.write(rules)
@@ -118,13 +120,13 @@ class Rights:
         group = rule["apiGroups"][0]
         asked = [f"{resource}.{group}".rstrip("."), f"--subresource={subresource}"]
         user = f"system:serviceaccount:{self.api.namespace}:{self.account}"
-        said = self.api.ask("auth", "can-i", rule["verbs"][0], *asked, "--as", user)
-        return said.stdout.strip() == "yes"
+        done = self.api.ask("auth", "can-i", rule["verbs"][0], *asked, "--as", user)
+        return done.stdout.strip() == "yes"
 
 
 @pytest.fixture(scope="module")
 def api_server(api_environment: dict[str, str]) -> Iterator[ApiServer]:
-    """A namespace that no operator watches: two of them would write over each other."""
+    """A namespace that no operator watches: two operators overwrite each other."""
     bindings = ("get", "clusterrolebindings", "--selector=ssd.dev/binds=operator")
     if others := ApiServer(api_environment).tell(*bindings, "--output=name"):
         pytest.skip(f"an operator watches all namespaces of this cluster: {others.strip()}")
@@ -134,11 +136,11 @@ def api_server(api_environment: dict[str, str]) -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="module")
 def rights(api_server: ApiServer) -> Rights:
-    """What the chart gives an operator of one namespace, and of that nothing but the rights."""
+    """The rights that the chart grants to an operator of one namespace."""
     helm = shutil.which("helm", path=api_server.environment["PATH"])
     if helm is None:
         pytest.skip("no helm")
-    said = subprocess.run(
+    rendered = subprocess.run(
         [
             *(helm, "template", "ssd", CHART, "--namespace", api_server.namespace),
             *("--kube-version", "1.34.0", "--set=crds.install=false,rbac.aggregate=false"),
@@ -150,7 +152,7 @@ def rights(api_server: ApiServer) -> Rights:
         text=True,
         check=True,
     ).stdout
-    objects = {each["kind"]: each for each in yaml.safe_load_all(said) if each is not None}
+    objects = {each["kind"]: each for each in yaml.safe_load_all(rendered) if each is not None}
     for each in objects.values():
         done = api_server.send("apply", each)
         assert done.returncode == 0, done.stderr
@@ -159,7 +161,7 @@ def rights(api_server: ApiServer) -> Rights:
 
 @pytest.fixture
 def start(rights: Rights, tmp_path: Path) -> Iterator[Callable[[], Operator]]:
-    """Starts operators that have the account's token and nothing else."""
+    """Start operators with the account's token."""
     environment = rights.api.environment
     shown = rights.api.tell("config", "view", "--raw", "--minify", "--flatten", "--output=json")
     config = json.loads(shown)
@@ -198,7 +200,7 @@ def free_port() -> int:
 
 
 def resource(**blocks: Object) -> Object:
-    """A resource whose pods find no node."""
+    """A resource whose pods get no node."""
     found = sample("demo", 2, **NOWHERE)
     found["spec"]["draft"] |= NOWHERE
     for name, block in blocks.items():
@@ -208,7 +210,7 @@ def resource(**blocks: Object) -> Object:
 
 @pytest.fixture(scope="module")
 def demo(rights: Rights) -> Iterator[ApiServer]:
-    """A resource with a child of each kind that stands by itself."""
+    """A resource with a child of each kind that needs no autoscaling."""
     done = rights.api.send("apply", resource(target={"replicas": 2}))
     assert done.returncode == 0, done.stderr
     yield rights.api
@@ -216,7 +218,7 @@ def demo(rights: Rights) -> Iterator[ApiServer]:
 
 
 def relabel(api: ApiServer, kind: str, name: str) -> None:
-    """Edit a child, so that it has to be mended."""
+    """Edit a child, so that the operator must repair it."""
     api.tell("label", kind, name, "app.kubernetes.io/part-of=theirs", "--overwrite")
 
 
@@ -242,18 +244,18 @@ NEEDED: dict[str, Callable[[ApiServer], object]] = {
     "horizontalpodautoscalers": lambda api: apply(api, scaled_by("HPA", 1)),
     "ssddeployments/scale": lambda api: apply(api, scaled_by("Internal", 5)),
 }
-"""Each rule's resource, and what makes the operator need it."""
+"""Resource of each rule, and an action that makes the operator need it."""
 
 
 READ = ("ssddeployments", "endpointslices")
-"""What the operator reads and does not write: without it no operator becomes ready."""
+"""Resources that the operator only reads; without them it does not become ready."""
 
 
 def is_missing(operator: Operator, resource: str) -> bool:
     return operator.forbidden(resource) > 0
 
 
-def test_under_the_charts_rights_a_resource_gets_its_children(
+def test_the_charts_rights_suffice_to_create_all_children(
     rights: Rights, start: Callable[[], Operator], demo: ApiServer
 ) -> None:
     operator = start()
@@ -262,9 +264,9 @@ def test_under_the_charts_rights_a_resource_gets_its_children(
         *("serviceaccount/demo-draft", "networkpolicy/demo-draft", "service/demo-targets"),
         *("deployment/demo-draft-1", "poddisruptionbudget/demo-target"),
     )
-    eventually(lambda: demo.ask("get", *children).returncode == 0, "all children are there")
+    eventually(lambda: demo.ask("get", *children).returncode == 0, "all children exist")
     status = ("get", "ssd", "demo", "--output=jsonpath={.status.conditions[0].type}")
-    eventually(lambda: demo.tell(*status) == "Ready", "the status is told")
+    eventually(lambda: demo.tell(*status) == "Ready", "the status is written")
     assert operator.count("ssd_operator_api_requests_total", code="403") == 0, operator.log
 
 
@@ -272,16 +274,16 @@ def test_every_right_is_needed(
     rights: Rights, start: Callable[[], Operator], demo: ApiServer
 ) -> None:
     named = {name for rule in rights.role["rules"] for name in rule["resources"]}
-    assert named - UNTRIED == {*NEEDED, *READ}
+    assert named - UNTESTED == {*NEEDED, *READ}
     for name in READ:
         with rights.without(name):
             operator = start()
-            eventually(partial(is_missing, operator, name), f"{name} are missed", timeout=20)
+            eventually(partial(is_missing, operator, name), f"{name} are forbidden", timeout=20)
             assert not operator.is_ready()
     operator = start()
     eventually(operator.is_ready, "the operator is ready", timeout=30)
     for name, provoke in NEEDED.items():
         with rights.without(name):
-            operator.misses(name, partial(provoke, demo))
-        # Who has only lost an Event is at rest and would not look again.
+            operator.lacks(name, partial(provoke, demo))
+        # After a lost Event alone the operator would not begin another pass.
         operator.passes(partial(demo.tell, "annotate", "ssd/demo", f"has={name}", "--overwrite"))

@@ -41,7 +41,7 @@ MINIMUM = {
 def namespaces(kubectl: Any) -> Iterator[None]:
     for whose in (BINDINGS, ("get", "ssddeployments", "-A")):
         if found := kubectl(*whose, "-o", "name").stdout.strip():
-            pytest.skip(f"the definition would be deleted, which is in use: {found.split()[0]}")
+            pytest.skip(f"the CRD is in use and would be deleted: {found.split()[0]}")
     kubectl("delete", CRD, "--ignore-not-found")
     for name in NAMESPACES:
         assert kubectl("create", "namespace", name).returncode == 0
@@ -52,19 +52,19 @@ def namespaces(kubectl: Any) -> Iterator[None]:
 
 @pytest.fixture
 def release(helm: Any, kubectl: Any) -> Iterator[Any]:
-    """Install a release; what was installed is uninstalled after the test, the CRD too."""
+    """Install a release; after the test it is uninstalled and the CRD deleted."""
     installed = []
 
     def install(name: str, namespace: str, *arguments: str) -> Any:
-        said = helm("upgrade", "--install", name, CHART, "--namespace", namespace, *arguments)
-        if said.returncode == 0:
+        done = helm("upgrade", "--install", name, CHART, "--namespace", namespace, *arguments)
+        if done.returncode == 0:
             installed.append((name, namespace))
-        return said
+        return done
 
     yield install
     for name, namespace in set(installed):
-        said = helm("uninstall", name, "--namespace", namespace, "--no-hooks", "--ignore-not-found")
-        assert said.returncode == 0, said.stderr
+        done = helm("uninstall", name, "--namespace", namespace, "--no-hooks", "--ignore-not-found")
+        assert done.returncode == 0, done.stderr
     kubectl("delete", CRD, "--ignore-not-found")
 
 
@@ -76,25 +76,23 @@ def owner_of_the_crd(kubectl: Any) -> str:
 @pytest.mark.parametrize(
     "values", sorted((CHART / "ci").glob("*.yaml")), ids=lambda path: path.name
 )
-def test_the_api_server_takes_every_object_as_it_is(
-    kubectl: Any, render: Any, values: Path
-) -> None:
+def test_the_api_server_accepts_every_object(kubectl: Any, render: Any, values: Path) -> None:
     monitors = "--set=metrics.serviceMonitor.enabled=false,metrics.prometheusRule.enabled=false"
     objects = render("--values", values, monitors)
-    # Admission of a pod looks its account up.
+    # Admission of a pod needs its account.
     accounts = [each for each in objects if each["kind"] == "ServiceAccount"]
     kubectl("apply", "-f", "-", given=yaml.safe_dump_all(accounts))
-    said = kubectl(
+    done = kubectl(
         *("apply", "--dry-run=server", "--validate=strict", "-f", "-"),
         given=yaml.safe_dump_all(objects),
     )
     kubectl("delete", "-f", "-", given=yaml.safe_dump_all(accounts))
-    assert said.returncode == 0, said.stderr
+    assert done.returncode == 0, done.stderr
 
 
-def test_the_operator_has_the_rights_of_the_table_and_no_other(kubectl: Any, release: Any) -> None:
-    said = release("ssd", "here")
-    assert said.returncode == 0, said.stderr
+def test_the_operator_has_exactly_the_rights_of_the_table(kubectl: Any, release: Any) -> None:
+    done = release("ssd", "here")
+    assert done.returncode == 0, done.stderr
     assert rights_in(kubectl, "here") == MINIMUM
     assert rights_in(kubectl, "there") == {}
     assert rights_in(kubectl, "kube-system") == {}
@@ -121,7 +119,7 @@ def rights_in(kubectl: Any, namespace: str) -> dict[tuple[str, str], tuple[str, 
     }
 
 
-def test_the_account_makes_no_pod_outside_the_releases_namespace(
+def test_the_account_cannot_create_pods_outside_of_the_releases_namespace(
     kubectl: Any, release: Any
 ) -> None:
     assert release("ssd", "here").returncode == 0
@@ -130,7 +128,7 @@ def test_the_account_makes_no_pod_outside_the_releases_namespace(
         assert "cannot create resource" in privileged_pod(kubectl, namespace)
 
 
-def test_a_namespace_of_level_restricted_refuses_the_account_a_privileged_pod(
+def test_a_restricted_namespace_rejects_a_privileged_pod_of_the_account(
     kubectl: Any, release: Any
 ) -> None:
     assert release("ssd", "here").returncode == 0
@@ -141,7 +139,7 @@ def test_a_namespace_of_level_restricted_refuses_the_account_a_privileged_pod(
         kubectl("label", "namespace", "here", "pod-security.kubernetes.io/enforce-")
 
 
-def test_an_operator_of_all_namespaces_has_the_cluster_as_the_readme_says(
+def test_an_operator_of_all_namespaces_can_create_a_privileged_pod_anywhere(
     kubectl: Any, release: Any
 ) -> None:
     assert release("ssd", "here", EVERYWHERE).returncode == 0
@@ -149,7 +147,7 @@ def test_an_operator_of_all_namespaces_has_the_cluster_as_the_readme_says(
 
 
 def privileged_pod(kubectl: Any, namespace: str) -> str:
-    """What the API server has against a privileged pod of the operator's account."""
+    """The API server's error for a privileged pod of the operator's account; empty without one."""
     container = {"name": "c", "image": "c", "securityContext": {"privileged": True}}
     pod = {
         "apiVersion": "v1",
@@ -171,33 +169,33 @@ def test_users_get_their_rights_through_the_clusters_roles(kubectl: Any, release
         user = f"{role}-user"
         kubectl("create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}", "-nthere")
         asked = ("auth", "can-i", verb, "ssddeployments.ssd.dev", "--as", user, "-nthere")
-        if expected == "yes":  # aggregation is a controller's work: it may lag
+        if expected == "yes":  # a controller aggregates roles, with a delay
             assert eventually(kubectl, *asked) == "yes"
         else:
             assert kubectl(*asked).stdout.strip() == "no"
 
 
 def eventually(kubectl: Any, *asked: str) -> str:
-    """The answer, once it is yes; each question takes long enough to wait by."""
+    """The answer once it is yes; each call takes long enough to serve as a delay."""
     answers = (str(kubectl(*asked).stdout.strip()) for _ in range(100))
     return next((each for each in answers if each == "yes"), "no")
 
 
-def test_a_second_operator_of_the_same_namespaces_is_refused(release: Any) -> None:
+def test_a_second_operator_of_the_same_namespaces_is_rejected(release: Any) -> None:
     assert release("ssd", "here", EVERYWHERE).returncode == 0
     second = release("ssd", "there", EVERYWHERE)
     assert second.returncode != 0
     assert "release ssd of namespace here already watches all namespaces" in second.stderr
 
 
-def test_a_release_in_each_namespace_is_the_default(release: Any) -> None:
+def test_each_namespace_can_have_its_own_release(release: Any) -> None:
     assert release("ssd", "here").returncode == 0
     assert release("ssd", "there").returncode == 0
     second = release("two", "here")
     assert "release ssd of namespace here already watches here" in second.stderr
 
 
-def test_operators_of_different_namespaces_live_side_by_side(release: Any) -> None:
+def test_operators_of_different_namespaces_can_be_installed_together(release: Any) -> None:
     alone = "--set=crds.install=false,rbac.aggregate=false"
     assert release("ssd", "here", alone, "--set=operator.watchNamespaces={team-a}").returncode == 0
     second = release("ssd", "there", alone, "--set=operator.watchNamespaces={team-b}")
@@ -208,35 +206,37 @@ def test_operators_of_different_namespaces_live_side_by_side(release: Any) -> No
     assert "already watches team-" in everywhere.stderr
 
 
-def test_an_operator_of_one_namespace_is_refused_beside_one_of_all(release: Any) -> None:
+def test_an_operator_of_one_namespace_is_rejected_beside_one_of_all(
+    release: Any,
+) -> None:
     assert release("ssd", "here", EVERYWHERE).returncode == 0
     second = release("ssd", "there", "--set=operator.watchNamespaces={team-a}")
     assert second.returncode != 0
     assert "release ssd of namespace here already watches all namespaces" in second.stderr
 
 
-def test_who_has_no_right_on_the_cluster_installs_for_a_namespace_and_is_told(
+def test_an_install_without_rights_on_the_cluster_shows_how_to_check_for_other_operators(
     helm: Any, kubectl: Any
 ) -> None:
     for role in ("admin", "edit"):
         kubectl(
             "create", "rolebinding", f"her-{role}", f"--clusterrole={role}", "--user=she", "-nthere"
         )
-    said = helm(
+    done = helm(
         *("install", "hers", CHART, "--namespace", "there", "--dry-run=server"),
         *("--kube-as-user", "she", "--set=crds.install=false,rbac.aggregate=false"),
     )
-    assert said.returncode == 0, said.stderr
-    assert "kubectl get clusterrolebindings -l ssd.dev/binds=operator" in said.stdout
+    assert done.returncode == 0, done.stderr
+    assert "kubectl get clusterrolebindings -l ssd.dev/binds=operator" in done.stdout
 
 
-def test_an_upgrade_by_the_same_release_is_not_refused(release: Any) -> None:
+def test_an_upgrade_of_the_same_release_is_accepted(release: Any) -> None:
     assert release("ssd", "here").returncode == 0
     again = release("ssd", "here", "--set=operator.logLevel=debug")
     assert again.returncode == 0, again.stderr
 
 
-def test_the_crd_stays_and_a_new_release_says_how_to_take_it_over(
+def test_the_crd_stays_and_the_notes_of_a_new_release_show_the_takeover(
     helm: Any, kubectl: Any, release: Any
 ) -> None:
     assert release("first", "here").returncode == 0
@@ -249,16 +249,16 @@ def test_the_crd_stays_and_a_new_release_says_how_to_take_it_over(
     _, _, notes = second.stdout.partition("run helm upgrade again:")
     shown, _, _ = notes.partition("Uninstall:")
     for line in shown.replace("\\\n", " ").split("kubectl ")[1:]:
-        said = kubectl(*line.split())
-        assert said.returncode == 0, said.stderr
+        done = kubectl(*line.split())
+        assert done.returncode == 0, done.stderr
     third = release("second", "there")
     assert third.returncode == 0, third.stderr
-    assert "was left as it is" not in third.stdout
+    assert "was not changed" not in third.stdout
     assert owner_of_the_crd(kubectl) == "second"
 
 
-def test_a_crd_that_was_applied_by_hand_is_left_alone(kubectl: Any, release: Any) -> None:
+def test_a_crd_that_was_applied_by_hand_is_not_changed(kubectl: Any, release: Any) -> None:
     assert kubectl("apply", "--server-side", "-f", CHART / "files" / "crd.yaml").returncode == 0
-    said = release("ssd", "here")
-    assert said.returncode == 0, said.stderr
-    assert "it was not installed by Helm" in said.stdout
+    done = release("ssd", "here")
+    assert done.returncode == 0, done.stderr
+    assert "it was not installed by Helm" in done.stdout

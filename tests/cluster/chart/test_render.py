@@ -1,4 +1,4 @@
-"""What the chart renders, for each value file, with and without the optional APIs."""
+"""The rendered chart, for each file of values, with and without the optional APIs."""
 
 import json
 import re
@@ -39,7 +39,7 @@ OPERATOR_METRICS = {
     "ssd_operator_scale_total",
     "ssd_operator_trouble_since_timestamp_seconds",
 }
-"""Those of the operator's metrics that alerts and dashboard use."""
+"""Metrics of the operator that alerts and dashboard use."""
 
 Object = dict[str, Any]
 
@@ -80,20 +80,20 @@ def roles(objects: list[Object]) -> list[Object]:
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name)
-def test_helm_has_nothing_against_the_chart(helm: Any, chart: Path, values: Path) -> None:
-    said = helm(*("lint", chart, "--strict", "--kube-version", "1.34.0", "--values", values))
-    assert said.returncode == 0, said.stdout + said.stderr
+def test_helm_lint_accepts_the_chart(helm: Any, chart: Path, values: Path) -> None:
+    done = helm(*("lint", chart, "--strict", "--kube-version", "1.34.0", "--values", values))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name)
-def test_what_is_rendered_is_what_was_reviewed(render: Any, values: Path) -> None:
+def test_the_rendered_objects_equal_the_snapshot(render: Any, values: Path) -> None:
     snapshot = SNAPSHOTS / values.name.replace("-values", "")
     objects = render(*arguments_of(values, "bare"), "--set=crds.install=false")
     fresh = yaml.safe_dump_all(objects, sort_keys=False, width=120)
-    assert fresh == snapshot.read_text(), f"review the difference, then write it to {snapshot}"
+    assert fresh == snapshot.read_text(), f"check the difference, then write it to {snapshot}"
 
 
-def test_every_object_has_a_name_of_its_own(rendered: list[Object]) -> None:
+def test_every_object_has_its_own_name(rendered: list[Object]) -> None:
     names = Counter(
         (each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"])
         for each in rendered
@@ -102,7 +102,7 @@ def test_every_object_has_a_name_of_its_own(rendered: list[Object]) -> None:
     assert all(len(name) <= 63 for _, _, name in names)
 
 
-def test_no_role_has_a_wildcard_or_more_than_it_needs(rendered: list[Object]) -> None:
+def test_no_role_has_a_wildcard_or_a_forbidden_right(rendered: list[Object]) -> None:
     for role in roles(rendered):
         for rule in role["rules"]:
             assert "*" not in rule["apiGroups"] + rule["resources"] + rule["verbs"]
@@ -131,14 +131,14 @@ def test_every_pod_passes_the_restricted_level(rendered: list[Object]) -> None:
             }
 
 
-def test_no_pod_asks_for_a_gpu(rendered: list[Object]) -> None:
+def test_no_pod_requests_a_gpu(rendered: list[Object]) -> None:
     for pod in pods(rendered):
         for container in pod["containers"]:
             for amounts in container["resources"].values():
                 assert set(amounts) <= {"cpu", "memory", "ephemeral-storage"}
 
 
-def test_optional_objects_follow_the_apis_unless_they_are_asked_for(render: Any) -> None:
+def test_optional_objects_depend_on_the_served_apis_unless_they_are_set(render: Any) -> None:
     optional = {"ServiceMonitor", "PrometheusRule"}
     groups = {"keda.sh", "monitoring.coreos.com"}
 
@@ -155,13 +155,13 @@ def test_optional_objects_follow_the_apis_unless_they_are_asked_for(render: Any)
         *("metrics.serviceMonitor.enabled", "metrics.prometheusRule.enabled"),
         *("rbac.scaledObjects", "rbac.podMonitors"),
     )
-    assert found() == (set(), groups)  # either may be installed after the chart
+    assert found() == (set(), groups)  # both may be installed after the chart
     assert found(*served) == (optional, groups)
     assert found(*(f"--set={value}=true" for value in values)) == (optional, groups)
     assert found(*served, *(f"--set={value}=false" for value in values)) == (set(), set())
 
 
-def test_an_operator_of_some_namespaces_has_no_right_on_the_cluster(render: Any) -> None:
+def test_an_operator_of_named_namespaces_has_no_right_on_the_cluster(render: Any) -> None:
     objects = render(*arguments_of(CHART / "ci" / "namespaced-values.yaml", "all"))
     assert [each["kind"] for each in objects if each["kind"].startswith("Cluster")] == []
     bindings = [
@@ -188,21 +188,23 @@ def scope_of(objects: list[Object]) -> tuple[list[str], Object]:
     return bound, {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
 
 
-def test_by_default_the_operator_has_rights_in_the_releases_namespace_alone(render: Any) -> None:
+def test_by_default_the_operator_has_rights_only_in_its_own_namespace(
+    render: Any,
+) -> None:
     bound, environment = scope_of(render())
     assert bound == ["here"]
     assert environment["SSD_OPERATOR_WATCH_NAMESPACES"] == "here"
     assert "SSD_OPERATOR_WATCH_ALL_NAMESPACES" not in environment
 
 
-def test_the_whole_cluster_is_watched_only_if_that_is_asked_for(render: Any) -> None:
+def test_the_whole_cluster_is_watched_only_with_watch_all_namespaces(render: Any) -> None:
     bound, environment = scope_of(render("--set=operator.watchAllNamespaces=true"))
     assert bound == [""]
     assert environment["SSD_OPERATOR_WATCH_NAMESPACES"] == ""
     assert environment["SSD_OPERATOR_WATCH_ALL_NAMESPACES"] == "true"
 
 
-def test_a_release_in_kube_system_names_what_it_watches(helm: Any, chart: Path) -> None:
+def test_a_release_in_kube_system_must_name_other_namespaces(helm: Any, chart: Path) -> None:
     release = ("template", "ssd", chart, "--namespace", "kube-system", "--kube-version", "1.34.0")
     refused = helm(*release)
     assert refused.returncode != 0
@@ -210,14 +212,14 @@ def test_a_release_in_kube_system_names_what_it_watches(helm: Any, chart: Path) 
     assert helm(*release, "--set=operator.watchNamespaces={team-a}").returncode == 0
 
 
-def test_the_crd_outlives_the_release(render: Any) -> None:
+def test_helm_keeps_the_crd_when_it_removes_the_release(render: Any) -> None:
     crd = only(render(), "CustomResourceDefinition")
     assert crd["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     raw = yaml.safe_load((CHART / "files" / "crd.yaml").read_text())
     assert crd["spec"] == raw["spec"]
 
 
-def test_selectors_hold_nothing_that_an_upgrade_changes(render: Any) -> None:
+def test_selectors_contain_nothing_that_an_upgrade_changes(render: Any) -> None:
     objects = render()
     wanted = {"app.kubernetes.io/name": "ssd-operator", "app.kubernetes.io/instance": "ssd"}
     assert only(objects, "Deployment")["spec"]["selector"]["matchLabels"] == wanted
@@ -225,7 +227,7 @@ def test_selectors_hold_nothing_that_an_upgrade_changes(render: Any) -> None:
     assert only(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == wanted
 
 
-def test_the_pods_of_tests_are_not_taken_for_the_operator(render: Any) -> None:
+def test_selectors_of_the_operator_do_not_match_pods_of_tests(render: Any) -> None:
     objects = render("--set=tests.sample.enabled=true")
     tests = [each for each in objects if each["kind"] == "Pod"]
     assert len(tests) == 2
@@ -234,13 +236,13 @@ def test_the_pods_of_tests_are_not_taken_for_the_operator(render: Any) -> None:
         assert each["metadata"]["annotations"]["helm.sh/hook"] == "test"
 
 
-def test_the_operator_is_replaced_and_not_doubled(render: Any) -> None:
+def test_the_old_operator_stops_before_the_new_one_starts(render: Any) -> None:
     deployment = only(render(), "Deployment")
     assert deployment["spec"]["strategy"] == {"type": "Recreate"}
     assert deployment["spec"]["replicas"] == 1
 
 
-def test_the_defaults_ask_for_the_images_of_this_version(render: Any) -> None:
+def test_the_default_images_have_the_version_of_the_chart(render: Any) -> None:
     (pod,) = pods([only(render(), "Deployment")])
     (container,) = pod["containers"]
     environment = {each["name"]: each.get("value") for each in container["env"]}
@@ -251,7 +253,7 @@ def test_the_defaults_ask_for_the_images_of_this_version(render: Any) -> None:
     assert (notes["version"], notes["appVersion"]) == (ssd.__version__, ssd.__version__)
 
 
-def test_a_repository_with_a_slash_and_a_digest_are_taken_as_they_are(render: Any) -> None:
+def test_a_repository_with_a_slash_and_a_digest_are_used_unchanged(render: Any) -> None:
     digest = "sha256:" + "0" * 64
     objects = render(
         "--set=imageRegistry=r.example/ssd",
@@ -267,7 +269,7 @@ def test_a_repository_with_a_slash_and_a_digest_are_taken_as_they_are(render: An
     assert environment["SSD_OPERATOR_DRAFT_IMAGE"] == "r.example/ssd/ssd-draft:v7"
 
 
-def test_without_rights_to_give_helm_test_asks_for_readiness_alone(render: Any) -> None:
+def test_without_rbac_helm_test_checks_readiness_only(render: Any) -> None:
     pod = only(render("--set=rbac.create=false"), "Pod")["spec"]
     assert pod["serviceAccountName"] == "default"
     assert pod["containers"][0]["args"] == [
@@ -292,7 +294,7 @@ def test_alerts_and_dashboard_use_metrics_that_exist(render: Any) -> None:
     assert used >= OPERATOR_METRICS
 
 
-def test_the_notes_apply_the_sample(chart: Path) -> None:
+def test_the_notes_contain_the_sample(chart: Path) -> None:
     notes = (chart / "templates" / "NOTES.txt").read_text()
     (shown,) = re.findall(r"<<END\n(.*?)\n  END\n", notes, re.DOTALL)
     sample = (chart / "samples" / "demo-cpu.yaml").read_text()
@@ -300,7 +302,7 @@ def test_the_notes_apply_the_sample(chart: Path) -> None:
 
 
 @pytest.mark.parametrize("sample", sorted((CHART / "samples").glob("*.yaml")), ids=lambda p: p.stem)
-def test_a_sample_is_one_resource_that_explains_itself(sample: Path) -> None:
+def test_a_sample_is_one_resource_and_begins_with_a_comment(sample: Path) -> None:
     text = sample.read_text()
     resource = yaml.safe_load(text)
     assert (resource["apiVersion"], resource["kind"]) == ("ssd.dev/v1alpha1", "SSDDeployment")

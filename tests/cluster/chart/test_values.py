@@ -1,4 +1,4 @@
-"""The values: a closed schema, and three places that name the same keys."""
+"""Values of the chart: a closed schema, and the same keys in schema, values.yaml and README."""
 
 import importlib.util
 import json
@@ -32,7 +32,7 @@ MAPS = {
         for selector in ("labelSelector", "namespaceSelector")
     ),
 }
-"""Their keys are the user's own; values are strings."""
+"""Maps of strings with any key."""
 Schema = dict[str, Any]
 
 
@@ -71,7 +71,7 @@ def nodes(schema: Schema, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
 
 
 def misspelt(path: tuple[str, ...]) -> Any:
-    """Values that hold an unknown key at a path."""
+    """Values with an unknown key at a path."""
     if not path:
         return {"misspelt": 1}
     inner = misspelt(path[1:])
@@ -81,7 +81,7 @@ def misspelt(path: tuple[str, ...]) -> Any:
 
 
 INSIDES = {("operator", "resources"), ("operator", "affinity")}
-"""Where null is the user's own word: no limit, no rule."""
+"""Objects of Kubernetes, in which null means: no limit, no rule."""
 CLOSED = [
     path
     for path, schema in objects(SCHEMA)
@@ -90,7 +90,7 @@ CLOSED = [
 
 
 @pytest.mark.parametrize("path", CLOSED, ids=lambda path: ".".join(path) or "root")
-def test_a_typo_is_refused_at_every_level(
+def test_an_unknown_value_is_rejected_at_every_level(
     refusal: Callable[..., str], tmp_path: Path, path: tuple[str, ...]
 ) -> None:
     values = tmp_path / "values.yaml"
@@ -98,7 +98,7 @@ def test_a_typo_is_refused_at_every_level(
     assert "misspelt" in refusal("--values", values)
 
 
-def test_only_what_is_the_users_own_is_open() -> None:
+def test_only_global_and_maps_of_strings_are_open() -> None:
     is_open = {
         ".".join(path)
         for path, schema in objects(SCHEMA)
@@ -108,7 +108,7 @@ def test_only_what_is_the_users_own_is_open() -> None:
 
 
 def leaves(schema: Schema, values: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
-    """Paths of values that stand on one line: what has no block below it in values.yaml."""
+    """Paths of values on one line: those without a block below them in values.yaml."""
     if isinstance(values, dict) and path and ".".join(path) in {*MAPS, *WHOLE}:
         yield ".".join(path)
     elif schema.get("type") == "object" and schema.get("properties"):
@@ -134,21 +134,22 @@ def test_values_schema_and_readme_name_the_same_keys(readme: ModuleType) -> None
         assert yaml.safe_load(default) == found
 
 
-def test_the_readmes_table_is_fresh(readme: ModuleType) -> None:
+def test_the_readme_has_the_current_table(readme: ModuleType) -> None:
     text = (CHART / "README.md").read_text()
     assert readme.with_table(text, (CHART / "values.yaml").read_text()) == text
 
 
-def test_a_value_without_a_comment_is_no_row(readme: ModuleType) -> None:
+def test_a_value_without_a_comment_is_an_error(readme: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"values\.yaml:4: a\.c has no comment"):
         list(readme.rows("a:\n  # Of nothing.\n\n  c: 1"))
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
-        (["image.tag=latest"], "tag"),
-        (["engineImages.draft.tag=latest"], "tag"),
+        (["image.tag=latest"], "image.tag=latest is rejected: pods that are created at different"),
+        (["engineImages.draft.tag=latest"], "engineImages.draft.tag=latest is rejected: pods"),
+        (["image.tag=a/b"], "tag"),
         (["image.digest=sha256:12"], "digest"),
         (["image.pullPolicy=Sometimes"], "pullPolicy"),
         (["operator.logLevel=loud"], "logLevel"),
@@ -166,10 +167,10 @@ def test_a_value_without_a_comment_is_no_row(readme: ModuleType) -> None:
         (["operator.watchNamespaces={a}", "operator.watchAllNamespaces=true"], "choose one"),
     ],
 )
-def test_values_that_cannot_work_are_refused_with_the_reason(
-    refusal: Callable[..., str], values: list[str], words: str
+def test_invalid_values_are_rejected_with_the_reason(
+    refusal: Callable[..., str], values: list[str], message: str
 ) -> None:
-    assert words in refusal(*(f"--set={value}" for value in values))
+    assert message in refusal(*(f"--set={value}" for value in values))
 
 
 NULLABLE = [
@@ -180,20 +181,20 @@ NULLABLE = [
 
 
 @pytest.mark.parametrize("path", NULLABLE, ids=".".join)
-def test_null_is_refused_by_name_or_means_the_default(
+def test_null_is_rejected_by_name_or_means_the_default(
     helm: Any, chart: Path, default: list[Any], path: tuple[str, ...]
 ) -> None:
-    said = template(helm, chart, f"--set={'.'.join(path)}=null")
-    if said.returncode:
-        assert "don't meet the specifications of the schema" in said.stderr
-        assert path[-1] in said.stderr
+    done = template(helm, chart, f"--set={'.'.join(path)}=null")
+    if done.returncode:
+        assert "don't meet the specifications of the schema" in done.stderr
+        assert path[-1] in done.stderr
     else:
-        objects = [each for each in yaml.safe_load_all(said.stdout) if each is not None]
+        objects = [each for each in yaml.safe_load_all(done.stdout) if each is not None]
         assert objects == default
 
 
 @pytest.mark.parametrize("option", ["serviceMonitor", "prometheusRule", "dashboard"])
-def test_an_option_without_labels_has_the_charts_own(render: Any, option: str) -> None:
+def test_an_option_without_labels_has_the_labels_of_the_chart(render: Any, option: str) -> None:
     values = f"metrics.{option}.enabled=true,metrics.{option}.labels=null"
     (found,) = [
         each
@@ -212,21 +213,21 @@ NAMES = {
 }
 
 
-def test_numbers_for_names_stay_text(helm: Any, chart: Path) -> None:
-    said = helm(
+def test_names_of_digits_are_rendered_as_strings(helm: Any, chart: Path) -> None:
+    done = helm(
         *("template", "123", chart, "--namespace", "456", "--kube-version", "1.34.0"),
         *("--values", CHART / "ci" / "everything-values.yaml"),
         *("--set-string=operator.watchNamespaces={456,789}", "--set-string=serviceAccount.name=12"),
         "--set=operator.watchAllNamespaces=false",
     )
-    assert said.returncode == 0, said.stderr
-    for each in yaml.safe_load_all(said.stdout):
+    assert done.returncode == 0, done.stderr
+    for each in yaml.safe_load_all(done.stdout):
         if each is not None:
             assert [path for path, leaf in numbers(each) if path[-1] in NAMES] == []
 
 
 def numbers(part: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Leaves that are no text, with their paths."""
+    """Leaves that are not strings, with their paths."""
     steps = part.items() if isinstance(part, dict) else enumerate(part)
     for step, value in steps:
         if isinstance(value, dict | list):
