@@ -1,7 +1,7 @@
-"""The target process: requests, the round, the pool of drafts, streams.
+"""The target process: it receives requests and runs rounds.
 
-What decides is pure (``scheduler``, ``sequence``, ``patience``, ``tally``); what runs is thin
-(``decode_loop`` on the step thread; ``servicer``, ``links`` and ``streams`` on the asyncio loop).
-Model code runs on the step thread only. No algorithm of speculation and no tensor code of a model
-belongs here: see ``ssd.speculation`` and ``ssd.engine``.
+``decoding`` owns the round. ``serving`` (requests, streams) and ``drafts`` (pool, links) use its
+values and do not import each other. ``target`` connects the three. Model code runs on the step
+thread only, everything else on the asyncio loop. Algorithms of speculation belong to
+``ssd.speculation``, tensor code of models to ``ssd.engine``.
 """

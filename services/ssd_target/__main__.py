@@ -3,7 +3,7 @@
 from ssd.sigterm import end_at_sigterm
 
 if __name__ == "__main__":
-    # Here, because what is imported below takes seconds.
+    # Before the imports below, which take seconds.
     end_at_sigterm()
 
 import sys
@@ -19,18 +19,18 @@ from ssd.ports import Tokenizer
 from ssd.process import peer, run_process, run_until_signal
 from ssd.telemetry import SystemClock
 from ssd.text.tokenizer import load_tokenizer
+from ssd_target.model import LocalModel
 from ssd_target.settings import TargetSettings
-from ssd_target.step_thread import StepSettings
 from ssd_target.target import Target
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the process; the result is its exit code."""
+    """Run the process and return its exit code."""
     return run_process("target", TargetSettings, serve, check, argv)
 
 
 async def serve(settings: TargetSettings) -> int:
-    """Construct everything and serve until a signal.
+    """Construct the target and serve until a signal.
 
     Raises:
         SetupError: the process cannot start.
@@ -38,23 +38,18 @@ async def serve(settings: TargetSettings) -> int:
     cpus = pin(settings.step_cpus, settings.other_cpus)
     folder = resolve(settings.model)
     tokenizer = load_tokenizer(folder)
-    step = StepSettings(
-        folder=folder,
-        engine=engine_config(settings, ModelConfig.from_folder(folder), tokenizer),
-        max_queue=settings.max_queue,
-        num_threads=settings.threads,
-        cpus=cpus,
-    )
+    engine = engine_config(settings, ModelConfig.from_folder(folder), tokenizer)
+    model = LocalModel(folder=folder, tokenizer=tokenizer, engine=engine)
     me = peer(settings, weights_fingerprint(folder))
-    target = Target(settings, step, tokenizer, SystemClock(), me)
+    target = Target(settings, model, me, cpus, SystemClock())
     return await run_until_signal(target.run(), target.drain)
 
 
 def check(settings: TargetSettings) -> None:
-    """Find out what can be known without the weights; a model on the hub is not looked for.
+    """Check all that can be checked without the weights. A model on the hub is not looked up.
 
     Raises:
-        SetupError: the process could not start.
+        SetupError: the process would not start.
     """
     if (folder := local_folder(settings.model)) is not None:
         model = ModelConfig.from_folder(folder)
@@ -64,10 +59,10 @@ def check(settings: TargetSettings) -> None:
 def engine_config(
     settings: TargetSettings, model: ModelConfig, tokenizer: Tokenizer
 ) -> EngineConfig:
-    """The engine's share of the settings.
+    """Return the configuration of the engine.
 
     Raises:
-        SettingsError: a length beyond what the model was made for.
+        SettingsError: ``max_model_len`` is over the maximum of the model.
     """
     precision = choose_precision(settings.dtype, settings.device)
     return EngineConfig(

@@ -1,98 +1,125 @@
-"""The target process as one object: how it starts, serves, drains and ends.
+"""The target process as one object: it loads, serves, drains and ends.
 
-``ssd.life_cycle`` describes the common part. A drain, which SIGTERM, SIGINT or ``Drain`` begins,
-refuses new requests and lets the running ones finish.
+``ssd.life_cycle`` describes the common part. SIGTERM, SIGINT and ``Drain`` start a drain: the
+target refuses new requests and finishes the running ones.
 """
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 
 from ssd.life_cycle import LifeCycle
-from ssd.ports import Clock, Tokenizer
+from ssd.ports import Clock
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.step_thread import StepThread, Watchdog
-from ssd.telemetry import DESIRED_DRAFT_REPLICAS, get_logger
+from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, get_logger
 from ssd.text.chat_template import load_template
 from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy, Peer
 from ssd_target.decoding.inbox import Inbox
+from ssd_target.decoding.ports import LoopContext
+from ssd_target.decoding.round_log import RoundLog
 from ssd_target.drafts.dialer import LinkDialer
 from ssd_target.drafts.link_quality import LinkRequirement
-from ssd_target.drafts.pool import DraftPool, PoolSettings
+from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.status import pool_status
-from ssd_target.serving.request_handler import DeskSettings, RequestHandler
+from ssd_target.model import LocalModel
+from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
 from ssd_target.serving.streams import Wakeups
 from ssd_target.settings import TargetSettings
-from ssd_target.step_thread import ModelLoader, StepSettings
+from ssd_target.step_thread import ModelLoader
 
 _log = get_logger("ssd_target")
-_CALLS_AT_LEAST = 64
-"""Calls of one method that are served at a time, whatever the queue. Of ``Generate`` there can be
-twice as many as run and wait: some are refused, some have ended and are still being read."""
+_MIN_CALLS = 64
+"""Minimum bound of concurrent calls of one method. ``Generate`` can have twice as many calls as
+running and waiting requests: some are being refused, some have ended and are still being read."""
 
 
 class Target:
-    """Everything the process holds. Asyncio loop.
+    """Owns all objects of the process. Asyncio loop.
 
-    ``run`` returns after the drain, which ``drain`` begins.
+    ``drain`` starts the drain; ``run`` returns after it.
     """
 
     def __init__(
         self,
         settings: TargetSettings,
-        step: StepSettings,
-        tokenizer: Tokenizer,
-        clock: Clock,
+        model: LocalModel,
         me: Peer,
+        cpus: Collection[int],
+        clock: Clock,
     ) -> None:
+        """Construct the target.
+
+        Args:
+            settings: of the process.
+            model: to load.
+            me: identity of this process, sent to drafts.
+            cpus: of the step thread.
+            clock: for all times.
+        """
         self._settings = settings
+        self._model = model
         self._me = me
-        self._engine = step.engine
         self._clock = clock
-        inbox = Inbox(settings.max_queue + settings.max_num_seqs)
-        self._inbox = inbox
-        num_token_ids = step.engine.num_token_ids or tokenizer.vocab_size
-        self._pool = DraftPool(pool_settings(settings, num_token_ids), clock)
+        self._inbox = Inbox(settings.max_queue + settings.max_num_seqs)
+        self._log = RoundLog()
+        self._pool = DraftPool(settings, model.num_token_ids, clock)
         self._links = LinkDialer(
             self._pool,
             settings.drafts,
-            hello(settings, tokenizer.fingerprint, num_token_ids, me),
-            policy(settings),
-            requirement=requirement(settings),
+            hello(settings, model, me),
+            LinkPolicy(fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split),
+            requirement=LinkRequirement(
+                transport=settings.require_transport,
+                max_round_trip_seconds=settings.max_round_trip_us / 1e6,
+            ),
         )
-        self._limits = server_limits(settings, step, tokenizer)
-        template = load_template(step.folder)
-        self._handler = RequestHandler(desk_settings(settings), tokenizer, template, inbox, clock)
+        self._handler = RequestHandler(
+            settings, model.tokenizer, load_template(model.folder), self._inbox, clock
+        )
         self._wakeups = Wakeups(asyncio.get_running_loop())
         watchdog = Watchdog(clock)
-        loader = ModelLoader(step, inbox, self._pool, self._wakeups, clock, watchdog)
-        thread = StepThread(loader.load, inbox.close, step.cpus)
+        context = LoopContext(
+            inbox=self._inbox,
+            drafts=self._pool,
+            wakeups=self._wakeups,
+            log=self._log,
+            clock=clock,
+            watchdog=watchdog,
+        )
+        thread = StepThread(ModelLoader(settings, model, context).load, self._inbox.close, cpus)
         self._life_cycle = LifeCycle(thread, watchdog, clock, settings.drain_seconds)
 
     def drain(self, seconds: float | None = None) -> int:
-        """Begin to drain; returns the number of requests that run or wait now.
+        """Start the drain; return the number of running and waiting requests.
 
         Args:
-            seconds: limit of the drain; None takes that of the settings. The first call counts.
+            seconds: maximum duration; None takes ``drain_seconds``. Only the first call sets it.
         """
         self._life_cycle.start_draining(seconds)
         return self._handler.num_requests
 
     async def run(self) -> None:
-        """Serve until ``drain`` is called.
+        """Serve until the drain ends.
 
         Raises:
             SetupError: the process cannot start.
             TimeoutError: the step thread did not end after the drain.
             Exception: what the step thread crashed with.
         """
-        DESIRED_DRAFT_REPLICAS.set_function(self._desired_draft_replicas)
+        DESIRED_DRAFT_REPLICAS.set_function(lambda: self._pool_status().desired_draft_replicas)
+        OPEN_SESSIONS.set_function(lambda: self._pool.num_sessions)
         admin = AdminServicer(self._pool_status, drain=self.drain)
-        servicers = (GenerateServicer(self._settings, self._handler, self._pool), admin)
+        servicers = (
+            GenerateServicer(self._settings, self._handler, lambda: self._pool.num_active),
+            admin,
+        )
+        limits = server_limits(self._settings, self._model)
         async with self._life_cycle.listening(
-            "target", self._settings, servicers, self._limits, count_failure
+            "target", self._settings, servicers, limits, count_failure
         ):
             try:
                 runner = await self._life_cycle.load()
@@ -104,7 +131,7 @@ class Target:
 
     async def _serve(self) -> None:
         links = asyncio.create_task(self._links.run())
-        links.add_done_callback(note_end_of_links)
+        links.add_done_callback(log_crash_of_links)
         try:
             await self._life_cycle.serve(self._finish_requests, self._cancel_requests)
         finally:
@@ -121,28 +148,27 @@ class Target:
         await self._handler.wait_until_idle()
 
     def _pool_status(self) -> PoolStatus:
-        now = self._clock.now()
-        status = pool_status(self._links.reports(), self._pool, now, self._me.weights_fingerprint)
-        return replace(status, dtype=self._engine.dtype, dtype_reason=self._engine.dtype_reason)
+        status = pool_status(self._links.reports(), self._pool, self._log, self._clock.now())
+        return replace(
+            status,
+            weights_fingerprint=self._me.weights_fingerprint,
+            dtype=self._model.engine.dtype,
+            dtype_reason=self._model.engine.dtype_reason,
+        )
 
-    def _desired_draft_replicas(self) -> float:
-        return self._pool_status().desired_draft_replicas
 
-
-def note_end_of_links(links: "asyncio.Task[None]") -> None:
-    """Say that a bug ended the links; requests run plain from then on."""
+def log_crash_of_links(links: "asyncio.Task[None]") -> None:
+    """Log that a bug ended all links. Requests continue without drafts."""
     if not links.cancelled() and (crash := links.exception()) is not None:
         _log.error("links_crashed", error=repr(crash))
 
 
-def hello(
-    settings: TargetSettings, tokenizer_fingerprint: str, num_token_ids: int, me: Peer
-) -> LinkHello:
-    """What drafts are told of this target; each link puts its own epoch in."""
+def hello(settings: TargetSettings, model: LocalModel, me: Peer) -> LinkHello:
+    """Return the first message of a link; each link sets its own epoch."""
     return LinkHello(
         wire_version=WIRE_VERSION,
-        vocab_size=num_token_ids,
-        tokenizer_fingerprint=tokenizer_fingerprint,
+        vocab_size=model.num_token_ids,
+        tokenizer_fingerprint=model.tokenizer.fingerprint,
         lookahead=settings.lookahead,
         branches=settings.branches,
         channel="grpc",
@@ -151,48 +177,10 @@ def hello(
     )
 
 
-def policy(settings: TargetSettings) -> LinkPolicy:
-    """How drafts are to choose outcomes."""
-    return LinkPolicy(fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split)
-
-
-def requirement(settings: TargetSettings) -> LinkRequirement:
-    """What links must be to be used."""
-    return LinkRequirement(
-        transport=settings.require_transport,
-        max_round_trip_seconds=settings.max_round_trip_us / 1e6,
-    )
-
-
-def pool_settings(settings: TargetSettings, num_token_ids: int) -> PoolSettings:
-    """The pool's share of the settings."""
-    return PoolSettings(
-        lookahead=settings.lookahead,
-        branches=settings.branches,
-        num_token_ids=num_token_ids,
-        deadline_seconds=settings.draft_deadline_ms / 1000,
-        is_adaptive=settings.adaptive_deadline,
-        may_quarantine=settings.quarantine,
-        backup=settings.backup,
-    )
-
-
-def desk_settings(settings: TargetSettings) -> DeskSettings:
-    """The front handler's share of the settings."""
-    return DeskSettings(
-        stream_stall_seconds=settings.stream_stall_seconds,
-        stream_buffer_tokens=settings.stream_buffer_tokens,
-        max_queue=settings.max_queue,
-        max_num_seqs=settings.max_num_seqs,
-    )
-
-
-def server_limits(
-    settings: TargetSettings, step: StepSettings, tokenizer: Tokenizer
-) -> ServerLimits:
-    """What callers can make the server hold."""
-    bounds = PromptBounds.of_model(step.engine.max_model_len, tokenizer.longest_token_bytes)
+def server_limits(settings: TargetSettings, model: LocalModel) -> ServerLimits:
+    """Return the limits of messages and concurrent calls."""
+    bounds = PromptBounds.of_model(model.engine.max_model_len, model.tokenizer.longest_token_bytes)
     return ServerLimits(
         message_bytes=bounds.message_bytes,
-        calls=2 * (settings.max_num_seqs + settings.max_queue) + _CALLS_AT_LEAST,
+        calls=2 * (settings.max_num_seqs + settings.max_queue) + _MIN_CALLS,
     )

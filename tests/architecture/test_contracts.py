@@ -37,10 +37,11 @@ STAND_INS = {
     "services/ssd/engine/models/registry.py:CausalModel": (
         "services/ssd/testing/tiny_model.py:TinyModel"
     ),
-    "services/ssd_target/decoding/decode_loop.py:Runner": (
+    "services/ssd_target/decoding/ports.py:Runner": (
         "services/ssd/testing/ledger_runner.py:LedgerRunner"
     ),
-    "services/ssd_target/decoding/decode_loop.py:Flusher": (
+    "services/ssd_target/decoding/ports.py:Drafts": "services/ssd_target/drafts/pool.py:DraftPool",
+    "services/ssd_target/decoding/ports.py:Flusher": (
         "tests/unit/ssd_target/conftest.py:NoWakeups"
     ),
     "services/ssd_target/decoding/sequence.py:StopWatch": (

@@ -2,7 +2,7 @@
 
 The target is a table of probabilities of the next token given the last one, over a tiny vocabulary,
 so the joint law of three tokens is known exactly: 4^3 = 64 cells. Thousands of sequences, one seed
-each, are decoded side by side with the target's own parts (``Sampler`` over a ``NoiseRing``,
+each, are decoded side by side with the target's own parts (``Sampler``,
 ``verify_coupled``, ``Sequence.commit``), with proposals of every kind that a round may have: those
 of a draft that agrees in part (hit), none where the outcome itself decides so (miss), none in every
 other round (late), n-gram guesses from the text, random tokens (wrong), and none at all (dead).
@@ -24,13 +24,14 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
+from ssd.engine.config import EngineConfig
 from ssd.speculation.backup import propose_ngram
-from ssd.speculation.noise import NoiseRing, gumbel_noise
+from ssd.speculation.noise import gumbel_noise
 from ssd.speculation.verification import verify_coupled
 from ssd.testing.sink import ListSink
 from ssd.types import Request, SamplingParams
-from ssd_target.decoding.batch_builder import Sampler
 from ssd_target.decoding.decode_loop import read_back
+from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.sequence import Arrival, Sequence
 
 pytestmark = pytest.mark.timeout(60)
@@ -130,7 +131,7 @@ PATHS: dict[str, Proposer] = {
 
 def decode(propose: Proposer) -> Int64s:
     """Run rounds as the target does until every sequence has its new tokens; those tokens."""
-    sampler = chooser_of_all()
+    sampler = sampler_of_all()
     sequences = [sequence_of(seed) for seed in range(NUM_SEQUENCES)]
     texts_BS = np.zeros((NUM_SEQUENCES, LENGTH), dtype=np.int64)
     texts_BS[:, : len(PROMPT)] = PROMPT
@@ -154,13 +155,10 @@ def decode(propose: Proposer) -> Int64s:
 
 
 @cache
-def chooser_of_all() -> Sampler:
+def sampler_of_all() -> Sampler:
     """Has the noise of all sequences, for all paths: it depends on seeds and positions alone."""
-    sampler = Sampler(
-        NoiseRing(NUM_SEQUENCES, 2 * (LOOKAHEAD + 1), NUM_TOKENS),
-        num_columns=LOOKAHEAD + 1,
-        max_num_seqs=NUM_SEQUENCES,
-    )
+    engine = EngineConfig(max_model_len=64, max_num_seqs=NUM_SEQUENCES, num_columns=LOOKAHEAD + 1)
+    sampler = Sampler(engine, NUM_TOKENS)
     for seed in range(NUM_SEQUENCES):
         sampler.admit(sequence_of(seed))
     return sampler

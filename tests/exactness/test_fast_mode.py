@@ -34,7 +34,7 @@ def test_plain_decoding_of_one_row_writes_the_tokens_of_verification(
         allowed_cpus=one_cpu_a_core(os.sched_getaffinity(0))[:2],
         common_flags=("--dtype", dtype, "--max-model-len", "1024", "--lookahead", str(LOOKAHEAD)),
         target_flags=(
-            *("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-quarantine"),
+            *("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker"),
         ),
     )
 

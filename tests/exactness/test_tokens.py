@@ -31,7 +31,7 @@ LOOKAHEADS = (2, 6)
 MAX_TOKENS = 48
 WAITS_FOR_TABLES = (
     *("--draft-deadline-ms", "10000", "--no-adaptive-deadline"),
-    *("--no-quarantine", "--backup", "none"),
+    *("--no-circuit-breaker", "--backup", "none"),
 )
 """With these no table is late, so hits do not depend on the machine's speed."""
 LEAST_ACCEPTED = {2: 0.5, 6: 0.28}
@@ -200,7 +200,7 @@ def test_a_draft_that_is_always_late_changes_no_token(
 ) -> None:
     deployment = pair(
         lookahead,
-        target_flags=("--draft-deadline-ms", "2", "--no-quarantine"),
+        target_flags=("--draft-deadline-ms", "2", "--no-circuit-breaker"),
         draft_flags=("--inject-delay-ms", "150"),
     )
     rows = run_cells(report, prompts, "delayed", lookahead, deployment)

@@ -15,7 +15,7 @@ from ssd.types import Mode, SamplingParams
 
 pytestmark = pytest.mark.timeout(120)
 SHAPE = ("--lookahead", "3", "--branches", "8", "--port", "0", "--http-port", "0")
-PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-quarantine")
+PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 PROMPTS = ["some text", "def fib(n):", "import os"]
 WARM = SamplingParams(temperature=0.7, seed=11, max_tokens=200, ignore_eos=True)
 

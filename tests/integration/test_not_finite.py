@@ -18,7 +18,7 @@ SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "256"),
     *("--port", "0", "--http-port", "0", "--prefill-chunk", "32"),
 )
-PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-quarantine")
+PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 PROMPTS = [[7, 8, 9], list(range(40)), [100] * 5]
 Text = tuple[list[TokenId], SpeculationStatistics]
 

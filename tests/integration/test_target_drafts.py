@@ -25,7 +25,7 @@ GAIN = 8.0
 """Attention matters so much that a wrong key or value in a draft costs hits."""
 MOST_TRIES = 20
 """Requests until one has had its draft for long: a draft on a busy machine opens slowly."""
-PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-quarantine")
+PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ SHAPE = (
     *("--kv-cache-bytes", "64000000", "--port", "0", "--http-port", "0"),
 )
 PATIENCE_SECONDS = 20.0
-PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-quarantine")
+PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, ignore_eos=True)

@@ -1,162 +1,104 @@
-"""The round: propose, verify, decide, stream, look up, commit. ``run_round`` is the whole system.
+"""The decode loop: propose, verify, decide, stream, look up, commit. ``run_round`` is the overview.
 
-Tokens leave before anything is waited for; while the drafts grow the next tables, the noise of the
-next positions is computed. Everything here runs on the step thread.
+Tokens are streamed before any wait. While the drafts prepare the next tables, the noise of the next
+positions is computed. Everything here runs on the step thread.
 """
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
-from ssd.engine.batch import PagedBatch
-from ssd.engine.config import EngineConfig
 from ssd.errors import NotFiniteError
-from ssd.ports import Clock
 from ssd.speculation.outcome import Outcomes
 from ssd.speculation.verification import verify_coupled
-from ssd.step_thread import Watchdog
 from ssd.telemetry import get_logger
 from ssd.types import FinishReason, GenerationChunk, Outcome, SequenceId, TokenId, Usage
-from ssd_target.decoding.batch_builder import BatchBuilder, Proposals, Sampler
-from ssd_target.decoding.inbox import Inbox
-from ssd_target.decoding.request_statistics import RequestStatistics, RoundLog
+from ssd_target.decoding.batch_builder import BatchBuilder, Proposals
+from ssd_target.decoding.ports import LoopContext, Runner
+from ssd_target.decoding.request_statistics import RequestStatistics
 from ssd_target.decoding.round_metrics import RoundMetrics
 from ssd_target.decoding.round_result import Lookup, RoundResult
+from ssd_target.decoding.round_times import RoundPart, RoundTimes
+from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.scheduler import Plan, Scheduler
 from ssd_target.decoding.sequence import NOTHING_EMITTED, Arrival, Emission, Sequence
-from ssd_target.drafts.pool import DraftPool
 
 _log = get_logger(__name__)
 _IDLE_SECONDS = 1.0
-"""Longest sleep of an idle step thread."""
-
-
-class Flusher(Protocol):
-    """Wakes the readers of what was put into their sinks; see ``streams.Wakeups``."""
-
-    def flush(self) -> None:
-        """Wake them."""
-        ...
-
-
-class Runner(Protocol):
-    """The methods of ``TargetRunner`` that rounds use. Called from the step thread."""
-
-    @property
-    def engine(self) -> EngineConfig:
-        """Shapes of its batches."""
-        ...
-
-    def prepare(self, batch: PagedBatch) -> Any:
-        """Build what ``verify`` needs beside the model."""
-        ...
-
-    def verify(self, prepared: Any) -> torch.Tensor:
-        """Store the rows of a batch; logits_BPV float32."""
-        ...
-
-    def prefill(self, batch: PagedBatch) -> int | None:
-        """Store a chunk of one prompt; the first column that is not finite, None if all are."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What the decode loop is put together from."""
-
-    inbox: Inbox
-    scheduler: Scheduler
-    runner: Runner
-    builder: BatchBuilder
-    sampler: Sampler
-    drafts: DraftPool
-    wakeups: Flusher
-    clock: Clock
-    watchdog: Watchdog
+"""Maximum wait of an idle step thread for a request."""
 
 
 class DecodeLoop:
-    """Runs rounds until the inbox is closed and everyone has been told. Step thread only."""
+    """Runs rounds until the inbox is closed, then ends every request. Step thread only."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._inbox = parts.inbox
-        self._scheduler = parts.scheduler
-        self._runner = parts.runner
-        self._builder = parts.builder
-        self._sampler = parts.sampler
-        self._drafts = parts.drafts
-        self._wakeups = parts.wakeups
-        self._clock = parts.clock
-        self._watchdog = parts.watchdog
-        self._rounds = RoundLog()
-        num_columns = parts.runner.engine.num_columns
-        self._metrics = RoundMetrics(parts.clock, num_columns, parts.drafts.demand)
+    def __init__(
+        self,
+        context: LoopContext,
+        runner: Runner,
+        scheduler: Scheduler,
+        builder: BatchBuilder,
+        sampler: Sampler,
+    ) -> None:
+        self._inbox = context.inbox
+        self._drafts = context.drafts
+        self._wakeups = context.wakeups
+        self._rounds = context.log
+        self._clock = context.clock
+        self._watchdog = context.watchdog
+        self._runner = runner
+        self._scheduler = scheduler
+        self._builder = builder
+        self._sampler = sampler
+        self._metrics = RoundMetrics(runner.engine.num_columns)
         self._request_statistics: dict[SequenceId, RequestStatistics] = {}
         self._proposed: dict[SequenceId, tuple[TokenId, ...]] = {}
-        """What each sequence brings into the coming round; absent is nothing."""
+        """Proposal of each sequence for the next round; no entry is no proposal."""
 
     def run(self) -> None:
-        """Run rounds until the inbox is closed, then cancel whoever is left."""
+        """Run rounds until the inbox is closed, then cancel the remaining requests."""
         try:
             while not self._inbox.is_closed:
                 if self._scheduler.is_idle:
-                    self._metrics.publish(self._scheduler, self._drafts)
+                    self._note_counts()
                     with self._watchdog.idle():
                         self._inbox.wait(_IDLE_SECONDS)
                 self.run_round()
-            self._cancel_everyone()
+            self._cancel_all()
         finally:
-            self._fail_everyone()
-
-    def _cancel_everyone(self) -> None:
-        self._begin(self._scheduler.plan(self._inbox.drain()))
-        for arrival in self._scheduler.everyone():
-            self._inbox.cancel(arrival.sequence_id)
-        self._begin(self._scheduler.plan(self._inbox.drain()))
-        self._wakeups.flush()
-
-    def _fail_everyone(self) -> None:
-        """After a crash nobody is left without an answer; after a normal end nobody is left."""
-        self._inbox.close()
-        new = [event for event in self._inbox.drain() if isinstance(event, Arrival)]
-        for arrival in (*self._scheduler.everyone(), *new):
-            arrival.sink.fail(RuntimeError("the step loop crashed"))
-        self._wakeups.flush()
+            self._fail_all()
 
     def run_round(self) -> None:
-        """One round of all running sequences, and one chunk of one prompt."""
+        """Run one round for all running sequences, and store one chunk of one prompt."""
         self._watchdog.heartbeat()
-        started = self._clock.now()
+        times = RoundTimes(self._clock)
         plan = self._scheduler.plan(self._inbox.drain())
-        self._begin(plan)
-        self._prefill(plan)
+        self._apply(plan)
+        with times.part(RoundPart.PREFILL):
+            self._prefill(plan)
         rows = [row for row in plan.decoding if row.finish_reason is None]
         if not rows:
             self._wakeups.flush()
             return
-        self._rounds.begin(started)
+        self._rounds.begin(times.begun_at)
         proposals = self._builder.proposals(rows, self._proposed)
         prepared = self._runner.prepare(self._builder.round(rows, proposals))
-        with self._metrics.span("verify") as verify:
+        with times.part(RoundPart.VERIFY):
             logits_BPV = self._runner.verify(prepared)
         chosen_BP = self._sampler.choose(rows, proposals.num_proposed_B, logits_BPV)
         outcomes = verify_coupled(proposals.tokens_BK, proposals.num_proposed_B, chosen_BP)
         results = self._commit(rows, proposals, read_back(outcomes))
         decided_at = self._clock.now()
-        self._rounds.verified(verify.seconds, decided_at)
+        self._rounds.decide(times.seconds[RoundPart.VERIFY], decided_at)
         self._push(results)
         self._sampler.fill([row for row in rows if row.finish_reason is None])
-        with self._metrics.span("wait"):
+        with times.part(RoundPart.WAIT):
             lookups = self._drafts.look_up(results)
         self._drafts.send(results, lookups, decided_at)
         self._conclude(results, lookups)
-        lasting = self._clock.now() - started
-        self._metrics.end_round(lasting, verify.seconds, results, lookups)
+        self._end_round(times, results, lookups)
 
-    def _begin(self, plan: Plan) -> None:
-        """Answer who does not run, set the table for who begins, and look for drafts."""
+    def _apply(self, plan: Plan) -> None:
+        """End the requests that will not run, prepare the admitted ones, open sessions."""
         for arrival, error in plan.refused:
             arrival.sink.fail(error)
         for arrival in plan.dropped:
@@ -167,23 +109,22 @@ class DecodeLoop:
         for sequence in plan.admitted:
             self._builder.admit(sequence)
             self._sampler.admit(sequence)
-            self._metrics.admitted(sequence)
+            self._metrics.observe_admission(sequence, self._clock.now())
             self._request_statistics[sequence.sequence_id] = RequestStatistics(
                 sequence.arrival.arrived_at
             )
+        # A draft assumes that the round after an opening has no proposal.
         self._drafts.open_sessions(
             each
             for each in plan.running
             if each.wants_draft and not self._proposed.get(each.sequence_id)
         )
-        self._inbox.num_waiting = self._scheduler.num_waiting
-        self._metrics.publish(self._scheduler, self._drafts)
+        self._note_counts()
 
     def _prefill(self, plan: Plan) -> None:
         if plan.prefill is not None:
-            with self._metrics.span("prefill"):
-                chunk = self._runner.engine.prefill_chunk
-                column = self._runner.prefill(self._builder.prefill(plan.prefill, chunk))
+            chunk = self._runner.engine.prefill_chunk
+            column = self._runner.prefill(self._builder.prefill(plan.prefill, chunk))
             if column is not None:
                 sequence = plan.prefill.sequence
                 sequence.fail()
@@ -194,7 +135,7 @@ class DecodeLoop:
     def _commit(
         self, rows: Rows[Sequence], proposals: Proposals, outcomes: list[Outcome]
     ) -> list[RoundResult]:
-        """Append to each sequence what was accepted and the target's own token."""
+        """Append to each sequence its accepted tokens and its bonus token."""
         results: list[RoundResult] = []
         for row, proposed, outcome in zip(rows, proposals.tokens, outcomes, strict=True):
             base_len = len(row.tokens)
@@ -203,7 +144,7 @@ class DecodeLoop:
         return results
 
     def _push(self, results: Rows[RoundResult]) -> None:
-        """Send the tokens of the round on their way; nothing has been waited for yet."""
+        """Put the tokens of the round into the sinks of their requests."""
         now = self._clock.now()
         for result in results:
             sequence, emission = result.sequence, result.emission
@@ -225,7 +166,7 @@ class DecodeLoop:
         self._wakeups.flush()
 
     def _conclude(self, results: Rows[RoundResult], lookups: Rows[Lookup]) -> None:
-        """Keep what comes next of those who go on; free what the others held."""
+        """Keep the next proposals of the sequences that continue; free the resources of others."""
         for result, lookup in zip(results, lookups, strict=True):
             sequence = result.sequence
             if result.emission.finish_reason is not None:
@@ -234,6 +175,37 @@ class DecodeLoop:
             else:
                 self._proposed[sequence.sequence_id] = lookup.tokens
                 self._request_statistics[sequence.sequence_id].note_lookup(lookup.result)
+
+    def _end_round(
+        self, times: RoundTimes, results: Rows[RoundResult], lookups: Rows[Lookup]
+    ) -> None:
+        times.end()
+        num_tokens = sum(len(each.emission.token_ids) for each in results)
+        self._rounds.end(times.round_seconds, len(results), num_tokens)
+        self._metrics.observe_round(times, results, lookups)
+
+    def _note_counts(self) -> None:
+        """Report the counts of the scheduler, if they have changed."""
+        counts = self._scheduler.counts
+        if counts != self._rounds.counts:
+            self._inbox.num_waiting = counts.waiting
+            self._rounds.note_counts(counts, self._clock.now())
+            self._metrics.observe_counts(counts)
+
+    def _cancel_all(self) -> None:
+        self._apply(self._scheduler.plan(self._inbox.drain()))
+        for arrival in self._scheduler.arrivals():
+            self._inbox.cancel(arrival.sequence_id)
+        self._apply(self._scheduler.plan(self._inbox.drain()))
+        self._wakeups.flush()
+
+    def _fail_all(self) -> None:
+        """Fail every request that is left. After a normal end there is none, after a crash all."""
+        self._inbox.close()
+        new = [event for event in self._inbox.drain() if isinstance(event, Arrival)]
+        for arrival in (*self._scheduler.arrivals(), *new):
+            arrival.sink.fail(RuntimeError("the step loop crashed"))
+        self._wakeups.flush()
 
     def _forget(self, sequence: Sequence) -> None:
         self._sampler.release(sequence)
@@ -264,7 +236,7 @@ class DecodeLoop:
 
 
 def _fail(sequence: Sequence, position: int) -> None:
-    """End a request whose row at ``position`` is not finite; the other rows are not affected."""
+    """Fail the request whose logits are not finite at ``position``; other rows continue."""
     arrival = sequence.arrival
     _log.warning("not_finite", request_id=arrival.request.request_id, position=position)
     arrival.sink.fail(
@@ -277,6 +249,6 @@ def _fail(sequence: Sequence, position: int) -> None:
 
 
 def read_back(outcomes: Outcomes) -> list[Outcome]:
-    """Bring the outcomes to the host: the round's one synchronisation."""
+    """Copy the outcomes to the host: the only synchronisation of a round."""
     pairs_2B = torch.stack((outcomes.accepted_B, outcomes.bonus_B)).tolist()
     return [Outcome(accepted, bonus) for accepted, bonus in zip(*pairs_2B, strict=True)]

@@ -1,4 +1,4 @@
-"""What a round decides on a sequence, and what follows from it."""
+"""The result of one sequence in one round, and the lookup of its outcome."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from ssd_target.decoding.sequence import Emission, Sequence
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a round decided on one sequence."""
+    """The result of one sequence in one round."""
 
     sequence: Sequence
     base_len: int
@@ -20,7 +20,10 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What follows from a result: the next proposal and where it comes from."""
+    """The lookup of one outcome: its result and the next proposal.
+
+    ``tokens`` is the next proposal; ``next`` describes it to the draft.
+    """
 
     result: LookupResult = LookupResult.NONE
     next: Branch | Explicit = field(default_factory=Explicit)

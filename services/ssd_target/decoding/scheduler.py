@@ -1,19 +1,21 @@
 """Which sequences run: (state, events) -> plan. No tensors, no clock, no I/O.
 
-A sequence is admitted when a slot is free and the KV blocks for all that it may ever grow to can be
-reserved, first come first served; so a running sequence never waits for memory and is never
-preempted. One prefill chunk of one sequence goes with each round, so running streams keep going.
+Sequences are admitted first come, first served. Admission needs a free slot and the KV blocks of
+the sequence's maximum length, which are reserved. A running sequence therefore never waits for
+memory and is never preempted. Each round stores one prefill chunk of one sequence, so that running
+streams continue during a long prefill.
 
-Decision: whole-life reservation of blocks. Because: every sequence ends, with no preemption and no
-replay to get right. Not chosen: growth on demand with preemption by recomputation, which packs more
-sequences when ``max_tokens`` is set far above what is used. Revisit when ``ssd_waiting_sequences``
-stays above zero while most reserved blocks are unused.
+Decision: blocks are reserved for the maximum length. Because: every sequence ends, without
+preemption and recomputation. Not chosen: growth on demand with preemption, which runs more
+sequences when ``max_tokens`` is far above the tokens that are generated. Revisit when
+``ssd_waiting_sequences`` stays above zero while most reserved blocks are unused.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import OverloadedError, SSDError
 from ssd.types import FinishReason, SequenceId
@@ -22,7 +24,7 @@ from ssd_target.decoding.sequence import Arrival, Sequence
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """The caller of a sequence has gone, or the process is leaving."""
+    """The client of a sequence has disconnected, or the process ends."""
 
     sequence_id: SequenceId
 
@@ -31,28 +33,20 @@ Event = Arrival | Cancel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What may run and wait."""
-
-    max_num_seqs: int
-    max_queue: int
-    block_size: int
-    prefill_chunk: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """What there is to do."""
+class SchedulerCounts:
+    """Sequences and KV blocks that the scheduler holds."""
 
     running: int = 0
     waiting: int = 0
     eligible: int = 0
-    """Those of the running whose mode may speculate, with a draft or without."""
+    """Running sequences whose mode allows speculation, with or without a draft."""
+    free_blocks: int = 0
+    used_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Positions [first, last) of a prompt, to be stored before the round."""
+    """Positions [first, last) of a prompt that are stored before the round."""
 
     sequence: Sequence
     first: int
@@ -61,7 +55,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What this round does."""
+    """What one round does."""
 
     refused: tuple[tuple[Arrival, SSDError], ...] = ()
     dropped: tuple[Arrival, ...] = ()
@@ -71,51 +65,33 @@ class Plan:
     admitted: tuple[Sequence, ...] = ()
     prefill: Prefill | None = None
     running: tuple[Sequence, ...] = ()
-    """Everyone with a slot, oldest first."""
+    """Sequences that have a slot, oldest first."""
     decoding: tuple[Sequence, ...] = ()
-    """Those of them that are rows of the round."""
+    """The running sequences that are rows of the round."""
 
 
 class Scheduler:
-    """Queue, running set and KV blocks. Step thread only."""
+    """Owns the queue, the running sequences and the KV blocks. Step thread only."""
 
-    def __init__(self, limits: Limits, blocks: BlockPool) -> None:
-        self._limits = limits
+    def __init__(self, engine: EngineConfig, max_queue: int, blocks: BlockPool) -> None:
+        self._engine = engine
+        self._max_queue = max_queue
         self._blocks = blocks
         self._waiting: deque[Arrival] = deque()
         self._running: dict[SequenceId, Sequence] = {}
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
-        self.num_changes = 0
-        """Grows whenever who runs or waits has changed."""
+        self._num_eligible = 0
+        self._free_slots = list(range(engine.max_num_seqs - 1, -1, -1))
 
     @property
-    def num_running(self) -> int:
-        """Sequences that hold a slot."""
-        return len(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences in the queue."""
-        return len(self._waiting)
-
-    @property
-    def load(self) -> Load:
-        """Counts of what runs and waits."""
-        return Load(
-            running=self.num_running,
-            waiting=self.num_waiting,
-            eligible=sum(sequence.wants_draft for sequence in self._running.values()),
+    def counts(self) -> SchedulerCounts:
+        """Sequences and blocks now."""
+        return SchedulerCounts(
+            running=len(self._running),
+            waiting=len(self._waiting),
+            eligible=self._num_eligible,
+            free_blocks=self._blocks.num_free,
+            used_blocks=self._blocks.num_taken,
         )
-
-    @property
-    def num_free_blocks(self) -> int:
-        """KV blocks that nobody holds."""
-        return self._blocks.num_free
-
-    @property
-    def num_used_blocks(self) -> int:
-        """KV blocks of running sequences."""
-        return self._blocks.num_taken
 
     @property
     def is_idle(self) -> bool:
@@ -123,11 +99,10 @@ class Scheduler:
         return not self._running and not self._waiting
 
     def plan(self, events: Iterable[Event]) -> Plan:
-        """Take the events in, admit whom there is room for, choose the rows of the round."""
+        """Apply the events, admit sequences while there is room, select the rows of the round."""
         dropped: list[Arrival] = []
         cancelled: list[Sequence] = []
         for event in events:
-            self.num_changes += 1
             if isinstance(event, Arrival):
                 self._waiting.append(event)
             elif event.sequence_id in self._running:
@@ -153,27 +128,31 @@ class Scheduler:
         )
 
     def finish(self, sequence: Sequence) -> None:
-        """Free what an ended sequence holds."""
+        """Free the slot and the blocks of a sequence that has ended."""
         assert sequence.finish_reason is not None
         self._release(sequence)
 
-    def everyone(self) -> tuple[Arrival, ...]:
-        """All requests that run or wait."""
+    def arrivals(self) -> tuple[Arrival, ...]:
+        """Return all requests that run or wait."""
         running = tuple(sequence.arrival for sequence in self._running.values())
         return running + tuple(self._waiting)
 
     def check(self) -> None:
-        """Assert that slots and blocks add up."""
+        """Assert that slots, blocks and counts are consistent."""
         slots = sorted([*self._free_slots, *(each.slot for each in self._running.values())])
-        assert slots == list(range(self._limits.max_num_seqs)), f"slots do not add up: {slots}"
+        assert slots == list(range(self._engine.max_num_seqs)), (
+            f"slots are lost or used twice: {slots}"
+        )
         blocks = [block for each in self._running.values() for block in each.blocks]
         assert len(blocks) == len(set(blocks)), "a KV block is owned twice"
+        num_eligible = sum(each.wants_draft for each in self._running.values())
+        assert self._num_eligible == num_eligible, f"eligible sequences: {self._num_eligible}"
         self._blocks.check()
 
     def _admit(self) -> list[Sequence]:
         admitted: list[Sequence] = []
         while self._waiting and self._free_slots:
-            count = -(-self._waiting[0].max_len // self._limits.block_size)
+            count = -(-self._waiting[0].max_len // self._engine.block_size)
             if not self._blocks.can_allocate(count):
                 break
             arrival = self._waiting.popleft()
@@ -183,25 +162,25 @@ class Scheduler:
                 blocks=tuple(self._blocks.allocate(count)),
             )
             self._running[sequence.sequence_id] = sequence
-            self.num_changes += 1
+            self._num_eligible += sequence.wants_draft
             admitted.append(sequence)
         return admitted
 
     def _refuse_overflow(self) -> list[tuple[Arrival, SSDError]]:
         refused: list[tuple[Arrival, SSDError]] = []
-        while len(self._waiting) > self._limits.max_queue:
-            refused.append((self._waiting.pop(), queue_full(self._limits.max_queue)))
+        while len(self._waiting) > self._max_queue:
+            refused.append((self._waiting.pop(), queue_full(self._max_queue)))
         return refused
 
     def _next_prefill(self) -> Prefill | None:
         for sequence in self._running.values():
             if not sequence.is_prefilled:
-                return Prefill(sequence, *sequence.next_chunk(self._limits.prefill_chunk))
+                return Prefill(sequence, *sequence.next_chunk(self._engine.prefill_chunk))
         return None
 
     def _release(self, sequence: Sequence) -> None:
         del self._running[sequence.sequence_id]
-        self.num_changes += 1
+        self._num_eligible -= sequence.wants_draft
         self._free_slots.append(sequence.slot)
         self._blocks.free(list(sequence.blocks))
 
@@ -213,5 +192,5 @@ class Scheduler:
 
 
 def queue_full(max_queue: int) -> OverloadedError:
-    """The refusal of a request that finds the queue full."""
+    """Return the error of a request that arrives while the queue is full."""
     return OverloadedError(f"{max_queue} requests are waiting (max_queue); try again later")

@@ -1,7 +1,7 @@
-"""One continuation of a request on the target: its committed tokens and its place in the KV cache.
+"""One continuation of a request on the target: its committed tokens and its KV blocks.
 
-The KV cache holds ``c_0..c_{n-2}`` of the ``n`` committed tokens: the newest one is run by the
-coming round, together with what is proposed after it.
+The KV cache holds ``c_0..c_{n-2}`` of the ``n`` committed tokens. The next round runs the newest
+token together with the proposal.
 """
 
 from collections.abc import Sequence as Tokens
@@ -13,18 +13,21 @@ from ssd.types import NO_TOKEN, FinishReason, Mode, Request, SequenceId, TokenId
 
 
 class StopWatch(Protocol):
-    """Sees every committed token of one sequence once, in order. Step thread only."""
+    """Finds the end of a stop string in the committed tokens of one sequence.
+
+    It receives every token once, in order. Step thread only.
+    """
 
     def completes(self, token_id: TokenId) -> bool:
-        """Take the next token; true if the text now contains a stop string."""
+        """Add the next token; true if the text now contains a stop string."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A request that asks to be run.
+    """A request that has arrived at the step thread.
 
-    ``limit`` is the number of new tokens it may grow by; prompt and limit together fit the model.
+    ``limit`` is the maximum number of new tokens; prompt and limit together fit the model.
     """
 
     sequence_id: SequenceId
@@ -37,18 +40,18 @@ class Arrival:
 
     @property
     def max_len(self) -> int:
-        """Tokens that the sequence never grows beyond."""
+        """Maximum length of the sequence in tokens."""
         return len(self.request.prompt_ids) + self.limit
 
     @property
     def wants_draft(self) -> bool:
-        """Whether its mode asks for speculation."""
+        """Whether its mode allows speculation."""
         return self.request.mode is not Mode.AUTOREGRESSIVE
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """Tokens that a round added to a sequence, and whether they ended it."""
+    """Tokens that a round added to a sequence, and the finish reason if they ended it."""
 
     token_ids: tuple[TokenId, ...]
     finish_reason: FinishReason | None = None
@@ -66,11 +69,11 @@ class Sequence:
 
     arrival: Arrival
     slot: int
-    """Row of the tables that are kept per running sequence, 0..max_num_seqs - 1."""
+    """Row of the sequence in arrays with one row per running sequence, 0..max_num_seqs - 1."""
     blocks: tuple[int, ...]
-    """Its KV blocks, reserved for its whole life."""
+    """KV blocks for the maximum length."""
     tokens: list[TokenId] = field(default_factory=list)
-    """Committed tokens: the prompt and what was emitted."""
+    """Committed tokens: the prompt and the emitted tokens."""
     num_prefilled: int = 0
     """Prompt tokens whose KV is stored."""
     finish_reason: FinishReason | None = None
@@ -84,7 +87,7 @@ class Sequence:
 
     @property
     def sequence_id(self) -> SequenceId:
-        """Identity, never reused."""
+        """Id, never reused."""
         return self.arrival.sequence_id
 
     @property
@@ -94,44 +97,43 @@ class Sequence:
 
     @property
     def num_emitted(self) -> int:
-        """New tokens so far."""
+        """Number of new tokens so far."""
         return len(self.tokens) - self.num_prompt
 
     @property
     def num_remaining(self) -> int:
-        """New tokens that may still come."""
+        """Number of new tokens up to the limit."""
         return self.arrival.max_len - len(self.tokens)
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether the next token can be decoded: all of the prompt but its last token is stored."""
+        """Whether the sequence can decode: the prompt is stored except for its last token."""
         return self.num_prefilled >= self.num_prompt - 1
 
     @property
     def wants_draft(self) -> bool:
-        """Whether its mode asks for speculation."""
+        """Whether its mode allows speculation."""
         return self.arrival.wants_draft
 
     def next_chunk(self, chunk: int) -> tuple[int, int]:
-        """Positions [first, last) of the next prefill, which ends at a multiple of ``chunk``."""
+        """Return positions [first, last) of the next prefill; it ends at a ``chunk`` multiple."""
         first = self.num_prefilled
         return first, min(self.num_prompt - 1, (first // chunk + 1) * chunk)
 
     def prefilled(self, last: int) -> None:
-        """Note that positions below ``last`` are stored."""
+        """Note that positions up to ``last`` (exclusive) are stored."""
         assert self.num_prefilled < last < self.num_prompt
         self.num_prefilled = last
 
     def fail(self) -> None:
-        """Note that the sequence cannot go on."""
+        """Mark the sequence as failed."""
         self.finish_reason = FinishReason.FAILED
 
     def commit(self, token_ids: Tokens[TokenId]) -> Emission:
-        """Append what a round decided, up to and including the token that ends the sequence.
+        """Append the tokens of a round, up to and including the token that ends the sequence.
 
         An end-of-text token or stop string inside an accepted proposal ends the sequence exactly
-        where plain decoding would have ended it; what stands behind it is dropped. ``NO_TOKEN``
-        fails the sequence.
+        where plain decoding ends it. Tokens after it are dropped. ``NO_TOKEN`` fails the sequence.
         """
         assert self.finish_reason is None
         watch = self.arrival.stop_watch

@@ -8,7 +8,6 @@ length match exactly; anything else is dropped and counted.
 import threading
 from collections.abc import Iterable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
 
 from ssd.errors import FrameError, LinkError
 from ssd.ports import Clock
@@ -17,7 +16,6 @@ from ssd.speculation.table import OutcomeTable, unpack_tables
 from ssd.telemetry import (
     COMMIT_TO_TABLE_SECONDS,
     COMMIT_TO_WIRE_SECONDS,
-    OPEN_SESSIONS,
     STALE_FRAMES_TOTAL,
     get_logger,
 )
@@ -32,32 +30,16 @@ from ssd.types import (
     SessionRefusal,
 )
 from ssd_target.decoding.round_result import NOTHING_FOUND, WITHOUT_DRAFT, Lookup, RoundResult
-from ssd_target.decoding.scheduler import Load
 from ssd_target.decoding.sequence import Sequence
-from ssd_target.drafts.demand import Demand
 from ssd_target.drafts.link import DraftLink, LinkCounts, LinkState, Session
 from ssd_target.drafts.link_health import CircuitBreaker, TableDeadline, opening_seconds
+from ssd_target.settings import TargetSettings
 
 _log = get_logger(__name__)
 _ASK_AGAIN_SECONDS = 1.0
 """How long a draft is not asked again after a session that it refused or never opened."""
 _ABOUT_ONE_SEQUENCE = ("length", "not finite")
 """Reasons of a refusal that hold for that sequence on that draft for ever."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolSettings:
-    """What the pool needs to know of the process."""
-
-    lookahead: int
-    branches: int
-    """Most branches of a table, as agreed in the handshake."""
-    num_token_ids: int
-    deadline_seconds: float
-    """Longest wait of a round for its tables."""
-    is_adaptive: bool = True
-    may_quarantine: bool = True
-    backup: str = "ngram"
 
 
 Found = tuple[Session | None, OutcomeTable | None]
@@ -71,8 +53,9 @@ class DraftPool:
     step thread. One lock guards all of it and is never held while waiting or sending.
     """
 
-    def __init__(self, settings: PoolSettings, clock: Clock) -> None:
+    def __init__(self, settings: TargetSettings, num_token_ids: int, clock: Clock) -> None:
         self._settings = settings
+        self._num_token_ids = num_token_ids
         self._clock = clock
         self._changed = threading.Condition()
         self._links: dict[str, DraftLink] = {}
@@ -81,17 +64,13 @@ class DraftPool:
         """Links whose drafts cannot follow a sequence."""
         self.counts = LinkCounts()
         """Rounds of all links since the start."""
-        self.load = Load()
-        """What the target had to do when it last said so."""
-        self.demand = Demand()
-        """What it has asked of its drafts lately."""
 
     # The asyncio loop.
 
     def attach(self, link: DraftLink) -> None:
         """A link is up."""
-        link.table_deadline = TableDeadline(is_adaptive=self._settings.is_adaptive)
-        link.circuit_breaker = CircuitBreaker(is_enabled=self._settings.may_quarantine)
+        link.table_deadline = TableDeadline(is_adaptive=self._settings.adaptive_deadline)
+        link.circuit_breaker = CircuitBreaker(is_enabled=self._settings.circuit_breaker)
         with self._changed:
             self._links[link.name] = link
 
@@ -146,7 +125,7 @@ class DraftPool:
                 f"a frame has {num_rows} rows, the tables of {link.most_sessions} sessions have "
                 f"{most_rows} at most"
             )
-        tables = unpack_tables(frame.rows_RW, settings.lookahead, settings.num_token_ids)
+        tables = unpack_tables(frame.rows_RW, settings.lookahead, self._num_token_ids)
         widest = max((len(table.bonus_N) for table in tables), default=0)
         if widest > settings.branches:
             raise FrameError(f"a table has {widest} branches, agreed are {settings.branches}")
@@ -197,11 +176,12 @@ class DraftPool:
         """Links that are up now."""
         return len(self._links)
 
-    # The step thread.
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open now."""
+        return len(self._sessions)
 
-    def has_session(self, sequence: Sequence) -> bool:
-        """Whether a draft follows this sequence."""
-        return sequence.sequence_id in self._sessions
+    # The step thread.
 
     def open_sessions(self, sequences: Iterable[Sequence]) -> None:
         """Give each of these sequences a draft, the least loaded first, while there is room.
@@ -341,7 +321,7 @@ class DraftPool:
             return
         now = self._clock.now()
         until = min(
-            now + self._settings.deadline_seconds,
+            now + self._settings.draft_deadline_seconds,
             max(each.asked_at + each.link.table_deadline.limit_seconds for each in late),
         )
         self._changed.wait_for(lambda: not missing(), max(0.0, until - now))
@@ -404,10 +384,6 @@ class DraftPool:
     def _note(self, link: DraftLink, result: LookupResult) -> None:
         link.counts.note(result)
         self.counts.note(result)
-
-    def publish(self) -> None:
-        """Refresh the gauges of the pool."""
-        OPEN_SESSIONS.set(len(self._sessions))
 
 
 def _tell_closed(sessions: Iterable[Session]) -> None:

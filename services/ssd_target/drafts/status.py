@@ -1,10 +1,9 @@
-"""The state of the pool for those who operate it: a pure view of links, counts and load."""
+"""The status of the pool, computed from its links and from the round log."""
 
-import math
 from collections.abc import Sequence as Rows
-from dataclasses import replace
 
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
+from ssd_target.decoding.round_log import RoundLog
 from ssd_target.drafts.dialer import LinkReport
 from ssd_target.drafts.link import LinkState
 from ssd_target.drafts.pool import DraftPool
@@ -17,23 +16,21 @@ _REASONS = {
 
 
 def pool_status(
-    reports: Rows[LinkReport], pool: DraftPool, now: float, weights_fingerprint: str
+    reports: Rows[LinkReport], pool: DraftPool, log: RoundLog, now: float
 ) -> PoolStatus:
-    """What ``AdminService.GetPoolStatus`` answers."""
-    load, demand = pool.load, pool.demand
-    links = tuple(link_status(report, now, demand.verify_seconds) for report in reports)
-    eligible = demand.eligible.mean(now)
+    """Return the response of ``AdminService.GetPoolStatus``, as far as pool and rounds know it."""
+    links = tuple(link_status(report, now, log.verify_seconds) for report in reports)
+    eligible = log.mean_eligible(now)
     desired = desired_draft_replicas(links, eligible)
     return PoolStatus(
         links=links,
-        running_sequences=load.running,
-        waiting_sequences=load.waiting,
+        running_sequences=log.counts.running,
+        waiting_sequences=log.counts.waiting,
         hit_rate=pool.counts.hit_rate,
         eligible_sequences=eligible,
-        tokens_per_round=demand.tokens_per_round,
+        tokens_per_round=log.tokens_per_round,
         desired_draft_replicas=desired,
-        efficiency=demand.efficiency,
-        weights_fingerprint=weights_fingerprint,
+        efficiency=log.efficiency,
     )
 
 
@@ -73,22 +70,6 @@ def _without_link(report: LinkReport) -> LinkStatus:
         draft_node=report.peer.node,
         transport=found.transport if found else "",
         round_trip_seconds=found.round_trip_seconds if found else 0.0,
-    )
-
-
-def is_news(status: PoolStatus, told: PoolStatus) -> bool:
-    """Whether a watcher is to be told; what never stands still, as round trips, is no news."""
-    return _but_measurements(status) != _but_measurements(told)
-
-
-def _but_measurements(status: PoolStatus) -> PoolStatus:
-    return replace(
-        status,
-        links=tuple(replace(link, round_trip_seconds=0.0) for link in status.links),
-        eligible_sequences=0.0,
-        tokens_per_round=0.0,
-        efficiency=0.0,
-        desired_draft_replicas=math.ceil(status.desired_draft_replicas),
     )
 
 

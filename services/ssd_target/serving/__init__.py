@@ -1,1 +1,1 @@
-"""Requests and responses: gRPC messages to requests, tokens to text and streams."""
+"""Requests and responses: services, validation, streams, text. It never imports ``drafts``."""

@@ -1,19 +1,19 @@
-"""Requests from the door to the step thread and back: check, number, submit, turn into text.
+"""Validates requests, submits them to the step thread and returns their text. Asyncio loop.
 
-Belongs to the asyncio loop. What is checked here depends on the model; what a message may hold at
-all is checked in ``ssd.rpc.codec``.
+Checks here depend on the model. Checks that do not are in ``ssd.rpc.codec``.
 """
 
 import asyncio
+import contextlib
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import ContextLengthError, FieldError, NotReadyError
+from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError
 from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
@@ -29,32 +29,26 @@ from ssd_target.decoding.scheduler import queue_full
 from ssd_target.decoding.sequence import Arrival
 from ssd_target.serving.streams import TokenStream, Wakeups
 from ssd_target.serving.text_output import StopStringWatch, TextWriter
+from ssd_target.settings import TargetSettings
 
 Result = TypeVar("Result")
 _LONG = 1_000
-"""Characters or token ids from which they are turned into the other beside the asyncio loop, which
-has beats to send. 1,000 characters take 1 ms."""
-_NUM_READERS = 2
-"""Long texts that are tokenised at a time: each takes a CPU, which the step thread needs, and 100
-bytes of memory a token. With one, a prompt of megabytes would hold up all others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeskSettings:
-    """Bounds of what a reader may make us hold."""
-
-    stream_stall_seconds: float
-    stream_buffer_tokens: int
-    max_queue: int
-    max_num_seqs: int
+"""Inputs of this many characters or token ids are processed in a worker thread, so that heartbeats
+continue. Tokenizing 1,000 characters takes 1 ms."""
+_NUM_THREADS = 2
+"""Worker threads. Each uses a CPU, which the step thread needs, and 100 bytes of memory per token.
+With one thread, a prompt of megabytes would block all others."""
+_MAX_LONG_CALLS = 8
+"""Calls of ``Tokenize`` and ``Detokenize`` with long inputs that run or wait, at most. Further ones
+are refused, so that prompts of ``Generate`` do not wait for them."""
 
 
 class RequestHandler:
-    """Open between ``open`` and ``close``; in between every request is answered."""
+    """Accepts requests between ``open`` and ``close``. Asyncio loop."""
 
     def __init__(
         self,
-        settings: DeskSettings,
+        settings: TargetSettings,
         tokenizer: Tokenizer,
         chat_template: str | None,
         inbox: Inbox,
@@ -63,12 +57,13 @@ class RequestHandler:
         self.tokenizer = tokenizer
         self.runner: TargetRunner | None = None
         self.bounds = ANY_MODEL
-        """Of prompts; those of the model once it is loaded."""
+        """Bounds of prompts; those of the model once it is loaded."""
         self.num_requests = 0
         self._num_entering = 0
-        """Requests whose prompt is being tokenised."""
-        self._readers = ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="reader")
-        self._free_readers = asyncio.Semaphore(_NUM_READERS)
+        """Requests whose prompt is being tokenized."""
+        self._num_long_calls = 0
+        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
+        self._free_threads = asyncio.Semaphore(_NUM_THREADS)
         self._settings = settings
         self._chat_template = chat_template
         self._inbox = inbox
@@ -81,7 +76,7 @@ class RequestHandler:
         self._idle.set()
 
     def open(self, runner: TargetRunner, wakeups: Wakeups) -> None:
-        """Take requests from now on."""
+        """Accept requests from now on."""
         self._wakeups = wakeups
         self._eos_token_ids = self.tokenizer.eos_token_ids | runner.model.eos_token_ids
         self.bounds = PromptBounds.of_model(
@@ -90,16 +85,16 @@ class RequestHandler:
         self.runner = runner
 
     def close(self) -> None:
-        """Take no more requests; those that run go on."""
+        """Refuse requests from now on; running ones continue."""
         self._is_draining = True
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         return self.runner is not None and not self._is_draining
 
     def require_open(self) -> TargetRunner:
-        """The model.
+        """Return the runner of the model.
 
         Raises:
             NotReadyError: loading or draining.
@@ -107,24 +102,24 @@ class RequestHandler:
         if self.runner is None:
             raise NotReadyError("the model is loading; try again in a moment")
         if self._is_draining:
-            raise NotReadyError("the target is draining; ask another one")
+            raise NotReadyError("the target is draining; send the request to another one")
         return self.runner
 
     @property
     def num_token_ids(self) -> int:
-        """Ids that a prompt may hold: those of the tokenizer that the model has, too."""
+        """Number of token ids that a prompt can hold: those that tokenizer and model have."""
         return self.require_open().engine.num_token_ids or self.tokenizer.vocab_size
 
     async def wait_until_idle(self) -> None:
-        """Wait for the last request to end."""
+        """Wait until no request is left."""
         await self._idle.wait()
 
     async def generate(
         self, call: GenerateCall, request_id: str
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Run one request; its chunks carry text.
+        """Run one request and yield its chunks, which contain text.
 
-        Leaving the iterator early, for whatever reason, frees all that the request holds.
+        Closing the iterator early cancels the request and frees its resources.
 
         Raises:
             RequestError: the request does not fit the model.
@@ -148,7 +143,7 @@ class RequestHandler:
             self._num_entering -= 1
         field = prompt_field(call.prompt)
         limit = room_for(prompt_ids, call.max_tokens, runner.engine.max_model_len, field)
-        # Not before: a prompt that is too long is not worth reading through.
+        # After the length check: ids of a prompt that is too long are not checked.
         self._check_prompt(call.prompt, prompt_ids)
         request = self._request(call, request_id, prompt_ids, limit)
         arrival = Arrival(
@@ -195,9 +190,9 @@ class RequestHandler:
                 return
 
     def _check_room(self) -> None:
-        """Refuse a request that would find the queue full, before its text is read.
+        """Refuse a request while the queue is full, before its text is tokenized.
 
-        The scheduler decides; what it last published is some milliseconds old. While none wait, a
+        The scheduler decides; its counts are some milliseconds old here. While no request waits, a
         slot may have become free.
 
         Raises:
@@ -209,56 +204,85 @@ class RequestHandler:
         if self._num_entering + self._inbox.num_arrivals >= room:
             raise queue_full(settings.max_queue)
 
-    async def encode(self, text: str) -> tuple[TokenId, ...]:
-        """Token ids of a text, as ``generate`` would see them."""
-        return await self._aside(len(text), lambda: tuple(self.tokenizer.encode(text)))
-
-    async def decode(self, token_ids: Sequence[TokenId]) -> str:
-        """Text of token ids.
+    async def tokenize(self, text: str) -> tuple[TokenId, ...]:
+        """Return the token ids of a text, the same as in ``generate``.
 
         Raises:
-            FieldError: one of them is not of the vocabulary.
+            OverloadedError: too many long inputs are being processed.
+        """
+        with self._long_call(len(text)):
+            return await self._encode(text)
+
+    async def detokenize(self, token_ids: Sequence[TokenId]) -> str:
+        """Return the text of token ids.
+
+        Raises:
+            FieldError: one of them is not in the vocabulary.
+            OverloadedError: too many long inputs are being processed.
         """
 
         def decode() -> str:
             check_token_ids("token_ids", token_ids, self.tokenizer.vocab_size)
             return self.tokenizer.decode(token_ids)
 
-        return await self._aside(len(token_ids), decode)
+        with self._long_call(len(token_ids)):
+            return await self._in_thread(len(token_ids), decode)
 
-    async def _aside(self, size: int, work: Callable[[], Result]) -> Result:
-        """Do what takes long for large inputs beside the asyncio loop."""
+    @contextlib.contextmanager
+    def _long_call(self, size: int) -> Iterator[None]:
+        """Count a call with a long input for the duration of the context.
+
+        Raises:
+            OverloadedError: ``_MAX_LONG_CALLS`` run or wait already.
+        """
+        is_long = size >= _LONG
+        if is_long and self._num_long_calls >= _MAX_LONG_CALLS:
+            raise OverloadedError(
+                f"{_MAX_LONG_CALLS} calls of Tokenize or Detokenize with {_LONG} or more "
+                "characters or token ids are in progress; try again later"
+            )
+        self._num_long_calls += is_long
+        try:
+            yield
+        finally:
+            self._num_long_calls -= is_long
+
+    async def _encode(self, text: str) -> tuple[TokenId, ...]:
+        return await self._in_thread(len(text), lambda: tuple(self.tokenizer.encode(text)))
+
+    async def _in_thread(self, size: int, work: Callable[[], Result]) -> Result:
+        """Run work on a long input in a worker thread, on a short one here."""
         if size < _LONG:
             return work()
-        # The executor keeps what is cancelled while it waits there, so nothing waits there.
-        await self._free_readers.acquire()
-        reading = asyncio.get_running_loop().run_in_executor(self._readers, work)
-        reading.add_done_callback(lambda _reading: self._free_readers.release())
-        return await asyncio.shield(reading)
+        # The executor would keep cancelled work in its queue, so the queue is here.
+        await self._free_threads.acquire()
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        running.add_done_callback(lambda _running: self._free_threads.release())
+        return await asyncio.shield(running)
 
     async def _prompt_ids(self, prompt: Prompt) -> tuple[TokenId, ...]:
         if isinstance(prompt, Conversation):
             turns = [ChatTurn(turn.role, turn.content) for turn in prompt.turns]
             prompt = render_chat(self._chat_template, turns)
             check_text("chat", prompt, bounds=self.bounds)
-        ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = await self._encode(prompt) if isinstance(prompt, str) else prompt
         if not ids:
-            raise FieldError("input", "the prompt is empty; it must hold 1 token at least")
+            raise FieldError("input", "the prompt is empty; it must have at least 1 token")
         return ids
 
     def _check_prompt(self, prompt: Prompt, prompt_ids: tuple[TokenId, ...]) -> None:
-        """Refuse ids for which the model has no embedding.
+        """Check that the model has an embedding for each id.
 
         Raises:
-            FieldError: naming the first one.
+            FieldError: it has none for one of them.
         """
         if isinstance(prompt, str | Conversation):
             highest = max(prompt_ids)
             if highest >= self.num_token_ids:
                 raise FieldError(
                     "input",
-                    f"the text holds token id {highest}, which the tokenizer has and the model "
-                    f"has not; the model's ids are 0..{self.num_token_ids - 1}",
+                    f"the text contains token id {highest}, which the tokenizer has and the model "
+                    f"does not have; the model's ids are 0..{self.num_token_ids - 1}",
                 )
         else:
             check_token_ids("token_ids.ids", prompt_ids, self.num_token_ids)
@@ -292,10 +316,10 @@ class RequestHandler:
 def room_for(
     prompt_ids: tuple[TokenId, ...], max_tokens: int | None, max_model_len: int, field: str
 ) -> int:
-    """New tokens that a request may have; unset takes 256, or what fits.
+    """Return the maximum number of new tokens of a request; unset takes 256, or fewer if they fit.
 
     Raises:
-        ContextLengthError: prompt and new tokens exceed the model's length.
+        ContextLengthError: prompt and new tokens together exceed the model's length.
     """
     room = max_model_len - len(prompt_ids)
     limit = max_tokens

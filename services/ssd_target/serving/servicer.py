@@ -1,8 +1,10 @@
-"""Messages to calls and back: where a request enters and where its tokens leave."""
+"""The gRPC services of the target: decode messages, delegate, encode the results."""
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn
 
@@ -18,13 +20,11 @@ from ssd.rpc.status import outcome_of
 from ssd.telemetry import OUTCOMES, REQUESTS_TOTAL
 from ssd.types import FinishReason, GenerationChunk
 from ssd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc
-from ssd_target.drafts.pool import DraftPool
-from ssd_target.drafts.status import is_news
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.settings import TargetSettings
 
 WATCH_SECONDS = 1.0
-"""Between two looks at a pool that is watched."""
+"""Interval at which ``WatchPool`` compares the status."""
 LONGEST_DRAIN_MS = 3_600_000
 _GENERATE = "/ssd.v1.GenerateService/Generate"
 _log = telemetry.get_logger(__name__)
@@ -34,12 +34,12 @@ GenerateContext = grpc.aio.ServicerContext[
 
 
 for _outcome in OUTCOMES:
-    # So that each of them is exported from the start, as 0.
+    # Exports each outcome from the start, as 0.
     REQUESTS_TOTAL.labels(outcome=_outcome)
 
 
 def count_failure(method: str, error: Exception) -> None:
-    """Count a request that ended with an error, wherever it was found."""
+    """Count a failed call of ``Generate`` by its outcome."""
     if method == _GENERATE:
         REQUESTS_TOTAL.labels(outcome=outcome_of(error)).inc()
 
@@ -47,25 +47,27 @@ def count_failure(method: str, error: Exception) -> None:
 class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     """``ssd.v1.GenerateService``. Asyncio loop."""
 
-    def __init__(self, settings: TargetSettings, handler: RequestHandler, pool: DraftPool) -> None:
+    def __init__(
+        self, settings: TargetSettings, handler: RequestHandler, num_drafts: Callable[[], int]
+    ) -> None:
         self._settings = settings
         self._handler = handler
-        self._pool = pool
+        self._num_drafts = num_drafts
 
     def add_to(self, server: RpcServer) -> None:
-        """Have this service served."""
+        """Register the service."""
         register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, self)
         server.add("ssd.v1.GenerateService", register)
 
     async def Generate(  # noqa: N802 - the rpc's name
         self, request: generate_pb2.GenerateRequest, context: GenerateContext
     ) -> None:
-        """Continue a prompt; leaving the call, for whatever reason, frees all that it holds."""
+        """Stream the continuation of a prompt. Cancelling the call cancels the request."""
         self._handler.require_open()
         call = codec.generate_call(
             request, self._handler.tokenizer.vocab_size, self._handler.bounds
         )
-        # Not needed for as long as the request waits and runs.
+        # Frees the prompt, which is not needed while the request waits and runs.
         del request
         if call.model not in {"", self._settings.served_name}:
             raise UnknownModelError(
@@ -82,8 +84,8 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
                 finish_reason = await self._write_all(chunks, context)
         except TimeoutError as error:
             raise DeadlineError(
-                f"the request ran for {allowed:g} s, the longest this target allows "
-                "(request_timeout_seconds); ask for fewer tokens"
+                f"the request ran for {allowed:g} s, the maximum of this target "
+                "(request_timeout_seconds); request fewer tokens"
             ) from error
         assert finish_reason is not None
         REQUESTS_TOTAL.labels(outcome=str(finish_reason)).inc()
@@ -91,7 +93,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     async def _write_all(
         self, chunks: AsyncGenerator[GenerationChunk, None], context: GenerateContext
     ) -> FinishReason | None:
-        """Write until the end, or until the reader has taken nothing for too long."""
+        """Write all chunks; fail if the client reads nothing for ``stream_stall_seconds``."""
         stall_seconds = self._settings.stream_stall_seconds
         finish_reason: FinishReason | None = None
         async for chunk in chunks:
@@ -109,23 +111,25 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     async def Tokenize(  # noqa: N802 - the rpc's name
         self, request: generate_pb2.TokenizeRequest, _context: object
     ) -> generate_pb2.TokenizeResponse:
-        """Text to token ids."""
+        """Return the token ids of a text."""
         self._handler.require_open()
         bounds.check_text("text", request.text, bounds=self._handler.bounds)
-        return generate_pb2.TokenizeResponse(token_ids=await self._handler.encode(request.text))
+        return generate_pb2.TokenizeResponse(token_ids=await self._handler.tokenize(request.text))
 
     async def Detokenize(  # noqa: N802 - the rpc's name
         self, request: generate_pb2.DetokenizeRequest, _context: object
     ) -> generate_pb2.DetokenizeResponse:
-        """Token ids to text."""
+        """Return the text of token ids."""
         self._handler.require_open()
         bounds.check_length("token_ids", request.token_ids, self._handler.bounds)
-        return generate_pb2.DetokenizeResponse(text=await self._handler.decode(request.token_ids))
+        return generate_pb2.DetokenizeResponse(
+            text=await self._handler.detokenize(request.token_ids)
+        )
 
     async def GetModelInfo(  # noqa: N802 - the rpc's name
         self, _request: generate_pb2.GetModelInfoRequest, _context: object
     ) -> generate_pb2.GetModelInfoResponse:
-        """The model that is served and how."""
+        """Return the served model and its configuration."""
         runner = self._handler.require_open()
         info = codec.ModelInfo(
             model=self._settings.served_name,
@@ -141,7 +145,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             tokenizer_fingerprint=self._handler.tokenizer.fingerprint,
             lookahead=self._settings.lookahead,
             branches=self._settings.branches,
-            active_drafts=self._pool.num_active,
+            active_drafts=self._num_drafts(),
             max_num_seqs=runner.engine.max_num_seqs,
             deterministic=runner.engine.deterministic,
         )
@@ -149,7 +153,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """``ssd.v1.AdminService``: the pool can be seen, and the target sent away. Asyncio loop."""
+    """``ssd.v1.AdminService``: status of the pool, and drain. Asyncio loop."""
 
     def __init__(
         self,
@@ -164,42 +168,58 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._closing = asyncio.Event()
 
     def add_to(self, server: RpcServer) -> None:
-        """Have this service served."""
+        """Register the service."""
         register = partial(admin_pb2_grpc.add_AdminServiceServicer_to_server, self)
         server.add("ssd.v1.AdminService", register)
 
     def close(self) -> None:
-        """End all streams of ``WatchPool``: the server is about to stop."""
+        """End all streams of ``WatchPool``, before the server stops."""
         self._closing.set()
 
     async def GetPoolStatus(  # noqa: N802 - the rpc's name
         self, _request: admin_pb2.GetPoolStatusRequest, _context: object
     ) -> admin_pb2.GetPoolStatusResponse:
-        """Links, sessions, hit rates, as measured."""
+        """Return the measured status of links, sessions and hit rates."""
         return pool_status_response(self._status())
 
     async def WatchPool(  # noqa: N802 - the rpc's name
         self, _request: admin_pb2.WatchPoolRequest, _context: object
     ) -> AsyncIterator[admin_pb2.WatchPoolResponse]:
-        """The pool now, then whenever it has changed, until the server stops."""
-        told: PoolStatus | None = None
+        """Stream the status now and after each change, until the server stops."""
+        sent: PoolStatus | None = None
         while not self._closing.is_set():
             status = self._status()
-            if told is None or is_news(status, told):
-                told = status
+            if sent is None or has_changed(status, sent):
+                sent = status
                 yield admin_pb2.WatchPoolResponse(pool=pool_status_response(status))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._watch_seconds):
                     await self._closing.wait()
 
     async def SetSpeculation(self, *_call: object) -> NoReturn:  # noqa: N802 - the rpc's name
-        """Not served yet."""
+        """Return UNIMPLEMENTED."""
         raise UnsupportedError("AdminService.SetSpeculation")
 
     async def Drain(  # noqa: N802 - the rpc's name
         self, request: admin_pb2.DrainTargetRequest, _context: object
     ) -> admin_pb2.DrainTargetResponse:
-        """Begin to leave."""
+        """Start the drain."""
         if request.deadline_ms > LONGEST_DRAIN_MS:
             raise FieldError("deadline_ms", f"is {request.deadline_ms}, at most {LONGEST_DRAIN_MS}")
         return admin_pb2.DrainTargetResponse(requests=self._drain(request.deadline_ms / 1000))
+
+
+def has_changed(status: PoolStatus, sent: PoolStatus) -> bool:
+    """Whether a watcher needs the status; measurements that always change do not count."""
+    return _without_measurements(status) != _without_measurements(sent)
+
+
+def _without_measurements(status: PoolStatus) -> PoolStatus:
+    return replace(
+        status,
+        links=tuple(replace(link, round_trip_seconds=0.0) for link in status.links),
+        eligible_sequences=0.0,
+        tokens_per_round=0.0,
+        efficiency=0.0,
+        desired_draft_replicas=math.ceil(status.desired_draft_replicas),
+    )

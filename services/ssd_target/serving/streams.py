@@ -1,7 +1,7 @@
-"""Tokens on their way from the step thread to the writers of the asyncio loop.
+"""Streams of tokens from the step thread to the asyncio loop.
 
-The step thread never waits for a reader: what a slow one has not taken is merged into its next
-message, and one that takes nothing for too long is abandoned, which cancels its sequence.
+The step thread never waits for a reader. Chunks that a slow reader has not taken are merged into
+one. A reader that takes nothing for too long is abandoned, which cancels its sequence.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from ssd.types import FinishReason, GenerationChunk, SpeculationStatistics, Toke
 
 
 class Wakeups:
-    """Wakes all readers of a round with one call into the asyncio loop. Step thread, but ``_wake``.
+    """Wakes all readers of a round with one call into the asyncio loop. Step thread.
 
-    Decision: one ``call_soon_threadsafe`` a round. Because: each writes to the loop's self-pipe, a
-    system call of about 5 us under the GIL. Not chosen: one a stream.
+    Decision: one ``call_soon_threadsafe`` per round. Because: each call writes to the loop's
+    self-pipe, a system call of about 5 us under the GIL. Not chosen: one call per stream.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -24,11 +24,11 @@ class Wakeups:
         self._marked: list[TokenStream] = []
 
     def mark(self, stream: "TokenStream") -> None:
-        """Something is there for this reader."""
+        """Note that a stream has received something."""
         self._marked.append(stream)
 
     def flush(self) -> None:
-        """Wake the readers that were marked."""
+        """Wake the readers of the marked streams."""
         if self._marked:
             marked, self._marked = self._marked, []
             post(self._loop, self._wake, marked)
@@ -40,10 +40,10 @@ class Wakeups:
 
 
 class TokenStream:
-    """The tokens of one request: a ``TokenSink`` for the step thread, ``take`` for one task.
+    """The tokens of one request. It is a ``TokenSink`` of the step thread; one task calls ``take``.
 
-    At most ``buffer_tokens`` wait for the reader; one that lets them overflow, or takes nothing for
-    ``stall_seconds`` while something waits, is abandoned.
+    The stream is abandoned if more than ``buffer_tokens`` wait, or if the reader takes nothing for
+    ``stall_seconds`` while tokens wait.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class TokenStream:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the reader has gone or stalled."""
+        """Whether the reader has left or stalled."""
         return self._is_abandoned
 
     def put(self, chunk: GenerationChunk) -> None:
-        """Hand over the tokens of one round. Step thread."""
+        """Add the tokens of one round. Step thread."""
         now = self._clock.now()
         if not self._chunks:
             self._waiting_since = now
@@ -84,18 +84,18 @@ class TokenStream:
         self._wakeups.mark(self)
 
     def abandon(self) -> None:
-        """The reader leaves."""
+        """Note that the reader has left."""
         self._is_abandoned = True
 
     def wake(self) -> None:
-        """Something is there. Asyncio loop."""
+        """Wake the reader. Asyncio loop."""
         self._ready.set()
 
     async def take(self) -> GenerationChunk:
-        """All that came since the last call, as one chunk; waits for something. Asyncio loop.
+        """Wait for tokens; return all since the last call as one chunk. Asyncio loop.
 
         Raises:
-            SSDError: the request failed; anything else is our bug.
+            SSDError: the request failed.
         """
         while True:
             if self._chunks:
@@ -106,7 +106,7 @@ class TokenStream:
             await self._ready.wait()
 
     def _take_error(self) -> Exception:
-        """The error, which is not kept: its traceback will refer to this stream."""
+        """Return the error and drop it, because its traceback will refer to this stream."""
         error, self._error = self._error, None
         assert error is not None
         return error

@@ -1,8 +1,8 @@
-"""Token ids to text: whole characters for the writers, stop strings for the step thread.
+"""Token ids to text, for the streams and for the stop strings of the step thread.
 
-Both sides run the same two classes over the same tokens, so they agree on where a text ends: the
-step thread ends the sequence at the token that completes a stop string, the writer ends the text
-before that string.
+Both process the same tokens with the same two classes, so they find the same end: the step thread
+ends the sequence at the token that completes a stop string, the writer ends the text before that
+string.
 """
 
 from collections.abc import Sequence as Tokens
@@ -14,7 +14,7 @@ from ssd.types import TokenId
 
 
 class TextWriter:
-    """Text of one continuation, a piece at a time. Belongs to one task or thread."""
+    """Returns the text of one continuation in pieces. Belongs to one task or thread."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
@@ -22,26 +22,26 @@ class TextWriter:
         self._has_stops = bool(stop)
 
     def push(self, token_ids: Tokens[TokenId]) -> str:
-        """Text that has become certain: whole characters that no stop string can still claim."""
+        """Add tokens; return complete characters that cannot be part of a stop string."""
         if not self._has_stops:
             return self._detokenizer.push(token_ids)
-        # One by one, as the step thread saw them: where a stop string is complete depends on it.
+        # One by one, as on the step thread: the position of a complete stop string depends on it.
         pieces = [self._stop.push(self._detokenizer.push([token_id])) for token_id in token_ids]
         return "".join(pieces)
 
     def finish(self) -> str:
-        """The rest: nothing after a stop string, else all that was held back."""
+        """Return the held-back text; empty after a stop string."""
         return self._stop.push(self._detokenizer.finish()) + self._stop.finish()
 
 
 class StopStringWatch:
-    """Sees at which token a stop string is complete. Step thread only."""
+    """Finds the token at which a stop string is complete. Step thread only."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._stop = StopStrings(stop)
 
     def completes(self, token_id: TokenId) -> bool:
-        """Take the next token; true if the text now contains a stop string."""
+        """Add the next token; true if the text now contains a stop string."""
         self._stop.push(self._detokenizer.push([token_id]))
         return self._stop.is_complete

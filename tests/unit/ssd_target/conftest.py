@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 import torch
@@ -25,13 +26,17 @@ from ssd.types import (
     SpeculationStatistics,
     TokenId,
 )
-from ssd_target.decoding.batch_builder import BatchBuilder, Sampler
-from ssd_target.decoding.decode_loop import DecodeLoop, Parts
+from ssd_target.decoding.batch_builder import BatchBuilder
+from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.inbox import Inbox
-from ssd_target.decoding.scheduler import Limits, Scheduler
+from ssd_target.decoding.ports import LoopContext
+from ssd_target.decoding.round_log import RoundLog
+from ssd_target.decoding.sampler import Sampler
+from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequence import Arrival
 from ssd_target.drafts.link import DraftLink
-from ssd_target.drafts.pool import DraftPool, PoolSettings
+from ssd_target.drafts.pool import DraftPool
+from ssd_target.settings import TargetSettings
 
 VOCAB = 13
 LOOKAHEAD = 3
@@ -104,42 +109,38 @@ class Bench:
     def __init__(
         self,
         *,
-        backup: str = "none",
-        may_quarantine: bool = True,
-        deadline_seconds: float = 0.0,
+        backup: Literal["none", "ngram"] = "none",
+        circuit_breaker: bool = True,
+        deadline_ms: float = 0.0,
     ) -> None:
         self.clock = StepClock()
         self.blocks = BlockPool(80)
         self.runner = LedgerRunner(ENGINE, num_blocks=80, vocab_size=VOCAB)
         self.inbox = Inbox(100)
-        limits = Limits(max_num_seqs=4, max_queue=10, block_size=4, prefill_chunk=8)
-        self.scheduler = Scheduler(limits, self.blocks)
-        self.pool = DraftPool(
-            PoolSettings(
-                lookahead=LOOKAHEAD,
-                branches=BRANCHES,
-                num_token_ids=VOCAB,
-                deadline_seconds=deadline_seconds,
-                backup=backup,
-                may_quarantine=may_quarantine,
-            ),
-            self.clock,
+        self.scheduler = Scheduler(ENGINE, 10, self.blocks)
+        settings = TargetSettings(
+            lookahead=LOOKAHEAD,
+            branches=BRANCHES,
+            draft_deadline_ms=deadline_ms,
+            backup=backup,
+            circuit_breaker=circuit_breaker,
         )
-        ring = NoiseRing(4, 2 * COLUMNS, VOCAB)
+        self.pool = DraftPool(settings, VOCAB, self.clock)
+        self.log = RoundLog()
+        context = LoopContext(
+            inbox=self.inbox,
+            drafts=self.pool,
+            wakeups=NoWakeups(),
+            log=self.log,
+            clock=self.clock,
+            watchdog=Watchdog(self.clock),
+        )
         self.loop = DecodeLoop(
-            Parts(
-                inbox=self.inbox,
-                scheduler=self.scheduler,
-                runner=self.runner,
-                builder=BatchBuilder(
-                    max_num_seqs=4, verify_columns=ENGINE.verify_columns, num_blocks_each=16
-                ),
-                sampler=Sampler(ring, max_num_seqs=4, num_columns=COLUMNS),
-                drafts=self.pool,
-                wakeups=NoWakeups(),
-                clock=self.clock,
-                watchdog=Watchdog(self.clock),
-            )
+            context,
+            self.runner,
+            self.scheduler,
+            BatchBuilder(ENGINE, ENGINE.verify_columns),
+            Sampler(ENGINE, VOCAB),
         )
         self.num_submitted = 0
         self.all_free = self.blocks.num_free

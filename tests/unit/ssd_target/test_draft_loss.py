@@ -41,7 +41,7 @@ def openings(draft: Any) -> list[SessionOpening]:
 def test_a_round_that_waits_for_a_draft_goes_on_the_moment_it_is_lost(
     make_bench: MakeBench, plain: Plain
 ) -> None:
-    bench = make_bench(deadline_seconds=600.0)
+    bench = make_bench(deadline_ms=600000)
     bench.join([Behaviour.HIT, Behaviour.SILENT])
     sink = bench.submit([1, 2, 3], 20)
     bench.loop.run_round()
@@ -58,7 +58,7 @@ def test_a_round_that_waits_for_a_draft_goes_on_the_moment_it_is_lost(
 
 
 def test_a_round_that_waits_goes_on_when_its_sessions_are_refused(make_bench: MakeBench) -> None:
-    bench = make_bench(deadline_seconds=600.0)
+    bench = make_bench(deadline_ms=600000)
     bench.join([Behaviour.HIT, Behaviour.SILENT])
     bench.submit([1, 2, 3], 20)
     bench.loop.run_round()

@@ -1,7 +1,9 @@
-"""What the process hands to the target that it constructs."""
+"""The arguments with which the process constructs its target."""
 
 import os
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,18 +11,17 @@ from ssd.errors import SettingsError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_target import __main__ as process
 from ssd_target.settings import TargetSettings
-from ssd_target.step_thread import StepSettings
 
 ALLOWED = {0, 1, 2}
 
 
 class NoTarget:
-    """Records the settings of its step thread and ends at once."""
+    """Keeps the CPUs of its step thread and ends at once."""
 
-    step: StepSettings
+    cpus: Collection[int]
 
-    def __init__(self, _settings: TargetSettings, step: StepSettings, *_others: object) -> None:
-        NoTarget.step = step
+    def __init__(self, _settings: object, _model: object, _me: object, *rest: Any) -> None:
+        NoTarget.cpus = rest[0]
 
     def drain(self) -> None: ...
 
@@ -38,17 +39,17 @@ def pins(monkeypatch: pytest.MonkeyPatch) -> list[set[int]]:
 
 
 @pytest.mark.parametrize(("cpus", "step_cpus"), [("", ALLOWED), ("2", {2})])
-async def test_the_cpus_of_the_others_do_not_bind_the_step_thread(
+async def test_cpus_of_other_threads_do_not_bind_the_step_thread(
     cpus: str, step_cpus: set[int], pins: list[set[int]], tmp_path: Path
 ) -> None:
     folder = write_tiny_folder(tmp_path / "model")
     assert await process.serve(TargetSettings(model=str(folder), cpus=cpus, io_cpus="1")) == 0
-    assert NoTarget.step.cpus == step_cpus
+    assert NoTarget.cpus == step_cpus
     assert pins == [{1}]
 
 
 @pytest.mark.parametrize("flag", ["cpus", "io_cpus"])
-async def test_a_cpu_that_is_not_ours_is_refused_before_anything_is_loaded(
+async def test_a_cpu_that_is_not_allowed_is_refused_before_loading(
     flag: str, pins: list[set[int]]
 ) -> None:
     with pytest.raises(SettingsError, match=r"CPUs \[7\]"):

@@ -1,4 +1,4 @@
-"""The knobs of the target."""
+"""Settings of the target."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def settings(*argv: str) -> TargetSettings:
     return load(TargetSettings, argv, prefix="SSD_TARGET", environ={}).settings
 
 
-def test_every_field_says_what_it_means() -> None:
+def test_every_field_has_a_description() -> None:
     helps = field_help(TargetSettings)
     assert all(len(helps.get(name, "")) > 10 for name in TargetSettings.__dataclass_fields__)
 
@@ -31,7 +31,7 @@ def test_drafts_are_a_list_of_addresses() -> None:
         *("dns:///drafts", "dns:///:50052", "dns:///"),
     ],
 )
-def test_an_address_that_cannot_be_dialled_is_refused_at_the_start(address: str) -> None:
+def test_an_invalid_address_is_refused_at_start(address: str) -> None:
     with pytest.raises(SettingsError, match="host:port"):
         settings("--drafts", f"127.0.0.1:1,{address}")
 
@@ -41,7 +41,7 @@ def test_an_explicit_fan_out_must_fill_the_table() -> None:
     assert settings(*explicit, "--fan-out-split", "1,2,3").fan_out_split == (1, 2, 3)
     with pytest.raises(SettingsError, match="3 numbers"):
         settings(*explicit)
-    with pytest.raises(SettingsError, match="adds up to 7"):
+    with pytest.raises(SettingsError, match="sum of fan_out_split is 7"):
         settings(*explicit, "--fan-out-split", "1,2,4")
 
 

@@ -9,8 +9,8 @@ from ssd.engine.config import EngineConfig
 from ssd.telemetry import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import Peer
+from ssd_target.model import LocalModel
 from ssd_target.settings import TargetSettings
-from ssd_target.step_thread import StepSettings
 from ssd_target.target import Target
 
 
@@ -18,14 +18,10 @@ from ssd_target.target import Target
 async def target(tmp_path: Path) -> Target:
     """A target whose step thread is never started."""
     settings = TargetSettings(port=0, http_port=0, drain_seconds=3600.0)
-    step = StepSettings(
-        folder=tmp_path,
-        engine=EngineConfig(max_model_len=64),
-        max_queue=1,
-        num_threads=1,
-        cpus=frozenset({0}),
+    model = LocalModel(
+        folder=tmp_path, tokenizer=ByteTokenizer(), engine=EngineConfig(max_model_len=64)
     )
-    return Target(settings, step, ByteTokenizer(), SystemClock(), Peer(pod="t"))
+    return Target(settings, model, Peer(pod="t"), {0}, SystemClock())
 
 
 async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(target: Target) -> None:

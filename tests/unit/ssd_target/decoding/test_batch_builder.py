@@ -2,6 +2,7 @@
 
 import pytest
 
+from ssd.engine.config import EngineConfig
 from ssd.testing.sink import ListSink
 from ssd.types import Request, SamplingParams
 from ssd_target.decoding.batch_builder import BatchBuilder
@@ -41,7 +42,8 @@ def sequences(count: int) -> list[Sequence]:
 def test_only_a_round_that_proposes_is_wide(
     verify_columns: tuple[int, ...], proposed: dict[int, tuple[int, ...]], width: int
 ) -> None:
-    builder = BatchBuilder(max_num_seqs=2, verify_columns=verify_columns, num_blocks_each=4)
+    engine = EngineConfig(max_model_len=64, max_num_seqs=2, num_columns=K + 1)
+    builder = BatchBuilder(engine, verify_columns)
     rows = sequences(2)
     for row in rows:
         builder.admit(row)

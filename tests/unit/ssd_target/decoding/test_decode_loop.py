@@ -131,7 +131,7 @@ def recorded(bench: Any) -> list[PagedBatch]:
 
 
 def test_a_miss_or_a_late_table_still_yields_one_token(make_bench: MakeBench) -> None:
-    bench = make_bench(may_quarantine=False)
+    bench = make_bench(circuit_breaker=False)
     bench.join([Behaviour.MISS, Behaviour.MISS, Behaviour.SILENT])
     sink = bench.submit([1, 2, 3], 10)
     bench.run()

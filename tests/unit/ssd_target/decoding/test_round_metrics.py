@@ -1,4 +1,4 @@
-"""What the rounds tell Prometheus and the pool."""
+"""Metrics and counts of rounds."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,6 @@ from ssd.testing.ledger_runner import LedgerRunner
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import Mode
 from ssd_target.decoding.batch_builder import BatchBuilder
-from ssd_target.decoding.scheduler import Load
 
 MakeBench = Callable[..., Any]
 
@@ -29,7 +28,7 @@ def gauges() -> tuple[float, float, float]:
 
 @pytest.fixture
 def growth() -> Callable[[str], float]:
-    """How much a sample has grown since it was first asked for."""
+    """Difference of a sample to its value at the first call."""
     before: dict[str, float] = {}
 
     def grown(name: str) -> float:
@@ -39,7 +38,7 @@ def growth() -> Callable[[str], float]:
     return grown
 
 
-def test_gauges_follow_who_runs_waits_and_has_ended(make_bench: MakeBench) -> None:
+def test_gauges_follow_the_counts_of_the_scheduler(make_bench: MakeBench) -> None:
     bench = make_bench()
     for number in range(6):
         bench.submit([1, 2, 3, number], 3 + number)
@@ -55,15 +54,16 @@ def test_gauges_follow_who_runs_waits_and_has_ended(make_bench: MakeBench) -> No
     assert value("ssd_kv_blocks", state="free") == bench.all_free
 
 
-def test_the_pool_knows_how_many_run_that_may_have_a_draft(make_bench: MakeBench) -> None:
+def test_eligible_sequences_are_those_whose_mode_allows_speculation(make_bench: MakeBench) -> None:
     bench = make_bench()
     for number in range(6):
         bench.submit([1, number], 9, mode=Mode.AUTOREGRESSIVE if number == 3 else Mode.AUTO)
     bench.loop.run_round()
-    assert bench.pool.load == Load(running=4, waiting=2, eligible=3)
+    counts = bench.log.counts
+    assert (counts.running, counts.waiting, counts.eligible) == (4, 2, 3)
 
 
-def test_a_commit_is_timed_from_the_decision_to_the_hand_over(
+def test_a_commit_is_timed_from_the_decision_to_the_channel(
     make_bench: MakeBench, growth: Callable[[str], float]
 ) -> None:
     growth("ssd_commit_to_wire_seconds_count")
@@ -71,7 +71,7 @@ def test_a_commit_is_timed_from_the_decision_to_the_hand_over(
     bench = make_bench()
     bench.submit([1, 2, 3], 9, mode=Mode.AUTOREGRESSIVE)
     bench.run()
-    assert growth("ssd_commit_to_wire_seconds_count") == 0, "nobody was told anything"
+    assert growth("ssd_commit_to_wire_seconds_count") == 0, "no commit was sent"
     bench.join([Behaviour.HIT])
     bench.submit([1, 2, 3], 9)
     bench.run()
@@ -79,7 +79,7 @@ def test_a_commit_is_timed_from_the_decision_to_the_hand_over(
     assert growth("ssd_commit_to_wire_seconds_sum") > 0
 
 
-def test_rounds_that_no_draft_helps_are_counted_apart_from_those_that_need_none(
+def test_rounds_without_a_draft_are_counted_apart_from_those_that_need_none(
     make_bench: MakeBench,
 ) -> None:
     def rounds() -> dict[str, float]:
@@ -93,11 +93,11 @@ def test_rounds_that_no_draft_helps_are_counted_apart_from_those_that_need_none(
         return {kind: now - before[kind] for kind, now in rounds().items() if now != before[kind]}
 
     bench = make_bench()
-    # The last but one has one token to go, and the last nothing: neither could propose.
+    # The last round but one has one token left and the last round none: neither can propose.
     assert counted() == {"no_draft": 3, "none": 2}
     assert counted(mode=Mode.AUTOREGRESSIVE) == {"none": 5}
     draft = bench.join([Behaviour.SILENT])
-    assert counted() == {"no_draft": 3, "none": 2}, "a session that never opens is no draft"
+    assert counted() == {"no_draft": 3, "none": 2}, "a session that never opens counts as no draft"
     assert draft
 
 
@@ -119,7 +119,7 @@ def test_the_verify_part_is_the_forward_pass_alone(
     assert value("ssd_round_seconds_sum", part="verify") - before == pytest.approx(0.004)
 
 
-def test_the_time_in_the_queue_ends_with_a_place_in_the_batch(
+def test_the_time_in_the_queue_ends_with_admission(
     make_bench: MakeBench, growth: Callable[[str], float]
 ) -> None:
     growth("ssd_queue_seconds_count")
@@ -135,7 +135,7 @@ def test_the_time_in_the_queue_ends_with_a_place_in_the_batch(
     assert 50.0 < growth("ssd_queue_seconds_sum") < 51.0
 
 
-def test_the_pool_remembers_hits_and_misses_of_links_that_are_gone(make_bench: MakeBench) -> None:
+def test_the_pool_counts_hits_and_misses_of_lost_links(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.MISS, Behaviour.DIE])
     bench.submit([1, 2, 3], 30)
@@ -146,27 +146,27 @@ def test_the_pool_remembers_hits_and_misses_of_links_that_are_gone(make_bench: M
     assert counts.hit_rate == pytest.approx(2 / 3)
 
 
-def test_the_demand_is_that_of_the_rounds(make_bench: MakeBench) -> None:
+def test_the_log_describes_the_rounds(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.join([Behaviour.HIT])
     bench.submit([1, 2, 3], 30)
     bench.submit([4, 5, 6], 30, mode=Mode.AUTOREGRESSIVE)
     for _ in range(5):
         bench.loop.run_round()
-    demand = bench.pool.demand
-    assert demand.eligible.mean(bench.clock.now()) == 1.0
-    assert 1.0 < demand.tokens_per_round < 4.0
-    assert demand.verify_seconds == pytest.approx(0.001)
-    assert 0.0 < demand.efficiency < 1.0
+    log = bench.log
+    assert log.mean_eligible(bench.clock.now()) == 1.0
+    assert 1.0 < log.tokens_per_round < 4.0
+    assert log.verify_seconds == pytest.approx(0.001)
+    assert 0.0 < log.efficiency < 1.0
     (link,) = bench.pool.links()
     assert set(link.table_pace.seconds_by_sessions) == {1}
     bench.run()
 
 
-def test_tables_that_do_not_come_count_as_long_as_they_are_waited_for(
+def test_missing_tables_count_with_the_time_that_was_waited(
     make_bench: MakeBench,
 ) -> None:
-    bench = make_bench(may_quarantine=False)
+    bench = make_bench(circuit_breaker=False)
     bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.SILENT])
     bench.submit([1, 2, 3], 40)
     for _ in range(3):

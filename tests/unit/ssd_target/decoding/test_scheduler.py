@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import OverloadedError
 from ssd.types import GenerationChunk, Request, SamplingParams
-from ssd_target.decoding.scheduler import Cancel, Event, Limits, Plan, Scheduler
+from ssd_target.decoding.scheduler import Cancel, Event, Plan, Scheduler
 from ssd_target.decoding.sequence import Arrival, Sequence
 
-LIMITS = Limits(max_num_seqs=3, max_queue=4, block_size=4, prefill_chunk=8)
+ENGINE = EngineConfig(max_model_len=64, max_num_seqs=3, block_size=4, prefill_chunk=8)
+MAX_QUEUE = 4
 
 
 class NoSink:
@@ -38,7 +40,7 @@ def arrival(sequence_id: int, prompt: int = 5, limit: int = 4) -> Arrival:
 
 
 def scheduler(blocks: int = 100) -> Scheduler:
-    return Scheduler(LIMITS, BlockPool(blocks))
+    return Scheduler(ENGINE, MAX_QUEUE, BlockPool(blocks))
 
 
 def finish_all(plan: Plan, scheduler: Scheduler) -> None:
@@ -147,7 +149,7 @@ def test_every_request_ends_once_and_no_block_leaks(
 ) -> None:
     pool = BlockPool(blocks)
     all_free = pool.num_free
-    subject = Scheduler(LIMITS, pool)
+    subject = Scheduler(ENGINE, MAX_QUEUE, pool)
     fate = Fate()
     arrived = 0
     script = deque(steps)

@@ -27,7 +27,8 @@ from ssd_target.drafts import dialer as links
 from ssd_target.drafts.dialer import LinkDialer, LinkReport, check_welcome, is_literal, redial_pause
 from ssd_target.drafts.link import DraftLink, LinkState
 from ssd_target.drafts.link_quality import LinkRequirement
-from ssd_target.drafts.pool import DraftPool, PoolSettings
+from ssd_target.drafts.pool import DraftPool
+from ssd_target.settings import TargetSettings
 
 HELLO = LinkHello(
     wire_version=WIRE_VERSION,
@@ -84,8 +85,8 @@ class WatchedPool(DraftPool):
     """Says when a link comes and when it goes."""
 
     def __init__(self) -> None:
-        settings = PoolSettings(lookahead=6, branches=4, num_token_ids=10, deadline_seconds=0.0)
-        super().__init__(settings, SystemClock())
+        settings = TargetSettings(lookahead=6, branches=4, draft_deadline_ms=0.0)
+        super().__init__(settings, 10, SystemClock())
         self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     def attach(self, link: DraftLink) -> None:

@@ -92,7 +92,7 @@ def test_a_draft_that_has_much_to_prefill_has_longer_for_its_openings(
 
 
 def test_an_opened_session_outlives_the_openings_that_were_given_up(make_bench: MakeBench) -> None:
-    bench = make_bench(may_quarantine=False)
+    bench = make_bench(circuit_breaker=False)
     first_alone = [Behaviour.HIT, Behaviour.HIT]
     second_hangs = [Behaviour.SILENT, Behaviour.HIT, Behaviour.SILENT]
     draft = bench.join([*first_alone, *second_hangs, Behaviour.HIT])
@@ -111,7 +111,7 @@ def test_an_opened_session_outlives_the_openings_that_were_given_up(make_bench: 
 def test_without_quarantine_a_hung_draft_is_still_not_asked_again_at_once(
     make_bench: MakeBench,
 ) -> None:
-    bench = make_bench(may_quarantine=False)
+    bench = make_bench(circuit_breaker=False)
     draft = bench.join(SILENT)
     bench.submit([1, 2, 3], 50)
     bench.loop.run_round()
@@ -299,7 +299,7 @@ def test_a_frame_of_more_rows_than_the_open_sessions_have_is_refused_unread(
 
 
 def test_a_draft_may_answer_each_opening_and_commit_and_no_more(make_bench: MakeBench) -> None:
-    bench = make_bench(may_quarantine=False)
+    bench = make_bench(circuit_breaker=False)
     bench.join(SILENT)
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()

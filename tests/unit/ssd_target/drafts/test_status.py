@@ -8,14 +8,14 @@ from ssd.rpc.pool_codec import LinkStatus
 from ssd.telemetry import SystemClock
 from ssd.transport.inprocess import pair
 from ssd.types import LookupResult, Peer
-from ssd_target.decoding.scheduler import Load
+from ssd_target.decoding.round_log import RoundLog
+from ssd_target.decoding.scheduler import SchedulerCounts
 from ssd_target.drafts.dialer import LinkReport
 from ssd_target.drafts.link import DraftLink, LinkState, Session
 from ssd_target.drafts.link_quality import LinkQuality
-from ssd_target.drafts.pool import DraftPool, PoolSettings
-from ssd_target.drafts.status import desired_draft_replicas, is_news, pool_status
-
-NO_LOAD = Load()
+from ssd_target.drafts.pool import DraftPool
+from ssd_target.drafts.status import desired_draft_replicas, pool_status
+from ssd_target.settings import TargetSettings
 
 
 def link(capacity: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
@@ -23,11 +23,17 @@ def link(capacity: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
     return DraftLink(name, 3, capacity, pair()[0], lambda _message: None, peer=peer)
 
 
-def pool(load: Load = NO_LOAD) -> DraftPool:
-    settings = PoolSettings(lookahead=3, branches=4, num_token_ids=10, deadline_seconds=0.0)
-    made = DraftPool(settings, SystemClock())
-    made.load = load
-    return made
+def pool() -> DraftPool:
+    return DraftPool(TargetSettings(lookahead=3, branches=4), 10, SystemClock())
+
+
+def log_of_a_round() -> RoundLog:
+    """A round of 2 sequences: 5 tokens, T_verify 4 ms, T_round 5 ms."""
+    log = RoundLog()
+    log.begin(0.0)
+    log.decide(0.004, 0.0045)
+    log.end(0.005, num_sequences=2, num_tokens=5)
+    return log
 
 
 def up(each: DraftLink) -> LinkReport:
@@ -42,11 +48,11 @@ def test_a_link_tells_its_epoch_sessions_counts_and_round_trip() -> None:
     mine.counts.note(LookupResult.NONE)
     mine.round_trip.hear(mine.round_trip.beat(10.0), 10.0)
     mine.round_trip.seconds = 0.002
-    asked = pool(Load(running=2, waiting=5, eligible=2))
-    asked.counts = mine.counts
-    asked.demand.eligible.note(6, 0.0)
-    asked.demand.note_round(2, 5, 0.004, 0.005)
-    status = pool_status([up(mine)], asked, 1.0, "sha256:t")
+    shared = pool()
+    shared.counts = mine.counts
+    log = log_of_a_round()
+    log.note_counts(SchedulerCounts(running=2, waiting=5, eligible=6), 0.0)
+    status = pool_status([up(mine)], shared, log, 1.0)
     shown = status.links[0]
     assert (shown.address, shown.state, shown.epoch) == ("10.0.0.1:1", "active", 3)
     assert (shown.sessions, shown.sustainable_sessions) == (1, 4)
@@ -60,25 +66,24 @@ def test_a_link_tells_its_epoch_sessions_counts_and_round_trip() -> None:
     assert status.desired_draft_replicas == 1.5
     assert status.speculating
     assert status.efficiency == pytest.approx(0.8)
-    assert (status.weights_fingerprint, shown.draft_weights) == ("sha256:t", "sha256:d")
+    assert shown.draft_weights == "sha256:d"
 
 
 def test_the_capacity_of_a_link_is_what_it_does_within_one_verify() -> None:
     mine = link(capacity=16)
-    asked = pool()
-    asked.demand.note_round(2, 5, 0.004, 0.005)
-    assert pool_status([up(mine)], asked, 0.0, "sha256:t").links[0].sustainable_sessions == 16
+    log = log_of_a_round()
+    assert pool_status([up(mine)], pool(), log, 0.0).links[0].sustainable_sessions == 16
     mine.table_pace.note([0.001, 0.002])
-    assert pool_status([up(mine)], asked, 0.0, "sha256:t").links[0].sustainable_sessions == 4
+    assert pool_status([up(mine)], pool(), log, 0.0).links[0].sustainable_sessions == 4
 
 
 def test_a_quarantine_shows_as_long_as_it_lasts() -> None:
     mine = link()
     for _ in range(3):
         mine.circuit_breaker.note_round(100.0, any_in_time=False)
-    shown = pool_status([up(mine)], pool(), 101.0, "sha256:t").links[0]
+    shown = pool_status([up(mine)], pool(), RoundLog(), 101.0).links[0]
     assert (shown.state, shown.reason) == ("quarantined", "its tables kept coming late")
-    shown = pool_status([up(mine)], pool(), 106.0, "sha256:t").links[0]
+    shown = pool_status([up(mine)], pool(), RoundLog(), 106.0).links[0]
     assert (shown.state, shown.reason) == ("active", "")
 
 
@@ -86,7 +91,7 @@ def test_a_draining_and_a_refused_link_say_why() -> None:
     mine = link()
     mine.is_draining = True
     reports = [up(mine), LinkReport("10.0.0.2:1", LinkState.REFUSED, "vocab_size differs")]
-    status = pool_status(reports, pool(), 0.0, "sha256:t")
+    status = pool_status(reports, pool(), RoundLog(), 0.0)
     draining, refused = status.links
     assert (draining.state, draining.reason) == ("draining", "the draft is leaving")
     assert (refused.state, refused.reason) == ("refused", "vocab_size differs")
@@ -97,28 +102,10 @@ def test_a_link_that_was_too_slow_shows_what_was_measured_and_on_which_draft() -
     found = LinkQuality(transport="tcp", round_trip_seconds=0.0004)
     peer = Peer(pod="demo-draft-0-x", node="n1")
     report = LinkReport("10.0.0.1:1", LinkState.REFUSED, "link_too_slow: …", None, found, peer)
-    shown = pool_status([report], pool(), 0.0, "sha256:t").links[0]
+    shown = pool_status([report], pool(), RoundLog(), 0.0).links[0]
     assert (shown.state, shown.reason) == ("refused", "link_too_slow: …")
     assert (shown.transport, shown.round_trip_seconds) == ("tcp", 0.0004)
     assert (shown.draft_pod, shown.draft_node) == ("demo-draft-0-x", "n1")
-
-
-def test_a_watcher_hears_of_everything_but_round_trips() -> None:
-    mine = link()
-    told = pool_status([up(mine)], pool(), 0.0, "sha256:t")
-    mine.round_trip.seconds = 0.002
-    assert not is_news(pool_status([up(mine)], pool(), 0.0, "sha256:t"), told)
-    assert is_news(pool_status([up(mine)], pool(Load(waiting=1)), 0.0, "sha256:t"), told)
-    mine.is_draining = True
-    assert is_news(pool_status([up(mine)], pool(), 0.0, "sha256:t"), told)
-
-
-def test_what_is_measured_anew_all_the_time_is_no_news() -> None:
-    asked = pool()
-    told = pool_status([up(link())], asked, 0.0, "sha256:t")
-    asked.demand.eligible.note(0.0, 0.0)
-    asked.demand.note_round(1, 3, 0.004, 0.005)
-    assert not is_news(pool_status([up(link())], asked, 1.0, "sha256:t"), told)
 
 
 def shown(state: LinkState, capacity: int = 4) -> LinkStatus:

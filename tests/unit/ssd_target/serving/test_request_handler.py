@@ -1,4 +1,4 @@
-"""What the front handler refuses and in which order, and what it does beside the asyncio loop."""
+"""Validation of requests, and worker threads for long inputs."""
 
 import asyncio
 import gc
@@ -19,8 +19,9 @@ from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import FinishReason, GenerationChunk, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Arrival
-from ssd_target.serving.request_handler import DeskSettings, RequestHandler
+from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.streams import TokenStream, Wakeups
+from ssd_target.settings import TargetSettings
 
 MAX_MODEL_LEN = 64
 NUM_TOKEN_IDS = 120
@@ -30,7 +31,7 @@ LONG = "a" * 2_000
 
 
 class WatchedTokenizer(ByteTokenizer):
-    """Remembers which thread did the work."""
+    """Keeps the threads that called it."""
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
@@ -62,9 +63,7 @@ def inbox() -> Inbox:
 
 @pytest.fixture
 async def handler(tokenizer: WatchedTokenizer, inbox: Inbox) -> RequestHandler:
-    settings = DeskSettings(
-        stream_stall_seconds=60.0, stream_buffer_tokens=100, max_queue=2, max_num_seqs=1
-    )
+    settings = TargetSettings(stream_buffer_tokens=100, max_queue=2, max_num_seqs=1)
     handler = RequestHandler(settings, tokenizer, TEMPLATE, inbox, FakeClock())
     runner = SimpleNamespace(
         engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS),
@@ -74,70 +73,70 @@ async def handler(tokenizer: WatchedTokenizer, inbox: Inbox) -> RequestHandler:
     return handler
 
 
-async def ask(handler: RequestHandler, prompt: Prompt) -> None:
+async def generate(handler: RequestHandler, prompt: Prompt) -> None:
     call = GenerateCall(prompt=prompt, max_tokens=4)
     async for _ in handler.generate(call, "r"):
         pass
 
 
-async def test_a_prompt_of_the_models_length_is_read_through(handler: RequestHandler) -> None:
+async def test_ids_of_a_prompt_are_checked(handler: RequestHandler) -> None:
     with pytest.raises(FieldError) as caught:
-        await ask(handler, (1, 257, 3))
+        await generate(handler, (1, 257, 3))
     assert caught.value.field == "token_ids.ids[1]"
 
 
-async def test_a_prompt_holds_only_ids_that_the_model_has(handler: RequestHandler) -> None:
+async def test_a_prompt_contains_only_ids_that_the_model_has(handler: RequestHandler) -> None:
     with pytest.raises(FieldError, match=r"\[1\]: token id 120 is outside 0..119"):
-        await ask(handler, (119, 120, 3))
+        await generate(handler, (119, 120, 3))
     with pytest.raises(FieldError, match=r"token id 121, .* 0..119") as caught:
-        await ask(handler, "x y")
+        await generate(handler, "x y")
     assert caught.value.field == "input"
 
 
-async def test_a_prompt_that_is_too_long_is_not_read_through(handler: RequestHandler) -> None:
+async def test_ids_of_a_prompt_that_is_too_long_are_not_checked(handler: RequestHandler) -> None:
     with pytest.raises(ContextLengthError):
-        await ask(handler, (1, 257, *[3] * MAX_MODEL_LEN))
+        await generate(handler, (1, 257, *[3] * MAX_MODEL_LEN))
 
 
-async def test_a_full_queue_refuses_before_the_text_is_read(
+async def test_a_full_queue_refuses_a_request_before_its_text_is_tokenized(
     handler: RequestHandler, tokenizer: WatchedTokenizer, inbox: Inbox
 ) -> None:
     inbox.num_waiting = 2
     with pytest.raises(OverloadedError, match="2 requests are waiting"):
-        await ask(handler, "abc")
+        await generate(handler, "abc")
     assert tokenizer.threads == []
 
 
-async def test_texts_that_are_being_read_count_as_waiting(
+async def test_requests_whose_text_is_being_tokenized_count_as_waiting(
     handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
     tokenizer.may_go_on.clear()
-    reading = [asyncio.create_task(ask(handler, LONG)) for _ in range(3)]
+    reading = [asyncio.create_task(generate(handler, LONG)) for _ in range(3)]
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError):
-        await ask(handler, "abc")
+        await generate(handler, "abc")
     tokenizer.may_go_on.set()
     results = await asyncio.gather(*reading, return_exceptions=True)
     assert {type(each) for each in results} == {ContextLengthError}
     with pytest.raises(ContextLengthError):
-        await ask(handler, LONG)
+        await generate(handler, LONG)
 
 
 class Text(str):
-    """A text that can be watched."""
+    """A text that weak references can refer to."""
 
     __slots__ = ("__weakref__",)
 
 
-async def test_a_text_whose_caller_leaves_before_it_is_read_is_not_kept(
+async def test_a_text_is_freed_when_its_call_is_cancelled_before_it_is_tokenized(
     handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
     tokenizer.may_go_on.clear()
-    reading = [asyncio.create_task(handler.encode(LONG)) for _ in range(2)]
+    reading = [asyncio.create_task(handler.tokenize(LONG)) for _ in range(2)]
     assert await asyncio.to_thread(tokenizer.two_are_inside.wait, 5.0)
     texts = [Text(LONG) for _ in range(3)]
     kept = [weakref.ref(text) for text in texts]
-    waiting = [asyncio.create_task(handler.encode(text)) for text in texts]
+    waiting = [asyncio.create_task(handler.tokenize(text)) for text in texts]
     await asyncio.sleep(0)
     for task in waiting:
         task.cancel()
@@ -149,26 +148,26 @@ async def test_a_text_whose_caller_leaves_before_it_is_read_is_not_kept(
     await asyncio.gather(*reading)
 
 
-async def test_two_long_texts_are_read_at_a_time_and_short_ones_meanwhile(
+async def test_two_long_texts_are_tokenized_at_a_time_and_short_ones_meanwhile(
     handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
     tokenizer.may_go_on.clear()
-    reading = [asyncio.create_task(handler.encode(LONG)) for _ in range(5)]
+    reading = [asyncio.create_task(handler.tokenize(LONG)) for _ in range(5)]
     assert await asyncio.to_thread(tokenizer.two_are_inside.wait, 5.0)
     for task in reading[:2]:
         task.cancel()
     await asyncio.wait(reading[:2])
-    assert len(tokenizer.threads) == 2, "a caller that leaves does not make room for a third one"
+    assert len(tokenizer.threads) == 2, "a cancelled call does not free its thread"
     tokenizer.may_go_on.set()
-    assert await handler.encode("abc") == (97, 98, 99)
+    assert await handler.tokenize("abc") == (97, 98, 99)
     assert len(await asyncio.gather(*reading[2:])) == 3
 
 
-async def test_a_conversation_is_measured_as_the_template_renders_it(
+async def test_the_length_of_a_conversation_is_that_of_its_rendered_text(
     handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
     with pytest.raises(FieldError, match="has 65 bytes, allowed are 64 for 64 tokens") as caught:
-        await ask(handler, Conversation((ChatTurn("user", "12345"),)))
+        await generate(handler, Conversation((ChatTurn("user", "12345"),)))
     assert caught.value.field == "chat"
     assert tokenizer.threads == []
 
@@ -181,15 +180,15 @@ async def test_a_conversation_is_measured_as_the_template_renders_it(
         (Conversation((ChatTurn("user", "12"),)), "chat"),
     ],
 )
-async def test_a_prompt_without_room_for_its_tokens_is_refused_by_its_field(
+async def test_a_prompt_without_room_for_new_tokens_is_refused_with_its_field(
     handler: RequestHandler, prompt: Prompt, field: str
 ) -> None:
     with pytest.raises(ContextLengthError, match="62 tokens and max_tokens is 4") as caught:
-        await ask(handler, prompt)
+        await generate(handler, prompt)
     assert caught.value.field == field
 
 
-async def test_a_request_without_a_token_has_no_time_to_its_first_one(
+async def test_a_request_without_tokens_has_no_time_to_first_token(
     handler: RequestHandler, inbox: Inbox
 ) -> None:
     names = ("ssd_time_to_first_token_seconds_count", "ssd_e2e_seconds_count")
@@ -199,7 +198,7 @@ async def test_a_request_without_a_token_has_no_time_to_its_first_one(
 
     async def finish(*token_ids: TokenId, reason: FinishReason) -> list[float]:
         before = counts()
-        reading = asyncio.create_task(ask(handler, "abc"))
+        reading = asyncio.create_task(generate(handler, "abc"))
         await asyncio.sleep(0)
         (arrival,) = (each for each in inbox.drain() if isinstance(each, Arrival))
         stream = cast(TokenStream, arrival.sink)
@@ -213,18 +212,40 @@ async def test_a_request_without_a_token_has_no_time_to_its_first_one(
     assert await finish(97, reason=FinishReason.LENGTH) == [1, 1]
 
 
-@pytest.mark.parametrize(("count", "is_aside"), [(10, False), (50_000, True)])
-async def test_long_texts_and_lists_are_worked_on_beside_the_loop(
-    handler: RequestHandler, tokenizer: WatchedTokenizer, count: int, *, is_aside: bool
+@pytest.mark.parametrize(("count", "in_thread"), [(10, False), (50_000, True)])
+async def test_long_inputs_are_processed_in_a_worker_thread(
+    handler: RequestHandler, tokenizer: WatchedTokenizer, count: int, *, in_thread: bool
 ) -> None:
-    assert await handler.encode("a" * count) == (97,) * count
-    assert await handler.decode([98] * count) == "b" * count
+    assert await handler.tokenize("a" * count) == (97,) * count
+    assert await handler.detokenize([98] * count) == "b" * count
     mine = threading.current_thread()
-    assert [thread is not mine for thread in tokenizer.threads] == [is_aside] * 2
+    assert [thread is not mine for thread in tokenizer.threads] == [in_thread] * 2
 
 
 @pytest.mark.parametrize("count", [1, 50_000])
-async def test_ids_to_decode_are_of_the_vocabulary(handler: RequestHandler, count: int) -> None:
+async def test_ids_to_detokenize_are_in_the_vocabulary(handler: RequestHandler, count: int) -> None:
     with pytest.raises(FieldError) as caught:
-        await handler.decode([*[1] * count, 257])
+        await handler.detokenize([*[1] * count, 257])
     assert caught.value.field == f"token_ids[{count}]"
+
+
+async def test_calls_with_long_inputs_are_bounded_and_prompts_of_generate_are_not_refused(
+    handler: RequestHandler, tokenizer: WatchedTokenizer
+) -> None:
+    tokenizer.may_go_on.clear()
+    running = [asyncio.create_task(handler.tokenize(LONG)) for _ in range(8)]
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="8 calls of Tokenize or Detokenize"):
+        await handler.tokenize(LONG)
+    with pytest.raises(OverloadedError):
+        await handler.detokenize([98] * len(LONG))
+    assert await handler.detokenize([98]) == "b"
+    prompt = asyncio.create_task(generate(handler, LONG))
+    running.pop().cancel()
+    await asyncio.sleep(0)
+    running.append(asyncio.create_task(handler.tokenize(LONG)))
+    tokenizer.may_go_on.set()
+    assert len(await asyncio.gather(*running)) == 8
+    with pytest.raises(ContextLengthError):
+        await prompt
+    assert await handler.tokenize(LONG) == (97,) * len(LONG)

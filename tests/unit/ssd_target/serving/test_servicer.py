@@ -1,4 +1,4 @@
-"""What the target's servicers answer by themselves: bounds, a watched pool, a drain."""
+"""The services of the target: bounds, the watched pool, the drain."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,14 +24,18 @@ from ssd.rpc.pool_codec import LinkStatus, PoolStatus, pool_status
 from ssd.rpc.server import RpcServer
 from ssd.types import GenerationChunk
 from ssd.v1 import admin_pb2, generate_pb2
-from ssd_target.drafts.pool import DraftPool
 from ssd_target.serving.request_handler import RequestHandler
-from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
+from ssd_target.serving.servicer import (
+    AdminServicer,
+    GenerateServicer,
+    count_failure,
+    has_changed,
+)
 from ssd_target.settings import TargetSettings
 
-PATIENCE_SECONDS = 20.0
+MAX_SECONDS = 20.0
 LINK = LinkStatus(address="10.0.0.1:1", state="active", round_trip_seconds=0.001)
-POOL = PoolStatus(links=(LINK,), running_sequences=1)
+POOL = PoolStatus(links=(LINK,), running_sequences=1, desired_draft_replicas=0.4)
 
 
 class Pool:
@@ -41,7 +45,7 @@ class Pool:
         self.status = POOL
         self.drained: list[float] = []
 
-    def look(self) -> PoolStatus:
+    def read(self) -> PoolStatus:
         return self.status
 
     def drain(self, seconds: float) -> int:
@@ -56,7 +60,7 @@ def pool() -> Pool:
 
 @pytest.fixture
 async def admin(pool: Pool) -> AdminServicer:
-    return AdminServicer(pool.look, drain=pool.drain, watch_seconds=0.001)
+    return AdminServicer(pool.read, drain=pool.drain, watch_seconds=0.001)
 
 
 @pytest.fixture
@@ -70,8 +74,8 @@ async def client(admin: AdminServicer) -> AsyncIterator[TargetClient]:
     await server.stop(0)
 
 
-class Desk:
-    """One that must not be asked for more than whether it is open."""
+class FakeHandler:
+    """A handler that only reports whether it is open."""
 
     bounds = PromptBounds(tokens=10, text_bytes=70)
 
@@ -84,29 +88,29 @@ class Desk:
 
 
 @pytest.fixture
-def handler() -> Desk:
-    return Desk()
+def handler() -> FakeHandler:
+    return FakeHandler()
 
 
 @pytest.fixture
-def generate(handler: Desk) -> GenerateServicer:
-    return GenerateServicer(TargetSettings(), cast(RequestHandler, handler), cast(DraftPool, None))
+def generate(handler: FakeHandler) -> GenerateServicer:
+    return GenerateServicer(TargetSettings(), cast(RequestHandler, handler), int)
 
 
-async def test_a_text_that_is_too_long_is_not_tokenised(generate: GenerateServicer) -> None:
+async def test_a_text_that_is_too_long_is_not_tokenized(generate: GenerateServicer) -> None:
     text = "é" * 35 + "x"
     with pytest.raises(FieldError, match="text: has 71 bytes, allowed are 70 for 10 tokens"):
         await generate.Tokenize(generate_pb2.TokenizeRequest(text=text), None)
 
 
-async def test_a_list_that_is_too_long_is_not_decoded(generate: GenerateServicer) -> None:
+async def test_a_list_that_is_too_long_is_not_detokenized(generate: GenerateServicer) -> None:
     request = generate_pb2.DetokenizeRequest(token_ids=[0] * 11)
     with pytest.raises(FieldError, match="token_ids: has 11 token ids, allowed are 10"):
         await generate.Detokenize(request, None)
 
 
-async def test_a_target_that_drains_neither_tokenises_nor_decodes(
-    generate: GenerateServicer, handler: Desk
+async def test_a_draining_target_refuses_tokenize_and_detokenize(
+    generate: GenerateServicer, handler: FakeHandler
 ) -> None:
     handler.is_open = False
     with pytest.raises(NotReadyError):
@@ -140,33 +144,33 @@ def test_a_failed_request_is_counted_by_its_outcome(error: Exception, outcome: s
     assert count() == before + 1
 
 
-class Reader:
-    """A context that takes nothing."""
+class StalledContext:
+    """A context whose client reads nothing."""
 
     async def write(self, _message: object) -> None:
         await asyncio.Event().wait()
 
 
-async def test_a_stall_is_one_line_without_a_stack(
-    handler: Desk, caplog: pytest.LogCaptureFixture
+async def test_a_stalled_stream_is_logged_without_a_stack(
+    handler: FakeHandler, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def chunks() -> AsyncIterator[GenerationChunk]:
         yield GenerationChunk(token_ids=(1,))
 
     caplog.set_level("INFO")
     settings = TargetSettings(stream_stall_seconds=0.01)
-    servicer = GenerateServicer(settings, cast(RequestHandler, handler), cast(DraftPool, None))
+    servicer = GenerateServicer(settings, cast(RequestHandler, handler), int)
     with pytest.raises(DeadlineError, match=r"was not read for 0\.01 s"):
-        await servicer._write_all(cast(Any, chunks()), cast(Any, Reader()))
+        await servicer._write_all(cast(Any, chunks()), cast(Any, StalledContext()))
     (line,) = caplog.records
     assert (line.getMessage(), line.levelname, line.exc_info) == ("stream_stalled", "INFO", None)
 
 
-async def test_a_watcher_is_told_the_pool_and_every_change_of_it(
+async def test_a_watcher_receives_the_status_and_each_change(
     client: TargetClient, pool: Pool
 ) -> None:
     watched = client.watch_pool()
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(MAX_SECONDS):
         assert await anext(watched) == POOL
         changing = asyncio.ensure_future(anext(watched))
         pool.status = replace(POOL, running_sequences=2)
@@ -174,28 +178,46 @@ async def test_a_watcher_is_told_the_pool_and_every_change_of_it(
     await watched.aclose()
 
 
-async def test_a_watcher_is_not_told_what_is_no_news() -> None:
+async def test_a_watcher_does_not_receive_an_unchanged_status() -> None:
     same = replace(POOL, links=(replace(LINK, round_trip_seconds=0.002),))
     changed = replace(POOL, running_sequences=2)
-    looks = iter([POOL, POOL, same, changed])
-    admin = AdminServicer(lambda: next(looks), drain=lambda _seconds: 0, watch_seconds=0.0)
+    statuses = iter([POOL, POOL, same, changed])
+    admin = AdminServicer(lambda: next(statuses), drain=lambda _seconds: 0, watch_seconds=0.0)
     watched = admin.WatchPool(admin_pb2.WatchPoolRequest(), None)
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        told = [pool_status((await anext(watched)).pool) for _ in range(2)]
-    assert told == [POOL, changed]
+    async with asyncio.timeout(MAX_SECONDS):
+        received = [pool_status((await anext(watched)).pool) for _ in range(2)]
+    assert received == [POOL, changed]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_sent"),
+    [
+        ({"waiting_sequences": 1}, True),
+        ({"hit_rate": 0.5}, True),
+        ({"desired_draft_replicas": 1.2}, True),
+        ({"links": (replace(LINK, state="draining"),)}, True),
+        ({"links": (replace(LINK, round_trip_seconds=0.002),)}, False),
+        ({"eligible_sequences": 0.5, "tokens_per_round": 3.0}, False),
+        ({"efficiency": 0.8, "desired_draft_replicas": 0.5}, False),
+    ],
+)
+def test_a_status_is_sent_again_unless_only_measurements_differ(
+    change: dict[str, Any], *, is_sent: bool
+) -> None:
+    assert has_changed(replace(POOL, **change), POOL) is is_sent
 
 
 async def test_a_watch_ends_with_the_server(
     client: TargetClient, admin: AdminServicer, pool: Pool
 ) -> None:
     watched = client.watch_pool()
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(MAX_SECONDS):
         assert await anext(watched) == POOL
         admin.close()
         assert [status async for status in watched] == []
 
 
-async def test_a_watcher_that_leaves_is_forgotten(admin: AdminServicer, pool: Pool) -> None:
+async def test_a_watch_ends_when_its_client_cancels(admin: AdminServicer, pool: Pool) -> None:
     watched = admin.WatchPool(admin_pb2.WatchPoolRequest(), None)
     await anext(watched)
     waiting = asyncio.ensure_future(anext(watched))
@@ -207,12 +229,12 @@ async def test_a_watcher_that_leaves_is_forgotten(admin: AdminServicer, pool: Po
         await anext(watched)
 
 
-async def test_a_pool_is_looked_at_once_a_second_by_default(pool: Pool) -> None:
-    admin = AdminServicer(pool.look, drain=pool.drain)
+async def test_the_status_is_compared_once_a_second_by_default(pool: Pool) -> None:
+    admin = AdminServicer(pool.read, drain=pool.drain)
     assert admin._watch_seconds == 1.0
 
 
-async def test_a_drain_begins_with_the_deadline_and_tells_what_ran(
+async def test_a_drain_uses_the_deadline_and_returns_the_number_of_requests(
     client: TargetClient, pool: Pool
 ) -> None:
     assert await client.drain(1500) == 3
@@ -225,6 +247,6 @@ async def test_a_drain_beyond_an_hour_is_refused(client: TargetClient, pool: Poo
     assert pool.drained == []
 
 
-async def test_steering_speculation_is_not_served_yet(admin: AdminServicer) -> None:
+async def test_set_speculation_is_unimplemented(admin: AdminServicer) -> None:
     with pytest.raises(UnsupportedError, match=r"AdminService\.SetSpeculation"):
         await admin.SetSpeculation()

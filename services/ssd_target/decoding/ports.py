@@ -1,0 +1,82 @@
+"""What the decode loop uses of other packages."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from ssd.engine.batch import PagedBatch
+from ssd.engine.config import EngineConfig
+from ssd.ports import Clock
+from ssd.step_thread import Watchdog
+from ssd.types import SequenceId
+from ssd_target.decoding.inbox import Inbox
+from ssd_target.decoding.round_log import RoundLog
+from ssd_target.decoding.round_result import Lookup, RoundResult
+from ssd_target.decoding.sequence import Sequence
+
+
+class Runner(Protocol):
+    """The part of ``ssd.engine.TargetRunner`` that rounds use. Called from the step thread."""
+
+    @property
+    def engine(self) -> EngineConfig:
+        """Shapes of its batches."""
+        ...
+
+    def prepare(self, batch: PagedBatch) -> Any:
+        """Build the inputs of ``verify`` for a batch."""
+        ...
+
+    def verify(self, prepared: Any) -> torch.Tensor:
+        """Store the rows of a batch; returns logits_BPV float32."""
+        ...
+
+    def prefill(self, batch: PagedBatch) -> int | None:
+        """Store a chunk of one prompt; returns the first column that is not finite, or None."""
+        ...
+
+
+class Drafts(Protocol):
+    """The part of ``drafts.pool.DraftPool`` that rounds use. Called from the step thread.
+
+    No method raises: a draft that fails costs speed, never a token.
+    """
+
+    def open_sessions(self, sequences: Iterable[Sequence]) -> None:
+        """Open a session for each of the sequences that has none, while drafts have room."""
+        ...
+
+    def look_up(self, results: Rows[RoundResult]) -> list[Lookup]:
+        """Look each outcome up in its table; waits for tables until the table deadline."""
+        ...
+
+    def send(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
+        """Send one batched commit to each draft."""
+        ...
+
+    def close(self, sequence_id: SequenceId) -> None:
+        """Close the session of a sequence that has ended."""
+        ...
+
+
+class Flusher(Protocol):
+    """The part of ``serving.streams.Wakeups`` that rounds use. Called from the step thread."""
+
+    def flush(self) -> None:
+        """Wake the readers of all sinks that have received something since the last call."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopContext:
+    """The objects that the decode loop shares with the rest of the process."""
+
+    inbox: Inbox
+    drafts: Drafts
+    wakeups: Flusher
+    log: RoundLog
+    clock: Clock
+    watchdog: Watchdog

@@ -1,0 +1,43 @@
+"""How long the parts of one round take."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+from ssd.ports import Clock
+
+
+class RoundPart(StrEnum):
+    """A part of a round that is timed; the rest is host work."""
+
+    PREFILL = "prefill"
+    VERIFY = "verify"
+    WAIT = "wait"
+
+
+class RoundTimes:
+    """Times one round from its construction on. Step thread only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.begun_at = clock.now()
+        self.seconds = dict.fromkeys(RoundPart, 0.0)
+        """Duration of each part that has ended."""
+        self.round_seconds = 0.0
+        """Duration of the round, once it has ended."""
+
+    @contextmanager
+    def part(self, part: RoundPart) -> Iterator[None]:
+        """Time a part of the round."""
+        begun_at = self._clock.now()
+        yield
+        self.seconds[part] = self._clock.now() - begun_at
+
+    def end(self) -> None:
+        """End the round."""
+        self.round_seconds = self._clock.now() - self.begun_at
+
+    @property
+    def host_seconds(self) -> float:
+        """The round without its timed parts: the cost of all bookkeeping."""
+        return max(0.0, self.round_seconds - sum(self.seconds.values()))
