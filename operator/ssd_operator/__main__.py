@@ -1,4 +1,4 @@
-"""``python -m ssd_operator``: read settings, reach the cluster, watch it until told to stop."""
+"""``python -m ssd_operator``: read settings, reach the cluster, watch it until a signal."""
 
 from ssd.sigterm import end_at_sigterm
 
@@ -17,20 +17,22 @@ from datetime import UTC, datetime
 from functools import partial
 
 import kopf
+from prometheus_client.aiohttp import make_aiohttp_handler
 
 from ssd.errors import SSDError
 from ssd.settings import load
 from ssd.telemetry import configure_logging, get_logger
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.object_cache import ObjectCache
-from ssd_operator.observe.relist import RollCall
 from ssd_operator.runtime import metrics
-from ssd_operator.runtime.api_server import ApiServer, check_served, connect
+from ssd_operator.runtime.api_server import ApiServer, connect
 from ssd_operator.runtime.engine_client import EnginePool
 from ssd_operator.runtime.handlers import make_registry, watch_settings
-from ssd_operator.runtime.probes import serve_probes
-from ssd_operator.runtime.readiness import Readiness, become_ready, wait_for_fields
+from ssd_operator.runtime.ports import probe
+from ssd_operator.runtime.ports import serve as serve_port
 from ssd_operator.runtime.reconcile import Reconciler
+from ssd_operator.runtime.relist import Readiness, Relist
+from ssd_operator.runtime.schema_check import wait_for_schema
 from ssd_operator.runtime.work_queue import WorkQueue
 from ssd_operator.settings import OperatorSettings
 
@@ -48,77 +50,75 @@ class Operator:
 
     def __init__(self, settings: OperatorSettings, cluster: ApiServer) -> None:
         self._settings = settings
-        self._scope = settings.scope
         self._cluster = cluster
-        self._engines = EnginePool(_now)
+        self._engines = EnginePool(_now, self._wake)
         self._readiness = Readiness()
         self._queue: WorkQueue[Key] | None = None
-        self._roll_call: RollCall | None = None
+        self._relist: Relist | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
-        """Watch until a signal, or until kopf finds that it cannot go on.
+        """Watch until a signal, or until kopf finds that it cannot continue.
 
         Raises:
-            SSDError: no CRD, or no answer.
+            SSDError: no CRD, no answer, or a port is in use.
         """
-        checks = {"/healthz": self._problem, "/readyz": self._readiness.problem}
-        async with serve_probes(self._settings.probe_port, checks):
-            await check_served(self._cluster)
-            await wait_for_fields(self._readiness, self._cluster)
+        settings, namespaces = self._settings, self._settings.scope
+        probes = {
+            "/healthz": probe(self._problem),
+            "/readyz": probe(lambda: self._readiness.problem),
+        }
+        exposition = {"/metrics": make_aiohttp_handler(metrics.REGISTRY)}
+        async with (
+            serve_port(settings.metrics_port, "metrics", exposition),
+            serve_port(settings.probe_port, "probe", probes),
+        ):
+            await wait_for_schema(self._cluster, self._readiness.set_problem)
             try:
-                await self._watch()
+                await kopf.operator(
+                    registry=make_registry(self._start, self._wake, self._request_relist),
+                    settings=watch_settings(),
+                    clusterwide=not namespaces,
+                    namespaces=namespaces,
+                )
             finally:
                 for task in self._tasks:
                     task.cancel()
                 await asyncio.gather(*self._tasks, return_exceptions=True)
                 await self._engines.close()
 
-    async def _watch(self) -> None:
-        namespaces = self._scope
-        await kopf.operator(
-            registry=make_registry(self._start, self._wake, self._changed, self._listed),
-            settings=watch_settings(),
-            clusterwide=not namespaces,
-            namespaces=namespaces,
-        )
-
-    def _start(self, view: ObjectCache) -> None:
+    def _start(self, cache: ObjectCache) -> None:
         """The indices exist: passes may begin as soon as events come."""
-        reconciler = Reconciler(self._cluster, view, self._engines, self._settings.config, _now)
-        num_workers, namespaces = self._settings.num_workers, self._scope
-        work = partial(self._look, reconciler)
-        self._queue = WorkQueue(work, num_workers=num_workers, now=time.monotonic, fields=_fields)
-        self._engines.on_news(self._wake)
-        self._roll_call = RollCall(self._cluster, view, self._wake, namespaces)
-        first_passes = become_ready(self._readiness, self._cluster, namespaces)
-        runs = (self._queue.run(), self._roll_call.run(), first_passes)
+        settings, namespaces = self._settings, self._settings.scope
+        reconciler = Reconciler(self._cluster, cache, self._engines, settings.config, _now)
+        work = partial(self._pass, reconciler)
+        self._queue = WorkQueue(
+            work, num_workers=settings.num_workers, now=time.monotonic, fields=_fields
+        )
+        self._relist = Relist(self._cluster, cache, self._wake, self._readiness, namespaces)
+        runs = (self._queue.run(), self._relist.run())
         self._tasks = [asyncio.ensure_future(each) for each in runs]
         _log.info("started", namespaces=namespaces or "all")
 
-    async def _look(self, reconciler: Reconciler, key: Key) -> float | None:
+    async def _pass(self, reconciler: Reconciler, key: Key) -> float | None:
         is_good = False
         try:
             again_after = await reconciler.reconcile(key)
             is_good = True
         finally:
-            self._readiness.looked(key, is_good=is_good)
+            self._readiness.finish(key, is_good=is_good)
         return again_after
 
-    def _wake(self, key: Key) -> None:
+    def _wake(self, key: Key, is_changed: bool = False) -> None:  # noqa: FBT001, FBT002
         if self._queue is not None:
-            self._queue.wake(key)
+            self._queue.wake(key, is_changed=is_changed)
 
-    def _changed(self, key: Key) -> None:
-        if self._queue is not None:
-            self._queue.wake(key, is_changed=True)
-
-    def _listed(self) -> None:
-        if self._roll_call is not None:
-            self._roll_call.listed()
+    def _request_relist(self) -> None:
+        if self._relist is not None:
+            self._relist.request()
 
     def _problem(self) -> str:
-        """Why the kubelet should restart us; empty if nothing is wrong."""
+        """Why the kubelet should restart the process; empty if nothing is wrong."""
         if self._queue is None:
             return ""
         for task in self._tasks:
@@ -135,12 +135,11 @@ async def serve(settings: OperatorSettings) -> None:
         SSDError: no cluster, no CRD, no answer, or a port is in use.
     """
     async with connect() as cluster:
-        with metrics.served(settings.metrics_port):
-            await Operator(settings, cluster).run()
+        await Operator(settings, cluster).run()
 
 
-async def _serve_until_told(settings: OperatorSettings) -> None:
-    """Until kopf takes the signals over, they end the wait for a CRD, also of process 1."""
+async def _serve_until_signalled(settings: OperatorSettings) -> None:
+    """Until kopf handles the signals, they end the wait for a CRD, also of process 1."""
     serving = asyncio.ensure_future(serve(settings))
     for each in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(each, serving.cancel)
@@ -149,7 +148,7 @@ async def _serve_until_told(settings: OperatorSettings) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the process; the result is its exit code."""
+    """Run the process; returns its exit code."""
     try:
         settings = load(
             OperatorSettings, sys.argv[1:] if argv is None else argv, prefix=PREFIX
@@ -157,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(settings.log_format, "operator", settings.log_level.upper())
         for name in _QUIET:
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))
-        asyncio.run(_serve_until_told(settings))
+        asyncio.run(_serve_until_signalled(settings))
     except SSDError as error:
         _log.error("failed", error=type(error).__name__, message=str(error))
         return 1

@@ -9,8 +9,9 @@ from ssd_operator.api.structural import (
     text,
     time,
 )
-from ssd_operator.status.status import MOST_LINKS
 
+MOST_LINKS = 64
+"""Links that a status lists."""
 _MOST = 2**53 - 1
 """Bounds are wide here: a status that is refused tells nothing at all."""
 

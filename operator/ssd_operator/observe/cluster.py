@@ -1,18 +1,12 @@
-"""The cluster as a reconcile sees it: a few verbs, the kinds we touch, and what can go wrong.
+"""The cluster as a pass sees it: the kinds that we use, the calls, and what can go wrong. Pure."""
 
-Pure; ``api_server.py`` is the real thing.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 
 from ssd.errors import SSDError
 from ssd_operator.api.spec import API_VERSION, KIND, PLURAL, Object
-from ssd_operator.observe.diff import Place
 from ssd_operator.observe.facts import Ref
-from ssd_operator.status.events import Event
 
 Key = tuple[str, str]
 """Namespace and name of a resource."""
@@ -37,21 +31,9 @@ class ServedKind:
         """Version in the group."""
         return self.api_version.rpartition("/")[2]
 
-    @property
-    def root(self) -> str:
-        """Path of the group and version."""
-        return f"/apis/{self.api_version}" if self.group else f"/api/{self.api_version}"
 
-    def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """Path of a collection, an object, or a subresource of one; no namespace means all."""
-        where = ["namespaces", namespace] if namespace else []
-        parts = [self.root, *where, self.plural, name, subresource]
-        return "/".join(part for part in parts if part)
-
-
-RESOURCE = ServedKind(API_VERSION, PLURAL)
 KINDS: Mapping[str, ServedKind] = {
-    KIND: RESOURCE,
+    KIND: ServedKind(API_VERSION, PLURAL),
     "ServiceAccount": ServedKind("v1", "serviceaccounts"),
     "NetworkPolicy": ServedKind("networking.k8s.io/v1", "networkpolicies"),
     "Service": ServedKind("v1", "services"),
@@ -84,19 +66,23 @@ class ClusterError(SSDError):
 
 
 class MissingError(ClusterError):
-    """404: the object, its namespace or its kind is not there."""
+    """404: the object, its namespace or its kind does not exist."""
 
 
 class ConflictError(ClusterError):
-    """409: somebody was faster; look again."""
+    """409: another writer was faster, or the object is not the one that was meant."""
 
 
 class RefusedError(ClusterError):
-    """400, 422: the object is wrong, and will be until the resource changes."""
+    """400, 413, 422: the object is wrong, and stays so until the resource changes."""
 
 
 class ForbiddenError(ClusterError):
-    """401, 403: no right to it; or its namespace is going away, see ``is_leaving``."""
+    """401, 403: no right to it, a quota or a policy.
+
+    Attributes:
+        is_leaving: whether the namespace of the object is being deleted.
+    """
 
     def __init__(self, message: str, *, is_leaving: bool = False) -> None:
         super().__init__(message)
@@ -104,47 +90,11 @@ class ForbiddenError(ClusterError):
 
 
 class BusyError(ClusterError):
-    """429, 5xx, no answer in time, no connection: the same call may work later."""
-
-
-_LEAVING_CAUSE = "NamespaceTerminating"
-_ERRORS: Mapping[int, type[ClusterError]] = {
-    HTTPStatus.BAD_REQUEST: RefusedError,
-    HTTPStatus.NOT_FOUND: MissingError,
-    HTTPStatus.CONFLICT: ConflictError,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: RefusedError,
-    HTTPStatus.UNPROCESSABLE_ENTITY: RefusedError,
-    HTTPStatus.TOO_MANY_REQUESTS: BusyError,
-}
-
-
-def error_of(code: int, answer: Object, what: str, retry_after: str = "") -> ClusterError:
-    """The error of an answer.
-
-    Args:
-        code: HTTP status, 300 or more.
-        answer: the ``Status`` object that came, empty if none did.
-        what: the call, for the message.
-        retry_after: the header.
-    """
-    message = f"{what}: {code} {answer.get('message', '')}".rstrip()
-    causes = (answer.get("details") or {}).get("causes") or []
-    if code == HTTPStatus.UNPROCESSABLE_ENTITY and _is_of_another(causes):
-        return ConflictError(message)
-    if code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        is_leaving = any(cause.get("reason") == _LEAVING_CAUSE for cause in causes)
-        return ForbiddenError(message, is_leaving=is_leaving)
-    seconds = float(retry_after) if retry_after.isdecimal() else 0.0
-    return _ERRORS.get(code, BusyError)(message, seconds)
-
-
-def _is_of_another(causes: Sequence[Object]) -> bool:
-    """Whether the object is not the one that was meant: of a write, its uid cannot change."""
-    return any(cause.get("field") == "metadata.uid" for cause in causes)
+    """429, 5xx, no answer in time, no connection: the same call may succeed later."""
 
 
 class Cluster(Protocol):
-    """What a reconcile does to a cluster. Asyncio loop; every call has a deadline.
+    """The calls of a pass. Asyncio loop; every call has a deadline.
 
     Any method raises ``ClusterError``: ``BusyError``, ``ForbiddenError``, and what it names.
     """
@@ -153,35 +103,49 @@ class Cluster(Protocol):
         """An object as it is now; None where there is none."""
         ...
 
-    async def uids(self, kind: str, namespace: str) -> frozenset[str]:
-        """Of all objects of a kind that are watched, in a namespace or, if empty, in all."""
+    async def uids(self, kind: str, namespace: str) -> Mapping[str, Key]:
+        """Namespace and name by uid of a kind's objects, in a namespace or, if empty, in all.
+
+        Of kinds other than the resource's, only objects that carry our label are listed.
+        """
         ...
 
-    async def apply(self, wanted: Object, uid: str = "") -> Object:
-        """Make an object have these fields, and none of ours beside them.
+    async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
+        """Set these fields of an object, and remove those that we set earlier.
 
         Args:
             wanted: the object.
             uid: of the one that is meant; empty makes one, or takes the one that is there.
+            subresource: the part that is written; empty for all others.
+
+        Returns:
+            The object as it is stored.
 
         Raises:
             RefusedError: the object is wrong.
-            ConflictError: the one that is meant is gone, or it is being deleted or made anew.
-            MissingError: its namespace is gone.
+            ConflictError: the one that is meant is gone, is being deleted, or was made again.
+            MissingError: its namespace is gone, or the object of the subresource.
         """
         ...
 
-    async def prune(self, live: Object, places: Sequence[Place]) -> Object:
-        """Remove parts of this very object that an apply leaves alone, since others wrote them.
+    async def patch(
+        self, namespace: str, ref: Ref, changes: Object, subresource: str = ""
+    ) -> Object:
+        """Merge changes into an object: keys that are null are removed, lists replaced.
 
         Args:
-            live: the object as it was seen.
-            places: of the parts, the last item of a list first.
+            namespace: of the object.
+            ref: its kind and name.
+            changes: with a uid or a resource version in ``metadata``, only that object is changed.
+            subresource: the part that is written.
+
+        Returns:
+            The object as it is stored.
 
         Raises:
-            ConflictError: the object is another one, or something else is there.
+            ConflictError: the object is another one, or of another version.
             MissingError: it is gone.
-            RefusedError: a policy keeps the parts.
+            RefusedError: a rule or a policy forbids the changes.
         """
         ...
 
@@ -189,38 +153,8 @@ class Cluster(Protocol):
         """Delete this very object; nothing happens if it is gone already."""
         ...
 
-    async def annotate_pod(
-        self, namespace: str, name: str, annotations: Mapping[str, str]
-    ) -> Object | None:
-        """Add annotations to a pod; None if it is gone."""
-        ...
-
-    async def adopt_pod(self, namespace: str, name: str, uid: str, owner: Object) -> Object | None:
-        """Add an owner to a pod, beside those that it has; None if it is gone.
-
-        Raises:
-            ConflictError: the pod of this name is another one.
-        """
-        ...
-
-    async def patch_status(self, namespace: str, name: str, status: Object) -> Object | None:
-        """Make this the status of a resource; None if it is gone.
-
-        Raises:
-            RefusedError: the schema has no place for it.
-        """
-        ...
-
-    async def patch_scale(self, namespace: str, name: str, replicas: int) -> None:
-        """Write the number of drafts of a resource; nothing happens if it is gone.
-
-        Raises:
-            RefusedError: a rule of the resource forbids this number.
-        """
-        ...
-
-    async def post_event(self, about: Object, event: Event, seconds: float) -> None:
-        """Tell of something that happened to a resource at a time (seconds since the epoch)."""
+    async def create(self, thing: Object) -> None:
+        """Make an object whose name is new."""
         ...
 
     async def optional_kinds(self) -> frozenset[str]:
@@ -235,5 +169,5 @@ def ref_of(thing: Object) -> Ref:
 
 def is_owned_by(thing: Object, uid: str) -> bool:
     """Whether a resource is an object's controller."""
-    owners: list[Any] = thing["metadata"].get("ownerReferences") or []
+    owners = thing["metadata"].get("ownerReferences") or []
     return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)

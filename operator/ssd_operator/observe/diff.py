@@ -6,8 +6,11 @@ owned as a whole, except in pods: selectors, variables, limits, who may call. Wh
 want is not seen here but by the hash in our annotations, which then differs.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import takewhile
 from typing import Any
 
 from ssd_operator.api.quantity import parse_quantity, parse_rounded
@@ -81,6 +84,30 @@ def surplus(live: Object, wanted: Object) -> list[Place]:
     """
     found = [each.surplus for each in _all_differences(live, wanted) if each.surplus]
     return sorted(found, key=lambda place: [str(step).zfill(9) for step in place], reverse=True)
+
+
+def removal(live: Object, places: Sequence[Place]) -> Object:
+    """A merge patch that removes parts of this version of an object.
+
+    Args:
+        live: the object.
+        places: of the parts, the last item of a list first.
+    """
+    rest = copy.deepcopy(live)
+    for *way, last in places:
+        del _at(rest, way)[last]
+    metadata = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
+    changes: Object = {"metadata": metadata}
+    for place in places:
+        keys = [str(step) for step in takewhile(lambda step: isinstance(step, str), place)]
+        parent: Object = reduce(lambda part, key: part.setdefault(key, {}), keys[:-1], changes)
+        is_key = len(keys) == len(place)
+        parent[keys[-1]] = None if is_key else _at(rest, keys)  # a list is replaced as a whole
+    return changes
+
+
+def _at(value: Any, way: Sequence[str | int]) -> Any:
+    return reduce(lambda part, step: part[step], way, value)
 
 
 @dataclass(frozen=True, slots=True)

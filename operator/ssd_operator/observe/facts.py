@@ -13,6 +13,9 @@ class Ref:
     kind: str
     name: str
 
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFact:
@@ -84,6 +87,8 @@ class Observed:
     """Wanted names that belong to somebody else."""
     leaving: frozenset[Ref] = frozenset()
     """Wanted names that are still taken by children of a former resource of this name."""
+    absent: frozenset[Ref] = frozenset()
+    """Wanted names that are free, as the API server has answered in this pass."""
     pools: Mapping[str, PoolFact] = field(default_factory=dict)
     """By target pod; only pods that exist."""
     drains: Mapping[str, DrainFact] = field(default_factory=dict)
@@ -99,8 +104,6 @@ class Observed:
     forbidden: Mapping[Ref, str] = field(default_factory=dict)
     """What it said in this pass to calls about objects: a quota, a policy, no right; and to one
     that has failed for long, a webhook without an answer."""
-    is_cut_short: bool = False
-    """Whether the calls of this pass ended before their time."""
     spec_problem: tuple[str, str] | None = None
     """Reason and message of ``SpecValid=False`` where the resource as it is cannot be read."""
     status: Object = field(default_factory=dict)

@@ -1,11 +1,11 @@
-"""What the watch has seen of a resource and its children, and what we have just written."""
+"""The objects of resources: kopf's indices, newer answers to our own writes, known deletions."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
 from ssd_operator.api.spec import GROUP, KIND, Object
 from ssd_operator.children.names import MANAGED_BY_LABEL, NAME_LABEL, OPERATOR, resource_of_account
-from ssd_operator.observe.cluster import Key
+from ssd_operator.observe.cluster import OPTIONAL_KINDS, Key, ref_of
 from ssd_operator.observe.facts import Ref
 
 ANSWER_SECONDS = 60.0
@@ -13,11 +13,16 @@ ANSWER_SECONDS = 60.0
 
 
 class ObjectCache:
-    """The watch's objects, overlaid with answers to our writes until it catches up. Asyncio loop.
+    """What a pass sees of a resource and its children. Asyncio loop.
 
-    Without the overlay a pass that comes before its own writes do would write them again. What is
-    known to be gone is left out, whatever index or answer still has it: a watch that had a gap
-    lists anew and never tells what it missed (tried with kopf 1.45).
+    Without the answers, a pass before the watch brings its own writes would write them again.
+    Answers about kinds that are not watched are kept until the next read.
+
+    *Decision*: deletions are recorded beside the indices, and ``delete_missing`` compares the
+    indices with a list. *Because* a watch that had a gap lists again and never reports what was
+    deleted meanwhile (tried with kopf 1.45), and an object that does not exist is costly: a pod is
+    waited for, a Service is not made again. *Not chosen*: reading each object by name in each pass.
+    *Revisit when* kopf removes from its indices what a new list does not have.
     """
 
     def __init__(
@@ -26,103 +31,101 @@ class ObjectCache:
         children: Mapping[Key, Iterable[Object]],
         now: Callable[[], float],
     ) -> None:
-        """Read two indices, which the watch keeps: by key, and by ``owner_key``."""
+        """Read two indices, which kopf keeps: by key, and by ``owner_key``."""
         self._resources = resources
         self._children = children
         self._now = now
         self._answers: dict[Key, dict[Ref, tuple[Object, float]]] = {}
-        self._gone: dict[str, tuple[int, float]] = {}
-        """By uid: the last version that was there, and when its end was told."""
-        self._generations: dict[Key, int] = {}
+        self._deleted: dict[str, tuple[int, float]] = {}
+        """By uid: the last version that existed, and when its end was recorded."""
 
     def resource(self, key: Key) -> Object | None:
         """A resource; None if there is none."""
-        found = _newest(self._present(self._resources.get(key, ())))
-        if found is None:
-            return None
-        answer = self._answers_of(key).get(Ref(KIND, key[1]), found)
-        return answer if _uid(answer) == _uid(found) and _is_newer(answer, found) else found
+        indexed = max(self._present(self._resources.get(key, ())), key=_version, default=None)
+        answer = self._answers_of(key).get(Ref(KIND, key[1]))
+        if indexed is None or answer is None or _uid(answer) != _uid(indexed):
+            return indexed
+        return max(indexed, answer, key=_version)
 
     def children(self, key: Key) -> dict[Ref, Object]:
         """Children and pods that may be a resource's."""
-        found: dict[Ref, Object] = {}
-        answers = {ref: each for ref, each in self._answers_of(key).items() if ref.kind != KIND}
-        for each in (*self._present(self._children.get(key, ())), *answers.values()):
-            ref = Ref(each["kind"], each["metadata"]["name"])
-            if ref not in found or _is_newer(each, found[ref]):
-                found[ref] = each
-        return found
-
-    def everything(self) -> list[Object]:
-        """All that the watch has brought of all resources and is not known to be gone."""
-        indexed = chain(self._resources.values(), self._children.values())
-        return list(self._present(chain.from_iterable(indexed)))
+        answers = [each for ref, each in self._answers_of(key).items() if ref.kind != KIND]
+        things = [*self._present(self._children.get(key, ())), *answers]
+        return {ref_of(each): each for each in sorted(things, key=_version)}
 
     def remember(self, key: Key, answer: Object) -> None:
-        """Keep what the API server answered to a write, until the watch brings it or too long."""
-        ref = Ref(answer["kind"], answer["metadata"]["name"])
-        self._answers.setdefault(key, {})[ref] = answer, self._now()
+        """Keep what the API server answered to a write or a read."""
+        self._answers.setdefault(key, {})[ref_of(answer)] = answer, self._now()
 
-    def saw(self, key: Key, thing: Object, *, is_deleted: bool = False) -> bool:
-        """The watch brought an object: forget an answer that is not newer.
+    def drop_answer(self, key: Key, ref: Ref) -> None:
+        """Forget an answer about an object, if there is one."""
+        self._answers.get(key, {}).pop(ref, None)
+
+    def mark_deleted(self, thing: Object) -> None:
+        """Record that an object is gone as of this version; a later version shows it again.
+
+        A child whose label was removed is reported by a watch as deleted, too.
+        """
+        self._deleted[_uid(thing)] = _version(thing), self._now()
+
+    def forget(self, key: Key) -> None:
+        """Forget the answers about a resource that is gone."""
+        self._answers.pop(key, None)
+
+    def objects(self, kind: str, namespace: str) -> list[Object]:
+        """Indexed objects of a kind in a namespace or, if empty, in all."""
+        return [
+            thing
+            for thing in self._present(self._indexed())
+            if thing["kind"] == kind and namespace in ("", thing["metadata"]["namespace"])
+        ]
+
+    def delete_missing(self, indexed: Iterable[Object], uids: frozenset[str]) -> list[Object]:
+        """Record what a list does not have as deleted.
+
+        Args:
+            indexed: objects that were indexed before the list was requested.
+            uids: of the objects in the list.
 
         Returns:
-            Whether it is the resource itself, and what is asked of us has changed.
+            The objects that are gone.
         """
-        if is_deleted:
-            self.bury(thing)
-        ref = Ref(thing["kind"], thing["metadata"]["name"])
-        answers = self._answers.get(key, {})
-        if ref in answers and not _is_newer(answers[ref][0], thing):
-            del answers[ref]
-        return ref.kind == KIND and self._is_changed(key, thing)
-
-    def bury(self, thing: Object) -> None:
-        """An object is gone as of this version; it may come back with a later one.
-
-        So does a child whose label was stripped, which a watch tells as a deletion.
-        """
-        self._gone[_uid(thing)] = _version(thing), self._now()
+        gone = [thing for thing in indexed if _uid(thing) not in uids]
+        for thing in gone:
+            self.mark_deleted(thing)
+        return gone
 
     def tidy(self) -> None:
-        """Forget the dead that no index has and no answer can bring back any more."""
+        """Forget deletions that no index and no answer can contradict any more."""
         oldest = self._now() - ANSWER_SECONDS
-        indexed = chain(self._resources.values(), self._children.values())
-        kept = {_uid(thing) for thing in chain.from_iterable(indexed)}
-        self._gone = {
+        kept = set(map(_uid, self._indexed()))
+        self._deleted = {
             uid: (version, at)
-            for uid, (version, at) in self._gone.items()
+            for uid, (version, at) in self._deleted.items()
             if uid in kept or at >= oldest
         }
 
-    def forget(self, key: Key) -> None:
-        """A resource is gone."""
-        self._answers.pop(key, None)
-        self._generations.pop(key, None)
-
-    def _is_changed(self, key: Key, resource: Object) -> bool:
-        before, now = self._generations.get(key), int(resource["metadata"]["generation"])
-        self._generations[key] = now
-        return before is not None and before != now
+    def _indexed(self) -> Iterator[Object]:
+        return chain.from_iterable(chain(self._resources.values(), self._children.values()))
 
     def _answers_of(self, key: Key) -> dict[Ref, Object]:
         oldest = self._now() - ANSWER_SECONDS
         return {
             ref: answer
             for ref, (answer, at) in self._answers.get(key, {}).items()
-            if at >= oldest and not self._is_gone(answer)
+            if (at >= oldest or ref.kind in OPTIONAL_KINDS) and not self._is_deleted(answer)
         }
 
-    def _present(self, things: Iterable[Object]) -> Iterable[Object]:
-        return (thing for thing in things if not self._is_gone(thing))
+    def _present(self, things: Iterable[Object]) -> Iterator[Object]:
+        return (thing for thing in things if not self._is_deleted(thing))
 
-    def _is_gone(self, thing: Object) -> bool:
-        last = self._gone.get(_uid(thing))
+    def _is_deleted(self, thing: Object) -> bool:
+        last = self._deleted.get(_uid(thing))
         return last is not None and _version(thing) <= last[0]
 
 
 def key_of(thing: Object) -> Key | None:
-    """Key of the resource that is to be looked at for an object's sake."""
+    """Key of the resource whose pass an object's change asks for."""
     if thing["kind"] == KIND:
         return thing["metadata"]["namespace"], thing["metadata"]["name"]
     return owner_key(thing)
@@ -132,7 +135,7 @@ def owner_key(thing: Object) -> Key | None:
     """Key of the resource that an object belongs to, by its controller, else by its label.
 
     Pods have a ReplicaSet as controller, and their account shows whose they are when labels were
-    changed; of other children a label may have been stripped.
+    changed. Labels of other children may have been removed.
     """
     metadata = thing["metadata"]
     for owner in metadata.get("ownerReferences") or []:
@@ -145,22 +148,17 @@ def owner_key(thing: Object) -> Key | None:
 
 def is_ours(thing: Object, uid: str) -> bool:
     """Whether an object is a resource's child: it controls it, or we made it and nobody does."""
-    metadata = thing["metadata"]
     controller = controller_of(thing)
     if controller is not None:
         return controller.get("uid") == uid
-    return (metadata.get("labels") or {}).get(MANAGED_BY_LABEL) == OPERATOR
+    return (thing["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == OPERATOR
 
 
 def is_of_former(thing: Object, name: str, uid: str) -> bool:
     """Whether an object's controller was a resource of the same name that is gone."""
-    controller = controller_of(thing)
-    return (
-        controller is not None
-        and controller.get("kind") == KIND
-        and controller.get("name") == name
-        and controller.get("uid") != uid
-    )
+    controller = controller_of(thing) or {}
+    is_namesake = (controller.get("kind"), controller.get("name")) == (KIND, name)
+    return is_namesake and controller.get("uid") != uid
 
 
 def controller_of(thing: Object) -> Object | None:
@@ -173,15 +171,7 @@ def _uid(thing: Object) -> str:
     return str(thing["metadata"].get("uid", ""))
 
 
-def _newest(things: Iterable[Object]) -> Object | None:
-    return max(things, key=_version, default=None)
-
-
-def _is_newer(one: Object, other: Object) -> bool:
-    return _version(one) > _version(other)
-
-
 def _version(thing: Object) -> int:
-    """Resource versions are opaque by contract and numbers in every API server there is."""
+    """Resource versions are opaque by contract, and numbers in every API server that exists."""
     text = str(thing["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0

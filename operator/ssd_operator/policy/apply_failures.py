@@ -20,7 +20,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, Self, TypeVar
+from typing import TypeVar
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import HASH_ANNOTATION
@@ -29,7 +29,6 @@ from ssd_operator.observe.cluster import ForbiddenError, RefusedError, ref_of
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.policy.preflight import RETRY_SECONDS as PREFLIGHT_SECONDS
-from ssd_operator.status.events import Event, Severity
 
 RETRY_SECONDS = 600.0
 """Until a refused object is sent again although nothing that we know of has changed."""
@@ -64,7 +63,6 @@ class Reversion:
     fingerprint: str
     """Of what was stored; empty for anything that will be stored."""
     message: str
-    is_told: bool = False
     retry_at: float = math.inf
 
 
@@ -91,42 +89,35 @@ class Repairs:
         return is_repair and len(self._times[ref]) >= MOST_REPAIRS
 
 
-class _Remembering(Protocol):
-    @property
-    def rejected(self) -> Mapping[Ref, Rejection]: ...
-
-    @property
-    def reverted(self) -> Mapping[Ref, Reversion]: ...
-
-
 @dataclass(slots=True)
-class ApplyFailures:
-    """All that is in the way at the end of a pass."""
+class Results:
+    """What became of a plan. The execution fills it."""
 
+    applied: set[Ref] = field(default_factory=set)
+    """Objects that the API server stored in this pass."""
     rejected: dict[Ref, Rejection] = field(default_factory=dict)
     reverted: dict[Ref, Reversion] = field(default_factory=dict)
     forbidden: dict[Ref, str] = field(default_factory=dict)
-    """What the API server said (403); tried again by the next pass."""
+    """Messages of the API server (403). The next pass sends these calls again."""
+    foreign: set[Ref] = field(default_factory=set)
+    """Names that somebody else's objects have, as only the execution has found."""
+    is_scaled: bool = False
+    """Whether the number of drafts was written to the resource."""
 
-    @classmethod
-    def of(cls, memory: _Remembering) -> Self:
-        """What the passes before have left."""
-        return cls(dict(memory.rejected), dict(memory.reverted))
 
-
-SetbackT = TypeVar("SetbackT", Rejection, Reversion)
+FailureT = TypeVar("FailureT", Rejection, Reversion)
 
 
 def still_valid(
-    failures: Mapping[Ref, SetbackT], objects: Sequence[Object], generation: int, now: float
-) -> dict[Ref, SetbackT]:
+    failures: Mapping[Ref, FailureT], objects: Sequence[Object], generation: int, now: float
+) -> dict[Ref, FailureT]:
     """Those of objects that are wanted as they were, by a resource that is as it was."""
     digests = {ref_of(each): digest_of(each) for each in objects}
     return {
-        ref: setback
-        for ref, setback in failures.items()
-        if (digests.get(ref), generation) == (setback.digest, setback.generation)
-        and now < setback.retry_at
+        ref: failure
+        for ref, failure in failures.items()
+        if (digests.get(ref), generation) == (failure.digest, failure.generation)
+        and now < failure.retry_at
     }
 
 
@@ -184,15 +175,6 @@ def standing(reversions: Mapping[Ref, Reversion], children: Mapping[Ref, Object]
         for ref, reversion in reversions.items()
         if ref in children and reversion.fingerprint in ("", fingerprint_of(children[ref]))
     )
-
-
-def reversion_events(reversions: Mapping[Ref, Reversion]) -> list[Event]:
-    """Of those that have not been told."""
-    return [
-        Event(Severity.WARNING, "ApplyReverted", reversion.message)
-        for _, reversion in sorted(reversions.items())
-        if not reversion.is_told
-    ]
 
 
 def digest_of(wanted: Object) -> str:

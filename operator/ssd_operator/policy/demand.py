@@ -8,9 +8,9 @@ from ssd_operator.children.names import cell_of, draft_cells
 from ssd_operator.children.placement import effective_policy
 from ssd_operator.observe.facts import PoolFact
 from ssd_operator.observe.pod_state import is_scheduled, is_unschedulable, name_of
-from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.drain import Drains
 from ssd_operator.policy.scaling import Policy, PoolLoad, TargetLoad
+from ssd_operator.policy.snapshot import Snapshot
 
 _NODE = "kubernetes.io/hostname"
 """The only topology that can be told without reading nodes."""

@@ -18,10 +18,10 @@ from ssd_operator.children.names import HASH_ANNOTATION, PREFLIGHT, preflight_po
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.children.pods import preflight_spec
 from ssd_operator.observe.cluster import ref_of
+from ssd_operator.observe.diagnosis import Trouble, diagnose
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.pod_state import is_leaving, name_of, to_seconds
 from ssd_operator.policy.rollout import Stage, outdated, serving_pod
-from ssd_operator.status.diagnosis import Trouble, diagnose
 
 PULL_SECONDS = 10.0
 """A pull that fails in a pod's first moments may yet succeed."""

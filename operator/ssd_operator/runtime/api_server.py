@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -13,40 +13,38 @@ from kubernetes_asyncio import client, config
 from ssd.errors import SetupError
 from ssd_operator.api.spec import API_VERSION, KIND, Object
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
-from ssd_operator.children.objects import digest
 from ssd_operator.observe.cluster import (
     KINDS,
     OPTIONAL_KINDS,
-    RESOURCE,
     BusyError,
     ClusterError,
     ConflictError,
+    ForbiddenError,
     Key,
     MissingError,
     RefusedError,
     ServedKind,
-    error_of,
     ref_of,
 )
-from ssd_operator.observe.diff import Place
 from ssd_operator.observe.facts import Ref
-from ssd_operator.observe.pod_state import to_text
 from ssd_operator.runtime import metrics
-from ssd_operator.status.events import Event
 
 CALL_SECONDS = 15.0
 """Longest call; the API server gives up on its own webhooks after ten."""
 PAGE_LENGTH = 500
 """Objects of a list that come with one call."""
-LONGEST_EVENT = 1024
-"""Characters of an Event's message that an API server takes."""
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
-_STRATEGIC = "application/strategic-merge-patch+json"
 _JSON = "application/json"
-_JSON_PATCH = "application/json-patch+json"
 _METADATA = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Of each object of a list nothing but its metadata."""
+_ERRORS: Mapping[int, type[ClusterError]] = {
+    HTTPStatus.BAD_REQUEST: RefusedError,
+    HTTPStatus.NOT_FOUND: MissingError,
+    HTTPStatus.CONFLICT: ConflictError,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: RefusedError,
+    HTTPStatus.UNPROCESSABLE_ENTITY: RefusedError,
+}
 
 
 class ApiServer:
@@ -59,162 +57,78 @@ class ApiServer:
         """See ``Cluster``."""
         kind = KINDS[ref.kind]
         with contextlib.suppress(MissingError):
-            found = await self._call("GET", kind, kind.path(namespace, ref.name))
+            found = await self._call("GET", kind, _path(kind, namespace, ref.name))
             return {"apiVersion": kind.api_version, "kind": ref.kind} | found
         return None
 
-    async def uids(self, kind: str, namespace: str) -> frozenset[str]:
+    async def uids(self, kind: str, namespace: str) -> dict[str, Key]:
         """See ``Cluster``."""
-        selector = "" if kind == KIND else f"{MANAGED_BY_LABEL}={OPERATOR}"
-        pages = self._pages(KINDS[kind], namespace, PAGE_LENGTH, selector)
-        return frozenset([each["uid"] async for page in pages for each in page])
+        served, query, found = KINDS[kind], {"limit": str(PAGE_LENGTH)}, dict[str, Key]()
+        if kind != KIND:
+            query["labelSelector"] = f"{MANAGED_BY_LABEL}={OPERATOR}"
+        while True:
+            page = await self._call("GET", served, _path(served, namespace), _METADATA, query=query)
+            items = [each["metadata"] for each in page.get("items") or []]
+            found |= {each["uid"]: (each["namespace"], each["name"]) for each in items}
+            query["continue"] = page.get("metadata", {}).get("continue", "")
+            if not query["continue"]:
+                return found
 
-    async def apply(self, wanted: Object, uid: str = "") -> Object:
+    async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
         """See ``Cluster``."""
         ref, namespace = ref_of(wanted), wanted["metadata"]["namespace"]
         if uid:
             wanted = wanted | {"metadata": wanted["metadata"] | {"uid": uid}}
-        kind = KINDS[ref.kind]
-        path = kind.path(namespace, ref.name)
+        path = _path(KINDS[ref.kind], namespace, ref.name, subresource)
+        query = {"fieldManager": OPERATOR, "force": "true"}
         try:
-            return await self._apply(kind, path, wanted)
+            return await self._call("PATCH", KINDS[ref.kind], path, _APPLY, wanted, query=query)
         except RefusedError as refusal:
             # An apply keeps the entries that others put into a list beside ours, and together they
             # may be refused: two ports of one name. A merge patch puts our lists in their place.
             # Without a uid the object may have another owner, whose lists must stay.
-            if not uid:
+            if not uid or subresource:
                 raise
             with contextlib.suppress(ClusterError):
-                query = {"fieldManager": OPERATOR}
-                return await self._call("PATCH", kind, path, _MERGE, wanted, query=query)
+                return await self.patch(namespace, ref, wanted)
             raise refusal from None
 
-    async def prune(self, live: Object, places: Sequence[Place]) -> Object:
+    async def patch(
+        self, namespace: str, ref: Ref, changes: Object, subresource: str = ""
+    ) -> Object:
         """See ``Cluster``."""
-        ref, metadata = ref_of(live), live["metadata"]
         kind = KINDS[ref.kind]
-        patch = [_operation("test", ("metadata", "uid"), live)]
-        for place in places:
-            patch += [_operation("test", place, live), _operation("remove", place, live)]
-        path = kind.path(metadata["namespace"], ref.name)
-        try:
-            return await self._call(
-                "PATCH", kind, path, _JSON_PATCH, patch, query={"fieldManager": OPERATOR}
-            )
-        except RefusedError as error:
-            # A test that fails gets the same code as a policy that refuses an unchanged object.
-            found = await self.get(metadata["namespace"], ref)
-            version = "resourceVersion"
-            if found is not None and found["metadata"].get(version) == metadata.get(version):
-                raise
-            raise ConflictError(str(error)) from error
+        path = _path(kind, namespace, ref.name, subresource)
+        query = {"fieldManager": OPERATOR}
+        return await self._call("PATCH", kind, path, _MERGE, changes, query=query)
 
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         """See ``Cluster``."""
         kind = KINDS[ref.kind]
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         with contextlib.suppress(MissingError):
-            await self._call("DELETE", kind, kind.path(namespace, ref.name), body=options)
+            await self._call("DELETE", kind, _path(kind, namespace, ref.name), body=options)
 
-    async def annotate_pod(
-        self, namespace: str, name: str, annotations: Mapping[str, str]
-    ) -> Object | None:
+    async def create(self, thing: Object) -> None:
         """See ``Cluster``."""
-        kind = KINDS["Pod"]
-        body = {"metadata": {"annotations": dict(annotations)}}
-        with contextlib.suppress(MissingError):
-            return await self._call("PATCH", kind, kind.path(namespace, name), _MERGE, body)
-        return None
-
-    async def adopt_pod(self, namespace: str, name: str, uid: str, owner: Object) -> Object | None:
-        """See ``Cluster``."""
-        kind = KINDS["Pod"]
-        body = {"metadata": {"uid": uid, "ownerReferences": [owner]}}
-        with contextlib.suppress(MissingError):
-            return await self._call("PATCH", kind, kind.path(namespace, name), _STRATEGIC, body)
-        return None
-
-    async def patch_status(self, namespace: str, name: str, status: Object) -> Object | None:
-        """See ``Cluster``."""
-        body = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "metadata": {"name": name},
-            "status": status,
-        }
-        with contextlib.suppress(MissingError):
-            return await self._apply(RESOURCE, RESOURCE.path(namespace, name, "status"), body)
-        return None
-
-    async def patch_scale(self, namespace: str, name: str, replicas: int) -> None:
-        """See ``Cluster``."""
-        path = RESOURCE.path(namespace, name, "scale")
-        with contextlib.suppress(MissingError):
-            await self._call("PATCH", RESOURCE, path, _MERGE, {"spec": {"replicas": replicas}})
-
-    async def post_event(self, about: Object, event: Event, seconds: float) -> None:
-        """See ``Cluster``."""
-        kind, owner = KINDS["Event"], about["metadata"]
-        when = to_text(seconds)
-        told = {"reason": event.reason, "message": event.message[:LONGEST_EVENT]}
-        # One object a telling: nothing is counted up, so nothing has to be read first.
-        name = f"{owner['name']}.{digest({'about': owner['uid'], 'at': seconds, **told}, 16)}"
-        body = {
-            "apiVersion": kind.api_version,
-            "kind": "Event",
-            "metadata": {"name": name, "namespace": owner["namespace"]},
-            "involvedObject": {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": owner["name"],
-                "namespace": owner["namespace"],
-                "uid": owner["uid"],
-                "resourceVersion": owner.get("resourceVersion", ""),
-            },
-            **told,
-            "type": str(event.severity),
-            "source": {"component": OPERATOR},
-            "reportingComponent": OPERATOR,
-            "firstTimestamp": when,
-            "lastTimestamp": when,
-            "count": 1,
-        }
-        await self._call("POST", kind, kind.path(owner["namespace"]), body=body)
+        kind = KINDS[thing["kind"]]
+        await self._call("POST", kind, _path(kind, thing["metadata"]["namespace"]), body=thing)
 
     async def optional_kinds(self) -> frozenset[str]:
         """See ``Cluster``."""
-        found = [name for name in OPTIONAL_KINDS if await self.is_served(name)]
-        return frozenset(found)
+        return frozenset([name for name in OPTIONAL_KINDS if await self.is_served(name)])
 
     async def is_served(self, name: str) -> bool:
-        """Whether the cluster knows a kind.
+        """Whether the cluster serves a kind.
 
         Raises:
-            ClusterError: it cannot be told.
+            ClusterError: the API server does not answer.
         """
         kind = KINDS[name]
         with contextlib.suppress(MissingError):
-            served = await self._call("GET", kind, kind.root)
+            served = await self._call("GET", kind, f"/apis/{kind.api_version}")
             return any(each.get("name") == kind.plural for each in served.get("resources", []))
         return False
-
-    async def list_keys(self, kind: str, namespace: str, *, most: int = 0) -> set[Key]:
-        """Namespaces and names of a kind's objects.
-
-        Args:
-            kind: as in a manifest.
-            namespace: empty for all.
-            most: how many are enough; 0 for all.
-
-        Raises:
-            ClusterError: they cannot be listed.
-        """
-        keys = set[Key]()
-        async for page in self._pages(KINDS[kind], namespace, most or PAGE_LENGTH):
-            keys |= {(each["namespace"], each["name"]) for each in page}
-            if most:
-                break
-        return keys
 
     async def served_schema(self) -> Object:
         """The schema of SSDDeployments that the API server serves, ``properties`` outermost.
@@ -222,29 +136,14 @@ class ApiServer:
         Raises:
             ClusterError: it does not answer, or does not serve them.
         """
-        document = await self._call("GET", RESOURCE, f"/openapi/v3{RESOURCE.root}")
+        served = KINDS[KIND]
+        document = await self._call("GET", served, f"/openapi/v3/apis/{served.api_version}")
         schemas = document.get("components", {}).get("schemas", {})
-        identity = {"group": RESOURCE.group, "version": RESOURCE.version, "kind": KIND}
+        identity = {"group": served.group, "version": served.version, "kind": KIND}
         for schema in schemas.values():
             if identity in schema.get("x-kubernetes-group-version-kind", []):
                 return dict(schema)
         raise MissingError(f"the API server does not serve {KIND} of {API_VERSION}")
-
-    async def _pages(
-        self, kind: ServedKind, namespace: str, length: int, selector: str = ""
-    ) -> AsyncIterator[list[Object]]:
-        """The metadata of a kind's objects, a page a call."""
-        query = {"limit": str(length)} | ({"labelSelector": selector} if selector else {})
-        while True:
-            page = await self._call("GET", kind, kind.path(namespace), _METADATA, query=query)
-            yield [each["metadata"] for each in page.get("items") or []]
-            query["continue"] = page.get("metadata", {}).get("continue", "")
-            if not query["continue"]:
-                return
-
-    async def _apply(self, kind: ServedKind, path: str, body: Object) -> Object:
-        query = {"fieldManager": OPERATOR, "force": "true"}
-        return await self._call("PATCH", kind, path, _APPLY, body, query=query)
 
     async def _call(
         self,
@@ -252,11 +151,11 @@ class ApiServer:
         kind: ServedKind,
         path: str,
         media_type: str = _JSON,
-        body: Object | list[Object] | None = None,
+        body: Object | None = None,
         *,
         query: Mapping[str, str] | None = None,
     ) -> Object:
-        """Call, and make an error of every answer that is none.
+        """Send a request; every status but success becomes an error.
 
         Args:
             verb: HTTP method.
@@ -267,7 +166,7 @@ class ApiServer:
             query: of the URL.
 
         Raises:
-            ClusterError: the leaf that fits.
+            ClusterError: the subclass that fits.
         """
         what, code = f"{verb} {path}", "none"
         sent, wished = (_JSON, media_type) if body is None else (media_type, _JSON)
@@ -291,7 +190,7 @@ class ApiServer:
         finally:
             metrics.API_REQUESTS_TOTAL.labels(verb, kind.plural, code).inc()
         if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
-            raise error_of(answer.status, content, what, answer.headers.get("Retry-After", ""))
+            raise _error(answer.status, content, what, answer.headers.get("Retry-After", ""))
         return content
 
 
@@ -300,7 +199,7 @@ async def connect() -> AsyncIterator[ApiServer]:
     """The cluster of this pod; elsewhere the one that ``KUBECONFIG`` names.
 
     Raises:
-        SetupError: neither is there.
+        SetupError: there is neither.
     """
     settings = client.Configuration()
     try:
@@ -314,32 +213,30 @@ async def connect() -> AsyncIterator[ApiServer]:
         yield ApiServer(api)
 
 
-async def check_served(api: ApiServer) -> None:
-    """Refuse to start on a cluster that does not know the resource.
-
-    Raises:
-        SetupError: the CRD is missing.
-        ClusterError: the API server does not say.
-    """
-    if not await api.is_served(KIND):
-        raise SetupError(
-            f"the cluster does not serve {KIND} of {API_VERSION}; "
-            "apply the CRD (charts/ssd/files/crd.yaml) or install the chart with crds.install=true"
-        )
+def _path(kind: ServedKind, namespace: str, name: str = "", subresource: str = "") -> str:
+    """Path of a collection, an object, or a part of one; no namespace means all."""
+    root = "apis" if kind.group else "api"
+    where = ["namespaces", namespace] if namespace else []
+    parts = ["", root, kind.api_version, *where, kind.plural, name, subresource]
+    return "/".join(parts).rstrip("/")
 
 
-def _operation(verb: str, place: Place, live: Object) -> Object:
-    """An operation of a JSON patch on what is at a place."""
-    value: Any = live
-    for step in place:
-        value = value[step]
-    steps = (str(step).replace("~", "~0").replace("/", "~1") for step in place)
-    operation = {"op": verb, "path": "".join(f"/{step}" for step in steps)}
-    return operation | ({"value": value} if verb == "test" else {})
+def _error(code: int, answer: Object, what: str, retry_after: str) -> ClusterError:
+    """The error of an answer whose status is not success; see ``Status`` of Kubernetes."""
+    message = f"{what}: {code} {answer.get('message', '')}".rstrip()
+    causes = (answer.get("details") or {}).get("causes") or []
+    # A write with the uid of another object: the uid cannot change.
+    if any(cause.get("field") == "metadata.uid" for cause in causes):
+        return ConflictError(message)
+    if code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        is_leaving = any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
+        return ForbiddenError(message, is_leaving=is_leaving)
+    seconds = float(retry_after) if retry_after.isdecimal() else 0.0
+    return _ERRORS.get(code, BusyError)(message, seconds)
 
 
 def _decoded(content: bytes) -> dict[str, Any]:
-    """An answer that should be an object; proxies answer in other tongues."""
+    """An answer that should be an object; proxies answer with other texts."""
     try:
         found = json.loads(content)
     except ValueError:

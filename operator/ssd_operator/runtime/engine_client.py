@@ -45,6 +45,7 @@ class EnginePool:
     def __init__(
         self,
         now: Callable[[], float],
+        wake: Callable[[Key], None],
         *,
         dial_target: Callable[[str], TargetClient] = TargetClient,
         dial_draft: Callable[[str], DraftClient] = DraftClient,
@@ -53,20 +54,17 @@ class EnginePool:
 
         Args:
             now: seconds since the epoch.
+            wake: asks for a pass over a resource with new facts.
             dial_target: makes a client of an address.
             dial_draft: the same.
         """
         self._now = now
         self._dial_target = dial_target
         self._dial_draft = dial_draft
-        self._wake: Callable[[Key], None] = lambda _key: None
+        self._wake = wake
         self._pools: dict[Key, dict[str, PoolFact]] = {}
         self._drains: dict[Key, dict[str, DrainFact]] = {}
         self._tasks: dict[tuple[Key, str, str], asyncio.Task[None]] = {}
-
-    def on_news(self, wake: Callable[[Key], None]) -> None:
-        """Say whom to tell that a resource has new facts."""
-        self._wake = wake
 
     def pools(self, key: Key) -> dict[str, PoolFact]:
         """The last answers of a resource's targets, by pod."""

@@ -1,8 +1,9 @@
-"""kopf watches, our queue decides: every event wakes a key, and the indices are what a pass sees.
+"""The handlers of kopf: indices, which the object cache reads, and events, which ask for passes.
 
-Only events and indices: other handlers make kopf write annotations or finalizers into resources
-(tried with 1.45: with these alone it writes nothing, and the indices are complete before the first
-event is handled).
+*Decision*: passes run from our own work queue. *Because* change handlers make kopf write
+annotations into resources, and timers and daemons add a finalizer; with indices and events alone
+it writes nothing, and the indices are complete before the first event is handled (tried with 1.45).
+*Revisit when* kopf can run handlers without writing.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ _KINDS = {
 
 
 def watch_settings() -> kopf.OperatorSettings:
-    """Make kopf a watch and nothing else: it writes nothing, and asks for no right beyond ours."""
+    """Settings with which kopf writes nothing and needs no right beyond ours."""
     settings = kopf.OperatorSettings()
     settings.peering.standalone = True
     settings.posting.enabled = False
@@ -35,15 +36,15 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = REQUEST_SECONDS
     settings.process.ultimate_exiting_timeout = EXIT_SECONDS
     settings.persistence.diffbase_storage = _NoEssence()
-    # A stripped label arrives as a deletion; the next pass finds the object by name.
+    # A removed label arrives as a deletion; the next pass finds the object by name.
     settings.watching.label_selectors[_is_child] = f"{MANAGED_BY_LABEL}={OPERATOR}"
-    # They have the labels of their Services; of these clients use the one that is not headless.
+    # They carry the labels of their Services, and clients use the one that is not headless.
     settings.watching.label_selectors[_is_endpoint_slice] = "!service.kubernetes.io/headless"
     return settings
 
 
 class _NoEssence(kopf.DiffBaseStorage):
-    """Nothing to compare with: without it kopf copies each object twice at each of its events."""
+    """Stores nothing to compare with: otherwise kopf copies each object twice at each event."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -57,21 +58,20 @@ class _NoEssence(kopf.DiffBaseStorage):
 
 def make_registry(
     start: Callable[[ObjectCache], None],
-    wake: Callable[[Key], None],
-    changed: Callable[[Key], None],
-    listed: Callable[[], None],
+    wake: Callable[[Key, bool], None],
+    relist: Callable[[], None],
 ) -> kopf.OperatorRegistry:
     """Make the handlers.
 
     Args:
-        start: called once, before any event, with what is seen from then on.
-        wake: a key is to be looked at.
-        changed: the resource itself asks for something else now.
-        listed: the watch began anew; what was deleted since it broke off is not told.
+        start: called once, before any event, with the cache that the indices fill.
+        wake: asks for a pass; with whether the resource itself asks for something else now.
+        relist: the watch has begun again and does not report what was deleted meanwhile.
     """
-    # Coroutines all: kopf runs plain functions in threads, and what they call lives in the loop.
+    # All are coroutines: kopf runs plain functions in threads, and what they call is of the loop.
     registry = kopf.OperatorRegistry()
-    views: list[ObjectCache] = []
+    caches: list[ObjectCache] = []
+    generations: dict[Key, int] = {}
 
     @kopf.on.login(registry=registry)
     async def log_in(**context: Any) -> kopf.ConnectionInfo | None:
@@ -79,8 +79,8 @@ def make_registry(
 
     @kopf.on.startup(registry=registry)
     async def begin(**context: Any) -> None:
-        views.append(ObjectCache(context["resources"], context["children"], monotonic))
-        start(views[0])
+        caches.append(ObjectCache(context["resources"], context["children"], monotonic))
+        start(caches[0])
 
     @kopf.index(_is_resource, id="resources", registry=registry)
     async def index_resource(body: kopf.Body, resource: Any, **_: Any) -> dict[Key, Object]:
@@ -93,15 +93,26 @@ def make_registry(
         return {owner_key(found): found}
 
     @kopf.on.event(_is_watched, registry=registry)
-    async def look(event: Any, resource: Any, **_: Any) -> None:
+    async def handle_event(event: Any, resource: Any, **_: Any) -> None:
         found = _plain(event["object"], resource)
         if event["type"] is None:
-            listed()
-        if (key := key_of(found)) is not None:
-            is_new = views[0].saw(key, found, is_deleted=event["type"] == "DELETED")
-            (changed if is_new else wake)(key)
+            relist()
+        if event["type"] == "DELETED":
+            caches[0].mark_deleted(found)
+        if (key := key_of(found)) is None:
+            return
+        is_changed = found["kind"] == KIND and _is_changed(generations, key, found, event["type"])
+        wake(key, is_changed)
 
     return registry
+
+
+def _is_changed(generations: dict[Key, int], key: Key, resource: Object, event: str | None) -> bool:
+    """Whether an event brings a new generation of a resource that was seen before."""
+    before = generations.pop(key, None)
+    if event != "DELETED":
+        generations[key] = resource["metadata"]["generation"]
+    return before is not None and generations.get(key, before) != before
 
 
 def _is_watched(resource: Any) -> bool:
@@ -127,8 +138,8 @@ def _kind(resource: Any) -> str:
 def _plain(body: Mapping[str, Any], resource: Any) -> Object:
     """The object as a plain dict; items of a list come without their kind.
 
-    Who wrote which field is half of an object's size, and nothing here asks for it. It is taken out
-    of kopf's own copy: at the start kopf holds every object until the last one is indexed.
+    ``managedFields`` is half of an object's size, and nothing here reads it. It is removed from
+    kopf's own copy: at the start kopf holds every object until the last one is indexed.
     """
     kind = _kind(resource)
     body["metadata"].pop("managedFields", None)

@@ -1,7 +1,4 @@
-"""What the operator counts of itself, each with its unit; served on its metrics port."""
-
-import contextlib
-from collections.abc import Iterator
+"""The operator's own metrics, each with its unit; served on its metrics port."""
 
 from prometheus_client import (
     CollectorRegistry,
@@ -11,11 +8,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
-    start_http_server,
 )
-
-from ssd.errors import AddressError
-from ssd.rpc.listen import bindable
 
 REGISTRY = CollectorRegistry()
 """All that is served; the default one holds metrics of engines, which the operator has not."""
@@ -88,29 +81,3 @@ POOL_POLL_SECONDS = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2),
     registry=REGISTRY,
 )
-
-
-@contextlib.contextmanager
-def served(port: int) -> Iterator[int]:
-    """Answer Prometheus while the block runs; yields the port, another one if 0 was asked for.
-
-    Args:
-        port: on every address.
-
-    Raises:
-        AddressError: the port is in use.
-    """
-    _, host = bindable("::")
-    try:
-        server, thread = start_http_server(port, addr=host, registry=REGISTRY)
-    except OSError as error:
-        raise AddressError(
-            f"cannot listen on port {port} for metrics: {error.strerror}; "
-            "choose another --metrics-port"
-        ) from error
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

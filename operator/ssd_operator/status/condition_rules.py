@@ -5,6 +5,7 @@ Only what a person or a machine can act on has a reason of its own; the sentence
 
 from ssd_operator.api.spec import Object, ScalingMode, Sharing
 from ssd_operator.children.names import Component, account, cell_of
+from ssd_operator.observe.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import (
     condition_of,
@@ -13,11 +14,10 @@ from ssd_operator.observe.pod_state import (
     is_unschedulable,
     name_of,
 )
-from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED, Snapshot
 from ssd_operator.policy.rollout import Stage
 from ssd_operator.policy.scaling import Reason
+from ssd_operator.policy.snapshot import PROGRESS_EXCEEDED, Snapshot
 from ssd_operator.status.conditions import Condition, first_not_true, no, unknown, yes
-from ssd_operator.status.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 from ssd_operator.status.speculating import speculation_active
 
 _STUCK = frozenset(Trouble) - {

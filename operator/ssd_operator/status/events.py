@@ -4,13 +4,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ssd_operator.api.spec import Object
-from ssd_operator.observe.facts import DrainFact
+from ssd_operator.api.spec import API_VERSION, KIND, Object
+from ssd_operator.children.names import OPERATOR
+from ssd_operator.children.objects import digest
+from ssd_operator.observe.facts import DrainFact, Ref
+from ssd_operator.observe.pod_state import to_text
+from ssd_operator.policy.apply_failures import Reversion
 from ssd_operator.policy.drain import DrainPlan
 from ssd_operator.status.conditions import condition_in
 
 QUIET_SECONDS = 600.0
-"""The same Event of a resource is told once in this time."""
+"""The same Event of a resource is reported once in this time."""
+LONGEST_EVENT = 1024
+"""Characters of an Event's message that an API server accepts."""
 
 
 class Severity(StrEnum):
@@ -115,6 +121,56 @@ def release_events(pods: Iterable[Object]) -> tuple[Event, ...]:
         )
         for pod in pods
     )
+
+
+def reversion_events(
+    before: Mapping[Ref, Reversion], reversions: Mapping[Ref, Reversion]
+) -> tuple[Event, ...]:
+    """Objects that are not stored as they were applied, each once.
+
+    Args:
+        before: those of the pass before.
+        reversions: those of this pass.
+    """
+    return tuple(
+        _warning("ApplyReverted", reversion.message)
+        for ref, reversion in sorted(reversions.items())
+        if before.get(ref) != reversion
+    )
+
+
+def event_object(about: Object, event: Event, seconds: float) -> Object:
+    """The Event as an object of Kubernetes.
+
+    Each report is an object of its own: nothing is counted up, so nothing has to be read first.
+
+    Args:
+        about: the resource.
+        event: what happened to it.
+        seconds: when, since the epoch.
+    """
+    owner, when = about["metadata"], to_text(seconds)
+    text = {"reason": event.reason, "message": event.message[:LONGEST_EVENT]}
+    suffix = digest({"about": owner["uid"], "at": seconds, **text}, 16)
+    involved = {name: owner.get(name, "") for name in ("name", "namespace", "uid")}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{owner['name']}.{suffix}", "namespace": owner["namespace"]},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "resourceVersion": owner.get("resourceVersion", ""),
+            **involved,
+        },
+        **text,
+        "type": str(event.severity),
+        "source": {"component": OPERATOR},
+        "reportingComponent": OPERATOR,
+        "firstTimestamp": when,
+        "lastTimestamp": when,
+        "count": 1,
+    }
 
 
 def _normal(reason: str, message: str) -> Event:

@@ -10,9 +10,9 @@ an hour.
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.facts import LinkFact
 from ssd_operator.observe.pod_state import has_started, name_of
-from ssd_operator.observe.snapshot import Snapshot
-from ssd_operator.observe.transports import is_too_slow, sentence
+from ssd_operator.policy.snapshot import Snapshot
 from ssd_operator.status.conditions import Condition, Truth, condition_in, no, unknown, yes
+from ssd_operator.status.transports import is_too_slow, sentence
 
 KIND = "SpeculationActive"
 HOLD_SECONDS = 30.0

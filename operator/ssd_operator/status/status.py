@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 
 from ssd_operator.api.spec import Object, Resource
+from ssd_operator.api.status_schema import MOST_LINKS
 from ssd_operator.children.names import TARGET_PORT, Component, cell_of, selector
 from ssd_operator.observe.facts import Observed, PoolFact
 from ssd_operator.observe.pod_state import is_ready, is_scheduled, name_of, to_text
-from ssd_operator.observe.snapshot import Planned, Snapshot
-from ssd_operator.observe.transports import effective_transport, transport_of
+from ssd_operator.policy.snapshot import Planned, Snapshot
 from ssd_operator.status.condition_rules import verdicts
 from ssd_operator.status.conditions import LONGEST_MESSAGE, merge, no, unknown
+from ssd_operator.status.transports import effective_transport, transport_of
 
-MOST_LINKS = 64
-"""Links that a status lists."""
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
@@ -16,13 +16,14 @@ from ssd_operator.observe.cluster import (
     ConflictError,
     ForbiddenError,
     Key,
+    MissingError,
     RefusedError,
+    ref_of,
 )
-from ssd_operator.observe.diff import Place
 from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.object_cache import key_of, owner_key
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.status.events import Event
+from ssd_operator.status.events import Event, Severity
 
 AnswerT = TypeVar("AnswerT")
 Address = tuple[str, Ref]
@@ -58,7 +59,7 @@ class MemoryCluster:
     optional: frozenset[str] = frozenset()
     unreadable: set[str] = field(default_factory=set)
     """Kinds that we have no right on."""
-    shut: set[str] = field(default_factory=set)
+    forbidden_namespaces: set[str] = field(default_factory=set)
     """Namespaces in which nothing may be listed."""
     leaving_namespaces: set[str] = field(default_factory=set)
     log: list[tuple[Object, bool]] = field(default_factory=list)
@@ -76,50 +77,51 @@ class MemoryCluster:
             raise ForbiddenError(f"cannot get {ref.kind}")
         return self._answer(copy.deepcopy(self.objects.get((namespace, ref))))
 
-    async def uids(self, kind: str, namespace: str) -> frozenset[str]:
+    async def uids(self, kind: str, namespace: str) -> Mapping[str, Key]:
         self._may_fail()
-        if namespace in self.shut:
+        if namespace in self.forbidden_namespaces or kind in self.unreadable:
             raise ForbiddenError(f"cannot list {kind} in {namespace}")
-        return frozenset(
-            thing["metadata"]["uid"]
+        return {
+            thing["metadata"]["uid"]: (where, ref.name)
             for (where, ref), thing in self.objects.items()
             if ref.kind == kind and namespace in ("", where) and _is_watched(thing)
-        )
+        }
 
-    async def apply(self, wanted: Object, uid: str = "") -> Object:
-        namespace = wanted["metadata"]["namespace"]
-        ref = Ref(wanted["kind"], wanted["metadata"]["name"])
-        self._write("apply", ref)
-        if namespace in self.leaving_namespaces and (namespace, ref) not in self.objects:
+    async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
+        namespace, ref = wanted["metadata"]["namespace"], ref_of(wanted)
+        self._write(subresource or "apply", ref)
+        address, wanted = (namespace, ref), copy.deepcopy(wanted)
+        live = self.objects.get(address)
+        if subresource:
+            if live is None:
+                raise MissingError(f"{ref} is gone")
+            self._check_identity(live, {"uid": uid})
+            return self._answer(self.put(live | {subresource: wanted[subresource]}))
+        if namespace in self.leaving_namespaces and live is None:
             raise ForbiddenError(f"namespace {namespace} is being terminated", is_leaving=True)
         if ref.kind in self.refusals:
             raise self.refusals[ref.kind]
         if ref in self.refused:
             raise RefusedError(self.refused[ref])
-        address, wanted = (namespace, ref), copy.deepcopy(wanted)
-        live = self.objects.get(address)
-        if uid and (live is None or live["metadata"]["uid"] != uid):
-            raise ConflictError(f"uid {uid} of {ref} is gone")
+        if uid:
+            self._check_identity(live, {"uid": uid})
         if live is not None and _controllers(live) - _controllers(wanted):
             raise RefusedError("Only one reference can have Controller set to true")
         base = {} if live is None else _without(live, self._intents.get(address, {}), wanted)
         self._intents[address] = wanted
         return self._answer(self.put(_merged(_merged(base, wanted), self.imposed.get(ref, {}))))
 
-    async def prune(self, live: Object, places: Sequence[Place]) -> Object:
-        ref = Ref(live["kind"], live["metadata"]["name"])
-        self._write("prune", ref)
-        found = copy.deepcopy(self.objects.get((live["metadata"]["namespace"], ref)))
-        if found is None or found["metadata"]["uid"] != live["metadata"]["uid"]:
-            raise ConflictError(f"{ref} is gone")
-        if ref.kind == "Pod":
-            raise RefusedError("pod updates may not change fields")
-        for *way, last in places:
-            there: Any = found
-            for step in way:
-                there = there[step]
-            del there[last]
-        return self._answer(self.put(found))
+    async def patch(
+        self, namespace: str, ref: Ref, changes: Object, subresource: str = ""
+    ) -> Object:
+        self._write(subresource or "patch", ref)
+        live = self.objects.get((namespace, ref))
+        if live is None:
+            raise MissingError(f"{ref} is gone")
+        self._check_identity(live, changes.get("metadata", {}))
+        if subresource == "scale":
+            changes = {"spec": {"draft": changes["spec"]}}
+        return self._answer(self.put(_patched(live, changes)))
 
     async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
         self._write("delete", ref)
@@ -128,42 +130,10 @@ class MemoryCluster:
             self.remove(namespace, ref)
         self._answer(None)
 
-    async def annotate_pod(
-        self, namespace: str, name: str, annotations: Mapping[str, str]
-    ) -> Object | None:
-        ref = Ref("Pod", name)
-        self._write("annotate", ref)
-        found = copy.deepcopy(self.objects.get((namespace, ref)))
-        if found is None:
-            return self._answer(None)
-        found["metadata"].setdefault("annotations", {}).update(annotations)
-        return self._answer(self.put(found))
-
-    async def adopt_pod(self, namespace: str, name: str, uid: str, owner: Object) -> Object | None:
-        ref = Ref("Pod", name)
-        self._write("adopt", ref)
-        found = copy.deepcopy(self.objects.get((namespace, ref)))
-        if found is None:
-            return self._answer(None)
-        if found["metadata"]["uid"] != uid:
-            raise ConflictError(f"uid {uid} of {ref} is gone")
-        found["metadata"].setdefault("ownerReferences", []).append(owner)
-        return self._answer(self.put(found))
-
-    async def patch_status(self, namespace: str, name: str, status: Object) -> Object | None:
-        ref = Ref(KIND, name)
-        self._write("status", ref)
-        found = copy.deepcopy(self.objects.get((namespace, ref)))
-        return self._answer(None if found is None else self.put(found | {"status": status}))
-
-    async def patch_scale(self, namespace: str, name: str, replicas: int) -> None:
-        self._write("scale", Ref(KIND, name))
-        self.edit_spec((namespace, name), draft={"replicas": replicas})
-        self._answer(None)
-
-    async def post_event(self, about: Object, event: Event, seconds: float) -> None:
+    async def create(self, thing: Object) -> None:
         self._may_fail()
-        self.events.append(event)
+        assert thing["kind"] == "Event"
+        self.events.append(Event(Severity(thing["type"]), thing["reason"], thing["message"]))
         self._answer(None)
 
     async def optional_kinds(self) -> frozenset[str]:
@@ -232,6 +202,11 @@ class MemoryCluster:
         if verb != "status" and ref in self.forbidden:
             raise ForbiddenError(self.forbidden[ref])
 
+    def _check_identity(self, live: Object | None, meant: Object) -> None:
+        for name in ("uid", "resourceVersion"):
+            if name in meant and (live is None or live["metadata"][name] != meant[name]):
+                raise ConflictError(f"{name} {meant[name]} is not the one that is stored")
+
     def _may_fail(self) -> None:
         failure = self.failures.pop(0) if self.failures else None
         if isinstance(failure, LostAnswerError):
@@ -272,7 +247,7 @@ class Watch:
         self._sort()
         return events
 
-    def list_anew(self) -> list[tuple[Key, Object, bool]]:
+    def list_again(self) -> list[tuple[Key, Object, bool]]:
         """What a watch does after a gap: it tells what is there, and keeps what is gone."""
         self._told = Counter(dict.fromkeys(WATCHED_KINDS, len(self._cluster.log)))
         listed = [copy.deepcopy(each) for each in self._cluster.objects.values()]
@@ -320,10 +295,11 @@ _ATOMIC = frozenset({"selector", "podSelector", "nodeSelector"})
 
 
 def _patched(live: Any, wanted: Any) -> Any:
-    """As a merge patch does: lists are replaced."""
+    """As a merge patch does: lists are replaced, keys that are null are removed."""
     if not isinstance(live, dict) or not isinstance(wanted, dict):
         return copy.deepcopy(wanted)
-    return live | {name: _patched(live.get(name), value) for name, value in wanted.items()}
+    merged = live | {name: _patched(live.get(name), value) for name, value in wanted.items()}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _merged(live: Any, wanted: Any, key: str = "") -> Any:

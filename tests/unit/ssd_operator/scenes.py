@@ -16,8 +16,8 @@ from ssd_operator.api.spec import (
 )
 from ssd_operator.observe.facts import LinkFact, Observed, PoolFact, Ref
 from ssd_operator.observe.pod_state import is_ready, name_of, to_text
-from ssd_operator.observe.snapshot import Planned, Snapshot
 from ssd_operator.policy.drain import DEADLINE_ANNOTATION
+from ssd_operator.policy.snapshot import Planned, Snapshot
 
 NOW = 1_000_000.0
 PLACED: Object = {"type": "PodScheduled", "status": "True", "lastTransitionTime": to_text(NOW)}

@@ -268,7 +268,7 @@ class Storm(RuleBasedStateMachine):
     def look(self, *, is_seen: bool) -> None:
         self.speak()
         self.cluster.is_seen = is_seen
-        self.cluster.seen = copy.deepcopy(self.world.view.resource(KEY) or {})
+        self.cluster.seen = copy.deepcopy(self.world.cache.resource(KEY) or {})
         again_after = run(self.world.try_to_look())
         assert again_after is None or again_after > 0, "passes would follow each other at once"
         self.cluster.is_seen = False

@@ -6,7 +6,7 @@ from tests.unit.ssd_operator.scenes import Scene
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import endpoints_of
-from ssd_operator.observe.snapshot import Planned
+from ssd_operator.policy.snapshot import Planned
 from ssd_operator.status.condition_rules import verdicts
 
 CASES = [

@@ -10,7 +10,7 @@ from ssd_operator.observe.cluster import BusyError, ForbiddenError
 from ssd_operator.observe.facts import PoolFact, Ref
 from ssd_operator.observe.pod_state import name_of
 from ssd_operator.policy.apply_failures import RETRY_SECONDS
-from ssd_operator.runtime.reconcile import PATIENCE_SECONDS
+from ssd_operator.runtime.reconcile import FAILING_SECONDS
 
 SCALING: Object = DEMO | {"draft": {**DEMO["draft"], "autoscaling": {"mode": "Internal"}}}
 
@@ -137,7 +137,7 @@ async def test_a_webhook_that_does_not_answer_freezes_no_status_and_is_told_when
         await world.look()
     assert world.cluster.condition(KEY, "Ready")[0] == "False"
     assert world.cluster.condition(KEY, "ResourcesOwned")[0] == "True"  # it may pass
-    world.cluster.now += PATIENCE_SECONDS
+    world.cluster.now += FAILING_SECONDS
     with pytest.raises(BusyError, match="webhook"):
         await world.look()
     assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "Forbidden")

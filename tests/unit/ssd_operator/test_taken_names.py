@@ -46,13 +46,13 @@ async def test_a_name_of_somebody_else_is_left_alone_and_nothing_new_is_made() -
 class Race(MemoryCluster):
     """Another resource makes a child of a wanted name, between the look at it and the apply."""
 
-    async def apply(self, wanted: Object, uid: str = "") -> Object:
+    async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
         ref = Ref(wanted["kind"], wanted["metadata"]["name"])
         if ref == Ref("Service", "demo-targets") and ("default", ref) not in self.objects:
             owner = {"kind": KIND, "name": "demo-targets", "uid": "other", "controller": True}
             metadata = {"namespace": "default", "name": ref.name, "ownerReferences": [owner]}
             self.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata})
-        return await super().apply(wanted, uid)
+        return await super().apply(wanted, uid, subresource)
 
 
 async def test_a_name_that_another_resource_took_meanwhile_is_taken_and_not_refused() -> None:

@@ -27,8 +27,10 @@ class Witness(MemoryCluster):
     _rolling: set[str] = field(default_factory=set)
     """Targets that the operator took down, and that are not back."""
 
-    async def apply(self, wanted: Object, uid: str = "") -> Object:
+    async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
         address = wanted["metadata"]["namespace"], Ref(wanted["kind"], wanted["metadata"]["name"])
+        if subresource:
+            return await super().apply(wanted, uid, subresource)
         before = copy.deepcopy(self.objects.get(address))
         try:
             return await super().apply(wanted, uid)

@@ -15,9 +15,9 @@ from ssd_operator.observe.cluster import WATCHED_KINDS, ClusterError, Key
 from ssd_operator.observe.facts import DrainFact, PoolFact, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import is_ready
-from ssd_operator.observe.relist import RollCall
 from ssd_operator.policy.drain import DrainCall
 from ssd_operator.runtime.reconcile import Reconciler
+from ssd_operator.runtime.relist import Readiness, Relist
 
 KEY: Key = ("default", "demo")
 DEMO: Object = {
@@ -75,22 +75,24 @@ class World:
         """A new operator, which remembers nothing."""
         self.engines = MemoryEngines()
         self.watch = Watch(self.cluster)
-        self.view = ObjectCache(self.watch.resources, self.watch.children, lambda: self.cluster.now)
+        self.cache = ObjectCache(
+            self.watch.resources, self.watch.children, lambda: self.cluster.now
+        )
         self.woken: list[Key] = []
-        self.roll_call = RollCall(self.cluster, self.view, self.woken.append)
+        self.relist = Relist(self.cluster, self.cache, self.woken.append, Readiness())
         self.reconciler = Reconciler(
-            self.cluster, self.view, self.engines, CONFIG, lambda: self.cluster.now
+            self.cluster, self.cache, self.engines, CONFIG, lambda: self.cluster.now
         )
 
     def see(self, kinds: Iterable[str] = WATCHED_KINDS) -> None:
         """The watch catches up."""
-        for key, thing, is_gone in self.watch.catch_up(kinds):
-            self.view.saw(key, thing, is_deleted=is_gone)
+        for _, thing, is_gone in self.watch.catch_up(kinds):
+            if is_gone:
+                self.cache.mark_deleted(thing)
 
     def see_after_a_gap(self) -> None:
-        """The watch begins anew: nobody tells what was deleted."""
-        for key, thing, _ in self.watch.list_anew():
-            self.view.saw(key, thing)
+        """The watch begins again, and does not report what was deleted."""
+        self.watch.list_again()
 
     async def look(self) -> float | None:
         """One pass over what the watch has brought so far."""

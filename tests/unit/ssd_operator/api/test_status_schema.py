@@ -5,8 +5,8 @@ from tests.unit.ssd_operator.scenes import NOW, Scene, answer, draft, homeless, 
 
 from ssd_operator.api.status_schema import status
 from ssd_operator.api.structural import problems, stored
-from ssd_operator.observe.snapshot import Planned
 from ssd_operator.policy.scaling import Decision, Reason
+from ssd_operator.policy.snapshot import Planned
 from ssd_operator.status.status import status_of, status_of_invalid
 
 SCHEMA = status()

@@ -10,7 +10,6 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import revision_of
 from ssd_operator.observe.facts import LinkFact, PoolFact, Ref
-from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import name_of
 from ssd_operator.policy.apply_failures import MOST_REPAIRS, RETRY_SECONDS
 
@@ -166,33 +165,6 @@ async def test_a_template_that_a_webhook_changes_holds_no_other_cell_up() -> Non
     assert len(after) == 2
     assert not after & before
     assert world.controllers.preflights() == []
-
-
-def test_an_answer_that_comes_after_the_news_of_its_objects_end_is_not_kept() -> None:
-    view = ObjectCache({}, {}, lambda: 0.0)
-    pod = {"kind": "Pod", "metadata": {"name": "d0", "uid": "u0", "resourceVersion": "7"}}
-    gone = {"kind": "Pod", "metadata": {"name": "d0", "uid": "u0", "resourceVersion": "8"}}
-    view.saw(KEY, gone, is_deleted=True)
-    view.remember(KEY, pod)
-    assert view.children(KEY) == {}
-
-
-def test_an_object_that_only_lost_its_labels_for_a_while_is_believed_again() -> None:
-    view = ObjectCache({}, {}, lambda: 0.0)
-    service = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "8"}}
-    answer = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "9"}}
-    view.saw(KEY, service, is_deleted=True)
-    view.remember(KEY, answer)
-    assert view.children(KEY) == {Ref("Service", "demo"): answer}
-
-
-def test_news_of_an_objects_end_does_not_hide_the_one_that_came_after_it() -> None:
-    view = ObjectCache({}, {}, lambda: 0.0)
-    service = {"kind": "Service", "metadata": {"name": "demo", "uid": "u1", "resourceVersion": "9"}}
-    gone = {"kind": "Service", "metadata": {"name": "demo", "uid": "u0", "resourceVersion": "8"}}
-    view.remember(KEY, service)
-    view.saw(KEY, gone, is_deleted=True)
-    assert view.children(KEY) == {Ref("Service", "demo"): service}
 
 
 async def test_a_new_operator_does_not_take_back_that_a_resource_without_links_is_scaled() -> None:

@@ -29,7 +29,7 @@ async def indexed(registry: kopf.OperatorRegistry, index: str, body: Any) -> Any
 
 
 async def test_a_child_is_kept_under_its_resource_with_its_kind() -> None:
-    registry = make_registry(Mock(), Mock(), Mock(), Mock())
+    registry = make_registry(Mock(), Mock(), Mock())
     found = await indexed(registry, "children", deepcopy(DEPLOYMENT))
     child = found["ns", "demo"]
     assert (child["kind"], child["apiVersion"]) == ("Deployment", "apps/v1")
@@ -37,7 +37,7 @@ async def test_a_child_is_kept_under_its_resource_with_its_kind() -> None:
 
 
 async def test_who_wrote_which_field_is_kept_neither_by_us_nor_by_kopf() -> None:
-    registry, body = make_registry(Mock(), Mock(), Mock(), Mock()), deepcopy(DEPLOYMENT)
+    registry, body = make_registry(Mock(), Mock(), Mock()), deepcopy(DEPLOYMENT)
     found = await indexed(registry, "children", body)
     assert found["ns", "demo"]["metadata"].keys() == {"namespace", "name", "labels"}
     assert "managedFields" not in body["metadata"]
@@ -54,28 +54,30 @@ def test_kopf_copies_and_stores_nothing_of_an_object(body: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "generation", "called"),
+    ("events", "is_changed"),
     [
-        (None, 1, {"listed", "wake"}),
-        ("MODIFIED", 1, {"wake"}),
-        ("MODIFIED", 2, {"changed"}),
+        ([("ADDED", 1), ("MODIFIED", 1)], False),
+        ([("ADDED", 1), ("MODIFIED", 2)], True),
+        ([("ADDED", 1), ("DELETED", 2)], False),
+        ([("ADDED", 1), ("DELETED", 1), ("ADDED", 2)], False),
+        ([(None, 1)], False),
     ],
 )
-async def test_an_event_wakes_its_key_and_a_new_listing_is_told(
-    event: str | None, generation: int, called: set[str]
+async def test_an_event_asks_for_a_pass_and_only_a_new_generation_is_a_change(
+    events: list[tuple[str | None, int]], *, is_changed: bool
 ) -> None:
     calls = Mock()
-    registry = make_registry(Mock(), calls.wake, calls.changed, calls.listed)
+    registry = make_registry(calls.start, calls.wake, calls.relist)
     resource = Mock(group="ssd.dev", version="v1alpha1", plural="ssddeployments")
     activities: list[Any] = list(registry._activities.get_all_handlers())
     watching: list[Any] = list(registry._watching.get_all_handlers())
     (begin,) = [each.fn for each in activities if each.id.endswith(".begin")]
-    (look,) = [each.fn for each in watching]
+    (handle,) = [each.fn for each in watching]
     metadata = {"namespace": "ns", "name": "demo", "uid": "u", "resourceVersion": "1"}
     await begin(resources={}, children={})
-    before = {"type": "ADDED", "object": {"metadata": metadata | {"generation": 1}}}
-    await look(event=before, resource=resource)
-    calls.reset_mock()
-    now = {"type": event, "object": {"metadata": metadata | {"generation": generation}}}
-    await look(event=now, resource=resource)
-    assert {name for name, _, _ in calls.method_calls} == called
+    for event, generation in events:
+        body = {"metadata": metadata | {"generation": generation}}
+        await handle(event={"type": event, "object": body}, resource=resource)
+    calls.wake.assert_called_with(("ns", "demo"), is_changed)
+    assert calls.wake.call_count == len(events)
+    assert calls.relist.called is (events[0][0] is None)

@@ -19,10 +19,10 @@ from tests.unit.ssd_operator.scenes import (
 from ssd_operator.api.spec import Object, Observability, ScalingMode
 from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.observe.snapshot import Planned
 from ssd_operator.policy.preflight import Preflight
 from ssd_operator.policy.rollout import Stage
 from ssd_operator.policy.scaling import Decision, Reason
+from ssd_operator.policy.snapshot import Planned
 from ssd_operator.status.condition_rules import verdicts
 
 TWO_TARGETS = (deployment("demo-target-0"), deployment("demo-target-1"))

@@ -10,7 +10,7 @@ from tests.unit.ssd_operator.world import KEY, World, settled
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.facts import LinkFact
-from ssd_operator.observe.snapshot import Planned, Snapshot
+from ssd_operator.policy.snapshot import Planned, Snapshot
 from ssd_operator.status.conditions import Truth
 from ssd_operator.status.speculating import HOLD_SECONDS, speculation_active, unlinked_since
 

@@ -17,8 +17,8 @@ from tests.unit.ssd_operator.scenes import (
 from ssd_operator.api.spec import Model, Object
 from ssd_operator.observe.facts import PoolFact, Ref
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.observe.snapshot import Planned
 from ssd_operator.policy.scaling import Decision, Reason
+from ssd_operator.policy.snapshot import Planned
 from ssd_operator.status.status import status_of, status_of_invalid
 
 STAMP = to_text(NOW)

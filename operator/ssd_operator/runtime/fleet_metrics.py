@@ -5,9 +5,9 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ssd_operator.api.spec import Object
+from ssd_operator.observe.diagnosis import Trouble
 from ssd_operator.observe.pod_state import to_seconds
 from ssd_operator.runtime import metrics
-from ssd_operator.status.diagnosis import Trouble
 
 _FOR_SPEED = frozenset({"SpeculationActive", "ScalingActive", "DraftCapacity"})
 """Conditions that matter once a target serves, and that a person gives up who pauses a resource."""

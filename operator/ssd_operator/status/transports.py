@@ -5,7 +5,7 @@ Nothing is concluded from where pods run: two pods on one node may use sockets.
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.facts import LinkFact
-from ssd_operator.observe.snapshot import Snapshot
+from ssd_operator.policy.snapshot import Snapshot
 
 TOO_SLOW = "link_too_slow"
 """Beginning of the reason of a link that its target refused because of its measurements."""

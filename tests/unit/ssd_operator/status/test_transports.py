@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.ssd_operator.scenes import Scene, answer, link
 
-from ssd_operator.observe.transports import effective_transport, transport_of
+from ssd_operator.status.transports import effective_transport, transport_of
 
 
 @pytest.mark.parametrize(

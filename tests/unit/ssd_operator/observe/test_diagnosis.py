@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from ssd_operator.api.spec import Object
+from ssd_operator.observe.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.status.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 
 NOW = 1_000_000.0
 IMAGE = "localhost/ssd-target:0.1.0"

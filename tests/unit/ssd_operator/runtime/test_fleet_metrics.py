@@ -7,8 +7,8 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.runtime import metrics
+from ssd_operator.runtime.fleet_metrics import FleetMetrics, troubles
 from ssd_operator.runtime.work_queue import Schedule
-from ssd_operator.status.fleet_metrics import FleetMetrics, troubles
 
 
 @pytest.fixture(autouse=True)

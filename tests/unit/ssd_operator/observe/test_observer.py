@@ -1,12 +1,12 @@
-"""Kinds that a cluster may do without, or that we may have no right on."""
+"""Objects of kinds that a cluster may not serve, or that we may have no right on."""
 
 from tests.unit.ssd_operator.world import DEMO, KEY, World, demo, settled
 
 from ssd_operator.observe.facts import Ref
-from ssd_operator.observe.optional_children import FORBIDDEN_SECONDS, READ_SECONDS
+from ssd_operator.observe.observer import FORBIDDEN_SECONDS, OPTIONAL_SECONDS
 
 
-async def test_an_absent_optional_api_is_told_and_costs_no_call() -> None:
+async def test_an_absent_optional_api_is_reported_and_costs_no_call() -> None:
     world = World(DEMO | {"observability": {"podMonitor": True}})
     await world.come_to_rest(6)
     assert world.cluster.condition(KEY, "SpecValid") == ("False", "OptionalAPIMissing")
@@ -23,7 +23,7 @@ async def test_a_kind_that_came_later_and_nobody_wants_needs_no_right() -> None:
     world = await settled()
     world.cluster.unreadable = {"ScaledObject", "PodMonitor"}
     world.cluster.optional = frozenset(world.cluster.unreadable)
-    world.cluster.now += 2 * READ_SECONDS
+    world.cluster.now += 2 * OPTIONAL_SECONDS
     world.cluster.remove("default", Ref("Service", "demo"))
     world.see()
     await world.look()
@@ -34,7 +34,7 @@ async def test_a_kind_that_came_later_and_nobody_wants_needs_no_right() -> None:
     assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
 
 
-async def test_a_missing_right_on_a_kind_that_is_wanted_is_told_until_it_is_given() -> None:
+async def test_a_missing_right_on_a_kind_that_is_wanted_is_reported_until_it_is_given() -> None:
     autoscaling = {"mode": "KEDA", "keda": {"serverAddress": "http://prometheus:9090"}}
     world = World(demo(observability={"podMonitor": True}, draft={"autoscaling": autoscaling}))
     world.cluster.optional = frozenset({"ScaledObject", "PodMonitor"})

@@ -1,0 +1,223 @@
+"""Collects what one pass sees of a resource: cached objects, and objects read by name."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ssd_operator.api.spec import Object, Resource, ScalingMode, drafts_of_cell
+from ssd_operator.children.config import OperatorConfig
+from ssd_operator.children.manifests import wanted
+from ssd_operator.children.names import (
+    Component,
+    account,
+    draft_cells,
+    is_engine_pod,
+    is_released,
+    maker_of,
+)
+from ssd_operator.observe.cluster import (
+    OPTIONAL_KINDS,
+    Cluster,
+    ForbiddenError,
+    Key,
+    is_owned_by,
+    ref_of,
+)
+from ssd_operator.observe.facts import Observed, Ref
+from ssd_operator.observe.object_cache import ObjectCache, is_of_former, is_ours
+from ssd_operator.observe.pod_state import endpoints_of, is_leaving, to_seconds
+
+OPTIONAL_SECONDS = 600.0
+"""Between two reads of objects of optional kinds, and of which of these kinds are served."""
+FORBIDDEN_SECONDS = 60.0
+"""Between two reads where the right was missing."""
+
+
+@dataclass(slots=True)
+class Sight:
+    """What earlier passes over one resource have seen, so that nothing is read twice."""
+
+    resource: Resource | None = None
+    """Of the pass before."""
+    names: tuple[Ref, ...] = ()
+    """Names of all its children."""
+    children: frozenset[Ref] = frozenset()
+    """Children of the last pass that was not paused."""
+    forbidden: frozenset[str] = frozenset()
+    """Optional kinds that the resource wants and that we may not read."""
+    kinds_wanted: frozenset[str] = field(default_factory=frozenset)
+    optional_read_at: float = float("-inf")
+
+
+class Observer:
+    """Looks at resources. Asyncio loop."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        cache: ObjectCache,
+        config: OperatorConfig,
+        now: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._cache = cache
+        self._config = config
+        self._now = now
+        self._served: frozenset[str] = frozenset()
+        self._served_at = float("-inf")
+
+    async def observe(
+        self,
+        key: Key,
+        found: Object,
+        resource: Resource,
+        sight: Sight,
+        rejected: Iterable[Ref],
+    ) -> Observed:
+        """Look at a resource and everything around it.
+
+        Args:
+            key: of the resource.
+            found: the resource as an object.
+            resource: the same, parsed.
+            sight: of the pass before; changed.
+            rejected: children that the API server does not accept, and that are not read.
+
+        Raises:
+            ClusterError: the API server does not answer.
+        """
+        await self._read_optional(key, resource, sight)
+        seen = self._cache.children(key)
+        children = {
+            ref: each
+            for ref, each in seen.items()
+            if (is_owned_by if ref.kind == "Pod" else is_ours)(each, resource.uid)
+        }
+        pods = tuple(
+            each
+            for ref, each in seen.items()
+            if ref.kind == "Pod"
+            and ref not in children
+            and is_engine_pod(each, resource.name)
+            and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
+        )
+        foreign, leaving, absent = set[Ref](), set[Ref](), set[Ref]()
+        for ref in self._unseen(resource, sight, children, pods, frozenset(rejected)):
+            # Read by name: the watch sees only what carries our label.
+            live = await self._cluster.get(key[0], ref)
+            if live is None:
+                absent.add(ref)
+            elif is_ours(live, resource.uid):
+                children[ref] = live
+            elif is_of_former(live, resource.name, resource.uid):
+                leaving.add(ref)
+            else:
+                foreign.add(ref)
+        if not resource.spec.paused:
+            sight.children = frozenset(children)
+        slices = (each for ref, each in seen.items() if ref.kind == "EndpointSlice")
+        return Observed(
+            children=children,
+            pods=pods,
+            released=tuple(each for each in seen.values() if is_released(each, resource)),
+            endpoints=endpoints_of(resource.name, slices),
+            foreign=frozenset(foreign),
+            leaving=frozenset(leaving),
+            absent=frozenset(absent),
+            optional_apis=self._served - sight.forbidden | {"HorizontalPodAutoscaler"},
+            unreadable=sight.forbidden,
+            status=found.get("status") or {},
+        )
+
+    def doubt_served_kinds(self) -> None:
+        """Ask again the next time which kinds are served: a call met one that is not."""
+        self._served_at = float("-inf")
+
+    def _unseen(
+        self,
+        resource: Resource,
+        sight: Sight,
+        children: dict[Ref, Object],
+        pods: tuple[Object, ...],
+        rejected: frozenset[Ref],
+    ) -> list[Ref]:
+        """Names that are to be read: children that are not seen.
+
+        These are the ones to be made, and those that were there or have pods and are neither seen
+        nor wanted: the latter are gone, or their labels were removed and they would stay for ever.
+        """
+        if sight.resource != resource:
+            sight.resource, sight.names = resource, _names(resource, self._config)
+        absent_kinds = set(OPTIONAL_KINDS) - (self._served - sight.forbidden)
+        names = [ref for ref in sight.names if ref.kind not in absent_kinds]
+        makers = {Ref("Deployment", maker_of(pod)) for pod in pods if not is_leaving(pod)}
+        vanished = sorted((sight.children | makers) - set(names))
+        return [ref for ref in (*names, *vanished) if ref not in children and ref not in rejected]
+
+    async def _read_optional(self, key: Key, resource: Resource, sight: Sight) -> None:
+        """Read objects of optional kinds that the resource wants or has had, if it is time to.
+
+        The first time all kinds are read, since an operator before this one may have made them. A
+        missing right matters only for a kind that is wanted.
+        """
+        now = self._now()
+        if now - self._served_at >= OPTIONAL_SECONDS:
+            self._served = await self._cluster.optional_kinds()
+            self._served_at = now
+        kinds, is_first = _kinds_wanted(resource), sight.optional_read_at == float("-inf")
+        pause = FORBIDDEN_SECONDS if sight.forbidden else OPTIONAL_SECONDS
+        if now - sight.optional_read_at < pause and kinds == sight.kinds_wanted:
+            return
+        had = {ref.kind for ref in self._cache.children(key)}
+        forbidden = set[str]()
+        for kind in self._served:
+            if not (is_first or kind in kinds or kind in had):
+                continue
+            ref = Ref(kind, _name_of(kind, resource))
+            try:
+                live = await self._cluster.get(key[0], ref)
+            except ForbiddenError as error:
+                if error.is_leaving:
+                    raise
+                forbidden.add(kind)
+                continue
+            self._cache.drop_answer(key, ref)
+            if live is not None:
+                self._cache.remember(key, live)
+        sight.forbidden, sight.kinds_wanted = kinds & forbidden, kinds
+        sight.optional_read_at = now
+
+
+def _names(resource: Resource, config: OperatorConfig) -> tuple[Ref, ...]:
+    """Names of all children that a resource asks for; a preflight's pod is none of them."""
+    cells = draft_cells(resource)
+    number = resource.spec.draft.replicas
+    replicas = {cell: drafts_of_cell(number, len(cells), cell) for cell in cells}
+    return tuple(map(ref_of, wanted(resource, config, replicas)))
+
+
+def _kinds_wanted(resource: Resource) -> frozenset[str]:
+    """Optional kinds of which a resource wants an object."""
+    autoscaling = resource.spec.draft.autoscaling
+    wishes = {
+        "ScaledObject": autoscaling is not None and autoscaling.mode is ScalingMode.KEDA,
+        "PodMonitor": resource.spec.observability.pod_monitor,
+    }
+    return frozenset(kind for kind, is_wanted in wishes.items() if is_wanted)
+
+
+def _name_of(kind: str, resource: Resource) -> str:
+    return account(resource, Component.DRAFT) if kind == "ScaledObject" else resource.name
+
+
+def _is_older(pod: Object, resource: Object, deployment: Object | None) -> bool:
+    """Whether a pod is of a former resource of this name: nothing that is ours existed before it.
+
+    One that is older than the resource alone came with a Deployment that was left for us to adopt;
+    one that is older than its Deployment alone was adopted by that.
+    """
+    makers = [resource] if deployment is None else [resource, deployment]
+    return all(_made_at(pod) < _made_at(each) for each in makers)
+
+
+def _made_at(thing: Object) -> float:
+    return to_seconds(thing["metadata"].get("creationTimestamp")) or 0.0

@@ -1,0 +1,63 @@
+"""The operator's HTTP ports: probes and metrics, answered by the loop that does the work.
+
+A loop that stalls answers neither, and the kubelet restarts the process.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from http import HTTPStatus
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from ssd.errors import AddressError
+from ssd.rpc.listen import bindable
+
+
+def probe(check: Callable[[], str]) -> Handler:
+    """Answer 200, or 503 with the problem that a check returns."""
+
+    async def answer(_: web.Request) -> web.Response:
+        problem = check()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
+        return web.Response(status=status, text=problem or "ok")
+
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def serve(port: int, what: str, routes: Mapping[str, Handler]) -> AsyncIterator[int]:
+    """Answer while the block runs; yields the port, which is another one for 0.
+
+    Args:
+        port: on every address of both families: the kubelet is outside, and knows one of them.
+        what: is served: the flag that sets the port is ``--<what>-port``.
+        routes: by path.
+
+    Raises:
+        AddressError: the port is in use.
+    """
+    application = web.Application()
+    for path, handler in routes.items():
+        application.router.add_get(path, handler)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, _listening(port, what)).start()
+        yield int(runner.addresses[0][1])
+    finally:
+        await runner.cleanup()
+
+
+def _listening(port: int, what: str) -> socket.socket:
+    family, host = bindable("::")
+    is_dual = family == socket.AF_INET6
+    try:
+        return socket.create_server((host, port), family=family, dualstack_ipv6=is_dual)
+    except OSError as error:
+        raise AddressError(
+            f"cannot listen on port {port} for {what}: {os.strerror(error.errno or 0)}; "
+            f"choose another --{what}-port"
+        ) from error

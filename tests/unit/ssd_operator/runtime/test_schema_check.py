@@ -1,0 +1,82 @@
+"""The CRD that is served must have every field that the operator knows."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+
+from ssd.errors import SetupError
+from ssd_operator.api.schema import crd
+from ssd_operator.api.spec import Object
+from ssd_operator.observe.cluster import BusyError
+from ssd_operator.runtime.schema_check import missing_fields, wait_for_schema
+
+
+def served() -> Object:
+    """What an API server with our CRD serves."""
+    schema: Object = copy.deepcopy(crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+    return schema
+
+
+def older(*path: str) -> Object:
+    """The same, of a time when this field was not known."""
+    schema = served()
+    part = schema
+    for name in path[:-1]:
+        part = part[name]
+    del part[path[-1]]
+    return schema
+
+
+@dataclass
+class Answers:
+    """``Schemas`` that are replaced by the next one while the operator sleeps."""
+
+    schemas: list[Object | BusyError]
+    is_there: bool = True
+
+    async def is_served(self, name: str) -> bool:
+        return self.is_there
+
+    async def served_schema(self) -> Object:
+        found = self.schemas[0]
+        if isinstance(found, BusyError):
+            raise found
+        return found
+
+    async def sleep(self, seconds: float) -> None:
+        self.schemas.pop(0)
+
+
+def test_our_own_crd_has_every_field() -> None:
+    assert list(missing_fields(served(), served())) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (("properties", "spec", "properties", "paused"), "spec.paused"),
+        (
+            ("properties", "status", "properties", "links", "items", "properties", "state"),
+            "status.links[].state",
+        ),
+        (("properties", "status"), "status"),
+    ],
+)
+def test_a_field_that_is_not_served_is_named(path: tuple[str, ...], name: str) -> None:
+    assert list(missing_fields(served(), older(*path))) == [name]
+
+
+async def test_nothing_begins_on_an_older_crd_until_it_is_upgraded() -> None:
+    old = older("properties", "spec", "properties", "paused")
+    answers, problems = Answers([old, BusyError("503"), served()]), list[str]()
+    await wait_for_schema(answers, problems.append, answers.sleep)
+    assert len(problems) == 2
+    assert "lacks spec.paused;" in problems[0]
+    assert problems[1] == "503"
+
+
+async def test_a_cluster_without_the_crd_ends_the_operator() -> None:
+    answers = Answers([], is_there=False)
+    with pytest.raises(SetupError, match="does not serve SSDDeployment"):
+        await wait_for_schema(answers, print, answers.sleep)
