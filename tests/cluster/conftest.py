@@ -1,4 +1,4 @@
-"""The cluster that tests talk to, and the chart's release in it."""
+"""The cluster of the tests, and the chart's release in it."""
 
 import contextlib
 import json
@@ -15,11 +15,11 @@ import pytest
 from tests.cluster.kube import (
     EVERYWHERE,
     Release,
+    dump_cluster_state,
     install,
     inventory,
-    portrait,
     run,
-    take_over_definition,
+    take_over_crd,
 )
 from tests.cluster.operators import Operator, ReleasedOperator, operator_process
 
@@ -50,16 +50,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test tells what the cluster looked like, while it still looks so."""
+    """Add the cluster state dump to the report of a failed test."""
     report = yield
     if report.failed and call.when == "call" and "cluster" in getattr(item, "fixturenames", ()):
-        report.sections.append(("cluster", portrait()))
+        report.sections.append(("cluster", dump_cluster_state()))
     return report
 
 
 @pytest.fixture(scope="session")
 def figures(request: pytest.FixtureRequest) -> dict[str, object]:
-    """What was measured; printed at the end."""
+    """Measured values; printed at the end."""
     return request.config.stash[FIGURES]
 
 
@@ -70,8 +70,10 @@ class ApiServer:
     environment: dict[str, str]
     namespace: str = "default"
 
-    def ask(self, *arguments: str, given: Object | None = None) -> subprocess.CompletedProcess[str]:
-        """What kubectl did; ``given`` is its standard input."""
+    def attempt(
+        self, *arguments: str, given: Object | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl; ``given`` is its standard input."""
         return subprocess.run(
             ["kubectl", "--namespace", self.namespace, *arguments],
             input=None if given is None else json.dumps(given),
@@ -82,23 +84,23 @@ class ApiServer:
             check=False,
         )
 
-    def tell(self, *arguments: str, given: Object | None = None) -> str:
-        """What kubectl wrote, which must succeed."""
-        done = self.ask(*arguments, given=given)
+    def kubectl(self, *arguments: str, given: Object | None = None) -> str:
+        """Run kubectl, which must succeed, and return its output."""
+        done = self.attempt(*arguments, given=given)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def send(self, verb: str, given: Object, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Create, replace or apply an object; what the API server made of it, as JSON."""
-        return self.ask(verb, "--filename=-", "--output=json", *arguments, given=given)
+        """Create, replace or apply an object; the output is the stored object as JSON."""
+        return self.attempt(verb, "--filename=-", "--output=json", *arguments, given=given)
 
 
 @pytest.fixture(scope="session")
 def api_environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """Environment in which kubectl and helm reach a cluster, one for all tests of a run.
 
-    It is KUBECONFIG's, or one that lives this long (SSD_CLUSTER_KEEP: longer). That one has a node
-    if a test was chosen that installs the chart: all others need no more than an API server.
+    It is that of KUBECONFIG, or a new one for this run (SSD_CLUSTER_KEEP: it stays). The new one
+    has a node if a selected test installs the chart; all other tests need only an API server.
     """
     if os.environ.get("KUBECONFIG"):
         yield dict(os.environ)
@@ -110,8 +112,8 @@ def api_environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     )
     subprocess.run([TOOL, "up", *([] if needs_node else ["--control-plane"])], check=True)
     try:
-        said = subprocess.run([TOOL, "env"], capture_output=True, text=True, check=True).stdout
-        exports = dict(re.findall(r"^export (\w+)=(.+)$", said, re.MULTILINE))
+        output = subprocess.run([TOOL, "env"], capture_output=True, text=True, check=True).stdout
+        exports = dict(re.findall(r"^export (\w+)=(.+)$", output, re.MULTILINE))
         path = exports["PATH"].replace("$PATH", os.environ["PATH"])
         yield {**os.environ, **exports, "PATH": path}
     finally:
@@ -121,9 +123,9 @@ def api_environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def api_server(api_environment: dict[str, str]) -> Iterator[ApiServer]:
-    """A namespace of an API server that has this checkout's definition.
+    """A namespace of an API server that has this checkout's CRD.
 
-    It is gone before the chart comes, whose operator would make pods of what is in it.
+    It is deleted before the chart is installed, whose operator would create pods for its resources.
     """
     with defining(api_environment) as found:
         yield found
@@ -131,26 +133,26 @@ def api_server(api_environment: dict[str, str]) -> Iterator[ApiServer]:
 
 @contextlib.contextmanager
 def defining(api_environment: dict[str, str]) -> Iterator[ApiServer]:
-    """A new namespace of an API server that has this checkout's definition.
+    """A new namespace of an API server that has this checkout's CRD.
 
-    A definition that was there before is replaced and stays: others' resources hang on it.
+    A CRD that existed before is replaced and stays, because other resources depend on it.
     """
     everywhere = ApiServer(api_environment)
-    was_there = everywhere.ask("get", CRD_NAME).returncode == 0
-    everywhere.tell("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
-    # Without any condition yet, waiting for one fails at once; the first comes with the names.
+    existed = everywhere.attempt("get", CRD_NAME).returncode == 0
+    everywhere.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
+    # kubectl wait fails at once without any condition; the first is set with the names.
     for sign in ("jsonpath={.status.acceptedNames.kind}=SSDDeployment", "condition=Established"):
-        everywhere.tell("wait", f"--for={sign}", CRD_NAME, "--timeout=30s")
+        everywhere.kubectl("wait", f"--for={sign}", CRD_NAME, "--timeout=30s")
     namespace = f"crd-{os.getpid()}"
-    everywhere.tell("create", "namespace", namespace)
+    everywhere.kubectl("create", "namespace", namespace)
     own = ApiServer(api_environment, namespace)
     yield own
-    # Before the namespace: it would wait for half the grace of whatever pods an operator made.
-    own.tell("delete", "ssddeployments", "--all", "--timeout=50s")
-    own.tell("wait", "--for=delete", "pods", "--all", "--timeout=50s")
-    everywhere.tell("delete", "namespace", namespace, "--timeout=50s")
-    if not was_there:
-        everywhere.tell("delete", CRD_NAME, "--timeout=50s", "--ignore-not-found")
+    # Before the namespace, which would wait for half the grace period of pods of an operator.
+    own.kubectl("delete", "ssddeployments", "--all", "--timeout=50s")
+    own.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=50s")
+    everywhere.kubectl("delete", "namespace", namespace, "--timeout=50s")
+    if not existed:
+        everywhere.kubectl("delete", CRD_NAME, "--timeout=50s", "--ignore-not-found")
 
 
 @pytest.fixture(scope="session")
@@ -166,7 +168,7 @@ def cluster(api_environment: dict[str, str]) -> Iterator[None]:
 def images(cluster: None) -> None:
     """The images of this checkout, in the cluster.
 
-    SSD_E2E_LOAD is the command that brings an image there; empty if that was done before.
+    SSD_E2E_LOAD is the command that loads an image into it; empty if they are loaded already.
     """
     load = shlex.split(os.environ.get("SSD_E2E_LOAD", f"{TOOL} load"))
     if not load:
@@ -178,16 +180,16 @@ def images(cluster: None) -> None:
 
 @pytest.fixture(scope="session")
 def before(images: None) -> set[str]:
-    """What the cluster held before the chart came."""
+    """Objects of the cluster before the chart was installed."""
     return inventory()
 
 
 @pytest.fixture(scope="session")
 def release(before: set[str]) -> Iterator[Release]:
     """The release of the whole suite."""
-    # One that a broken run left behind has pods of older images under the same names.
+    # The release of an aborted run has pods of older images under the same names.
     run("helm", "uninstall", "ssd", "-n", "ssd-system", "--ignore-not-found", "--wait")
-    take_over_definition("ssd", "ssd-system")
+    take_over_crd("ssd", "ssd-system")
     release = install("ssd", "ssd-system", *EVERYWHERE)
     yield release
     release.uninstall()
@@ -200,10 +202,10 @@ def operator(
     namespaces: Sequence[str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Operator]:
-    """The operator of these namespaces, a fixture of each suite; they exist while it does.
+    """The operator of the suite's ``namespaces``, which exist as long as this fixture.
 
-    It is the release's. With SSD_E2E_OPERATOR=process it is a process of this machine, so that the
-    suite needs no images; a definition that is there is used as it is.
+    It is that of the release. With SSD_E2E_OPERATOR=process it is a process of this machine, so
+    that the suite needs no images; an existing CRD is used unchanged.
     """
     is_process = os.environ.get("SSD_E2E_OPERATOR") == "process"
     if is_process and not run("kubectl", "get", CRD_NAME, "--ignore-not-found"):

@@ -1,4 +1,4 @@
-"""kubectl and helm, and how tests wait for what they say."""
+"""kubectl and helm, and how tests wait for a state of the cluster."""
 
 import json
 import subprocess
@@ -15,15 +15,15 @@ CRD = "crd/ssddeployments.ssd.dev"
 OURS = "app.kubernetes.io/name in (ssd, ssd-operator)"
 """Selects the pods of engines and of operators."""
 EVERYWHERE = ("--set", "operator.watchAllNamespaces=true")
-"""The suite's release is not where its resources are."""
+"""The suite's resources are in other namespaces than its release."""
 Object = dict[str, Any]
 
 
 def run(*command: str, stdin: str | None = None, timeout: float = 120.0) -> str:
-    """Run a command; what it wrote.
+    """Run a command and return its standard output.
 
     Raises:
-        AssertionError: it failed; with what it said.
+        AssertionError: it failed; with its output.
     """
     done = subprocess.run(
         command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False
@@ -34,10 +34,10 @@ def run(*command: str, stdin: str | None = None, timeout: float = 120.0) -> str:
 
 
 def eventually(is_true: Callable[[], bool], what: str, timeout: float = 60.0) -> float:
-    """Wait for something; returns the seconds it took.
+    """Wait until a condition is true; returns the seconds it took.
 
     Raises:
-        AssertionError: it did not come true in time.
+        AssertionError: it was still false after ``timeout`` seconds.
     """
     started = time.monotonic()
     error: Exception | None = None
@@ -48,7 +48,7 @@ def eventually(is_true: Callable[[], bool], what: str, timeout: float = 60.0) ->
         except (AssertionError, KeyError, IndexError) as each:
             error = each
         threading.Event().wait(0.25)
-    raise AssertionError(f"after {timeout:.0f} s it is not so that {what} ({error!r})")
+    raise AssertionError(f"after {timeout:.0f} s this is still false: {what} ({error!r})")
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Kube:
         text = document if isinstance(document, str) else json.dumps(document)
         self("apply", "-f", "-", stdin=text)
 
-    def refuses(self, document: Object) -> str:
-        """The API server's words on an object that it must not take."""
+    def error_for(self, document: Object) -> str:
+        """The API server's error for an object that it must reject."""
         done = subprocess.run(
             ("kubectl", "-n", self.namespace, "apply", "-f", "-"),
             input=json.dumps(document),
@@ -84,11 +84,11 @@ class Kube:
             timeout=60,
             check=False,
         )
-        assert done.returncode, "the API server took it"
+        assert done.returncode, "the API server accepted it"
         return done.stderr
 
     def pods(self, name: str, component: str) -> list[Object]:
-        """Pods of a resource that are not on their way out."""
+        """Pods of a resource that are not being deleted."""
         selector = f"ssd.dev/name={name},ssd.dev/component={component}"
         return [
             pod
@@ -97,31 +97,31 @@ class Kube:
         ]
 
     def condition(self, name: str, kind: str) -> Object:
-        """A condition of an SSDDeployment; empty while it is not there."""
+        """A condition of an SSDDeployment; empty while it does not exist."""
         conditions = self.get("ssd", name).get("status", {}).get("conditions", [])
         return next((each for each in conditions if each["type"] == kind), {})
 
     def linked(self, name: str) -> set[str]:
-        """Names of the draft pods that a target is linked with."""
+        """Names of the draft pods with an active link."""
         links = self.get("ssd", name).get("status", {}).get("links", [])
         return {each["draft"] for each in links if each["state"] == "Active"}
 
     def wait_ready(self, name: str, timeout: float = 120.0) -> None:
-        """Wait until a resource serves."""
+        """Wait until a resource is Ready."""
         self("wait", f"ssd/{name}", "--for=condition=Ready", f"--timeout={timeout:.0f}s")
 
     def wait_linked(self, name: str, num_drafts: int, timeout: float = 120.0) -> float:
-        """Wait until so many drafts are linked and no other is left; returns the seconds."""
+        """Wait for exactly this number of draft pods, all linked; returns the seconds."""
 
         def is_so() -> bool:
             selector = f"ssd.dev/name={name},ssd.dev/component=draft"
             pods = {each["metadata"]["name"] for each in self.items("pods", "-l", selector)}
             return len(pods) == num_drafts and self.linked(name) == pods
 
-        return eventually(is_so, f"{num_drafts} drafts of {name} are linked, no other", timeout)
+        return eventually(is_so, f"exactly {num_drafts} drafts of {name} are linked", timeout)
 
     def endpoint(self, name: str) -> str:
-        """Where this machine reaches the Service."""
+        """Address of the Service for this machine."""
         service = self.get("service", name)
         return f"{service['spec']['clusterIP']}:50051"
 
@@ -141,7 +141,7 @@ class Release:
         return pod
 
     def uninstall(self) -> None:
-        """What a user does; the definition stays."""
+        """Uninstall as a user does; the CRD stays."""
         run("helm", "uninstall", self.name, "-n", self.namespace, "--wait", timeout=120)
 
 
@@ -155,8 +155,8 @@ def install(name: str, namespace: str, *arguments: str, chart: Path = CHART) -> 
     return Release(name, namespace)
 
 
-def take_over_definition(name: str, namespace: str) -> None:
-    """What the chart's notes say to do with a definition that another release left behind."""
+def take_over_crd(name: str, namespace: str) -> None:
+    """Assign the CRD of another release to this one, as the chart's notes describe."""
     if not run("kubectl", "get", CRD, "--ignore-not-found"):
         return
     run("kubectl", "label", CRD, "--overwrite", "app.kubernetes.io/managed-by=Helm")
@@ -181,20 +181,20 @@ def sample(name: str, drafts: int, **target: object) -> Object:
 
 
 def inventory() -> set[str]:
-    """Every object of the cluster that does not come and go by itself, as kind, namespace, name."""
+    """Every object of the cluster except short-lived ones, as kind, namespace, name."""
     kinds = run("kubectl", "api-resources", "--verbs=list", "-o", "name").split()
-    passing = ("events", "leases", "componentstatuses", "nodes", "csinodes", "ipaddresses")
-    listed = ",".join(kind for kind in kinds if kind.split(".")[0] not in passing)
+    short_lived = ("events", "leases", "componentstatuses", "nodes", "csinodes", "ipaddresses")
+    listed = ",".join(kind for kind in kinds if kind.split(".")[0] not in short_lived)
     columns = "custom-columns=K:.kind,NS:.metadata.namespace,N:.metadata.name"
     found = run("kubectl", "get", listed, "-A", "--no-headers", "--ignore-not-found", "-o", columns)
     return {" ".join(line.split()) for line in found.splitlines()}
 
 
 def process_of(pod: Object) -> int:
-    """Process on this machine that is a pod's engine or operator: its first one.
+    """Process id of a pod's engine or operator on this machine: its first process.
 
     Raises:
-        AssertionError: the pod runs elsewhere, or not now.
+        AssertionError: the pod does not run on this machine.
     """
     uid = pod["metadata"]["uid"]
     for status in sorted(Path("/proc").glob("[0-9]*"), key=lambda each: int(each.name)):
@@ -202,27 +202,27 @@ def process_of(pod: Object) -> int:
             groups = (status / "cgroup").read_text()
             command = (status / "cmdline").read_text()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended while we looked
+            continue  # it has ended meanwhile
         if uid in groups.replace("_", "-") and "\0-m\0ssd_" in command:
             return int(status.name)
     raise AssertionError(f"no process of pod {pod['metadata']['name']} on this machine")
 
 
-def portrait() -> str:
-    """What somebody who looks into a failure asks for first."""
+def dump_cluster_state() -> str:
+    """Objects, Events and logs for the analysis of a failed test."""
     names = ("get", "pods", "-A", "-l", OURS, "-o")
-    places = run("kubectl", *names, "jsonpath={.items[*].metadata.namespace}").split()
+    namespaces = run("kubectl", *names, "jsonpath={.items[*].metadata.namespace}").split()
     of_ours = ("-l", OURS, "--prefix", "--all-containers", "--tail=40")
-    questions = (
+    commands = (
         ("get", "ssd", "-A", "-o", "yaml"),
         ("get", "pods,deployments", "-A", "-o", "wide"),
         ("get", "events", "-A", "--sort-by=.lastTimestamp"),
-        *(("logs", "-n", each, *of_ours) for each in sorted(set(places))),
+        *(("logs", "-n", each, *of_ours) for each in sorted(set(namespaces))),
     )
-    answers = []
-    for question in questions:
+    outputs = []
+    for command in commands:
         done = subprocess.run(
-            ("kubectl", *question), capture_output=True, text=True, timeout=60, check=False
+            ("kubectl", *command), capture_output=True, text=True, timeout=60, check=False
         )
-        answers.append(f"$ kubectl {' '.join(question)}\n{done.stdout}{done.stderr}")
-    return "\n".join(answers)
+        outputs.append(f"$ kubectl {' '.join(command)}\n{done.stdout}{done.stderr}")
+    return "\n".join(outputs)

@@ -1,6 +1,7 @@
-"""Clients that keep a target busy and compare each text with what it writes alone."""
+"""Clients that send requests to a target and compare each text with that of plain decoding."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -8,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.cluster.kube import eventually
 
-from ssd.errors import SSDError
+from ssd.errors import NotReadyError, SSDError
 from ssd.launch import Deployment, deployed
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import GenerateCall
@@ -17,6 +18,8 @@ from ssd.types import Mode, SamplingParams, TokenId
 NUM_CLIENTS = 8
 NUM_TOKENS = 96
 LONGEST_SECONDS = 90.0
+RECOVERY_SECONDS = 5.0
+"""How long a client waits for a ready target after a failure before it sends again."""
 PROMPTS = tuple(
     f"def {name}(values):\n    " for name in ("mean", "median", "merge", "split", "scan", "pad")
 )
@@ -33,14 +36,14 @@ Texts = Mapping[Job, Sequence[TokenId]]
 
 @dataclass
 class Attempt:
-    """One request: what came before it ended, and how it ended."""
+    """One request: the tokens that arrived, and its error."""
 
     tokens: list[TokenId] = field(default_factory=list)
     error: SSDError | None = None
 
 
 async def attempt(client: TargetClient, job: Job, mode: Mode) -> Attempt:
-    """Ask once."""
+    """Send one request."""
     prompt, temperature, seed = job
     call = GenerateCall(
         prompt=prompt,
@@ -60,25 +63,25 @@ async def attempt(client: TargetClient, job: Job, mode: Mode) -> Attempt:
 
 
 @dataclass
-class FleetMetrics:
-    """What clients met."""
+class RequestCounts:
+    """Results of all clients."""
 
     num_finished: int = 0
     num_different: int = 0
     num_cut: int = 0
-    """Of the failures: those that came after the first token."""
+    """Failures after the first token."""
     failures: list[SSDError] = field(default_factory=list)
 
 
 class Load:
-    """Clients that ask one after another, and compare each text. Use as a context.
+    """Clients, each with one request at a time. Use as a context.
 
-    With ``retries`` the client library waits for a ready target, as it does for its users: what was
-    refused before the first token is sent again.
+    With ``retries`` the client library waits for a ready target, as it does by default: a request
+    that fails before the first token is sent again.
     """
 
     def __init__(self, endpoint: str, expected: Texts, *, retries: bool = False) -> None:
-        self.tally = FleetMetrics()
+        self.counts = RequestCounts()
         self._endpoint = endpoint
         self._expected = expected
         self._retries = retries
@@ -88,7 +91,7 @@ class Load:
 
     def __enter__(self) -> "Load":
         self._thread.start()
-        eventually(lambda: self.tally.num_finished > 0, "the first text is there", 120)
+        eventually(lambda: self.counts.num_finished > 0, "the first text is complete", 120)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -98,48 +101,48 @@ class Load:
         self._done.result(timeout=0)
 
     def go_on(self, num_texts: int) -> None:
-        """Wait until so many more texts are there."""
-        goal = self.tally.num_finished + num_texts
-        eventually(lambda: self.tally.num_finished >= goal, f"{num_texts} more texts", 180)
+        """Wait for this many more texts."""
+        goal = self.counts.num_finished + num_texts
+        eventually(lambda: self.counts.num_finished >= goal, f"{num_texts} more texts", 180)
 
     def assert_undisturbed(self) -> None:
-        """No request failed, and no text is another."""
-        told = [f"{type(each).__name__}: {each}" for each in self.tally.failures]
-        assert not told, f"{told}, {self.tally.num_cut} of them cut a stream"
-        assert self.tally.num_different == 0, f"{self.tally.num_different} texts differ"
-        assert self.tally.num_finished > 0
+        """No request failed, and no text differs."""
+        errors = [f"{type(each).__name__}: {each}" for each in self.counts.failures]
+        assert not errors, f"{errors}, {self.counts.num_cut} of them cut a stream"
+        assert self.counts.num_different == 0, f"{self.counts.num_different} texts differ"
+        assert self.counts.num_finished > 0
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._ask_all())
+            asyncio.run(self._run_clients())
         except BaseException as error:
             self._done.set_exception(error)
             raise
         self._done.set_result(None)
 
-    async def _ask_all(self) -> None:
+    async def _run_clients(self) -> None:
         ready_seconds = READY_SECONDS if self._retries else 0.0
         async with TargetClient(self._endpoint, ready_seconds=ready_seconds) as client:
-            await asyncio.gather(*(self._ask(client, first) for first in range(NUM_CLIENTS)))
+            await asyncio.gather(*(self._run_client(client, first) for first in range(NUM_CLIENTS)))
 
-    async def _ask(self, client: TargetClient, first: int) -> None:
+    async def _run_client(self, client: TargetClient, first: int) -> None:
         number = first
         while not self._stop.is_set():
             job = JOBS[number % len(JOBS)]
             found = await attempt(client, job, Mode.SPECULATIVE)
-            if found.error is None:
-                number += 1
-                self.tally.num_finished += 1
-                self.tally.num_different += found.tokens != list(self._expected[job])
-                continue
             number += 1
-            self.tally.failures.append(found.error)
-            self.tally.num_cut += bool(found.tokens)
-            await asyncio.sleep(0.2)
+            if found.error is None:
+                self.counts.num_finished += 1
+                self.counts.num_different += found.tokens != list(self._expected[job])
+                continue
+            self.counts.failures.append(found.error)
+            self.counts.num_cut += bool(found.tokens)
+            with contextlib.suppress(NotReadyError):
+                await client.wait_ready(RECOVERY_SECONDS)
 
 
-def texts_of_the_target_alone() -> dict[Job, tuple[TokenId, ...]]:
-    """Plain decoding on this machine, without a cluster."""
+def plain_texts() -> dict[Job, tuple[TokenId, ...]]:
+    """Texts of plain decoding on this machine, without a cluster."""
 
     async def decode() -> dict[Job, tuple[TokenId, ...]]:
         async with (

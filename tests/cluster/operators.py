@@ -1,4 +1,4 @@
-"""Operators that tests look into: a release's pod, or a process of this machine."""
+"""Operators under test: a release's pod, or a process of this machine."""
 
 import contextlib
 import os
@@ -21,12 +21,12 @@ _METRICS_PORT = 9090
 
 @dataclass(frozen=True)
 class Reading:
-    """What an operator's metrics said at one time."""
+    """An operator's metrics at one time."""
 
     samples: tuple[Sample, ...]
 
     def total(self, name: str, **labels: str) -> float:
-        """Sum of a metric over all its labels but these."""
+        """Sum of a metric over all samples with these labels."""
         return sum(
             each.value
             for each in self.samples
@@ -39,7 +39,7 @@ class Reading:
         return {" ".join(each.labels.values()): each.value for each in found}
 
     def bound_of(self, histogram: str, part: float, since: "Reading") -> float:
-        """Upper bound of the bucket within which this part of the observations lies."""
+        """Upper bound of the first bucket that contains this part of the observations."""
         bounds = [each.labels["le"] for each in self.samples if each.name == f"{histogram}_bucket"]
         counts = {
             float(bound): self.total(f"{histogram}_bucket", le=bound)
@@ -50,14 +50,14 @@ class Reading:
 
 
 class Operator(Protocol):
-    """One that runs now."""
+    """A running operator."""
 
     def read(self) -> Reading:
         """Its metrics."""
         ...
 
     def restart(self) -> None:
-        """End it as a node's upgrade would; another is there when this returns."""
+        """Stop it as a node's upgrade would, and wait for the next one."""
         ...
 
 
@@ -107,7 +107,7 @@ class OperatorProcess:
             self._process = subprocess.Popen(
                 command, env={**os.environ, **settings}, stdout=log, stderr=log
             )
-        eventually(self._is_up, f"the operator is up: {self.log}", 60)
+        eventually(self._is_up, f"the operator runs: {self.log}", 60)
 
     def stop(self) -> None:
         process, self._process = self._process, None

@@ -120,7 +120,7 @@ class Rights:
         group = rule["apiGroups"][0]
         asked = [f"{resource}.{group}".rstrip("."), f"--subresource={subresource}"]
         user = f"system:serviceaccount:{self.api.namespace}:{self.account}"
-        done = self.api.ask("auth", "can-i", rule["verbs"][0], *asked, "--as", user)
+        done = self.api.attempt("auth", "can-i", rule["verbs"][0], *asked, "--as", user)
         return done.stdout.strip() == "yes"
 
 
@@ -128,7 +128,7 @@ class Rights:
 def api_server(api_environment: dict[str, str]) -> Iterator[ApiServer]:
     """A namespace that no operator watches: two operators overwrite each other."""
     bindings = ("get", "clusterrolebindings", "--selector=ssd.dev/binds=operator")
-    if others := ApiServer(api_environment).tell(*bindings, "--output=name"):
+    if others := ApiServer(api_environment).kubectl(*bindings, "--output=name"):
         pytest.skip(f"an operator watches all namespaces of this cluster: {others.strip()}")
     with defining(api_environment) as found:
         yield found
@@ -163,9 +163,9 @@ def rights(api_server: ApiServer) -> Rights:
 def start(rights: Rights, tmp_path: Path) -> Iterator[Callable[[], Operator]]:
     """Start operators with the account's token."""
     environment = rights.api.environment
-    shown = rights.api.tell("config", "view", "--raw", "--minify", "--flatten", "--output=json")
+    shown = rights.api.kubectl("config", "view", "--raw", "--minify", "--flatten", "--output=json")
     config = json.loads(shown)
-    token = rights.api.tell("create", "token", rights.account).strip()
+    token = rights.api.kubectl("create", "token", rights.account).strip()
     config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
     config["contexts"][0]["context"]["namespace"] = rights.api.namespace
     (tmp_path / "kubeconfig").write_text(json.dumps(config))
@@ -214,12 +214,12 @@ def demo(rights: Rights) -> Iterator[ApiServer]:
     done = rights.api.send("apply", resource(target={"replicas": 2}))
     assert done.returncode == 0, done.stderr
     yield rights.api
-    rights.api.tell("delete", "ssd", "demo", "--ignore-not-found")
+    rights.api.kubectl("delete", "ssd", "demo", "--ignore-not-found")
 
 
 def relabel(api: ApiServer, kind: str, name: str) -> None:
     """Edit a child, so that the operator must repair it."""
-    api.tell("label", kind, name, "app.kubernetes.io/part-of=theirs", "--overwrite")
+    api.kubectl("label", kind, name, "app.kubernetes.io/part-of=theirs", "--overwrite")
 
 
 def scaled_by(mode: str, minimum: int) -> Object:
@@ -238,9 +238,9 @@ NEEDED: dict[str, Callable[[ApiServer], object]] = {
     "services": lambda api: relabel(api, "service", "demo"),
     "deployments": lambda api: relabel(api, "deployment", "demo-draft-0"),
     "poddisruptionbudgets": lambda api: relabel(api, "poddisruptionbudget", "demo-target"),
-    "ssddeployments/status": lambda api: api.tell("scale", "ssd/demo", "--replicas=3"),
-    "pods": lambda api: api.tell("scale", "ssd/demo", "--replicas=2"),
-    "events": lambda api: api.tell("scale", "ssd/demo", "--replicas=4"),
+    "ssddeployments/status": lambda api: api.kubectl("scale", "ssd/demo", "--replicas=3"),
+    "pods": lambda api: api.kubectl("scale", "ssd/demo", "--replicas=2"),
+    "events": lambda api: api.kubectl("scale", "ssd/demo", "--replicas=4"),
     "horizontalpodautoscalers": lambda api: apply(api, scaled_by("HPA", 1)),
     "ssddeployments/scale": lambda api: apply(api, scaled_by("Internal", 5)),
 }
@@ -264,9 +264,9 @@ def test_the_charts_rights_suffice_to_create_all_children(
         *("serviceaccount/demo-draft", "networkpolicy/demo-draft", "service/demo-targets"),
         *("deployment/demo-draft-1", "poddisruptionbudget/demo-target"),
     )
-    eventually(lambda: demo.ask("get", *children).returncode == 0, "all children exist")
+    eventually(lambda: demo.attempt("get", *children).returncode == 0, "all children exist")
     status = ("get", "ssd", "demo", "--output=jsonpath={.status.conditions[0].type}")
-    eventually(lambda: demo.tell(*status) == "Ready", "the status is written")
+    eventually(lambda: demo.kubectl(*status) == "Ready", "the status is written")
     assert operator.count("ssd_operator_api_requests_total", code="403") == 0, operator.log
 
 
@@ -286,4 +286,4 @@ def test_every_right_is_needed(
         with rights.without(name):
             operator.lacks(name, partial(provoke, demo))
         # After a lost Event alone the operator would not begin another pass.
-        operator.passes(partial(demo.tell, "annotate", "ssd/demo", f"has={name}", "--overwrite"))
+        operator.passes(partial(demo.kubectl, "annotate", "ssd/demo", f"has={name}", "--overwrite"))

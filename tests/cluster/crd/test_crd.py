@@ -66,7 +66,7 @@ def shown(api_server: Any) -> Object:
     }
     written = api_server.send("apply", with_status("shown", status), *STATUS)
     assert written.returncode == 0, written.stderr
-    found: Object = json.loads(api_server.tell("get", "ssd", "shown", "--output=json"))
+    found: Object = json.loads(api_server.kubectl("get", "ssd", "shown", "--output=json"))
     return found
 
 
@@ -117,7 +117,7 @@ def messages_of(node: Any) -> list[str]:
 
 
 def test_the_definition_is_established_without_complaint(api_server: Any) -> None:
-    found = json.loads(api_server.tell("get", "crd/ssddeployments.ssd.dev", "--output=json"))
+    found = json.loads(api_server.kubectl("get", "crd/ssddeployments.ssd.dev", "--output=json"))
     conditions = {each["type"]: each["status"] for each in found["status"]["conditions"]}
     assert conditions["Established"] == conditions["NamesAccepted"] == "True"
     assert "NonStructuralSchema" not in conditions
@@ -125,7 +125,7 @@ def test_the_definition_is_established_without_complaint(api_server: Any) -> Non
 
 @pytest.mark.parametrize("path", ["", ".spec.draft.replicas", ".spec.target.source.uri", ".status"])
 def test_fields_explain_themselves(api_server: Any, path: str) -> None:
-    told = api_server.tell("explain", f"ssd{path}")
+    told = api_server.kubectl("explain", f"ssd{path}")
     assert "DESCRIPTION" in told
     assert "<empty>" not in told
 
@@ -139,16 +139,16 @@ def test_fields_explain_themselves(api_server: Any, path: str) -> None:
     ],
 )
 def test_an_explanation_has_the_default(api_server: Any, path: str, default: str) -> None:
-    told = " ".join(api_server.tell("explain", f"ssd.spec.{path}").split())
+    told = " ".join(api_server.kubectl("explain", f"ssd.spec.{path}").split())
     assert f"Default: {default}." in told
 
 
 def test_nothing_is_left_unexplained(api_server: Any) -> None:
-    assert "<no description>" not in api_server.tell("explain", "ssd", "--recursive")
+    assert "<no description>" not in api_server.kubectl("explain", "ssd", "--recursive")
 
 
 def test_the_columns_tell_the_state(api_server: Any, shown: Object) -> None:
-    head, row = api_server.tell("get", "ssd", "shown").splitlines()
+    head, row = api_server.kubectl("get", "ssd", "shown").splitlines()
     assert head.split() == [
         *("NAME", "READY", "TARGETS", "DRAFTS", "SPECULATION", "TRANSPORT", "AGE"),
     ]
@@ -156,18 +156,18 @@ def test_the_columns_tell_the_state(api_server: Any, shown: Object) -> None:
 
 
 def test_the_wide_columns_tell_why_and_where(api_server: Any, shown: Object) -> None:
-    head, row = api_server.tell("get", "ssd", "shown", "--output=wide").splitlines()
+    head, row = api_server.kubectl("get", "ssd", "shown", "--output=wide").splitlines()
     assert head.split()[-3:] == ["MODEL", "REASON", "ENDPOINT"]
     assert row.split()[-3:] == ["tiny", "Serving", "shown.here.svc:50051"]
 
 
 def test_the_category_lists_it(api_server: Any, shown: Object) -> None:
-    assert "shown" in api_server.tell("get", "inference")
+    assert "shown" in api_server.kubectl("get", "inference")
 
 
 def test_the_scale_speaks_of_drafts(api_server: Any, shown: Object) -> None:
     path = f"/apis/ssd.dev/v1alpha1/namespaces/{api_server.namespace}/ssddeployments/shown/scale"
-    scale = json.loads(api_server.tell("get", "--raw", path))
+    scale = json.loads(api_server.kubectl("get", "--raw", path))
     assert scale["spec"]["replicas"] == 2
     assert scale["status"] == {"replicas": 2, "selector": "ssd.dev/name=shown"}
 
@@ -177,11 +177,11 @@ def test_the_scale_is_there_before_anyone_wrote_a_number(api_server: Any) -> Non
     given["spec"] = {**DEMO["spec"], "draft": {"source": {"uri": "demo://draft"}}}
     assert api_server.send("create", given).returncode == 0
     path = f"/apis/ssd.dev/v1alpha1/namespaces/{api_server.namespace}/ssddeployments/unscaled/scale"
-    assert json.loads(api_server.tell("get", "--raw", path))["spec"]["replicas"] == 1
+    assert json.loads(api_server.kubectl("get", "--raw", path))["spec"]["replicas"] == 1
 
 
 def scale(api_server: Any, number: int) -> subprocess.CompletedProcess[str]:
-    found: subprocess.CompletedProcess[str] = api_server.ask(
+    found: subprocess.CompletedProcess[str] = api_server.attempt(
         "scale", "ssd/scaled", f"--replicas={number}"
     )
     return found
@@ -190,7 +190,7 @@ def scale(api_server: Any, number: int) -> subprocess.CompletedProcess[str]:
 def test_kubectl_scale_moves_the_number_of_drafts_within_its_bounds(api_server: Any) -> None:
     assert api_server.send("create", named_demo("scaled")).returncode == 0
     assert scale(api_server, 3).returncode == 0
-    found = json.loads(api_server.tell("get", "ssd", "scaled", "--output=json"))
+    found = json.loads(api_server.kubectl("get", "ssd", "scaled", "--output=json"))
     assert found["spec"]["draft"]["replicas"] == 3
     refused = scale(api_server, 65)
     assert refused.returncode != 0

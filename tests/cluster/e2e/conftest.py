@@ -1,10 +1,10 @@
-"""A resource of the installed chart, and clients that keep it busy."""
+"""A resource of the installed chart, and clients that send requests to it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 from tests.cluster.kube import Kube, Release, sample
-from tests.cluster.load import Job, Load, texts_of_the_target_alone
+from tests.cluster.load import Job, Load, plain_texts
 
 from ssd import __version__
 from ssd.types import TokenId
@@ -12,13 +12,13 @@ from ssd.types import TokenId
 
 @pytest.fixture(scope="session")
 def kube(release: Release) -> Kube:
-    """kubectl where the suite's resources are."""
+    """kubectl in the namespace of the suite's resources."""
     return Kube("default")
 
 
 @pytest.fixture(scope="module")
 def demo(kube: Kube) -> Iterator[str]:
-    """A resource that serves, with one draft."""
+    """A ready resource with one linked draft."""
     kube.apply(sample("demo", drafts=1))
     kube.wait_ready("demo")
     kube.wait_linked("demo", 1)
@@ -28,8 +28,8 @@ def demo(kube: Kube) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def expected() -> Mapping[Job, Sequence[TokenId]]:
-    """What the target writes alone."""
-    return texts_of_the_target_alone()
+    """Texts of the target without drafts."""
+    return plain_texts()
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def load(kube: Kube, demo: str, expected: Mapping[Job, Sequence[TokenId]]) -> It
 
 @pytest.fixture
 def in_cluster(kube: Kube) -> Callable[..., str]:
-    """Runs a command in a pod of the target's image; what it wrote."""
+    """Run a command in a pod of the target's image; returns its output."""
 
-    def ask(*command: str) -> str:
+    def run_in_pod(*command: str) -> str:
         image = f"localhost/ssd-target:{__version__}"
         return kube(
             *("run", "client", "--rm", "-i", "--quiet", "--restart=Never", f"--image={image}"),
             *("--image-pull-policy=IfNotPresent", "--command", "--", *command),
         )
 
-    return ask
+    return run_in_pod

@@ -1,4 +1,4 @@
-"""What the operator owns is kept as it should be; what others own is left alone."""
+"""The operator restores its own objects and does not change those of others."""
 
 import re
 from typing import Any
@@ -24,19 +24,17 @@ EXTRA_KEY = '[{"op": "add", "path": "/spec/selector/extra", "value": "x"}]'
         ("networkpolicy", "-draft"),
     ],
 )
-def test_a_child_that_is_deleted_is_made_again(
-    kube: Kube, demo: str, kind: str, suffix: str
-) -> None:
+def test_a_deleted_child_is_created_again(kube: Kube, demo: str, kind: str, suffix: str) -> None:
     uid = kube.get(kind, f"{demo}{suffix}")["metadata"]["uid"]
     kube("delete", kind, f"{demo}{suffix}", "--wait=false")
 
     def is_new() -> bool:
         return bool(kube.get(kind, f"{demo}{suffix}")["metadata"]["uid"] != uid)
 
-    eventually(is_new, f"{kind} {demo}{suffix} is there again", 15)
+    eventually(is_new, f"{kind} {demo}{suffix} exists again", 15)
 
 
-def test_a_child_that_is_edited_by_hand_is_mended(kube: Kube, demo: str) -> None:
+def test_a_manual_edit_of_a_child_is_reverted(kube: Kube, demo: str) -> None:
     kube.wait_ready(demo)
     kube.wait_linked(demo, 1)
     port = '{"spec":{"ports":[{"name":"grpc","port":1234,"targetPort":50051}]}}'
@@ -44,17 +42,17 @@ def test_a_child_that_is_edited_by_hand_is_mended(kube: Kube, demo: str) -> None
     kube("patch", "service", demo, "--type=merge", "-p", port)
     kube("label", "networkpolicy", f"{demo}-draft", "ssd.dev/name-", "app.kubernetes.io/name-")
 
-    def is_mended() -> bool:
+    def is_restored() -> bool:
         return bool(
             kube.get("deployment", f"{demo}-draft-0")["spec"]["replicas"] == 1
             and kube.get("service", demo)["spec"]["ports"][0]["port"] == 50051
             and kube.get("networkpolicy", f"{demo}-draft")["metadata"]["labels"].get("ssd.dev/name")
         )
 
-    eventually(is_mended, "all three edits are undone", 15)
+    eventually(is_restored, "all three edits are reverted", 15)
 
 
-def test_what_is_added_by_hand_to_what_is_ours_is_removed(
+def test_manual_additions_to_fields_of_the_operator_are_removed(
     kube: Kube, demo: str, figures: dict[str, object]
 ) -> None:
     kube.wait_ready(demo)
@@ -71,24 +69,28 @@ def test_what_is_added_by_hand_to_what_is_ours_is_removed(
         selector = kube.get("service", demo)["spec"]["selector"]
         return not (spec.get("paused") or is_added or "extra" in selector)
 
-    seconds = eventually(is_restored, "selector, variable and pause are undone", 15)
-    figures["added selector key, variable and pause undone, s"] = round(seconds, 1)
+    seconds = eventually(is_restored, "selector, variable and pause are reverted", 15)
+    figures["added selector key, variable and pause reverted, s"] = round(seconds, 1)
     kube.wait_ready(demo)
-    eventually(lambda: kube.condition(demo, "Progressing")["reason"] == "UpToDate", "at rest", 60)
+    eventually(
+        lambda: kube.condition(demo, "Progressing")["reason"] == "UpToDate",
+        "everything is up to date",
+        60,
+    )
 
 
-def test_ready_is_false_while_the_service_leads_to_no_target(kube: Kube, demo: str) -> None:
+def test_ready_is_false_while_the_service_has_no_endpoint(kube: Kube, demo: str) -> None:
     kube.wait_ready(demo)
-    # Paused, so that nothing is mended meanwhile.
+    # Paused, so that the operator does not restore the selector.
     kube("patch", "ssd", demo, "--type=merge", "-p", '{"spec":{"paused":true}}')
     kube("patch", "service", demo, "--type=json", "-p", EXTRA_KEY)
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         found = kube.condition(demo, "Ready")
         return (found["status"], found["reason"]) == ("False", "EndpointMissing")
 
     try:
-        eventually(is_told, "Ready is False", 15)
+        eventually(is_reported, "Ready is False", 15)
     finally:
         kube("patch", "ssd", demo, "--type=merge", "-p", '{"spec":{"paused":false}}')
     eventually(lambda: kube.condition(demo, "Ready")["status"] == "True", "Ready is True", 15)
@@ -99,10 +101,10 @@ def fail(*_):
     raise RuntimeError("no bf16 here")
 os.sched_setaffinity = fail
 """
-"""Read by the interpreter when it starts: a call of the step thread raises an unusual error."""
+"""The interpreter imports it at start; a call of the step thread then raises an unusual error."""
 
 
-def test_a_crash_is_quoted_with_its_error_in_condition_and_event(kube: Kube) -> None:
+def test_condition_and_event_quote_the_error_of_a_crash(kube: Kube) -> None:
     broken = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "broken"}}
     kube.apply(broken | {"data": {"sitecustomize.py": FAILING}})
     document = sample("crash", drafts=0)
@@ -115,21 +117,21 @@ def test_a_crash_is_quoted_with_its_error_in_condition_and_event(kube: Kube) -> 
     quoted = re.compile(r"RuntimeError: no bf16 here \(ssd/\S+\.py:\d+\)")
     try:
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             found = kube.condition("crash", "TargetReady")
             return found["reason"] == "CrashLoop" and bool(quoted.search(found["message"]))
 
-        eventually(is_told, "the condition quotes the error", 90)
+        eventually(is_reported, "the condition quotes the error", 90)
         events = kube.items("events", "--field-selector", "involvedObject.name=crash")
-        told = [each["message"] for each in events if each["reason"] == "CrashLoop"]
-        assert told
-        assert all(quoted.search(each) for each in told), told
+        messages = [each["message"] for each in events if each["reason"] == "CrashLoop"]
+        assert messages
+        assert all(quoted.search(each) for each in messages), messages
     finally:
         kube("delete", "ssd", "crash", "--ignore-not-found")
         kube("delete", "configmap", "broken", "--ignore-not-found")
 
 
-def test_a_deployment_that_is_deleted_without_its_pods_takes_them_on_again(
+def test_a_deployment_that_is_deleted_without_its_pods_adopts_them_again(
     kube: Kube, demo: str
 ) -> None:
     kube.wait_ready(demo)
@@ -137,32 +139,32 @@ def test_a_deployment_that_is_deleted_without_its_pods_takes_them_on_again(
     uid = kube.get("deployment", f"{demo}-target-0")["metadata"]["uid"]
     kube("delete", "deployment", f"{demo}-target-0", "--cascade=orphan")
 
-    def is_taken_on() -> bool:
+    def is_adopted() -> bool:
         found = kube.get("deployment", f"{demo}-target-0")
         is_new = found["metadata"]["uid"] != uid
         return is_new and bool(found.get("status", {}).get("readyReplicas"))
 
-    eventually(is_taken_on, "a new Deployment has the pod", 20)
+    eventually(is_adopted, "a new Deployment has the pod", 20)
     kube("annotate", "ssd", demo, "example.com/look=again", "--overwrite")
-    eventually(lambda: kube.condition(demo, "Ready")["status"] == "True", "it is ready", 20)
+    eventually(lambda: kube.condition(demo, "Ready")["status"] == "True", "it is Ready", 20)
     (same,) = kube.pods(demo, "target")
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
 
 
-def test_what_others_add_to_a_child_stays(kube: Kube, demo: str) -> None:
+def test_annotations_of_others_on_a_child_stay(kube: Kube, demo: str) -> None:
     kube("annotate", "service", demo, "example.com/note=mine", "--overwrite")
     kube("delete", "service", f"{demo}-targets", "--wait=false")
-    eventually(lambda: bool(kube.get("service", f"{demo}-targets")), "a pass went by", 15)
+    eventually(lambda: bool(kube.get("service", f"{demo}-targets")), "a pass has run", 15)
     assert kube.get("service", demo)["metadata"]["annotations"]["example.com/note"] == "mine"
 
 
-def test_a_foreign_object_is_left_alone_and_named(kube: Kube) -> None:
+def test_a_foreign_object_is_reported_and_not_changed(kube: Kube) -> None:
     kube("create", "service", "clusterip", "taken", "--tcp=1:1")
     try:
         kube.apply(sample("taken", drafts=1))
         eventually(
             lambda: kube.condition("taken", "ResourcesOwned").get("reason") == "NameTaken",
-            "it is said",
+            "the condition reports it",
             45,
         )
         assert "taken" in kube.condition("taken", "ResourcesOwned")["message"]
@@ -177,7 +179,7 @@ def test_a_foreign_object_is_left_alone_and_named(kube: Kube) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"draft": {"source": {"uri": "demo://target"}}}, "demo://"),
         ({"target": {"source": {"uri": "ftp://x"}}}, "uri"),
@@ -185,15 +187,15 @@ def test_a_foreign_object_is_left_alone_and_named(kube: Kube) -> None:
         ({"nonsense": 1}, "nonsense"),
     ],
 )
-def test_a_bad_resource_is_refused_with_the_field(
-    kube: Kube, change: dict[str, Any], words: str
+def test_an_invalid_resource_is_rejected_with_the_field(
+    kube: Kube, change: dict[str, Any], message: str
 ) -> None:
     document = sample("bad", drafts=1)
     document["spec"].update(change)
-    assert words in kube.refuses(document)
+    assert message in kube.error_for(document)
 
 
-def test_a_pod_that_admission_refuses_is_told_of_in_its_words(kube: Kube) -> None:
+def test_a_pod_that_the_api_server_rejects_is_reported_with_its_error(kube: Kube) -> None:
     document = sample("huge", drafts=0)
     document["spec"]["target"]["resources"] = {
         "requests": {"memory": "3Gi"},
@@ -202,27 +204,27 @@ def test_a_pod_that_admission_refuses_is_told_of_in_its_words(kube: Kube) -> Non
     kube.apply(document)
     try:
 
-        def is_said() -> bool:
-            said = kube.condition("huge", "SpecValid")
-            return bool(said.get("status") == "False" and "memory" in said["message"])
+        def is_reported() -> bool:
+            found = kube.condition("huge", "SpecValid")
+            return bool(found.get("status") == "False" and "memory" in found["message"])
 
-        eventually(is_said, "the API server's words are in the condition", 30)
+        eventually(is_reported, "the condition quotes the API server", 30)
     finally:
         kube("delete", "ssd", "huge")
 
 
-def test_a_model_that_is_not_there_says_so_in_the_condition(kube: Kube) -> None:
+def test_a_missing_model_is_reported_in_the_condition(kube: Kube) -> None:
     document = sample("lost", drafts=0)
     document["spec"]["target"]["source"] = {"uri": "pvc://weights/nowhere"}
     document["spec"]["draft"]["source"] = {"uri": "pvc://weights/nowhere"}
     kube.apply(document)
     try:
 
-        def is_said() -> bool:
-            said = kube.condition("lost", "TargetReady")
-            return bool(said.get("status") == "False" and "weights" in said["message"])
+        def is_reported() -> bool:
+            found = kube.condition("lost", "TargetReady")
+            return bool(found.get("status") == "False" and "weights" in found["message"])
 
-        eventually(is_said, "the claim is named", 60)
+        eventually(is_reported, "the condition names the claim", 60)
     finally:
         kube("delete", "ssd", "lost")
 
@@ -232,4 +234,4 @@ def test_a_deleted_resource_leaves_nothing(kube: Kube) -> None:
     eventually(lambda: bool(kube.pods("brief", "target")), "it has a pod", 60)
     kube("delete", "ssd", "brief", "--wait=true", "--timeout=60s")
     kinds = "deployments,services,serviceaccounts,networkpolicies,poddisruptionbudgets,pods"
-    eventually(lambda: kube.items(kinds, "-l", "ssd.dev/name=brief") == [], "all is gone", 90)
+    eventually(lambda: kube.items(kinds, "-l", "ssd.dev/name=brief") == [], "nothing is left", 90)

@@ -1,4 +1,4 @@
-"""What users are promised when something happens under load: no failed request, same text."""
+"""Disturbances under load: no request fails and no text changes, unless a test states otherwise."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ def test_from_apply_to_the_first_token(kube: Kube, figures: Figures) -> None:
     kube.apply(sample("first", drafts=2))
     started = time.monotonic()
     try:
-        eventually(lambda: asyncio.run(has_answered()), "there is a text", 120)
+        eventually(lambda: asyncio.run(has_answered()), "a text is complete", 120)
         figures["apply to first token, s"] = round(time.monotonic() - started, 1)
         kube.wait_linked("first", 2)
         figures["apply to two linked drafts, s"] = round(time.monotonic() - started, 1)
@@ -38,24 +38,24 @@ def test_from_apply_to_the_first_token(kube: Kube, figures: Figures) -> None:
         kube("delete", "ssd", "first")
 
 
-def test_a_pod_in_the_cluster_gets_the_text_that_the_target_writes_alone(
+def test_a_client_in_the_cluster_gets_the_text_of_plain_decoding(
     demo: str, expected: Mapping[Job, Sequence[int]], in_cluster: Callable[..., str]
 ) -> None:
     for job, tokens in list(expected.items())[:3]:
         prompt, temperature, seed = job
-        said = in_cluster(
+        output = in_cluster(
             *("ssd", "generate", prompt, "--endpoint", f"{demo}.default.svc:50051", "--json"),
             *("--temperature", str(temperature), "--seed", str(seed)),
             *("--max-tokens", str(len(tokens))),
         )
-        answer = json.loads(said)
+        answer = json.loads(output)
         found = answer["token_ids"]
         assert found == list(tokens[: len(found)])
         assert answer["finish_reason"] == "stop" or len(found) == len(tokens)
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(9, marks=FULL)])
-def test_scaling_under_load_fails_nobody(
+def test_scaling_under_load_fails_no_request(
     kube: Kube, demo: str, load: Load, figures: Figures, rounds: int
 ) -> None:
     ups, downs = [], []
@@ -71,9 +71,7 @@ def test_scaling_under_load_fails_nobody(
     load.assert_undisturbed()
 
 
-def test_the_draft_that_leaves_is_the_one_that_was_drained(
-    kube: Kube, demo: str, load: Load
-) -> None:
+def test_every_removed_draft_was_drained(kube: Kube, demo: str, load: Load) -> None:
     kube("scale", f"ssd/{demo}", "--replicas=3")
     kube.wait_linked(demo, 3)
     before = {pod["metadata"]["name"] for pod in kube.pods(demo, "draft")}
@@ -85,15 +83,15 @@ def test_the_draft_that_leaves_is_the_one_that_was_drained(
         for each in kube.items("events")
         if each["reason"] == "DraftDrained"
     }
-    assert before - kept <= drained, "a draft left with its sessions"
+    assert before - kept <= drained, "a draft was removed with its sessions"
     load.assert_undisturbed()
 
 
-def test_all_drafts_may_go_and_come_back(kube: Kube, demo: str, load: Load) -> None:
+def test_scaling_to_zero_and_back_fails_no_request(kube: Kube, demo: str, load: Load) -> None:
     kube("scale", f"ssd/{demo}", "--replicas=0")
     kube.wait_linked(demo, 0)
-    said = kube.condition(demo, "SpeculationActive")
-    assert (said["status"], said["reason"]) == ("False", "NoDrafts")
+    found = kube.condition(demo, "SpeculationActive")
+    assert (found["status"], found["reason"]) == ("False", "NoDrafts")
     load.go_on(8)
     kube("scale", f"ssd/{demo}", "--replicas=1")
     kube.wait_linked(demo, 1)
@@ -102,7 +100,7 @@ def test_all_drafts_may_go_and_come_back(kube: Kube, demo: str, load: Load) -> N
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=FULL)])
-def test_a_killed_draft_costs_no_request_and_comes_back(
+def test_a_killed_draft_fails_no_request_and_is_linked_again(
     kube: Kube, demo: str, load: Load, figures: Figures, rounds: int
 ) -> None:
     for number in range(rounds):
@@ -117,7 +115,7 @@ def test_a_killed_draft_costs_no_request_and_comes_back(
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(17, marks=FULL)])
-def test_a_draft_pod_deleted_by_force_costs_no_request(
+def test_a_draft_pod_deleted_by_force_fails_no_request(
     kube: Kube, demo: str, load: Load, figures: Figures, rounds: int
 ) -> None:
     seconds = []
@@ -131,29 +129,29 @@ def test_a_draft_pod_deleted_by_force_costs_no_request(
     load.assert_undisturbed()
 
 
-def test_a_killed_target_loses_its_own_streams_only_and_repeats_give_the_same_text(
+def test_a_killed_target_fails_only_its_open_streams_and_repeats_give_the_same_text(
     kube: Kube, demo: str, load: Load, figures: Figures
 ) -> None:
     load.go_on(4)
     (pod,) = kube.pods(demo, "target")
     os.kill(process_of(pod), signal.SIGKILL)
     started = time.monotonic()
-    eventually(lambda: not is_ready(kube, demo), "it is said", 30)
-    eventually(lambda: is_ready(kube, demo), "it is back", 90)
+    eventually(lambda: not is_ready(kube, demo), "Ready is False", 30)
+    eventually(lambda: is_ready(kube, demo), "Ready is True again", 90)
     figures["target killed: Ready again, s"] = round(time.monotonic() - started, 1)
     load.go_on(16)
-    failures = load.tally.failures
-    assert failures, "its streams were open"
+    failures = load.counts.failures
+    assert failures, "no stream was open"
     assert all(isinstance(each, NotReadyError) for each in failures), failures
-    assert load.tally.num_different == 0
-    figures["target killed: streams cut, calls refused meanwhile"] = (
-        load.tally.num_cut,
-        len(failures) - load.tally.num_cut,
+    assert load.counts.num_different == 0
+    figures["target killed: streams cut, calls that failed meanwhile"] = (
+        load.counts.num_cut,
+        len(failures) - load.counts.num_cut,
     )
 
 
 @pytest.mark.parametrize("component", ["target", pytest.param("draft", marks=FULL)])
-def test_a_process_that_hangs_is_restarted_without_the_time_to_drain(
+def test_a_hung_process_is_restarted_without_the_time_to_drain(
     kube: Kube, demo: str, figures: Figures, component: str
 ) -> None:
     kube.wait_linked(demo, 1)
@@ -166,11 +164,11 @@ def test_a_process_that_hangs_is_restarted_without_the_time_to_drain(
     eventually(lambda: is_ready(kube, demo) and speculates(kube, demo), "it serves again", 90)
 
 
-def test_a_draft_that_stalls_for_seconds_is_no_warning(kube: Kube, demo: str) -> None:
+def test_a_draft_that_stalls_for_seconds_causes_no_warning(kube: Kube, demo: str) -> None:
     kube.wait_linked(demo, 1)
     eventually(lambda: speculates(kube, demo), "it speculates", 30)
     (pod,) = kube.pods(demo, "draft")
-    process, before = process_of(pod), news_of_speculation(kube, demo)
+    process, before = process_of(pod), speculation_changes(kube, demo)
     for _ in range(4):
         os.kill(process, signal.SIGSTOP)
         try:
@@ -178,19 +176,19 @@ def test_a_draft_that_stalls_for_seconds_is_no_warning(kube: Kube, demo: str) ->
         finally:
             os.kill(process, signal.SIGCONT)
         kube.wait_linked(demo, 1, timeout=25)
-    assert news_of_speculation(kube, demo) == before
+    assert speculation_changes(kube, demo) == before
 
 
-def news_of_speculation(kube: Kube, name: str) -> tuple[str, int]:
-    """Since when the condition is what it is, and the number of Events about its loss."""
+def speculation_changes(kube: Kube, name: str) -> tuple[str, int]:
+    """The condition with its last transition, and the number of Events about its loss."""
     condition = kube.condition(name, "SpeculationActive")
     found = kube.items("events", "--field-selector", "reason=SpeculationOff")
-    told = [each for each in found if each["involvedObject"]["name"] == name]
-    return f"{condition['status']} {condition['lastTransitionTime']}", len(told)
+    events = [each for each in found if each["involvedObject"]["name"] == name]
+    return f"{condition['status']} {condition['lastTransitionTime']}", len(events)
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(19, marks=FULL)])
-def test_the_operator_may_be_killed_at_any_point_of_a_change(
+def test_a_killed_operator_continues_a_scale_down(
     kube: Kube, demo: str, load: Load, release: Release, figures: Figures, rounds: int
 ) -> None:
     dice = random.Random(7)
@@ -208,11 +206,11 @@ def test_the_operator_may_be_killed_at_any_point_of_a_change(
     load.assert_undisturbed()
 
 
-def test_two_cells_roll_one_at_a_time_and_a_client_that_tries_again_meets_no_failure(
+def test_two_cells_roll_one_at_a_time_and_retries_hide_it_from_clients(
     kube: Kube, expected: Mapping[Job, Sequence[int]], figures: Figures
 ) -> None:
     document = sample("cells", drafts=2, replicas=2)
-    for part in ("target", "draft"):  # two cells beside the demo ask for more than two cores
+    for part in ("target", "draft"):  # two cells beside the demo request more than two cores
         document["spec"][part]["resources"] = {"requests": {"cpu": "100m"}}
     kube.apply(document)
     try:
@@ -235,7 +233,7 @@ def test_two_cells_roll_one_at_a_time_and_a_client_that_tries_again_meets_no_fai
             eventually(is_rolled, "both cells rolled", 180)
             figures["two cells rolled, s"] = round(time.monotonic() - started, 1)
             load.go_on(8)
-        assert least == 1, "both cells were down at one time, or none ever"
+        assert least == 1, "both cells were down at the same time, or none at any time"
         load.assert_undisturbed()
     finally:
         kube("delete", "ssd", "cells")
@@ -258,4 +256,4 @@ def wait_restarted(kube: Kube, pod: Object, times: int, timeout: float = 90) -> 
         status = kube.get("pod", pod["metadata"]["name"])["status"]
         return bool(sum(each["restartCount"] for each in status["containerStatuses"]) >= times)
 
-    return eventually(is_so, f"the kubelet started it again, {times} times in all", timeout)
+    return eventually(is_so, f"the kubelet has restarted it {times} times", timeout)

@@ -1,4 +1,4 @@
-"""Weights of a hub, which is a pod of this cluster: fetched once, with a token, and served."""
+"""Models of a hub, which is a pod of the cluster: fetched with a token, then served."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ ANSWER = ("ssd", "generate", "Once", "--json", "--max-tokens", "8")
 
 @pytest.fixture(scope="module")
 def endpoint(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the hub answers; it gives its model to who has the token of Secret ``hub``."""
+    """URL of the hub, which requires the token of Secret ``hub``."""
     folder = write_tiny_folder(tmp_path_factory.mktemp("hub") / "model")
     files = {each.name: each.read_bytes() for each in folder.iterdir()}
     encoded = {name: base64.b64encode(body).decode() for name, body in files.items()}
@@ -49,7 +49,7 @@ def hub_pod() -> Object:
 
 
 def of_the_hub(name: str, endpoint: str, revision: str = hub.COMMIT) -> Object:
-    """Target and draft are one model."""
+    """A resource whose target and draft have the same model of the hub."""
     document = sample(name, drafts=1)
     source: Object = {"uri": f"hf://{hub.NAME}", "revision": revision}
     source |= {"tokenSecretRef": {"name": "hub", "key": "token"}}
@@ -61,7 +61,7 @@ def of_the_hub(name: str, endpoint: str, revision: str = hub.COMMIT) -> Object:
 
 @pytest.fixture
 def delete(kube: Kube) -> Iterator[Callable[[str], str]]:
-    """Has a resource deleted when the test is over; gives its name back."""
+    """Register a resource for deletion after the test; returns its name."""
     names: list[str] = []
 
     def later(name: str) -> str:
@@ -72,29 +72,29 @@ def delete(kube: Kube) -> Iterator[Callable[[str], str]]:
     kube("delete", "ssd", *names, "--ignore-not-found")
 
 
-def test_weights_come_by_token_and_engines_serve_them_without(
+def test_weights_are_fetched_with_a_token_that_engines_do_not_have(
     kube: Kube, endpoint: str, in_cluster: Callable[..., str], delete: Callable[[str], str]
 ) -> None:
     kube.apply(of_the_hub(delete("tiny"), endpoint))
     kube.wait_ready("tiny")
     kube.wait_linked("tiny", 1)
-    said = in_cluster(*ANSWER, "--endpoint", f"tiny.{kube.namespace}:50051")
-    assert json.loads(said)["token_ids"]
+    output = in_cluster(*ANSWER, "--endpoint", f"tiny.{kube.namespace}:50051")
+    assert json.loads(output)["token_ids"]
     for component in ("target", "draft"):
         (pod,) = kube.pods("tiny", component)
         name = pod["metadata"]["name"]
         variables = kube("exec", name, "--", "env")
         assert "HF_HUB_OFFLINE=1" in variables
         assert hub.TOKEN not in variables
-        refused = ("sh", "-c", "touch /var/cache/ssd/hf/x 2>&1 || true")
-        assert "Read-only file system" in kube("exec", name, "--", *refused)
+        write = ("sh", "-c", "touch /var/cache/ssd/hf/x 2>&1 || true")
+        assert "Read-only file system" in kube("exec", name, "--", *write)
 
 
-def test_a_model_that_the_hub_does_not_have_is_said_by_the_condition(
+def test_a_model_that_the_hub_does_not_have_is_reported_in_the_condition(
     kube: Kube, endpoint: str, delete: Callable[[str], str]
 ) -> None:
     kube.apply(of_the_hub(delete("none"), endpoint, revision="f" * 40))
     eventually(
         lambda: "not this revision" in kube.condition("none", "TargetReady")["message"],
-        "the hub's words are told",
+        "the condition quotes the hub",
     )

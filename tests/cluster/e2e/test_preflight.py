@@ -1,4 +1,4 @@
-"""A change that could not run replaces nothing; one that can goes cell by cell."""
+"""A change that cannot run replaces no pod; one that can rolls cell by cell."""
 
 import json
 import time
@@ -20,7 +20,7 @@ def change(kube: Kube, name: str, **target: object) -> None:
 
 
 def setting(name: str, value: str) -> Object:
-    """A setting of the process, past the schema."""
+    """A setting of the process as a variable, which the schema does not check."""
     return {"env": [{"name": f"SSD_TARGET_{name}", "value": value}]}
 
 
@@ -29,22 +29,22 @@ def uids(kube: Kube, name: str, component: str) -> set[str]:
 
 
 def num_ready(kube: Kube, name: str, component: str) -> int:
-    verdicts = [
-        verdict["status"]
+    states = [
+        each["status"]
         for pod in kube.pods(name, component)
-        for verdict in pod["status"].get("conditions", [])
-        if verdict["type"] == "Ready"
+        for each in pod["status"].get("conditions", [])
+        if each["type"] == "Ready"
     ]
-    return verdicts.count("True")
+    return states.count("True")
 
 
-def has_failed(kube: Kube, name: str, words: str) -> bool:
+def has_failed(kube: Kube, name: str, error: str) -> bool:
     found = kube.condition(name, "Progressing")
-    return bool(found["reason"] == "PreflightFailed" and words in found["message"])
+    return bool(found["reason"] == "PreflightFailed" and error in found["message"])
 
 
 def is_settled(kube: Kube, name: str) -> bool:
-    """Whether all that the newest spec asks for is there and no preflight is left."""
+    """Whether the newest spec is carried out and no preflight is left."""
     found = kube.get("ssd", name)
     conditions = {each["type"]: each for each in found["status"]["conditions"]}
     return bool(
@@ -56,7 +56,7 @@ def is_settled(kube: Kube, name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "error"),
     [
         ({"image": "localhost/ssd-target:nope"}, "cannot pull localhost/ssd-target:nope"),
         ({"podTemplate": setting("MAX_QUEU", "7")}, "did you mean SSD_TARGET_MAX_QUEUE?"),
@@ -64,33 +64,31 @@ def is_settled(kube: Kube, name: str) -> bool:
     ],
     ids=["image", "setting", "process"],
 )
-def test_a_change_that_cannot_run_costs_no_outage(
-    kube: Kube, demo: str, load: Load, figures: Figures, bad: Object, words: str
+def test_a_change_that_cannot_run_causes_no_outage(
+    kube: Kube, demo: str, load: Load, figures: Figures, bad: Object, error: str
 ) -> None:
-    eventually(lambda: is_settled(kube, demo), "it is at rest")
+    eventually(lambda: is_settled(kube, demo), "nothing is in progress")
     before = uids(kube, demo, "target")
     change(kube, demo, **bad)
     failed = eventually(
-        lambda: has_failed(kube, demo, words), "the preflight fails, and says why", 90
+        lambda: has_failed(kube, demo, error), "the preflight fails with its error", 90
     )
     load.go_on(8)
     assert uids(kube, demo, "target") == before
     assert kube.condition(demo, "Ready")["status"] == "True"
-    told = kube.items("events", "--field-selector", f"involvedObject.name={demo}")
-    assert any(each["reason"] == "PreflightFailed" and words in each["message"] for each in told)
+    events = kube.items("events", "--field-selector", f"involvedObject.name={demo}")
+    assert any(each["reason"] == "PreflightFailed" and error in each["message"] for each in events)
     change(kube, demo, **dict.fromkeys(bad))
     eventually(
-        lambda: is_settled(kube, demo), "the change is taken back, its preflight is gone", 30
+        lambda: is_settled(kube, demo), "the change is reverted, its preflight is deleted", 30
     )
     assert uids(kube, demo, "target") == before
     load.assert_undisturbed()
-    figures[f"{words} told, s"] = round(failed, 1)
+    figures[f"{error}: reported, s"] = round(failed, 1)
 
 
-def test_drafts_wait_for_their_target_and_speculation_is_off_for_a_moment(
-    kube: Kube, demo: str, figures: Figures
-) -> None:
-    eventually(lambda: is_settled(kube, demo), "it is at rest")
+def test_drafts_roll_after_their_target(kube: Kube, demo: str, figures: Figures) -> None:
+    eventually(lambda: is_settled(kube, demo), "nothing is in progress")
     drafts = uids(kube, demo, "draft")
     change_pair(kube, demo, branches=16, image="localhost/ssd-target:nope")
     eventually(lambda: has_failed(kube, demo, "cannot pull"), "the preflight fails", 90)
@@ -136,7 +134,7 @@ def pair(kube: Kube) -> Iterator[str]:
 def test_cells_roll_one_at_a_time_after_one_preflight(
     kube: Kube, pair: str, figures: Figures
 ) -> None:
-    eventually(lambda: is_settled(kube, pair), "it is at rest", 90)
+    eventually(lambda: is_settled(kube, pair), "nothing is in progress", 90)
     before, tried = uids(kube, pair, "target"), set[str]()
     fewest = len(before)
 
@@ -154,10 +152,8 @@ def test_cells_roll_one_at_a_time_after_one_preflight(
 
 
 @pytest.mark.slow
-def test_a_restart_that_is_asked_for_replaces_every_pod(
-    kube: Kube, pair: str, figures: Figures
-) -> None:
-    eventually(lambda: is_settled(kube, pair), "it is at rest", 90)
+def test_the_restart_annotation_replaces_every_pod(kube: Kube, pair: str, figures: Figures) -> None:
+    eventually(lambda: is_settled(kube, pair), "nothing is in progress", 90)
     engines = ("target", "draft")
     before = {uid for each in engines for uid in uids(kube, pair, each)}
     fewest = dict.fromkeys(engines, len(before))

@@ -1,4 +1,4 @@
-"""The chart's own life: checked, upgraded, installed twice, uninstalled; and its node's."""
+"""The release: helm test, upgrade, a second release, a drained node, uninstall."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def test_helm_test_passes_with_the_sample(release: Release, figures: Figures) ->
 
 @pytest.fixture
 def previous_chart(tmp_path: Path) -> Path:
-    """A chart of an earlier version, whose definition lacks a column."""
+    """A chart of an earlier version, whose CRD lacks a column."""
     chart = tmp_path / "ssd"
     shutil.copytree(CHART, chart)
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
@@ -49,7 +49,7 @@ def previous_chart(tmp_path: Path) -> Path:
     return chart
 
 
-def test_an_upgrade_brings_the_definition_and_leaves_pods_of_the_same_image_alone(
+def test_an_upgrade_updates_the_crd_and_keeps_pods_of_the_same_image(
     kube: Kube, release: Release, demo: str, load: Load, previous_chart: Path
 ) -> None:
     tags = [
@@ -72,7 +72,7 @@ def test_an_upgrade_brings_the_definition_and_leaves_pods_of_the_same_image_alon
 
 @pytest.fixture
 def other(release: Release) -> Iterator[Kube]:
-    """A namespace that a second release watches; the first one keeps to ``default`` meanwhile."""
+    """A namespace that a second release watches; the first one watches ``default`` meanwhile."""
     install(release.name, release.namespace, "--set", "operator.watchNamespaces={default}")
     run("kubectl", "create", "namespace", "other")
     second = install("ssd-two", "other")
@@ -82,7 +82,7 @@ def other(release: Release) -> Iterator[Kube]:
     install(release.name, release.namespace, *EVERYWHERE)
 
 
-def test_two_releases_in_two_namespaces_touch_only_their_own(
+def test_two_releases_change_only_their_own_namespace(
     kube: Kube, demo: str, other: Kube, release: Release
 ) -> None:
     before = kube.get("ssd", demo)["metadata"]
@@ -92,14 +92,14 @@ def test_two_releases_in_two_namespaces_touch_only_their_own(
     assert "other" not in Kube(release.namespace)("logs", "deploy/ssd-operator").lower()
     logs = other("logs", "deploy/ssd-two-operator")
     applied = [json.loads(line) for line in logs.splitlines() if '"applied"' in line]
-    assert applied, "the second operator made its children"
+    assert applied, "the second operator created no child"
     assert {each["namespace"] for each in applied} == {"other"}
     other("delete", "ssd", "demo", "--wait=true")
     kube.wait_ready(demo)
     assert kube.get("ssd", demo)["metadata"]["uid"] == before["uid"]
 
 
-def test_a_drained_node_lets_streams_end_and_everything_comes_back(
+def test_a_node_drain_fails_no_request(
     kube: Kube, demo: str, expected: Mapping[Job, Sequence[int]], figures: Figures
 ) -> None:
     kube.wait_linked(demo, 1)
@@ -117,7 +117,7 @@ def test_a_drained_node_lets_streams_end_and_everything_comes_back(
             assert kube.pods(demo, "target")[0]["status"]["phase"] == "Pending"
             eventually(
                 lambda: kube.condition(demo, "TargetReady").get("reason") == "Unschedulable",
-                "the condition says that there is no room",
+                "the condition reports that there is no node",
                 30,
             )
             started = time.monotonic()
@@ -133,13 +133,13 @@ def test_a_drained_node_lets_streams_end_and_everything_comes_back(
         run("kubectl", "uncordon", node)
 
 
-def test_an_uninstall_leaves_the_definition_and_nothing_else(
+def test_an_uninstall_leaves_only_the_crd(
     kube: Kube, release: Release, before: set[str], expected: Mapping[Job, Sequence[int]]
 ) -> None:
     kube.apply(sample("last", drafts=1))
     kube.wait_ready("last")
     release.uninstall()
-    # Engines serve on without the operator, and a later delete leaves nothing either.
+    # Engines serve without the operator, and a later delete leaves nothing either.
     with Load(kube.endpoint("last"), expected) as load:
         load.go_on(4)
     load.assert_undisturbed()
@@ -160,7 +160,7 @@ def test_an_uninstall_leaves_the_definition_and_nothing_else(
 
 
 def own_of(namespace: str) -> set[str]:
-    """What every namespace holds."""
+    """Objects of every namespace."""
     return {
         f"ServiceAccount {namespace} default",
         f"ConfigMap {namespace} kube-root-ca.crt",

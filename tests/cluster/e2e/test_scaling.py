@@ -1,4 +1,4 @@
-"""Who decides on the number of drafts, and what a cluster without that somebody says."""
+"""Scalers of the drafts, and the conditions of a cluster without them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ def scaled(name: str, **autoscaling: object) -> Object:
     return document
 
 
-def test_the_internal_loop_follows_a_step_of_load_and_fails_nobody(
+def test_the_internal_loop_follows_a_step_of_load_without_failed_requests(
     kube: Kube, expected: Mapping[Job, Sequence[int]], figures: dict[str, object]
 ) -> None:
     document = scaled("step", mode="Internal", scaleDownStabilizationSeconds=15, cooldownSeconds=5)
@@ -32,58 +32,58 @@ def test_the_internal_loop_follows_a_step_of_load_and_fails_nobody(
         down = kube.wait_linked("step", 1, timeout=180)
         load.assert_undisturbed()
         figures["load step: 3 drafts linked, s"] = round(up, 1)
-        figures["load gone: 1 draft left, s (window 15 s)"] = round(down, 1)
+        figures["load ended: 1 draft left, s (window 15 s)"] = round(down, 1)
         status = kube.get("ssd", "step")["status"]
         assert status["draft"]["lastScaleReason"] == "ScaleDown"
-        said = kube.condition("step", "ScalingActive")
-        assert (said["status"], said["reason"]) == ("True", "Internal")
+        found = kube.condition("step", "ScalingActive")
+        assert (found["status"], found["reason"]) == ("True", "Internal")
     finally:
         kube("delete", "ssd", "step")
 
 
-def test_an_hpa_without_a_metrics_adapter_is_told_of(kube: Kube) -> None:
+def test_an_hpa_without_a_metrics_adapter_is_reported(kube: Kube) -> None:
     kube.apply(scaled("hpa", mode="HPA"))
     try:
 
-        def is_said() -> bool:
-            said = kube.condition("hpa", "ScalingActive")
-            return bool(said.get("status") == "False" and said["reason"].startswith("FailedGet"))
+        def is_reported() -> bool:
+            found = kube.condition("hpa", "ScalingActive")
+            return bool(found.get("status") == "False" and found["reason"].startswith("FailedGet"))
 
-        eventually(is_said, "the HPA's own words are in the condition", 90)
+        eventually(is_reported, "the condition is that of the HPA", 90)
         scaler = kube.get("hpa", "hpa-draft")["spec"]["scaleTargetRef"]
         assert (scaler["kind"], scaler["name"]) == ("SSDDeployment", "hpa")
     finally:
         kube("delete", "ssd", "hpa")
 
 
-def test_keda_that_is_not_installed_is_told_of(kube: Kube) -> None:
+def test_missing_keda_is_reported(kube: Kube) -> None:
     kube.apply(scaled("keda", mode="KEDA", keda={"serverAddress": "http://prometheus:9090"}))
     try:
 
-        def is_said() -> bool:
-            said = kube.condition("keda", "ScalingActive")
-            return bool(said.get("reason") == "KEDANotInstalled")
+        def is_reported() -> bool:
+            found = kube.condition("keda", "ScalingActive")
+            return bool(found.get("reason") == "KEDANotInstalled")
 
-        eventually(is_said, "it is said", 60)
+        eventually(is_reported, "the condition reports it", 60)
         assert kube.get("ssd", "keda")["spec"]["draft"]["replicas"] == 1
     finally:
         kube("delete", "ssd", "keda")
 
 
-def test_a_draft_that_finds_no_room_is_pending_and_no_capacity(kube: Kube) -> None:
+def test_a_draft_without_a_node_is_pending_and_reported(kube: Kube) -> None:
     document = sample("tight", drafts=1)
     document["spec"]["draft"]["resources"] = {"requests": {"cpu": "64"}}
     kube.apply(document)
     try:
 
-        def is_said() -> bool:
+        def is_reported() -> bool:
             draft = kube.get("ssd", "tight")["status"]["draft"]
             return bool(
                 kube.condition("tight", "DraftCapacity").get("status") == "False"
                 and draft["pendingReplicas"] == 1
             )
 
-        eventually(is_said, "the condition says it", 60)
+        eventually(is_reported, "the condition reports it", 60)
         kube.wait_ready("tight")
     finally:
         kube("delete", "ssd", "tight")

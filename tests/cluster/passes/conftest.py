@@ -1,4 +1,4 @@
-"""Resources whose pods no node is good enough for: what the operator does is all that happens."""
+"""Resources whose pods get no node: the operator is the only program that acts on them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ def namespaces() -> Sequence[str]:
 
 @pytest.fixture
 def kube(cluster: None, operator: Operator) -> Iterator[Kube]:
-    """kubectl in a namespace that is empty again after each test."""
+    """kubectl in a namespace that is emptied after each test."""
     kube = Kube(NAMESPACE)
     yield kube
     kube("delete", "ssd", "--all", "--wait=true")
@@ -25,12 +25,12 @@ def kube(cluster: None, operator: Operator) -> Iterator[Kube]:
 
 
 def pending(name: str, drafts: int = 1) -> Object:
-    """A resource whose pods wait for a node."""
+    """A resource whose pods get no node."""
     document = sample(name, drafts=drafts)
     document["spec"]["podTemplate"] = {"nodeSelector": {"example.com/nowhere": "true"}}
     return document
 
 
 def all_of(documents: Sequence[Object]) -> Object:
-    """One document for one command."""
+    """One list of these documents."""
     return {"apiVersion": "v1", "kind": "List", "items": list(documents)}

@@ -1,4 +1,4 @@
-"""When the operator looks at a resource, and what a pass does first."""
+"""Passes: their order, the first status, and names that are taken."""
 
 import copy
 from functools import partial
@@ -18,7 +18,7 @@ def has_draft(kube: Kube, name: str) -> bool:
     return bool(kube.pods(name, "draft"))
 
 
-def test_resources_that_are_created_at_once_have_a_status_soon(
+def test_resources_that_are_created_together_soon_have_a_status(
     kube: Kube, figures: dict[str, object]
 ) -> None:
     names = [f"r{number}" for number in range(8)]
@@ -28,15 +28,15 @@ def test_resources_that_are_created_at_once_have_a_status_soon(
     )
     figures["eight resources at once: a status of each, s"] = round(seconds, 1)
     for name in names:
-        eventually(partial(has_draft, kube, name), f"{name} has its draft", 60)
+        eventually(partial(has_draft, kube, name), f"{name} has a draft pod", 60)
 
 
-def test_edits_that_follow_each_other_are_one_rollout(
+def test_edits_in_quick_succession_are_at_most_two_rollouts(
     kube: Kube, figures: dict[str, object]
 ) -> None:
     document = pending("edited")
     kube.apply(document)
-    eventually(lambda: bool(kube.pods("edited", "target")), "it has its target", 60)
+    eventually(lambda: bool(kube.pods("edited", "target")), "it has a target pod", 60)
     before = generation(kube)
     edits = []
     for number in range(21):
@@ -44,7 +44,7 @@ def test_edits_that_follow_each_other_are_one_rollout(
         edit["spec"]["speculation"] = {"draftDeadlineMilliseconds": 200 + number}
         edits.append(edit)
     kube.apply(all_of(edits))
-    eventually(lambda: deadline(kube) == "220", "the last edit has arrived", 30)
+    eventually(lambda: deadline(kube) == "220", "the last edit is applied", 30)
     figures["21 edits: changes of the target's Deployment"] = generation(kube) - before
     assert generation(kube) - before <= 2
 
@@ -60,24 +60,24 @@ def deadline(kube: Kube) -> str:
     return str(found[0]) if found else ""
 
 
-def test_resources_whose_children_share_a_name_say_so(kube: Kube) -> None:
+def test_a_name_conflict_between_two_resources_is_reported(kube: Kube) -> None:
     for number in range(5):
         names = (f"x{number}", f"x{number}-targets")
         kube.apply(all_of([pending(name) for name in names]))
 
-        def is_said(names: tuple[str, ...]) -> bool:
+        def is_reported(names: tuple[str, ...]) -> bool:
             owned = [kube.condition(name, "ResourcesOwned")["reason"] for name in names]
             return sorted(owned) == ["NameTaken", "Owned"]
 
-        eventually(partial(is_said, names), f"one of {names} reports that its name is taken", 30)
+        eventually(partial(is_reported, names), f"one of {names} reports NameTaken", 30)
         for name in names:
             assert kube.condition(name, "SpecValid")["status"] == "True"
 
 
 @pytest.mark.parametrize("label", ["ssd.dev/name", "ssd.dev/component", "ssd.dev/cell"])
-def test_a_pod_relabelled_by_hand_goes_with_its_resource(kube: Kube, label: str) -> None:
+def test_a_relabelled_pod_is_deleted_with_its_resource(kube: Kube, label: str) -> None:
     kube.apply(pending("relabelled"))
-    eventually(lambda: has_draft(kube, "relabelled"), "it has its draft", 60)
+    eventually(lambda: has_draft(kube, "relabelled"), "it has a draft pod", 60)
     (pod,) = kube.pods("relabelled", "draft")
     name = pod["metadata"]["name"]
     kube("label", "pod", name, f"{label}=other", "--overwrite")
@@ -86,10 +86,10 @@ def test_a_pod_relabelled_by_hand_goes_with_its_resource(kube: Kube, label: str)
         return list(kube.get("pod", name)["metadata"].get("ownerReferences", []))
 
     eventually(
-        lambda: [each["kind"] for each in owners()] == ["SSDDeployment"], "it has an owner", 30
+        lambda: [each["kind"] for each in owners()] == ["SSDDeployment"], "the resource owns it", 30
     )
-    eventually(lambda: len(kube.items("pods")) == 3, "a pod has taken its place", 30)
-    told = kube.items("events", "--field-selector", "reason=PodReleased")
-    assert any(name in each["message"] for each in told)
+    eventually(lambda: len(kube.items("pods")) == 3, "another pod replaces it", 30)
+    events = kube.items("events", "--field-selector", "reason=PodReleased")
+    assert any(name in each["message"] for each in events)
     kube("delete", "ssd", "relabelled", "--wait=true")
     eventually(lambda: kube.items("pods") == [], "no pod is left", 60)

@@ -1,4 +1,4 @@
-"""Nodes that say they have GPUs, and resources that want them."""
+"""Pretend nodes with GPUs, and resources that request them."""
 
 import json
 import os
@@ -23,12 +23,12 @@ def namespaces() -> Sequence[str]:
 
 @pytest.fixture(scope="module")
 def nodes(cluster: None) -> Iterator[Sequence[str]]:
-    """Nodes whose pods report Running without running; only the tool's cluster can have them."""
+    """Nodes whose pods report Running without running; only the cluster tool can create them."""
     if not TOOL.is_file() or not _is_the_tools_own():
         pytest.skip(f"pretend nodes need the cluster of {TOOL} (SSD_CLUSTER_TOOL)")
     run(str(TOOL), "fake-nodes", str(NUM_NODES))
     names = tuple(f"fake-{number}" for number in range(1, NUM_NODES + 1))
-    # The tool's nodes report no disk, which every kubelet does.
+    # These nodes report no disk, unlike every kubelet.
     disk = {"ephemeral-storage": "1Ti"}
     patch = json.dumps({"status": {"allocatable": disk, "capacity": disk}})
     for name in names:
@@ -39,7 +39,7 @@ def nodes(cluster: None) -> Iterator[Sequence[str]]:
 
 @pytest.fixture
 def kube(nodes: Sequence[str], operator: Operator) -> Iterator[Kube]:
-    """kubectl in a namespace that is empty again after each test, on nodes as they were made."""
+    """kubectl in a namespace that is emptied after each test, on nodes that are reset."""
     kube = Kube(NAMESPACE)
     yield kube
     kube("delete", "ssd", "--all", "--wait=true")
@@ -49,7 +49,7 @@ def kube(nodes: Sequence[str], operator: Operator) -> Iterator[Kube]:
 
 
 def gpu_cell(name: str, *, drafts: int, **placement: object) -> Object:
-    """A target on four GPUs, drafts on one each, on the pretend nodes and no others."""
+    """A target on four GPUs and drafts on one each, only on the pretend nodes."""
     template = {
         "nodeSelector": {"type": "kwok"},
         "tolerations": [{"key": "kwok.x-k8s.io/node", "operator": "Exists"}],
@@ -72,5 +72,5 @@ def gpu_cell(name: str, *, drafts: int, **placement: object) -> Object:
 
 
 def _is_the_tools_own() -> bool:
-    said = run(str(TOOL), "env")
-    return f"KUBECONFIG={Path(os.environ['KUBECONFIG'])}\n" in said
+    output = run(str(TOOL), "env")
+    return f"KUBECONFIG={Path(os.environ['KUBECONFIG'])}\n" in output

@@ -1,4 +1,4 @@
-"""Where the scheduler puts cells of GPUs, and what the operator says and does about it."""
+"""Placement of cells on GPU nodes, and the operator's reports and actions."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ ABSENT_PRODUCT = "NVIDIA-L40S"
 
 
 def node_of(pod: Object) -> str:
-    """Empty for a pod without one."""
+    """Name of its node; empty without one."""
     return str(pod["spec"].get("nodeName", ""))
 
 
@@ -39,12 +39,12 @@ def is_together(kube: Kube, name: str, num_drafts: int) -> bool:
     return len(targets) == 1 and "" not in targets and drafts == sorted(targets) * num_drafts
 
 
-def is_said(kube: Kube, name: str, kind: str, reason: str) -> bool:
+def is_reported(kube: Kube, name: str, kind: str, reason: str) -> bool:
     found = kube.condition(name, kind)
     return (found.get("status"), found.get("reason")) == ("False", reason)
 
 
-def test_each_cell_has_a_node_of_its_own_and_those_without_one_say_so(kube: Kube) -> None:
+def test_each_cell_has_its_own_node_and_cells_without_one_report_it(kube: Kube) -> None:
     names = [f"cell-{number}" for number in range(NUM_NODES + 2)]
     for name in names:
         kube.apply(gpu_cell(name, drafts=4))
@@ -55,37 +55,37 @@ def test_each_cell_has_a_node_of_its_own_and_those_without_one_say_so(kube: Kube
     eventually(lambda: len(placed()) == NUM_NODES, "as many cells as nodes are together", 120)
     for name in set(names) - set(placed()):
         eventually(
-            partial(is_said, kube, name, "TargetReady", "Unschedulable"),
-            f"{name} says that its target has no node",
+            partial(is_reported, kube, name, "TargetReady", "Unschedulable"),
+            f"{name} reports that its target has no node",
         )
         assert "Insufficient nvidia.com/gpu" in kube.condition(name, "TargetReady")["message"]
-        assert is_said(kube, name, "Ready", "Unschedulable")
+        assert is_reported(kube, name, "Ready", "Unschedulable")
         targets, drafts = nodes_of(kube, name)
         assert targets == {""}
         assert drafts == [""] * 4  # none without its target
-    asked: Counter[str] = Counter()
+    requested: Counter[str] = Counter()
     for pod in kube.items("pods"):
         (container,) = pod["spec"]["containers"]
-        asked[node_of(pod)] += int(container["resources"]["limits"]["nvidia.com/gpu"])
-    assert [gpus for node, gpus in asked.items() if node] == [NODE_GPUS] * NUM_NODES
+        requested[node_of(pod)] += int(container["resources"]["limits"]["nvidia.com/gpu"])
+    assert [gpus for node, gpus in requested.items() if node] == [NODE_GPUS] * NUM_NODES
 
 
-def test_a_draft_too_many_for_the_node_is_told_of_and_not_counted(
+def test_a_draft_too_many_for_the_node_is_reported_and_not_counted(
     kube: Kube, figures: dict[str, object]
 ) -> None:
     kube.apply(gpu_cell("crowd", drafts=5))
 
-    def verdicts() -> list[str]:
+    def rejections() -> list[str]:
         drafts = kube.pods("crowd", "draft")
-        said = [str(condition_of(pod, "PodScheduled").get("message", "")) for pod in drafts]
+        messages = [str(condition_of(pod, "PodScheduled").get("message", "")) for pod in drafts]
         assert len(drafts) == 5
-        return [words for words in said if "Insufficient nvidia.com/gpu" in words]
+        return [each for each in messages if "Insufficient nvidia.com/gpu" in each]
 
-    eventually(lambda: len(verdicts()) == 1, "the scheduler finds no GPU for one draft", 60)
-    figures["a draft too many, told of after the scheduler's verdict, s"] = round(
+    eventually(lambda: len(rejections()) == 1, "the scheduler finds no GPU for one draft", 60)
+    figures["a draft too many, reported after the scheduler's decision, s"] = round(
         eventually(
-            lambda: is_said(kube, "crowd", "DraftCapacity", "InsufficientLocalGPUs"),
-            "the status says it",
+            lambda: is_reported(kube, "crowd", "DraftCapacity", "InsufficientLocalGPUs"),
+            "the status reports it",
             5,
         ),
         1,
@@ -98,13 +98,13 @@ def test_a_draft_too_many_for_the_node_is_told_of_and_not_counted(
     assert (draft["replicas"], draft["pendingReplicas"], draft["desiredReplicas"]) == (5, 1, 5)
     assert kube.condition("crowd", "Ready")["status"] == "True"
     kube("scale", "ssd/crowd", "--replicas=4")
-    eventually(lambda: is_together(kube, "crowd", 4), "the one without a node is gone", 60)
+    eventually(lambda: is_together(kube, "crowd", 4), "the draft without a node is removed", 60)
     eventually(
         lambda: kube.condition("crowd", "DraftCapacity")["status"] == "True", "there is room again"
     )
 
 
-def test_a_list_of_products_is_obeyed(kube: Kube, nodes: Sequence[str]) -> None:
+def test_targets_run_only_on_listed_products(kube: Kube, nodes: Sequence[str]) -> None:
     other = nodes[-1]
     run("kubectl", "label", "node", other, f"nvidia.com/gpu.product={OTHER_PRODUCT}", "--overwrite")
     kube.apply(gpu_cell("either", drafts=1, gpuProducts=[ABSENT_PRODUCT, OTHER_PRODUCT]))
@@ -112,13 +112,12 @@ def test_a_list_of_products_is_obeyed(kube: Kube, nodes: Sequence[str]) -> None:
     eventually(lambda: is_together(kube, "either", 1), "a cell is together", 60)
     assert nodes_of(kube, "either") == ({other}, [other])
     eventually(
-        lambda: is_said(kube, "neither", "TargetReady", "Unschedulable"), "no node has that product"
+        lambda: is_reported(kube, "neither", "TargetReady", "Unschedulable"),
+        "no node has that product",
     )
 
 
-def test_drafts_follow_a_target_that_moved_one_at_a_time(
-    kube: Kube, figures: dict[str, object]
-) -> None:
+def test_drafts_follow_a_moved_target_one_at_a_time(kube: Kube, figures: dict[str, object]) -> None:
     kube.apply(gpu_cell("mover", drafts=3))
     eventually(lambda: is_together(kube, "mover", 3), "the cell is together", 60)
     eventually(
@@ -139,7 +138,7 @@ def test_drafts_follow_a_target_that_moved_one_at_a_time(
     assert old.isdisjoint(pod["metadata"]["name"] for pod in fresh)
     made = sorted(moment(pod["metadata"]["creationTimestamp"]) for pod in fresh)
     serves = sorted(moment(condition_of(pod, "Ready")["lastTransitionTime"]) for pod in fresh)
-    # A drain lasts a second at least: nobody reached these drafts to tell that it had ended.
+    # A drain takes its whole second: these drafts have no process that reports its end.
     assert all(before < after for before, after in zip(serves, made[1:], strict=False))
 
 
@@ -147,7 +146,7 @@ def moment(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def test_of_several_targets_only_one_at_a_time_may_be_evicted(
+def test_only_one_of_several_targets_can_be_evicted_at_a_time(
     kube: Kube, nodes: Sequence[str]
 ) -> None:
     document = gpu_cell("twins", drafts=4)
@@ -157,9 +156,9 @@ def test_of_several_targets_only_one_at_a_time_may_be_evicted(
     eventually(
         lambda: kube.get(*budget)["status"]["disruptionsAllowed"] == 1, "one may be evicted", 60
     )
-    assert len(kube.items("poddisruptionbudgets")) == 1  # none holds a cell's drafts
+    assert len(kube.items("poddisruptionbudgets")) == 1  # no budget for a cell's drafts
     eventually(lambda: len(ready_targets(kube)) == 2, "both serve")
-    run("kubectl", "cordon", *nodes)  # whoever is evicted stays away
+    run("kubectl", "cordon", *nodes)  # an evicted pod gets no new node
     first, second = ready_targets(kube)
     assert evict(kube, first) == ""
     eventually(lambda: kube.get(*budget)["status"]["currentHealthy"] == 1, "one is left")
@@ -177,7 +176,7 @@ def ready_targets(kube: Kube) -> list[str]:
 
 
 def evict(kube: Kube, pod: str) -> str:
-    """What the API server says against it; empty if the pod goes."""
+    """Evict a pod; returns the API server's error, empty without one."""
     eviction = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",

@@ -1,4 +1,4 @@
-"""As many resources as one operator is promised to keep."""
+"""The number of resources that one operator must support."""
 
 import json
 import os
@@ -14,7 +14,7 @@ NUM_RESOURCES = int(os.environ.get("SSD_SCALE_RESOURCES", "200"))
 NUM_NAMESPACES = min(10, NUM_RESOURCES)
 REQUESTS = "ssd_operator_api_requests_total"
 QUIET_SECONDS = 5.0
-"""Without a call for so long, an operator has done what there was to do."""
+"""An operator without a call for this long has nothing left to do."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def namespaces() -> Sequence[str]:
 
 @dataclass(frozen=True)
 class Converged:
-    """Resources that stand, and what it took to get there."""
+    """The operator's metrics before and after the creation of all resources."""
 
     before: Reading
     after: Reading
@@ -33,7 +33,7 @@ class Converged:
 
 @pytest.fixture(scope="module")
 def converged(operator: Operator, namespaces: Sequence[str]) -> Iterator[Converged]:
-    """All resources, made at once; their pods are Pending for ever."""
+    """All resources, created together; their pods stay Pending."""
     before = operator.read()
     documents = [
         pending(f"r{number}", namespaces[number % len(namespaces)])
@@ -41,7 +41,7 @@ def converged(operator: Operator, namespaces: Sequence[str]) -> Iterator[Converg
     ]
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
     run("kubectl", "create", "-f", "-", stdin=text, timeout=300)
-    waited = eventually(partial(all_are_told, namespaces), "each resource tells of its pods", 300)
+    waited = eventually(partial(all_are_reported, namespaces), "each status reports its pods", 300)
     after = operator.read()
     settle(operator)
     yield Converged(before, after, waited)
@@ -50,7 +50,7 @@ def converged(operator: Operator, namespaces: Sequence[str]) -> Iterator[Converg
 
 
 def pending(name: str, namespace: str) -> Object:
-    """A resource of one target and one draft that no node is good enough for."""
+    """A resource of one target and one draft that get no node."""
     nowhere = {"nodeSelector": {"example.com/nowhere": "true"}}
     document = sample(name, drafts=1, podTemplate=nowhere)
     document["spec"]["draft"]["podTemplate"] = nowhere
@@ -58,25 +58,25 @@ def pending(name: str, namespace: str) -> Object:
     return document
 
 
-def all_are_told(namespaces: Sequence[str]) -> bool:
-    """Whether each resource has its pods, and a status that says that they have no node."""
+def all_are_reported(namespaces: Sequence[str]) -> bool:
+    """Whether each resource has its pods, and a status that reports that they have no node."""
     path = (
         "{range .items[*]}"
         '{.status.conditions[?(@.type=="TargetReady")].reason}/'
         '{.status.draft.pendingReplicas}{"\\n"}{end}'
     )
-    said = "".join(
+    output = "".join(
         run("kubectl", "get", "ssd", "-n", name, "-o", f"jsonpath={path}") for name in namespaces
     )
-    return said.split() == ["Unschedulable/1"] * NUM_RESOURCES
+    return output.split() == ["Unschedulable/1"] * NUM_RESOURCES
 
 
 def settle(operator: Operator) -> None:
-    """Wait until the operator calls nobody any more."""
+    """Wait until the operator makes no more calls."""
     calls = [operator.read().total(REQUESTS)]
 
     def is_quiet() -> bool:
         calls.append(operator.read().total(REQUESTS))
         return len(calls) > 4 * QUIET_SECONDS and len(set(calls[-int(4 * QUIET_SECONDS) :])) == 1
 
-    eventually(is_quiet, "the operator has nothing to do", 120)
+    eventually(is_quiet, "the operator is idle", 120)

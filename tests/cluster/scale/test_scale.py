@@ -1,4 +1,4 @@
-"""What two hundred resources cost while nothing happens, and while they come."""
+"""The cost of two hundred resources, at their creation and at rest."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 WINDOW_SECONDS = float(os.environ.get("SSD_SCALE_SECONDS", "60"))
 MOST_MEBIBYTES = 200
 MOST_CALLS = 2.0
-"""Of a resource, a minute."""
+"""Calls to the API server per resource and minute."""
 PASSES = "ssd_operator_reconcile_total"
 PASS_SECONDS = "ssd_operator_reconcile_seconds"
 
@@ -31,22 +31,22 @@ def test_all_resources_converge(converged: Converged, figures: dict[str, object]
     calls = after.total(REQUESTS) - before.total(REQUESTS)
     passes = after.total(PASSES) - before.total(PASSES)
     longest = after.bound_of(PASS_SECONDS, 0.99, before)
-    figures[f"{NUM_RESOURCES} resources told, s after the last was made"] = round(
+    figures[f"{NUM_RESOURCES} resources reported, s after the last was created"] = round(
         converged.seconds, 1
     )
-    figures["coming: calls a resource"] = round(calls / NUM_RESOURCES, 1)
-    figures["coming: passes a resource"] = round(passes / NUM_RESOURCES, 1)
-    figures["coming: CPU s"] = round(cpu_seconds(after) - cpu_seconds(before), 1)
-    figures["coming: p99 of a pass, s at most"] = longest
+    figures["creation: calls a resource"] = round(calls / NUM_RESOURCES, 1)
+    figures["creation: passes a resource"] = round(passes / NUM_RESOURCES, 1)
+    figures["creation: CPU s"] = round(cpu_seconds(after) - cpu_seconds(before), 1)
+    figures["creation: p99 of a pass, s at most"] = longest
     assert converged.seconds <= 120
     assert after.total(PASSES, result="crash") == 0
 
 
-def test_at_rest_next_to_nothing_is_asked_and_nothing_written(
+def test_at_rest_calls_are_rare(
     converged: Converged, operator: Operator, figures: dict[str, object]
 ) -> None:
     before = operator.read()
-    threading.Event().wait(WINDOW_SECONDS)  # what is measured is this time
+    threading.Event().wait(WINDOW_SECONDS)  # the measured interval
     after = operator.read()
     calls = after.total(REQUESTS) - before.total(REQUESTS)
     rate = calls * 60 / WINDOW_SECONDS / NUM_RESOURCES
@@ -67,7 +67,7 @@ def test_at_rest_next_to_nothing_is_asked_and_nothing_written(
     assert mebibytes(after) <= MOST_MEBIBYTES
 
 
-def test_an_operator_that_starts_anew_writes_nothing(
+def test_a_restarted_operator_writes_nothing(
     converged: Converged, operator: Operator, figures: dict[str, object]
 ) -> None:
     operator.restart()
@@ -75,7 +75,7 @@ def test_an_operator_that_starts_anew_writes_nothing(
     def has_seen_all() -> bool:
         return operator.read().total(PASSES, result="ok") >= NUM_RESOURCES
 
-    waited = eventually(has_seen_all, "each resource was looked at", 60)
+    waited = eventually(has_seen_all, "each resource has had a pass", 60)
     settle(operator)
     after = operator.read()
     written = {
@@ -83,9 +83,9 @@ def test_an_operator_that_starts_anew_writes_nothing(
         for call, count in after.by_labels(REQUESTS).items()
         if "GET" not in call.split()
     }
-    figures["started anew: s until each was looked at"] = round(waited, 1)
-    figures["started anew: calls"] = round(after.total(REQUESTS))
-    figures["started anew: CPU s"] = round(cpu_seconds(after), 1)
-    figures["started anew: MiB"] = round(mebibytes(after))
+    figures["restarted: s until each had a pass"] = round(waited, 1)
+    figures["restarted: calls"] = round(after.total(REQUESTS))
+    figures["restarted: CPU s"] = round(cpu_seconds(after), 1)
+    figures["restarted: MiB"] = round(mebibytes(after))
     assert written == {}
     assert mebibytes(after) <= MOST_MEBIBYTES
