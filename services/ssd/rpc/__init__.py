@@ -1,7 +1,7 @@
-"""The wire: messages to dataclasses and back, servers, clients, links, errors as statuses.
+"""gRPC: servers, clients, links, codecs between messages and dataclasses, errors as statuses.
 
-Everything that touches ``ssd.v1`` or gRPC, apart from the servicers of the processes, is here.
-No tensors: frames pass through as bytes.
+All code that uses ``ssd.v1`` or gRPC is here, except the servicers of the processes. Frames are
+bytes here; this package contains no tensors.
 """
 
 from ssd.settings import quiet_grpc

@@ -1,4 +1,4 @@
-"""Bounds of numbers, texts and lists on the wire; sampling fields that are not served yet."""
+"""Bounds of numbers, texts and lists in messages; sampling fields that are not supported yet."""
 
 import math
 from collections.abc import Sequence, Sized
@@ -13,35 +13,35 @@ MAX_LOGPROBS = 20
 MAX_PENALTY = 2.0
 MAX_LOGIT_BIAS = 100.0
 LARGEST_ID = 2**31 - 1
-"""Token ids, sessions and epochs travel in frames as int32."""
+"""Token ids, sessions and epochs are int32 in frames."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""Of a message that is sent; processes receive no more than they could accept."""
+"""Maximum size of a message that is sent. Processes limit received messages further."""
 MAX_TOKEN_IDS = 1_000_000
-"""Of a list in one message."""
+"""Maximum length of a list in one message."""
 MAX_TEXT_BYTES = 4 * 1024 * 1024
-"""Of a text or a conversation, as UTF-8; its token ids still fit one message."""
+"""Maximum UTF-8 size of a text or a conversation. Its token ids fit one message."""
 MAX_LOGIT_BIASES = 1024
-"""Of one request."""
+"""Maximum number of entries in one request."""
 _ABOVE_ZERO = math.ulp(0.0)
 _ID_BYTES = 5
-"""Of a token id in a message at most."""
+"""Maximum size of a token id in a message."""
 _OTHER_BYTES = 256 * 1024
-"""Of a message without its prompt, rounded up: stop strings (16 KiB), metadata (33 KiB), logit
-biases (14 KiB), roles and lengths of 4096 turns (80 KiB)."""
+"""Maximum size of a message without its prompt, rounded up: stop strings (16 KiB), metadata
+(33 KiB), logit biases (14 KiB), roles and lengths of 4096 turns (80 KiB)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptBounds:
-    """How long the prompts of a model can be; without a model, what any model could take."""
+    """Maximum length of a prompt. The defaults are the bounds of all models."""
 
     tokens: int = MAX_TOKEN_IDS
-    """Tokens of a sequence."""
+    """Maximum length of a sequence in tokens."""
     text_bytes: int = MAX_TEXT_BYTES
-    """UTF-8 of a text, or of all turns of a conversation together."""
+    """Maximum UTF-8 size of a text, or of all turns of a conversation together."""
 
     @classmethod
     def of_model(cls, max_model_len: int, longest_token_bytes: int | None) -> "PromptBounds":
-        """Of a model of this length; None leaves texts to the bound of all models."""
+        """Return the bounds of a model; without ``longest_token_bytes``, texts have the default."""
         if longest_token_bytes is None:
             return cls(tokens=max_model_len)
         text_bytes = min(MAX_TEXT_BYTES, max_model_len * longest_token_bytes)
@@ -49,7 +49,7 @@ class PromptBounds:
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of the longest request that can be accepted, and not many more."""
+        """Size of the longest request that can be accepted, rounded up."""
         return max(self.text_bytes, _ID_BYTES * self.tokens) + _OTHER_BYTES
 
 
@@ -57,10 +57,10 @@ ANY_MODEL = PromptBounds()
 
 
 def check_range(name: str, found: float, lowest: float, highest: float) -> None:
-    """Refuse a number outside a closed range; NaN and infinities are outside every range.
+    """Refuse a number outside a closed range. NaN and infinities are outside every range.
 
     Raises:
-        FieldError: naming the field, the number and the range.
+        FieldError: names the field, the number and the range.
     """
     if not (lowest <= found <= highest and math.isfinite(found)):
         raise FieldError(name, f"is {_shown(found)}, must be {_range_text(lowest, highest)}")
@@ -73,25 +73,25 @@ def _range_text(lowest: float, highest: float) -> str:
 
 
 def _shown(number: float) -> str:
-    """A number in a message: integers with all digits."""
+    """Format a number for a message: integers with all digits."""
     return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 def check_length(name: str, token_ids: Sized, bounds: PromptBounds = ANY_MODEL) -> None:
-    """Refuse a list of token ids that is too long to be looked at.
+    """Refuse a list with too many token ids.
 
     Raises:
-        FieldError: naming the field, the length and the bound.
+        FieldError: names the field, the length and the bound.
     """
     if len(token_ids) > bounds.tokens:
         raise FieldError(name, f"has {len(token_ids)} token ids, allowed are {bounds.tokens}")
 
 
 def check_text(name: str, *texts: str, bounds: PromptBounds = ANY_MODEL) -> None:
-    """Refuse texts that are together too long to be tokenised.
+    """Refuse texts whose total size is above the bound.
 
     Raises:
-        FieldError: naming the field, the length and the bound.
+        FieldError: names the field, the length and the bound.
     """
     num_bytes = sum(len(text.encode()) for text in texts)
     if num_bytes > bounds.text_bytes:
@@ -102,10 +102,10 @@ def check_text(name: str, *texts: str, bounds: PromptBounds = ANY_MODEL) -> None
 
 
 def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int | None) -> None:
-    """Refuse ids that are not of the vocabulary.
+    """Refuse ids outside the vocabulary.
 
     Raises:
-        FieldError: naming the first one.
+        FieldError: names the first one.
     """
     limit = LARGEST_ID + 1 if vocab_size is None else vocab_size
     if not token_ids or max(token_ids) < limit:
@@ -114,12 +114,12 @@ def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int | None)
     raise FieldError(f"{name}[{index}]", f"token id {token_ids[index]} is outside 0..{limit - 1}")
 
 
-def refuse_unserved(message: types_pb2.SamplingParams, vocab_size: int | None) -> None:
-    """Refuse fields that are not served; bounds first, and values that change nothing may pass.
+def refuse_unsupported(message: types_pb2.SamplingParams, vocab_size: int | None) -> None:
+    """Refuse fields that are not supported, after their bounds. Values without effect are accepted.
 
     Raises:
         FieldError: a field is out of its bounds.
-        UnsupportedError: a field asks for something.
+        UnsupportedError: a field has a value with an effect.
     """
     all_tokens = LARGEST_ID if vocab_size is None else vocab_size
     fields = (
@@ -133,11 +133,11 @@ def refuse_unserved(message: types_pb2.SamplingParams, vocab_size: int | None) -
         ("logprobs", 0, MAX_LOGPROBS, None),
         ("n", 1, MAX_CHOICES, 1),
     )
-    for name, lowest, highest, harmless in fields:
+    for name, lowest, highest, neutral in fields:
         if message.HasField(name):
             found = getattr(message, name)
             check_range(f"sampling.{name}", found, lowest, highest)
-            if found != harmless:
+            if found != neutral:
                 raise UnsupportedError(f"sampling.{name}")
     for token_id, bias in message.logit_bias.items():
         check_range(f"sampling.logit_bias[{token_id}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)

@@ -1,8 +1,8 @@
-"""What surrounds every call that a server serves: a place, a request id, a status for each error.
+"""The interceptor of every call: concurrency limit, request id, conversion of errors to statuses.
 
-The catch-all of the whole product is here, in ``CallGuard``: what a servicer raises becomes a
-status by the table of ``rpc/status.py``; what is in no table is a bug, whose stack goes to the log
-and of which the caller learns the request id and nothing else.
+``CallGuard`` contains the only catch-all of the product. It converts the error of a servicer by the
+table of ``rpc/status.py``. An error that is not in the table is a bug: its stack trace is logged
+and the caller receives only the request id.
 """
 
 import asyncio
@@ -37,42 +37,42 @@ MAX_REQUEST_ID_CHARACTERS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLimits:
-    """What callers can make a server hold."""
+    """Limits on the resources of callers."""
 
     message_bytes: int = MAX_MESSAGE_BYTES
-    """Of one message that is received. gRPC refuses a longer one before it reads it."""
+    """Maximum size of a received message. gRPC refuses a longer one before it reads it."""
     calls: int = 1024
-    """Calls of one method at a time. Each method has its own count, so that a flood of one method
-    blocks neither health checks nor the questions of the operator."""
+    """Maximum number of concurrent calls of one method. Each method has its own count, so many
+    calls of one method block neither health checks nor the operator."""
     request_seconds: float = 30.0
-    """How long a call may take to send its request; until then it holds a place."""
+    """Maximum time until the request of a call arrives. The call counts during this time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undecodable:
-    """What stands in a servicer's stream of requests for bytes that are no message."""
+    """Replaces a message in a stream of requests if its bytes cannot be decoded."""
 
     reason: str
 
 
 OnFailure = Callable[[str, Exception], None]
-"""Receives the full method name and the error of each call that ends with an error."""
+"""Called with the full method name and the error of each failed call."""
 
 
 def current_request_id() -> str:
-    """Id of the call that is being served: the caller's ``x-request-id``, or one of our own."""
+    """Return the id of the current call: the caller's ``x-request-id``, or a random one."""
     return telemetry.request_id.get() or ""
 
 
 class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Gives each call a request id, a place among the calls of its method, and errors a status.
+    """Sets the request id of each call, limits concurrent calls, and converts errors to statuses.
 
-    Every call is served as a stream in both directions, whatever its kind; on the wire that is the
-    same. So a request is read here, once its call has a place, and only the servicer holds it.
+    It serves every call as a bidirectional stream; the wire format is the same. So a request is
+    read here, after the concurrency check, and only the servicer keeps a reference to it.
 
-    Errors are never sent by ``context.abort``: its exception, which the call keeps, refers to the
-    frames it passed through, and these to the request and the call. Such a cycle holds the request
-    until a garbage collection. 40 refused messages of 16 MiB left 6 GB.
+    It does not use ``context.abort``. The call keeps the exception of ``abort``, which refers to
+    stack frames, which refer to the request and the call. Such a cycle keeps the request in memory
+    until a garbage collection: 40 refused messages of 16 MiB kept 6 GB.
     """
 
     def __init__(self, limits: ServerLimits, on_failure: OnFailure) -> None:
@@ -103,31 +103,31 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def _serve(self, method: str, handler: Any, requests: Any, call: "Call") -> None:
         request_id = _begin(call)
         try:
-            with self._place(method):
+            with self._count(method):
                 await self._run(handler, requests, call)
             return
         except grpc.aio.AbortError as error:
-            # Of a servicer that is not ours. gRPC raises it again, from no frame that holds much.
+            # Raised by a servicer of another package. gRPC raises it again without the old frames.
             error.__traceback__ = None
             return
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is None or task.cancelling():
-                self._on_failure(method, call.why_cancelled())
+                self._on_failure(method, call.cancellation_cause())
                 raise
-            # What the servicer awaited was cancelled, not this call. gRPC would send no status.
+            # The servicer cancelled its own work, not the call. gRPC would send no status.
             _log.exception("call_failed", method=method)
             bug = InternalError("the server cancelled its own work on this call")
             self._on_failure(method, bug)
             answer = status_and_trailers(bug, request_id)
         except grpc.aio.InternalError:
-            # A failed write or read: the caller has gone, and gRPC is about to cancel this call.
-            self._on_failure(method, call.why_cancelled())
+            # A write or read failed: the caller disconnected, and gRPC will cancel this call.
+            self._on_failure(method, call.cancellation_cause())
             raise asyncio.CancelledError from None
         except Exception as error:  # noqa: BLE001 - the product's one catch-all
             error = _as_ours(method, error)
             self._on_failure(method, error)
             answer = status_and_trailers(error, request_id)
-        # Outside of the except clause: while a reader is waited for, the error holds no frames.
+        # Outside of the except clause, so that the error keeps no frames while this waits.
         await call.settle()
         call.end(*answer)
 
@@ -140,7 +140,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             )
             if each is not None
         )
-        # Neither the request nor the result is kept in a variable: only the servicer holds them.
+        # No variable refers to the request or the result, so only the servicer keeps them.
         if not handler.response_streaming:
             if handler.request_streaming:
                 await call.write(await behaviour(_decoded(requests), call))
@@ -156,15 +156,15 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             await responses
 
     @contextlib.contextmanager
-    def _place(self, method: str) -> Iterator[None]:
-        """Hold a place among the calls of a method.
+    def _count(self, method: str) -> Iterator[None]:
+        """Count a call of a method while it runs.
 
         Raises:
-            OverloadedError: all are taken.
+            OverloadedError: the limit is reached.
         """
         if self._num_calls[method] >= self._limits.calls:
             raise OverloadedError(
-                f"{self._limits.calls} calls of {method} are being served; try again later"
+                f"{self._limits.calls} calls of {method} are running; try again later"
             )
         self._num_calls[method] += 1
         try:
@@ -173,10 +173,10 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._num_calls[method] -= 1
 
     async def _request(self, call: "Call") -> Any:
-        """Read the one message of a call.
+        """Read the single request of a call.
 
         Raises:
-            DeadlineError: it does not come.
+            DeadlineError: it does not arrive in time.
             RequestError: there is none, or it cannot be decoded.
         """
         seconds = self._limits.request_seconds
@@ -195,11 +195,11 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class Call:
-    """A servicer's context, whose first write is never cancelled.
+    """A servicer's context whose first write cannot be cancelled.
 
-    gRPC sends the headers together with the first message, and no status while that write is
-    pending (``GRPC_CALL_ERROR_TOO_MANY_OPERATIONS``). A first write that is not waited for any
-    longer goes on by itself; ``settle`` waits until it has left or the caller has gone.
+    gRPC sends the headers together with the first message, and cannot send a status while that
+    write is pending (``GRPC_CALL_ERROR_TOO_MANY_OPERATIONS``). If the caller of ``write`` is
+    cancelled, the first write continues; ``settle`` waits until it ends.
     """
 
     def __init__(self, context: Any) -> None:
@@ -211,7 +211,7 @@ class Call:
         return getattr(self._context, name)
 
     async def write(self, message: Any) -> None:
-        """Send a response; when cancelled, a first one is still sent."""
+        """Send a response. A cancelled first write is still sent."""
         if self._first is None:
             self._first = asyncio.create_task(self._context.write(message))
             self._first.add_done_callback(_forget_result)
@@ -223,7 +223,7 @@ class Call:
         """Wait until a status can be sent.
 
         Raises:
-            CancelledError: never, because the caller has gone.
+            CancelledError: the caller disconnected, so that no status can be sent.
         """
         if self._first is None:
             return
@@ -232,29 +232,29 @@ class Call:
             raise asyncio.CancelledError
 
     def end(self, code: grpc.StatusCode, message: str, trailers: Trailers) -> None:
-        """Have the call end with this status when its handler returns."""
+        """Set the status that the call has when its handler returns."""
         self._context.set_code(code)
         self._context.set_details(message)
         self._context.set_trailing_metadata(trailers)
 
-    def why_cancelled(self) -> SSDError:
-        """What the end of a call by its caller is: its deadline or its wish."""
+    def cancellation_cause(self) -> SSDError:
+        """Return the cause of a cancellation by the caller: its deadline, or its cancel."""
         left = self._context.time_remaining()
-        # A caller's clock starts before ours, and gRPC rounds deadlines up by 1 % at most.
+        # The caller's clock starts earlier, and gRPC rounds deadlines up by at most 1 %.
         if left is not None and left <= 0.05 + 0.02 * (self._seconds_given or 0.0):
             return DeadlineError("the caller's deadline passed")
         return CancelledError("the caller cancelled the call")
 
 
 def _forget_result(write: "asyncio.Task[None]") -> None:
-    """Take the error of a write that is not waited for: its caller has gone."""
+    """Read the error of a write that no task waits for, so that asyncio does not log it."""
     if not write.cancelled():
         write.exception()
 
 
 def _as_ours(method: str, error: Exception) -> Exception:
-    """The error that the caller receives; what is our own fault is logged with its stack."""
-    if isinstance(error, NotImplementedError):  # what generated servicers raise
+    """Return the error for the caller; log the stack trace of a bug."""
+    if isinstance(error, NotImplementedError):  # raised by generated servicers
         return UnsupportedError(method.rpartition("/")[2])
     if not isinstance(error, SSDError | TimeoutError):
         _log.exception("call_failed", method=method)
@@ -262,7 +262,7 @@ def _as_ours(method: str, error: Exception) -> Exception:
 
 
 def tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Bytes that are no message, or text that is not UTF-8, are the caller's fault, not ours."""
+    """Wrap a deserializer: it returns ``Undecodable`` for invalid bytes or invalid UTF-8."""
 
     def decode(payload: bytes) -> Any:
         try:
@@ -274,10 +274,10 @@ def tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """The messages of a stream.
+    """Return the messages of a stream.
 
     Raises:
-        RequestError: one of them cannot be decoded.
+        RequestError: a message cannot be decoded.
     """
     async for request in requests:
         if isinstance(request, Undecodable):
@@ -286,7 +286,7 @@ async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 
 
 async def _write_all(responses: AsyncIterator[Any], call: Call) -> None:
-    """Write a generator out; it is closed at once when the caller leaves, not by the collector."""
+    """Write all responses. Close the generator at once if the caller disconnects."""
     try:
         async for response in responses:
             await call.write(response)
@@ -309,4 +309,4 @@ def _begin(context: Any) -> str:
 
 
 def ignore_failure(_method: str, _error: Exception) -> None:
-    """Count nothing."""
+    """Do nothing."""

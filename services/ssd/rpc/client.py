@@ -1,10 +1,10 @@
-"""Clients of a target and of a draft. Whatever goes wrong is an ``SSDError``.
+"""Clients of a target and of a draft. Every failed call raises an ``SSDError``.
 
-A server that cannot be reached, or goes away, is a ``NotReadyError`` that names it, a deadline a
-``DeadlineError``, and an error that the server raised is raised here again, class and fields
-included. Three kinds of cancellation differ: a caller that cancels its task gets
-``asyncio.CancelledError``; a call that the server cancels for a reason, or that ends because its
-client is closed, is a ``CancelledError`` of ours that names which.
+- ``NotReadyError``: the server cannot be reached or has stopped; the message names it.
+- ``DeadlineError``: the deadline of the call passed.
+- An error that the server raised is raised again with its class and fields.
+- ``ssd.errors.CancelledError``: the server cancelled the call, or the client was closed during it.
+- ``asyncio.CancelledError``: the caller cancelled its own task.
 """
 
 import asyncio
@@ -55,26 +55,26 @@ OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
-"""A channel of its own for each client, so that one dead peer's backoff is never another's.
-``min_reconnect_backoff_ms`` is how long a connect may take: a server on a busy machine needs over a
-second for it at times. The pause after a connect that failed is given by the other two."""
+"""Each client has its own channel, so clients do not share the backoff of an unreachable peer.
+``min_reconnect_backoff_ms`` is the maximum time of a connect: on a busy machine it can take over a
+second. The other two values set the pause after a failed connect."""
 TARGET_OPTIONS = (*OPTIONS, ("grpc.lb_policy_name", "round_robin"))
-"""Of the addresses of a name, those that answer take turns."""
+"""Requests rotate over the addresses of a name that are reachable."""
 CALL_SECONDS = 30.0
-"""Deadline of calls that ask a question."""
+"""Deadline of calls with a single response."""
 READY_SECONDS = 30.0
-"""How long a request waits for a target that is ready, unless its client has another bound."""
+"""Default of the maximum time that a request waits for a ready target."""
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 1.0
-"""Between two attempts of a request; each pause is twice the one before."""
+"""Pauses between attempts of a request; each pause is twice the previous one."""
 _PROBE_SECONDS = 0.05
-"""Between two questions whether a server is ready."""
+"""Pause between two health checks in ``wait_ready``."""
 
 Prompt = str | Sequence[TokenId] | Conversation
 
 
 class _Client:
-    """A lazily made channel to one endpoint. Asyncio loop; use ``async with`` or ``close``."""
+    """A channel to one endpoint, opened at the first call. Asyncio loop; ``close`` ends it."""
 
     _options = OPTIONS
 
@@ -96,7 +96,7 @@ class _Client:
         await self.close()
 
     async def close(self) -> None:
-        """Cancel what runs and close all channels; no call begins after it. Idempotent."""
+        """Cancel running calls and close all channels; later calls fail. Idempotent."""
         self._is_closed = True
         channels = {*self._num_calls, *filter(None, [self._opened])}
         self._opened = None
@@ -104,26 +104,26 @@ class _Client:
             await channel.close(None)
 
     async def wait_ready(self, timeout_seconds: float) -> None:
-        """Wait until the server says over ``grpc.health.v1`` that it serves.
+        """Wait until ``grpc.health.v1`` of the server returns SERVING.
 
         Raises:
-            NotReadyError: it does not within the time; names the endpoint and what it last said.
+            NotReadyError: the time passed; names the endpoint and its last response.
         """
-        heard = "nothing was heard"
+        last = "no response"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
                 while True:
                     try:
                         if await self._is_serving():
                             return
-                        heard = "it is up and does not serve yet"
+                        last = "it runs, but does not serve yet"
                     except SSDError as error:
-                        heard = str(error)
+                        last = str(error)
                     await asyncio.sleep(_PROBE_SECONDS)
-        raise NotReadyError(f"{self.endpoint} is not ready after {timeout_seconds:g} s: {heard}")
+        raise NotReadyError(f"{self.endpoint} is not ready after {timeout_seconds:g} s: {last}")
 
     async def _is_serving(self) -> bool:
-        answer = await self._ask(
+        answer = await self._call(
             health_pb2_grpc.HealthStub, "Check", health_pb2.HealthCheckRequest()
         )
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -136,19 +136,19 @@ class _Client:
             self._opened = grpc.aio.insecure_channel(self.endpoint, options=self._options)
         return self._opened
 
-    async def _leave(self, channel: grpc.aio.Channel) -> None:
-        """Resolve and connect anew for the next call; calls that run keep this channel."""
+    async def _abandon(self, channel: grpc.aio.Channel) -> None:
+        """Use a new channel for the next call; running calls keep the old one."""
         if self._opened is channel:
             self._opened = None
             if channel not in self._num_calls:
                 await channel.close(None)
 
-    def _calling(self, make_stub: Callable[[grpc.aio.Channel], Any]) -> "_Calling":
-        """A stub of the channel, which stays open inside; to be entered at once."""
+    def _in_call(self, make_stub: Callable[[grpc.aio.Channel], Any]) -> "_CallContext":
+        """Return the context of a call: a stub whose channel stays open. Enter it at once."""
         channel = self._channel
         stub = make_stub(channel)
         self._num_calls[channel] += 1
-        return _Calling(self.endpoint, stub, partial(self._end_call, channel))
+        return _CallContext(self.endpoint, stub, partial(self._end_call, channel))
 
     async def _end_call(self, channel: grpc.aio.Channel) -> None:
         self._num_calls[channel] -= 1
@@ -157,18 +157,19 @@ class _Client:
             if channel is not self._opened:
                 await channel.close(None)
 
-    async def _ask(self, stub: Callable[[grpc.aio.Channel], Any], method: str, request: Any) -> Any:
-        async with self._calling(stub) as ready:
+    async def _call(
+        self, stub: Callable[[grpc.aio.Channel], Any], method: str, request: Any
+    ) -> Any:
+        async with self._in_call(stub) as ready:
             return await getattr(ready, method)(request, timeout=CALL_SECONDS)
 
 
 class TargetClient(_Client):
-    """Speaks to a target.
+    """Client of a target.
 
-    A request of which no token has arrived is sent again if its target refuses it as not ready or
-    the connection is lost: to another address of the endpoint, or to the same one once it is ready.
-    A target may have computed on it already; that has no effect but the time. After its first token
-    nothing is repeated.
+    A request is sent again if the target is not ready or the connection is lost before the first
+    token arrives: to another address of the endpoint, or to the same address when it is ready. The
+    only effect is the lost time. After its first token a request is not sent again.
     """
 
     _options = TARGET_OPTIONS
@@ -184,8 +185,8 @@ class TargetClient(_Client):
 
         Args:
             endpoint: ``host:port``, or ``dns:///host:port`` for all addresses of a name.
-            ready_seconds: how long ``generate`` waits for a target that is ready; 0: not at all.
-            on_wait: called with the reason when a request begins to wait.
+            ready_seconds: maximum time that ``generate`` waits for a ready target; 0: no wait.
+            on_wait: called with the cause when a request starts to wait.
         """
         super().__init__(endpoint)
         self._ready_seconds = ready_seconds
@@ -199,15 +200,19 @@ class TargetClient(_Client):
         *,
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[GenerationChunk, None]:
-        """Continue a prompt; ``aclose`` before the end cancels the call and frees what it holds.
+        """Continue a prompt. ``aclose`` before the end cancels the call.
 
-        ``sampling`` None leaves everything to the server, which draws a seed and returns it in the
-        first chunk; otherwise all of it is sent, the seed included. A ``GenerateCall`` as prompt
-        holds everything itself. ``timeout_seconds`` bounds all attempts together.
+        Args:
+            prompt: text, token ids or a conversation; or a ``GenerateCall``, which replaces
+                ``sampling`` and ``mode``.
+            sampling: all of its fields are sent, with the seed. None: the server uses its defaults,
+                draws a seed and returns it in the first chunk.
+            mode: how rounds run.
+            timeout_seconds: maximum time of all attempts together.
 
         Raises:
-            NotReadyError: no target was ready within ``ready_seconds`` or the time-out.
-            IncompleteTextError: the target went away after the first chunk.
+            NotReadyError: no target was ready within ``ready_seconds`` or ``timeout_seconds``.
+            IncompleteTextError: the connection was lost after the first chunk.
             SSDError: see the module.
         """
         if isinstance(prompt, GenerateCall):
@@ -224,7 +229,7 @@ class TargetClient(_Client):
             left_seconds = None if timeout_seconds is None else timeout_seconds - spent_seconds
             has_begun, num_tokens, channel = False, 0, self._channel
             try:
-                async with self._calling(generate_pb2_grpc.GenerateServiceStub) as stub:
+                async with self._in_call(generate_pb2_grpc.GenerateServiceStub) as stub:
                     call = stub.Generate(request, timeout=left_seconds)
                     try:
                         async for message in call:
@@ -243,44 +248,44 @@ class TargetClient(_Client):
                     raise
                 if is_first:
                     self._on_wait(error)
-            # A connection through a virtual address stays with one target, even if that drains.
-            await self._leave(channel)
+            # Behind a virtual address, a connection stays with its target even while that drains.
+            await self._abandon(channel)
             await asyncio.sleep(pause_seconds)
 
     async def tokenize(self, text: str) -> tuple[TokenId, ...]:
-        """Text to token ids."""
+        """Convert text to token ids."""
         try:
             request = generate_pb2.TokenizeRequest(text=text)
         except ValueError as error:
             raise FieldError("text", f"is not UTF-8: {error}") from error
-        answer = await self._ask(generate_pb2_grpc.GenerateServiceStub, "Tokenize", request)
+        answer = await self._call(generate_pb2_grpc.GenerateServiceStub, "Tokenize", request)
         return tuple(answer.token_ids)
 
     async def detokenize(self, token_ids: Sequence[TokenId]) -> str:
-        """Token ids to text."""
+        """Convert token ids to text."""
         try:
             request = generate_pb2.DetokenizeRequest(token_ids=token_ids)
         except ValueError as error:
             raise FieldError("token_ids", str(error)) from error
-        answer = await self._ask(generate_pb2_grpc.GenerateServiceStub, "Detokenize", request)
+        answer = await self._call(generate_pb2_grpc.GenerateServiceStub, "Detokenize", request)
         return str(answer.text)
 
     async def model_info(self) -> ModelInfo:
-        """The model that is served and how."""
+        """Return the served model and its settings."""
         request = generate_pb2.GetModelInfoRequest()
         stub = generate_pb2_grpc.GenerateServiceStub
-        return model_info(await self._ask(stub, "GetModelInfo", request))
+        return model_info(await self._call(stub, "GetModelInfo", request))
 
     async def pool_status(self) -> PoolStatus:
-        """Links, sessions, hit rates."""
+        """Return the state of the pool: links, sessions, hit rates."""
         request = admin_pb2.GetPoolStatusRequest()
         return pool_status(
-            await self._ask(admin_pb2_grpc.AdminServiceStub, "GetPoolStatus", request)
+            await self._call(admin_pb2_grpc.AdminServiceStub, "GetPoolStatus", request)
         )
 
     async def watch_pool(self) -> AsyncGenerator[PoolStatus, None]:
-        """The pool now and whenever it has changed, until the target stops or this is closed."""
-        async with self._calling(admin_pb2_grpc.AdminServiceStub) as stub:
+        """Return the state of the pool now and after each change, until the target stops."""
+        async with self._in_call(admin_pb2_grpc.AdminServiceStub) as stub:
             call = stub.WatchPool(admin_pb2.WatchPoolRequest())
             try:
                 async for message in call:
@@ -289,18 +294,18 @@ class TargetClient(_Client):
                 call.cancel()
 
     async def drain(self, deadline_ms: int) -> int:
-        """Ask it to leave; returns the requests that were running or waiting."""
+        """Start a drain; return the number of running and waiting requests."""
         request = admin_pb2.DrainTargetRequest(deadline_ms=deadline_ms)
-        answer = await self._ask(admin_pb2_grpc.AdminServiceStub, "Drain", request)
+        answer = await self._call(admin_pb2_grpc.AdminServiceStub, "Drain", request)
         return int(answer.requests)
 
 
 class DraftClient(_Client):
-    """Speaks to a draft."""
+    """Client of a draft."""
 
     async def open_link(self, max_outgoing: int = MAX_OUTGOING) -> LinkCall:
-        """Dial; the first ``receive`` tells whether the draft is there. Close it when done."""
-        # Not the stub's: gRPC logs a stack for each message that cannot be decoded.
+        """Open a link, which the caller closes. ``receive`` raises if the draft is unreachable."""
+        # The stub's deserializer would make gRPC log a stack trace for each undecodable message.
         speculate: Any = self._channel.stream_stream(
             "/ssd.v1.SpeculationService/Speculate",
             request_serializer=speculation_pb2.SpeculateRequest.SerializeToString,
@@ -311,23 +316,23 @@ class DraftClient(_Client):
         return link
 
     async def get_status(self) -> DraftStatus:
-        """What the draft is doing."""
+        """Return the state of the draft."""
         request = speculation_pb2.GetStatusRequest()
         stub = speculation_pb2_grpc.SpeculationServiceStub
-        return draft_status(await self._ask(stub, "GetStatus", request))
+        return draft_status(await self._call(stub, "GetStatus", request))
 
     async def drain(self, deadline_ms: int) -> int:
-        """Ask it to leave; returns the sessions that were open."""
+        """Start a drain; return the number of open sessions."""
         request = speculation_pb2.DrainDraftRequest(deadline_ms=deadline_ms)
-        answer = await self._ask(speculation_pb2_grpc.SpeculationServiceStub, "Drain", request)
+        answer = await self._call(speculation_pb2_grpc.SpeculationServiceStub, "Drain", request)
         return int(answer.sessions)
 
 
-class _Calling(contextlib.AbstractAsyncContextManager[Any, None]):
-    """A stub while calls are made; what gRPC raises inside becomes an ``SSDError``.
+class _CallContext(contextlib.AbstractAsyncContextManager[Any, None]):
+    """The context of a call; converts exceptions of gRPC to an ``SSDError``.
 
-    Not a generator: a loop that ends closes the generators that are left in any order, so that an
-    inner one could be closed before the one that uses it.
+    It is not a generator, because an ending event loop closes open generators in any order: an
+    inner one before the one that uses it.
     """
 
     def __init__(self, endpoint: str, stub: Any, on_exit: Callable[[], Awaitable[None]]) -> None:
@@ -344,10 +349,10 @@ class _Calling(contextlib.AbstractAsyncContextManager[Any, None]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        ours = _as_ours(error, self._endpoint)
+        converted = _as_ssd_error(error, self._endpoint)
         await self._on_exit()
-        if ours is not None:
-            raise ours from error
+        if converted is not None:
+            raise converted from error
 
 
 def _incomplete(endpoint: str, num_tokens: int, error: NotReadyError) -> IncompleteTextError:
@@ -359,8 +364,8 @@ def _incomplete(endpoint: str, num_tokens: int, error: NotReadyError) -> Incompl
     )
 
 
-def _as_ours(error: BaseException | None, endpoint: str) -> SSDError | None:
-    """What gRPC raised as an error of ours; None for anything else."""
+def _as_ssd_error(error: BaseException | None, endpoint: str) -> SSDError | None:
+    """Convert an exception of gRPC; None for any other."""
     match error:
         case grpc.aio.AioRpcError():
             return from_rpc_error(error, endpoint)
@@ -368,7 +373,7 @@ def _as_ours(error: BaseException | None, endpoint: str) -> SSDError | None:
             return CancelledError(f"the client of {endpoint} is closed")
         case asyncio.CancelledError():
             task = asyncio.current_task()
-            # gRPC raises it also where its own call was cancelled and this task was not.
+            # gRPC raises it also if only its call was cancelled, not this task.
             if task is not None and not task.cancelling():
                 return CancelledError(f"the client of {endpoint} was closed during the call")
     return None

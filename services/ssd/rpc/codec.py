@@ -1,8 +1,8 @@
-"""Generate messages to dataclasses and back; what a message may hold at all is checked here.
+"""Messages of ``generate.proto`` to dataclasses and back, within the bounds of the proto.
 
-What depends on the model (its length, its chat template) is checked by the target. Text that is
-not UTF-8 never gets here: protobuf refuses to parse such a message, and ``ErrorInterceptor``
-answers INVALID_ARGUMENT; on the sending side it is a ``FieldError``.
+The target checks bounds that depend on the model: its length and its chat template. protobuf does
+not parse text that is not UTF-8: a server returns INVALID_ARGUMENT, and a client raises a
+``FieldError`` before it sends.
 """
 
 from dataclasses import dataclass, field
@@ -17,8 +17,9 @@ from ssd.rpc.bounds import (
     check_range,
     check_text,
     check_token_ids,
-    refuse_unserved,
+    refuse_unsupported,
 )
+from ssd.rpc.fields import shared_fields
 from ssd.types import (
     FinishReason,
     GenerationChunk,
@@ -32,9 +33,10 @@ from ssd.v1 import generate_pb2, types_pb2
 
 MAX_STOPS = 16
 LEAST_TEMPERATURE = 1e-6
-"""Temperatures below it are taken as 0."""
+"""Temperatures below it count as 0."""
 MAX_TURNS = 4096
-"""Of a conversation; a template takes microseconds a turn, on the event loop."""
+"""Maximum number of turns of a conversation. The template runs on the event loop, in microseconds
+a turn."""
 MAX_STOP_CHARACTERS = 256
 MAX_PRIORITY = 100
 MAX_METADATA_ENTRIES = 16
@@ -54,7 +56,7 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt that the chat template turns into text; oldest turn first."""
+    """A prompt that the chat template converts to text; oldest turn first."""
 
     turns: tuple[ChatTurn, ...]
 
@@ -65,24 +67,24 @@ Prompt = str | tuple[TokenId, ...] | Conversation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall:
-    """A ``GenerateRequest``, checked."""
+    """A ``GenerateRequest`` within its bounds."""
 
     prompt: Prompt
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    """Its ``seed`` and ``max_tokens`` stand only where the two fields below are not None."""
+    """Its ``seed`` and ``max_tokens`` apply only if the two fields below are not None."""
     seed: int | None = None
     """None: the server draws one and returns it."""
     max_tokens: int | None = None
-    """None: 256, or what the model's length leaves."""
+    """None: 256, or fewer if the length of the model leaves fewer."""
     mode: Mode = Mode.AUTO
     model: str = ""
-    """Empty: the served one."""
+    """Empty: the served model."""
     metadata: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """The model that is served and how; the words of ``GetModelInfoResponse``."""
+    """The served model and its settings; fields as in ``GetModelInfoResponse``."""
 
     model: str
     family: str
@@ -124,15 +126,20 @@ def generate_call(
     vocab_size: int | None = None,
     bounds: PromptBounds = ANY_MODEL,
 ) -> GenerateCall:
-    """Check a request and make it a value; ``vocab_size`` None leaves token ids to the caller.
+    """Convert a request and check its bounds.
 
-    The ids of a prompt are left to the caller in any case: only one that fits the model's length
-    is worth reading through.
+    The caller checks the token ids of the prompt, because only a prompt that fits the length of the
+    model is worth reading.
+
+    Args:
+        request: the message.
+        vocab_size: bound of other token ids; None: 2^31.
+        bounds: maximum length of the prompt.
 
     Raises:
         FieldError: a field is missing or out of range.
-        ContextLengthError: a list of token ids leaves no room for a new one.
-        UnsupportedError: a field asks for what is declared and not served yet.
+        ContextLengthError: a list of token ids leaves no room for a new token.
+        UnsupportedError: a field requests a feature that this version does not support.
     """
     if len(request.model) > MAX_NAME_CHARACTERS:
         raise FieldError(
@@ -146,7 +153,7 @@ def generate_call(
             f"has {len(sampling.logit_bias)} entries, allowed are {MAX_LOGIT_BIASES}",
         )
     check_token_ids("sampling.logit_bias", sorted(sampling.logit_bias), vocab_size)
-    refuse_unserved(sampling, vocab_size)
+    refuse_unsupported(sampling, vocab_size)
     _check_request_extras(request)
     return GenerateCall(
         prompt=prompt,
@@ -162,7 +169,7 @@ def generate_call(
 def sampling_params(
     message: types_pb2.SamplingParams, vocab_size: int | None = None
 ) -> SamplingParams:
-    """The fields that are served, defaults filled in.
+    """Convert the supported fields, with defaults for fields that are not set.
 
     Raises:
         FieldError: one of them is out of range.
@@ -185,7 +192,7 @@ def sampling_params(
             )
     check_token_ids("sampling.stop_token_ids", message.stop_token_ids, vocab_size)
     return SamplingParams(
-        # Below this, logits over temperature leave float32: the limit of the law is greedy.
+        # Below this, logits / temperature overflow float32. The limit is greedy decoding.
         temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
         seed=message.seed,
         max_tokens=max_tokens,
@@ -196,10 +203,10 @@ def sampling_params(
 
 
 def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
-    """The message of a call; unset stays unset.
+    """Convert a call to its message; fields that are None stay unset.
 
     Raises:
-        FieldError: a number or a text that the wire cannot carry.
+        FieldError: a number or a text that protobuf cannot encode.
     """
     sampling = call.sampling
     try:
@@ -228,12 +235,12 @@ def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
                 message.token_ids.ids.extend(token_ids)
                 message.token_ids.SetInParent()
     except (ValueError, TypeError) as error:
-        raise FieldError("request", f"cannot be sent: {error}") from error
+        raise FieldError("request", f"cannot be encoded: {error}") from error
     return message
 
 
 def generate_response(chunk: GenerationChunk) -> generate_pb2.GenerateResponse:
-    """The message of a chunk."""
+    """Convert a chunk to its message."""
     message = generate_pb2.GenerateResponse(
         choice=chunk.choice,
         token_ids=chunk.token_ids,
@@ -242,52 +249,49 @@ def generate_response(chunk: GenerationChunk) -> generate_pb2.GenerateResponse:
         seed=chunk.seed,
     )
     if chunk.usage is not None:
-        message.usage.CopyFrom(
-            types_pb2.Usage(
-                prompt_tokens=chunk.usage.prompt_tokens,
-                cached_tokens=chunk.usage.cached_tokens,
-                completion_tokens=chunk.usage.completion_tokens,
-            )
-        )
+        message.usage.CopyFrom(types_pb2.Usage(**shared_fields(chunk.usage, Usage)))
     if chunk.statistics is not None:
-        message.statistics.CopyFrom(_statistics_message(chunk.statistics))
+        statistics = types_pb2.SpeculationStatistics(
+            mode=_MODE_NUMBERS[chunk.statistics.mode],
+            **shared_fields(chunk.statistics, SpeculationStatistics, "mode"),
+        )
+        message.statistics.CopyFrom(statistics)
     return message
 
 
 def generation_chunk(message: generate_pb2.GenerateResponse) -> GenerationChunk:
-    """The chunk of a message."""
-    usage = message.usage
+    """Convert the message of a chunk."""
+    usage = statistics = None
+    if message.HasField("usage"):
+        usage = Usage(**shared_fields(message.usage, Usage))
+    if message.HasField("statistics"):
+        statistics = SpeculationStatistics(
+            mode=_MODES.get(message.statistics.mode, Mode.AUTO),
+            **shared_fields(message.statistics, SpeculationStatistics, "mode"),
+        )
     return GenerationChunk(
         token_ids=tuple(message.token_ids),
         text=message.text,
         choice=message.choice,
         seed=message.seed if message.HasField("seed") else None,
         finish_reason=_FINISH_REASONS.get(message.finish_reason),
-        usage=Usage(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-        )
-        if message.HasField("usage")
-        else None,
-        statistics=_statistics(message.statistics) if message.HasField("statistics") else None,
+        usage=usage,
+        statistics=statistics,
     )
 
 
 def model_info_response(info: ModelInfo) -> generate_pb2.GetModelInfoResponse:
-    """The message of a model's description."""
-    return generate_pb2.GetModelInfoResponse(
-        **{name: getattr(info, name) for name in ModelInfo.__dataclass_fields__}
-    )
+    """Convert the description of a model to its message."""
+    return generate_pb2.GetModelInfoResponse(**shared_fields(info, ModelInfo))
 
 
 def model_info(message: generate_pb2.GetModelInfoResponse) -> ModelInfo:
-    """A model's description."""
-    return ModelInfo(**{name: getattr(message, name) for name in ModelInfo.__dataclass_fields__})
+    """Convert the message of a model's description."""
+    return ModelInfo(**shared_fields(message, ModelInfo))
 
 
 def prompt_field(prompt: Prompt) -> str:
-    """Path of the field that holds a prompt."""
+    """Return the path of the field that contains a prompt of this type."""
     match prompt:
         case str():
             return "text"
@@ -300,13 +304,15 @@ def _prompt(request: generate_pb2.GenerateRequest, bounds: PromptBounds) -> Prom
     match request.WhichOneof("input"):
         case "text":
             if not request.text:
-                raise FieldError("text", "the prompt is empty; it must hold 1 token at least")
+                raise FieldError("text", "the prompt is empty; at least 1 token is required")
             check_text("text", request.text, bounds=bounds)
             return request.text
         case "token_ids":
             ids = request.token_ids.ids
             if not ids:
-                raise FieldError("token_ids.ids", "the prompt is empty; 1 token at least")
+                raise FieldError(
+                    "token_ids.ids", "the prompt is empty; at least 1 token is required"
+                )
             if len(ids) >= bounds.tokens:
                 max_tokens = request.sampling.max_tokens or 1
                 raise ContextLengthError(len(ids), max_tokens, bounds.tokens, "token_ids.ids")
@@ -334,7 +340,7 @@ def _mode(number: types_pb2.Mode) -> Mode:
         raise FieldError("mode", f"unknown value {number}")
     mode = _MODES[number]
     if mode is Mode.SYNCHRONOUS:
-        raise UnsupportedError("mode", "SYNCHRONOUS is not served by this version")
+        raise UnsupportedError("mode", "SYNCHRONOUS is not supported by this version")
     return mode
 
 
@@ -342,7 +348,7 @@ def _check_request_extras(request: generate_pb2.GenerateRequest) -> None:
     if request.sampling_mode not in types_pb2.SamplingMode.values():
         raise FieldError("sampling_mode", f"unknown value {request.sampling_mode}")
     if request.sampling_mode == types_pb2.SAMPLING_MODE_REJECTION:
-        raise UnsupportedError("sampling_mode", "REJECTION is not served by this version")
+        raise UnsupportedError("sampling_mode", "REJECTION is not supported by this version")
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.priority:
         raise UnsupportedError("priority")
@@ -357,32 +363,3 @@ def _check_request_extras(request: generate_pb2.GenerateRequest) -> None:
                 f"metadata[{key[:32]}]",
                 f"has {max(len(key), len(text))} characters, allowed are {MAX_METADATA_CHARACTERS}",
             )
-
-
-_COUNTS = (
-    "rounds",
-    "hits",
-    "misses",
-    "late",
-    "proposed_tokens",
-    "accepted_tokens",
-    "time_to_first_token_seconds",
-    "wall_seconds",
-    "decode_seconds",
-    "verify_seconds",
-    "round_seconds",
-)
-
-
-def _statistics_message(statistics: SpeculationStatistics) -> types_pb2.SpeculationStatistics:
-    return types_pb2.SpeculationStatistics(
-        mode=_MODE_NUMBERS[statistics.mode],
-        **{name: getattr(statistics, name) for name in _COUNTS},
-    )
-
-
-def _statistics(message: types_pb2.SpeculationStatistics) -> SpeculationStatistics:
-    return SpeculationStatistics(
-        mode=_MODES.get(message.mode, Mode.AUTO),
-        **{name: getattr(message, name) for name in _COUNTS},
-    )

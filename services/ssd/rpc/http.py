@@ -1,7 +1,7 @@
 """Probes and metrics over plain HTTP: ``/livez``, ``/readyz``, ``/metrics``.
 
-Decision: the standard library's WSGI server in daemon threads. Because: a probe must answer while
-the event loop is busy, and three pages need no framework.
+*Decision*: the standard library's WSGI server in daemon threads. *Because*: a probe needs an answer
+while the event loop is busy, and three pages need no framework.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from ssd.rpc.listen import bindable, take_both_families
 from ssd.rpc.server import join_address
 
 REQUEST_SECONDS = 10.0
-"""A connection on which nothing moves for this long is dropped."""
+"""A connection without traffic for this long is closed."""
 MAX_CONNECTIONS = 64
-"""Connections at a time, with a thread each. One more closes the oldest: a probe takes
-milliseconds, so the oldest is a slow one, and slow ones never keep a probe out."""
+"""Maximum number of connections, with a thread each. One more closes the oldest. A probe takes
+milliseconds, so the oldest connection is a slow one."""
 _BACKLOG = 128
-"""Connections that wait to be accepted; clients try further ones again a second later."""
+"""Maximum number of connections that wait to be accepted. Clients retry others after a second."""
 _POLL_SECONDS = 0.05
-"""How long ``close`` takes at most to be noticed."""
+"""Maximum delay of ``close``."""
 
 _log = telemetry.get_logger(__name__)
 IsLive = Callable[[], bool]
@@ -45,35 +45,35 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         self.address_family, host = bindable(host)
         self._lock = threading.Lock()
         self._open: dict[Any, None] = {}
-        """Sockets that are served, oldest first."""
+        """Open sockets, oldest first."""
         super().__init__((host, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own; close the oldest if there are too many."""
+        """Serve a connection in its own thread; close the oldest if there are too many."""
         with self._lock:
             self._open[request] = None
             if len(self._open) > MAX_CONNECTIONS:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
-                # Its thread finds the end of the stream, and closes it.
+                # Its thread reads the end of the stream and closes the socket.
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """End a connection. The thread that serves it."""
+        """Close a connection. Called by its thread."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that is slow or has gone is no event; anything else is our bug."""
+        """Log errors except those of a slow or disconnected caller."""
         del request, client_address
         if not isinstance(sys.exception(), OSError):
             _log.exception("probe_failed")
 
     def server_bind(self) -> None:
-        """Bind without asking the name service who we are, which can take seconds."""
+        """Bind without a lookup of the host name, which can take seconds."""
         take_both_families(self.socket)
         socketserver.TCPServer.server_bind(self)
         host, port = self.server_address[:2]
@@ -86,11 +86,11 @@ class _Handler(WSGIRequestHandler):
     timeout = REQUEST_SECONDS
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Keep no access log."""
+        """Write no access log."""
 
 
 class ProbeServer:
-    """Serves the probes between ``start`` and ``close``; the callables run in its threads."""
+    """Serves the probes between ``start`` and ``close``. Its threads call the two callables."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class ProbeServer:
         """Bind and serve in a daemon thread.
 
         Raises:
-            AddressError: the port is in use, or the address is not ours.
+            AddressError: the port is in use, or the machine does not have the address.
         """
         try:
             server = _Server(self._host, self._asked_port)
@@ -143,15 +143,15 @@ class ProbeServer:
                 return page
             case "/livez":
                 is_live = self._is_live()
-                return _say(respond, is_fine=is_live, text="live" if is_live else "not live")
+                return _probe(respond, is_ok=is_live, text="live" if is_live else "not live")
             case "/readyz":
                 is_ready, reason = self._is_ready()
-                return _say(respond, is_fine=is_ready, text=reason)
-        return _text(respond, "404 Not Found", "there are /livez, /readyz and /metrics")
+                return _probe(respond, is_ok=is_ready, text=reason)
+        return _text(respond, "404 Not Found", "the paths are /livez, /readyz and /metrics")
 
 
-def _say(respond: StartResponse, *, is_fine: bool, text: str) -> Iterable[bytes]:
-    return _text(respond, "200 OK" if is_fine else "503 Service Unavailable", text)
+def _probe(respond: StartResponse, *, is_ok: bool, text: str) -> Iterable[bytes]:
+    return _text(respond, "200 OK" if is_ok else "503 Service Unavailable", text)
 
 
 def _text(respond: StartResponse, status: str, text: str) -> Iterable[bytes]:

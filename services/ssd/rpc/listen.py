@@ -1,20 +1,20 @@
-"""What a process binds to for an address that was asked for."""
+"""The socket address that a process binds for a configured host."""
 
 import socket
 
 ALL_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - compared with, never a default
-"""Either asks for every address of both families, as gRPC takes them: a pod of an IPv6-only cluster
-is reached on the one that it has."""
+"""Each means all addresses of both families, as in gRPC. So a pod is reachable on the address that
+it has, also on an IPv6-only cluster."""
 
 
 def bindable(host: str) -> tuple[socket.AddressFamily, str]:
-    """The family and the address of the socket: of both families where this machine has both."""
+    """Return family and address of the socket. It covers both families if the machine has both."""
     if host in ALL_ADDRESSES:
-        host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - was asked for
+        host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - configured
     return (socket.AF_INET6 if ":" in host else socket.AF_INET), host
 
 
 def take_both_families(listening: socket.socket) -> None:
-    """Have a socket of IPv6 that is not bound yet take IPv4 too, whatever the machine's default."""
+    """Make an unbound IPv6 socket accept IPv4 as well, whatever the default of the machine is."""
     if listening.family == socket.AF_INET6:
         listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)

@@ -1,4 +1,4 @@
-"""A gRPC server as every process runs it: limits, keepalive, health, its port."""
+"""The gRPC server of every process: limits, keepalive, health, port."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,17 +23,16 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
-"""``so_reuseport`` off: a port in use is an error, never a silent share of its connections."""
-
+"""``so_reuseport`` is off, so that a port in use is an error. Otherwise two processes share it."""
 
 Register = Callable[[grpc.aio.Server], None]
-"""Adds a servicer to a server: the generated function, with the servicer bound."""
+"""Adds a servicer to a server: the generated function with the servicer as its first argument."""
 
 
 def make_server(
     limits: ServerLimits | None = None, on_failure: OnFailure = ignore_failure
 ) -> grpc.aio.Server:
-    """A server without services and without a port. Asyncio loop."""
+    """Create a server without services and without a port. Asyncio loop."""
     limits = limits or ServerLimits()
     return grpc.aio.server(
         interceptors=(CallGuard(limits, on_failure),),
@@ -42,17 +41,17 @@ def make_server(
 
 
 def bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Bind a server that is not started yet; returns the port, which differs if 0 was asked for.
+    """Bind a server before its start; return the port, which the system chooses for port 0.
 
     Raises:
-        AddressError: naming the address, in use or not of this machine.
+        AddressError: names an address that is in use or that the machine does not have.
     """
     address = join_address(host, port)
     try:
         bound = server.add_insecure_port(address)
     except RuntimeError as error:
         raise AddressError(
-            f"cannot listen on {address} for gRPC: it is in use or not of this machine; "
+            f"cannot listen on {address} for gRPC: it is in use, or this machine does not have it; "
             "choose another --port, or 0 for any"
         ) from error
     if bound == 0:
@@ -63,14 +62,14 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
 
 
 def join_address(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 host."""
+    """Return ``host:port``, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
 
 
 class RpcServer:
-    """A server's life: ``add`` services, ``start``, ``set_serving``, ``stop``. Asyncio loop.
+    """A server: ``add`` services, ``start``, ``set_serving``, ``stop``. Asyncio loop.
 
-    Health is NOT_SERVING, for each service and for the whole, until ``set_serving(True)``.
+    The health of the server and of each service is NOT_SERVING until ``set_serving(True)``.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class RpcServer:
         """The port in use, after ``start``."""
 
     def add(self, service: str, register: Register) -> None:
-        """Serve one more service, by its full name; before ``start``.
+        """Add a service with its full name. Called before ``start``.
 
         ``server.add("ssd.v1.XService", partial(add_XServiceServicer_to_server, servicer))``
         """
@@ -107,7 +106,7 @@ class RpcServer:
         """Bind and serve.
 
         Raises:
-            AddressError: the port is in use, or the address is not ours.
+            AddressError: the port is in use, or the machine does not have the address.
         """
         server = make_server(self._limits, self._on_failure)
         for register in self._services.values():
@@ -123,8 +122,8 @@ class RpcServer:
         await server.start()
         self._server = server
 
-    def set_serving(self, is_serving: bool) -> None:  # noqa: FBT001 - a statement of fact
-        """Say over ``grpc.health.v1`` whether requests are taken."""
+    def set_serving(self, is_serving: bool) -> None:  # noqa: FBT001 - the state, not an option
+        """Set the status of ``grpc.health.v1``."""
         self._is_serving = is_serving
         if self._health is not None:
             change = asyncio.get_running_loop().create_task(self._publish())
@@ -132,7 +131,7 @@ class RpcServer:
             change.add_done_callback(self._changes.discard)
 
     async def stop(self, grace_seconds: float = 1.0) -> None:
-        """Refuse new calls, let running ones end for so long, cancel the rest. Idempotent."""
+        """Refuse new calls, wait for running calls, cancel the rest. Idempotent."""
         if self._changes:
             await asyncio.wait(set(self._changes))
         server, self._server = self._server, None

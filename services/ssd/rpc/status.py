@@ -1,9 +1,9 @@
-"""What an error means over gRPC and over HTTP: one table, read in both directions.
+"""One table between errors, gRPC statuses and HTTP statuses, for both directions.
 
-Every status that this product sends carries an ``ErrorInfo`` of the domain ``ssd`` whose reason is
-the row of the table, so that a client raises the very class that the server raised. Field errors
-carry ``BadRequest`` as well, overload carries ``RetryInfo`` and the trailer
-``grpc-retry-pushback-ms``. A status of another origin is read by its code alone.
+Each status of this product contains an ``ErrorInfo`` of the domain ``ssd``. Its reason names the
+row of the table, so the client raises the class that the server raised. Errors of fields also
+contain ``BadRequest``; overload contains ``RetryInfo`` and the trailer ``grpc-retry-pushback-ms``.
+A status of other origin is converted by its code.
 """
 
 import re
@@ -43,25 +43,39 @@ REQUEST_ID_KEY = "x-request-id"
 NOT_READY_RETRY_SECONDS = 1.0
 _MESSAGE_BYTES = 900
 _NAME_BYTES = 200
-"""All trailers of a call must fit 8 KiB, gRPC's default. A message stands in them four times: once
-with up to three bytes a byte (percent), and three times in the details with 4/3 (base64)."""
+"""All trailers of a call must fit 8 KiB, gRPC's default. They contain a message four times: once
+percent-encoded (up to three bytes for a byte), three times in the details (base64, 4/3)."""
 
 Code = grpc.StatusCode
 Trailers = tuple[tuple[str, str | bytes], ...]
 
 
+Facts = Mapping[str, str]
+"""Attributes of an error, as text."""
+Rebuild = Callable[[str, Facts], SSDError]
+"""Creates an error from its message and its facts."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row: how a class of errors is told, and how it is made again from what was told."""
+    """One row of the table: the codes of an error class, and how a client rebuilds the error."""
 
     error: type[Exception]
     code: grpc.StatusCode
     http_status: int
     reason: str
-    rebuild: Callable[[str, Mapping[str, str]], SSDError]
+    rebuild: Rebuild
 
 
-def _context_length(_message: str, facts: Mapping[str, str]) -> SSDError:
+def _from_text(kind: type[SSDError]) -> Rebuild:
+    return lambda text, _facts: kind(text)
+
+
+def _from_field(kind: Callable[[str, str], SSDError]) -> Rebuild:
+    return lambda _text, facts: kind(facts["field"], facts["description"])
+
+
+def _context_length(_message: str, facts: Facts) -> SSDError:
     return ContextLengthError(
         int(facts["prompt_tokens"]),
         int(facts["max_tokens"]),
@@ -70,66 +84,34 @@ def _context_length(_message: str, facts: Mapping[str, str]) -> SSDError:
     )
 
 
-def _overloaded(message: str, facts: Mapping[str, str]) -> SSDError:
+def _overloaded(message: str, facts: Facts) -> SSDError:
     return OverloadedError(message, float(facts.get("retry_after_seconds", "1")))
 
 
+_deadline = _from_text(DeadlineError)
+_INPUT = Code.INVALID_ARGUMENT
 RULES: tuple[Rule, ...] = (
-    Rule(
-        FieldError,
-        Code.INVALID_ARGUMENT,
-        400,
-        "FIELD",
-        lambda _, facts: FieldError(facts["field"], facts["description"]),
-    ),
-    Rule(
-        ContextLengthError, Code.INVALID_ARGUMENT, 400, "CONTEXT_LENGTH_EXCEEDED", _context_length
-    ),
-    Rule(
-        UnknownModelError,
-        Code.NOT_FOUND,
-        404,
-        "UNKNOWN_MODEL",
-        lambda text, _: UnknownModelError(text),
-    ),
-    Rule(
-        UnsupportedError,
-        Code.UNIMPLEMENTED,
-        400,
-        "UNSUPPORTED",
-        lambda _, facts: UnsupportedError(facts["field"], facts["description"]),
-    ),
-    Rule(RequestError, Code.INVALID_ARGUMENT, 400, "REQUEST", lambda text, _: RequestError(text)),
+    Rule(FieldError, _INPUT, 400, "FIELD", _from_field(FieldError)),
+    Rule(ContextLengthError, _INPUT, 400, "CONTEXT_LENGTH_EXCEEDED", _context_length),
+    Rule(UnknownModelError, Code.NOT_FOUND, 404, "UNKNOWN_MODEL", _from_text(UnknownModelError)),
+    Rule(UnsupportedError, Code.UNIMPLEMENTED, 400, "UNSUPPORTED", _from_field(UnsupportedError)),
+    Rule(RequestError, _INPUT, 400, "REQUEST", _from_text(RequestError)),
     Rule(OverloadedError, Code.RESOURCE_EXHAUSTED, 429, "OVERLOADED", _overloaded),
-    Rule(NotReadyError, Code.UNAVAILABLE, 503, "NOT_READY", lambda text, _: NotReadyError(text)),
-    Rule(AccessError, Code.UNAUTHENTICATED, 401, "ACCESS", lambda text, _: AccessError(text)),
-    Rule(
-        DeadlineError,
-        Code.DEADLINE_EXCEEDED,
-        408,
-        "DEADLINE",
-        lambda text, _: DeadlineError(text),
-    ),
-    Rule(
-        TimeoutError, Code.DEADLINE_EXCEEDED, 408, "DEADLINE", lambda text, _: DeadlineError(text)
-    ),
-    Rule(CancelledError, Code.CANCELLED, 499, "CANCELLED", lambda text, _: CancelledError(text)),
-    Rule(FrameError, Code.INVALID_ARGUMENT, 400, "FRAME", lambda text, _: FrameError(text)),
-    Rule(
-        HandshakeError,
-        Code.FAILED_PRECONDITION,
-        409,
-        "HANDSHAKE",
-        lambda _, facts: HandshakeError(facts["field"], facts["description"]),
-    ),
-    Rule(NotFiniteError, Code.INTERNAL, 500, "NOT_FINITE", lambda text, _: NotFiniteError(text)),
-    Rule(LinkError, Code.UNAVAILABLE, 503, "LINK", lambda text, _: LinkError(text)),
+    Rule(NotReadyError, Code.UNAVAILABLE, 503, "NOT_READY", _from_text(NotReadyError)),
+    Rule(AccessError, Code.UNAUTHENTICATED, 401, "ACCESS", _from_text(AccessError)),
+    Rule(DeadlineError, Code.DEADLINE_EXCEEDED, 408, "DEADLINE", _deadline),
+    Rule(TimeoutError, Code.DEADLINE_EXCEEDED, 408, "DEADLINE", _deadline),
+    Rule(CancelledError, Code.CANCELLED, 499, "CANCELLED", _from_text(CancelledError)),
+    Rule(FrameError, _INPUT, 400, "FRAME", _from_text(FrameError)),
+    Rule(HandshakeError, Code.FAILED_PRECONDITION, 409, "HANDSHAKE", _from_field(HandshakeError)),
+    Rule(NotFiniteError, Code.INTERNAL, 500, "NOT_FINITE", _from_text(NotFiniteError)),
+    Rule(LinkError, Code.UNAVAILABLE, 503, "LINK", _from_text(LinkError)),
 )
-"""Read from the top: the first class that the error is an instance of."""
-INTERNAL = Rule(Exception, Code.INTERNAL, 500, "INTERNAL", lambda text, _: InternalError(text))
-"""What stands in no other row: the caller learns the request id and nothing else."""
+"""The first row whose class the error is an instance of applies."""
+INTERNAL = Rule(Exception, Code.INTERNAL, 500, "INTERNAL", _from_text(InternalError))
+"""Row of all other errors. The caller receives only the request id."""
 _BY_REASON = {rule.reason: rule for rule in (*RULES, INTERNAL)}
-_FACTS = ("field", "description", "prompt_tokens", "max_tokens", "max_model_len")
+_FACT_NAMES = ("field", "description", "prompt_tokens", "max_tokens", "max_model_len")
 
 
 _OUTCOMES = {
@@ -144,35 +126,30 @@ _OUTCOMES = {
 
 
 def rule_of(error: Exception) -> Rule:
-    """The row of an error."""
+    """Return the row of an error."""
     return next((rule for rule in RULES if isinstance(error, rule.error)), INTERNAL)
 
 
 def outcome_of(error: Exception) -> str:
-    """How a request ended, as ``ssd_requests_total`` counts it."""
+    """Return the label ``outcome`` of a failed request in ``ssd_requests_total``."""
     return _OUTCOMES.get(rule_of(error).code, "error")
 
 
-def http_status(error: Exception) -> int:
-    """HTTP status of an error."""
-    return rule_of(error).http_status
-
-
 def retry_after_seconds(error: Exception) -> float | None:
-    """How long a caller should wait before trying again; None where it need not try."""
+    """Return the time after which a retry can succeed, None if a retry cannot."""
     if isinstance(error, OverloadedError):
         return error.retry_after_seconds
     return NOT_READY_RETRY_SECONDS if isinstance(error, NotReadyError) else None
 
 
 def to_status(error: Exception, request_id: str = "") -> status_pb2.Status:
-    """The ``google.rpc.Status`` of an error, details included."""
+    """Convert an error to a ``google.rpc.Status`` with details."""
     rule = rule_of(error)
     message = str(error) or type(error).__name__
     if rule is INTERNAL:
-        message = f"internal error; the server's log says more about request {request_id!r}"
+        message = f"internal error; see the server's log for request {request_id!r}"
     status = status_pb2.Status(code=rule.code.value[0], message=_cut(message, _MESSAGE_BYTES))
-    facts = {name: str(getattr(error, name)) for name in _FACTS if hasattr(error, name)}
+    facts = {name: str(getattr(error, name)) for name in _FACT_NAMES if hasattr(error, name)}
     pause_seconds = retry_after_seconds(error)
     if isinstance(error, OverloadedError):
         facts["retry_after_seconds"] = repr(error.retry_after_seconds)
@@ -200,36 +177,30 @@ def to_status(error: Exception, request_id: str = "") -> status_pb2.Status:
     return status
 
 
-def trailers_of(error: Exception, status: status_pb2.Status) -> Trailers:
-    """Trailing metadata that goes with a status."""
-    trailers: Trailers = ((DETAILS_TRAILER, status.SerializeToString()),)
-    pause_seconds = retry_after_seconds(error)
-    if pause_seconds is not None:
-        trailers += ((PUSHBACK_TRAILER, str(round(pause_seconds * 1000))),)
-    return trailers
-
-
 Answer = tuple[grpc.StatusCode, str, Trailers]
 """Code, message and trailing metadata of a call that failed."""
 
 
 def status_and_trailers(error: Exception, request_id: str = "") -> Answer:
-    """What a caller receives for an error."""
+    """Convert an error to the status that the caller receives."""
     status = to_status(error, request_id)
-    trailers = trailers_of(error, status)
+    trailers: Trailers = ((DETAILS_TRAILER, status.SerializeToString()),)
+    pause_seconds = retry_after_seconds(error)
+    if pause_seconds is not None:
+        trailers += ((PUSHBACK_TRAILER, str(round(pause_seconds * 1000))),)
     if request_id:
         trailers += ((REQUEST_ID_KEY, request_id),)
     return rule_of(error).code, status.message, trailers
 
 
 _TOO_LONG = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
-"""The words of gRPC, with the bytes found and the bytes allowed."""
+"""gRPC's message, with the actual and the allowed bytes."""
 _NO_SUCH_SERVICE = "Method not found!"
-"""What gRPC servers say of services they do not have."""
+"""gRPC's message for a service that the server does not have."""
 
 
 def from_rpc_error(error: grpc.RpcError, endpoint: str) -> SSDError:
-    """The error of a failed call; ``endpoint`` is named where the server itself was silent."""
+    """Convert the error of a call; name ``endpoint`` if the status is not of this product."""
     assert isinstance(error, grpc.aio.AioRpcError)
     message = _cut(error.details() or error.code().name, _MESSAGE_BYTES)
     status = _status_in(cast(Iterable[tuple[str, str | bytes]], error.trailing_metadata() or ()))
@@ -244,18 +215,18 @@ def from_rpc_error(error: grpc.RpcError, endpoint: str) -> SSDError:
 
 
 def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
-    """Read a status that gRPC itself or a proxy made."""
+    """Convert a status that gRPC itself or a proxy created."""
     text = f"{endpoint}: {message}"
     if code is Code.UNIMPLEMENTED and message == _NO_SUCH_SERVICE:
         return RequestError(
-            f"{endpoint} does not serve this call; is it the port of another process, of a draft?"
+            f"{endpoint} does not have this service; is it the port of a draft or another process?"
         )
     kinds: dict[grpc.StatusCode, SSDError] = {
         Code.UNAVAILABLE: NotReadyError(f"{endpoint} cannot be reached: {message}"),
         Code.DEADLINE_EXCEEDED: DeadlineError(f"{endpoint} did not answer within the deadline"),
-        # Ours say why. gRPC says no more than this to calls that reach a server as it stops, and
-        # of one that we cancel ourselves there is no status at all.
-        Code.CANCELLED: NotReadyError(f"{endpoint} ended the call as it went away: {message}"),
+        # Servers of this product add details. gRPC sends a bare CANCELLED for calls that reach a
+        # server while it stops. A call that the client cancels has no status.
+        Code.CANCELLED: NotReadyError(f"{endpoint} stopped during the call: {message}"),
         Code.RESOURCE_EXHAUSTED: _exhausted(message, endpoint),
         Code.UNAUTHENTICATED: AccessError(text),
         Code.PERMISSION_DENIED: AccessError(text),
@@ -269,7 +240,7 @@ def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
 
 
 def _exhausted(message: str, endpoint: str) -> SSDError:
-    """Return the error of RESOURCE_EXHAUSTED: a message that is too long, or a full server."""
+    """Convert RESOURCE_EXHAUSTED: the message is too long, or the server is overloaded."""
     sizes = _TOO_LONG.search(message)
     if sizes is None:
         return OverloadedError(f"{endpoint}: {message}")
@@ -281,7 +252,7 @@ def _exhausted(message: str, endpoint: str) -> SSDError:
 
 
 def _cut(text: str, num_bytes: int) -> str:
-    """The beginning of a text, in whole characters of UTF-8."""
+    """Cut a text to this UTF-8 size, between characters."""
     return text.encode(errors="replace")[:num_bytes].decode(errors="ignore")
 
 

@@ -30,10 +30,9 @@ from ssd.rpc.client import TargetClient
 from ssd.rpc.server import RpcServer
 from ssd.rpc.status import (
     from_rpc_error,
-    http_status,
     rule_of,
+    status_and_trailers,
     to_status,
-    trailers_of,
 )
 from ssd.v1 import generate_pb2_grpc
 
@@ -50,26 +49,22 @@ TABLE: list[tuple[Exception, grpc.StatusCode, int]] = [
     (DeadlineError("600 s have passed"), Code.DEADLINE_EXCEEDED, 408),
     (CancelledError("the target drained"), Code.CANCELLED, 499),
     (FrameError("a frame has 3 bytes"), Code.INVALID_ARGUMENT, 400),
-    (HandshakeError("lookahead", "6 here, 8 there"), Code.FAILED_PRECONDITION, 409),
-    (LinkError("no sign of life for 1.5 s"), Code.UNAVAILABLE, 503),
+    (HandshakeError("lookahead", "6, not 8"), Code.FAILED_PRECONDITION, 409),
+    (LinkError("no heartbeat for 1.5 s"), Code.UNAVAILABLE, 503),
     (NotFiniteError("NaN or infinity at position 3"), Code.INTERNAL, 500),
 ]
 
 
-def as_heard(error: Exception) -> grpc.aio.AioRpcError:
-    """What a client's stub raises when a server ends a call with this error."""
-    status = to_status(error, "r1")
+def rpc_error(error: Exception) -> grpc.aio.AioRpcError:
+    """The exception of a client's stub if the server ends the call with this error."""
+    code, message, trailers = status_and_trailers(error, "r1")
     return grpc.aio.AioRpcError(
-        rule_of(error).code,
-        grpc.aio.Metadata(),
-        grpc.aio.Metadata(*trailers_of(error, status)),
-        details=status.message,
-        debug_error_string="",
+        code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers), message, debug_error_string=""
     )
 
 
-def bare(code: grpc.StatusCode, details: str = "words") -> grpc.aio.AioRpcError:
-    """A status of gRPC's own making, without details."""
+def bare(code: grpc.StatusCode, details: str = "reason") -> grpc.aio.AioRpcError:
+    """A status that gRPC creates, without details."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, "")
 
 
@@ -82,12 +77,12 @@ def test_each_error_has_a_grpc_code_and_an_http_status(
     error: Exception, code: grpc.StatusCode, http: int
 ) -> None:
     assert to_status(error).code == code.value[0]
-    assert http_status(error) == http
+    assert rule_of(error).http_status == http
 
 
 @pytest.mark.parametrize("error", [row[0] for row in TABLE], ids=lambda each: type(each).__name__)
 def test_an_error_is_unchanged_after_encoding_and_decoding(error: Exception) -> None:
-    found = from_rpc_error(as_heard(error), "host:1")
+    found = from_rpc_error(rpc_error(error), "host:1")
     assert type(found) is type(error)
     assert str(found) == str(error)
     assert facts_of(found) == facts_of(error)
@@ -97,10 +92,10 @@ def test_each_error_class_is_in_the_table_or_cannot_reach_a_caller() -> None:
     served = {type(row[0]) for row in TABLE}
     for error in vars(errors).values():
         if isinstance(error, type) and issubclass(error, SSDError) and error is not SSDError:
-            is_ours_alone = issubclass(
+            is_not_sent = issubclass(
                 error, errors.SetupError | errors.InternalError | errors.IncompleteTextError
             )
-            assert error in served or is_ours_alone, error
+            assert error in served or is_not_sent, error
 
 
 def test_a_field_error_carries_the_violation() -> None:
@@ -116,7 +111,7 @@ def test_overload_contains_the_retry_delay() -> None:
     retry = error_details_pb2.RetryInfo()
     assert any(each.Unpack(retry) for each in status.details)
     assert retry.retry_delay.ToMilliseconds() == 2500
-    assert ("grpc-retry-pushback-ms", "2500") in trailers_of(error, status)
+    assert ("grpc-retry-pushback-ms", "2500") in status_and_trailers(error)[2]
 
 
 def test_an_internal_error_contains_only_the_request_id() -> None:
@@ -125,12 +120,12 @@ def test_an_internal_error_contains_only_the_request_id() -> None:
         assert status.code == Code.INTERNAL.value[0]
         assert "r42" in status.message
         assert "secret" not in str(status)
-    assert isinstance(from_rpc_error(as_heard(KeyError("secret")), "host:1"), InternalError)
+    assert isinstance(from_rpc_error(rpc_error(KeyError("secret")), "host:1"), InternalError)
 
 
 def test_a_timeout_in_a_servicer_is_a_deadline_error() -> None:
     assert to_status(TimeoutError()).code == Code.DEADLINE_EXCEEDED.value[0]
-    assert isinstance(from_rpc_error(as_heard(TimeoutError()), "host:1"), DeadlineError)
+    assert isinstance(from_rpc_error(rpc_error(TimeoutError()), "host:1"), DeadlineError)
 
 
 @pytest.mark.parametrize(
@@ -175,11 +170,11 @@ def test_undecodable_details_are_ignored() -> None:
 @pytest.mark.parametrize("character", ["x", "%", "é", "漢", "😀", "\ud800"])
 def test_a_long_message_is_cut_to_fit_a_trailer(character: str) -> None:
     error = FieldError(character * 100_000, character * 100_000)
-    status = to_status(error, "r" * 128)
-    num_bytes = 2 * len("r" * 128) + len(quote(status.message, safe=""))
-    for _, value in trailers_of(error, status):
+    _, message, trailers = status_and_trailers(error, "r" * 128)
+    num_bytes = len("r" * 128) + len(quote(message, safe=""))
+    for _, value in trailers:
         num_bytes += len(base64.b64encode(value) if isinstance(value, bytes) else value)
-    assert 4096 < num_bytes < 8192 - 256, "of 8 KiB the names of the entries take some"
+    assert 4096 < num_bytes < 8192 - 256, "the names of the entries need some of the 8 KiB"
 
 
 @pytest.mark.parametrize("character", ["é", "漢", "😀"])
