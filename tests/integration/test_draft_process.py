@@ -4,17 +4,16 @@ import asyncio
 import itertools
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
+from tests.processes import ProcessUnderTest, completed, running
 
-import ssd
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkFrames
@@ -41,56 +40,23 @@ from ssd.types import (
 )
 
 pytestmark = pytest.mark.timeout(90)
-SERVICES = Path(ssd.__file__).parent.parent
+ANY_PORT = ("--port", "0", "--http-port", "0")
 K = 4
 N = 10
 ANSWER_SECONDS = 20.0
 PROMPT = tuple(b"def fib(n):\n    return fib(n - 1)")
 
 
-@dataclass
-class Process:
-    """A running draft."""
-
-    popen: "subprocess.Popen[str]"
-    events: list[dict[str, Any]]
-    address: str
-    probes: str
-
-    def read(self, event: str) -> dict[str, Any]:
-        """The next event of that name."""
-        assert self.popen.stderr is not None
-        for line in self.popen.stderr:
-            if not line.startswith("{"):
-                continue
-            self.events.append(json.loads(line))
-            if self.events[-1]["event"] == event:
-                return self.events[-1]
-        raise AssertionError(f"the draft ended before {event!r}: {self.events[-3:]}")
-
-
-def start(*flags: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "ssd_draft", "--port", "0", "--http-port", "0", *flags],
-        stderr=subprocess.PIPE,
-        cwd=SERVICES,
-        text=True,
-    )
-
-
-@contextmanager
-def running(folder: Path, *flags: str) -> Iterator[Process]:
+def flags_of(folder: Path) -> tuple[str, ...]:
     shape = ("--lookahead", str(K), "--branches", str(N), "--max-sessions", "3")
-    popen = start("--model", str(folder), "--dtype", "float32", *shape, *flags)
-    with popen:
-        process = Process(popen, [], "", "")
-        try:
-            listening = process.read("listening")
-            process.address, process.probes = listening["grpc"], listening["http"]
-            process.read("ready")
-            yield process
-        finally:
-            popen.kill()
+    return (*ANY_PORT, "--model", str(folder), "--dtype", "float32", *shape)
+
+
+@asynccontextmanager
+async def serving(folder: Path, *flags: str) -> AsyncIterator[ProcessUnderTest]:
+    async with running("ssd_draft", *flags_of(folder), *flags) as process:
+        await process.until("ready")
+        yield process
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("tiny") / "model")
 
 
-@pytest.fixture(scope="module")
-def draft(folder: Path) -> Iterator[Process]:
-    with running(folder) as process:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def draft(folder: Path) -> AsyncIterator[ProcessUnderTest]:
+    async with serving(folder) as process:
         yield process
 
 
@@ -171,8 +137,8 @@ def hello(folder: Path, **changes: Any) -> LinkHello:
 
 
 @asynccontextmanager
-async def dialled(process: Process) -> AsyncIterator[LinkCall]:
-    async with DraftClient(process.address) as client:
+async def dialled(process: ProcessUnderTest) -> AsyncIterator[LinkCall]:
+    async with DraftClient(process.grpc_address) as client:
         call = await client.open_link()
         try:
             yield call
@@ -182,7 +148,7 @@ async def dialled(process: Process) -> AsyncIterator[LinkCall]:
 
 @asynccontextmanager
 async def target(
-    process: Process, folder: Path, *, does_beat: bool = True, **changes: Any
+    process: ProcessUnderTest, folder: Path, *, does_beat: bool = True, **changes: Any
 ) -> AsyncIterator[ScriptedTarget]:
     async with dialled(process) as call:
         scripted = ScriptedTarget(call, hello(folder, **changes))
@@ -202,14 +168,14 @@ async def _beat(call: LinkCall) -> None:
         call.send(Heartbeat())
 
 
-async def sessions_of(process: Process, expected: int) -> None:
+async def sessions_of(process: ProcessUnderTest, expected: int) -> None:
     """Wait until the draft keeps so many sessions."""
-    async with DraftClient(process.address) as client, asyncio.timeout(ANSWER_SECONDS):
+    async with DraftClient(process.grpc_address) as client, asyncio.timeout(ANSWER_SECONDS):
         while (await client.get_status()).sessions != expected:  # noqa: ASYNC110 - a remote count
             await asyncio.sleep(0.02)
 
 
-async def test_a_target_is_served_round_after_round(draft: Process, folder: Path) -> None:
+async def test_a_target_is_served_round_after_round(draft: ProcessUnderTest, folder: Path) -> None:
     async with target(draft, folder) as link:
         link.open(1)
         table = await link.table()
@@ -231,7 +197,9 @@ async def test_a_target_is_served_round_after_round(draft: Process, folder: Path
         await sessions_of(draft, 0)
 
 
-async def test_commits_of_one_frame_are_answered_in_one_frame(draft: Process, folder: Path) -> None:
+async def test_commits_of_one_frame_are_answered_in_one_frame(
+    draft: ProcessUnderTest, folder: Path
+) -> None:
     async with target(draft, folder) as link:
         link.call.send(LinkPolicy(fan_out_policy="uniform"))
         tables = []
@@ -247,7 +215,9 @@ async def test_commits_of_one_frame_are_answered_in_one_frame(draft: Process, fo
     await sessions_of(draft, 0)
 
 
-async def test_a_gap_costs_the_session_and_not_the_link(draft: Process, folder: Path) -> None:
+async def test_a_gap_costs_the_session_and_not_the_link(
+    draft: ProcessUnderTest, folder: Path
+) -> None:
     async with target(draft, folder) as link:
         link.open(1)
         table = await link.table()
@@ -269,7 +239,7 @@ async def test_a_gap_costs_the_session_and_not_the_link(draft: Process, folder: 
     ],
 )
 async def test_a_target_that_does_not_fit_is_refused_by_the_fields_name(
-    draft: Process, folder: Path, field_name: str, value: object
+    draft: ProcessUnderTest, folder: Path, field_name: str, value: object
 ) -> None:
     async with dialled(draft) as call:
         call.send(hello(folder, **{field_name: value}))
@@ -278,7 +248,9 @@ async def test_a_target_that_does_not_fit_is_refused_by_the_fields_name(
     assert caught.value.field == field_name
 
 
-async def test_a_malformed_frame_ends_its_link_and_no_other(draft: Process, folder: Path) -> None:
+async def test_a_malformed_frame_ends_its_link_and_no_other(
+    draft: ProcessUnderTest, folder: Path
+) -> None:
     async with target(draft, folder) as good, target(draft, folder) as bad:
         good.open(1)
         bad.open(1)
@@ -296,7 +268,7 @@ async def test_a_draft_whose_embedding_is_smaller_than_the_tokenizer_serves_what
     tmp_path: Path,
 ) -> None:
     folder = write_tiny_folder(tmp_path / "small", vocab_size=250)
-    with running(folder) as process:
+    async with serving(folder) as process:
         async with dialled(process) as call:
             call.send(hello(folder))
             with pytest.raises(HandshakeError, match="this draft has 250, the target said 257"):
@@ -320,7 +292,7 @@ async def test_a_draft_whose_embedding_is_smaller_than_the_tokenizer_serves_what
 
 @pytest.mark.parametrize("token", [257, 100_000])
 async def test_ids_outside_the_vocabulary_never_reach_the_model(
-    draft: Process, folder: Path, token: int
+    draft: ProcessUnderTest, folder: Path, token: int
 ) -> None:
     async with target(draft, folder) as link:
         link.open(1, (1, token))
@@ -334,7 +306,9 @@ async def test_ids_outside_the_vocabulary_never_reach_the_model(
             await link.receive_but_beats()
 
 
-async def test_a_silent_target_loses_its_link_and_sessions(draft: Process, folder: Path) -> None:
+async def test_a_silent_target_loses_its_link_and_sessions(
+    draft: ProcessUnderTest, folder: Path
+) -> None:
     async with target(draft, folder, does_beat=False) as link:
         link.open(1)
         await link.table()
@@ -343,7 +317,9 @@ async def test_a_silent_target_loses_its_link_and_sessions(draft: Process, folde
     await sessions_of(draft, 0)
 
 
-async def test_a_target_that_vanishes_leaves_no_session(draft: Process, folder: Path) -> None:
+async def test_a_target_that_vanishes_leaves_no_session(
+    draft: ProcessUnderTest, folder: Path
+) -> None:
     async with target(draft, folder) as link:
         link.open(1)
         await link.table()
@@ -351,11 +327,11 @@ async def test_a_target_that_vanishes_leaves_no_session(draft: Process, folder: 
 
 
 async def test_a_leaving_draft_says_so_serves_on_and_ends_well(folder: Path) -> None:
-    with running(folder) as process:
+    async with serving(folder) as process:
         async with target(process, folder) as link:
             link.open(1)
             table = await link.table()
-            process.popen.send_signal(signal.SIGTERM)
+            process.signal(signal.SIGTERM)
             assert await link.receive_but_beats() == Draining()
             link.open(2)
             assert await link.receive_but_beats() == SessionRefusal(2, "draining")
@@ -364,22 +340,22 @@ async def test_a_leaving_draft_says_so_serves_on_and_ends_well(folder: Path) -> 
             link.call.send(SessionClosing(1))
             with pytest.raises(LinkError):
                 await link.receive_but_beats()
-        assert await asyncio.to_thread(process.popen.wait, ANSWER_SECONDS) == 0
+        assert await process.wait() == 0
 
 
 async def test_a_drain_ends_in_time_even_if_sessions_stay(folder: Path) -> None:
-    with running(folder, "--inject-delay-ms", "300") as process:
+    async with serving(folder, "--inject-delay-ms", "300") as process:
         async with target(process, folder) as link:
             asked_at = asyncio.get_running_loop().time()
             link.open(1)
             await link.table()
             assert asyncio.get_running_loop().time() - asked_at >= 0.3
-            async with DraftClient(process.address) as client:
+            async with DraftClient(process.grpc_address) as client:
                 assert await client.drain(200) == 1
             assert await link.receive_but_beats() == Draining()
             with pytest.raises(LinkError):
                 await link.receive_but_beats()
-        assert await asyncio.to_thread(process.popen.wait, ANSWER_SECONDS) == 0
+        assert await process.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -394,18 +370,18 @@ async def test_a_drain_ends_in_time_even_if_sessions_stay(folder: Path) -> None:
 def test_a_bad_start_is_one_line_and_an_exit_code(
     flags: tuple[str, ...], code: int, error: str
 ) -> None:
-    with start(*flags) as popen:
-        _, printed = popen.communicate(timeout=60)
-    assert popen.returncode == code
-    (line,) = [json.loads(each) for each in printed.splitlines()]
+    ended = completed("ssd_draft", *ANY_PORT, *flags)
+    assert ended.code == code
+    (line,) = [json.loads(each) for each in ended.stderr.splitlines()]
     assert (line["event"], line["error"]) == ("failed", error)
 
 
-def test_a_port_in_use_is_known_before_the_model_is_loaded(draft: Process, folder: Path) -> None:
-    port = draft.address.rpartition(":")[2]
-    with start("--model", str(folder), "--port", port) as popen:
-        _, printed = popen.communicate(timeout=60)
-    assert popen.returncode == 1
-    lines = [json.loads(each) for each in printed.splitlines() if each.startswith("{")]
+def test_a_port_in_use_is_known_before_the_model_is_loaded(
+    draft: ProcessUnderTest, folder: Path
+) -> None:
+    port = draft.grpc_address.rpartition(":")[2]
+    ended = completed("ssd_draft", *flags_of(folder), "--port", port)
+    assert ended.code == 1
+    lines = [json.loads(each) for each in ended.stderr.splitlines() if each.startswith("{")]
     assert [line["event"] for line in lines] == ["failed"]
     assert lines[0]["error"] == "AddressError"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.packing import needs_packed_bfloat16
+from tests.processes import ProcessUnderTest, running
 
 from ssd.rpc.client import DraftClient, TargetClient
-from ssd.testing.process import ProcessUnderTest, running
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SamplingParams
 

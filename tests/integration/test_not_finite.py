@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.processes import ProcessUnderTest, running
 
 from ssd.errors import NotFiniteError
 from ssd.rpc.client import TargetClient
-from ssd.testing.process import ProcessUnderTest, running
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
 from ssd.types import SamplingParams, SpeculationStatistics, TokenId
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.processes import ProcessUnderTest, running
 
 from ssd.errors import FieldError
 from ssd.rpc.client import DraftClient, TargetClient
-from ssd.testing.process import ProcessUnderTest, running
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SamplingParams, SpeculationStatistics
 

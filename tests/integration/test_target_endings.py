@@ -3,28 +3,25 @@
 import asyncio
 import re
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.processes import ProcessUnderTest, running, running_code
 
-import ssd
 from ssd.errors import InternalError, NotReadyError, SSDError
 from ssd.rpc.client import TargetClient
-from ssd.testing.process import ProcessUnderTest, running
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, SamplingParams
 
 pytestmark = pytest.mark.timeout(90)
-SERVICES = Path(ssd.__file__).parent.parent
 MAX_LEN = 4000
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--max-model-len", str(MAX_LEN)),
     *("--max-num-seqs", "4", "--kv-cache-bytes", "64000000", "--port", "0", "--http-port", "0"),
 )
-LONG = SamplingParams(temperature=0.0, max_tokens=800, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=MAX_LEN - 100, ignore_eos=True)
 
 BREAKS_AT_POSITION_60 = """
@@ -60,26 +57,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1, max_len=MAX_LEN)
 
 
-@asynccontextmanager
-async def altered(code: str, folder: Path, *flags: str) -> AsyncIterator[ProcessUnderTest]:
-    """A target with something in it replaced."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", code, "--model", str(folder), *SHAPE, *flags),
-        cwd=SERVICES,
-        stdin=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield ProcessUnderTest(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
+def of(folder: Path) -> tuple[str, ...]:
+    return ("--model", str(folder), *SHAPE)
 
 
 @asynccontextmanager
 async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderTest, TargetClient]]:
-    async with running("ssd_target", "--model", str(folder), *SHAPE, *flags) as process:
+    async with running("ssd_target", *of(folder), *flags) as process:
         await process.until("ready")
         async with TargetClient(process.grpc_address, ready_seconds=0) as client:
             yield process, client
@@ -97,7 +81,7 @@ async def test_a_crash_of_the_step_thread_is_told_to_all_and_ends_the_process(
 ) -> None:
     log = tmp_path / "termination-log"
     flags = ("--max-num-seqs", "2", "--termination-log", str(log))
-    async with altered(BREAKS_AT_POSITION_60, folder, *flags) as process:
+    async with running_code(BREAKS_AT_POSITION_60, *of(folder), *flags) as process:
         await process.until("ready")
         async with TargetClient(process.grpc_address, ready_seconds=0) as client:
             calls = [asyncio.create_task(read(client, f"call {n}")) for n in range(5)]
@@ -115,7 +99,7 @@ async def test_a_crash_of_the_step_thread_is_told_to_all_and_ends_the_process(
 
 
 async def test_a_target_that_is_told_to_leave_while_it_loads_leaves_at_once(folder: Path) -> None:
-    async with altered(NEVER_LOADS, folder) as process:
+    async with running_code(NEVER_LOADS, *of(folder)) as process:
         await process.until("listening")
         async with TargetClient(process.grpc_address, ready_seconds=0) as client:
             with pytest.raises(NotReadyError, match="loading"):
@@ -141,7 +125,7 @@ async def test_running_streams_finish_and_new_ones_are_refused(
         for index, stream in enumerate(streams):
             async for chunk in stream:
                 counts[index] += len(chunk.token_ids)
-        assert counts == [800] * 3
+        assert counts == [300] * 3
         assert await process.wait() == 0
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from tests.processes import ProcessUnderTest, running
 
 from ssd.errors import DeadlineError, OverloadedError, RequestError
 from ssd.rpc.client import DraftClient, TargetClient
@@ -17,7 +18,6 @@ from ssd.rpc.codec import GenerateCall, generate_request
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.rpc.status import PUSHBACK_TRAILER
 from ssd.telemetry import OUTCOMES
-from ssd.testing.process import ProcessUnderTest, running
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, Mode, SamplingParams
 from ssd.v1 import generate_pb2_grpc

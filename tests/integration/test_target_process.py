@@ -3,16 +3,14 @@
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.processes import ProcessUnderTest, completed, running
 
-import ssd
 from ssd.errors import (
     ContextLengthError,
     FieldError,
@@ -23,12 +21,10 @@ from ssd.errors import (
 )
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
-from ssd.testing.process import ProcessUnderTest, running
 from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
 from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams
 
 pytestmark = pytest.mark.timeout(90)
-SERVICES = Path(ssd.__file__).parent.parent
 SMALL = ("--dtype", "float32", "--max-num-seqs", "4", "--prefill-chunk", "32", "--lookahead", "3")
 ANY_PORT = ("--port", "0", "--http-port", "0")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -205,16 +201,10 @@ def test_settings_are_shown_without_loading_a_model(
 ) -> None:
     (weights := folder / "model.safetensors").rename(folder / "away")
     try:
-        ended = subprocess.run(
-            [sys.executable, "-m", module, "--model", str(folder), *flags, "--print-config"],
-            cwd=SERVICES,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        ended = completed(module, "--model", str(folder), *flags, "--print-config")
     finally:
         (folder / "away").rename(weights)
-    assert ended.returncode == code
+    assert ended.code == code
     if code == 0:
         assert json.loads(ended.stdout)["model"] == str(folder)
         assert ended.stderr == ""

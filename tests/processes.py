@@ -1,0 +1,200 @@
+"""A process of the product under test: start it, read its events, stop or kill it.
+
+A process starts as a fork of a server that has already imported torch and the product, because a
+cold start imports for three seconds. It has signals, files, sockets and an exit code of its own.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import runpy
+import signal
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import ssd
+from ssd.child import PR_SET_PDEATHSIG
+from ssd.telemetry import Event, parse_event
+
+SERVICES = Path(ssd.__file__).parents[1]
+_PRELOADED = ["ssd_target.target", "ssd_draft.draft", "ssd.model_source", "ssd.engine.check"]
+_READ_BYTES = 1 << 16
+
+
+class ProcessUnderTest:
+    """One process and the events that it has logged so far. Any asyncio loop, one at a time."""
+
+    def __init__(self, process: BaseProcess, stderr: Connection) -> None:
+        self._process = process
+        self._stderr = stderr
+        self._unread = b""
+        self.events: list[Event] = []
+
+    @property
+    def grpc_address(self) -> str:
+        """Where it listens; after ``listening``."""
+        return str(next(each for each in self.events if each.name == "listening").fields["grpc"])
+
+    @property
+    def http_address(self) -> str:
+        """Where its probes listen; after ``listening``."""
+        return str(next(each for each in self.events if each.name == "listening").fields["http"])
+
+    async def until(self, name: str) -> Event:
+        """Read on to the next event of this name.
+
+        Raises:
+            AssertionError: the process ended before it logged one; with its last events.
+        """
+        while line := await self._read_line():
+            if (event := self._record(line)) is not None and event.name == name:
+                return event
+        raise AssertionError(f"no event {name!r}; the last ones: {self.events[-5:]}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    async def probe(self, path: str) -> tuple[int, str]:
+        """Status and text of a page of its HTTP port; after ``listening``."""
+        return await asyncio.to_thread(_get, f"http://{self.http_address}{path}")
+
+    async def wait(self) -> int:
+        """Return the exit code; what is left on standard error is read into ``events``."""
+        while line := await self._read_line():
+            self._record(line)
+        await _until_readable(self._process.sentinel)
+        return _exit_code(self._process)
+
+    def _record(self, line: bytes) -> Event | None:
+        event = parse_event(line.decode())
+        self.events += [event] if event is not None else []
+        return event
+
+    async def _read_line(self) -> bytes:
+        """Return the next line of standard error, empty at its end."""
+        while b"\n" not in self._unread:
+            await _until_readable(self._stderr.fileno())
+            read = os.read(self._stderr.fileno(), _READ_BYTES)
+            if not read:
+                break
+            self._unread += read
+        line, newline, self._unread = self._unread.partition(b"\n")
+        return line + newline
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The result of a process."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+@asynccontextmanager
+async def running(module: str, *flags: str) -> AsyncIterator[ProcessUnderTest]:
+    """Start ``python -m MODULE FLAGS``; it is killed at the end, if it still runs."""
+    with _started(["-m", module, *flags]) as (process, _, stderr):
+        yield ProcessUnderTest(process, stderr)
+
+
+@asynccontextmanager
+async def running_code(code: str, *flags: str) -> AsyncIterator[ProcessUnderTest]:
+    """Start ``python -c CODE FLAGS``; it is killed at the end, if it still runs."""
+    with _started(["-c", code, *flags]) as (process, _, stderr):
+        yield ProcessUnderTest(process, stderr)
+
+
+def completed(module: str, *flags: str) -> Ended:
+    """Run ``python -m MODULE FLAGS`` to its end; it writes little (a pipe holds 64 KiB)."""
+    with _started(["-m", module, *flags]) as (process, stdout, stderr):
+        process.join()
+        out, err = (os.read(each.fileno(), _READ_BYTES).decode() for each in (stdout, stderr))
+        return Ended(_exit_code(process), out, err)
+
+
+@contextmanager
+def _started(
+    arguments: Sequence[str],
+) -> Iterator[tuple[BaseProcess, Connection, Connection]]:
+    """Start Python with arguments; yields the process, its standard output and error."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    with contextlib.ExitStack() as stack:
+        out, their_out, err, their_err = (
+            stack.enter_context(each) for _ in range(2) for each in context.Pipe(duplex=False)
+        )
+        outputs = (their_out, their_err)
+        process = context.Process(target=_become, args=(arguments, outputs, dict(os.environ)))
+        # The server looks for the modules here.
+        with contextlib.chdir(SERVICES):
+            process.start()
+        their_out.close()
+        their_err.close()
+        try:
+            yield process, out, err
+        finally:
+            process.kill()
+            process.join()
+            process.close()
+
+
+def _become(
+    arguments: Sequence[str], outputs: Sequence[Connection], variables: Mapping[str, str]
+) -> None:
+    """Be ``python ARGUMENTS`` in this process, which ends with the server that it is a fork of."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for descriptor, output in enumerate(outputs, start=1):
+        os.dup2(output.fileno(), descriptor)
+        output.close()
+    os.environ.clear()
+    os.environ.update(variables)
+    option, code, *flags = arguments
+    sys.argv = [code if option == "-m" else option, *flags]
+    try:
+        if option == "-m":
+            runpy.run_module(code, run_name="__main__", alter_sys=True)
+        else:
+            exec(code, {"__name__": "__main__"})
+    except Exception:  # noqa: BLE001 - reported as Python reports it at the end of a program
+        # ``multiprocessing`` does not call the hook.
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+
+
+def _exit_code(process: BaseProcess) -> int:
+    """Return the exit code of a process that has ended."""
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+async def _until_readable(descriptor: int) -> None:
+    """Wait for something to read, or the other end's close."""
+    is_readable = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, is_readable.set)
+    try:
+        await is_readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return refusal.code, refusal.read().decode()
