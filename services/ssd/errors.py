@@ -1,43 +1,43 @@
 """The error tree. ``rpc/status.py`` maps each leaf to a gRPC code, an HTTP status and details.
 
     SSDError
-    ├── RequestError              the caller's input; the request fails alone
+    ├── RequestError              invalid input; only this request fails
     │   ├── FieldError            a field is out of range; ``field`` names it
     │   ├── ContextLengthError    prompt + new tokens exceed the model's length
-    │   ├── UnknownModelError     no such model is served
-    │   └── UnsupportedError      declared, not served yet; ``field`` names it
-    ├── OverloadedError           a bound is reached; try again after ``retry_after_seconds``
+    │   ├── UnknownModelError     the model is not served
+    │   └── UnsupportedError      not implemented yet; ``field`` names it
+    ├── OverloadedError           a bound is reached; retry after ``retry_after_seconds``
     ├── NotReadyError             loading or draining
-    │   └── IncompleteTextError   a client's: the target went away in the middle of an answer
-    ├── AccessError               no or wrong credentials
-    ├── CancelledError            the request was cancelled by its caller or a drain
-    │   └── DeadlineError         its deadline passed
+    │   └── IncompleteTextError   client only: the connection was lost during a response
+    ├── AccessError               missing or wrong credentials
+    ├── CancelledError            the request was cancelled by its client or by a drain
+    │   └── DeadlineError         the deadline passed
     ├── NotFiniteError            the model computed NaN or infinity for one sequence
-    ├── InternalError             a server's own fault, as its client sees it
-    ├── LinkError                 a target-draft link; costs speed, never a token
-    │   ├── FrameError            malformed or oversize rows
-    │   └── HandshakeError        the peers do not fit; ``field`` names the reason
+    ├── InternalError             client only: the server failed
+    ├── LinkError                 a target-draft link failed; costs speed, never a token
+    │   ├── FrameError            a malformed frame, or one over its limits
+    │   └── HandshakeError        the two ends differ; ``field`` names the difference
     └── SetupError                the process cannot start
         ├── SettingsError         an unknown key or a value out of bounds
         ├── ModelNotFoundError    no such folder, or no config in it
-        ├── HubError              the hub does not answer, and the model is not here
-        ├── CacheError            the model cache has no room
-        ├── UnsupportedModelError a family or feature that the engine does not run
+        ├── HubError              the hub does not respond, and the model is not local
+        ├── CacheError            the model cache is full
+        ├── UnsupportedModelError a family or feature that the engine does not support
         ├── WeightsError          a missing, surplus, truncated or misshapen tensor
-        ├── TokenizerError        no tokenizer, or the pair's tokenizers differ
+        ├── TokenizerError        no tokenizer, or different tokenizers in target and draft
         ├── MemoryBudgetError     the KV cache cannot hold one sequence
         └── AddressError          a port is in use or an address cannot be bound
 
-A message holds the number found, the number allowed, and the cure.
+A message contains the actual value, the allowed value, and the fix.
 """
 
 
 class SSDError(Exception):
-    """Base of all errors that this product raises on purpose."""
+    """Base of all errors that this product raises."""
 
 
 class RequestError(SSDError):
-    """The caller's input is at fault; the request fails alone."""
+    """The input of a request is invalid; only this request fails."""
 
 
 class FieldError(RequestError):
@@ -74,11 +74,11 @@ class ContextLengthError(RequestError):
 
 
 class UnknownModelError(RequestError):
-    """No such model is served."""
+    """The model is not served."""
 
 
 class UnsupportedError(RequestError):
-    """A field or method that is declared but not served yet.
+    """A field or method that is declared but not implemented yet.
 
     Attributes:
         field: path of the field or name of the method.
@@ -91,7 +91,7 @@ class UnsupportedError(RequestError):
 
 
 class OverloadedError(SSDError):
-    """A bound is reached; nothing was taken on."""
+    """A bound is reached; the request was not accepted."""
 
     def __init__(self, message: str, retry_after_seconds: float = 1.0) -> None:
         super().__init__(message)
@@ -103,39 +103,39 @@ class NotReadyError(SSDError):
 
 
 class IncompleteTextError(NotReadyError):
-    """The target went away after the first token of an answer; only clients raise it."""
+    """The connection was lost after the first token of a response. Only clients raise it."""
 
 
 class AccessError(SSDError):
-    """No or wrong credentials, or not allowed."""
+    """Missing or wrong credentials, or no permission."""
 
 
 class CancelledError(SSDError):
-    """The request was cancelled by its caller or by a drain."""
+    """The request was cancelled by its client or by a drain."""
 
 
 class DeadlineError(CancelledError):
-    """The deadline of a call passed before its end."""
+    """The deadline of a call passed."""
 
 
 class NotFiniteError(SSDError):
-    """The model computed NaN or infinity for one sequence; the request fails alone."""
+    """The model computed NaN or infinity for one sequence; only this request fails."""
 
 
 class InternalError(SSDError):
-    """The server failed by a fault of its own; its log says more under the request id."""
+    """The server failed; its log has the cause with the request id. Only clients raise it."""
 
 
 class LinkError(SSDError):
-    """A target-draft link failed; it costs speed and never a token."""
+    """A target-draft link failed. It costs speed, never a token."""
 
 
 class FrameError(LinkError):
-    """A frame is malformed, oversize or of another version."""
+    """A frame is malformed, over its limits or of another version."""
 
 
 class HandshakeError(LinkError):
-    """The two ends of a link do not fit.
+    """The two ends of a link differ.
 
     Attributes:
         field: the field of Hello that differs.
@@ -160,15 +160,15 @@ class ModelNotFoundError(SetupError):
 
 
 class HubError(SetupError):
-    """The hub does not answer, and the model has not been fetched; later it may."""
+    """The hub does not respond, and the model is not local; a retry can succeed."""
 
 
 class CacheError(SetupError):
-    """The model cache has no room; somebody may make some."""
+    """The model cache is full; a retry succeeds once there is room."""
 
 
 class UnsupportedModelError(SetupError):
-    """A family or feature that the engine does not run."""
+    """A family or feature that the engine does not support."""
 
 
 class WeightsError(SetupError):
@@ -176,7 +176,7 @@ class WeightsError(SetupError):
 
 
 class TokenizerError(SetupError):
-    """No tokenizer, or the tokenizers of target and draft differ."""
+    """The tokenizer is missing, or target and draft have different ones."""
 
 
 class MemoryBudgetError(SetupError):

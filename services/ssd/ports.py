@@ -1,4 +1,4 @@
-"""Protocols without tensors: the seams between a process and what surrounds it."""
+"""Protocols without tensors: interfaces that tests replace with fakes."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ from ssd.types import GenerationChunk, TokenId
 
 
 class Clock(Protocol):
-    """Time, monotonic, in seconds. Called from any thread."""
+    """Monotonic time in seconds. Called from any thread."""
 
     def now(self) -> float:
         """Seconds since an arbitrary start."""
@@ -15,27 +15,27 @@ class Clock(Protocol):
 
 
 class TokenSink(Protocol):
-    """Where the step loop puts the tokens of one request. Never blocks.
+    """Receives the tokens of one request from the step loop. Never blocks.
 
     Called from the step thread only, and never again after a chunk with a finish reason.
     """
 
     def put(self, chunk: GenerationChunk) -> None:
-        """Hand over the tokens of one round."""
+        """Add the tokens of one round."""
         ...
 
     def fail(self, error: Exception) -> None:
-        """End the request with an error; nothing follows."""
+        """End the request with an error. No call follows."""
         ...
 
     @property
     def is_abandoned(self) -> bool:
-        """The reader has gone; the sequence should be cancelled."""
+        """Whether the reader has left; the sequence is then cancelled."""
         ...
 
 
 class ByteStream(Protocol):
-    """Whole byte strings between two processes, in order.
+    """Transports whole byte strings between two processes, in order.
 
     ``send`` may be called from any thread and never blocks; the receiver is called from one thread.
     """
@@ -43,7 +43,7 @@ class ByteStream(Protocol):
     def start(
         self, on_payload: Callable[[bytes], None], on_lost: Callable[[Exception], None]
     ) -> None:
-        """Deliver what arrives to ``on_payload``; call ``on_lost`` once when the peer is gone."""
+        """Deliver payloads to ``on_payload``; call ``on_lost`` once when the peer is lost."""
         ...
 
     def send(self, payload: bytes) -> None:
@@ -55,12 +55,12 @@ class ByteStream(Protocol):
         ...
 
     def close(self) -> None:
-        """Idempotent; ``on_lost`` is not called for one's own close."""
+        """Close the stream without a call of ``on_lost``. Idempotent."""
         ...
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. Called from any thread."""
+    """Converts text to token ids and back. Called from any thread."""
 
     @property
     def vocab_size(self) -> int:
@@ -79,13 +79,13 @@ class Tokenizer(Protocol):
 
     @property
     def longest_token_bytes(self) -> int | None:
-        """Bytes of UTF-8 that one token stands for at most; None where no length is known."""
+        """Maximum number of UTF-8 bytes of one token; None if unknown."""
         ...
 
     def encode(self, text: str) -> list[TokenId]:
-        """Ids of a text, as the model was trained to see it."""
+        """Return the token ids of a text, in the form that the model was trained on."""
         ...
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:
-        """Text of ids; incomplete characters become U+FFFD, special tokens are left out."""
+        """Return the text of ids without special tokens; incomplete characters become U+FFFD."""
         ...

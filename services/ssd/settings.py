@@ -1,8 +1,9 @@
 """Settings of a process: one frozen dataclass, read once.
 
-Defaults < ``--config FILE`` (YAML) < environment (``PREFIX_FIELD``) < flags (``--field value``,
-``--flag``/``--no-flag``). Unknown keys are errors with the nearest valid name. The meaning of each
-field is its attribute docstring; bounds stand in ``field(metadata={"min": ..., "max": ...})``.
+Precedence: defaults < ``--config FILE`` (YAML) < environment (``PREFIX_FIELD``) < flags
+(``--field value``, ``--flag``/``--no-flag``). An unknown key is an error that names the nearest
+valid one. The attribute docstring of a field is its description; ``field(metadata={"min": ...,
+"max": ...})`` has its bounds.
 """
 
 import argparse
@@ -28,24 +29,24 @@ from ssd.errors import SettingsError
 
 Settings = TypeVar("Settings")
 TERMINATION_LOG = "/dev/termination-log"
-"""Where a kubelet reads why a container ended. Outside a container there is no such file."""
+"""File from which a kubelet reads why a container ended. It exists only in containers."""
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded(typing.Generic[Settings]):
-    """Settings and where each value came from."""
+    """Settings and the source of each value."""
 
     settings: Settings
     sources: dict[str, str]
     """Field name to "default", "file PATH", "environment NAME" or "flag --name"."""
     is_only_shown: bool = False
-    """Whether ``--print-config`` asked for the values instead of a process."""
+    """Whether ``--print-config`` was given: the values are printed and no process starts."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser that raises instead of leaving."""
+    """An argument parser that raises instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
@@ -67,7 +68,7 @@ def load(
         environ: the environment; the process's own when None.
 
     Returns:
-        The settings and their sources. ``--help`` and ``--version`` print and leave with
+        The settings and their sources. ``--help`` and ``--version`` print and exit with
         SystemExit(0).
 
     Raises:
@@ -92,16 +93,16 @@ def load(
 
 
 def to_json(settings: object) -> str:
-    """All values as one JSON object, which is YAML: a file that ``--config`` reads."""
+    """Return all values as one JSON object, which ``--config`` can read, because it is YAML."""
     values = {item.name: getattr(settings, item.name) for item in fields(settings)}  # type: ignore[arg-type]
     return json.dumps(values, indent=2)
 
 
 def quiet_grpc() -> None:
-    """Keep gRPC's own INFO lines off standard error, unless the environment asks for them.
+    """Suppress INFO lines of gRPC on standard error, unless the environment sets a verbosity.
 
-    gRPC reads the variable when its core starts; without it a lost connection writes a line beside
-    our error.
+    gRPC reads the variable when its core starts. Otherwise a lost connection writes a line of its
+    own in addition to our error.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
@@ -114,7 +115,7 @@ def find_text(
     default: str = "",
     environ: Mapping[str, str] | None = None,
 ) -> str:
-    """One setting as flags or environment give it, for when ``load`` has refused another one."""
+    """Return one setting from flags or environment, after ``load`` has refused another one."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     variables = os.environ if environ is None else environ
     default = variables.get(f"{prefix}_{name.upper()}", default)
@@ -143,10 +144,10 @@ def field_help(cls: type) -> dict[str, str]:
 
 
 def parse_cpus(name: str, text: str) -> frozenset[int]:
-    """CPU numbers of ``0,2-3``.
+    """Return the CPU numbers of a list such as ``0,2-3``.
 
     Raises:
-        SettingsError: the text is something else.
+        SettingsError: the text is not such a list.
     """
     cpus: set[int] = set()
     for part in filter(None, text.replace(" ", "").split(",")):
@@ -167,7 +168,11 @@ def _arguments(
     program = f"python -m {prefix.lower()}"
     parser = _Parser(prog=program, description=inspect.getdoc(cls), allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
-    parser.add_argument("--print-config", action="store_true", help="check all, print it as JSON")
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        help="check all settings, print them as JSON and exit",
+    )
     parser.add_argument("--version", action="version", version=f"ssd {ssd.__version__}")
     helps = field_help(cls)
     for name, item in known.items():
@@ -198,7 +203,7 @@ def _from_file(path: Path, known: Mapping[str, object]) -> dict[str, tuple[Any, 
     if document is None:
         return {}
     if not isinstance(document, dict):
-        raise SettingsError(f"--config {path}: a mapping of names to values is wanted")
+        raise SettingsError(f"--config {path}: it must be a mapping of names to values")
     for name in document:
         if name not in known:
             raise SettingsError(f"{path}: {_unknown(str(name), list(known))}")
@@ -226,7 +231,7 @@ def _unknown(name: str, valid: list[str]) -> str:
 
 
 def _checked(item: "Field[Any]", kind: Any, value: Any, source: str) -> Any:
-    """Convert a value to its field's type and hold it against its bounds."""
+    """Convert a value to the type of its field and check its bounds."""
     where = f"{item.name} ({source})"
     converted = _convert(where, kind, value)
     low, high = item.metadata.get("min"), item.metadata.get("max")
@@ -270,7 +275,7 @@ def _choice(where: str, choices: Sequence[Any], value: Any) -> Any:
 
 def _number(where: str, kind: type[int] | type[float], value: Any) -> int | float:
     noun = "a whole number" if kind is int else "a number"
-    # YAML brings booleans and fractions; int() would take both without a word.
+    # YAML values can be booleans and fractions; int() accepts both without an error.
     is_lossy = isinstance(value, bool) or (kind is int and isinstance(value, float))
     try:
         if is_lossy:

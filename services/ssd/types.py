@@ -1,4 +1,4 @@
-"""The nouns of the system: frozen values without tensors, known to every package.
+"""Values of the whole system: frozen dataclasses without tensors.
 
 ``TokenId`` is an id of the target's vocabulary; ``SequenceId`` numbers the sequences of one target
 process and is never reused. A *base length* is the number of committed tokens before a round.
@@ -10,9 +10,9 @@ from enum import StrEnum
 TokenId = int
 SequenceId = int
 WIRE_VERSION = 2
-"""Version of messages and frames on a link; both ends must speak the same."""
+"""Version of messages and frames on a link; both ends must have the same."""
 NO_TOKEN = -1
-"""In place of a token id: padding, or a row whose logits are not finite and so choose nothing."""
+"""Replaces a token id at padding and at rows whose logits are not finite."""
 
 
 class Mode(StrEnum):
@@ -31,14 +31,14 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
-    """It ended with an error, which is the status of the call; no chunk carries this reason."""
+    """The request ended with an error, the status of the call. No chunk has this reason."""
 
 
 class LookupResult(StrEnum):
-    """What looking an outcome up gave.
+    """Result of looking up an outcome in the outcome table.
 
-    NO_DRAFT is a round whose sequence asks for speculation and has no session with a first table;
-    NONE is a round that needed no table.
+    NO_DRAFT: the mode of the sequence allows speculation, but no draft has sent a table for it.
+    NONE: the round needed no table.
     """
 
     HIT = "hit"
@@ -50,25 +50,25 @@ class LookupResult(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How the tokens of one request are chosen."""
+    """How the tokens of one request are selected."""
 
     temperature: float = 1.0
     """0..2; 0 takes the most likely token."""
     seed: int = 0
     """Unsigned 64 bits: the noise of the request."""
     max_tokens: int = 256
-    """New tokens at most, >= 1."""
+    """Maximum number of new tokens, >= 1."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these; at most 16."""
     stop_token_ids: tuple[TokenId, ...] = ()
     """The text ends after the first of these; at most 16."""
     ignore_eos: bool = False
-    """Go on after end-of-text tokens."""
+    """Continue after end-of-text tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a client asked, validated and tokenised."""
+    """A validated and tokenized request."""
 
     request_id: str
     prompt_ids: tuple[TokenId, ...]
@@ -78,17 +78,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What verification decided on one sequence."""
+    """Result of the verification of one sequence."""
 
     accepted: int
-    """k: leading proposed tokens that the target would have said itself, 0..m."""
+    """Accepted length k: leading proposed tokens that equal the target's choice, 0..m."""
     bonus: TokenId
-    """t*: the target's own token after them."""
+    """Bonus token t*: the target's choice after them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The next proposal is the first ``num_proposed`` tokens of a branch of the newest table."""
+    """The next proposal: the first ``num_proposed`` tokens of a branch of the newest table."""
 
     index: int
     num_proposed: int
@@ -96,14 +96,14 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Explicit:
-    """The next proposal is spelt out; no tokens means plain decoding."""
+    """The next proposal as token ids; no tokens means plain decoding."""
 
     tokens: tuple[TokenId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The target's word on one round of one session: all that moves a session forward."""
+    """The outcome of one round of one session. Only commits advance a session."""
 
     session: int
     base_len: int
@@ -114,7 +114,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOpening:
-    """What a draft needs to begin its copy of a sequence."""
+    """Opens a session: the committed tokens and the noise parameters of a sequence."""
 
     session: int
     token_ids: tuple[TokenId, ...]
@@ -126,7 +126,7 @@ class SessionOpening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Where a process runs, and what."""
+    """Identity of a process and its model."""
 
     pod: str = ""
     node: str = ""
@@ -136,7 +136,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkHello:
-    """What a target proposes when it dials a draft."""
+    """First message of a link: the values that both ends must share."""
 
     wire_version: int
     vocab_size: int
@@ -150,7 +150,7 @@ class LinkHello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkWelcome:
-    """What a draft agreed to."""
+    """Reply of a draft to ``LinkHello``."""
 
     epoch: int
     max_sessions: int
@@ -159,7 +159,7 @@ class LinkWelcome:
     branches: int
     peer: Peer = field(default_factory=Peer)
     max_len: int = 0
-    """Sessions are shorter than this many tokens; 0 is not known."""
+    """Sessions are shorter than this number of tokens; 0 is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +173,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationStatistics:
-    """What speculation did for one request, measured by the target."""
+    """Speculation statistics of one request, measured by the target."""
 
     mode: Mode
     rounds: int = 0
@@ -186,14 +186,14 @@ class SpeculationStatistics:
     wall_seconds: float = 0.0
     decode_seconds: float = 0.0
     verify_seconds: float = 0.0
-    """Median duration of the target's forward pass over the request's rounds."""
+    """T_verify: median duration of the forward pass in the request's rounds."""
     round_seconds: float = 0.0
-    """Median time from one round's start to the next one's."""
+    """T_round: median time from the begin of a round to the begin of the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationChunk:
-    """Tokens of one round of one continuation; the last one carries the ending."""
+    """New tokens of one continuation; the last chunk has finish reason, usage and statistics."""
 
     token_ids: tuple[TokenId, ...]
     text: str = ""
@@ -213,7 +213,7 @@ class SessionClosing:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefusal:
-    """The draft does not, or no longer, keep a session."""
+    """The draft refuses or ends a session."""
 
     session: int
     reason: str
@@ -221,7 +221,7 @@ class SessionRefusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPolicy:
-    """What may change while a link lives."""
+    """Fan-out policy of a link, which may change while the link is open."""
 
     fan_out_policy: str = "adaptive"
     fan_out: tuple[int, ...] = ()
@@ -229,17 +229,17 @@ class LinkPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sign of life of one end of a link."""
+    """Periodic message of both ends of a link. Its echo measures the round trip."""
 
     nonce: int = 0
-    """Unsigned 64 bits: the peer sends it back at once; 0 asks nothing."""
+    """Unsigned 64 bits; the peer returns it at once. 0 requests no echo."""
     echo: int = 0
-    """A nonce of the peer's, sent back; 0 answers nothing."""
+    """The returned nonce of the peer; 0 is no echo."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The draft is leaving."""
+    """The draft drains and accepts no more sessions."""
 
 
 TargetMessage = LinkHello | SessionOpening | SessionClosing | LinkPolicy | Heartbeat

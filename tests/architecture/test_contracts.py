@@ -44,7 +44,7 @@ STAND_INS = {
     "services/ssd_target/decoding/ports.py:Flusher": (
         "tests/unit/ssd_target/conftest.py:NoWakeups"
     ),
-    "services/ssd_target/decoding/sequence.py:StopWatch": (
+    "services/ssd_target/decoding/sequence.py:StopDetector": (
         "tests/unit/ssd_target/decoding/test_sequence.py:StopsAt"
     ),
     "services/ssd_draft/tree.py:TreeRunner": "services/ssd/testing/ledger_tree.py:LedgerTreeRunner",

@@ -12,7 +12,7 @@ from ssd.ports import TokenSink
 from ssd.types import NO_TOKEN, FinishReason, Mode, Request, SequenceId, TokenId
 
 
-class StopWatch(Protocol):
+class StopDetector(Protocol):
     """Finds the end of a stop string in the committed tokens of one sequence.
 
     It receives every token once, in order. Step thread only.
@@ -35,7 +35,7 @@ class Arrival:
     limit: int
     eos_token_ids: frozenset[TokenId]
     sink: TokenSink
-    stop_watch: StopWatch | None = None
+    stop_detector: StopDetector | None = None
     arrived_at: float = 0.0
 
     @property
@@ -136,14 +136,16 @@ class Sequence:
         where plain decoding ends it. Tokens after it are dropped. ``NO_TOKEN`` fails the sequence.
         """
         assert self.finish_reason is None
-        watch = self.arrival.stop_watch
+        detector = self.arrival.stop_detector
         emitted: list[TokenId] = []
         for token_id in token_ids:
             if token_id == NO_TOKEN:
                 self.finish_reason = FinishReason.FAILED
                 break
             emitted.append(token_id)
-            if token_id in self.ending_ids or (watch is not None and watch.completes(token_id)):
+            if token_id in self.ending_ids or (
+                detector is not None and detector.completes(token_id)
+            ):
                 self.finish_reason = FinishReason.STOP
             elif len(emitted) == self.num_remaining:
                 self.finish_reason = FinishReason.LENGTH

@@ -28,7 +28,7 @@ from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import queue_full
 from ssd_target.decoding.sequence import Arrival
 from ssd_target.serving.streams import TokenStream, Wakeups
-from ssd_target.serving.text_output import StopStringWatch, TextWriter
+from ssd_target.serving.text_output import StopStringDetector, TextWriter
 from ssd_target.settings import TargetSettings
 
 Result = TypeVar("Result")
@@ -152,7 +152,7 @@ class RequestHandler:
             limit=limit,
             eos_token_ids=self._eos_token_ids,
             sink=stream,
-            stop_watch=self._stop_watch(request.sampling),
+            stop_detector=self._stop_detector(request.sampling),
             arrived_at=arrived_at,
         )
         self._inbox.submit(arrival)
@@ -300,8 +300,8 @@ class RequestHandler:
             mode=call.mode,
         )
 
-    def _stop_watch(self, sampling: SamplingParams) -> StopStringWatch | None:
-        return StopStringWatch(self.tokenizer, sampling.stop) if sampling.stop else None
+    def _stop_detector(self, sampling: SamplingParams) -> StopStringDetector | None:
+        return StopStringDetector(self.tokenizer, sampling.stop) if sampling.stop else None
 
     def _enter(self) -> None:
         self.num_requests += 1

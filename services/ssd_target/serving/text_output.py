@@ -34,7 +34,7 @@ class TextWriter:
         return self._stop.push(self._detokenizer.finish()) + self._stop.finish()
 
 
-class StopStringWatch:
+class StopStringDetector:
     """Finds the token at which a stop string is complete. Step thread only."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:

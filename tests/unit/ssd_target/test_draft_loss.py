@@ -1,4 +1,4 @@
-"""Drafts that go, come back or are busy: who waits, who goes on, who gets a session and when."""
+"""Lost, returning and busy drafts: which rounds wait, and which sequences get a session."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -16,14 +16,14 @@ from ssd.types import (
 )
 
 GREEDY = SamplingParams(temperature=0.0)
-PATIENCE_SECONDS = 20.0
+MAX_SECONDS = 20.0
 
 MakeBench = Callable[..., Any]
 Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 
 
 class WatchedCondition(threading.Condition):
-    """Says when somebody begins to wait."""
+    """A condition that reports when a thread waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def openings(draft: Any) -> list[SessionOpening]:
     return [each for each in draft.received if isinstance(each, SessionOpening)]
 
 
-def test_a_round_that_waits_for_a_draft_goes_on_the_moment_it_is_lost(
+def test_a_waiting_round_continues_when_its_draft_is_lost(
     make_bench: MakeBench, plain: Plain
 ) -> None:
     bench = make_bench(deadline_ms=600000)
@@ -48,16 +48,16 @@ def test_a_round_that_waits_for_a_draft_goes_on_the_moment_it_is_lost(
     bench.pool._changed = changed = WatchedCondition()
     waiting_round = threading.Thread(target=bench.loop.run_round, daemon=True)
     waiting_round.start()
-    assert changed.is_waited_for.wait(PATIENCE_SECONDS)
+    assert changed.is_waited_for.wait(MAX_SECONDS)
     (link,) = bench.pool.links()
     bench.pool.detach(link, "gone")
-    waiting_round.join(PATIENCE_SECONDS)
+    waiting_round.join(MAX_SECONDS)
     assert not waiting_round.is_alive()
     bench.run()
     assert sink.tokens == plain([1, 2, 3], 20, GREEDY)
 
 
-def test_a_round_that_waits_goes_on_when_its_sessions_are_refused(make_bench: MakeBench) -> None:
+def test_a_waiting_round_continues_when_its_sessions_are_refused(make_bench: MakeBench) -> None:
     bench = make_bench(deadline_ms=600000)
     bench.join([Behaviour.HIT, Behaviour.SILENT])
     bench.submit([1, 2, 3], 20)
@@ -65,15 +65,15 @@ def test_a_round_that_waits_goes_on_when_its_sessions_are_refused(make_bench: Ma
     bench.pool._changed = changed = WatchedCondition()
     waiting_round = threading.Thread(target=bench.loop.run_round, daemon=True)
     waiting_round.start()
-    assert changed.is_waited_for.wait(PATIENCE_SECONDS)
+    assert changed.is_waited_for.wait(MAX_SECONDS)
     (link,) = bench.pool.links()
     (session,) = link.sessions
     bench.pool.refuse(link, SessionRefusal(session, "gap"))
-    waiting_round.join(PATIENCE_SECONDS)
+    waiting_round.join(MAX_SECONDS)
     assert not waiting_round.is_alive()
 
 
-def test_a_proposal_outlives_the_draft_whose_table_it_came_from(
+def test_a_proposal_is_verified_after_its_draft_is_lost(
     make_bench: MakeBench, plain: Plain
 ) -> None:
     bench = make_bench()
@@ -83,7 +83,7 @@ def test_a_proposal_outlives_the_draft_whose_table_it_came_from(
     (link,) = bench.pool.links()
     bench.pool.detach(link, "gone")
     bench.loop.run_round()
-    assert len(sink.tokens) == 1 + 4, "the proposal was verified, and all of it was right"
+    assert len(sink.tokens) == 1 + 4, "the whole proposal is accepted"
     bench.run()
     assert sink.tokens == plain([1, 2, 3], 20, GREEDY)
     assert sink.statistics.accepted_tokens == 3
@@ -91,15 +91,15 @@ def test_a_proposal_outlives_the_draft_whose_table_it_came_from(
 
 
 @pytest.fixture
-def gushing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backup that proposes in every round, whatever the text."""
+def always_proposing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup that proposes in every round."""
     monkeypatch.setattr(
         "ssd_target.drafts.pool.propose_ngram", lambda _tokens, count: (1, 2, 3)[:count]
     )
 
 
-@pytest.mark.usefixtures("gushing")
-def test_after_a_quarantine_sessions_reopen_at_once_though_rows_always_propose(
+@pytest.mark.usefixtures("always_proposing")
+def test_after_the_circuit_breaker_sessions_reopen_at_once_while_rows_propose(
     make_bench: MakeBench,
 ) -> None:
     bench = make_bench(backup="ngram")
@@ -117,8 +117,8 @@ def test_after_a_quarantine_sessions_reopen_at_once_though_rows_always_propose(
     assert sink.statistics.proposed_tokens > 0
 
 
-@pytest.mark.usefixtures("gushing")
-def test_a_link_that_comes_back_gets_its_sessions_in_two_rounds_at_most(
+@pytest.mark.usefixtures("always_proposing")
+def test_a_new_link_gets_its_sessions_within_two_rounds(
     make_bench: MakeBench, plain: Plain
 ) -> None:
     bench = make_bench(backup="ngram")
@@ -138,15 +138,15 @@ def test_a_link_that_comes_back_gets_its_sessions_in_two_rounds_at_most(
         assert sink.statistics.hits > 0
 
 
-@pytest.mark.usefixtures("gushing")
-def test_a_place_that_becomes_free_goes_to_who_was_without_a_draft(make_bench: MakeBench) -> None:
+@pytest.mark.usefixtures("always_proposing")
+def test_a_free_session_goes_to_a_sequence_without_a_draft(make_bench: MakeBench) -> None:
     bench = make_bench(backup="ngram")
     draft = bench.join([Behaviour.MISS], capacity=1)
     bench.submit([1, 2, 3], 5)
     bench.submit([4, 5, 6], 40)
     for _ in range(4):
         bench.loop.run_round()
-        assert len(openings(draft)) == 1, "beyond its capacity a draft is not asked"
+        assert len(openings(draft)) == 1, "no session is opened beyond max_sessions"
     for _ in range(3):
         bench.loop.run_round()
     assert len(openings(draft)) == 2
@@ -154,7 +154,7 @@ def test_a_place_that_becomes_free_goes_to_who_was_without_a_draft(make_bench: M
     bench.run()
 
 
-def test_a_sequence_that_no_draft_can_hold_is_not_offered_again(make_bench: MakeBench) -> None:
+def test_a_sequence_that_is_too_long_for_a_draft_is_not_opened_again(make_bench: MakeBench) -> None:
     bench = make_bench()
     draft = bench.join([Behaviour.HIT])
     bench.submit([1, 2, 3], 20)
@@ -170,7 +170,7 @@ def drain(bench: Any, name: str) -> None:
     bench.pool.drain(next(link for link in bench.pool.links() if link.name == name))
 
 
-def test_a_draft_that_leaves_is_empty_after_a_round_and_its_sequences_go_to_another(
+def test_sequences_of_a_draining_draft_move_to_another_draft(
     make_bench: MakeBench, plain: Plain
 ) -> None:
     bench = make_bench()
@@ -191,7 +191,7 @@ def test_a_draft_that_leaves_is_empty_after_a_round_and_its_sequences_go_to_anot
     assert bench.pool.counts.hits > sum(len(each.tokens) for each in sinks) / 8
 
 
-def test_what_is_still_opening_moves_out_too(make_bench: MakeBench) -> None:
+def test_opening_sessions_of_a_draining_draft_move_too(make_bench: MakeBench) -> None:
     bench = make_bench()
     leaving = bench.join([Behaviour.SILENT], name="leaving")
     bench.submit([1, 2, 3], 40)
@@ -203,7 +203,7 @@ def test_what_is_still_opening_moves_out_too(make_bench: MakeBench) -> None:
     bench.run()
 
 
-def test_with_no_room_elsewhere_the_sequences_of_a_leaving_draft_run_plain(
+def test_sequences_of_a_draining_draft_run_without_a_draft_if_no_other_has_room(
     make_bench: MakeBench, plain: Plain
 ) -> None:
     bench = make_bench()

@@ -16,48 +16,48 @@ from ssd_target.settings import TargetSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
-    """What a test process can be told."""
+class SomeSettings:
+    """Settings of a test process."""
 
     port: int = field(default=50051, metadata={"min": 0, "max": 65535})
     """Port to listen on;
-    0 lets the system choose."""
+    with 0 the system selects one."""
     http_port: int = 9090
-    patience: float = field(default=1.5, metadata={"min": 0.0})
+    wait_seconds: float = field(default=1.5, metadata={"min": 0.0})
     """Seconds, 50% of which nobody uses."""
     quiet: bool = False
-    """Say less."""
+    """Log less."""
     name: str = ""
     """Name of the model."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of weights."""
     level: Literal[1, 2] = 1
-    """How much."""
+    """Log level."""
     split: tuple[int, ...] = ()
     """Numbers."""
     limit: int | None = field(default=None, metadata={"max": 10})
-    """At most so many."""
+    """Maximum."""
 
     def __post_init__(self) -> None:
         if self.port and self.port == self.http_port:
             raise SettingsError(f"port and http_port are both {self.port}")
 
 
-def knobs(*argv: str, **environ: str) -> Loaded[Knobs]:
-    return load(Knobs, argv, prefix="SSD_TEST", environ=environ)
+def load_some(*argv: str, **environ: str) -> Loaded[SomeSettings]:
+    return load(SomeSettings, argv, prefix="SSD_TEST", environ=environ)
 
 
-def from_yaml(folder: Path, text: str, *argv: str, **environ: str) -> Loaded[Knobs]:
+def from_yaml(folder: Path, text: str, *argv: str, **environ: str) -> Loaded[SomeSettings]:
     file = folder / "settings.yaml"
     file.write_text(text)
-    return knobs("--config", str(file), *argv, **environ)
+    return load_some("--config", str(file), *argv, **environ)
 
 
 def test_without_any_source_all_values_are_defaults() -> None:
-    loaded = knobs()
-    assert loaded.settings == Knobs()
+    loaded = load_some()
+    assert loaded.settings == SomeSettings()
     assert set(loaded.sources.values()) == {"default"}
-    assert set(loaded.sources) == {"port", "http_port", "patience", "quiet", "name"} | {
+    assert set(loaded.sources) == {"port", "http_port", "wait_seconds", "quiet", "name"} | {
         "dtype",
         "level",
         "split",
@@ -65,7 +65,7 @@ def test_without_any_source_all_values_are_defaults() -> None:
     }
 
 
-def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(
+def test_flags_precede_the_environment_the_file_and_the_defaults(
     tmp_path: Path,
 ) -> None:
     text = "port: 1\nhttp_port: 1\nname: file\n"
@@ -82,8 +82,8 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
 @pytest.mark.parametrize(
     ("argv", "name", "value"),
     [
-        (["--patience", "2"], "patience", 2.0),
-        (["--patience=0.25"], "patience", 0.25),
+        (["--wait-seconds", "2"], "wait_seconds", 2.0),
+        (["--wait-seconds=0.25"], "wait_seconds", 0.25),
         (["--quiet"], "quiet", True),
         (["--no-quiet"], "quiet", False),
         (["--dtype", "float32"], "dtype", "float32"),
@@ -95,27 +95,27 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
         (["--name", "true"], "name", "true"),
     ],
 )
-def test_flags_become_values_of_their_fields_type(
+def test_flags_are_converted_to_the_type_of_their_field(
     argv: list[str], name: str, value: object
 ) -> None:
-    found = getattr(knobs(*argv).settings, name)
+    found = getattr(load_some(*argv).settings, name)
     assert found == value
     assert type(found) is type(value)
 
 
 @pytest.mark.parametrize("word", ["true", "Yes", "1", "on"])
-def test_a_boolean_of_the_environment_is_a_word(word: str) -> None:
-    assert knobs(SSD_TEST_QUIET=word).settings.quiet is True
+def test_a_boolean_in_the_environment_is_a_word(word: str) -> None:
+    assert load_some(SSD_TEST_QUIET=word).settings.quiet is True
 
 
-def test_a_file_brings_yamls_own_types(tmp_path: Path) -> None:
-    text = "quiet: yes\nsplit: [3, 2]\npatience: 3\nlevel: 2\nlimit: null\n"
+def test_a_file_has_the_types_of_yaml(tmp_path: Path) -> None:
+    text = "quiet: yes\nsplit: [3, 2]\nwait_seconds: 3\nlevel: 2\nlimit: null\n"
     settings = from_yaml(tmp_path, text).settings
-    assert settings == Knobs(quiet=True, split=(3, 2), patience=3.0, level=2)
+    assert settings == SomeSettings(quiet=True, split=(3, 2), wait_seconds=3.0, level=2)
 
 
-def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
-    assert from_yaml(tmp_path, "# nothing\n").settings == Knobs()
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert from_yaml(tmp_path, "# nothing\n").settings == SomeSettings()
 
 
 @pytest.mark.parametrize(
@@ -128,30 +128,30 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         (["--port"], ["--port", "expected one argument"]),
         (["--port", "x1"], ["port", "flag --port", "'x1'", "whole number"]),
         (["--port", "70000"], ["port", "flag --port", "70000", "0..65535"]),
-        (["--patience", "-1"], ["patience", "-1.0", "0.0..inf"]),
-        (["--patience", "nan"], ["patience", "finite"]),
-        (["--patience", "1e999"], ["patience", "finite"]),
+        (["--wait-seconds", "-1"], ["wait_seconds", "-1.0", "0.0..inf"]),
+        (["--wait-seconds", "nan"], ["wait_seconds", "finite"]),
+        (["--wait-seconds", "1e999"], ["wait_seconds", "finite"]),
         (["--dtype", "bfloat61"], ["dtype", "bfloat16, float32", "did you mean bfloat16"]),
         (["--split", "4,x"], ["split", "'x'", "whole number"]),
         (["--limit", "11"], ["limit", "11", "-inf..10"]),
         (["--http-port", "50051"], ["port and http_port are both 50051"]),
     ],
 )
-def test_a_bad_flag_is_an_error_that_says_what_was_found_and_what_is_allowed(
+def test_an_invalid_flag_is_an_error_with_the_found_and_the_allowed_value(
     argv: list[str], words: list[str]
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        knobs(*argv)
+        load_some(*argv)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_an_unknown_variable_of_the_prefix_names_the_nearest() -> None:
+def test_an_unknown_variable_is_an_error_that_names_the_nearest_one() -> None:
     with pytest.raises(SettingsError, match="SSD_TEST_PROT; did you mean SSD_TEST_PORT"):
-        knobs(SSD_TEST_PROT="1")
+        load_some(SSD_TEST_PROT="1")
 
 
 def test_variables_of_other_prefixes_are_ignored() -> None:
-    assert knobs(SSD_TESTING_PORT="1", PATH="/", SSD_PORT="1").settings == Knobs()
+    assert load_some(SSD_TESTING_PORT="1", PATH="/", SSD_PORT="1").settings == SomeSettings()
 
 
 @pytest.mark.parametrize(
@@ -165,12 +165,14 @@ def test_variables_of_other_prefixes_are_ignored() -> None:
         ("quiet: maybe", ["quiet", "true or false"]),
         ("name: 3", ["name", "3", "TEXT"]),
         ("split: 3", ["split", "list"]),
-        ("patience: .inf", ["patience", "finite"]),
+        ("wait_seconds: .inf", ["wait_seconds", "finite"]),
         ("- port", ["mapping"]),
         ("port: [", ["not YAML"]),
     ],
 )
-def test_a_bad_file_is_an_error_that_names_it(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_an_invalid_file_is_an_error_that_names_it(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
     with pytest.raises(SettingsError) as caught:
         from_yaml(tmp_path, text)
     assert all(word in str(caught.value) for word in words), str(caught.value)
@@ -178,19 +180,19 @@ def test_a_bad_file_is_an_error_that_names_it(tmp_path: Path, text: str, words: 
 
 def test_a_missing_or_binary_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"absent\.yaml: No such file"):
-        knobs("--config", str(tmp_path / "absent.yaml"))
+        load_some("--config", str(tmp_path / "absent.yaml"))
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(SettingsError, match=r"binary\.yaml: not YAML"):
-        knobs("--config", str(tmp_path / "binary.yaml"))
+        load_some("--config", str(tmp_path / "binary.yaml"))
 
 
-def test_all_values_are_json_that_can_be_read_back_as_a_file(tmp_path: Path) -> None:
-    loaded = knobs("--port", "7", "--split", "3,2", "--print-config", SSD_TEST_QUIET="on")
+def test_printed_settings_can_be_read_as_a_file(tmp_path: Path) -> None:
+    loaded = load_some("--port", "7", "--split", "3,2", "--print-config", SSD_TEST_QUIET="on")
     assert loaded.is_only_shown
     printed = to_json(loaded.settings)
     assert json.loads(printed) | {"port": 7, "split": [3, 2], "quiet": True} == json.loads(printed)
     again = from_yaml(tmp_path, printed)
-    assert again.settings == Knobs(port=7, split=(3, 2), quiet=True)
+    assert again.settings == SomeSettings(port=7, split=(3, 2), quiet=True)
     assert not again.is_only_shown
 
 
@@ -204,7 +206,7 @@ def test_all_values_are_json_that_can_be_read_back_as_a_file(tmp_path: Path) -> 
         (("--log-file",), {}, ""),
     ],
 )
-def test_one_setting_can_be_found_among_others_that_are_wrong(
+def test_one_setting_can_be_read_while_others_are_invalid(
     argv: tuple[str, ...], environ: dict[str, str], text: str
 ) -> None:
     assert find_text("log_file", argv, prefix="SSD_TEST", environ=environ) == text
@@ -214,17 +216,17 @@ def test_help_shows_the_docstring_and_the_default_of_each_field(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        knobs("--help")
+        load_some("--help")
     assert left.value.code == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Port to listen on; 0 lets the system choose. (default: 50051)" in printed
+    assert "Port to listen on; with 0 the system selects one. (default: 50051)" in printed
     assert "50% of which nobody uses" in printed
     assert "--quiet, --no-quiet" in printed
 
 
-def test_version_is_the_products(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_that_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        knobs("--version")
+        load_some("--version")
     assert capsys.readouterr().out == f"ssd {ssd.__version__}\n"
 
 
@@ -233,13 +235,15 @@ def test_a_class_without_source_has_no_help() -> None:
 
 
 @pytest.mark.parametrize("cls", [TargetSettings, DraftSettings])
-def test_every_knob_of_a_process_is_explained(cls: type[TargetSettings | DraftSettings]) -> None:
+def test_every_setting_of_a_process_has_a_description(
+    cls: type[TargetSettings | DraftSettings],
+) -> None:
     assert set(cls.__dataclass_fields__) - set(field_help(cls)) == set()
 
 
 @settings(max_examples=25)
 @given(st.text(max_size=12))
 def test_no_flag_value_raises_anything_but_a_settings_error(value: str) -> None:
-    for name in ("port", "patience", "dtype", "level", "split", "limit"):
+    for name in ("port", "wait_seconds", "dtype", "level", "split", "limit"):
         with contextlib.suppress(SettingsError):
-            knobs(f"--{name}={value}")
+            load_some(f"--{name}={value}")

@@ -1,4 +1,4 @@
-"""A round is as wide as what it verifies, and no wider."""
+"""The width of a batch follows its proposals."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def sequences(count: int) -> list[Sequence]:
         ((K + 1,), {}, K + 1),
     ],
 )
-def test_only_a_round_that_proposes_is_wide(
+def test_only_a_round_with_proposals_has_more_than_one_column(
     verify_columns: tuple[int, ...], proposed: dict[int, tuple[int, ...]], width: int
 ) -> None:
     engine = EngineConfig(max_model_len=64, max_num_seqs=2, num_columns=K + 1)

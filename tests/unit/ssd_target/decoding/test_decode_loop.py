@@ -1,4 +1,4 @@
-"""The round gives the tokens of plain decoding, whatever the drafts do."""
+"""Rounds yield the tokens of plain decoding for every behaviour of the drafts."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,7 +15,7 @@ from ssd.types import FinishReason, Mode, SamplingParams, SessionOpening, TokenI
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
-LIES = [
+WRONG_TABLES = [
     Behaviour.BAD_ID,
     Behaviour.AHEAD,
     Behaviour.GARBAGE,
@@ -29,7 +29,7 @@ Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("length", [1, 2, 8, 9, 17, 30])
-def test_plain_decoding_is_the_law_token_by_token(
+def test_plain_decoding_yields_the_tokens_of_the_runner(
     make_bench: MakeBench, plain: Plain, sampling: SamplingParams, length: int
 ) -> None:
     bench = make_bench()
@@ -59,8 +59,8 @@ def test_no_behaviour_of_a_draft_changes_a_token(
     assert sink.tokens == plain([1, 2, 3, 4, 5], 30, sampling)
 
 
-@pytest.mark.parametrize("behaviour", LIES)
-def test_a_lie_in_the_first_table_changes_no_token(
+@pytest.mark.parametrize("behaviour", WRONG_TABLES)
+def test_a_wrong_first_table_changes_no_token(
     make_bench: MakeBench, plain: Plain, behaviour: Behaviour
 ) -> None:
     bench = make_bench()
@@ -71,7 +71,7 @@ def test_a_lie_in_the_first_table_changes_no_token(
 
 
 @pytest.mark.parametrize("behaviour", [Behaviour.BAD_ID, Behaviour.AHEAD, Behaviour.GARBAGE])
-def test_a_draft_that_lies_loses_its_link(make_bench: MakeBench, behaviour: Behaviour) -> None:
+def test_an_invalid_table_closes_the_link(make_bench: MakeBench, behaviour: Behaviour) -> None:
     bench = make_bench()
     bench.join([Behaviour.HIT, behaviour])
     bench.submit([1, 2, 3], 20)
@@ -79,7 +79,7 @@ def test_a_draft_that_lies_loses_its_link(make_bench: MakeBench, behaviour: Beha
     assert bench.pool.links() == ()
 
 
-def test_a_draft_that_foresees_everything_gives_a_full_proposal_a_round(
+def test_a_draft_that_always_hits_supplies_a_full_proposal_per_round(
     make_bench: MakeBench,
 ) -> None:
     bench = make_bench()
@@ -95,7 +95,7 @@ def test_a_draft_that_foresees_everything_gives_a_full_proposal_a_round(
 
 @pytest.mark.parametrize("backup", ["none", "ngram"])
 @pytest.mark.parametrize("script", [[Behaviour.HIT], [Behaviour.HIT, Behaviour.MISS]])
-def test_the_proposal_shrinks_near_the_limit(
+def test_proposals_are_shorter_near_the_limit(
     make_bench: MakeBench, plain: Plain, script: list[Behaviour], backup: str
 ) -> None:
     prompt = [1, 2, 3]
@@ -117,7 +117,7 @@ def test_the_proposal_shrinks_near_the_limit(
 
 
 def recorded(bench: Any) -> list[PagedBatch]:
-    """The batches that a bench verifies from now on."""
+    """Return a list that receives the batches that the bench verifies from now on."""
     batches: list[PagedBatch] = []
     forward = bench.runner.forward
 
@@ -140,7 +140,7 @@ def test_a_miss_or_a_late_table_still_yields_one_token(make_bench: MakeBench) ->
     assert sink.statistics.rounds == 10
 
 
-def test_a_session_is_not_waited_for_before_its_first_table(make_bench: MakeBench) -> None:
+def test_rounds_do_not_wait_for_the_first_table_of_a_session(make_bench: MakeBench) -> None:
     bench = make_bench()
     bench.join([Behaviour.SILENT])
     sink = bench.submit([1, 2, 3], 10)
@@ -148,7 +148,7 @@ def test_a_session_is_not_waited_for_before_its_first_table(make_bench: MakeBenc
     assert sink.statistics.late == 0
 
 
-def test_three_late_rounds_put_a_link_in_quarantine_and_it_comes_back(
+def test_three_late_rounds_open_the_circuit_breaker_for_a_while(
     make_bench: MakeBench,
 ) -> None:
     bench = make_bench()
@@ -163,7 +163,7 @@ def test_three_late_rounds_put_a_link_in_quarantine_and_it_comes_back(
     assert sink.statistics.hits >= 2
 
 
-def test_a_dead_drafts_sequences_reopen_on_another_link(
+def test_sequences_of_a_lost_draft_open_sessions_on_another_link(
     make_bench: MakeBench, plain: Plain
 ) -> None:
     bench = make_bench()
@@ -174,7 +174,7 @@ def test_a_dead_drafts_sequences_reopen_on_another_link(
     bench.run()
     assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
     opening = next(each for each in second.received if isinstance(each, SessionOpening))
-    assert len(opening.token_ids) > 3, "it opens with what is committed, not with the prompt"
+    assert len(opening.token_ids) > 3, "it opens with all committed tokens"
     assert sink.statistics.hits > 5
     assert first.num_sessions == 1
 
@@ -187,7 +187,7 @@ def test_a_session_ends_with_its_sequence(make_bench: MakeBench) -> None:
     assert draft.num_sessions == 0
 
 
-def test_cancelling_frees_sequence_and_session_within_a_round(make_bench: MakeBench) -> None:
+def test_cancellation_frees_sequence_and_session_within_a_round(make_bench: MakeBench) -> None:
     bench = make_bench()
     draft = bench.join([Behaviour.HIT])
     sink = bench.submit([1, 2, 3], 40)
@@ -199,7 +199,7 @@ def test_cancelling_frees_sequence_and_session_within_a_round(make_bench: MakeBe
     assert bench.blocks.num_free == bench.all_free
 
 
-def test_an_abandoned_reader_cancels_its_sequence(make_bench: MakeBench) -> None:
+def test_an_abandoned_sink_cancels_its_sequence(make_bench: MakeBench) -> None:
     bench = make_bench()
     sink = bench.submit([1, 2, 3], 40)
     sink.is_abandoned = True
@@ -234,7 +234,7 @@ def test_requests_beyond_the_queue_fail_and_the_others_finish(make_bench: MakeBe
 
 
 @pytest.mark.parametrize("script", [[Behaviour.SILENT], [Behaviour.HIT]])
-def test_a_row_that_is_not_finite_fails_its_sequence_where_plain_decoding_would(
+def test_a_row_that_is_not_finite_fails_its_sequence_as_in_plain_decoding(
     make_bench: MakeBench, plain: Plain, script: list[Behaviour]
 ) -> None:
     prompts = [[1, 2, 3], [4, 4], [9, 8, 7], list(range(10)) * 2]
@@ -275,7 +275,7 @@ def test_a_rejected_proposal_that_is_not_finite_changes_nothing(
     pytest.fail("no bad token was proposed")
 
 
-def test_a_crash_leaves_nobody_without_an_answer(make_bench: MakeBench) -> None:
+def test_a_crash_fails_all_requests(make_bench: MakeBench) -> None:
     bench = make_bench()
     running, waiting = bench.submit([1, 2, 3], 40), bench.submit([1], 40)
 
@@ -307,7 +307,7 @@ REQUESTS = st.lists(
     backup=st.sampled_from(["none", "ngram"]),
     warm=st.booleans(),
 )
-def test_any_batch_with_any_draft_gives_plain_decodings_tokens(
+def test_every_batch_with_every_draft_yields_the_tokens_of_plain_decoding(
     make_bench: MakeBench,
     plain: Plain,
     requests: list[tuple[list[TokenId], int, int]],

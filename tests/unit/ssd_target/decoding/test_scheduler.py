@@ -1,4 +1,4 @@
-"""Admission, queue and blocks, driven by arrivals, cancels and ends in any order."""
+"""Admission, queue and blocks under arrivals, cancellations and ends in random order."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -82,7 +82,7 @@ def test_the_newest_is_refused_when_the_queue_is_full() -> None:
     assert all(isinstance(error, OverloadedError) for _, error in plan.refused)
 
 
-def test_first_come_is_first_served_even_when_a_smaller_one_would_fit() -> None:
+def test_a_smaller_request_does_not_overtake_an_earlier_one() -> None:
     subject = scheduler(blocks=6)  # one is reserved
     plan = subject.plan([arrival(1, 8, 8), arrival(2, 8, 8), arrival(3, 2, 2)])
     assert [each.sequence_id for each in plan.admitted] == [1]
@@ -106,8 +106,8 @@ def test_cancelling_an_ended_sequence_is_ignored() -> None:
 
 
 @dataclass
-class Fate:
-    """What became of every request."""
+class Ends:
+    """The requests that have ended."""
 
     ended: set[int] = field(default_factory=set)
 
@@ -150,7 +150,7 @@ def test_every_request_ends_once_and_no_block_leaks(
     pool = BlockPool(blocks)
     all_free = pool.num_free
     subject = Scheduler(ENGINE, MAX_QUEUE, pool)
-    fate = Fate()
+    ends = Ends()
     arrived = 0
     script = deque(steps)
     while script or not subject.is_idle:
@@ -159,10 +159,10 @@ def test_every_request_ends_once_and_no_block_leaks(
         arrived += len(sizes)
         events += [Cancel(number) for number in cancels if number < arrived]
         plan = subject.plan(events)
-        fate.note(plan)
+        ends.note(plan)
         for sequence in commit_some(plan.decoding, emitted):
             subject.finish(sequence)
-            fate.end(sequence.sequence_id)
+            ends.end(sequence.sequence_id)
         subject.check()
-    assert fate.ended == set(range(arrived))
+    assert ends.ended == set(range(arrived))
     assert pool.num_free == all_free

@@ -1,9 +1,9 @@
-"""Where a sequence ends."""
+"""The end of a sequence."""
 
 import pytest
 
 from ssd.types import FinishReason, GenerationChunk, Request, SamplingParams, TokenId
-from ssd_target.decoding.sequence import Arrival, Sequence, StopWatch
+from ssd_target.decoding.sequence import Arrival, Sequence, StopDetector
 
 END = 0
 
@@ -26,7 +26,9 @@ class StopsAt:
         return token_id == self.token_id
 
 
-def sequence(sampling: SamplingParams, limit: int = 10, watch: StopWatch | None = None) -> Sequence:
+def sequence(
+    sampling: SamplingParams, limit: int = 10, detector: StopDetector | None = None
+) -> Sequence:
     return Sequence(
         arrival=Arrival(
             sequence_id=1,
@@ -34,14 +36,14 @@ def sequence(sampling: SamplingParams, limit: int = 10, watch: StopWatch | None 
             limit=limit,
             eos_token_ids=frozenset({END}),
             sink=NoSink(),
-            stop_watch=watch,
+            stop_detector=detector,
         ),
         slot=0,
         blocks=(1,),
     )
 
 
-def test_an_end_of_text_token_inside_a_proposal_ends_the_text_there() -> None:
+def test_an_end_of_text_token_inside_a_proposal_ends_the_sequence() -> None:
     subject = sequence(SamplingParams())
     emission = subject.commit([8, END, 9, 9])
     assert emission.token_ids == (8, END)
@@ -49,17 +51,17 @@ def test_an_end_of_text_token_inside_a_proposal_ends_the_text_there() -> None:
     assert subject.tokens == [5, 6, 7, 8, END]
 
 
-def test_ignoring_end_of_text_goes_on() -> None:
+def test_ignore_eos_continues_after_end_of_text() -> None:
     subject = sequence(SamplingParams(ignore_eos=True))
     assert subject.commit([8, END, 9]).finish_reason is None
 
 
-def test_a_stop_token_counts_even_when_end_of_text_is_ignored() -> None:
+def test_ignore_eos_does_not_ignore_stop_tokens() -> None:
     subject = sequence(SamplingParams(ignore_eos=True, stop_token_ids=(9,)))
     assert subject.commit([8, END, 9, 4]).token_ids == (8, END, 9)
 
 
-def test_the_limit_cuts_a_proposal_short() -> None:
+def test_the_limit_truncates_a_proposal() -> None:
     subject = sequence(SamplingParams(), limit=3)
     assert subject.commit([1, 2]).finish_reason is None
     assert subject.num_remaining == 1
@@ -68,21 +70,21 @@ def test_the_limit_cuts_a_proposal_short() -> None:
     assert emission.finish_reason is FinishReason.LENGTH
 
 
-def test_a_stop_token_at_the_limit_is_a_stop() -> None:
+def test_a_stop_token_at_the_limit_gives_finish_reason_stop() -> None:
     subject = sequence(SamplingParams(), limit=2)
     assert subject.commit([1, END]).finish_reason is FinishReason.STOP
 
 
-def test_a_stop_string_sees_each_emitted_token_once_and_nothing_after_it() -> None:
-    watch = StopsAt(9)
-    subject = sequence(SamplingParams(), watch=watch)
+def test_the_stop_detector_receives_each_emitted_token_once() -> None:
+    detector = StopsAt(9)
+    subject = sequence(SamplingParams(), detector=detector)
     subject.commit([1, 2])
     assert subject.commit([3, 9, 4]).token_ids == (3, 9)
-    assert watch.seen == [1, 2, 3, 9]
+    assert detector.seen == [1, 2, 3, 9]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 10])
-def test_the_text_does_not_depend_on_how_many_tokens_a_round_brings(size: int) -> None:
+def test_the_tokens_do_not_depend_on_the_number_of_tokens_per_round(size: int) -> None:
     text = [1, 2, 3, 4, END, 6, 7, 8, 9, 10]
     subject = sequence(SamplingParams())
     emitted: list[TokenId] = []

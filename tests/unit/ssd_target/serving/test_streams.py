@@ -1,4 +1,4 @@
-"""Tokens between the step thread and a reader."""
+"""Token streams between the step thread and the asyncio loop."""
 
 import asyncio
 import gc
@@ -8,16 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from ssd.errors import OverloadedError
+from ssd.testing.clock import FakeClock
 from ssd.types import FinishReason, GenerationChunk
 from ssd_target.serving.streams import TokenStream, Wakeups
-
-
-class StillClock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
 
 
 def chunk(*token_ids: int, reason: FinishReason | None = None) -> GenerationChunk:
@@ -28,14 +21,14 @@ class Ends:
     """Both ends of one stream."""
 
     def __init__(self, buffer_tokens: int = 100, stall_seconds: float = 60.0) -> None:
-        self.clock = StillClock()
+        self.clock = FakeClock()
         self.wakeups = Wakeups(asyncio.get_running_loop())
         self.stream = TokenStream(
             self.wakeups, self.clock, buffer_tokens=buffer_tokens, stall_seconds=stall_seconds
         )
 
 
-async def test_a_slow_reader_gets_several_rounds_as_one_chunk() -> None:
+async def test_a_slow_reader_receives_several_rounds_as_one_chunk() -> None:
     ends = Ends()
     ends.stream.put(chunk(1, 2))
     ends.stream.put(chunk(3))
@@ -54,7 +47,7 @@ def without_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_collector")
-async def test_a_stream_that_failed_is_freed_without_a_garbage_collection() -> None:
+async def test_a_failed_stream_is_freed_without_garbage_collection() -> None:
     ends = Ends()
     ends.stream.fail(OverloadedError("the queue is full"))
     stream = weakref.ref(ends.stream)
@@ -70,7 +63,7 @@ async def test_a_stream_that_failed_is_freed_without_a_garbage_collection() -> N
     assert stream() is None
 
 
-async def test_a_waiting_reader_is_woken_by_the_flush_of_the_round() -> None:
+async def test_flush_wakes_a_waiting_reader() -> None:
     ends = Ends()
     reader = asyncio.create_task(ends.stream.take())
     await asyncio.sleep(0)
@@ -83,7 +76,7 @@ async def test_a_waiting_reader_is_woken_by_the_flush_of_the_round() -> None:
     assert (await reader).token_ids == (5,)
 
 
-async def test_a_failure_reaches_the_reader_after_what_was_already_there() -> None:
+async def test_a_reader_receives_the_tokens_before_the_error() -> None:
     ends = Ends()
     ends.stream.put(chunk(1))
     ends.stream.fail(RuntimeError("over"))
@@ -92,27 +85,27 @@ async def test_a_failure_reaches_the_reader_after_what_was_already_there() -> No
         await ends.stream.take()
 
 
-async def test_a_reader_that_takes_nothing_for_too_long_is_abandoned() -> None:
+async def test_a_stream_whose_reader_stalls_is_abandoned() -> None:
     ends = Ends(stall_seconds=60.0)
     ends.stream.put(chunk(1))
-    ends.clock.time = 59.0
+    ends.clock.advance(59.0)
     ends.stream.put(chunk(2))
     assert not ends.stream.is_abandoned
-    ends.clock.time = 61.0
+    ends.clock.advance(2.0)
     ends.stream.put(chunk(3))
     assert ends.stream.is_abandoned
 
 
-async def test_a_reader_that_keeps_taking_is_never_abandoned() -> None:
+async def test_a_stream_whose_reader_continues_is_not_abandoned() -> None:
     ends = Ends(stall_seconds=60.0)
     for second in range(0, 600, 50):
-        ends.clock.time = float(second)
+        ends.clock.advance(50.0)
         ends.stream.put(chunk(second))
         await ends.stream.take()
     assert not ends.stream.is_abandoned
 
 
-async def test_the_buffer_of_a_reader_is_bounded() -> None:
+async def test_the_buffer_of_a_stream_is_bounded() -> None:
     ends = Ends(buffer_tokens=3)
     ends.stream.put(chunk(1, 2, 3))
     assert not ends.stream.is_abandoned
@@ -120,10 +113,10 @@ async def test_the_buffer_of_a_reader_is_bounded() -> None:
     assert ends.stream.is_abandoned
 
 
-def test_waking_readers_after_the_loop_has_closed_is_no_error() -> None:
+def test_flush_after_the_loop_has_closed_has_no_effect() -> None:
     async def make() -> tuple[Wakeups, TokenStream]:
         wakeups = Wakeups(asyncio.get_running_loop())
-        stream = TokenStream(wakeups, StillClock(), buffer_tokens=1, stall_seconds=1.0)
+        stream = TokenStream(wakeups, FakeClock(), buffer_tokens=1, stall_seconds=1.0)
         return wakeups, stream
 
     loop = asyncio.new_event_loop()

@@ -1,18 +1,18 @@
-"""Writer and step thread agree on where a text ends."""
+"""Text writer and stop detector find the same end of a text."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.testing.tokenizer import ByteTokenizer
-from ssd_target.serving.text_output import StopStringWatch, TextWriter
+from ssd_target.serving.text_output import StopStringDetector, TextWriter
 
 
 def write(text: str, stop: tuple[str, ...], size: int) -> tuple[str, int]:
-    """The text that a reader sees, and the tokens that the step thread lets through."""
+    """Return the text of the writer and the number of tokens up to the end of the sequence."""
     tokenizer = ByteTokenizer()
     ids = tokenizer.encode(text)
-    watch = StopStringWatch(tokenizer, stop)
-    count = next((n + 1 for n, token in enumerate(ids) if watch.completes(token)), len(ids))
+    detector = StopStringDetector(tokenizer, stop)
+    count = next((n + 1 for n, token in enumerate(ids) if detector.completes(token)), len(ids))
     writer = TextWriter(tokenizer, stop)
     pieces = [writer.push(ids[first : min(first + size, count)]) for first in range(0, count, size)]
     return "".join(pieces) + writer.finish(), count
@@ -23,7 +23,7 @@ def write(text: str, stop: tuple[str, ...], size: int) -> tuple[str, int]:
     stop=st.lists(st.text("abé€", min_size=1, max_size=4), min_size=1, max_size=3),
     size=st.integers(1, 9),
 )
-def test_text_ends_before_the_stop_string_however_tokens_are_grouped(
+def test_text_ends_before_the_stop_string_for_every_grouping_of_tokens(
     text: str, stop: list[str], size: int
 ) -> None:
     seen, count = write(text, tuple(stop), size)
@@ -37,5 +37,5 @@ def test_text_ends_before_the_stop_string_however_tokens_are_grouped(
     assert seen == text[:start]
 
 
-def test_without_stop_strings_everything_comes_through() -> None:
+def test_without_stop_strings_the_text_is_complete() -> None:
     assert write("déjà vu", (), 3) == ("déjà vu", 9)
