@@ -26,7 +26,7 @@ from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.api_server import ApiServer, connect
-from ssd_operator.runtime.engine_client import EnginePool
+from ssd_operator.runtime.engine_client import EngineClients
 from ssd_operator.runtime.handlers import make_registry, watch_settings
 from ssd_operator.runtime.ports import probe
 from ssd_operator.runtime.ports import serve as serve_port
@@ -51,7 +51,7 @@ class Operator:
     def __init__(self, settings: OperatorSettings, cluster: ApiServer) -> None:
         self._settings = settings
         self._cluster = cluster
-        self._engines = EnginePool(_now, self._wake)
+        self._engines = EngineClients(_now, self._wake)
         self._readiness = Readiness()
         self._queue: WorkQueue[Key] | None = None
         self._relist: Relist | None = None

@@ -1,8 +1,9 @@
-"""What the operator has seen: children, pods, and what the engines say of themselves. Data only."""
+"""What one pass has seen: children, pods, reports of engines. Data only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ssd.rpc.pool_codec import PoolStatus
 from ssd_operator.api.spec import Object
 
 
@@ -18,46 +19,15 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkFact:
-    """One link, as the target's ``GetPoolStatus`` reports it."""
+class PoolFact(PoolStatus):
+    """One target's report, and when it came (the operator's clock).
 
-    address: str
-    draft_pod: str
-    """Name of the draft's pod; empty until the handshake."""
-    state: str
-    """Active, Connecting, Quarantined, Draining, Lost, Refused."""
-    sessions: int = 0
-    capacity: int = 0
-    round_trip_seconds: float = 0.0
-    channel: str = "grpc"
-    reason: str = ""
-    transport: str = ""
-    """How its bytes travel: tcp, rdma, nvlink; empty before the handshake."""
-    draft_weights: str = ""
-    """Fingerprint of the draft's weights; empty before the handshake."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolFact:
-    """One target's answer, and when it came (the operator's clock)."""
+    States of links are written as in the status: Active, Connecting, Quarantined, Draining, Lost,
+    Refused.
+    """
 
     target_pod: str
     at: float
-    eligible_sequences: float = 0.0
-    """Sequences running that may speculate, drafted or not, mean of 30 s."""
-    speculating: bool = True
-    """False if its controller finds that speculation does not pay."""
-    waiting: int = 0
-    hit_rate: float = 0.0
-    tokens_per_round: float = 0.0
-    efficiency: float = 0.0
-    """Part of a round that is the target's own work."""
-    weights_fingerprint: str = ""
-    """Of the target; empty of one that does not tell."""
-    dtype: str = ""
-    """Of the target's weights and KV; empty of one that does not report it."""
-    dtype_reason: str = ""
-    links: tuple[LinkFact, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

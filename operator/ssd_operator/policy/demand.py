@@ -36,7 +36,9 @@ def pool_load(snapshot: Snapshot) -> PoolLoad:
     capacities: dict[str, int] = {}
     for (_, draft), link in snapshot.links.items():
         if link.state == "Active":
-            capacities[draft] = min(link.capacity, capacities.get(draft, link.capacity))
+            capacities[draft] = min(
+                link.sustainable_sessions, capacities.get(draft, link.sustainable_sessions)
+            )
     pools = snapshot.observed.pools
     return PoolLoad(
         replicas=snapshot.num_drafts_wanted,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.names import (
     COMPONENT_LABEL,
@@ -14,7 +15,7 @@ from ssd_operator.children.names import (
     revision_of,
     target_deployment,
 )
-from ssd_operator.observe.facts import LinkFact, Observed, PoolFact, Ref
+from ssd_operator.observe.facts import Observed, PoolFact, Ref
 from ssd_operator.observe.pod_state import (
     condition_of,
     is_leaving,
@@ -102,7 +103,7 @@ class Snapshot:
         return {name: pools[name] for name in names if name in pools and pools[name].at >= oldest}
 
     @cached_property
-    def links(self) -> dict[tuple[str, str], LinkFact]:
+    def links(self) -> dict[tuple[str, str], LinkStatus]:
         """Links by target and draft; by address while a draft has not said its name."""
         return {
             (target, link.draft_pod or link.address): link

@@ -1,7 +1,7 @@
-"""What engines say, and drains: in tasks of their own, each with deadlines.
+"""Calls to engines: state of targets and drains of drafts, in tasks of their own with deadlines.
 
-A pass never waits for an engine. It says whom to follow and whom to drain, and reads the facts that
-are there; news wake the next pass.
+A pass never waits for an engine. It sets which targets are followed and which drafts drain, and
+reads the facts that are there. A new fact asks for the next pass.
 """
 
 import asyncio
@@ -9,28 +9,28 @@ import contextlib
 import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from ssd.errors import NotReadyError, SSDError
 from ssd.rpc.client import DraftClient, TargetClient
-from ssd.rpc.pool_codec import LinkStatus, PoolStatus
+from ssd.rpc.pool_codec import PoolStatus
 from ssd.telemetry import get_logger
 from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT
 from ssd_operator.observe.cluster import Key
-from ssd_operator.observe.facts import DrainFact, LinkFact, PoolFact
+from ssd_operator.observe.facts import DrainFact, PoolFact
 from ssd_operator.policy.drain import DrainCall
 from ssd_operator.runtime import metrics
 
 POLL_SECONDS = 10.0
-"""A target is asked anew at least this often; between, it tells of changes itself."""
+"""Longest time between two calls to a target, which reports changes in between."""
 RETRY_SECONDS = 2.0
-"""Before a target that did not answer is asked again."""
-ASK_SECONDS = 2.0
-"""Longest single question to a draft."""
+"""From a failed call to a target to the next."""
+CALL_SECONDS = 2.0
+"""Longest call to a draft."""
 DRAIN_POLL_SECONDS = 0.5
-"""Between two questions whether a draft is empty."""
+"""Between two calls that read whether a draft has drained."""
 FLOOR_SECONDS = 300.0
 """In which the lowest round trip of a link doubles if it is not reached again."""
 LONGEST_DRAIN_SECONDS = 300.0
@@ -39,8 +39,28 @@ LONGEST_DRAIN_SECONDS = 300.0
 _log = get_logger(__name__)
 
 
-class EnginePool:
-    """Follows targets and drains drafts of all resources. Asyncio loop."""
+class Engines(Protocol):
+    """Targets and drafts as a pass sees them. Asyncio loop; no method waits."""
+
+    def pools(self, key: Key) -> Mapping[str, PoolFact]:
+        """The last reports of a resource's targets, by pod."""
+        ...
+
+    def drains(self, key: Key) -> Mapping[str, DrainFact]:
+        """Drains of a resource's drafts, by pod."""
+        ...
+
+    def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
+        """Begin these drains; those that have begun continue."""
+        ...
+
+    def follow(self, key: Key, targets: Mapping[str, str], pods: AbstractSet[str]) -> None:
+        """Follow these targets of a resource, host by pod; forget drains of all but these pods."""
+        ...
+
+
+class EngineClients:
+    """``Engines`` behind gRPC. Asyncio loop."""
 
     def __init__(
         self,
@@ -50,7 +70,7 @@ class EnginePool:
         dial_target: Callable[[str], TargetClient] = TargetClient,
         dial_draft: Callable[[str], DraftClient] = DraftClient,
     ) -> None:
-        """Follow nobody yet.
+        """Follow no target yet.
 
         Args:
             now: seconds since the epoch.
@@ -59,58 +79,45 @@ class EnginePool:
             dial_draft: the same.
         """
         self._now = now
+        self._wake = wake
         self._dial_target = dial_target
         self._dial_draft = dial_draft
-        self._wake = wake
         self._pools: dict[Key, dict[str, PoolFact]] = {}
         self._drains: dict[Key, dict[str, DrainFact]] = {}
         self._tasks: dict[tuple[Key, str, str], asyncio.Task[None]] = {}
+        """By resource, pod and, for targets, host."""
 
-    def pools(self, key: Key) -> dict[str, PoolFact]:
-        """The last answers of a resource's targets, by pod."""
+    def pools(self, key: Key) -> Mapping[str, PoolFact]:
+        """See ``Engines``."""
         return dict(self._pools.get(key, {}))
 
-    def drains(self, key: Key) -> dict[str, DrainFact]:
-        """Drains of a resource's drafts, by pod."""
+    def drains(self, key: Key) -> Mapping[str, DrainFact]:
+        """See ``Engines``."""
         return dict(self._drains.get(key, {}))
 
-    def follow(self, key: Key, targets: Mapping[str, str]) -> None:
-        """Follow these targets of a resource, host by pod, and no others."""
-        wanted = {(key, pod, host) for pod, host in targets.items()}
-        for task_id in [each for each in self._tasks if each[0] == key and each[2]]:
-            if task_id not in wanted:
-                self._tasks.pop(task_id).cancel()
-        pools = self._pools.setdefault(key, {})
-        for pod in pools.keys() - targets.keys():
-            del pools[pod]
-        for _, pod, host in wanted - self._tasks.keys():
-            self._start((key, pod, host), self._follow(key, pod, _address(host, TARGET_PORT)))
-
     def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
-        """Tell these drafts to drain; those that have been told go on."""
+        """See ``Engines``."""
         drains = self._drains.setdefault(key, {})
         for call in calls:
             if call.pod not in drains:
                 drains[call.pod] = DrainFact(pod=call.pod)
                 self._start((key, call.pod, ""), self._drain(key, call))
 
-    def keep(self, key: Key, pods: AbstractSet[str]) -> None:
-        """Forget the drains of pods that are gone."""
-        drains = self._drains.get(key, {})
-        for pod in drains.keys() - pods:
-            del drains[pod]
-            if (task := self._tasks.pop((key, pod, ""), None)) is not None:
-                task.cancel()
-
-    def forget(self, key: Key) -> None:
-        """A resource is gone: end all that is done for it."""
-        self.follow(key, {})
-        self.keep(key, frozenset())
-        self._pools.pop(key, None)
-        self._drains.pop(key, None)
+    def follow(self, key: Key, targets: Mapping[str, str], pods: AbstractSet[str]) -> None:
+        """See ``Engines``."""
+        wanted = {(key, pod, host) for pod, host in targets.items()}
+        for task_id in [each for each in self._tasks if each[0] == key]:
+            if task_id not in wanted and (task_id[2] or task_id[1] not in pods):
+                self._tasks.pop(task_id).cancel()
+        for _, pod, host in wanted - self._tasks.keys():
+            self._start((key, pod, host), self._follow(key, pod, _address(host, TARGET_PORT)))
+        pools, drains = self._pools.pop(key, {}), self._drains.pop(key, {})
+        if targets or pods:
+            self._pools[key] = {pod: fact for pod, fact in pools.items() if pod in targets}
+            self._drains[key] = {pod: fact for pod, fact in drains.items() if pod in pods}
 
     async def close(self) -> None:
-        """End everything. Idempotent."""
+        """End all tasks. Idempotent."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -119,10 +126,10 @@ class EnginePool:
     def _start(self, task_id: tuple[Key, str, str], work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks[task_id] = task
-        task.add_done_callback(partial(self._ended, task_id))
+        task.add_done_callback(partial(self._end, task_id))
 
-    def _ended(self, task_id: tuple[Key, str, str], task: "asyncio.Task[None]") -> None:
-        """Of a task that crashed, the next pass starts another."""
+    def _end(self, task_id: tuple[Key, str, str], task: "asyncio.Task[None]") -> None:
+        """Count a task that crashed; the next pass starts another."""
         if self._tasks.get(task_id) is task:
             del self._tasks[task_id]
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -130,25 +137,25 @@ class EnginePool:
             _log.error("task_crashed", task=task_id, error=repr(error))
 
     async def _follow(self, key: Key, pod: str, address: str) -> None:
-        """Ask a target again and again, and listen in between; what it says becomes facts."""
+        """Call a target again and again; each report becomes a fact."""
         async with self._dial_target(address) as target:
             while True:
                 try:
                     async with asyncio.timeout(POLL_SECONDS):
-                        await self._listen(key, pod, target)
+                        await self._watch(key, pod, target)
                 except TimeoutError:
-                    continue  # time to ask anew: a target without news says nothing
+                    continue  # a target without changes reports nothing: call again
                 except SSDError as error:
-                    _log.debug("target_silent", pod=pod, error=str(error))
+                    _log.debug("target_unreachable", pod=pod, error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _listen(self, key: Key, pod: str, target: TargetClient) -> None:
-        with contextlib.ExitStack() as first_answer:
-            first_answer.enter_context(metrics.POOL_POLL_SECONDS.time())
-            async with contextlib.aclosing(target.watch_pool()) as answers:
-                async for answer in answers:
-                    first_answer.close()
-                    self._put(key, _pool_fact(pod, answer, self._now()))
+    async def _watch(self, key: Key, pod: str, target: TargetClient) -> None:
+        with contextlib.ExitStack() as first_report:
+            first_report.enter_context(metrics.POOL_POLL_SECONDS.time())
+            async with contextlib.aclosing(target.watch_pool()) as reports:
+                async for status in reports:
+                    first_report.close()
+                    self._put(key, pool_fact(pod, status, self._now()))
 
     def _put(self, key: Key, fact: PoolFact) -> None:
         pools = self._pools.setdefault(key, {})
@@ -161,40 +168,47 @@ class EnginePool:
         result = await self._drained(call)
         metrics.DRAINS_TOTAL.labels(result).inc()
         _log.info("drain_ended", pod=call.pod, result=result)
-        fact = self._drains.get(key, {}).get(call.pod)
-        if fact is not None:
-            self._drains[key][call.pod] = replace(fact, is_done=True, result=result)
+        drains = self._drains.get(key, {})
+        if call.pod in drains:
+            drains[call.pod] = replace(drains[call.pod], is_done=True, result=result)
             self._wake(key)
 
     async def _drained(self, call: DrainCall) -> str:
-        """Drain one draft; how that ended."""
+        """Drain one draft; returns the result."""
         end = self._now() + min(call.seconds, LONGEST_DRAIN_SECONDS)
-        is_told = False
+        has_begun = False
         async with self._dial_draft(_address(call.host, DRAFT_PORT)) as draft:
             while (left := end - self._now()) > 0:
                 try:
-                    async with asyncio.timeout(min(left, ASK_SECONDS)):
-                        if not is_told:
+                    async with asyncio.timeout(min(left, CALL_SECONDS)):
+                        if not has_begun:
                             await draft.drain(int(left * 1000))
-                            is_told = True
+                            has_begun = True
                         status = await draft.get_status()
                     # One that does not drain any more is the process that came after it.
                     if status.sessions == 0 or not status.draining:
                         return "Drained"
                 except NotReadyError:
-                    if is_told:
-                        return "Drained"  # it ends when its last session has gone
+                    if has_begun:
+                        return "Drained"  # the process ends after its last session
                 except (SSDError, TimeoutError) as error:
-                    _log.debug("draft_silent", pod=call.pod, error=str(error))
+                    _log.debug("draft_unreachable", pod=call.pod, error=str(error))
                 await asyncio.sleep(DRAIN_POLL_SECONDS)
-        return "TimedOut" if is_told else "Unreachable"
+        return "TimedOut" if has_begun else "Unreachable"
+
+
+def pool_fact(pod: str, status: PoolStatus, now: float) -> PoolFact:
+    """The report of a target as a fact; states of links are written as in the status."""
+    links = tuple(replace(link, state=link.state.capitalize()) for link in status.links)
+    values = {each.name: getattr(status, each.name) for each in fields(status)}
+    return PoolFact(target_pod=pod, at=now, **values | {"links": links})
 
 
 def with_floors(old: PoolFact, new: PoolFact) -> PoolFact:
-    """The newer of two answers, with the lowest round trip of late for each link.
+    """The newer of two reports, with the lowest recent round trip of each link.
 
-    What a link takes is its lowest: the rest is whoever held the processor. A rise is believed as
-    far as nothing lower came for long; it doubles in ``FLOOR_SECONDS``.
+    The lowest one is the link's own; the rest is waiting for a processor. A rise is accepted as far
+    as nothing lower came for long: the lowest doubles in ``FLOOR_SECONDS``.
     """
     rise = 2.0 ** ((new.at - old.at) / FLOOR_SECONDS)
     floors = {
@@ -202,15 +216,10 @@ def with_floors(old: PoolFact, new: PoolFact) -> PoolFact:
         for link in old.links
         if link.round_trip_seconds > 0
     }
-    links = (
-        replace(
-            link,
-            round_trip_seconds=min(
-                link.round_trip_seconds, floors.get((link.address, link.draft_pod), math.inf)
-            ),
-        )
-        for link in new.links
-    )
+    links = []
+    for link in new.links:
+        floor = floors.get((link.address, link.draft_pod), math.inf)
+        links.append(replace(link, round_trip_seconds=min(link.round_trip_seconds, floor)))
     return replace(new, links=tuple(links))
 
 
@@ -219,41 +228,9 @@ def _address(host: str, port: int) -> str:
 
 
 def _states(fact: PoolFact) -> object:
-    """What of an answer may change a decision at once."""
+    """The part of a report that may change a decision at once."""
     links = [
         (link.address, link.draft_pod, link.state, link.reason, link.transport)
         for link in fact.links
     ]
     return sorted(links), fact.speculating
-
-
-def _pool_fact(pod: str, status: PoolStatus, now: float) -> PoolFact:
-    return PoolFact(
-        target_pod=pod,
-        at=now,
-        eligible_sequences=status.eligible_sequences,
-        speculating=status.speculating,
-        waiting=status.waiting_sequences,
-        hit_rate=status.hit_rate,
-        tokens_per_round=status.tokens_per_round,
-        efficiency=status.efficiency,
-        weights_fingerprint=status.weights_fingerprint,
-        dtype=status.dtype,
-        dtype_reason=status.dtype_reason,
-        links=tuple(_link_fact(link) for link in status.links),
-    )
-
-
-def _link_fact(link: LinkStatus) -> LinkFact:
-    return LinkFact(
-        address=link.address,
-        draft_pod=link.draft_pod,
-        state=link.state.capitalize(),
-        sessions=link.sessions,
-        capacity=link.sustainable_sessions,
-        round_trip_seconds=link.round_trip_seconds,
-        channel=link.channel,
-        reason=link.reason,
-        transport=link.transport,
-        draft_weights=link.draft_weights,
-    )

@@ -32,7 +32,7 @@ from ssd_operator.policy.apply_failures import (
 from ssd_operator.policy.plan import Plan
 from ssd_operator.policy.scaling import Decision
 from ssd_operator.runtime import metrics
-from ssd_operator.runtime.engines import Engines
+from ssd_operator.runtime.engine_client import Engines
 
 _log = get_logger(__name__)
 

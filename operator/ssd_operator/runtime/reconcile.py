@@ -21,7 +21,7 @@ from ssd_operator.observe.observer import Observer, Sight
 from ssd_operator.observe.pod_state import is_leaving, is_ready, name_of
 from ssd_operator.policy.apply_failures import Repairs, Results
 from ssd_operator.policy.plan import Memory, Plan, plan
-from ssd_operator.runtime.engines import Engines
+from ssd_operator.runtime.engine_client import Engines
 from ssd_operator.runtime.execution import Execution, Interruption
 from ssd_operator.runtime.fleet_metrics import FleetMetrics
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS, RESYNC_SECONDS
@@ -145,7 +145,6 @@ class Reconciler:
         )
         interruption = None
         if not resource.spec.paused:
-            self._engines.keep(key, {name_of(pod) for pod in observed.pods})
             execution = Execution(
                 cluster=self._cluster,
                 cache=self._cache,
@@ -159,7 +158,7 @@ class Reconciler:
             )
             interruption = await execution.carry_out(decided)
             self._note(interruption, record, results)
-        self._engines.follow(key, _hosts(observed))
+        self._engines.follow(key, _hosts(observed), set(map(name_of, observed.pods)))
         record.memory = replace(
             decided.memory, rejected=results.rejected, reverted=results.reverted
         )
@@ -210,7 +209,7 @@ class Reconciler:
         return True
 
     def _forget(self, key: Key) -> None:
-        self._engines.forget(key)
+        self._engines.follow(key, {}, frozenset())
         self._cache.forget(key)
         self._records.pop(key, None)
         self._fleet_metrics.drop(key)

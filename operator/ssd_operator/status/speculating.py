@@ -7,8 +7,8 @@ a minute before its status shows it. *Revisit when* the warnings of one resource
 an hour.
 """
 
+from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.facts import LinkFact
 from ssd_operator.observe.pod_state import has_started, name_of
 from ssd_operator.policy.snapshot import Snapshot
 from ssd_operator.status.conditions import Condition, Truth, condition_in, no, unknown, yes
@@ -95,7 +95,7 @@ def _unlinked(snapshot: Snapshot, target: Object) -> Condition:
     return no(KIND, reason, f"{name} and {draft}: {words}.")
 
 
-def _refusal(link: LinkFact) -> str:
+def _refusal(link: LinkStatus) -> str:
     return (
         "LinkTooSlow"
         if is_too_slow(link)

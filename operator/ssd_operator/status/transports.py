@@ -3,8 +3,8 @@
 Nothing is concluded from where pods run: two pods on one node may use sockets.
 """
 
+from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.facts import LinkFact
 from ssd_operator.policy.snapshot import Snapshot
 
 TOO_SLOW = "link_too_slow"
@@ -16,7 +16,7 @@ _CHANNELS = {"grpc": "TCP"}
 _RANKS = {"TCP": 0, "RDMA": 1, "NVLink": 2}
 
 
-def transport_of(link: LinkFact) -> str:
+def transport_of(link: LinkStatus) -> str:
     """Transport of a link; empty before it is known."""
     if link.transport:
         return _NAMES.get(link.transport, link.transport)
@@ -30,12 +30,12 @@ def effective_transport(snapshot: Snapshot) -> Object:
     return {"effective": found[0]} if found else {}
 
 
-def is_too_slow(link: LinkFact) -> bool:
+def is_too_slow(link: LinkStatus) -> bool:
     """Whether its target refused it because of its measurements."""
     return link.state == "Refused" and link.reason.startswith(f"{TOO_SLOW}: ")
 
 
-def sentence(link: LinkFact) -> str:
+def sentence(link: LinkStatus) -> str:
     """Actual value, allowed value and fix, of a link that is too slow."""
     found = link.reason.removeprefix(f"{TOO_SLOW}: ")
     return f"{found} (transport.maxRoundTripMicroseconds)"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import (
     Accelerator,
     Autoscaling,
@@ -14,7 +15,7 @@ from ssd_operator.api.spec import (
     Spec,
     Target,
 )
-from ssd_operator.observe.facts import LinkFact, Observed, PoolFact, Ref
+from ssd_operator.observe.facts import Observed, PoolFact, Ref
 from ssd_operator.observe.pod_state import is_ready, name_of, to_text
 from ssd_operator.policy.drain import DEADLINE_ANNOTATION
 from ssd_operator.policy.snapshot import Planned, Snapshot
@@ -81,12 +82,12 @@ def deployment(name: str, *, revision: int = 1, **condition: Any) -> Object:
     }
 
 
-def link(draft_pod: str = "d0", state: str = "Active", **more: Any) -> LinkFact:
+def link(draft_pod: str = "d0", state: str = "Active", **more: Any) -> LinkStatus:
     fact: dict[str, Any] = {"address": "10.0.0.1:50052", "draft_pod": draft_pod, "state": state}
-    return LinkFact(**fact | more)
+    return LinkStatus(**fact | more)
 
 
-def answer(target_pod: str, *links: LinkFact, age: float = 1.0, **more: Any) -> PoolFact:
+def answer(target_pod: str, *links: LinkStatus, age: float = 1.0, **more: Any) -> PoolFact:
     return PoolFact(target_pod=target_pod, at=NOW - age, links=links, **more)
 
 

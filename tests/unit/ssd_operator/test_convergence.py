@@ -21,6 +21,7 @@ from tests.unit.ssd_operator.resources import CONFIG, replicas_of
 from tests.unit.ssd_operator.witness import Witness
 from tests.unit.ssd_operator.world import DEMO, KEY, World
 
+from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.parse import parse
 from ssd_operator.api.spec import Object
 from ssd_operator.children.manifests import wanted
@@ -34,7 +35,7 @@ from ssd_operator.observe.cluster import (
     ref_of,
 )
 from ssd_operator.observe.diff import covers
-from ssd_operator.observe.facts import LinkFact, PoolFact, Ref
+from ssd_operator.observe.facts import PoolFact, Ref
 from ssd_operator.observe.pod_state import name_of
 
 ResultT = TypeVar("ResultT")
@@ -276,7 +277,7 @@ class Storm(RuleBasedStateMachine):
     def speak(self) -> None:
         """Targets tell of a link to each draft."""
         drafts = [name_of(pod) for pod in self.world.ready_pods("draft")]
-        links = tuple(LinkFact(address=name, draft_pod=name, state="Active") for name in drafts)
+        links = tuple(LinkStatus(address=name, draft_pod=name, state="Active") for name in drafts)
         self.world.engines.answers = {
             name_of(pod): PoolFact(target_pod=name_of(pod), at=self.cluster.now, links=links)
             for pod in self.world.ready_pods("target")

@@ -41,18 +41,13 @@ class MemoryEngines:
     def drains(self, key: Key) -> Mapping[str, DrainFact]:
         return dict(self.facts)
 
-    def follow(self, key: Key, targets: Mapping[str, str]) -> None:
+    def follow(self, key: Key, targets: Mapping[str, str], pods: AbstractSet[str]) -> None:
         self.followed = dict(targets)
+        self.facts = {pod: fact for pod, fact in self.facts.items() if pod in pods}
 
     def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
         for call in calls:
             self.facts.setdefault(call.pod, DrainFact(pod=call.pod))
-
-    def keep(self, key: Key, pods: AbstractSet[str]) -> None:
-        self.facts = {pod: fact for pod, fact in self.facts.items() if pod in pods}
-
-    def forget(self, key: Key) -> None:
-        self.facts, self.followed = {}, {}
 
     def finish(self) -> bool:
         """All drains that were begun end well; whether any was under way."""

@@ -7,9 +7,10 @@ from typing import Any
 from tests.unit.ssd_operator.witness import Witness
 from tests.unit.ssd_operator.world import DEMO, KEY, World
 
+from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import revision_of
-from ssd_operator.observe.facts import LinkFact, PoolFact, Ref
+from ssd_operator.observe.facts import PoolFact, Ref
 from ssd_operator.observe.pod_state import name_of
 from ssd_operator.policy.apply_failures import MOST_REPAIRS, RETRY_SECONDS
 
@@ -25,7 +26,7 @@ async def settled(**blocks: Any) -> World:
 def speak(world: World) -> None:
     """Each target tells of a link to each draft."""
     drafts = [name_of(pod) for pod in world.ready_pods("draft")]
-    links = tuple(LinkFact(address=name, draft_pod=name, state="Active") for name in drafts)
+    links = tuple(LinkStatus(address=name, draft_pod=name, state="Active") for name in drafts)
     world.engines.answers = {
         name_of(pod): PoolFact(target_pod=name_of(pod), at=world.cluster.now, links=links)
         for pod in world.ready_pods("target")

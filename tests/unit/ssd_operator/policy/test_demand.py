@@ -22,7 +22,10 @@ def test_the_load_is_that_of_ready_targets_and_of_active_links() -> None:
     )
     pools = (
         answer(
-            "t0", link("d0", capacity=8), link("d1", "Draining", capacity=4), eligible_sequences=20
+            "t0",
+            link("d0", sustainable_sessions=8),
+            link("d1", "Draining", sustainable_sessions=4),
+            eligible_sequences=20,
         ),
         answer("t2", eligible_sequences=99),
     )
@@ -39,8 +42,10 @@ def test_the_load_is_that_of_ready_targets_and_of_active_links() -> None:
 
 
 def test_a_target_that_finds_speculation_not_worthwhile_asks_for_no_draft() -> None:
-    busy = answer("t0", link("d0", capacity=8), eligible_sequences=16)
-    idle = answer("t1", link("d0", capacity=8), eligible_sequences=99, speculating=False)
+    busy = answer("t0", link("d0", sustainable_sessions=8), eligible_sequences=16)
+    idle = answer(
+        "t1", link("d0", sustainable_sessions=8), eligible_sequences=99, speculating=False
+    )
     scene = Scene(
         cells=2, drafts=1, pods=(target(), target("t1", cell=1), draft("d0")), pools=(busy, idle)
     )
@@ -50,7 +55,10 @@ def test_a_target_that_finds_speculation_not_worthwhile_asks_for_no_draft() -> N
 
 
 def test_a_draft_that_two_targets_measured_counts_once() -> None:
-    pools = (answer("t0", link("d0", capacity=8)), answer("t1", link("d0", capacity=6)))
+    pools = (
+        answer("t0", link("d0", sustainable_sessions=8)),
+        answer("t1", link("d0", sustainable_sessions=6)),
+    )
     pods = (target(), target("t1", cell=1), draft("d0"))
     assert pool_load(Scene(cells=2, pods=pods, pools=pools).snapshot).capacities == {"d0": 6}
 

@@ -5,12 +5,12 @@ from itertools import cycle, islice
 import pytest
 
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
-from ssd_operator.observe.facts import LinkFact, PoolFact
-from ssd_operator.runtime.engine_client import FLOOR_SECONDS, _pool_fact, with_floors
+from ssd_operator.observe.facts import PoolFact
+from ssd_operator.runtime.engine_client import FLOOR_SECONDS, pool_fact, with_floors
 
 
 def answer(at: float, round_trip_seconds: float, draft: str = "d") -> PoolFact:
-    link = LinkFact(
+    link = LinkStatus(
         address="10.0.0.1:50052",
         draft_pod=draft,
         state="Active",
@@ -56,7 +56,7 @@ def test_what_a_target_tells_of_itself_and_its_links_becomes_a_fact() -> None:
         dtype="float32",
         dtype_reason="no packing",
     )
-    fact = _pool_fact("t", status, 7.0)
+    fact = pool_fact("t", status, 7.0)
     assert (fact.target_pod, fact.at, fact.links[0].state) == ("t", 7.0, "Active")
     assert (fact.tokens_per_round, fact.efficiency) == (3.0, 0.9)
     assert (fact.dtype, fact.dtype_reason) == ("float32", "no packing")

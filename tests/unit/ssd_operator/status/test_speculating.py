@@ -8,8 +8,8 @@ from tests.unit.ssd_operator.policy.test_apply_failures import speak
 from tests.unit.ssd_operator.scenes import NOW, Scene, answer, draft, link, target
 from tests.unit.ssd_operator.world import KEY, World, settled
 
+from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.facts import LinkFact
 from ssd_operator.policy.snapshot import Planned, Snapshot
 from ssd_operator.status.conditions import Truth
 from ssd_operator.status.speculating import HOLD_SECONDS, speculation_active, unlinked_since
@@ -84,7 +84,7 @@ async def minutes(world: World, seconds: float) -> None:
     for number in range(int(1200 / seconds)):
         speak(world)
         if number % 2:
-            late = LinkFact(
+            late = LinkStatus(
                 address="a", draft_pod="d", state="Quarantined", reason=f"{number} ms late"
             )
             answers = world.engines.answers.items()
