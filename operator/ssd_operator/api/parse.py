@@ -1,67 +1,25 @@
-"""From an SSDDeployment of the API server to a ``Resource``: checked, complete, typed.
+"""From an SSDDeployment of the API server to a ``Resource``: validated, complete, typed.
 
 An API server has applied the schema already. It is applied here once more, because an object may
-have been stored under an older definition, and a definition may be newer than this operator.
+have been stored under an older definition, and a definition may be newer than this operator. CEL
+rules and the uniqueness of list items are left to the API server.
 """
 
-import re
-from collections.abc import Iterator
-from dataclasses import fields, replace
-from typing import Any, TypeVar
+import json
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from ssd.errors import SSDError
-from ssd_operator.api import reserved, schema
-from ssd_operator.api.spec import (
-    Accelerator,
-    Autoscaling,
-    Draft,
-    Engine,
-    Model,
-    ModelCache,
-    Object,
-    Observability,
-    Placement,
-    PodOverrides,
-    PodTemplate,
-    Resource,
-    ScalingMode,
-    SecretKey,
-    Security,
-    Sharing,
-    Source,
-    Spec,
-    Speculation,
-    Target,
-    Transport,
-)
-from ssd_operator.api.structural import problems, stored
+from ssd_operator.api import reserved
+from ssd_operator.api.spec import Object, Resource, Spec
 
-TENSOR_PARALLEL_SIZES = {Accelerator.NVIDIA: 4, Accelerator.CPU: 1}
-"""Where the resource names none."""
-DRAFT_DEADLINES = {Accelerator.NVIDIA: 20, Accelerator.CPU: 100}
-"""Where the resource names none, in milliseconds. Processes that share cores need the longer one,
-or good drafts end in quarantine. It costs little: a round waits no longer than tables take."""
 MOST_PROBLEMS = 3
-"""Told of at once; a condition is one sentence, not a list."""
-
-_SPEC = schema.spec()
-_PROCESSES = ("target", "draft")
-_Block = TypeVar(
-    "_Block",
-    Autoscaling,
-    Draft,
-    Engine,
-    Model,
-    ModelCache,
-    Observability,
-    Placement,
-    PodOverrides,
-    PodTemplate,
-    Security,
-    Speculation,
-    Target,
-    Transport,
-)
+"""Reported at once; a condition is one sentence, not a list."""
+_LONGEST_VALUE = 64
+"""Characters of a value that a message repeats."""
 
 
 class SpecError(SSDError):
@@ -69,7 +27,7 @@ class SpecError(SSDError):
 
     Attributes:
         reason: of ``SpecValid=False``, one word.
-        message: what was found, what is allowed.
+        message: the actual value and the allowed value.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -82,154 +40,90 @@ def parse(obj: Object) -> Resource:
     """Read a resource, with every default filled in.
 
     Args:
-        obj: as the API server gives it, with or without the defaults of its schema.
+        obj: as the API server returns it, with or without the defaults of its schema.
 
     Raises:
         SpecError: ``SpecInvalid`` for what the schema forbids, ``ReservedEnv`` and
             ``PodTemplateInvalid`` for names that pods have already.
     """
-    metadata = obj["metadata"]
-    spec = stored(obj.get("spec"), _SPEC)
-    found = list(problems(spec, _SPEC, "spec"))
-    if found:
-        more = len(found) - MOST_PROBLEMS
-        told = "; ".join(found[:MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
-        raise SpecError("SpecInvalid", told)
-    for block, path in ((spec, "spec"), *((spec[each], f"spec.{each}") for each in _PROCESSES)):
-        _check_template(block.get("podTemplate", {}), f"{path}.podTemplate")
+    spec, metadata = _read(obj), obj["metadata"]
+    _check_names(spec)
     return Resource(
         namespace=metadata["namespace"],
         name=metadata["name"],
         uid=metadata["uid"],
         generation=metadata["generation"],
-        spec=_spec(spec),
+        spec=spec,
         annotations=metadata.get("annotations") or {},
         is_deleting="deletionTimestamp" in metadata,
     )
 
 
 def carried_on(last: Resource, obj: Object) -> Resource:
-    """What was asked for last, in place of a resource that ``parse`` does not take.
+    """The last valid resource, in place of one that ``parse`` refuses.
 
-    But whoever scales or pauses it now is heard, if the schema has nothing against it.
+    The new number of drafts and the new ``paused`` still apply if the schema accepts the spec.
     """
-    spec, generation = stored(obj.get("spec"), _SPEC), obj["metadata"]["generation"]
-    if any(problems(spec, _SPEC, "spec")):
+    generation = obj["metadata"]["generation"]
+    try:
+        new = _read(obj)
+    except SpecError:
         return replace(last, generation=generation)
-    draft = replace(last.spec.draft, replicas=spec["draft"]["replicas"])
-    return replace(
-        last,
-        generation=generation,
-        spec=replace(last.spec, paused=spec["paused"], draft=draft),
-    )
+    draft = last.spec.draft.changed(replicas=new.draft.replicas)
+    spec = last.spec.changed(paused=new.paused, draft=draft)
+    return replace(last, generation=generation, spec=spec)
 
 
-def _check_template(template: Object, path: str) -> None:
-    taken = sorted({each["name"] for each in template.get("env", ())} & reserved.ENV)
-    if taken:
-        raise SpecError(
-            "ReservedEnv",
-            f"{path}.env sets {', '.join(taken)}, which is the operator's: leave it out",
-        )
-    clashes = [
-        *_clashes(template, "volumes", "name", reserved.VOLUMES),
-        *_clashes(template, "volumeMounts", "mountPath", reserved.PATHS),
-    ]
-    if clashes:
-        raise SpecError(
-            "PodTemplateInvalid", f"{path}.{clashes[0]} is there already: use another one"
-        )
+def _read(obj: Object) -> Spec:
+    # JSON, because strict validation of Python values accepts no list for a tuple.
+    text = json.dumps(_without_nulls(obj.get("spec")))
+    try:
+        return Spec.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        found = [_sentence(each) for each in error.errors(include_url=False)]
+    more = len(found) - MOST_PROBLEMS
+    shown = "; ".join(found[:MOST_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+    raise SpecError("SpecInvalid", shown)
 
 
-def _clashes(template: Object, part: str, key: str, taken: frozenset[str]) -> Iterator[str]:
-    for each in template.get(part, ()):
-        # The kubelet mounts /tmp and /tmp/ at one place.
-        name = each[key].rstrip("/") if key == "mountPath" else each[key]
-        if name in taken:
-            yield f"{part}: {name}"
+def _without_nulls(value: Any) -> Any:
+    """What an API server stores: it drops a field that is null, and fills in its default."""
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return value
 
 
-def _spec(spec: Object) -> Spec:
-    accelerator = Accelerator(spec["accelerator"])
-    security = spec["security"]
-    return Spec(
-        accelerator=accelerator,
-        paused=spec["paused"],
-        pod_template=_flat(PodTemplate, spec.get("podTemplate", {})),
-        model=_flat(Model, spec["model"]),
-        target=_target(spec["target"], accelerator),
-        draft=_draft(spec["draft"]),
-        speculation=_flat(
-            Speculation,
-            spec["speculation"],
-            draft_deadline_milliseconds=spec["speculation"].get(
-                "draftDeadlineMilliseconds", DRAFT_DEADLINES[accelerator]
-            ),
-        ),
-        transport=_flat(Transport, spec["transport"]),
-        placement=_flat(Placement, spec["placement"]),
-        model_cache=_model_cache(spec["modelCache"]),
-        security=_flat(Security, security),
-        observability=_flat(Observability, spec["observability"]),
-    )
+def _sentence(error: ErrorDetails) -> str:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+    if error["type"] == "missing":
+        return f"spec{path} is missing"
+    value, message = error["input"], error["msg"]
+    if error["type"] in ("too_long", "string_too_long"):
+        unit = "characters" if isinstance(value, str) else "entries"
+        found = f"has {len(value)} {unit}"
+    else:
+        found = f"is {repr(value)[:_LONGEST_VALUE]}"
+    return f"spec{path} {found}: {message[0].lower()}{message[1:]}"
 
 
-def _target(target: Object, accelerator: Accelerator) -> Target:
-    return _flat(
-        Target,
-        target,
-        source=_source(target["source"]),
-        tensor_parallel_size=target.get("tensorParallelSize", TENSOR_PARALLEL_SIZES[accelerator]),
-        engine=_flat(Engine, target["engine"]),
-        pod_template=_flat(PodOverrides, target.get("podTemplate", {})),
-    )
-
-
-def _draft(draft: Object) -> Draft:
-    return _flat(
-        Draft,
-        draft,
-        source=_source(draft["source"]),
-        sharing=Sharing(draft["sharing"]),
-        autoscaling=_autoscaling(draft["autoscaling"]) if "autoscaling" in draft else None,
-        pod_template=_flat(PodOverrides, draft.get("podTemplate", {})),
-    )
-
-
-def _source(source: Object) -> Source:
-    token = source.get("tokenSecretRef")
-    return Source(
-        uri=source["uri"],
-        revision=source.get("revision", ""),
-        token_secret=None if token is None else SecretKey(name=token["name"], key=token["key"]),
-    )
-
-
-def _autoscaling(autoscaling: Object) -> Autoscaling:
-    keda = {f"keda_{_snake(name)}": value for name, value in autoscaling.get("keda", {}).items()}
-    return _flat(
-        Autoscaling,
-        autoscaling,
-        mode=ScalingMode(autoscaling["mode"]),
-        target_occupancy=float(autoscaling["targetOccupancy"]),
-        **keda,
-    )
-
-
-def _model_cache(cache: Object) -> ModelCache:
-    return _flat(ModelCache, cache, size_limit=str(cache.get("sizeLimit", "")))
-
-
-def _flat(kind: type[_Block], block: Object, **read: Any) -> _Block:
-    """A dataclass from the fields of the same names; ``read`` are the others."""
-    names = {field.name for field in fields(kind)}
-    same = {_snake(name): _frozen(value) for name, value in block.items() if _snake(name) in names}
-    return kind(**(same | read))
-
-
-def _snake(name: str) -> str:
-    return re.sub("(?=[A-Z])", "_", name).lower()
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _check_names(spec: Spec) -> None:
+    parts = {"": spec.pod_template, ".target": spec.target.pod_template}
+    for part, template in (parts | {".draft": spec.draft.pod_template}).items():
+        variables = {each["name"] for each in template.env} & reserved.ENV
+        if variables:
+            raise SpecError(
+                "ReservedEnv",
+                f"spec{part}.podTemplate.env sets {', '.join(sorted(variables))}, which is the "
+                "operator's: leave it out",
+            )
+    names = {each["name"] for each in spec.pod_template.volumes} & reserved.VOLUMES
+    # The kubelet mounts /tmp and /tmp/ at one place.
+    mounts = {each["mountPath"].rstrip("/") for each in spec.pod_template.volume_mounts}
+    for part, taken in (("volumes", names), ("volumeMounts", mounts & reserved.PATHS)):
+        if taken:
+            raise SpecError(
+                "PodTemplateInvalid",
+                f"spec.podTemplate.{part}: {min(taken)} is there already: use another one",
+            )

@@ -1,7 +1,7 @@
-"""What ``podTemplate`` may not name, because every engine pod has it already."""
+"""Names that users may not give, because the operator has given them to every engine pod."""
 
-from ssd_operator.children.names import Component
-
+GROUP = "ssd.dev"
+"""API group, and the prefix of the operator's labels and annotations."""
 SCRATCH_FOLDER = "/tmp"  # noqa: S108 - a volume of the pod
 MODELS_FOLDER = "/models"
 CACHE_FOLDER = "/var/cache/ssd"
@@ -13,10 +13,10 @@ VOLUMES = frozenset({"tmp", "cache", "shm", "models"})
 """Names of volumes."""
 PATHS = frozenset({SCRATCH_FOLDER, CACHE_FOLDER, HUB_FOLDER, SHARED_MEMORY, MODELS_FOLDER})
 """Where they are mounted."""
-IDENTITY = ("POD_NAME", "NODE_NAME", "CELL")
-"""Who a pod is decides which links it gets."""
-ADDRESS = ("HOST", "PORT", "HTTP_PORT")
-"""Where it listens is where Services and probes lead."""
 ENV = frozenset(
-    {f"SSD_{component.upper()}_{name}" for component in Component for name in IDENTITY + ADDRESS}
+    f"SSD_{process}_{name}"
+    for process in ("TARGET", "DRAFT")
+    # The first three identify a pod for its links, the others are the ports of Services and probes.
+    for name in ("POD_NAME", "NODE_NAME", "CELL", "HOST", "PORT", "HTTP_PORT")
 )
+"""Names of environment variables."""

@@ -1,14 +1,50 @@
-"""An SSDDeployment as the operator reads it: typed, complete, every default filled in.
+"""The spec of an SSDDeployment: the one description of its fields.
 
-Field names are those of the resource in snake case. ``parse`` is the only way in.
+The CRD is generated from these models (``schema.py``), and ``parse.py`` reads resources with them.
+Docstrings of blocks and fields are what ``kubectl explain`` shows. Each states which pods a change
+replaces: none, all targets (one cell after another) or all drafts (one after another).
+
+*Decision*: ``podTemplate`` is a subset of a pod and applies to all pods; targets and drafts
+override only the parts that differ between them. *Because* a whole pod template makes the CRD a
+megabyte, the same 38 fields twice were half of the resource, and where targets and drafts differ it
+is the node, the priority and settings of the process. *Not chosen*: the whole template three times.
+*Revisit when* users need another volume for one of the two alone.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, Literal
 
-GROUP = "ssd.dev"
+from pydantic import Field
+
+from ssd_operator.api import reserved
+from ssd_operator.api.fields import (
+    Annotations,
+    Block,
+    Labels,
+    NodeLabels,
+    ObjectName,
+    Quantity,
+    Visible,
+    between,
+    checked,
+    items,
+    text,
+)
+from ssd_operator.api.kubernetes_types import (
+    NetworkPeer,
+    ObjectKey,
+    PlainVariable,
+    Reference,
+    Resources,
+    Toleration,
+    Variable,
+    Volume,
+    VolumeMount,
+)
+
+GROUP = reserved.GROUP
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "SSDDeployment"
@@ -20,6 +56,21 @@ GPU = "nvidia.com/gpu"
 Object = dict[str, Any]
 """A Kubernetes object as JSON has it."""
 
+_MOST_DRAFTS = 64
+_URI = (
+    r"^(demo://(target|draft)"
+    r"|hf://[A-Za-z0-9][-A-Za-z0-9_.]*/[A-Za-z0-9][-A-Za-z0-9_.]*"
+    r"|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[-A-Za-z0-9_./]*)?)$"
+)
+_SYSTEM_FOLDERS = (
+    "^(/+[.])*/+("
+    "(home|opt|srv|tmp|var)?/*"
+    "|(bin|boot|dev|etc|lib|lib32|lib64|proc|root|run|sbin|sys|usr)(/.*)?"
+    "|var/+(cache|lib|log|spool|tmp)/*"
+    "|var/+(run|lib/+(containerd|docker|etcd|kubelet))(/.*)?"
+    ")$"
+)
+
 
 class Accelerator(StrEnum):
     """Device of target and drafts."""
@@ -29,7 +80,7 @@ class Accelerator(StrEnum):
 
 
 class Sharing(StrEnum):
-    """Which drafts a target dials."""
+    """Which drafts a target connects to."""
 
     CELL = "Cell"
     POOL = "Pool"
@@ -45,207 +96,389 @@ class ScalingMode(StrEnum):
     EXTERNAL = "External"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecretKey:
-    """A key of a Secret in the resource's namespace."""
+class Model(Block):
+    """How the model is served."""
 
-    name: str
-    key: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where weights come from."""
-
-    uri: str
-    revision: str = ""
-    token_secret: SecretKey | None = None
+    name: Annotated[str, text(128, pattern="^[!-~]*$")] | None = None
+    """Id that clients use; absent means the name of the resource. A change replaces targets."""
+    max_model_len: Annotated[int, between(128, 1 << 20)] | None = None
+    """Maximum prompt and output tokens of a sequence; absent means the model's own length.
+    A change replaces targets and drafts."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Number format of weights and KV. auto: bfloat16, or float32 on a CPU that cannot pack
+    bfloat16; status.model shows the choice and its reason. A change replaces targets and drafts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """How the model is served; empty or 0 leaves it to the process."""
+class Source(Block):
+    """Where the weights come from. A change replaces the pods that load them."""
 
-    name: str = ""
-    max_model_len: int = 0
-    dtype: str = "auto"
+    model_config = checked(
+        (
+            f"self.uri.matches(r'{_URI}')",
+            "uri: give demo://target or demo://draft, hf://org/name, or pvc://claim/path; "
+            "a folder of a node is reached through a claim",
+        ),
+        ("!self.uri.contains('..')", "uri: '..' is not allowed, write the path itself"),
+        (
+            "self.uri.startsWith('hf://') == has(self.revision)",
+            "revision: required with hf:// and refused elsewhere; give the commit's 40 hex digits",
+        ),
+        (
+            "!has(self.tokenSecretRef) || self.uri.startsWith('hf://')",
+            "tokenSecretRef: only an hf:// model has one, leave it out",
+        ),
+    )
+    uri: Annotated[str, text(512)]
+    """demo://target or demo://draft (the embedded pair), hf://org/name (Hugging Face), or
+    pvc://claim/path (a folder of a claim, mounted read-only)."""
+    revision: Annotated[str, text(40, pattern="^[0-9a-f]{40}$")] | None = None
+    """Commit of an hf:// model, 40 hex digits, so that every pod loads identical weights."""
+    token_secret_ref: ObjectKey | None = None
+    """Access token of an hf:// model. Only the container that fetches the model receives it; the
+    operator never reads it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """The target engine's own settings; None leaves one to the process."""
+class Engine(Block):
+    """Settings of the target's engine. A change replaces targets."""
 
-    max_num_seqs: int | None = None
-    max_queue: int | None = None
+    max_num_seqs: Annotated[int, between(1, 256)] | None = None
+    """Maximum number of running sequences; absent means the default of the process."""
+    max_queue: Annotated[int, between(0, 100_000)] | None = None
+    """Maximum number of waiting requests; further requests are refused. Absent means the default
+    of the process."""
     deterministic: bool = False
+    """Whether tokens never depend on the other running sequences; decoding is slower."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodOverrides:
-    """What the pods of targets or of drafts have of their own."""
+class PodOverrides(Block):
+    """Settings of some pods alone, with precedence over spec.podTemplate: maps by key, env by name.
 
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    priority_class_name: str = ""
-    env: tuple[Object, ...] = ()
+    A change replaces these pods.
+    """
+
+    labels: Labels = Field(default_factory=dict)
+    """Additional labels."""
+    annotations: Annotations = Field(default_factory=dict)
+    """Additional annotations."""
+    node_selector: NodeLabels = Field(default_factory=dict)
+    """Labels that the nodes must have."""
+    priority_class_name: Annotated[str, text(253)] | None = None
+    """PriorityClass of the pods."""
+    env: Annotated[tuple[PlainVariable, ...], items(64, "name")] = ()
+    """Environment variables, with precedence over the operator's. POD_NAME, NODE_NAME, CELL, HOST,
+    PORT and HTTP_PORT of a process are refused."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodTemplate:
-    """The subset of a pod that users may set; lists and maps as in the pod's own schema."""
+class PodTemplate(PodOverrides):
+    """Additions to all pods of targets and drafts. A change replaces targets and drafts."""
 
-    labels: Mapping[str, str] = field(default_factory=dict)
-    annotations: Mapping[str, str] = field(default_factory=dict)
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[Object, ...] = ()
-    priority_class_name: str = ""
-    runtime_class_name: str = ""
-    scheduler_name: str = ""
-    image_pull_secrets: tuple[Object, ...] = ()
-    env: tuple[Object, ...] = ()
-    volumes: tuple[Object, ...] = ()
-    volume_mounts: tuple[Object, ...] = ()
+    tolerations: Annotated[tuple[Toleration, ...], items(16)] = ()
+    """Taints of nodes that the pods tolerate."""
+    runtime_class_name: Annotated[str, text(253)] | None = None
+    """RuntimeClass of the pods."""
+    scheduler_name: Annotated[str, text(253)] | None = None
+    """Scheduler of the pods."""
+    image_pull_secrets: Annotated[tuple[Reference, ...], items(16, "name")] = ()
+    """Secrets of the registries of the images."""
+    env: Annotated[tuple[Variable, ...], items(64, "name")] = ()
+    """Environment variables, with precedence over the operator's. POD_NAME, NODE_NAME, CELL, HOST,
+    PORT and HTTP_PORT of a process are refused."""
+    volumes: Annotated[tuple[Volume, ...], items(16, "name")] = ()
+    """Additional volumes."""
+    volume_mounts: Annotated[tuple[VolumeMount, ...], items(16, "mountPath")] = ()
+    """Where the containers see the additional volumes."""
 
     def overridden(self, own: PodOverrides) -> "PodTemplate":
-        """The template with what one kind of pods has of its own, which has precedence."""
+        """The template with the settings of one kind of pods, which have precedence."""
         by_name = {each["name"]: each for each in (*self.env, *own.env)}
-        return replace(
-            self,
-            labels={**self.labels, **own.labels},
-            annotations={**self.annotations, **own.annotations},
-            node_selector={**self.node_selector, **own.node_selector},
+        return self.changed(
+            labels=self.labels | own.labels,
+            annotations=self.annotations | own.annotations,
+            node_selector=self.node_selector | own.node_selector,
             priority_class_name=own.priority_class_name or self.priority_class_name,
             env=tuple(by_name.values()),
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The verifiers: one pod a cell."""
+class Process(Block):
+    """Settings that targets and drafts share. A change replaces their pods."""
 
     source: Source
-    replicas: int = 1
-    tensor_parallel_size: int = 1
-    """Filled in: 4 for nvidia, 1 for cpu, where the resource says nothing."""
-    gpu_resource: str = GPU
-    engine: Engine = field(default_factory=Engine)
-    image: str = ""
-    resources: Object = field(default_factory=dict)
-    startup_timeout_seconds: int = 1800
-    drain_seconds: int = 300
-    pod_template: PodOverrides = field(default_factory=PodOverrides)
+    gpu_resource: Annotated[
+        str, text(253, pattern=r"^[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*$")
+    ] = GPU
+    """Extended resource that is one GPU, or one MIG slice such as nvidia.com/mig-1g.10gb. Unused
+    with accelerator cpu. A change replaces the pods."""
+    image: Visible | None = None
+    """Image; absent means the image of the chart. A chart upgrade does not replace pods whose image
+    is pinned by digest. A change replaces the pods."""
+    resources: Resources = Field(default_factory=Resources)
+    """CPU, memory and disk of a pod; an amount given here replaces the operator's own. A change
+    replaces the pods."""
+    pod_template: PodOverrides = Field(default_factory=PodOverrides)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Autoscaling:
-    """Bounds and tempo of the number of drafts."""
+class Target(Process):
+    """The model whose text is served, one pod per cell."""
 
+    replicas: Annotated[int, between(1, 8)] = 1
+    """Number of cells; a cell is one target with its drafts. A change replaces no pod; the cell
+    with the highest number is removed first."""
+    tensor_parallel_size: Literal[1, 2, 4, 8] | None = None
+    """GPUs of a target, 1, 2, 4 or 8; absent means 4. Refused with accelerator cpu.
+    Cannot change."""
+    engine: Engine = Engine()
+    startup_timeout_seconds: Annotated[int, between(10, 7200)] = 1800
+    """Maximum time from the start of a pod until it is ready; after that it is restarted. A change
+    replaces targets."""
+    drain_seconds: Annotated[int, between(0, 3600)] = 300
+    """Time after SIGTERM in which open streams may finish. A change replaces targets."""
+
+
+class Keda(Block):
+    """Settings of mode KEDA."""
+
+    server_address: Annotated[str, text(512, pattern="^https?://[!-~]+$")]
+    """URL of Prometheus."""
+    fallback_replicas: Annotated[int, between(0, _MOST_DRAFTS)] = 1
+    """Number of drafts while Prometheus does not answer."""
+
+
+class Autoscaling(Block):
+    """Scaling of the drafts; absent leaves draft.replicas as it is. A change replaces no pod."""
+
+    model_config = checked(
+        (
+            "self.minReplicas <= self.maxReplicas",
+            "minReplicas is above maxReplicas: lower the one or raise the other",
+        ),
+        ("self.mode != 'KEDA' || has(self.keda)", "mode KEDA asks Prometheus: give keda"),
+    )
     mode: ScalingMode = ScalingMode.INTERNAL
-    min_replicas: int = 1
-    max_replicas: int = 4
-    target_occupancy: float = 0.8
-    scale_down_stabilization_seconds: int = 300
-    cooldown_seconds: int = 30
-    keda_server_address: str = ""
-    keda_fallback_replicas: int = 1
+    """Who writes draft.replicas. None: you. Internal: the operator. HPA, KEDA: an object that the
+    operator creates. External: another scaler, through /scale."""
+    min_replicas: Annotated[int, between(0, _MOST_DRAFTS)] = 1
+    """Minimum number of drafts."""
+    max_replicas: Annotated[int, between(1, _MOST_DRAFTS)] = 4
+    """Maximum number of drafts."""
+    target_occupancy: Annotated[
+        str, text(8, pattern=r"^(0\.(0[1-9]|[1-9][0-9]?)[0-9]{0,2}|1(\.0{1,4})?)$")
+    ] = "0.8"
+    """Wanted sessions divided by sustainable sessions, 0.01 to 1, as a string."""
+    scale_down_stabilization_seconds: Annotated[int, between(0, 3600)] = 300
+    """Time for which demand must have been lower before drafts are removed."""
+    cooldown_seconds: Annotated[int, between(0, 600)] = 30
+    """Mode Internal: minimum time from any change to a scale-down. Scale-ups are 10 s apart."""
+    keda: Keda | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """The drafts of all cells together."""
+class Draft(Process):
+    """The small model that prepares outcomes ahead of the target; the drafts of all cells."""
 
-    source: Source
-    replicas: int = 1
+    model_config = checked(
+        (
+            "self.sharing == oldSelf.sharing",
+            "sharing cannot change: delete the resource and create it anew",
+        )
+    )
+    replicas: Annotated[int, between(0, _MOST_DRAFTS)] = 1
+    """Number of drafts of all cells together, spread evenly. kubectl scale and autoscalers write
+    it. A change replaces no pod; a draft is drained before it is removed."""
     sharing: Sharing = Sharing.CELL
-    sequences_per_replica: int = 32
-    drain_seconds: int = 20
-    gpu_resource: str = GPU
-    image: str = ""
-    resources: Object = field(default_factory=dict)
-    startup_timeout_seconds: int = 600
+    """Cell: a target connects to the drafts of its cell. Pool: all targets connect to all drafts.
+    Cannot change."""
+    sequences_per_replica: Annotated[int, between(1, 256)] = 32
+    """Maximum number of sessions of a draft, and its assumed sustainable sessions until they are
+    measured. A change replaces drafts."""
+    drain_seconds: Annotated[int, between(1, 300)] = 20
+    """Deadline of a drain. A change replaces drafts."""
+    startup_timeout_seconds: Annotated[int, between(10, 7200)] = 600
+    """Maximum time from the start of a pod until it is ready; after that it is restarted. A change
+    replaces drafts."""
     autoscaling: Autoscaling | None = None
-    pod_template: PodOverrides = field(default_factory=PodOverrides)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speculation:
-    """Shapes and policies of speculation."""
+class Speculation(Block):
+    """Size and policies of speculation."""
 
-    lookahead: int = 6
-    branches: int = 24
-    fan_out: str = "Adaptive"
-    backup: str = "Ngram"
-    draft_deadline_milliseconds: int = 20
+    lookahead: Annotated[int, between(1, 16)] = 6
+    """Tokens of a full proposal (K). A change replaces targets and drafts."""
+    branches: Annotated[int, between(1, 128)] = 24
+    """Outcomes that a draft prepares per round (N). A change replaces targets and drafts."""
+    fan_out: Literal["Adaptive", "Geometric", "Uniform"] = "Adaptive"
+    """How branches are distributed over outcomes. A change replaces targets."""
+    backup: Literal["None", "Ngram"] = "Ngram"
+    """Proposal after a miss. A change replaces targets."""
+    draft_deadline_milliseconds: Annotated[int, between(1, 1000)] | None = None
+    """Maximum time a round waits for its tables; absent means 20 with nvidia and 100 with cpu.
+    A change replaces targets."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transport:
+class Transport(Block):
     """Requirements on the links between targets and drafts."""
 
-    max_round_trip_microseconds: int = 0
-    """0 sets no limit."""
+    max_round_trip_microseconds: Annotated[int, between(1, 1_000_000)] | None = None
+    """A link with a longer measured round trip is refused, and the target serves without it; absent
+    sets no limit. A change replaces targets."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
-    """Drafts beside their target."""
+class Placement(Block):
+    """Where pods run."""
 
-    policy: str = "Auto"
-    topology_key: str = "kubernetes.io/hostname"
+    policy: Literal["Auto", "Required", "Preferred", "None"] = "Auto"
+    """Whether drafts run beside their target. Auto: Required with nvidia and sharing Cell, else
+    Preferred. A change replaces drafts."""
+    topology_key: Annotated[str, text(316, least=1)] = "kubernetes.io/hostname"
+    """Node label whose equal values mean beside. A change replaces targets and drafts."""
     exclusive_node: bool = False
-    gpu_products: tuple[str, ...] = ()
+    """Whether no two cells share a node. A change replaces targets."""
+    gpu_products: Annotated[
+        tuple[
+            Annotated[
+                str, text(63, least=1, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+            ],
+            ...,
+        ],
+        Field(max_length=8, json_schema_extra={"x-kubernetes-list-type": "set"}),
+    ] = ()
+    """Allowed values of the node label nvidia.com/gpu.product; none allows any. A change replaces
+    targets and drafts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelCache:
-    """Where fetched weights stay between starts."""
+class ModelCache(Block):
+    """Where fetched weights are kept between starts."""
 
-    type: str = "EmptyDir"
-    host_path: str = ""
-    claim_name: str = ""
-    size_limit: str = ""
+    model_config = checked(
+        (
+            "(self.type == 'HostPath') == has(self.hostPath)",
+            "hostPath: required with type HostPath and refused elsewhere",
+        ),
+        (
+            "(self.type == 'PVC') == has(self.claimName)",
+            "claimName: required with type PVC and refused elsewhere",
+        ),
+        (
+            "!has(self.sizeLimit) || self.type == 'EmptyDir'",
+            "sizeLimit: only EmptyDir has one, leave it out",
+        ),
+        (
+            "!has(self.hostPath) || !self.hostPath.contains('..')",
+            "hostPath: '..' is not allowed, write the path itself",
+        ),
+        (
+            f"!has(self.hostPath) || !self.hostPath.matches('{_SYSTEM_FOLDERS}')",
+            "hostPath: a folder of the node's own system; give the cache one of its own, such "
+            "as /var/cache/ssd",
+        ),
+    )
+    type: Literal["EmptyDir", "HostPath", "PVC"] = "EmptyDir"
+    """EmptyDir: each new pod fetches the weights. HostPath: they are kept on the node, which needs
+    a privileged namespace. PVC: they are kept in a claim. A change replaces targets and drafts."""
+    host_path: Annotated[str, text(1024, pattern=r"^/[-A-Za-z0-9_./]*$")] | None = None
+    """Folder of the node, with HostPath. If it is new, or empty and owned by root, an init
+    container that runs as root gives it to uid 10001. A change replaces targets and drafts."""
+    claim_name: ObjectName | None = None
+    """Claim, with PVC. A change replaces targets and drafts."""
+    size_limit: Quantity | None = None
+    """Maximum size of an EmptyDir. Pods that fetch a model request as much ephemeral storage, so
+    that they run on nodes with room for it. A change replaces targets and drafts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Security:
-    """Who may call."""
+class Security(Block):
+    """Who may call, and what pods may do."""
 
     network_policy: bool = True
-    clients: tuple[Object, ...] = ()
-    """NetworkPolicy peers; empty for any pod of the cluster."""
+    """Whether the operator creates NetworkPolicies for targets and drafts. A change replaces no
+    pod."""
+    clients: Annotated[tuple[NetworkPeer, ...], items(16)] = ()
+    """NetworkPolicy peers that may call Generate; none allows every pod of the cluster. A change
+    replaces no pod."""
     read_only_root_filesystem: bool = True
+    """Whether pods cannot write to the file system of their image; some GPU runtimes must be able
+    to. A change replaces targets and drafts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observability:
-    """What is published."""
+class Observability(Block):
+    """Which metrics and descriptions are published."""
 
     pod_monitor: bool = False
+    """Whether the operator creates a PodMonitor, if the cluster has that API. A change replaces no
+    pod."""
     reflection: bool = False
+    """Whether gRPC reflection is served. A change replaces targets and drafts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """What the user asked for."""
+class Spec(Block):
+    """What is wanted."""
 
-    accelerator: Accelerator
+    model_config = checked(
+        (
+            "self.accelerator == oldSelf.accelerator",
+            "accelerator cannot change: delete the resource and create it anew",
+        ),
+        (
+            "self.target.source.uri.startsWith('demo://')"
+            " == self.draft.source.uri.startsWith('demo://')",
+            "the embedded pair fits no other model: give demo://target with demo://draft, "
+            "or neither",
+        ),
+        (
+            "self.target.source.uri != 'demo://draft' && self.draft.source.uri != 'demo://target'",
+            "demo://target is for the target and demo://draft for the draft: swap them",
+        ),
+        (
+            "self.accelerator != 'cpu' || !has(self.target.tensorParallelSize)"
+            " || self.target.tensorParallelSize == 1",
+            "tensorParallelSize is a number of GPUs: leave it out with accelerator cpu",
+        ),
+        # Stored resources with accelerator cpu may have any number, which must be removable.
+        (
+            "self.accelerator == 'cpu' || (has(self.target.tensorParallelSize)"
+            " == has(oldSelf.target.tensorParallelSize)"
+            " && (!has(self.target.tensorParallelSize)"
+            " || self.target.tensorParallelSize == oldSelf.target.tensorParallelSize))",
+            "tensorParallelSize cannot change: delete the resource and create it anew",
+        ),
+    )
+    accelerator: Accelerator = Accelerator.NVIDIA
+    """Device of target and drafts. A pod without its device fails; it never uses the CPU instead.
+    Cannot change."""
+    paused: bool = False
+    """Whether the operator writes only the status. A change replaces no pod."""
+    model: Model = Model()
     target: Target
     draft: Draft
-    paused: bool = False
-    pod_template: PodTemplate = field(default_factory=PodTemplate)
-    model: Model = field(default_factory=Model)
-    speculation: Speculation = field(default_factory=Speculation)
-    transport: Transport = field(default_factory=Transport)
-    placement: Placement = field(default_factory=Placement)
-    model_cache: ModelCache = field(default_factory=ModelCache)
-    security: Security = field(default_factory=Security)
-    observability: Observability = field(default_factory=Observability)
+    pod_template: PodTemplate = Field(default_factory=PodTemplate)
+    speculation: Speculation = Speculation()
+    transport: Transport = Transport()
+    placement: Placement = Placement()
+    model_cache: ModelCache = ModelCache()
+    security: Security = Security()
+    observability: Observability = Observability()
 
     @property
     def num_cells(self) -> int:
         """One target pod each."""
         return self.target.replicas
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        """GPUs of a target, as given or by default."""
+        return self.target.tensor_parallel_size or (4 if self.is_gpu else 1)
+
+    @property
+    def draft_deadline_milliseconds(self) -> int:
+        """Maximum time a round waits for its tables, as given or by default.
+
+        Processes that share cores need the longer one, or the circuit breaker suspends good links.
+        It costs little: a round waits no longer than its tables take.
+        """
+        return self.speculation.draft_deadline_milliseconds or (20 if self.is_gpu else 100)
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether pods run on GPUs."""
+        return self.accelerator is Accelerator.NVIDIA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,100 +14,83 @@ from ssd_operator.children.names import (
 )
 from ssd_operator.children.objects import ChildFactory
 
-NAMESPACE_NAME = "kubernetes.io/metadata.name"
+_NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """A label that every namespace has."""
+_OPERATOR_LABELS = {"app.kubernetes.io/name": "ssd-operator"}
+"""Labels of the operator's pod."""
+_ANY_POD: Object = {"namespaceSelector": {}}
+"""A peer of a policy: every pod of the cluster."""
 
 
 def services(factory: ChildFactory) -> list[Object]:
-    """The endpoint, its headless twin for clients that balance, and what targets dial.
+    """The endpoint, the headless Service for clients that balance, and what targets resolve.
 
-    A target resolves its drafts' Service every 2 s: that is the whole registration. All leave out
-    pods that are not ready, so a draining draft is not dialled again.
+    A target resolves the Service of its drafts every 2 s; there is no other registration. Services
+    leave out pods that are not ready, so targets open no link to a draining draft.
     """
-    resource = factory.resource
-    target = Component.TARGET
+    resource, target = factory.resource, Component.TARGET
     of_targets = _service_spec(selector(resource, target), TARGET_PORT)
-    made = [
-        _service(factory, resource.name, of_targets, (target, None)),
-        _service(factory, f"{resource.name}-targets", _headless(of_targets), (target, None)),
+    headless = {"clusterIP": "None"}
+    specs: list[tuple[str, Component, int | None, Object]] = [
+        (resource.name, target, None, of_targets),
+        (f"{resource.name}-targets", target, None, of_targets | headless),
     ]
     for cell in draft_cells(resource):
         own_cell = draft_cell(resource, cell)
         spec = _service_spec(selector(resource, Component.DRAFT, own_cell), DRAFT_PORT)
-        name = draft_deployment(resource, cell)
-        made.append(_service(factory, name, _headless(spec), (Component.DRAFT, own_cell)))
-    return made
-
-
-def network_policies(factory: ChildFactory) -> list[Object]:
-    """Who may reach targets and drafts; none at all if the resource says so."""
-    resource = factory.resource
-    if not resource.spec.security.network_policy:
-        return []
-    config = factory.config
-    operator: Object = {
-        "namespaceSelector": {"matchLabels": {NAMESPACE_NAME: config.operator_namespace}},
-        "podSelector": {"matchLabels": dict(config.operator_labels)},
-    }
-    clients = list(resource.spec.security.clients) or [_any_pod()]
-    targets: Object = {"podSelector": {"matchLabels": selector(resource, Component.TARGET)}}
+        specs.append((draft_deployment(resource, cell), Component.DRAFT, own_cell, spec | headless))
     return [
-        _network_policy(factory, Component.TARGET, _callers([*clients, operator], TARGET_PORT)),
-        _network_policy(factory, Component.DRAFT, _callers([targets, operator], DRAFT_PORT)),
+        factory.make("v1", "Service", name, {"spec": spec}, of=(component, cell))
+        for name, component, cell, spec in specs
     ]
 
 
-def _service(
-    factory: ChildFactory, name: str, spec: Object, of: tuple[Component, int | None]
-) -> Object:
-    return factory.make("v1", "Service", name, {"spec": spec}, of=of)
+def network_policies(factory: ChildFactory) -> list[Object]:
+    """Who may reach targets and drafts; none if the resource disables them."""
+    resource = factory.resource
+    if not resource.spec.security.network_policy:
+        return []
+    namespace = {_NAMESPACE_NAME: factory.config.operator_namespace}
+    operator: Object = {
+        "namespaceSelector": {"matchLabels": namespace},
+        "podSelector": {"matchLabels": _OPERATOR_LABELS},
+    }
+    targets: Object = {"podSelector": {"matchLabels": selector(resource, Component.TARGET)}}
+    clients: list[Object] = [dict(each) for each in resource.spec.security.clients]
+    return [
+        _network_policy(
+            factory, Component.TARGET, [*(clients or [_ANY_POD]), operator], TARGET_PORT
+        ),
+        _network_policy(factory, Component.DRAFT, [targets, operator], DRAFT_PORT),
+    ]
 
 
 def _service_spec(pods: dict[str, str], port: int) -> Object:
-    grpc = {
-        "name": "grpc",
-        "port": port,
-        "protocol": "TCP",
-        "targetPort": "grpc",
-        "appProtocol": "kubernetes.io/h2c",
-    }
+    grpc = {"name": "grpc", "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}
     return {
         "type": "ClusterIP",
         "selector": pods,
-        "ports": [grpc],
+        "ports": [_tcp(port) | grpc],
         "publishNotReadyAddresses": False,
     }
 
 
-def _headless(spec: Object) -> Object:
-    return spec | {"clusterIP": "None"}
-
-
-def _callers(peers: list[Object], port: int) -> list[Object]:
-    """Rules of a process: who may call it, and who may look at it."""
-    return [
-        {"from": peers, "ports": [_tcp(port)]},
-        # Metrics and probes: no prompt and no secret is there.
-        {"from": [_any_pod()], "ports": [_tcp(HTTP_PORT)]},
-    ]
-
-
-def _network_policy(factory: ChildFactory, component: Component, ingress: list[Object]) -> Object:
-    resource = factory.resource
+def _network_policy(
+    factory: ChildFactory, component: Component, callers: list[Object], port: int
+) -> Object:
     spec = {
-        "podSelector": {"matchLabels": selector(resource, component)},
+        "podSelector": {"matchLabels": selector(factory.resource, component)},
         "policyTypes": ["Ingress"],
-        "ingress": ingress,
+        "ingress": [
+            {"from": callers, "ports": [_tcp(port)]},
+            # Metrics and probes, which contain no prompt and no secret.
+            {"from": [_ANY_POD], "ports": [_tcp(HTTP_PORT)]},
+        ],
     }
-    name = account(resource, component)
+    name = account(factory.resource, component)
     return factory.make(
         "networking.k8s.io/v1", "NetworkPolicy", name, {"spec": spec}, of=(component, None)
     )
-
-
-def _any_pod() -> Object:
-    """Every pod of the cluster, as a peer."""
-    return {"namespaceSelector": {}}
 
 
 def _tcp(port: int) -> Object:

@@ -1,4 +1,4 @@
-"""The frame of every child: identity, owner, labels, hash."""
+"""Metadata of every child: name, owner, labels, hash."""
 
 import hashlib
 import json
@@ -27,17 +27,17 @@ class ChildFactory:
         *,
         of: tuple[str | None, int | None] = (None, None),
     ) -> Object:
-        """Frame a body.
+        """Return a whole object with this body.
 
         Args:
             api_version: of the kind.
             kind: of the object.
             name: of the object.
-            body: what stands beside ``metadata``.
+            body: fields beside ``metadata``.
             of: component and cell, for labels.
 
         Returns:
-            A whole object; its hash covers everything else in it.
+            The object; its hash covers everything else in it.
         """
         labels = labels_of(self.resource, *of)
         if self.config.version:
@@ -70,6 +70,6 @@ def owner_reference(resource: Resource) -> Object:
 
 
 def digest(value: Object, num_digits: int) -> str:
-    """First hexadecimal digits of the SHA-256 of a value's one JSON form."""
+    """First hexadecimal digits of the SHA-256 of a value's canonical JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:num_digits]

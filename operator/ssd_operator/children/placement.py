@@ -1,56 +1,48 @@
 """Where pods may run: drafts beside their target, targets apart.
 
-*Decision*: a draft follows its target; a target looks for its drafts only softly. *Because* the
-scheduler places a target without seeing its drafts: a hard rule in both directions would leave both
-Pending. A target that is made again finds its way back to its drafts by the soft rule.
+*Decision*: a draft must follow its target; a target only prefers the node of its drafts. *Because*
+the scheduler places a target without seeing its drafts: a hard rule in both directions would leave
+both Pending. A target that is created again returns to its drafts by the preference.
 """
 
 from collections.abc import Mapping
 
-from ssd_operator.api.spec import GPU, Accelerator, Object, Resource, Sharing
+from ssd_operator.api.spec import GPU, Object, Resource, Sharing
 from ssd_operator.children.names import COMPONENT_LABEL, Component, draft_cell, selector
 
-NODE_KEY = "kubernetes.io/hostname"
-PRODUCT_KEY = "nvidia.com/gpu.product"
-DRAFTS_WEIGHT = 100
-"""Of a target's wish for the node of its drafts, and of a draft's wish for its target's."""
-SPREAD_WEIGHT = 50
-"""Of a target's wish for a node without another target."""
+_NODE_KEY = "kubernetes.io/hostname"
+_PRODUCT_KEY = "nvidia.com/gpu.product"
+_BESIDE_WEIGHT = 100
+"""Of a target's preference for the node of its drafts, and of a draft's for its target's."""
+_SPREAD_WEIGHT = 50
+"""Of a target's preference for a node without another target."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
-def target_affinity(resource: Resource, cell: int) -> Object:
-    """Near its own drafts, away from other targets, on the GPUs that were asked for."""
-    placement = resource.spec.placement
-    drafts = _term(
-        selector(resource, Component.DRAFT, draft_cell(resource, cell)), placement.topology_key
-    )
-    others = _term({COMPONENT_LABEL: str(Component.TARGET)}, NODE_KEY)
-    affinity: Object = _product_affinity(resource)
-    if placement.policy != "None":
-        affinity["podAffinity"] = _preferred(drafts, DRAFTS_WEIGHT)
+def affinity(resource: Resource, component: Component, cell: int | None) -> Object:
+    """Affinity of a pod; ``cell`` is None for the drafts of a Pool, which follow any target."""
+    found = _product_affinity(resource)
+    placement, policy = resource.spec.placement, effective_policy(resource)
+    if component is Component.DRAFT:
+        beside = _term(selector(resource, Component.TARGET, cell), placement.topology_key)
+        if policy == "Required":
+            # Until the target has a node, the draft is Pending.
+            found["podAffinity"] = {_REQUIRED: [beside]}
+        elif policy == "Preferred":
+            found["podAffinity"] = _preferred(beside, _BESIDE_WEIGHT)
+        return found
+    if policy != "None":
+        own_cell = draft_cell(resource, cell or 0)
+        drafts = _term(selector(resource, Component.DRAFT, own_cell), placement.topology_key)
+        found["podAffinity"] = _preferred(drafts, _BESIDE_WEIGHT)
+    others = _term({COMPONENT_LABEL: str(Component.TARGET)}, _NODE_KEY)
     if placement.exclusive_node:
         # All namespaces: the GPUs of a node belong to everybody.
-        others["namespaceSelector"] = {}
-        affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [others]}
+        found["podAntiAffinity"] = {_REQUIRED: [others | {"namespaceSelector": {}}]}
     else:
-        affinity["podAntiAffinity"] = _preferred(others, SPREAD_WEIGHT)
-    return affinity
-
-
-def draft_affinity(resource: Resource, cell: int | None) -> Object:
-    """Beside the target that dials it; until that is placed, a draft that must is Pending.
-
-    ``cell`` is None in a Pool: any target of the resource will do.
-    """
-    targets = selector(resource, Component.TARGET, cell)
-    beside = _term(targets, resource.spec.placement.topology_key)
-    affinity: Object = _product_affinity(resource)
-    match effective_policy(resource):
-        case "Required":
-            affinity["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [beside]}
-        case "Preferred":
-            affinity["podAffinity"] = _preferred(beside, DRAFTS_WEIGHT)
-    return affinity
+        found["podAntiAffinity"] = _preferred(others, _SPREAD_WEIGHT)
+    return found
 
 
 def effective_policy(resource: Resource) -> str:
@@ -58,24 +50,22 @@ def effective_policy(resource: Resource) -> str:
     spec = resource.spec
     if spec.placement.policy != "Auto":
         return spec.placement.policy
-    is_beside = spec.accelerator is Accelerator.NVIDIA and spec.draft.sharing is Sharing.CELL
-    return "Required" if is_beside else "Preferred"
+    is_bound = spec.is_gpu and spec.draft.sharing is Sharing.CELL
+    return "Required" if is_bound else "Preferred"
 
 
 def tolerations(resource: Resource) -> list[Object]:
     """The taint of GPU nodes is ``nvidia.com/gpu`` also where their resources are MIG slices."""
-    if resource.spec.accelerator is Accelerator.CPU:
-        return []
-    return [{"key": GPU, "operator": "Exists"}]
+    return [{"key": GPU, "operator": "Exists"}] if resource.spec.is_gpu else []
 
 
 def _product_affinity(resource: Resource) -> Object:
     products = resource.spec.placement.gpu_products
-    if resource.spec.accelerator is Accelerator.CPU or not products:
+    if not resource.spec.is_gpu or not products:
         return {}
-    expression = {"key": PRODUCT_KEY, "operator": "In", "values": list(products)}
+    expression = {"key": _PRODUCT_KEY, "operator": "In", "values": list(products)}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    return {"nodeAffinity": {_REQUIRED: terms}}
 
 
 def _term(labels: Mapping[str, str], topology_key: str) -> Object:
@@ -83,8 +73,4 @@ def _term(labels: Mapping[str, str], topology_key: str) -> Object:
 
 
 def _preferred(term: Object, weight: int) -> Object:
-    return {
-        "preferredDuringSchedulingIgnoredDuringExecution": [
-            {"weight": weight, "podAffinityTerm": term}
-        ]
-    }
+    return {_PREFERRED: [{"weight": weight, "podAffinityTerm": term}]}

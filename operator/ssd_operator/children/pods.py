@@ -1,7 +1,7 @@
-"""The pods of targets and drafts: the only place that draws them.
+"""Pod templates of targets and drafts; no other module builds them.
 
-A template holds nothing that scaling, policies or the operator's version change, so none of these
-replaces a pod; ``ssd.dev/revision`` is the hash of the rest.
+A template contains nothing that scaling, policies or the operator's version change, so none of
+these replaces a pod; ``ssd.dev/revision`` is the hash of the rest.
 
 *Decision*: an init container fetches a model, although its pod holds the GPUs meanwhile. *Because*
 an EmptyDir belongs to the pod and a HostPath to the node that the scheduler selects, so nothing can
@@ -12,21 +12,11 @@ model loads, in spite of the Job.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ssd_operator.api import reserved
 from ssd_operator.api.quantity import parse_quantity
-from ssd_operator.api.spec import (
-    Accelerator,
-    Draft,
-    Object,
-    PodTemplate,
-    Resource,
-    Source,
-    Target,
-)
-from ssd_operator.children import environment, node_folders, placement
+from ssd_operator.api.spec import Draft, Object, PodTemplate, Resource, Target
+from ssd_operator.children import environment, placement
 from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.names import (
     DRAFT_PORT,
@@ -39,15 +29,21 @@ from ssd_operator.children.names import (
     account,
     labels_of,
 )
-from ssd_operator.children.node_folders import USER
 from ssd_operator.children.objects import digest
+from ssd_operator.children.volumes import (
+    FETCH_MOUNTS,
+    USER,
+    node_folder_container,
+    volume_mounts,
+    volumes,
+)
 
-REVISION_DIGITS = 10
-PRE_STOP_SECONDS = 5
-"""Endpoints forget a target for this long before it refuses new calls."""
-KILL_SECONDS = 10
-"""Grace of a process that a probe found hung: it does not drain, and the pod's own grace period,
-which is made for drains, would keep it for minutes."""
+_REVISION_DIGITS = 10
+_PRE_STOP_SECONDS = 5
+"""Endpoints remove a target during this time, before it refuses new calls."""
+_KILL_SECONDS = 10
+"""Grace period of a process whose probe fails: it does not drain, and the grace period of the pod,
+which allows a drain, would keep it for minutes."""
 
 _CPU_DEFAULTS = {
     Component.TARGET: {"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "256Mi"},
@@ -58,7 +54,8 @@ _GPU_DEFAULTS = {
     Component.TARGET: {"cpu": "8", "memory": "64Gi", "ephemeral-storage": "4Gi"},
     Component.DRAFT: {"cpu": "4", "memory": "16Gi", "ephemeral-storage": "4Gi"},
 }
-_TRIED_IN_POD = (
+_PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+_PREFLIGHT_POD_FIELDS = (
     "serviceAccountName",
     "runtimeClassName",
     "schedulerName",
@@ -66,7 +63,7 @@ _TRIED_IN_POD = (
     "tolerations",
     "imagePullSecrets",
 )
-_TRIED_IN_CONTAINER = (
+_PREFLIGHT_CONTAINER_FIELDS = (
     "image",
     "imagePullPolicy",
     "command",
@@ -75,84 +72,70 @@ _TRIED_IN_CONTAINER = (
     "terminationMessagePath",
     "terminationMessagePolicy",
 )
-"""What a preflight takes over from a target; what it may not hold is left out by not being here."""
+"""What a preflight copies from a target; it has nothing else of it."""
 _PREFLIGHT_RESOURCES: Object = {
     "requests": {"cpu": "100m", "memory": "0", "ephemeral-storage": "0"},
     "limits": {"cpu": "1", "memory": "1Gi"},
 }
-"""It comes beside what serves, so it reserves little; without any CPU it had one second of CPU time
-in half a minute on a busy node. All are named, because a quota may ask for each."""
-_PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
-_GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
+"""It runs beside the serving pods, so it reserves little; without any CPU it received one second of
+CPU time in half a minute on a busy node. All are named, because a quota may require each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Pod:
-    """What differs between the two kinds of pods."""
+class _Engine:
+    """What the parts of one pod template depend on."""
 
+    resource: Resource
+    config: OperatorConfig
     component: Component
     cell: int | None
-    """None in a Pool, which has no cells."""
-    image: str
-    port: int
-    source: Source
+    process: Target | Draft
     template: PodTemplate
+    image: str
     resources: Object
-    startup_timeout_seconds: int
-    grace_seconds: int
-    affinity: Object
-    environment: list[Object]
-    lifecycle: Object
+
+    @property
+    def is_target(self) -> bool:
+        return self.component is Component.TARGET
+
+    @property
+    def is_on_hub(self) -> bool:
+        return environment.is_on_hub(self.process.source)
 
 
-def target_template(resource: Resource, config: OperatorConfig, cell: int) -> Object:
-    """Pod template of a cell's target."""
-    target = resource.spec.target
-    gpus = {target.gpu_resource: str(target.tensor_parallel_size)}
-    resources = _resources(resource, Component.TARGET, target, gpus)
-    pod = _Pod(
-        component=Component.TARGET,
+def engine_template(
+    resource: Resource, config: OperatorConfig, component: Component, cell: int | None
+) -> Object:
+    """Pod template of a cell's target or drafts; ``cell`` is None for the drafts of a Pool."""
+    spec = resource.spec
+    is_target = component is Component.TARGET
+    process = spec.target if is_target else spec.draft
+    engine = _Engine(
+        resource=resource,
+        config=config,
+        component=component,
         cell=cell,
-        image=target.image or config.target_image,
-        port=TARGET_PORT,
-        source=target.source,
-        template=resource.spec.pod_template.overridden(target.pod_template),
-        resources=resources,
-        startup_timeout_seconds=target.startup_timeout_seconds,
-        grace_seconds=target.drain_seconds + 30,
-        affinity=placement.target_affinity(resource, cell),
-        environment=environment.target_environment(resource, cell, _num_threads(resources)),
-        lifecycle={"preStop": {"sleep": {"seconds": PRE_STOP_SECONDS}}},
+        process=process,
+        template=spec.pod_template.overridden(process.pod_template),
+        image=process.image or (config.target_image if is_target else config.draft_image),
+        resources=_resources(resource, component, process),
     )
-    return _template(resource, config, pod)
-
-
-def draft_template(resource: Resource, config: OperatorConfig, cell: int | None) -> Object:
-    """Pod template of a cell's drafts, or of the Pool's (``cell`` None)."""
-    draft = resource.spec.draft
-    resources = _resources(resource, Component.DRAFT, draft, {draft.gpu_resource: "1"})
-    pod = _Pod(
-        component=Component.DRAFT,
-        cell=cell,
-        image=draft.image or config.draft_image,
-        port=DRAFT_PORT,
-        source=draft.source,
-        template=resource.spec.pod_template.overridden(draft.pod_template),
-        resources=resources,
-        startup_timeout_seconds=draft.startup_timeout_seconds,
-        grace_seconds=draft.drain_seconds + 25,
-        affinity=placement.draft_affinity(resource, cell),
-        environment=environment.draft_environment(resource, cell, _num_threads(resources)),
-        lifecycle={},
+    annotations = dict(engine.template.annotations)
+    if restart := resource.annotations.get(RESTART_ANNOTATION):
+        annotations[RESTART_ANNOTATION] = restart
+    labels = engine.template.labels | labels_of(resource, component, cell)
+    pod = _pod_spec(engine)
+    labels[REVISION_LABEL] = digest(
+        {"labels": labels, "annotations": annotations, "spec": pod}, _REVISION_DIGITS
     )
-    return _template(resource, config, pod)
+    return {"metadata": {"labels": labels} | _present(annotations=annotations), "spec": pod}
 
 
 def preflight_spec(deployment: Object, node: str) -> Object:
-    """Spec of a pod that tries a target's image and settings, and loads nothing.
+    """Spec of a pod that tests a target's image and settings, and loads nothing.
 
-    It takes over what the image is pulled with and what the settings are made of. Where the target
-    wants to be, and what it holds (GPUs, ports, privileges, a claim for its cache), is its own.
+    It copies what the image is pulled with and what the settings are made of, and neither the
+    placement of the target nor what it holds: GPUs, ports, privileges, a claim for its cache.
 
     Args:
         deployment: of the target, as it should be.
@@ -164,7 +147,7 @@ def preflight_spec(deployment: Object, node: str) -> Object:
     place = {"key": "metadata.name", "operator": "In", "values": [node]}
     here = {"nodeSelectorTerms": [{"matchFields": [place]}]}
     is_read_only = container["securityContext"]["readOnlyRootFilesystem"]
-    return {key: template[key] for key in _TRIED_IN_POD if key in template} | {
+    return {key: template[key] for key in _PREFLIGHT_POD_FIELDS if key in template} | {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": deployment["spec"]["progressDeadlineSeconds"],
         "terminationGracePeriodSeconds": 1,
@@ -176,7 +159,7 @@ def preflight_spec(deployment: Object, node: str) -> Object:
             for each in template["volumes"]
         ],
         "containers": [
-            {key: container[key] for key in _TRIED_IN_CONTAINER}
+            {key: container[key] for key in _PREFLIGHT_CONTAINER_FIELDS}
             | {
                 "name": "preflight",
                 "args": ["--print-config"],
@@ -187,26 +170,18 @@ def preflight_spec(deployment: Object, node: str) -> Object:
     }
 
 
-def _template(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
-    annotations = dict(pod.template.annotations)
-    if restart := resource.annotations.get(RESTART_ANNOTATION):
-        annotations[RESTART_ANNOTATION] = restart
-    labels = dict(pod.template.labels) | labels_of(resource, pod.component, pod.cell)
-    spec = _pod_spec(resource, config, pod)
-    labels[REVISION_LABEL] = digest(
-        {"labels": labels, "annotations": annotations, "spec": spec}, REVISION_DIGITS
-    )
-    return {"metadata": {"labels": labels} | _present(annotations=annotations), "spec": spec}
-
-
-def _pod_spec(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
-    template, is_on_hub = pod.template, environment.is_on_hub(pod.source)
-    spec: Object = {
-        "serviceAccountName": account(resource, pod.component),
+def _pod_spec(engine: _Engine) -> Object:
+    resource, template = engine.resource, engine.template
+    inits = [_fetch_container(engine)] if engine.is_on_hub else []
+    if resource.spec.model_cache.host_path:
+        inits.insert(0, node_folder_container(engine.image, engine.config.image_pull_policy))
+    return {
+        "serviceAccountName": account(resource, engine.component),
         "automountServiceAccountToken": False,
         # A Service called ssd-target would inject SSD_TARGET_PORT=tcp://…, a setting of ours.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": pod.grace_seconds,
+        "terminationGracePeriodSeconds": engine.process.drain_seconds
+        + (30 if engine.is_target else 25),
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,
@@ -215,16 +190,15 @@ def _pod_spec(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "containers": [_container(resource, config, pod)],
-        "volumes": [*_volumes(resource, pod), *template.volumes],
-    }
-    return spec | _present(
-        affinity=pod.affinity,
-        initContainers=[
-            *node_folders.init_containers(resource, pod.image, config.image_pull_policy),
-            *([_fetch_container(resource, config, pod)] if is_on_hub else []),
+        "containers": [_engine_container(engine)],
+        "volumes": [
+            *volumes(resource, engine.component, engine.process.source),
+            *template.volumes,
         ],
-        nodeSelector=dict(template.node_selector),
+    } | _present(
+        affinity=placement.affinity(resource, engine.component, engine.cell),
+        initContainers=inits,
+        nodeSelector=template.node_selector,
         tolerations=[*placement.tolerations(resource), *template.tolerations],
         priorityClassName=template.priority_class_name,
         runtimeClassName=template.runtime_class_name,
@@ -233,62 +207,63 @@ def _pod_spec(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
     )
 
 
-def _container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
-    container: Object = {
-        "name": str(pod.component),
-        "image": pod.image,
-        "imagePullPolicy": config.image_pull_policy,
-        # Said, though images know it: another process's image ends at once instead of serving.
-        "command": ["python", "-m", f"ssd_{pod.component}"],
-        "env": environment.merged(pod.environment, pod.template.env),
-        "ports": [
-            {"name": "grpc", "containerPort": pod.port, "protocol": "TCP"},
-            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
-        ],
-        "resources": pod.resources,
-        "securityContext": _unprivileged(
-            is_read_only=resource.spec.security.read_only_root_filesystem
-        ),
-        "startupProbe": _killing_probe(
-            "/readyz", period=2, timeout=2, failures=math.ceil(pod.startup_timeout_seconds / 2)
-        ),
-        # The heart-beat of the step thread, never drafts or load: those restart nothing.
-        "livenessProbe": _killing_probe("/livez", period=10, timeout=5, failures=6),
-        "readinessProbe": _probe("/readyz", period=2, timeout=2, failures=2),
-        "terminationMessagePath": environment.TERMINATION_LOG,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [*_volume_mounts(pod), *pod.template.volume_mounts],
-    }
-    return container | _present(lifecycle=pod.lifecycle)
+def _engine_container(engine: _Engine) -> Object:
+    port = TARGET_PORT if engine.is_target else DRAFT_PORT
+    startup_failures = math.ceil(engine.process.startup_timeout_seconds / 2)
+    variables = environment.engine_environment(
+        engine.resource, engine.component, engine.cell, _num_threads(engine.resources)
+    )
+    # With a command, an image of another process fails at once instead of serving.
+    return (
+        _container(engine, str(engine.component), f"ssd_{engine.component}", variables)
+        | {
+            "ports": [
+                {"name": "grpc", "containerPort": port, "protocol": "TCP"},
+                {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
+            ],
+            "resources": engine.resources,
+            "startupProbe": _probe("/readyz", 2, 2, startup_failures, _KILL_SECONDS),
+            # The heartbeat of the step thread, never drafts or load: those restart nothing.
+            "livenessProbe": _probe("/livez", 10, 5, 6, _KILL_SECONDS),
+            "readinessProbe": _probe("/readyz", 2, 2, 2),
+            "volumeMounts": [*volume_mounts(engine.process.source), *engine.template.volume_mounts],
+        }
+        | _present(
+            lifecycle={"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}}
+            if engine.is_target
+            else {}
+        )
+    )
 
 
-def _fetch_container(resource: Resource, config: OperatorConfig, pod: _Pod) -> Object:
-    """Fetches a model of the hub into the cache. It reserves nothing beside what its engine does.
+def _fetch_container(engine: _Engine) -> Object:
+    """Fetches a model of the hub into the cache; it reserves no more than its engine.
 
-    What the user adds comes along: a proxy, or a certificate of the hub's mirror.
+    It has the user's variables and mounts: a proxy, or a certificate of the hub's mirror.
     """
+    resources = {
+        part: {name: size for name, size in sizes.items() if name in _PLAIN_RESOURCES}
+        for part, sizes in engine.resources.items()
+    }
+    variables = environment.fetch_environment(engine.process.source)
+    return _container(engine, FETCH, "ssd.fetch", variables) | {
+        "resources": _present(**resources),
+        "volumeMounts": [*FETCH_MOUNTS, *engine.template.volume_mounts],
+    }
+
+
+def _container(engine: _Engine, name: str, module: str, variables: list[Object]) -> Object:
     return {
-        "name": FETCH,
-        "image": pod.image,
-        "imagePullPolicy": config.image_pull_policy,
-        "command": ["python", "-m", "ssd.fetch"],
-        "env": environment.merged(environment.fetch_environment(pod.source), pod.template.env),
-        "resources": _present(
-            **{
-                part: {name: size for name, size in sizes.items() if name in _PLAIN_RESOURCES}
-                for part, sizes in pod.resources.items()
-            }
-        ),
+        "name": name,
+        "image": engine.image,
+        "imagePullPolicy": engine.config.image_pull_policy,
+        "command": ["python", "-m", module],
+        "env": environment.merged(variables, engine.template.env),
         "securityContext": _unprivileged(
-            is_read_only=resource.spec.security.read_only_root_filesystem
+            is_read_only=engine.resource.spec.security.read_only_root_filesystem
         ),
         "terminationMessagePath": environment.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [
-            {"name": "tmp", "mountPath": reserved.SCRATCH_FOLDER},
-            {"name": "cache", "mountPath": reserved.CACHE_FOLDER},
-            *pod.template.volume_mounts,
-        ],
     }
 
 
@@ -300,84 +275,35 @@ def _unprivileged(*, is_read_only: bool) -> Object:
     }
 
 
-def _killing_probe(path: str, *, period: int, timeout: int, failures: int) -> Object:
-    """A probe after whose failure the kubelet restarts the container."""
-    probe = _probe(path, period=period, timeout=timeout, failures=failures)
-    return probe | {"terminationGracePeriodSeconds": KILL_SECONDS}
-
-
-def _probe(path: str, *, period: int, timeout: int, failures: int) -> Object:
+def _probe(path: str, period: int, timeout: int, failures: int, kill_seconds: int = 0) -> Object:
+    """A probe; with ``kill_seconds`` one whose failure restarts the container."""
     return {
         "httpGet": {"path": path, "port": "http"},
         "periodSeconds": period,
         "timeoutSeconds": timeout,
         "failureThreshold": failures,
-    }
+    } | _present(terminationGracePeriodSeconds=kill_seconds)
 
 
-def _volumes(resource: Resource, pod: _Pod) -> list[Object]:
-    is_gpu = resource.spec.accelerator is Accelerator.NVIDIA
-    size = _GPU_SHARED_MEMORY[pod.component] if is_gpu else "64Mi"
-    volumes: list[Object] = [
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "cache", **_cache(resource)},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
-    ]
-    if claim := environment.volume_claim(pod.source):
-        claimed = {"claimName": claim, "readOnly": True}
-        volumes.append({"name": "models", "persistentVolumeClaim": claimed})
-    return volumes
-
-
-def _volume_mounts(pod: _Pod) -> list[Object]:
-    mounts: list[Object] = [
-        {"name": "tmp", "mountPath": reserved.SCRATCH_FOLDER},
-        {"name": "cache", "mountPath": reserved.CACHE_FOLDER},
-    ]
-    if environment.is_on_hub(pod.source):
-        # Weights that pods share: an engine compiles beside them and never writes to them.
-        where = {"mountPath": reserved.HUB_FOLDER, "subPath": reserved.HUB_SUBFOLDER}
-        mounts.append({"name": "cache", **where, "readOnly": True})
-    mounts.append({"name": "shm", "mountPath": reserved.SHARED_MEMORY})
-    if environment.volume_claim(pod.source):
-        mounts.append({"name": "models", "mountPath": reserved.MODELS_FOLDER, "readOnly": True})
-    return mounts
-
-
-def _cache(resource: Resource) -> Object:
-    cache = resource.spec.model_cache
-    match cache.type:
-        case "PVC":
-            return {"persistentVolumeClaim": {"claimName": cache.claim_name}}
-        case "HostPath":
-            return {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
-        case _:
-            return {"emptyDir": _present(sizeLimit=cache.size_limit)}
-
-
-def _resources(
-    resource: Resource, component: Component, process: Target | Draft, gpus: Mapping[str, str]
-) -> Object:
+def _resources(resource: Resource, component: Component, process: Target | Draft) -> Object:
     """Defaults, except for each key that the user names, and the GPUs.
 
     A key named in requests or limits alone loses both defaults: a request above our own limit would
     be refused, and a limit without a request is also the request.
     """
-    requests: Mapping[str, str] = process.resources.get("requests", {})
-    limits: Mapping[str, str] = process.resources.get("limits", {})
-    is_gpu = resource.spec.accelerator is Accelerator.NVIDIA
-    default_requests = (_GPU_DEFAULTS if is_gpu else _CPU_DEFAULTS)[component]
-    if environment.is_on_hub(process.source) and resource.spec.model_cache.size_limit:
-        disk = {"ephemeral-storage": resource.spec.model_cache.size_limit}
-        default_requests = default_requests | disk
-    default_limits = {} if is_gpu else _CPU_LIMITS
+    spec = resource.spec
+    requests: Object = dict(process.resources.get("requests", {}))
+    limits: Object = dict(process.resources.get("limits", {}))
+    own_requests = dict((_GPU_DEFAULTS if spec.is_gpu else _CPU_DEFAULTS)[component])
+    own_limits = {} if spec.is_gpu else _CPU_LIMITS
+    if environment.is_on_hub(process.source) and spec.model_cache.size_limit:
+        own_requests["ephemeral-storage"] = str(spec.model_cache.size_limit)
+    num_gpus = spec.tensor_parallel_size if component is Component.TARGET else 1
+    gpus = {process.gpu_resource: str(num_gpus)} if spec.is_gpu else {}
     named = {*requests, *limits}
     return _present(
-        requests={key: default_requests[key] for key in default_requests if key not in named}
-        | dict(requests),
-        limits={key: default_limits[key] for key in default_limits if key not in named}
-        | dict(limits)
-        | (dict(gpus) if is_gpu else {}),
+        requests={key: own_requests[key] for key in own_requests if key not in named} | requests,
+        limits={key: own_limits[key] for key in own_limits if key not in named} | limits | gpus,
     )
 
 

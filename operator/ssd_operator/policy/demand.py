@@ -24,7 +24,7 @@ def policy_of(draft: Draft) -> Policy | None:
     return Policy(
         minimum=autoscaling.min_replicas,
         maximum=autoscaling.max_replicas,
-        occupancy=autoscaling.target_occupancy,
+        occupancy=float(autoscaling.target_occupancy),
         window_seconds=autoscaling.scale_down_stabilization_seconds,
         cooldown_seconds=autoscaling.cooldown_seconds,
         default_capacity=draft.sequences_per_replica,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 
 from ssd_operator.api.spec import Object, Resource
-from ssd_operator.api.status_schema import MOST_LINKS
+from ssd_operator.api.status import MOST_LINKS
 from ssd_operator.children.names import TARGET_PORT, Component, cell_of, selector
 from ssd_operator.observe.facts import Observed, PoolFact
 from ssd_operator.observe.pod_state import is_ready, is_scheduled, name_of, to_text

@@ -6,11 +6,13 @@ from pathlib import Path
 import yaml
 from hypothesis import strategies as st
 
+from ssd_operator.api.kubernetes_types import ObjectKey
 from ssd_operator.api.spec import (
     Accelerator,
     Autoscaling,
     Draft,
     Engine,
+    Keda,
     Model,
     ModelCache,
     Object,
@@ -20,7 +22,6 @@ from ssd_operator.api.spec import (
     PodTemplate,
     Resource,
     ScalingMode,
-    SecretKey,
     Security,
     Sharing,
     Source,
@@ -47,7 +48,8 @@ CONFIG = OperatorConfig(
 UID = "0f0e0d0c-0b0a-0908-0706-050403020100"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 DEMO_TARGET, DEMO_DRAFT = Source(uri="demo://target"), Source(uri="demo://draft")
-TOKEN = SecretKey(name="hf", key="token")
+KEDA = Keda(server_address="http://prometheus.monitoring:9090")
+TOKEN = ObjectKey(name="hf", key="token")
 
 
 def resource(spec: Spec, name: str = "demo", **annotations: str) -> Resource:
@@ -61,8 +63,8 @@ def resource(spec: Spec, name: str = "demo", **annotations: str) -> Resource:
     )
 
 
-def hub(name: str, token: SecretKey | None = None) -> Source:
-    return Source(uri=f"hf://{name}", revision=REVISION, token_secret=token)
+def hub(name: str, token: ObjectKey | None = None) -> Source:
+    return Source(uri=f"hf://{name}", revision=REVISION, token_secret_ref=token)
 
 
 def replicas_of(resource: Resource) -> dict[int, int]:
@@ -83,6 +85,7 @@ def cpu_demo(
         accelerator=Accelerator.CPU,
         target=target or Target(source=DEMO_TARGET),
         draft=draft or Draft(source=DEMO_DRAFT, replicas=2),
+        speculation=Speculation(draft_deadline_milliseconds=20),
         security=security or Security(),
     )
 
@@ -171,7 +174,9 @@ EVERYTHING = Spec(
 def scaled(mode: ScalingMode) -> Spec:
     """The demo with somebody else's autoscaler."""
     autoscaling = Autoscaling(
-        mode=mode, max_replicas=6, keda_server_address="http://prometheus.monitoring:9090"
+        mode=mode,
+        max_replicas=6,
+        keda=KEDA,
     )
     return cpu_demo(draft=Draft(source=DEMO_DRAFT, autoscaling=autoscaling))
 
@@ -209,7 +214,12 @@ def specs(draw: st.DrawFn) -> Spec:
     )
     autoscaling = draw(
         st.none()
-        | st.builds(Autoscaling, mode=st.sampled_from(ScalingMode), max_replicas=st.just(9))
+        | st.builds(
+            Autoscaling,
+            mode=st.sampled_from(ScalingMode),
+            max_replicas=st.just(9),
+            keda=st.just(KEDA),
+        )
     )
     return Spec(
         accelerator=accelerator,

@@ -1,6 +1,5 @@
 """The chart's samples that no API server checks."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,23 +7,23 @@ import yaml
 from tests.unit.ssd_operator.resources import CONFIG
 
 from ssd_operator.api.parse import parse
-from ssd_operator.api.spec import Object
-from ssd_operator.children.pods import draft_template, target_template
+from ssd_operator.children.names import Component
+from ssd_operator.children.pods import engine_template
 
 SAMPLES = Path(__file__).resolve().parents[3] / "charts" / "ssd" / "samples"
 
 
-@pytest.mark.parametrize(("name", "draw"), [("target", target_template), ("draft", draft_template)])
+@pytest.mark.parametrize("component", Component)
 def test_the_job_fetches_what_the_pods_of_the_sample_would_fetch(
-    name: str, draw: Callable[..., Object]
+    component: Component,
 ) -> None:
     sample = yaml.safe_load((SAMPLES / "llama-3.1-70b.yaml").read_text())
     sample["metadata"] |= {"namespace": "default", "uid": "u", "generation": 1}
-    pod = draw(parse(sample), CONFIG, 0)["spec"]
+    pod = engine_template(parse(sample), CONFIG, component, 0)["spec"]
     (fetch,) = pod["initContainers"]
     job = yaml.safe_load((SAMPLES / "jobs" / "fetch-weights.yaml").read_text())
     own = job["spec"]["template"]["spec"]
-    (container,) = [each for each in own["containers"] if each["name"] == name]
+    (container,) = [each for each in own["containers"] if each["name"] == component]
     assert container["command"] == fetch["command"]
     variables = [each for each in fetch["env"] if each["name"] != "SSD_FETCH_TERMINATION_LOG"]
     assert sorted(map(str, container["env"])) == sorted(map(str, variables))

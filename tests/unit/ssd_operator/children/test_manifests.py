@@ -11,6 +11,7 @@ from tests.unit.ssd_operator.resources import (
     CONFIG,
     DEMO_DRAFT,
     DEMO_TARGET,
+    KEDA,
     LLAMA,
     NAMES,
     POOL,
@@ -24,6 +25,7 @@ from tests.unit.ssd_operator.resources import (
     specs,
 )
 
+from ssd_operator.api.kubernetes_types import NetworkPeer
 from ssd_operator.api.spec import (
     Accelerator,
     Autoscaling,
@@ -47,7 +49,7 @@ from ssd_operator.children.names import (
     cell_of,
     revision_of,
 )
-from ssd_operator.children.node_folders import USER
+from ssd_operator.children.volumes import USER
 
 ORDER = [
     "ServiceAccount",
@@ -177,7 +179,7 @@ def test_selectors_hold_nothing_that_a_version_changes(spec: Spec) -> None:
 
 @given(specs())
 def test_gpus_are_those_of_the_targets_and_one_a_draft(spec: Spec) -> None:
-    wanted_gpus = spec.target.tensor_parallel_size * spec.num_cells + spec.draft.replicas
+    wanted_gpus = spec.tensor_parallel_size * spec.num_cells + spec.draft.replicas
     assert gpus(resource(spec)) == (wanted_gpus if spec.accelerator is Accelerator.NVIDIA else 0)
 
 
@@ -219,19 +221,19 @@ def test_every_child_has_its_owner_its_labels_and_a_hash(spec: Spec) -> None:
 def class_0_changes(spec: Spec) -> dict[str, Spec]:
     """Each field that must touch no pod, changed."""
     draft, target = spec.draft, spec.target
-    autoscaling = Autoscaling(mode=ScalingMode.HPA, max_replicas=64, target_occupancy=0.5)
+    autoscaling = Autoscaling(mode=ScalingMode.HPA, max_replicas=64, target_occupancy="0.5")
     return {
-        "paused": replace(spec, paused=True),
-        "draft.replicas": replace(spec, draft=replace(draft, replicas=draft.replicas + 7)),
-        "draft.autoscaling": replace(spec, draft=replace(draft, autoscaling=autoscaling)),
-        "target.replicas": replace(spec, target=replace(target, replicas=target.replicas + 1)),
-        "security.networkPolicy": replace(
-            spec, security=replace(spec.security, network_policy=not spec.security.network_policy)
+        "paused": spec.changed(paused=True),
+        "draft.replicas": spec.changed(draft=draft.changed(replicas=draft.replicas + 7)),
+        "draft.autoscaling": spec.changed(draft=draft.changed(autoscaling=autoscaling)),
+        "target.replicas": spec.changed(target=target.changed(replicas=target.replicas + 1)),
+        "security.networkPolicy": spec.changed(
+            security=spec.security.changed(network_policy=not spec.security.network_policy)
         ),
-        "security.clients": replace(
-            spec, security=replace(spec.security, clients=({"podSelector": {}},))
+        "security.clients": spec.changed(
+            security=spec.security.changed(clients=({"podSelector": {}},))
         ),
-        "podMonitor": replace(spec, observability=Observability(pod_monitor=True)),
+        "podMonitor": spec.changed(observability=Observability(pod_monitor=True)),
     }
 
 
@@ -256,7 +258,7 @@ def test_a_new_version_of_the_operator_rewrites_objects_and_replaces_no_pod() ->
 
 def test_another_image_is_another_revision_of_its_component_alone() -> None:
     spec = cpu_demo()
-    changed = replace(spec, draft=replace(spec.draft, image="other:1"))
+    changed = spec.changed(draft=spec.draft.changed(image="other:1"))
     before, after = (templates(resource(each)) for each in (spec, changed))
     assert before["demo-target-0"] == after["demo-target-0"]
     revisions = [
@@ -340,16 +342,16 @@ def test_only_its_own_targets_and_the_operator_reach_a_draft() -> None:
 
 
 def test_named_clients_close_a_target_to_others_but_the_operator() -> None:
-    client: Object = {"podSelector": {"matchLabels": {"app": "chat"}}}
+    client: NetworkPeer = {"podSelector": {"matchLabels": {"app": "chat"}}}
     made = children(resource(cpu_demo(security=Security(clients=(client,)))))
     first, operator = callers(made, "demo-target")
     assert first == client
-    assert operator["podSelector"] == {"matchLabels": dict(CONFIG.operator_labels)}
+    assert operator["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "ssd-operator"}}
 
 
 @given(st.sampled_from(ScalingMode))
 def test_a_scaler_is_ours_only_if_somebody_else_scales(mode: ScalingMode) -> None:
-    spec = cpu_demo(draft=Draft(source=DEMO_DRAFT, autoscaling=Autoscaling(mode=mode)))
+    spec = cpu_demo(draft=Draft(source=DEMO_DRAFT, autoscaling=Autoscaling(mode=mode, keda=KEDA)))
     made = [each["kind"] for each in children(resource(spec)) if each["kind"] in OPTIONAL_KINDS]
     expected = {ScalingMode.HPA: ["HorizontalPodAutoscaler"], ScalingMode.KEDA: ["ScaledObject"]}
     assert made == expected.get(mode, [])

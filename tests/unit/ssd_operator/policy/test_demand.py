@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.ssd_operator.scenes import Scene, answer, draft, homeless, link, marked, target
@@ -65,8 +65,8 @@ def test_a_draft_that_two_targets_measured_counts_once() -> None:
 
 def test_the_policy_is_the_users() -> None:
     fixed = Scene().resource.spec.draft
-    autoscaling = Autoscaling(min_replicas=2, max_replicas=9, target_occupancy=0.5)
-    asked = replace(fixed, autoscaling=autoscaling, sequences_per_replica=16)
+    autoscaling = Autoscaling(min_replicas=2, max_replicas=9, target_occupancy="0.5")
+    asked = fixed.changed(autoscaling=autoscaling, sequences_per_replica=16)
     expected = Policy(minimum=2, maximum=9, occupancy=0.5, default_capacity=16)
     assert policy_of(asked) == expected
 
@@ -102,7 +102,7 @@ def elsewhere(thing: Object) -> Object:
     ],
 )
 def test_drafts_follow_their_target_where_they_must_be_beside_it(
-    policy: str, topology: str, pods: tuple[Object, ...], misplaced: set[str]
+    policy: Any, topology: str, pods: tuple[Object, ...], misplaced: set[str]
 ) -> None:
     placement = Placement(policy=policy, topology_key=topology)
     assert (

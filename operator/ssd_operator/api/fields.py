@@ -1,0 +1,110 @@
+"""Types of fields with their bounds. The CRD and the validation of a resource use the same ones.
+
+Patterns are anchored at both ends and list their characters: Go and Rust do not mean the same
+blanks and digits. The description of a field is the docstring below it.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, with_config
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from ssd_operator.api.reserved import GROUP
+
+_T = TypeVar("_T")
+_QUANTITY = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE])?$"
+_QUANTITY_LENGTH = 32
+_LABEL = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+
+
+class Block(BaseModel):
+    """A block of the spec: snake case in Python, camel case in the resource."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        alias_generator=to_camel,
+        validate_by_alias=True,
+        validate_by_name=True,
+        use_attribute_docstrings=True,
+    )
+
+    def changed(self, **fields: Any) -> Self:
+        """Return a copy with other values of these fields; they are not validated."""
+        return self.model_copy(update=fields)
+
+
+def rules(*checks: tuple[str, str]) -> dict[str, Any]:
+    """CEL rules of a schema, each with the message of the API server to who breaks it."""
+    found = [{"rule": expression, "message": message} for expression, message in checks]
+    return {"x-kubernetes-validations": found}
+
+
+def checked(*checks: tuple[str, str]) -> ConfigDict:
+    """Configuration of a model with CEL rules; descriptions are docstrings."""
+    extra = rules(*checks) if checks else None
+    return ConfigDict(use_attribute_docstrings=True, json_schema_extra=extra)
+
+
+def kubernetes_object(*checks: tuple[str, str]) -> Callable[[type[_T]], type[_T]]:
+    """Decorate a ``TypedDict`` that is written as Kubernetes has it, with its CEL rules."""
+    return with_config(checked(*checks))
+
+
+def between(least: int, most: int) -> Any:
+    """Bounds of an integer."""
+    return Field(ge=least, le=most)
+
+
+def text(most: int, *, least: int | None = None, pattern: str | None = None) -> Any:
+    """Bounds of a string, in characters."""
+    return Field(max_length=most, min_length=least, pattern=pattern)
+
+
+def items(most: int, *keys: str) -> Any:
+    """Bounds of a list; ``keys`` are the fields that identify its items."""
+    kind: dict[str, Any] = {
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": list(keys),
+    }
+    return Field(max_length=most, json_schema_extra=kind if keys else None)
+
+
+def _quantity(value: object) -> int | str:
+    # A bool is an int in Python, and not in JSON.
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and len(value) <= _QUANTITY_LENGTH and re.match(_QUANTITY, value):
+        return value
+    raise PydanticCustomError("quantity", "Input should be a quantity such as 500m, 2 or 16Gi")
+
+
+Quantity = Annotated[
+    int | str,
+    PlainValidator(_quantity),
+    WithJsonSchema(
+        {
+            "x-kubernetes-int-or-string": True,
+            "pattern": _QUANTITY,
+            "maxLength": _QUANTITY_LENGTH,
+        }
+    ),
+]
+"""A Kubernetes quantity, as it was written."""
+Visible = Annotated[str, text(512, pattern="^[!-~]*$")]
+"""ASCII without blanks."""
+ObjectName = Annotated[str, text(253, least=1, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+LabelValue = Annotated[str, text(63, pattern=_LABEL)]
+NodeLabels = Annotated[dict[str, LabelValue], Field(max_length=16)]
+_FOREIGN = rules(
+    (
+        f"self.all(k, !k.startsWith('{GROUP}/'))",
+        f"names under {GROUP}/ are the operator's: use a prefix of your own",
+    )
+)
+Labels = Annotated[dict[str, LabelValue], Field(max_length=32, json_schema_extra=_FOREIGN)]
+Annotations = Annotated[
+    dict[str, Annotated[str, text(4096)]], Field(max_length=32, json_schema_extra=_FOREIGN)
+]
