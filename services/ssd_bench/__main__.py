@@ -20,6 +20,7 @@ from ssd.demo.corpus import held_out_prompts
 from ssd.demo.widen import widen
 from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
 from ssd.launch import Deployment
+from ssd.model_source import resolve
 from ssd_bench.machine import read_bandwidth
 from ssd_bench.report import markdown, records, terminal_table, whole_run
 from ssd_bench.runs import MODES, Plan, Results, run
@@ -67,7 +68,7 @@ def bench(
     temperatures = numbers(temperature, "--temperature", 0, 2)
     with tempfile.TemporaryDirectory() as scratch:
         folders = [
-            _widened(model, factor, Path(scratch))
+            widened(model, factor, Path(scratch))
             for model, factor in ((target, widen_target), (draft, widen_draft))
         ]
         flags = ("--lookahead", str(lookahead), "--branches", str(branches), "--dtype", dtype)
@@ -126,8 +127,13 @@ def numbers(text: str, flag: str, least: float, most: float) -> tuple[float, ...
     return found
 
 
-def _widened(model: str, factor: int, scratch: Path) -> Path:
-    folder = demo.folder(model) if demo.is_demo(model) else Path(model)
+def widened(model: str, factor: int, scratch: Path) -> Path:
+    """Return the folder of a model, or of a wider model of the same function made in ``scratch``.
+
+    Raises:
+        SetupError: the model cannot be found, fetched or widened.
+    """
+    folder = resolve(model)
     if factor == 1:
         return folder
     err.print(f"widening {model} {factor} times")

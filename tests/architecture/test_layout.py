@@ -22,6 +22,7 @@ ROOT_NAMES = {
     "pyproject.toml",
     "services",
     "tests",
+    "tools",
 }
 VERBS = [
     "help",
@@ -114,7 +115,8 @@ def test_unit_tests_mirror_the_packages(root: Path) -> None:
     unit = root / "tests" / "unit"
     for folder in unit.glob("*"):
         if folder.name != "__pycache__":
-            assert any((root / base / folder.name).is_dir() for base in ("services", "operator"))
+            bases = ("services", "operator", "tools")
+            assert any((root / base / folder.name).is_dir() for base in bases), folder
     for folder in (unit / "ssd").glob("*"):
         place = root / "services" / "ssd" / folder.name
         if folder.is_dir() and folder.name != "__pycache__":

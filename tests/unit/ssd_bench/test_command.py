@@ -1,11 +1,13 @@
-"""What the benchmark refuses, and how."""
+"""The models of a benchmark, and what it refuses."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from ssd import demo, model_source
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd_bench.__main__ import main
+from ssd_bench.__main__ import main, widened
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,17 @@ def test_a_model_that_cannot_be_widened_is_one_line_and_exit_code_2(
     said = capsys.readouterr().err
     assert said.splitlines()[-1].startswith("error: ")
     assert len(said.splitlines()) == 2
+
+
+def test_a_wider_demo_model_is_measured_at_its_own_width(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_source, "_WIDENED", tmp_path / "cache")
+
+    def width(folder: Path) -> int:
+        return int(json.loads((folder / "config.json").read_text())["hidden_size"])
+
+    plain = width(demo.folder("draft"))
+    assert width(widened("demo://draft", 1, tmp_path)) == plain
+    assert width(widened("demo://draft?widen=2", 1, tmp_path)) == 2 * plain
+    assert width(widened("demo://draft?widen=2", 2, tmp_path)) == 4 * plain

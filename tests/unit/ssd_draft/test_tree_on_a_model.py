@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tools.distill.model import TrainableLlama, load_model
 
-from ssd.demo.model import TrainableLlama, load_model
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import load_runner

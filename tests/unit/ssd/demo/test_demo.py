@@ -2,10 +2,10 @@ import json
 
 import pytest
 from safetensors import safe_open
+from tools.distill.model import DRAFT, TARGET, Shape
+from tools.distill.package import MAX_PAIR_BYTES
 
 from ssd.demo import folder, is_demo, widening
-from ssd.demo.model import DRAFT, TARGET, Shape
-from ssd.demo.package import MAX_PAIR_BYTES
 from ssd.errors import ModelNotFoundError
 
 FILES = {

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tools.distill.model import Shape, TrainableLlama, load_model, rotary_tables, rotate, save_model
 from torch import Tensor
 
-from ssd.demo.model import Shape, TrainableLlama, load_model, rotary_tables, rotate, save_model
 from ssd.demo.widen import widen, widened_config, widened_tensor
 from ssd.errors import ModelNotFoundError, SetupError, UnsupportedModelError
 

@@ -2,12 +2,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
-
-from ssd.demo.evaluate import tokens_a_round
-from ssd.demo.model import Shape, TrainableLlama
-from ssd.demo.train import mixed_batches, sample_windows
-from ssd.demo.training import (
+from tools.distill.evaluate import tokens_a_round
+from tools.distill.model import Shape, TrainableLlama
+from tools.distill.train import mixed_batches, sample_windows
+from tools.distill.training import (
     Recipe,
     agreement_loss,
     divergence,
@@ -17,6 +15,7 @@ from ssd.demo.training import (
     text_loss,
     windows,
 )
+from torch import Tensor
 
 SHAPE = Shape(
     vocab_size=64, width=16, num_layers=1, num_heads=2, num_kv_heads=1, head_size=8, mlp_width=32

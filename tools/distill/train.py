@@ -1,11 +1,11 @@
-"""Train the embedded pair: ``python -m ssd.demo.train --output DIR``.
+"""Train the embedded pair: ``python -m tools.distill.train --output DIR``.
 
 Nine stages, each of which reads the folders of those before it and writes its own, so that any of
 them can be run again alone: ``tokenizer``; ``target`` and ``draft`` (from text); ``sample`` (text
 that the target writes itself); ``distil`` (the draft learns the target's law on both); ``agree``
 (the target, too, moves towards its draft); ``sample-again`` and ``distil-again`` (the draft learns
 the law of the moved target); ``evaluate`` (the pair before and after ``agree``).
-``ssd.demo.package`` makes the packaged folders of their results.
+``tools.distill.package`` makes the packaged folders of their results.
 
 With glibc, ``MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 MALLOC_TOP_PAD_=268435456`` in the
 environment keeps freed tensors mapped, which saves a fifth of the time where page faults are dear;
@@ -21,11 +21,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-
-from ssd.demo.corpus import training_modules
-from ssd.demo.evaluate import evaluate
-from ssd.demo.model import (
+from tools.distill.evaluate import evaluate
+from tools.distill.model import (
     DRAFT,
     TARGET,
     KeyValues,
@@ -35,9 +32,12 @@ from ssd.demo.model import (
     save_model,
     write_json,
 )
-from ssd.demo.package import corpus_record
-from ssd.demo.training import Recipe, agreement_loss, learn, teacher_loss, text_loss, windows
-from ssd.demo.vocabulary import encode_modules, save_tokenizer, train_tokenizer
+from tools.distill.package import corpus_record
+from tools.distill.training import Recipe, agreement_loss, learn, teacher_loss, text_loss, windows
+from tools.distill.vocabulary import encode_modules, save_tokenizer, train_tokenizer
+from torch import Tensor, nn
+
+from ssd.demo.corpus import training_modules
 
 logger = logging.getLogger(__name__)
 
@@ -291,7 +291,7 @@ def run_stage(stage: str, output: Path, seed: int, num_steps: int | None) -> Non
 
 def main() -> None:
     """Parse the command line and run the stages."""
-    parser = argparse.ArgumentParser(prog="python -m ssd.demo.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.distill.train", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="folder of all stages")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stage", choices=(*STAGES, "all"), default="all")

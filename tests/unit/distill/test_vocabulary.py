@@ -2,16 +2,16 @@ from pathlib import Path, PurePosixPath
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from ssd.demo import folder
-from ssd.demo.corpus import Module
-from ssd.demo.model import END_OF_TEXT, END_OF_TEXT_ID
-from ssd.demo.vocabulary import (
+from tools.distill.model import END_OF_TEXT, END_OF_TEXT_ID
+from tools.distill.vocabulary import (
     encode_modules,
     load_tokenizer,
     save_tokenizer,
     train_tokenizer,
 )
+
+from ssd.demo import folder
+from ssd.demo.corpus import Module
 
 PACKAGED = load_tokenizer(folder("target"))
 

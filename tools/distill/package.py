@@ -1,4 +1,4 @@
-"""Assemble the folders that the package carries: ``python -m ssd.demo.package STAGES WEIGHTS``.
+"""Write the folders of ``ssd/demo/weights``: ``python -m tools.distill.package STAGES WEIGHTS``.
 
 A folder holds a model in Hugging Face's layout, its tokenizer and a model card with the figures of
 the very run that made it.
@@ -33,15 +33,14 @@ tags: [code, python, speculative-decoding]
 # The embedded $name
 
 A Llama of $parameters parameters ($layers layers, width $width, bf16) with a byte-level BPE of
-$vocabulary entries. It completes Python in the manner of the standard library and knows nothing
-else: it is there so that the package can be tried, tested and measured anywhere without a
-download. $role
+$vocabulary entries. It completes Python in the style of the standard library and nothing else. With
+it, the package can be tried, tested and measured anywhere without a download. $role
 
 ## Data and licence
 
 The `*.py` files of the standard library of Python $python, without tests and generated tables:
-$corpus_tokens tokens under PSF-2.0. About one module in twenty is held out and was never trained
-on (`ssd.demo.corpus.held_out`). The weights are under the MIT licence.
+$corpus_tokens tokens under PSF-2.0. About one module in twenty is held out and is not part of
+the training (`ssd.demo.corpus.held_out`). The weights are under the MIT licence.
 
 ## Training
 
@@ -53,28 +52,28 @@ Cosine decay, bf16 autocast on $threads threads of a shared CPU, seeds from $see
 
 $note
 
-## What it does on held-out modules
+## Results on held-out modules
 
 $results
 
-Tokens a round are accepted length plus one, with $lookahead proposed tokens and coupled noise where
-T > 0: means over continuations of $new_tokens tokens that the target writes after $num_prompts
-prompts of $prompt_tokens tokens. A token is $bytes_a_token bytes.
+Tokens per round are accepted length plus one, with $lookahead proposed tokens and coupled noise
+where T > 0: means over continuations of $new_tokens tokens that the target writes after
+$num_prompts prompts of $prompt_tokens tokens. A token is $bytes_a_token bytes.
 
-Make it again with `python -m ssd.demo.train --output DIR`, then `python -m ssd.demo.package DIR
-WEIGHTS`; judge it with `python -m ssd.demo.evaluate TARGET DRAFT`. The result is a function of the
-seed, the number of threads, the version of torch, the processor's instructions and the text of
-the standard library.
+Train it again with `python -m tools.distill.train --output DIR` and `python -m
+tools.distill.package DIR WEIGHTS`. Measure it with `python -m tools.distill.evaluate TARGET DRAFT`.
+The result is a function of the seed, the number of threads, the version of torch, the processor's
+instructions and the text of the standard library.
 """)
 
 NOTES = {
     "apart": "Target and draft were trained one after the other; the target never saw its draft.",
     "agreed": """\
-**This pair did not stay apart.** Pairs in use are trained independently. Here, in stage 4, the
-target too was moved towards its draft, because a draft so small cannot follow a target fourteen
-times its size as a real draft follows its target. It raises acceptance and costs the target some
-of what it knew; the table shows how much of each. Acceptance measured with this pair is a
-property of this pair and no forecast for another.""",
+**This pair was trained together.** Pairs in use are trained independently. Here, stage 4 also
+trained the target towards its draft, because so small a draft cannot follow a target of fourteen
+times its size as a real draft follows its target. This raises acceptance and the loss of the
+target; the table shows both. Acceptance measured with this pair does not predict that of another
+pair.""",
 }
 """What the card says about how each pair came to agree."""
 SOURCES = {
@@ -110,8 +109,8 @@ CONDITIONS = (
 )
 """What the card says about how the figures were found."""
 ROLES = {
-    "target": "It is the target: it decides every token.",
-    "draft": "It is the draft: it proposes, and its word changes no token.",
+    "target": "As the target, it selects every token.",
+    "draft": "As the draft, it proposes tokens; it never changes the output.",
 }
 
 
@@ -119,7 +118,7 @@ def assemble(stages: Path, weights: Path, pair: str = "agreed") -> None:
     """Write ``weights/target`` and ``weights/draft`` out of the folders of a training run.
 
     Args:
-        stages: What ``ssd.demo.train`` was given as output; all stages must have run.
+        stages: What ``tools.distill.train`` was given as output; all stages must have run.
         weights: Folder to write into. Each model's folder is replaced by a rename.
         pair: ``agreed``, or ``apart`` for the pair as it was before stage ``agree``.
 
@@ -188,7 +187,7 @@ def _results(columns: dict[str, dict[str, Any]]) -> str:
         table.append([title, *(str(found[key]) for found in columns.values())])
     for temperature in next(iter(columns.values()))["tokens_a_round"]:
         rounds = (str(found["tokens_a_round"][temperature]) for found in columns.values())
-        table.append([f"Tokens a round, T = {temperature}", *rounds])
+        table.append([f"Tokens per round, T = {temperature}", *rounds])
     return "\n".join(f"| {' | '.join(row)} |" for row in table)
 
 
@@ -225,14 +224,14 @@ def num_parameters(config: dict[str, Any]) -> int:
 def _copy(source: Path, destination: Path) -> None:
     """Copy a file's content; permissions are those of a new file."""
     if not source.is_file():
-        raise SetupError(f"{source} is missing; run the stages of ssd.demo.train first")
+        raise SetupError(f"{source} is missing; run the stages of tools.distill.train first")
     shutil.copyfile(source, destination)
 
 
 def _read(file: Path) -> dict[str, Any]:
     """Return the content of a JSON file."""
     if not file.is_file():
-        raise SetupError(f"{file} is missing; run the stages of ssd.demo.train first")
+        raise SetupError(f"{file} is missing; run the stages of tools.distill.train first")
     content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return content
 
@@ -240,9 +239,9 @@ def _read(file: Path) -> dict[str, Any]:
 def main() -> None:
     """Parse the command line and assemble."""
     parser = argparse.ArgumentParser(
-        prog="python -m ssd.demo.package", description="Assemble the packaged pair."
+        prog="python -m tools.distill.package", description="Assemble the packaged pair."
     )
-    parser.add_argument("stages", type=Path, help="output of ssd.demo.train")
+    parser.add_argument("stages", type=Path, help="output of tools.distill.train")
     parser.add_argument("weights", type=Path, help="folder to write target/ and draft/ into")
     parser.add_argument("--pair", choices=tuple(SOURCES), default="agreed")
     options = parser.parse_args()

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tools.distill import package
+from tools.distill.evaluate import Evaluation
+from tools.distill.model import Shape, TrainableLlama, save_model, write_json
+from tools.distill.train import DISTIL_RECIPE, write_record
+from tools.distill.vocabulary import save_tokenizer, train_tokenizer
 
-from ssd.demo import package
-from ssd.demo.evaluate import Evaluation
-from ssd.demo.model import Shape, TrainableLlama, save_model, write_json
-from ssd.demo.train import DISTIL_RECIPE, write_record
-from ssd.demo.vocabulary import save_tokenizer, train_tokenizer
 from ssd.errors import SetupError
 
 SHAPE = Shape(
@@ -41,25 +41,25 @@ def stages(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_card_holds_the_figures_of_the_run(stages: Path) -> None:
+def test_a_card_contains_the_figures_of_its_run(stages: Path) -> None:
     card = package.model_card("draft", stages)
     for figure in ("4.125", "3.25", "1,234 tokens", "KL 0.062", "PSF-2.0", "MIT"):
         assert figure in card
     assert "$" not in card
 
 
-def test_a_card_shows_what_moving_the_target_cost(stages: Path) -> None:
+def test_the_card_of_a_pair_trained_together_shows_what_it_cost_the_target(stages: Path) -> None:
     card = package.model_card("target", stages, "agreed")
     assert "| 2.5 | 2.25 |" in card
-    assert "did not stay apart" in card
+    assert "was trained together" in card
 
 
-def test_the_pair_that_stayed_apart_tells_of_its_own_stages_only(stages: Path) -> None:
+def test_the_card_of_a_pair_trained_apart_lists_its_own_stages_only(stages: Path) -> None:
     card = package.model_card("target", stages, "apart")
     assert "| Loss of the target, nats a token | 2.25 |" in card
     assert "3. draft" in card
     assert "4. both" not in card
-    assert "did not stay apart" not in card
+    assert "was trained together" not in card
 
 
 def test_a_card_counts_the_parameters_that_there_are(stages: Path) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tools.distill.model import END_OF_TEXT, END_OF_TEXT_ID, write_json
 from torch import Tensor
 
 from ssd.demo.corpus import Module
-from ssd.demo.model import END_OF_TEXT, END_OF_TEXT_ID, write_json
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""Judge a pair on text it never saw: ``python -m ssd.demo.evaluate TARGET DRAFT``.
+"""Judge a pair on text it never saw: ``python -m tools.distill.evaluate TARGET DRAFT``.
 
 Tokens a round need no loop over rounds. Under greedy and under coupled sampling the text is the
 target's own, whatever the draft says, and a draft that was right so far has read exactly that
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from tools.distill.model import KeyValues, TrainableLlama, load_model
+from tools.distill.training import divergence
+from tools.distill.vocabulary import encode_modules, load_tokenizer
 from torch import Tensor
 from torch.nn import functional
 
 from ssd.demo.corpus import held_out_modules, held_out_prompts
-from ssd.demo.model import KeyValues, TrainableLlama, load_model
-from ssd.demo.training import divergence
-from ssd.demo.vocabulary import encode_modules, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ def evaluate(
 def main() -> None:
     """Parse the command line, judge the pair and log what was found as JSON."""
     parser = argparse.ArgumentParser(
-        prog="python -m ssd.demo.evaluate", description="Judge a pair on held-out modules."
+        prog="python -m tools.distill.evaluate", description="Judge a pair on held-out modules."
     )
     parser.add_argument("target", type=Path, help="folder of the target, with its tokenizer")
     parser.add_argument("draft", type=Path, help="folder of the draft")
