@@ -53,7 +53,7 @@ class Operator:
         self._cluster = cluster
         self._engines = EngineClients(_now, self._wake)
         self._readiness = Readiness()
-        self._queue: WorkQueue[Key] | None = None
+        self._queue: WorkQueue | None = None
         self._relist: Relist | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -92,9 +92,7 @@ class Operator:
         settings, namespaces = self._settings, self._settings.scope
         reconciler = Reconciler(self._cluster, cache, self._engines, settings.config, _now)
         work = partial(self._pass, reconciler)
-        self._queue = WorkQueue(
-            work, num_workers=settings.num_workers, now=time.monotonic, fields=_fields
-        )
+        self._queue = WorkQueue(work, num_workers=settings.num_workers, now=time.monotonic)
         self._relist = Relist(self._cluster, cache, self._wake, self._readiness, namespaces)
         runs = (self._queue.run(), self._relist.run())
         self._tasks = [asyncio.ensure_future(each) for each in runs]
@@ -162,12 +160,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     _log.info("stopped")
     return 0
-
-
-def _fields(key: Key) -> dict[str, object]:
-    """What log lines of a resource's passes carry."""
-    namespace, name = key
-    return {"namespace": namespace, "name": name}
 
 
 def _now() -> float:

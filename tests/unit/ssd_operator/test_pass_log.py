@@ -62,12 +62,7 @@ async def test_each_line_of_a_pass_names_its_resource_and_its_pass(lines: Lines)
         log.info("applied", object="Service/x")
         raise BusyError("no answer")
 
-    queue: WorkQueue[Key] = WorkQueue(
-        work,
-        num_workers=2,
-        now=asyncio.get_running_loop().time,
-        fields=lambda key: {"namespace": key[0], "name": key[1]},
-    )
+    queue = WorkQueue(work, num_workers=2, now=asyncio.get_running_loop().time)
     running = asyncio.ensure_future(queue.run())
     queue.wake(ONE)
     queue.wake(TWO)

@@ -134,19 +134,17 @@ async def test_a_number_of_drafts_is_counted_with_its_direction() -> None:
 
 
 def test_a_resource_that_always_fails_is_seen_although_it_is_never_late() -> None:
-    schedule: Schedule[str] = Schedule()
-    schedule.wake("bad", 0.0)
-    schedule.wake("good", 0.0)
-    for now in range(1, 1000, 70):
-        for key in ("bad", "good"):
+    schedule, bad, good = Schedule(), ("here", "bad"), ("here", "good")
+    for now in range(0, 1000, 70):
+        for key in (bad, good):
             schedule.wake(key, now)
         while (taken := schedule.take(now + 65.0)) is not None:
-            if taken == "bad":
+            if taken == bad:
                 schedule.fail(taken, now + 65.0)
             else:
                 schedule.finish(taken, now + 65.0, 30.0)
     assert schedule.oldest_success_seconds(1000.0) == 1000.0
-    schedule.finish("bad", 1000.0, None)
+    schedule.finish(bad, 1000.0, None)
     assert schedule.oldest_success_seconds(1000.0) < 100.0
 
 
