@@ -10,18 +10,16 @@ from ssd.speculation.table import OutcomeTable, pack_commits
 from ssd.transport.frame import Frame, FrameKind, TensorChannel
 from ssd.types import (
     Commit,
-    Heartbeat,
+    LinkWelcome,
     LookupResult,
-    Peer,
     SequenceId,
     SessionClosing,
     SessionOpening,
     TargetMessage,
 )
 from ssd_target.drafts.link_health import CircuitBreaker, TableDeadline
+from ssd_target.drafts.round_trip import RoundTrip
 from ssd_target.drafts.sustainable_sessions import TablePace
-
-_NOBODY = Peer()
 
 
 class LinkState(StrEnum):
@@ -79,55 +77,26 @@ class LinkCounts:
         return self.hits / max(1, self.hits + self.misses + self.late)
 
 
-class RoundTrip:
-    """Times a link by the beats that the draft sends back. Asyncio loop.
-
-    One question at a time, so that a slow answer is measured and not overtaken.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        """The newest measurement; 0 before the first."""
-        self._nonce = 0
-        self._asked_at: float | None = None
-
-    def beat(self, now: float) -> Heartbeat:
-        """The next beat to send."""
-        if self._asked_at is not None:
-            return Heartbeat()
-        self._nonce += 1
-        self._asked_at = now
-        return Heartbeat(nonce=self._nonce)
-
-    def hear(self, beat: Heartbeat, now: float) -> bool:
-        """Take a beat of the draft; true if it was the answer."""
-        if self._asked_at is None or beat.echo != self._nonce:
-            return False
-        self.seconds = now - self._asked_at
-        self._asked_at = None
-        return True
-
-
 class DraftLink:
-    """A link after Welcome. Guarded by the pool's lock; what it sends never blocks.
+    """A link to a draft after its handshake.
 
-    ``say`` carries control messages, ``channel`` frames; both may raise ``LinkError``.
+    Guarded by the lock of ``DraftPool``; ``round_trip`` belongs to the asyncio loop. Control
+    messages travel through ``send_control`` and frames through the channel. Neither blocks.
     """
 
     def __init__(
         self,
         name: str,
-        epoch: int,
-        capacity: int,
+        welcome: LinkWelcome,
         channel: TensorChannel,
-        say: Callable[[TargetMessage], None],
-        *,
-        peer: Peer = _NOBODY,
+        send_control: Callable[[TargetMessage], None],
     ) -> None:
         self.name = name
-        self.epoch = epoch
-        self.peer = peer
-        self.capacity = max(1, capacity)
+        self.epoch = welcome.epoch
+        self.peer = welcome.peer
+        self.max_sessions = max(1, welcome.max_sessions)
+        self.max_len = welcome.max_len
+        """Its sessions are shorter than this many tokens; 0 is unknown."""
         self.counts = LinkCounts()
         self.round_trip = RoundTrip()
         self.sessions: dict[int, Session] = {}
@@ -136,8 +105,6 @@ class DraftLink:
         self.circuit_breaker = CircuitBreaker(is_enabled=True)
         self.not_asked_until = 0.0
         """When it may be offered a session again, after one that came to nothing."""
-        self.max_len = 0
-        """Its sessions are shorter than this many tokens; 0 is not known."""
         self.most_sessions = 0
         """Most sessions that it has carried at a time: its draft never keeps more."""
         self.tables_due = 0
@@ -145,7 +112,7 @@ class DraftLink:
         self.is_draining = False
         self.lost_because: str | None = None
         self._channel = channel
-        self._say = say
+        self._send_control = send_control
         self._session_ids = itertools.count(1)
         self._sequence_numbers = itertools.count(1)
 
@@ -164,9 +131,15 @@ class DraftLink:
         return (
             self.state(now) is LinkState.ACTIVE
             and (not self.max_len or num_tokens < self.max_len)
-            and len(self.sessions) < self.capacity
+            and len(self.sessions) < self.max_sessions
             and now >= self.not_asked_until
         )
+
+    def start(
+        self, on_frame: Callable[[Frame], None], on_lost: Callable[[Exception], None]
+    ) -> None:
+        """Receive the frames of the draft from now on; see ``TensorChannel``."""
+        self._channel.start(on_frame, on_lost)
 
     @property
     def transport(self) -> str:
@@ -175,8 +148,8 @@ class DraftLink:
 
     @property
     def load(self) -> float:
-        """Sessions over capacity."""
-        return len(self.sessions) / self.capacity
+        """Sessions over ``max_sessions``."""
+        return len(self.sessions) / self.max_sessions
 
     def next_session_id(self) -> int:
         """An id never used before on this link."""
@@ -194,12 +167,12 @@ class DraftLink:
         Raises:
             LinkError: the link is closed or its outbox is full.
         """
-        self._say(opening)
+        self._send_control(opening)
 
     def close_session(self, session: int) -> None:
         """Tell the draft that a sequence has ended; a link that is gone needs no telling."""
         try:
-            self._say(SessionClosing(session))
+            self._send_control(SessionClosing(session))
         except LinkError as error:
             self.lost_because = self.lost_because or str(error)
 

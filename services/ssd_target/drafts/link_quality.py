@@ -1,7 +1,7 @@
-"""What a link was measured to be, and what this target asks of its links.
+"""The measured quality of a link, and the quality that this target requires.
 
-A link is judged when it comes up, before it carries a session. One that grows slow later shows late
-tables, which is what circuit_breaker is for.
+A link is measured once, before it has a session. A link that becomes slow later has late tables,
+for which there is the circuit breaker.
 """
 
 import asyncio
@@ -12,108 +12,108 @@ from dataclasses import dataclass
 from ssd.errors import LinkError
 from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall
 from ssd.types import Draining, Heartbeat, Peer
-from ssd_target.drafts.link import RoundTrip
+from ssd_target.drafts.round_trip import RoundTrip
 
 NUM_PINGS = 9
-"""Their median is the round trip: the first ones find cold caches, one in a hundred a busy loop."""
+"""The result is their median: the first ones meet cold caches, one in a hundred a busy loop."""
 TOO_SLOW = "link_too_slow"
-"""How the reason of a link begins that was refused for what was measured on it."""
+"""Prefix of the reason of a link that was refused because of its measurement."""
 _RANKS = {"any": 0, "tcp": 0, "rdma": 1, "nvlink": 2}
-"""Transports from slow to fast; ``any`` is content with all, one not named here proves nothing."""
+"""Transports from slow to fast. ``any`` accepts all. An unknown transport counts as slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkQuality:
-    """What was found on a link."""
+    """The measurement of a link."""
 
     transport: str
-    """``tcp``; ``rdma`` and ``nvlink`` once a channel exists that takes them."""
+    """``tcp``; ``rdma`` and ``nvlink`` once there is a channel that uses them."""
     round_trip_seconds: float
 
 
 class LinkTooSlowError(LinkError):
-    """A link is worse than the target requires; it serves on without it.
+    """A link does not meet the requirement; the target continues without it.
 
     Attributes:
-        found: what was measured.
+        quality: the measurement.
         peer: the draft.
     """
 
-    def __init__(self, found: LinkQuality, peer: Peer, sentence: str) -> None:
-        super().__init__(f"{TOO_SLOW}: {sentence}")
-        self.found = found
+    def __init__(self, quality: LinkQuality, peer: Peer, reason: str) -> None:
+        super().__init__(f"{TOO_SLOW}: {reason}")
+        self.quality = quality
         self.peer = peer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRequirement:
-    """What a link must be to be used."""
+    """The quality that a link needs."""
 
     transport: str = "any"
-    """``any``, ``rdma`` or ``nvlink``: this one or a faster one."""
+    """``any``, ``rdma`` or ``nvlink``: this transport or a faster one."""
     max_round_trip_seconds: float = 0.0
     """0 sets no limit."""
 
     @property
-    def asks_nothing(self) -> bool:
-        """Whether every link will do, so that none has to be measured before it is used."""
+    def accepts_all(self) -> bool:
+        """Whether every link meets it, so that no link needs a measurement."""
         return self.transport == "any" and not self.max_round_trip_seconds
 
-    def check(self, found: LinkQuality, peer: Peer) -> None:
-        """Refuse a link that is worse.
+    def check(self, quality: LinkQuality, peer: Peer) -> None:
+        """Reject a link that does not meet the requirement.
 
         Raises:
-            LinkTooSlowError: with what was found, what is allowed, and the cure.
+            LinkTooSlowError: with the measured value, the allowed value and the fix.
         """
-        micros, most = found.round_trip_seconds * 1e6, self.max_round_trip_seconds * 1e6
-        if _RANKS.get(found.transport, 0) < _RANKS[self.transport]:
+        micros, most = quality.round_trip_seconds * 1e6, self.max_round_trip_seconds * 1e6
+        if _RANKS.get(quality.transport, 0) < _RANKS[self.transport]:
             raise LinkTooSlowError(
-                found,
+                quality,
                 peer,
-                f"its transport is {found.transport} (round trip {micros:.0f} us), "
+                f"its transport is {quality.transport} (round trip {micros:.0f} us), "
                 f"{self.transport} is required: give the pods that transport, "
                 "or require any",
             )
         if most and micros > most:
             raise LinkTooSlowError(
-                found,
+                quality,
                 peer,
-                f"its round trip is {micros:.0f} us over {found.transport}, at most {most:.0f} us "
-                "are allowed: place the draft nearer, or raise the limit",
+                f"its round trip is {micros:.0f} us over {quality.transport}, at most "
+                f"{most:.0f} us are allowed: place the draft nearer, or raise the limit",
             )
 
 
 async def measure(call: LinkCall, now: Callable[[], float]) -> float:
-    """Median seconds from a beat to its echo. Asks one at a time and takes no other message.
+    """Return the median seconds from a heartbeat to its echo.
 
     Args:
-        call: a link after Welcome, without sessions.
-        now: seconds, of any clock.
+        call: a link after Welcome, without sessions. Only heartbeats are sent and read.
+        now: returns the seconds of any clock.
 
     Raises:
-        LinkError: the draft left, fell silent or said goodbye.
+        LinkError: the draft closed the link, sent ``Draining`` or no echo.
     """
-    timer = RoundTrip()
+    round_trip = RoundTrip()
     seconds: list[float] = []
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             while len(seconds) < NUM_PINGS:
-                call.send(timer.beat(now()))
-                await _echo(call, timer, now)
-                seconds.append(timer.seconds)
+                call.send(round_trip.next_heartbeat(now()))
+                await _receive_echo(call, round_trip, now)
+                seconds.append(round_trip.seconds)
     except TimeoutError as error:
         raise LinkError(
-            f"{len(seconds)} of {NUM_PINGS} beats came back within {HANDSHAKE_SECONDS} s"
+            f"{len(seconds)} of {NUM_PINGS} heartbeats were echoed within {HANDSHAKE_SECONDS} s"
         ) from error
     return statistics.median(seconds)
 
 
-async def _echo(call: LinkCall, timer: RoundTrip, now: Callable[[], float]) -> None:
+async def _receive_echo(call: LinkCall, round_trip: RoundTrip, now: Callable[[], float]) -> None:
     while True:
         message = await call.receive()
         if message is None:
             raise LinkError("the draft closed the link")
         if isinstance(message, Draining):
             raise LinkError("the draft is leaving")
-        if isinstance(message, Heartbeat) and timer.hear(message, now()):
+        if isinstance(message, Heartbeat) and round_trip.receive(message, now()):
             return

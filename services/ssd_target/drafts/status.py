@@ -4,9 +4,9 @@ from collections.abc import Sequence as Rows
 
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_target.decoding.round_log import RoundLog
-from ssd_target.drafts.dialer import LinkReport
 from ssd_target.drafts.link import LinkState
 from ssd_target.drafts.pool import DraftPool
+from ssd_target.drafts.reports import LinkReport
 from ssd_target.drafts.sustainable_sessions import draft_capacity
 
 _REASONS = {
@@ -46,7 +46,7 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         epoch=link.epoch,
         sessions=len(link.sessions),
         sustainable_sessions=draft_capacity(
-            link.table_pace.seconds_by_sessions, verify_seconds, link.capacity
+            link.table_pace.seconds_by_sessions, verify_seconds, link.max_sessions
         ),
         hits=link.counts.hits,
         misses=link.counts.misses,
@@ -61,15 +61,15 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
 
 
 def _without_link(report: LinkReport) -> LinkStatus:
-    found = report.found
+    quality = report.quality
     return LinkStatus(
         address=report.address,
         state=report.state,
         reason=report.reason,
         draft_pod=report.peer.pod,
         draft_node=report.peer.node,
-        transport=found.transport if found else "",
-        round_trip_seconds=found.round_trip_seconds if found else 0.0,
+        transport=quality.transport if quality else "",
+        round_trip_seconds=quality.round_trip_seconds if quality else 0.0,
     )
 
 

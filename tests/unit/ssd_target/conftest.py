@@ -20,6 +20,7 @@ from ssd.transport.inprocess import pair
 from ssd.types import (
     FinishReason,
     GenerationChunk,
+    LinkWelcome,
     Mode,
     Request,
     SamplingParams,
@@ -179,9 +180,9 @@ class Bench:
         sampling: SamplingParams | None = None,
         epoch: int = 1,
         name: str = "scripted",
-        capacity: int = 16,
+        max_sessions: int = 16,
     ) -> ScriptedDraft:
-        """Attach a draft that knows what the target will say."""
+        """Attach a draft that knows the tokens that the target will emit."""
         mine, theirs = pair()
         how = sampling or SamplingParams(temperature=0.0)
         draft = ScriptedDraft(
@@ -192,7 +193,10 @@ class Bench:
             script=tuple(script),
             epoch=epoch,
         )
-        link = DraftLink(name, epoch, capacity, mine, draft.receive)
+        welcome = LinkWelcome(
+            epoch=epoch, max_sessions=max_sessions, lookahead=LOOKAHEAD, branches=BRANCHES
+        )
+        link = DraftLink(name, welcome, mine, draft.receive)
         mine.start(
             lambda frame: self._receive(link, frame),
             lambda error: self.pool.detach(link, str(error)),

@@ -141,7 +141,7 @@ def test_a_new_link_gets_its_sessions_within_two_rounds(
 @pytest.mark.usefixtures("always_proposing")
 def test_a_free_session_goes_to_a_sequence_without_a_draft(make_bench: MakeBench) -> None:
     bench = make_bench(backup="ngram")
-    draft = bench.join([Behaviour.MISS], capacity=1)
+    draft = bench.join([Behaviour.MISS], max_sessions=1)
     bench.submit([1, 2, 3], 5)
     bench.submit([4, 5, 6], 40)
     for _ in range(4):
@@ -208,7 +208,7 @@ def test_sequences_of_a_draining_draft_run_without_a_draft_if_no_other_has_room(
 ) -> None:
     bench = make_bench()
     leaving = bench.join([Behaviour.HIT], name="leaving")
-    staying = bench.join([Behaviour.HIT], name="staying", capacity=1)
+    staying = bench.join([Behaviour.HIT], name="staying", max_sessions=1)
     sinks = [bench.submit([1, 2, number], 30) for number in range(3)]
     for _ in range(4):
         bench.loop.run_round()

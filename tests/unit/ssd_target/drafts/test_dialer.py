@@ -1,8 +1,7 @@
-"""Which addresses are dialled, when links come and go, and what a draft must agree to."""
+"""Which addresses are dialled, and when links start and end."""
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,7 +12,6 @@ import pytest
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.link import LinkCall, LinkServerCall
 from ssd.rpc.server import RpcServer
-from ssd.speculation.table import row_width
 from ssd.telemetry import (
     LINK_REFUSALS_TOTAL,
     LINK_RTT_SECONDS,
@@ -23,11 +21,12 @@ from ssd.telemetry import (
 )
 from ssd.types import WIRE_VERSION, Heartbeat, LinkHello, LinkPolicy, LinkWelcome
 from ssd.v1 import speculation_pb2_grpc
-from ssd_target.drafts import dialer as links
-from ssd_target.drafts.dialer import LinkDialer, LinkReport, check_welcome, is_literal, redial_pause
+from ssd_target.drafts import addresses, connection, dialer, handshake
+from ssd_target.drafts.dialer import LinkDialer, redial_pause
 from ssd_target.drafts.link import DraftLink, LinkState
 from ssd_target.drafts.link_quality import LinkRequirement
 from ssd_target.drafts.pool import DraftPool
+from ssd_target.drafts.reports import LinkReport
 from ssd_target.settings import TargetSettings
 
 HELLO = LinkHello(
@@ -40,35 +39,14 @@ HELLO = LinkHello(
     epoch=3,
 )
 WELCOME = LinkWelcome(epoch=3, max_sessions=4, lookahead=6, branches=24)
-PATIENCE_SECONDS = 10.0
+MAX_SECONDS = 10.0
 
 
-@pytest.mark.parametrize(
-    ("address", "literal"),
-    [
-        ("127.0.0.1:50052", True),
-        ("[::1]:50052", True),
-        ("localhost:50052", True),
-        ("drafts.ssd.svc:50052", False),
-        ("dns:///localhost:50052", False),
-    ],
-)
-def test_numbers_and_localhost_are_not_resolved(address: str, *, literal: bool) -> None:
-    assert is_literal(address) == literal
-
-
-def test_a_welcome_must_repeat_what_was_proposed() -> None:
-    check_welcome(HELLO, WELCOME)
-    for change in ({"epoch": 2}, {"lookahead": 5}, {"branches": 12}):
-        with pytest.raises(HandshakeError, match=next(iter(change))):
-            check_welcome(HELLO, replace(WELCOME, **change))  # type: ignore[arg-type]
-
-
-class PoliteDraft(speculation_pb2_grpc.SpeculationServiceServicer):
-    """Shakes hands and answers beats; ``heard`` has the nonces."""
+class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):
+    """Answers the handshake and echoes heartbeats; ``nonces`` has the received ones."""
 
     def __init__(self) -> None:
-        self.heard: asyncio.Queue[int] = asyncio.Queue()
+        self.nonces: asyncio.Queue[int] = asyncio.Queue()
 
     async def Speculate(self, request_iterator: object, context: Any) -> None:  # noqa: N802
         async with LinkServerCall(context) as call:
@@ -77,57 +55,57 @@ class PoliteDraft(speculation_pb2_grpc.SpeculationServiceServicer):
             call.send(replace(WELCOME, epoch=hello.epoch))
             while (message := await call.receive()) is not None:
                 if isinstance(message, Heartbeat):
-                    self.heard.put_nowait(message.nonce)
+                    self.nonces.put_nowait(message.nonce)
                     call.send(Heartbeat(echo=message.nonce))
 
 
 class WatchedPool(DraftPool):
-    """Says when a link comes and when it goes."""
+    """Records when a link starts and when it ends."""
 
     def __init__(self) -> None:
         settings = TargetSettings(lookahead=6, branches=4, draft_deadline_ms=0.0)
         super().__init__(settings, 10, SystemClock())
-        self.news: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.events: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
 
     def attach(self, link: DraftLink) -> None:
         super().attach(link)
-        self.news.put_nowait(("up", link.name))
+        self.events.put_nowait(("up", link.name))
 
     def detach(self, link: DraftLink, reason: str) -> None:
         super().detach(link, reason)
-        self.news.put_nowait(("down", link.name))
+        self.events.put_nowait(("down", link.name))
 
     async def next(self) -> tuple[str, str]:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            return await self.news.get()
+        async with asyncio.timeout(MAX_SECONDS):
+            return await self.events.get()
 
 
 @dataclass
-class Names:
-    """A resolver whose answers are set by hand; ``asked`` counts."""
+class FixedAnswers:
+    """A resolver with fixed answers; records its queries."""
 
     answers: dict[str, set[str]] = field(default_factory=dict)
-    asked: list[tuple[str, int]] = field(default_factory=list)
+    queries: list[tuple[str, int]] = field(default_factory=list)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     async def __call__(self, host: str, port: int) -> set[str]:
         async with self.changed:
-            self.asked.append((host, port))
+            self.queries.append((host, port))
             self.changed.notify_all()
         if host not in self.answers:
             raise OSError("no such name")
         return self.answers[host]
 
-    async def until_asked_again(self, times: int = 2) -> None:
-        goal = len(self.asked) + times
-        async with self.changed, asyncio.timeout(PATIENCE_SECONDS):
-            await self.changed.wait_for(lambda: len(self.asked) >= goal)
+    async def wait_for_queries(self, times: int = 2) -> None:
+        goal = len(self.queries) + times
+        async with self.changed, asyncio.timeout(MAX_SECONDS):
+            await self.changed.wait_for(lambda: len(self.queries) >= goal)
 
 
 @contextlib.asynccontextmanager
-async def polite() -> AsyncIterator[tuple[PoliteDraft, int]]:
+async def echo_draft() -> AsyncIterator[tuple[EchoDraft, int]]:
     server = RpcServer("127.0.0.1", 0)
-    draft = PoliteDraft()
+    draft = EchoDraft()
     register = partial(speculation_pb2_grpc.add_SpeculationServiceServicer_to_server, draft)
     server.add("ssd.v1.SpeculationService", register)
     await server.start()
@@ -138,131 +116,110 @@ async def polite() -> AsyncIterator[tuple[PoliteDraft, int]]:
 
 
 @contextlib.asynccontextmanager
-async def kept_up(pool: DraftPool, drafts: LinkDialer) -> AsyncIterator[LinkDialer]:
-    running = asyncio.create_task(drafts.run())
+async def running(pool: DraftPool, drafts: LinkDialer) -> AsyncIterator[LinkDialer]:
+    task = asyncio.create_task(drafts.run())
     try:
         yield drafts
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         assert pool.links() == ()
 
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert links.RESOLVE_SECONDS == 2.0
-    monkeypatch.setattr(links, "RESOLVE_SECONDS", 0.01)
-    monkeypatch.setattr(links, "HEARTBEAT_SECONDS", 0.01)
+    assert dialer.RESOLVE_SECONDS == 2.0
+    monkeypatch.setattr(dialer, "RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr(connection, "HEARTBEAT_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("name", ["drafts.svc:50052", "dns:///drafts.svc:50052"])
-async def test_drafts_behind_a_name_are_dialled_when_they_join_and_not_again_when_they_left(
+async def test_addresses_of_a_name_are_dialled_when_they_appear_and_not_after_they_disappear(
     name: str,
 ) -> None:
     async with contextlib.AsyncExitStack() as stack:
         first = contextlib.AsyncExitStack()
-        _, port = await first.enter_async_context(polite())
-        _, other_port = await stack.enter_async_context(polite())
+        _, port = await first.enter_async_context(echo_draft())
+        _, other_port = await stack.enter_async_context(echo_draft())
         one, two = f"127.0.0.1:{port}", f"127.0.0.1:{other_port}"
-        names = Names({"drafts.svc": {one}})
+        names = FixedAnswers({"drafts.svc": {one}})
         pool = WatchedPool()
         drafts = LinkDialer(pool, (name,), HELLO, LinkPolicy(), names)
-        async with kept_up(pool, drafts):
+        async with running(pool, drafts):
             assert await pool.next() == ("up", one)
-            assert names.asked[0] == ("drafts.svc", 50052)
+            assert names.queries[0] == ("drafts.svc", 50052)
             names.answers["drafts.svc"] = {one, two}
             assert await pool.next() == ("up", two)
             names.answers["drafts.svc"] = {two}
-            await names.until_asked_again()
-            assert pool.num_active == 2, "a link that is up outlives its name"
+            await names.wait_for_queries()
+            assert pool.num_active == 2, "a link that is up stays when its address disappears"
             await first.aclose()
             assert await pool.next() == ("down", one)
-            await names.until_asked_again(3)
+            await names.wait_for_queries(3)
             assert [report.address for report in drafts.reports()] == [two]
-        assert not {(one,), (two,)} & LINK_STATE._metrics.keys(), "what is gone shows nothing"
+        assert not {(one,), (two,)} & LINK_STATE._metrics.keys(), "no gauge is left"
 
 
 @pytest.mark.usefixtures("fast")
-async def test_an_address_that_never_answered_is_forgotten_with_its_name() -> None:
-    names = Names({"drafts.svc": {"127.0.0.1:1"}})
+async def test_an_address_without_a_link_is_forgotten_when_it_disappears() -> None:
+    names = FixedAnswers({"drafts.svc": {"127.0.0.1:1"}})
     pool = WatchedPool()
     drafts = LinkDialer(pool, ("drafts.svc:50052",), HELLO, LinkPolicy(), names)
-    async with kept_up(pool, drafts):
-        await names.until_asked_again()
+    async with running(pool, drafts):
+        await names.wait_for_queries()
         assert [report.address for report in drafts.reports()] == ["127.0.0.1:1"]
         names.answers["drafts.svc"] = set()
-        await names.until_asked_again(3)
+        await names.wait_for_queries(3)
         assert drafts.reports() == []
 
 
-@pytest.mark.parametrize("number", [socket.EAI_NONAME, socket.EAI_NODATA])
-async def test_a_name_without_addresses_is_an_answer(
-    monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", failing(number))
-    assert await links.resolve("demo-draft-0", 50052) == set()
-
-
-async def test_a_name_server_that_does_not_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", failing(socket.EAI_AGAIN))
-    with pytest.raises(OSError, match="as told"):
-        await links.resolve("demo-draft-0", 50052)
-
-
-def failing(number: int) -> Callable[..., object]:
-    def getaddrinfo(*_question: object, **_hints: object) -> object:
-        raise socket.gaierror(number, "as told")
-
-    return getaddrinfo
-
-
 @pytest.mark.usefixtures("fast")
-async def test_a_name_server_that_fails_costs_no_link() -> None:
-    async with polite() as (_, port):
-        names = Names({"drafts.svc": {f"127.0.0.1:{port}"}})
+async def test_a_failed_query_ends_no_link() -> None:
+    async with echo_draft() as (_, port):
+        names = FixedAnswers({"drafts.svc": {f"127.0.0.1:{port}"}})
         pool = WatchedPool()
         drafts = LinkDialer(pool, ("drafts.svc:1", "nowhere.svc:1"), HELLO, LinkPolicy(), names)
-        async with kept_up(pool, drafts):
+        async with running(pool, drafts):
             await pool.next()
             del names.answers["drafts.svc"]
-            await names.until_asked_again(times=6)
+            await names.wait_for_queries(times=6)
             assert pool.num_active == 1
-            assert pool.news.empty()
+            assert pool.events.empty()
 
 
 @pytest.mark.usefixtures("fast")
-async def test_numbers_and_localhost_are_dialled_as_they_are() -> None:
-    async with polite() as (_, port):
-        names = Names()
+async def test_ip_addresses_and_localhost_are_dialled_without_a_query() -> None:
+    async with echo_draft() as (_, port):
+        names = FixedAnswers()
         pool = WatchedPool()
-        addresses = (f"127.0.0.1:{port}", f"localhost:{port}")
-        async with kept_up(pool, LinkDialer(pool, addresses, HELLO, LinkPolicy(), names)):
-            assert {(await pool.next())[1], (await pool.next())[1]} == set(addresses)
-        assert names.asked == []
+        both = (f"127.0.0.1:{port}", f"localhost:{port}")
+        async with running(pool, LinkDialer(pool, both, HELLO, LinkPolicy(), names)):
+            assert {(await pool.next())[1], (await pool.next())[1]} == set(both)
+        assert names.queries == []
 
 
 @pytest.mark.usefixtures("fast")
-async def test_the_round_trip_of_a_link_is_measured_by_its_beats() -> None:
-    async with polite() as (draft, port):
+async def test_the_round_trip_of_a_link_is_measured_with_heartbeats() -> None:
+    async with echo_draft() as (draft, port):
         pool = WatchedPool()
         address = f"127.0.0.1:{port}"
-        async with kept_up(pool, LinkDialer(pool, (address,), HELLO, LinkPolicy())) as drafts:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+        async with running(pool, LinkDialer(pool, (address,), HELLO, LinkPolicy())) as drafts:
+            async with asyncio.timeout(MAX_SECONDS):
                 while (
-                    await draft.heard.get() < 2
-                ):  # The second question means an answer to the first.
+                    await draft.nonces.get() < 2
+                ):  # The second nonce is sent after the echo of the first.
                     pass
             report = drafts.reports()[0]
             assert report.state is LinkState.ACTIVE
             assert report.link is not None
-            assert 0 < report.link.round_trip.seconds < PATIENCE_SECONDS
+            assert 0 < report.link.round_trip.seconds < MAX_SECONDS
             assert LINK_RTT_SECONDS.labels(draft=address)._value.get() > 0
             assert LINK_STATE.labels(draft=address)._value.get() == 1
 
 
 async def refusals(drafts: LinkDialer) -> AsyncIterator[LinkReport]:
-    """Each report of a refused link, as it comes."""
+    """Yield each report of a refused link once."""
     seen: list[LinkReport] = []
     while True:
         for report in drafts.reports():
@@ -273,7 +230,7 @@ async def refusals(drafts: LinkDialer) -> AsyncIterator[LinkReport]:
 
 
 @pytest.mark.usefixtures("fast")
-async def test_a_link_that_is_too_slow_is_told_with_its_numbers_and_used_when_it_is_better(
+async def test_a_link_that_is_too_slow_is_reported_with_its_numbers_and_measured_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     measured = iter([0.5, 0.25, 0.001])
@@ -281,26 +238,26 @@ async def test_a_link_that_is_too_slow_is_told_with_its_numbers_and_used_when_it
     async def measure(_call: LinkCall, _now: Callable[[], float]) -> float:
         return next(measured)
 
-    assert links.FIRST_REMEASURE_SECONDS == 1.0
-    monkeypatch.setattr(links, "FIRST_REMEASURE_SECONDS", 0.01)
-    monkeypatch.setattr(links, "LONGEST_REMEASURE_SECONDS", 0.02)
-    monkeypatch.setattr(links, "measure", measure)
+    assert dialer.FIRST_REMEASURE_SECONDS == 1.0
+    monkeypatch.setattr(dialer, "FIRST_REMEASURE_SECONDS", 0.01)
+    monkeypatch.setattr(dialer, "MAX_REMEASURE_SECONDS", 0.02)
+    monkeypatch.setattr(handshake, "measure", measure)
     counter = LINK_REFUSALS_TOTAL.labels(reason="link_too_slow")
     before = counter._value.get()
-    async with polite() as (_, port):
+    async with echo_draft() as (_, port):
         pool = WatchedPool()
         address = f"127.0.0.1:{port}"
         requirement = LinkRequirement(max_round_trip_seconds=0.002)
         drafts = LinkDialer(pool, (address,), HELLO, LinkPolicy(), requirement=requirement)
-        async with kept_up(pool, drafts), asyncio.timeout(PATIENCE_SECONDS):
+        async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
             reports = refusals(drafts)
             for micros in (500_000, 250_000):
                 refused = await anext(reports)
                 assert refused.reason.startswith(f"link_too_slow: its round trip is {micros} us")
-                assert refused.found is not None
-                assert refused.found.round_trip_seconds == micros / 1e6
+                assert refused.quality is not None
+                assert refused.quality.round_trip_seconds == micros / 1e6
                 assert refused.peer == WELCOME.peer
-            assert pool.news.empty(), "no session was ever offered to it"
+            assert pool.events.empty(), "a refused link never reaches the pool"
             assert await pool.next() == ("up", address)
             assert counter._value.get() == before + 2
             shown = LINK_TRANSPORT_INFO.labels(draft=address, transport="tcp")
@@ -309,24 +266,24 @@ async def test_a_link_that_is_too_slow_is_told_with_its_numbers_and_used_when_it
 
 
 @pytest.mark.usefixtures("fast")
-async def test_no_link_of_today_is_fast_enough_for_a_fabric() -> None:
-    async with polite() as (_, port):
+async def test_a_required_transport_refuses_a_tcp_link_with_its_measurement() -> None:
+    async with echo_draft() as (_, port):
         pool = WatchedPool()
         requirement = LinkRequirement(transport="nvlink")
-        addresses = (f"127.0.0.1:{port}",)
-        drafts = LinkDialer(pool, addresses, HELLO, LinkPolicy(), requirement=requirement)
-        async with kept_up(pool, drafts), asyncio.timeout(PATIENCE_SECONDS):
+        one = (f"127.0.0.1:{port}",)
+        drafts = LinkDialer(pool, one, HELLO, LinkPolicy(), requirement=requirement)
+        async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
             refused = await anext(refusals(drafts))
             assert "its transport is tcp" in refused.reason
-            assert refused.found is not None
-            assert refused.found.round_trip_seconds > 0, "measured, not assumed"
+            assert refused.quality is not None
+            assert refused.quality.round_trip_seconds > 0, "measured, not assumed"
 
 
 class BrokenPool(WatchedPool):
-    """Breaks at the first draft it is shown."""
+    """Raises an unexpected error for its first link."""
 
     def attach(self, link: DraftLink) -> None:
-        if self.news.empty() and not self.num_broken:
+        if self.events.empty() and not self.num_broken:
             self.num_broken += 1
             raise ZeroDivisionError("a bug")
         super().attach(link)
@@ -335,22 +292,24 @@ class BrokenPool(WatchedPool):
 
 
 @pytest.mark.usefixtures("fast")
-async def test_a_bug_in_one_link_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "REFUSED_REDIAL_SECONDS", 0.05)
-    async with polite() as (_, port), polite() as (_, other_port):
-        addresses = (f"127.0.0.1:{port}", f"127.0.0.1:{other_port}")
+async def test_a_crash_of_one_link_ends_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dialer, "REFUSED_REDIAL_SECONDS", 0.05)
+    async with echo_draft() as (_, port), echo_draft() as (_, other_port):
+        both = (f"127.0.0.1:{port}", f"127.0.0.1:{other_port}")
         pool = BrokenPool()
-        async with kept_up(pool, LinkDialer(pool, addresses, HELLO, LinkPolicy())):
+        async with running(pool, LinkDialer(pool, both, HELLO, LinkPolicy())):
             ups = {await pool.next(), await pool.next()}
-            assert ups == {("up", address) for address in addresses}
+            assert ups == {("up", address) for address in both}
             assert pool.num_broken == 1
 
 
 @pytest.mark.usefixtures("fast")
-async def test_a_name_server_that_never_answers_is_not_waited_for(
+async def test_a_query_without_an_answer_delays_no_other_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(links, "LONGEST_RESOLVE_SECONDS", 0.01)
+    monkeypatch.setattr(addresses, "MAX_RESOLVE_SECONDS", 0.01)
     asked: list[str] = []
     asked_often = asyncio.Event()
 
@@ -364,37 +323,19 @@ async def test_a_name_server_that_never_answers_is_not_waited_for(
             raise UnicodeError("label too long")
         return {address}
 
-    async with polite() as (_, port):
+    async with echo_draft() as (_, port):
         address = f"127.0.0.1:{port}"
         pool = WatchedPool()
         names = ("silent:1", "odd:1", "drafts.svc:1")
-        async with kept_up(pool, LinkDialer(pool, names, HELLO, LinkPolicy(), resolver)):
+        async with running(pool, LinkDialer(pool, names, HELLO, LinkPolicy(), resolver)):
             assert await pool.next() == ("up", address)
             await asked_often.wait()
-    assert asked.count("silent") == 1, "one question at a time"
+    assert asked.count("silent") == 1, "one query at a time"
     assert asked.count("odd") > 1
 
 
-@pytest.mark.parametrize("max_sessions", [links.MAX_DRAFT_SESSIONS + 1, 2**32 - 1])
-def test_a_draft_that_offers_too_much_is_refused_by_name(max_sessions: int) -> None:
-    welcome = LinkWelcome(
-        epoch=HELLO.epoch,
-        max_sessions=max_sessions,
-        lookahead=HELLO.lookahead,
-        branches=HELLO.branches,
-    )
-    with pytest.raises(HandshakeError, match="max_sessions"):
-        links.check_welcome(HELLO, welcome)
-
-
-def test_a_frame_holds_the_tables_of_all_sessions_and_no_more() -> None:
-    welcome = LinkWelcome(epoch=1, max_sessions=3, lookahead=2, branches=4)
-    limits = links.frame_limits(welcome)
-    assert (limits.max_rows, limits.max_width) == (3 * (4 + 1), row_width(2))
-
-
 @pytest.mark.parametrize(
-    ("error", "lived_seconds", "pause"),
+    ("error", "link_seconds", "pause"),
     [
         (LinkError("gone"), 0.1, 0.8),
         (LinkError("gone"), 60.0, 0.1),
@@ -402,14 +343,14 @@ def test_a_frame_holds_the_tables_of_all_sessions_and_no_more() -> None:
         (HandshakeError("fan_out_policy", "unknown"), 60.0, 10.0),
     ],
 )
-def test_a_peer_that_broke_the_rules_or_does_not_fit_is_dialled_seldom(
-    error: LinkError, lived_seconds: float, pause: float
+def test_a_peer_that_broke_the_protocol_or_does_not_fit_is_dialled_after_a_long_pause(
+    error: LinkError, link_seconds: float, pause: float
 ) -> None:
-    assert redial_pause(error, 0.4, lived_seconds) == pause
+    assert redial_pause(error, 0.4, link_seconds) == pause
 
 
-class Scold(speculation_pb2_grpc.SpeculationServiceServicer):
-    """Shakes hands, and refuses the policy that follows."""
+class RefusingDraft(speculation_pb2_grpc.SpeculationServiceServicer):
+    """Answers the handshake and refuses the policy that follows."""
 
     async def Speculate(self, request_iterator: object, context: Any) -> None:  # noqa: N802
         async with LinkServerCall(context) as call:
@@ -422,15 +363,17 @@ class Scold(speculation_pb2_grpc.SpeculationServiceServicer):
 
 
 @pytest.mark.usefixtures("fast")
-async def test_a_policy_that_a_draft_does_not_follow_is_a_refusal_with_its_field() -> None:
+async def test_a_policy_that_the_draft_does_not_support_is_reported_with_its_field() -> None:
     server = RpcServer("127.0.0.1", 0)
-    register = partial(speculation_pb2_grpc.add_SpeculationServiceServicer_to_server, Scold())
+    register = partial(
+        speculation_pb2_grpc.add_SpeculationServiceServicer_to_server, RefusingDraft()
+    )
     server.add("ssd.v1.SpeculationService", register)
     await server.start()
     pool = WatchedPool()
     drafts = LinkDialer(pool, (f"127.0.0.1:{server.port}",), HELLO, LinkPolicy())
     try:
-        async with kept_up(pool, drafts), asyncio.timeout(PATIENCE_SECONDS):
+        async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
             refused = await anext(refusals(drafts))
             assert refused.reason == "fan_out_policy: this draft has no such policy"
     finally:

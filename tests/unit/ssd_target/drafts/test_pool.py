@@ -130,7 +130,7 @@ class LockWatch:
 
     def __init__(self, bench: Any, draft: Any) -> None:
         self._lock = bench.pool._changed
-        self._hear = draft.receive
+        self._receive = draft.receive
         self.was_free: list[bool] = []
 
     def __call__(self, message: TargetMessage) -> None:
@@ -138,7 +138,7 @@ class LockWatch:
             taker = threading.Thread(target=self._try)
             taker.start()
             taker.join()
-        self._hear(message)
+        self._receive(message)
 
     def _try(self) -> None:
         self.was_free.append(self._lock.acquire(blocking=False))
@@ -153,7 +153,7 @@ def test_the_lock_is_free_while_a_quarantine_closes_sessions(
     bench = make_bench()
     draft = bench.join(script)
     (link,) = bench.pool.links()
-    link._say = watch = LockWatch(bench, draft)
+    link._send_control = watch = LockWatch(bench, draft)
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
     bench.clock.time += opening_seconds(3)

@@ -7,20 +7,21 @@ import pytest
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.telemetry import SystemClock
 from ssd.transport.inprocess import pair
-from ssd.types import LookupResult, Peer
+from ssd.types import LinkWelcome, LookupResult, Peer
 from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.scheduler import SchedulerCounts
-from ssd_target.drafts.dialer import LinkReport
 from ssd_target.drafts.link import DraftLink, LinkState, Session
 from ssd_target.drafts.link_quality import LinkQuality
 from ssd_target.drafts.pool import DraftPool
+from ssd_target.drafts.reports import LinkReport
 from ssd_target.drafts.status import desired_draft_replicas, pool_status
 from ssd_target.settings import TargetSettings
 
 
-def link(capacity: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
+def link(max_sessions: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
     peer = Peer(pod="demo-draft-0-x", node="n1", cell="0", weights_fingerprint="sha256:d")
-    return DraftLink(name, 3, capacity, pair()[0], lambda _message: None, peer=peer)
+    welcome = LinkWelcome(epoch=3, max_sessions=max_sessions, lookahead=3, branches=4, peer=peer)
+    return DraftLink(name, welcome, pair()[0], lambda _message: None)
 
 
 def pool() -> DraftPool:
@@ -46,7 +47,6 @@ def test_a_link_tells_its_epoch_sessions_counts_and_round_trip() -> None:
     for result in (*[LookupResult.HIT] * 3, LookupResult.MISS, LookupResult.LATE):
         mine.counts.note(result)
     mine.counts.note(LookupResult.NONE)
-    mine.round_trip.hear(mine.round_trip.beat(10.0), 10.0)
     mine.round_trip.seconds = 0.002
     shared = pool()
     shared.counts = mine.counts
@@ -70,7 +70,7 @@ def test_a_link_tells_its_epoch_sessions_counts_and_round_trip() -> None:
 
 
 def test_the_capacity_of_a_link_is_what_it_does_within_one_verify() -> None:
-    mine = link(capacity=16)
+    mine = link(max_sessions=16)
     log = log_of_a_round()
     assert pool_status([up(mine)], pool(), log, 0.0).links[0].sustainable_sessions == 16
     mine.table_pace.note([0.001, 0.002])

@@ -1,0 +1,101 @@
+"""The addresses of the drafts: those of the settings, and those behind the DNS names among them."""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from ssd.rpc.server import join_address
+from ssd.telemetry import get_logger
+from ssd.threads import in_daemon_thread
+from ssd_target.settings import DNS_SCHEME
+
+_log = get_logger(__name__)
+MAX_RESOLVE_SECONDS = 5.0
+"""A name server that takes longer counts as one that does not answer."""
+
+Resolver = Callable[[str, int], Awaitable[set[str]]]
+"""Host and port to the addresses behind them; raises ``OSError`` if there is no answer."""
+
+
+async def resolve(host: str, port: int) -> set[str]:
+    """Return the addresses of a name; none if the name has no addresses or does not exist.
+
+    Raises:
+        OSError: no name server answers.
+    """
+    try:
+        answers = await in_daemon_thread(
+            partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        )
+    except socket.gaierror as error:
+        # The answer of Kubernetes for a Service without ready pods.
+        if error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}:
+            return set()
+        raise
+    return {join_address(str(answer[4][0]), int(answer[4][1])) for answer in answers}
+
+
+def is_literal(address: str) -> bool:
+    """Whether an address is an IP address or ``localhost``, not a DNS name."""
+    if address.startswith(DNS_SCHEME):
+        return False
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class DraftAddresses:
+    """Resolves the DNS names among the configured addresses.
+
+    Asyncio loop. A name keeps its last answer while its name server does not answer.
+    """
+
+    def __init__(self, configured: tuple[str, ...], resolver: Resolver) -> None:
+        self._resolver = resolver
+        self._literal = {address for address in configured if is_literal(address)}
+        names = [address for address in configured if not is_literal(address)]
+        self._names = [name.removeprefix(DNS_SCHEME) for name in names]
+        self._answers: dict[str, set[str]] = {}
+        self._queries: dict[str, asyncio.Future[set[str]]] = {}
+        """Queries without an answer so far. A name has at most one."""
+
+    @property
+    def has_names(self) -> bool:
+        """Whether the addresses can change."""
+        return bool(self._names)
+
+    async def current(self) -> set[str]:
+        """Return all addresses, after one query for each name."""
+        for name in self._names:
+            await self._resolve(name)
+        return self._literal.union(*self._answers.values())
+
+    def close(self) -> None:
+        """Cancel the queries."""
+        for query in self._queries.values():
+            query.cancel()
+
+    async def _resolve(self, name: str) -> None:
+        host, _, port = name.rpartition(":")
+        if name not in self._queries:
+            self._queries[name] = asyncio.ensure_future(self._resolver(host, int(port)))
+        query = self._queries[name]
+        try:
+            async with asyncio.timeout(MAX_RESOLVE_SECONDS):
+                answer = await asyncio.shield(query)
+        except (OSError, UnicodeError) as error:
+            _log.info("drafts_not_resolved", name=name, reason=str(error) or "no answer")
+            if query.done():
+                del self._queries[name]
+            return
+        del self._queries[name]
+        if answer != self._answers.get(name):
+            _log.info("drafts_resolved", name=name, addresses=len(answer))
+        self._answers[name] = answer

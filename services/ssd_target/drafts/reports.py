@@ -1,0 +1,63 @@
+"""What is known of each draft address, whether a link to it is up or not."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ssd.telemetry import LINK_RTT_SECONDS, LINK_STATE, get_logger
+from ssd.types import Peer
+from ssd_target.drafts.link import DraftLink, LinkState
+from ssd_target.drafts.link_quality import LinkQuality
+
+_log = get_logger(__name__)
+_UNKNOWN = Peer()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """The state of one address."""
+
+    address: str
+    state: LinkState
+    reason: str = ""
+    link: DraftLink | None = None
+    quality: LinkQuality | None = None
+    """The measurement because of which the link was refused."""
+    peer: Peer = _UNKNOWN
+    """The draft, if the link was refused after its Welcome."""
+
+
+class LinkReports:
+    """The newest report of each address; logs the changes.
+
+    Asyncio loop.
+    """
+
+    def __init__(self) -> None:
+        self._reports: dict[str, LinkReport] = {}
+
+    def set(self, report: LinkReport) -> None:
+        """Replace the report of an address."""
+        previous = self._reports.get(report.address)
+        self._reports[report.address] = report
+        LINK_STATE.labels(draft=report.address).set(report.state is LinkState.ACTIVE)
+        if report.state is LinkState.CONNECTING or (
+            previous is not None
+            and (previous.state, previous.reason) == (report.state, report.reason)
+        ):
+            return
+        _log.info("link", draft=report.address, state=str(report.state), reason=report.reason)
+
+    def remove(self, address: str) -> None:
+        """Remove an address and its gauges."""
+        del self._reports[address]
+        for gauge in (LINK_STATE, LINK_RTT_SECONDS):
+            with suppress(KeyError):
+                gauge.remove(address)
+
+    def link(self, address: str) -> DraftLink | None:
+        """Return the link to an address, if one is up."""
+        return self._reports[address].link
+
+    def all(self) -> list[LinkReport]:
+        """Return one report for each address."""
+        return list(self._reports.values())

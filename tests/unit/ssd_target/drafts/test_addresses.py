@@ -1,0 +1,45 @@
+"""Which addresses are resolved, and the answers of name servers."""
+
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from ssd_target.drafts.addresses import is_literal, resolve
+
+
+@pytest.mark.parametrize(
+    ("address", "literal"),
+    [
+        ("127.0.0.1:50052", True),
+        ("[::1]:50052", True),
+        ("localhost:50052", True),
+        ("drafts.ssd.svc:50052", False),
+        ("dns:///localhost:50052", False),
+    ],
+)
+def test_ip_addresses_and_localhost_are_not_names(address: str, *, literal: bool) -> None:
+    assert is_literal(address) == literal
+
+
+@pytest.mark.parametrize("number", [socket.EAI_NONAME, socket.EAI_NODATA])
+async def test_a_name_without_addresses_has_an_empty_answer(
+    monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", failing(number))
+    assert await resolve("demo-draft-0", 50052) == set()
+
+
+async def test_a_missing_answer_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", failing(socket.EAI_AGAIN))
+    with pytest.raises(OSError, match="no answer"):
+        await resolve("demo-draft-0", 50052)
+
+
+def failing(number: int) -> Callable[..., object]:
+    def getaddrinfo(*_question: object, **_hints: object) -> object:
+        raise socket.gaierror(number, "no answer")
+
+    return getaddrinfo

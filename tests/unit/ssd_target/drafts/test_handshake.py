@@ -1,0 +1,48 @@
+"""What a Welcome must contain, and the frames that follow from it."""
+
+from dataclasses import replace
+
+import pytest
+
+from ssd.errors import HandshakeError
+from ssd.speculation.table import row_width
+from ssd.types import WIRE_VERSION, LinkHello, LinkWelcome
+from ssd_target.drafts.handshake import MAX_SESSIONS, check_welcome, frame_limits
+
+HELLO = LinkHello(
+    wire_version=WIRE_VERSION,
+    vocab_size=10,
+    tokenizer_fingerprint="f",
+    lookahead=6,
+    branches=24,
+    channel="grpc",
+    epoch=3,
+)
+WELCOME = LinkWelcome(epoch=3, max_sessions=4, lookahead=6, branches=24)
+
+
+def test_a_welcome_must_repeat_the_values_of_the_hello() -> None:
+    check_welcome(HELLO, WELCOME)
+    for change in ({"epoch": 2}, {"lookahead": 5}, {"branches": 12}):
+        with pytest.raises(HandshakeError, match=next(iter(change))):
+            check_welcome(HELLO, replace(WELCOME, **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("max_sessions", [MAX_SESSIONS + 1, 2**32 - 1])
+def test_a_draft_with_too_many_sessions_is_rejected_with_the_field(
+    max_sessions: int,
+) -> None:
+    welcome = LinkWelcome(
+        epoch=HELLO.epoch,
+        max_sessions=max_sessions,
+        lookahead=HELLO.lookahead,
+        branches=HELLO.branches,
+    )
+    with pytest.raises(HandshakeError, match="max_sessions"):
+        check_welcome(HELLO, welcome)
+
+
+def test_a_frame_is_limited_to_the_tables_of_all_sessions() -> None:
+    welcome = LinkWelcome(epoch=1, max_sessions=3, lookahead=2, branches=4)
+    limits = frame_limits(welcome)
+    assert (limits.max_rows, limits.max_width) == (3 * (4 + 1), row_width(2))
