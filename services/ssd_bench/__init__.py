@@ -1,5 +1,5 @@
-"""Benchmarks: modes side by side in one run, on the same weights, prompts and threads.
+"""Benchmarks: all modes in one run, with the same weights, prompts and threads.
 
-Belongs here: workloads, figures (each defined once, in ``metrics``), tables. A claim is a ratio
-from one run, with its spread.
+This package contains workloads, figures (each defined once, in ``metrics``) and tables. A claim is
+a ratio from one run, with its spread.
 """

@@ -27,22 +27,23 @@ from ssd_bench.runs import MODES, Plan, Results, run
 
 NUM_PROMPTS = 64
 PROMPT_CHARS = 450
-"""About 128 tokens: the workload of the model cards, with 192 new tokens."""
+"""About 128 tokens, as in the model cards."""
 MAX_BATCH = 16
-"""Sequences that a target runs together; more would queue and measure the queue."""
+"""Maximum batch size of a target. A larger batch would wait in its queue."""
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 BAD_INPUT = (SettingsError, ModelNotFoundError, UnsupportedModelError)
-"""Errors whose cause is what the caller typed: exit code 2."""
-Numbers = Annotated[str, typer.Option(help="Separated by commas.")]
+"""Errors caused by the command line: exit code 2."""
+Widening = Annotated[int, typer.Option(help="Width factor; the model computes the same function.")]
+Numbers = Annotated[str, typer.Option(help="Numbers, separated by commas.")]
 
 
 def bench(
     *,
     target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
     draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
-    widen_target: Annotated[int, typer.Option(help="Same function, this much wider.")] = 1,
-    widen_draft: Annotated[int, typer.Option(help="Same function, this much wider.")] = 1,
+    widen_target: Widening = 1,
+    widen_draft: Widening = 1,
     lookahead: int = 6,
     branches: int = 24,
     batch: Numbers = "1,8",
@@ -50,14 +51,14 @@ def bench(
     max_tokens: Annotated[int, typer.Option(min=16)] = 128,
     repetitions: Annotated[int, typer.Option(min=1)] = 5,
     dtype: Annotated[
-        Literal["auto", "bfloat16", "float32"], typer.Option(help="Of weights and KV.")
+        Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of weights and KV.")
     ] = "auto",
-    deadline_ms: Annotated[float, typer.Option(help="Longest wait for a table.")] = 100.0,
+    deadline_ms: Annotated[float, typer.Option(help="Table deadline in milliseconds.")] = 100.0,
     deterministic: bool = False,
-    output: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("results"),
+    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
     is_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
 ) -> None:
-    """Measure AR and SSD side by side on held-out prompts; write results.json and results.md."""
+    """Measure AR and SSD in one run on held-out prompts; write results.json and results.md."""
     given = dict(locals())
     for flag, factor in (("--widen-target", widen_target), ("--widen-draft", widen_draft)):
         if factor not in demo.FACTORS:
@@ -112,18 +113,18 @@ def bench(
         err.print(f"written to {output}/results.json and results.md")
 
 
-def numbers(text: str, flag: str, least: float, most: float) -> tuple[float, ...]:
-    """Return the numbers of a list like ``1,8``.
+def numbers(text: str, flag: str, lowest: float, highest: float) -> tuple[float, ...]:
+    """Convert a list like ``1,8``.
 
     Raises:
-        typer.BadParameter: not numbers, or one of them out of bounds.
+        typer.BadParameter: the text is not a list of numbers, or a number is out of bounds.
     """
     try:
         found = tuple(float(number) for number in text.split(","))
     except ValueError:
-        raise typer.BadParameter(f"{flag} {text!r}: numbers with commas are wanted") from None
-    if not all(least <= number <= most for number in found):
-        raise typer.BadParameter(f"{flag} {text!r}: each must be in {least:g}..{most:g}")
+        raise typer.BadParameter(f"{flag} {text!r}: must be numbers, separated by commas") from None
+    if not all(lowest <= number <= highest for number in found):
+        raise typer.BadParameter(f"{flag} {text!r}: each must be in {lowest:g}..{highest:g}")
     return found
 
 
@@ -150,11 +151,11 @@ def _run(plan: Plan) -> Results:
 
 
 def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_bench") -> int:
-    """Run a command line; returns its exit code.
+    """Run a command line; return its exit code.
 
     Args:
-        argv: without the program's name; the process's own when None.
-        prog_name: the program's name in help and usage errors.
+        argv: the arguments without the program name; None: those of this process.
+        prog_name: name of the program in help and usage errors.
     """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(bench)

@@ -1,4 +1,4 @@
-"""What the machine can do, and what processes took of it."""
+"""Read bandwidth of the machine, memory of processes, size of models."""
 
 import math
 import os
@@ -29,7 +29,7 @@ def read_bandwidth(cpu: int) -> float:
 
 
 def peak_memory_bytes(pid: int) -> int:
-    """Return the largest resident size that a process has had."""
+    """Return the peak resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -37,7 +37,7 @@ def peak_memory_bytes(pid: int) -> int:
 
 
 def count_weights(folder: Path) -> int:
-    """Return how many numbers a folder's safetensors files hold."""
+    """Return the number of weights in the safetensors files of a folder."""
     total = 0
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="np") as tensors:

@@ -1,10 +1,12 @@
 """The figures, each defined once.
 
-tokens/s: tokens after the first of a sequence over the time from its first to its last; summed over
-the sequences of a batch. Tokens a round: output tokens over rounds. Hit rate: hits over rounds that
-needed a table. Efficiency: median verify over median round of a sequence; the batch's is the median
-over its sequences. Cost: the summed tokens/s over the CPUs that run a model in that mode:
-speculation pays for its drafts.
+- tokens/s: tokens of a sequence after its first, divided by the time from its first to its last
+  token; for a batch, the sum over its sequences.
+- Tokens per round: output tokens / rounds.
+- Hit rate: hits / rounds that needed a table. Late rate: late tables / the same rounds.
+- Efficiency: median verify time / median round time of a sequence; for a batch, the median over its
+  sequences.
+- tokens/s per CPU: tokens/s of a batch / CPUs that run a model in this mode, drafts included.
 """
 
 import statistics
@@ -25,14 +27,14 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFigures:
-    """What one batch in one mode took."""
+    """Figures of one batch in one mode."""
 
     tokens_per_second: float
-    """Summed over the batch."""
+    """Sum over the batch."""
     tokens_per_second_each: float
-    """Median over the batch's sequences."""
+    """Median over the sequences."""
     tokens_per_second_per_cpu: float
-    """Summed, over the CPUs that the mode uses."""
+    """Sum over the batch, divided by the CPUs that the mode uses."""
     hit_rate: float | None
     late_rate: float | None
     tokens_per_round: float
@@ -55,13 +57,13 @@ class Spread:
 
 
 def tokens_per_second(sequence: Continuation) -> float:
-    """Return the decoding speed of one sequence; 0 where all came at once."""
+    """Return the decoding speed of one sequence; 0 if all tokens arrived at once."""
     seconds = sequence.statistics.decode_seconds
     return (len(sequence.token_ids) - 1) / seconds if seconds > 0 else 0.0
 
 
 def batch_figures(batch: Sequence[Continuation], num_cpus: int) -> BatchFigures:
-    """Return the figures of a batch whose sequences ran together on ``num_cpus``."""
+    """Return the figures of a batch that ran on ``num_cpus`` CPUs."""
     summed = sum(map(tokens_per_second, batch))
     stats = [sequence.statistics for sequence in batch]
     looked_up = sum(item.hits + item.misses + item.late for item in stats)
@@ -84,7 +86,7 @@ def batch_figures(batch: Sequence[Continuation], num_cpus: int) -> BatchFigures:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return median and quartiles; of a single value, that value."""
+    """Return median and quartiles; all three equal a single value."""
     if len(values) == 1:
         return Spread(values[0], values[0], values[0])
     q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
@@ -92,7 +94,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def spreads(repetitions: Sequence[BatchFigures]) -> dict[str, Spread]:
-    """Return the spread of each figure; one that some repetition lacks is left out."""
+    """Return the spread of each figure that all repetitions have."""
     rows: list[dict[str, Any]] = [asdict(figures) for figures in repetitions]
     return {
         name: spread([row[name] for row in rows])

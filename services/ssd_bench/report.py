@@ -1,4 +1,4 @@
-"""Results for people and for machines."""
+"""Results as tables and as JSON records."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +11,10 @@ from ssd_bench.runs import MODES, Cell, Results
 COLUMNS = {
     "tokens_per_second": "tokens/s",
     "tokens_per_second_each": "each",
-    "tokens_per_second_per_cpu": "a CPU",
+    "tokens_per_second_per_cpu": "per CPU",
     "hit_rate": "hit rate",
     "late_rate": "late",
-    "tokens_per_round": "tokens a round",
+    "tokens_per_round": "tokens per round",
     "verify_ms": "verify ms",
     "round_ms": "round ms",
     "efficiency": "efficiency",
@@ -27,29 +27,29 @@ _TERMINAL_COLUMNS = {
     for name, title in COLUMNS.items()
     if name not in ("tokens_per_second_each", "late_rate") and not name.endswith("_ms")
 }
-"""What fits on 80 columns; the files have them all."""
+"""Columns that fit a terminal with 80 columns. The files contain all of them."""
 
 
 def speed_up(cell: Cell) -> Spread:
-    """Return SSD over AR in tokens/s, pair by pair of the interleaved repetitions."""
+    """Return tokens/s of SSD / AR for each pair of interleaved repetitions."""
     pairs = zip(cell.figures["ar"], cell.figures["ssd"], strict=True)
     return spread([ssd.tokens_per_second / ar.tokens_per_second for ar, ssd in pairs])
 
 
 def verify_bandwidth(results: Results, mode: str) -> float | None:
-    """Return the rate at which a verify at batch 1 reads weights, bytes a second.
+    """Return the rate at which a verify at batch 1 reads weights, in bytes/s; None without batch 1.
 
-    Mode "ar" verifies one row, "ssd" a row for each proposed token and one more.
+    A verify has one row in mode "ar", and lookahead + 1 rows in mode "ssd".
     """
-    alone = [cell for cell in results.cells if cell.batch == 1]
-    if not alone:
+    single = [cell for cell in results.cells if cell.batch == 1]
+    if not single:
         return None
-    milliseconds = spreads(alone[0].figures[mode])["verify_ms"].median
+    milliseconds = spreads(single[0].figures[mode])["verify_ms"].median
     return results.weight_bytes / (milliseconds / 1000)
 
 
 def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return one record a figure: mode, figure, median, quartiles, repetitions, settings."""
+    """Return one record for each figure: mode, median, quartiles, repetitions, settings."""
     found = []
     for cell in results.cells:
         figures = {
@@ -94,7 +94,7 @@ def markdown(results: Results, bandwidth: float) -> str:
 
 
 def terminal_table(results: Results) -> Table:
-    """Return the medians alone, narrow enough for a terminal."""
+    """Return the medians in a table for a terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for title in ("batch", "T", "mode", *_TERMINAL_COLUMNS.values(), "SSD/AR", "differ"):
         table.add_column(title, justify="right")
@@ -112,7 +112,7 @@ def terminal_table(results: Results) -> Table:
 
 
 def whole_run(results: Results, bandwidth: float) -> list[str]:
-    """Return lines on what concerns no single mode: start, memory, bandwidth."""
+    """Return lines about the whole run: start time, memory, bandwidth."""
     lines = [
         "Medians (quartiles) over interleaved repetitions.",
         f"- dtype of the target: {results.dtype} ({results.dtype_reason})",

@@ -1,4 +1,4 @@
-"""One run: a target and a draft, plain and speculative decoding interleaved."""
+"""One run: a target and a draft, with plain and speculative decoding interleaved."""
 
 import asyncio
 import time
@@ -20,12 +20,12 @@ MODES = {"ar": Mode.AUTOREGRESSIVE, "ssd": Mode.SPECULATIVE}
 
 
 class NoHitsError(SSDError):
-    """Speculation never hit: whatever was measured is not what it says."""
+    """No round was a hit, so the measured ratio would not describe speculation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to measure."""
+    """The models, prompts and parameters of a run."""
 
     deployment: Deployment
     target_folder: Path
@@ -47,21 +47,21 @@ class Cell:
     )
     num_compared: int = 0
     num_different: int = 0
-    """Texts whose two modes differ; 0 in deterministic mode, ties in the fast one."""
+    """Texts that differ between the modes: 0 in deterministic mode; ties in the fast mode."""
 
 
 @dataclass(slots=True)
 class Results:
-    """What a run measured."""
+    """The measurements of a run."""
 
     cells: list[Cell] = field(default_factory=list)
     ready_seconds: float = 0.0
     target_peak_bytes: int = 0
     draft_peak_bytes: int = 0
     weight_bytes: int = 0
-    """What one forward pass of the target reads at least."""
+    """Size of the target's weights, which one forward pass reads."""
     dtype: str = ""
-    """Of the target's weights and KV."""
+    """Data type of the target's weights and KV cache."""
     dtype_reason: str = ""
 
 
@@ -69,11 +69,12 @@ async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
     """Measure a plan.
 
     Args:
-        plan: what.
-        on_batch: called after each batch: ``2 * repetitions`` times a cell, and once to warm up.
+        plan: what to measure.
+        on_batch: called after each batch: once for the warm-up of a cell, then ``2 * repetitions``
+            times.
 
     Raises:
-        SSDError: a process could not start, a request failed, or no table ever hit.
+        SSDError: a process cannot start, a request failed, or no round was a hit.
     """
     results = Results()
     started = time.perf_counter()
@@ -87,13 +88,13 @@ async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
         num_weights = count_weights(plan.target_folder)
         results.weight_bytes = num_weights * BYTES_PER_WEIGHT[info.dtype]
         if info.active_drafts == 0:
-            raise NoHitsError("no draft is linked to the target: there is nothing to compare")
+            raise NoHitsError("no draft is linked to the target, so there is nothing to compare")
         for batch in plan.batches:
             for temperature in plan.temperatures:
                 cell = Cell(batch, temperature)
                 await _measure(client, plan, cell, on_batch)
                 results.cells.append(cell)
-        _take_memory(results, running)
+        _record_memory(results, running)
     return results
 
 
@@ -120,22 +121,26 @@ async def _measure(
     if not any(figures.hit_rate for figures in cell.figures["ssd"]):
         why = why_no_hits(cell.figures["ssd"])
         raise NoHitsError(
-            f"batch {cell.batch}, temperature {cell.temperature:g}: no table hit: {why}"
+            f"batch {cell.batch}, temperature {cell.temperature:g}: no round was a hit: {why}"
         )
 
 
 def why_no_hits(repetitions: Sequence[BatchFigures]) -> str:
-    """Return what the counters say about rounds of which none hit."""
+    """Return the likely cause if no round was a hit, from the counters."""
     lates = [figures.late_rate for figures in repetitions if figures.late_rate is not None]
     if not lates:
-        return "no round had a table to wait for; the link is lost, refused or in quarantine"
+        return (
+            "no round needed a table; the link is lost, refused or suspended by the circuit breaker"
+        )
     late = sum(lates) / len(lates)
     if late > 0.5:
         return (
-            f"{late:.0%} of the tables came late; the draft is too slow or its core is taken: "
+            f"{late:.0%} of the tables were late; the draft is too slow or shares its core: "
             "try a higher --deadline-ms or fewer --branches"
         )
-    return "tables came in time and held no outcome; the draft does not foresee this target"
+    return (
+        "tables arrived in time, but contained no outcome; the draft does not predict this target"
+    )
 
 
 async def _complete(
@@ -167,6 +172,6 @@ async def _one(client: TargetClient, call: GenerateCall) -> Continuation:
     return Continuation(tuple(token_ids), last.statistics)
 
 
-def _take_memory(results: Results, running: RunningDeployment) -> None:
+def _record_memory(results: Results, running: RunningDeployment) -> None:
     results.target_peak_bytes = peak_memory_bytes(running.target.pid)
     results.draft_peak_bytes = max(peak_memory_bytes(draft.pid) for draft in running.drafts)

@@ -1,5 +1,5 @@
-"""The ``ssd`` command: starts the processes on this machine, or talks to running ones.
+"""The ``ssd`` command: starts the processes on this machine, or calls running ones.
 
-Belongs here: flags, what a person sees, what a machine reads. Does not: anything of the product
-itself; the command speaks gRPC like any client and never imports torch.
+This package contains the flags and the output for terminals and machines. It contains no code of
+the product: the command is a gRPC client and never imports torch.
 """

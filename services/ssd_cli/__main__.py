@@ -3,7 +3,7 @@
 try:
     from ssd_cli.app import run
 except KeyboardInterrupt:
-    # The import takes a second, in which Ctrl-C is no reason for a stack.
+    # The import takes a second. Ctrl-C during it prints no stack trace.
     raise SystemExit(130) from None
 
 

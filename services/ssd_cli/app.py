@@ -1,4 +1,4 @@
-"""The commands: flags to options, results to the console, errors to one line."""
+"""The commands: convert flags to options, print results, print errors on one line."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from ssd.rpc.client import READY_SECONDS
 from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams
 from ssd_cli.demo import DemoOptions, demo
-from ssd_cli.display import err, out, say, summary, write
+from ssd_cli.display import err, out, report, summary, write
 from ssd_cli.figures import Collector, Generation
 from ssd_cli.generate import GenerateOptions, generate
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
@@ -37,46 +37,54 @@ from ssd_cli.up import up
 
 app = typer.Typer(
     name="ssd",
-    help="Speculative speculative decoding: the target's own text, sooner.",
+    help="Speculative speculative decoding: the text of the target, generated faster.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-# Set by the callback, read where an error ends the command.
+# Set by the callback of the app, read when an error ends the command.
 _debug = False
 BAD_INPUT = (RequestError, SettingsError, ModelNotFoundError)
-"""Errors whose cause is what the caller typed: exit code 2."""
+"""Errors caused by the command line: exit code 2."""
 
 MAX_TOKENS = 1 << 20
-"""More than any model has room for."""
+"""More than the maximum length of any model."""
 MAX_SEED = 2**64 - 1
 BENCH = "import sys; from ssd_bench.__main__ import main; sys.exit(main(prog_name='ssd bench'))"
-"""As ``python -m ssd_bench``, which would give its own name in usage errors."""
+"""Like ``python -m ssd_bench``, with the name ``ssd bench`` in usage errors."""
 
 Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
 Draft = Annotated[str, typer.Option("--draft", help="Model folder, demo://draft or hf://…")]
-NumDrafts = Annotated[int, typer.Option("--num-drafts", min=0, max=64, help="Draft processes.")]
-Lookahead = Annotated[int, typer.Option("--lookahead", min=1, max=16, help="K: tokens proposed.")]
-Branches = Annotated[int, typer.Option("--branches", min=1, max=128, help="N: outcomes prepared.")]
+NumDrafts = Annotated[
+    int, typer.Option("--num-drafts", min=0, max=64, help="Number of draft processes.")
+]
+Lookahead = Annotated[
+    int, typer.Option("--lookahead", min=1, max=16, help="Tokens in a proposal (K).")
+]
+Branches = Annotated[
+    int, typer.Option("--branches", min=1, max=128, help="Prepared outcomes in a table (N).")
+]
 Dtype = Annotated[
     Literal["auto", "bfloat16", "float32"],
     typer.Option(
-        "--dtype", help="Of weights and KV; auto: bfloat16 where this CPU computes in it."
+        "--dtype", help="Data type of weights and KV; auto: bfloat16 if the device supports it."
     ),
 ]
-Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
+Temperature = Annotated[
+    float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0 is greedy.")
+]
 MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", min=1, max=MAX_TOKENS, help="New tokens at most.")
+    int, typer.Option("--max-tokens", min=1, max=MAX_TOKENS, help="Maximum number of new tokens.")
 ]
 Modes = Literal["auto", "autoregressive", "speculative"]
-ModeOption = Annotated[Modes, typer.Option("--mode", help="How rounds are run.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+ModeOption = Annotated[Modes, typer.Option("--mode", help="How rounds run.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
 OF_A_DEPLOYMENT = ("target", "draft", "lookahead", "branches", "num_drafts", "dtype")
-"""Parameters that only say what is started: a target that runs has its own."""
+"""Parameters of the processes to start. A running target has its own."""
 
 
-def _show_version(wanted: bool) -> None:  # noqa: FBT001
-    if wanted:
+def _show_version(is_requested: bool) -> None:  # noqa: FBT001
+    if is_requested:
         out.print(ssd.__version__)
         raise typer.Exit
 
@@ -85,14 +93,14 @@ def _show_version(wanted: bool) -> None:  # noqa: FBT001
 def common(
     *,
     debug: Debug = False,
-    version: Annotated[  # noqa: ARG001 - its callback has done it
+    version: Annotated[  # noqa: ARG001 - read by its callback
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Print the version and leave."
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Take what all commands share."""
+    """Read the flags that all commands share."""
     global _debug  # noqa: PLW0603
     _debug = debug
 
@@ -100,24 +108,31 @@ def common(
 @app.command("generate")
 def generate_command(
     context: typer.Context,
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     *,
     endpoint: Annotated[
-        str | None, typer.Option(help="A running target; without one the command starts one.")
+        str | None, typer.Option(help="Address of a running target; default: start one.")
     ] = None,
     wait_seconds: Annotated[
         float,
-        typer.Option("--wait", min=0.0, max=86400.0, help="Seconds to wait for a ready target."),
+        typer.Option(
+            "--wait",
+            min=0.0,
+            max=86400.0,
+            help="Maximum time to wait for a ready target, in seconds.",
+        ),
     ] = READY_SECONDS,
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
     mode: ModeOption = "auto",
     seed: Annotated[
-        int | None, typer.Option(min=0, max=MAX_SEED, help="Of the noise; drawn if unset.")
+        int | None, typer.Option(min=0, max=MAX_SEED, help="Seed of the noise; default: random.")
     ] = None,
     temperature: Temperature = 1.0,
     max_tokens: MaxTokens = 128,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="Stop before this text; can be repeated.")
+    ] = None,
     lookahead: Lookahead = 6,
     branches: Branches = 24,
     num_drafts: NumDrafts = 1,
@@ -125,12 +140,17 @@ def generate_command(
     is_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Continue a prompt."""
+    """Continue a prompt.
+
+    With --json, standard output has one object: text, token_ids, finish_reason, statistics. After
+    Ctrl-C, finish_reason is "cancelled". After an error, it is "failed", and "error" has the
+    message. An error before the first token prints no object.
+    """
     if endpoint is not None:
-        _refuse_beside_endpoint(context)
+        _refuse_with_endpoint(context)
         _check_endpoint(endpoint)
     if temperature != temperature:  # noqa: PLR0124 - only NaN differs from itself
-        raise typer.BadParameter("--temperature nan is not a number of 0..2")
+        raise typer.BadParameter("--temperature nan is not in 0..2")
     _check_drafts(mode, num_drafts)
     call = GenerateCall(
         prompt=_prompt(prompt),
@@ -151,23 +171,38 @@ def generate_command(
         is_quiet=is_json,
     )
     if endpoint is None:
-        _warn_of_one_cpu(options.deployment)
+        _warn_about_one_cpu(options.deployment)
     collector = Collector(call.mode)
-    work = generate(options, call, collector, (lambda _text: None) if is_json else write)
     show = partial(_show_generation, is_json=is_json, shows_seed=temperature > 0)
     try:
-        hint = _run(work, is_debug=debug)
+        hint = _run(_generated(options, call, collector, is_json=is_json), is_debug=debug)
     except KeyboardInterrupt:
         if collector.token_ids:
-            show(collector.cut_short())
+            show(collector.partial())
         raise
     show(collector.finish())
     if hint:
-        say("hint", hint)
+        report("hint", hint)
+
+
+async def _generated(
+    options: GenerateOptions, call: GenerateCall, collector: Collector, *, is_json: bool
+) -> str:
+    """Generate; after an error, end the partial text or print the partial object."""
+    try:
+        return await generate(options, call, collector, _drop if is_json else write)
+    except SSDError as error:
+        if collector.token_ids:
+            write(_json_line(collector.partial(str(error))) if is_json else "\n")
+        raise
+
+
+def _drop(_text: str) -> None:
+    """Print no text: ``--json`` prints it in its object."""
 
 
 def _prompt(given: str) -> str:
-    """Return the prompt, from standard input if ``-`` is given."""
+    """Return the prompt; read it from standard input if it is ``-``."""
     try:
         prompt = sys.stdin.read() if given == "-" else given
         prompt.encode()
@@ -180,15 +215,19 @@ def _prompt(given: str) -> str:
 
 def _check_drafts(mode: str, num_drafts: int) -> None:
     if mode == "speculative" and num_drafts == 0:
-        raise typer.BadParameter("--mode speculative needs a draft; --num-drafts 0 starts none")
+        raise typer.BadParameter("--mode speculative needs a draft, but --num-drafts is 0")
 
 
 def _show_generation(result: Generation, *, is_json: bool, shows_seed: bool) -> None:
     if is_json:
-        write(json.dumps(result.as_json()) + "\n")
+        write(_json_line(result))
         return
     write("\n")
     err.print(summary([("", result.figures)], shows_seed=shows_seed))
+
+
+def _json_line(result: Generation) -> str:
+    return json.dumps(result.as_json()) + "\n"
 
 
 @app.command("up")
@@ -202,10 +241,19 @@ def up_command(
     branches: Branches = 24,
     dtype: Dtype = "auto",
     port: Annotated[
-        int, typer.Option(min=0, max=65000, help="Target's gRPC port, drafts follow; 0: any.")
+        int,
+        typer.Option(
+            min=0, max=65000, help="gRPC port of the target; drafts use the next ports; 0: any."
+        ),
     ] = 50051,
     http_port: Annotated[
-        int, typer.Option("--http-port", min=0, max=65000, help="Target's HTTP port; 0: any.")
+        int,
+        typer.Option(
+            "--http-port",
+            min=0,
+            max=65000,
+            help="HTTP port of the target; drafts use the next ports; 0: any.",
+        ),
     ] = 9090,
     is_json: Json = False,
     debug: Debug = False,
@@ -214,8 +262,8 @@ def up_command(
     _check_drafts(mode, num_drafts)
     if port and http_port and abs(port - http_port) <= num_drafts:
         raise typer.BadParameter(
-            f"--port {port} and --http-port {http_port} are too close: each of the target and its "
-            f"{num_drafts} drafts takes one port after these"
+            f"--port {port} and --http-port {http_port} overlap: the target and its "
+            f"{num_drafts} drafts use consecutive ports from each of them"
         )
     deployment = Deployment(
         target=target,
@@ -225,7 +273,7 @@ def up_command(
         http_port=http_port,
         common_flags=_common_flags(lookahead, branches, dtype),
     )
-    _warn_of_one_cpu(deployment)
+    _warn_about_one_cpu(deployment)
     work = up(deployment, is_json=is_json, is_debug=_debug or debug)
     raise typer.Exit(_run(work, is_debug=debug))
 
@@ -236,22 +284,24 @@ def demo_command(
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
     temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Of the noise.")] = 7,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, help="New tokens.")] = 200,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Seed of the noise.")] = 7,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=2, help="Number of new tokens.")
+    ] = 200,
     lookahead: Lookahead = 6,
     branches: Branches = 24,
     dtype: Dtype = "auto",
     debug: Debug = False,
 ) -> None:
-    """Write one text twice, plain and speculative, and compare."""
+    """Generate one text twice, plain and speculative, and compare."""
     deployment = Deployment(
         target=target,
         draft=draft,
         common_flags=_common_flags(lookahead, branches, dtype),
-        # One core each, however many there are: the ratio is of equal parts.
+        # One core for each process, so that both modes have the same target.
         allowed_cpus=one_cpu_a_core(os.sched_getaffinity(0))[:2],
     )
-    _warn_of_one_cpu(deployment)
+    _warn_about_one_cpu(deployment)
     options = DemoOptions(temperature=temperature, seed=seed, max_tokens=max_tokens)
     _run(demo(deployment, options), is_debug=debug)
 
@@ -260,28 +310,28 @@ def demo_command(
 def models_command(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders to look in.", exists=True, file_okay=False),
+        typer.Argument(help="Folders with models.", exists=True, file_okay=False),
     ] = None,
     *,
-    is_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
-    """List the embedded pair and the models in folders; exit code 1 if one cannot run."""
+    """List the embedded pair and the models in folders; exit code 1 if a model cannot run."""
     models = local_models(folders or [])
     if not is_json:
         out.print(models_table(models))
         for model in models:
             if model.problem:
-                say("warning", model.problem)
+                report("warning", model.problem)
         for folder in folders or []:
             if not models_in(folder):
-                say("warning", f"{folder}: no models there")
-    with err.status("trying bfloat16 on this machine"):
+                report("warning", f"{folder} contains no models")
+    with err.status("checking bfloat16 on this machine"):
         precision: AutoPrecision = _run(auto_precision(), is_debug=False)
     if is_json:
         found = [asdict(model) | asdict(precision) for model in models]
         write(json.dumps(found) + "\n")
     else:
-        err.print(f"--dtype auto is {precision.dtype} here: {precision.dtype_reason}")
+        err.print(f"--dtype auto is {precision.dtype} on this machine: {precision.dtype_reason}")
     if any(model.problem for model in models):
         raise typer.Exit(1)
 
@@ -292,8 +342,8 @@ def models_command(
     add_help_option=False,
 )
 def bench_command(context: typer.Context) -> None:
-    """Measure plain and speculative decoding side by side; flags of python -m ssd_bench."""
-    # A program of its own: it needs torch, which the command never loads.
+    """Measure plain and speculative decoding in one run; flags of python -m ssd_bench."""
+    # A separate process, because it needs torch.
     command = [sys.executable, "-c", BENCH, *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
@@ -308,12 +358,12 @@ def _common_flags(lookahead: int, branches: int, dtype: str) -> tuple[str, ...]:
     return ("--lookahead", str(lookahead), "--branches", str(branches), "--dtype", dtype)
 
 
-def _warn_of_one_cpu(deployment: Deployment) -> None:
+def _warn_about_one_cpu(deployment: Deployment) -> None:
     if deployment.num_drafts and plan_cpus(deployment.allowed_cpus, 1).is_shared:
-        say("one CPU", "target and drafts share it; expect no speed-up")
+        report("warning", "target and drafts share one CPU; expect no speed-up")
 
 
-def _refuse_beside_endpoint(context: typer.Context) -> None:
+def _refuse_with_endpoint(context: typer.Context) -> None:
     given = [
         f"--{name.replace('_', '-')}"
         for name in OF_A_DEPLOYMENT
@@ -321,56 +371,58 @@ def _refuse_beside_endpoint(context: typer.Context) -> None:
     ]
     if given:
         raise typer.BadParameter(
-            f"--endpoint names a target that runs already; it does not go with {', '.join(given)}"
+            f"--endpoint names a running target; it cannot be combined with {', '.join(given)}"
         )
 
 
 def _check_endpoint(endpoint: str) -> None:
     host, _, port = endpoint.rpartition(":")
     if not host or "/" in host.removeprefix("dns:///") or not port.isdecimal():
-        raise typer.BadParameter(f"--endpoint {endpoint!r} is not host:port, 127.0.0.1:50051 say")
+        raise typer.BadParameter(
+            f"--endpoint {endpoint!r} is not host:port, for example 127.0.0.1:50051"
+        )
 
 
 def _run(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
-    """Run a command's work; an error of ours becomes one line and an exit code."""
+    """Run a command; print an ``SSDError`` on one line and convert it to an exit code."""
     try:
         return asyncio.run(work)
     except SSDError as error:
         if _debug or is_debug:
             raise
-        say("error", _with_hint(error), "red")
+        report("error", _with_hint(error), "red")
         raise typer.Exit(2 if isinstance(error, BAD_INPUT) else 1) from None
 
 
 def _with_hint(error: SSDError) -> str:
     if isinstance(error, NotReadyError) and not isinstance(error, IncompleteTextError):
-        return f"{error} (is a target there? 'ssd up' starts one and prints its address)"
+        return f"{error} ('ssd up' starts a target and prints its address)"
     has_stack = bool(getattr(error, "__notes__", ()))
-    return f"{error} (--debug shows what the process wrote)" if has_stack else str(error)
+    return f"{error} (--debug shows the output of the process)" if has_stack else str(error)
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; returns its exit code.
+    """Run a command line; return its exit code.
 
     Args:
-        argv: without the program's name; the process's own when None.
+        argv: the arguments without the program name; None: those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         return int(app(words, prog_name="ssd", standalone_mode=False) or 0)
     except TyperException as error:
-        # The usage box of typer is many lines; the hint leads to it.
+        # typer's usage message has many lines. The hint names the command that prints it.
         context = getattr(error, "ctx", None)
         command = "ssd" if context is None else context.command_path
-        say("error", f"{error.format_message()} (see: {command} --help)", "red")
+        report("error", f"{error.format_message()} (see: {command} --help)", "red")
         return 2
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
-        # Whoever read the output has left; nothing may be flushed to it at exit.
+        # The reader closed the pipe. Nothing may be flushed to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        say("error", f"the output cannot be written: {error.strerror or error}", "red")
+        report("error", f"the output cannot be written: {error.strerror or error}", "red")
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -1,4 +1,4 @@
-"""``ssd demo``: the same prompt with and without speculation, side by side."""
+"""``ssd demo``: one prompt with and without speculation, compared."""
 
 import contextlib
 from collections.abc import Sequence
@@ -25,18 +25,18 @@ DEMO_PROMPT = '''class Stack:
 '''
 TITLES = {
     Mode.AUTOREGRESSIVE: "AR: the target alone",
-    Mode.SPECULATIVE: "SSD: a draft on its own core, ahead of time",
+    Mode.SPECULATIVE: "SSD: a draft prepares proposals on its own core",
 }
 WARM_UP_SECONDS = 10.0
-"""Longest time in which a first round may hit; a draft on a busy machine can need seconds."""
+"""Maximum time until the first hit; a draft on a busy machine can need seconds."""
 WARM_UP_TOKENS = 16
-"""Of the first short text; each further one is twice as long, up to ``LONGEST_WARM_UP_TOKENS``."""
+"""Length of the first short text; each next one is twice as long, up to the limit below."""
 LONGEST_WARM_UP_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What is shown."""
+    """Parameters of both texts."""
 
     temperature: float
     seed: int
@@ -44,15 +44,15 @@ class DemoOptions:
 
 
 class DifferentTextError(SSDError):
-    """The two modes wrote different tokens: the promise is broken."""
+    """The two modes generated different tokens, which is a bug."""
 
 
 class NotSpeculativeError(SSDError):
-    """No round of the speculative text used a table, so there is nothing to compare."""
+    """No round of the speculative text was a hit, so there is no ratio to report."""
 
 
 async def demo(deployment: Deployment, options: DemoOptions) -> None:
-    """Run both modes on a fresh pair of processes and compare.
+    """Start a pair of processes, run both modes and compare.
 
     Raises:
         SetupError: the processes cannot start.
@@ -88,10 +88,10 @@ async def _show(client: TargetClient, mode: Mode, options: DemoOptions) -> Gener
 
 
 async def _warm_up(client: TargetClient, mode: Mode, options: DemoOptions) -> None:
-    """Generate short texts, one in plain mode, else until a round hits or the time is over.
+    """Generate short texts: one in plain mode, else until a round is a hit or the time has passed.
 
-    Neither mode then pays for what the processes do only once, and a draft that needs a moment is
-    not taken for one that does not work.
+    So the measured texts contain no one-time work, and a slow start of the draft is not reported as
+    a failure.
     """
     clock = SystemClock()
     until, max_tokens = clock.now() + WARM_UP_SECONDS, WARM_UP_TOKENS
@@ -119,13 +119,13 @@ def _compare(alone: Generation, ahead: Generation, links: Sequence[LinkStatus]) 
     index = first_difference(alone.token_ids, ahead.token_ids)
     if index is not None:
         raise DifferentTextError(f"the texts differ from token {index} on; please report this")
-    out.print(f"\n[green]identical[/green]: {len(alone.token_ids)} tokens, one for one")
+    out.print(f"\n[green]identical[/green]: all {len(alone.token_ids)} tokens")
     if not ahead.figures.hits:
         reason = why_not_speculative(ahead.figures, links)
         raise NotSpeculativeError(f"no round of the SSD text was speculative: {reason}")
     if alone.figures.tokens_per_second and ahead.figures.tokens_per_second:
         ratio = ahead.figures.tokens_per_second / alone.figures.tokens_per_second
-        out.print(f"SSD is [bold]{ratio:.2f}x[/bold] as fast as AR here")
+        out.print(f"SSD is [bold]{ratio:.2f}x[/bold] as fast as AR on this machine")
 
 
 def first_difference(one: Sequence[TokenId], other: Sequence[TokenId]) -> int | None:

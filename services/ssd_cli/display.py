@@ -1,4 +1,4 @@
-"""What a person sees: progress of processes, summaries, errors."""
+"""Terminal output: progress of processes, summaries, errors."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +14,9 @@ from ssd.telemetry import Event
 from ssd_cli.figures import Figures
 
 out = Console(highlight=False, soft_wrap=True)
-"""For results: text and tables that somebody may redirect."""
+"""Standard output: results, which users redirect."""
 err = Console(stderr=True, highlight=False, soft_wrap=True)
-"""For everything else: progress, summaries beside piped text, errors."""
+"""Standard error: progress, summaries of redirected text, errors."""
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 
 _UNKNOWN = "–"
@@ -24,32 +24,32 @@ _STAGES = {"load": "reading weights", "pack": "packing weights", "warm-up": "war
 
 
 def write(text: str) -> None:
-    """Write text to standard output as it is: no markup, no emoji codes, tabs stay tabs.
+    """Write text to standard output unchanged: no markup, no emoji codes, tabs stay tabs.
 
-    On a terminal control characters become U+FFFD: a model must not move anybody's cursor.
+    On a terminal, control characters become U+FFFD, so that a model cannot move the cursor.
     """
     out.file.write(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if out.is_terminal else text)
     out.file.flush()
 
 
-def say(label: str, message: str, style: str = "yellow") -> None:
-    """Say something on one line of standard error: ``label: message``."""
-    # One print: above a live line, what has no end of line yet would be overwritten.
+def report(label: str, message: str, style: str = "yellow") -> None:
+    """Print ``label: message`` on one line of standard error."""
+    # A single print: a live status line would overwrite a line without its end.
     err.print(Text.assemble((f"{label}:", style), " ", " ".join(message.split())))
 
 
 @contextmanager
 def startup_progress(*, is_quiet: bool) -> Iterator[EventListener]:
-    """Show a bar for each process until the block ends; yields the listener of their events.
+    """Show a progress bar for each process during the block; yield the listener of their events.
 
-    Without a terminal nothing is shown.
+    Show nothing if standard error is not a terminal.
     """
     if is_quiet or not err.is_terminal:
         yield lambda _name, _event: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(24), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True) as progress:
-        # Importing takes a process seconds before it can say anything.
+        # A process needs seconds for its imports before its first event.
         first = progress.add_task("starting", total=None)
         yield _bars(progress, first)
 
@@ -83,7 +83,7 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("tokens/s", lambda f: _number(f.tokens_per_second, 1)),
     ("time to first token", lambda f: f"{f.time_to_first_token_seconds * 1000:.0f} ms"),
     ("rounds", lambda f: _number(f.rounds, 0)),
-    ("tokens a round", lambda f: _number(f.tokens_per_round, 2)),
+    ("tokens per round", lambda f: _number(f.tokens_per_round, 2)),
     ("hit rate", lambda f: _percent(f.hit_rate)),
     (_LATE, lambda f: _number(f.late, 0)),
     (
@@ -95,25 +95,29 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 
 
 def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False) -> Table:
-    """Return a table of figures, one column a generation.
+    """Return a table of figures with one column for each generation.
 
-    What only the target knows has no row if all were cut short, and late tables have none if there
-    were none. ``shows_seed`` is for texts that their seed repeats.
+    Figures of the target have no row if all generations are partial. Late tables have a row only if
+    there were any.
+
+    Args:
+        columns: title and figures of each generation.
+        shows_seed: whether the seed has a row. Greedy texts do not depend on it.
     """
-    left_out = set() if shows_seed else {_SEED}
+    hidden = set() if shows_seed else {_SEED}
     if not any(item.late for _, item in columns):
-        left_out.add(_LATE)
-    are_cut_short = all(item.rounds is None for _, item in columns)
+        hidden.add(_LATE)
+    are_partial = all(item.rounds is None for _, item in columns)
     is_titled = any(title for title, _ in columns)
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=is_titled)
     table.add_column("")
     for title, _ in columns:
         table.add_column(title, justify="right")
     for label, show in _ROWS:
-        if label in left_out:
+        if label in hidden:
             continue
         cells = [show(item) for _, item in columns]
-        if not (are_cut_short and all(_UNKNOWN in cell for cell in cells)):
+        if not (are_partial and all(_UNKNOWN in cell for cell in cells)):
             table.add_row(f"[dim]{label}[/dim]", *cells)
     return table
 

@@ -1,4 +1,4 @@
-"""The figures of one finished generation, each defined once."""
+"""The figures of one generation, each defined once."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,17 +12,17 @@ from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a generation took. Seconds and ratios; a ratio without a denominator is None.
+    """Times and ratios of a generation; a ratio with denominator 0 is None.
 
-    What only the target knows is None for a generation that was cut short.
+    Figures that the target measures are None for a partial generation.
     """
 
     mode: str
     seed: int
     tokens: int
-    """New tokens."""
+    """Number of new tokens."""
     tokens_per_second: float | None
-    """Tokens after the first, over the time from the first to the last."""
+    """Tokens after the first, divided by the time from the first to the last."""
     time_to_first_token_seconds: float
     wall_seconds: float
     rounds: int | None = None
@@ -30,41 +30,44 @@ class Figures:
     misses: int | None = None
     late: int | None = None
     hit_rate: float | None = None
-    """Hits over rounds that needed a table."""
+    """Hits divided by rounds that needed a table."""
     tokens_per_round: float | None = None
     verify_seconds: float | None = None
-    """Median forward pass of the target."""
+    """Median time of the target's forward pass."""
     round_seconds: float | None = None
-    """Median time from round to round."""
+    """Median time of a round, start to start."""
     efficiency: float | None = None
-    """Verify over round: 1 when drafting, network and host work are hidden."""
+    """verify_seconds / round_seconds: 1 if drafting, network and host work are hidden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A continuation that is over."""
+    """A finished or partial continuation."""
 
     text: str
     token_ids: tuple[TokenId, ...]
     finish_reason: FinishReason
     figures: Figures
+    error: str = ""
+    """Message of the error that ended it; empty if none did."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the object that ``--json`` prints."""
-        return {
+        """Return the object that ``--json`` prints; ``error`` is present only after an error."""
+        found = {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": str(self.finish_reason),
             "statistics": asdict(self.figures),
         }
+        return found | {"error": self.error} if self.error else found
 
 
 @dataclass(slots=True)
 class Collector:
-    """Gathers the chunks of one continuation."""
+    """Collects the chunks of one continuation."""
 
     mode: Mode
-    """What was asked for."""
+    """The requested mode."""
     clock: Clock = field(default_factory=SystemClock)
     texts: list[str] = field(default_factory=list)
     token_ids: list[TokenId] = field(default_factory=list)
@@ -75,11 +78,11 @@ class Collector:
     last_at: float = 0.0
 
     def start(self) -> None:
-        """The request is sent."""
+        """Record the time at which the request is sent."""
         self.started_at = self.clock.now()
 
     def add(self, chunk: GenerationChunk) -> None:
-        """Take the next chunk."""
+        """Add the next chunk."""
         self.last_at = self.clock.now()
         if not self.token_ids:
             self.first_at = self.last_at
@@ -90,15 +93,19 @@ class Collector:
         self.last = chunk
 
     def finish(self) -> Generation:
-        """Return the continuation; the last chunk must have carried the ending."""
+        """Return the continuation. The last chunk must have a finish reason and statistics."""
         assert self.last is not None
         assert self.last.finish_reason is not None
         assert self.last.statistics is not None
         found = figures(len(self.token_ids), self.seed, self.last.statistics)
-        return self._generation(self.last.finish_reason, found)
+        return self._generation(found, self.last.finish_reason)
 
-    def cut_short(self) -> Generation:
-        """Return what came before the caller left, with times as they were seen here."""
+    def partial(self, error: str = "") -> Generation:
+        """Return the continuation so far, with the times that this client measured.
+
+        Args:
+            error: message of the error that ended it; empty: the user cancelled it.
+        """
         found = Figures(
             mode=str(self.mode),
             seed=self.seed,
@@ -107,14 +114,16 @@ class Collector:
             time_to_first_token_seconds=self.first_at - self.started_at,
             wall_seconds=self.last_at - self.started_at,
         )
-        return self._generation(FinishReason.CANCELLED, found)
+        reason = FinishReason.FAILED if error else FinishReason.CANCELLED
+        return self._generation(found, reason, error)
 
-    def _generation(self, reason: FinishReason, found: Figures) -> Generation:
+    def _generation(self, found: Figures, reason: FinishReason, error: str = "") -> Generation:
         return Generation(
             text="".join(self.texts),
             token_ids=tuple(self.token_ids),
             finish_reason=reason,
             figures=found,
+            error=error,
         )
 
 
@@ -141,7 +150,7 @@ def figures(num_tokens: int, seed: int, statistics: SpeculationStatistics) -> Fi
 
 
 def why_not_speculative(found: Figures, links: Sequence[LinkStatus]) -> str:
-    """Return why a generation had no hit: by its counters, or by the links if it had no tables."""
+    """Return why a generation had no hit, from its counters and the links of the target."""
     misses, late = found.misses or 0, found.late or 0
     if late:
         return (
@@ -149,9 +158,9 @@ def why_not_speculative(found: Figures, links: Sequence[LinkStatus]) -> str:
             "fewer --branches may help"
         )
     if misses:
-        return f"none of {misses} tables held the outcome of its round"
+        return f"none of {misses} tables contained the outcome of its round"
     if any(link.state == "active" for link in links):
-        return "the draft is linked, but its session did not open before the text ended"
+        return "the draft is linked, but the text ended before its session was open"
     states = [f"{link.address} is {link.state} ({link.reason or 'no reason'})" for link in links]
     return f"no draft is in use: {', '.join(states)}" if states else "no draft is linked"
 

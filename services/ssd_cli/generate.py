@@ -1,4 +1,4 @@
-"""``ssd generate``: one continuation, from a running target or from one started for it."""
+"""``ssd generate``: one continuation, from a running target or from a temporary one."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable
@@ -9,24 +9,24 @@ from ssd.launch import Deployment, deployed
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode
-from ssd_cli.display import say, startup_progress
+from ssd_cli.display import report, startup_progress
 from ssd_cli.figures import Collector, why_not_speculative
 
 HINT_ROUNDS = 20
-"""A shorter text without a hit needs no explanation."""
+"""Number of rounds from which a text without a hit gets a hint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """Where a continuation comes from."""
+    """The target of a continuation."""
 
     endpoint: str | None
-    """A running target; None starts ``deployment`` and stops it again."""
+    """Address of a running target; None: start ``deployment`` and stop it afterwards."""
     deployment: Deployment
     wait_seconds: float = READY_SECONDS
-    """How long a running target may take to be ready."""
+    """Maximum time to wait until a running target is ready."""
     is_quiet: bool
-    """No progress: somebody reads the output by machine."""
+    """Show no progress and no hints, for output that a machine reads."""
 
 
 async def generate(
@@ -35,16 +35,16 @@ async def generate(
     collector: Collector,
     on_text: Callable[[str], None],
 ) -> str:
-    """Continue a prompt; returns why speculation gave nothing, empty if there is no hint.
+    """Continue a prompt; return a hint if no round was speculative, else an empty string.
 
     Args:
-        options: where.
-        call: what.
-        collector: gets each chunk; it has what there is also when this is cancelled.
-        on_text: gets each new piece of text.
+        options: the target.
+        call: the prompt and its parameters.
+        collector: receives each chunk, also those before an error or a cancellation.
+        on_text: receives each new piece of text.
 
     Raises:
-        SSDError: the processes cannot start, or the target refuses.
+        SSDError: the processes cannot start, or the request fails.
     """
     async with _client(options) as client:
         await stream(client, call, collector, on_text)
@@ -59,9 +59,9 @@ async def _hint(client: TargetClient, mode: Mode, collector: Collector) -> str:
     try:
         links = (await client.pool_status()).links
     except SSDError:
-        # The text is complete: a target that refuses to describe its pool is no error here.
+        # The text is complete, so an error of this second call is not reported.
         return ""
-    # A target without drafts speculates only if it is asked to.
+    # In AUTO mode, a target without drafts is not expected to speculate.
     if mode is Mode.AUTO and not links:
         return ""
     return f"no round was speculative: {why_not_speculative(figures, links)}"
@@ -73,7 +73,7 @@ async def stream(
     collector: Collector,
     on_text: Callable[[str], None],
 ) -> None:
-    """Continue a prompt on a target; see ``generate``."""
+    """Continue a prompt on a target; arguments as in ``generate``."""
     collector.start()
     async for chunk in client.generate(call):
         collector.add(chunk)
@@ -86,7 +86,7 @@ async def _client(options: GenerateOptions) -> AsyncIterator[TargetClient]:
 
         def show_wait(reason: NotReadyError) -> None:
             if not options.is_quiet:
-                say("waiting", f"{reason}; for {options.wait_seconds:g} s at most")
+                report("waiting", f"{reason}; waiting at most {options.wait_seconds:g} s")
 
         async with TargetClient(
             options.endpoint, ready_seconds=options.wait_seconds, on_wait=show_wait
@@ -96,6 +96,6 @@ async def _client(options: GenerateOptions) -> AsyncIterator[TargetClient]:
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=options.is_quiet) as on_event:
             running = await stack.enter_async_context(deployed(options.deployment, on_event))
-        # This target is not started again: its end is an error at once.
+        # No other process restarts this target, so the client does not wait for it.
         client = TargetClient(running.target.grpc_address, ready_seconds=0)
         yield await stack.enter_async_context(client)

@@ -1,4 +1,4 @@
-"""``ssd models``: what can be named with ``--target`` and ``--draft`` on this machine."""
+"""``ssd models``: the models of this machine, as ``--target`` and ``--draft`` name them."""
 
 import asyncio
 import json
@@ -18,18 +18,18 @@ from ssd import demo
 from ssd.errors import SetupError, TokenizerError
 
 MAX_HEADER_BYTES = 100 << 20
-"""Of a safetensors file, as its own library has it."""
+"""Maximum header size of a safetensors file; the limit of its library."""
 PROBE = "ssd.engine.precision"
-"""Module that prints what ``--dtype auto`` is."""
+"""Module that prints the choice of ``--dtype auto``."""
 FAMILIES = ("llama", "qwen3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model folder, with what keeps it from running."""
+    """A model folder, and the reason why it cannot run."""
 
     name: str
-    """As ``--target`` and ``--draft`` take it."""
+    """Value for ``--target`` and ``--draft``."""
     family: str
     num_layers: int
     hidden_size: int
@@ -37,19 +37,19 @@ class Model:
     num_parameters: int
     weights_bytes: int
     problem: str = ""
-    """Why it cannot run, with the file; empty if nothing is known against it."""
+    """Reason why it cannot run, with the file; empty if none was found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoPrecision:
-    """What ``--dtype auto`` is on this machine's CPU."""
+    """The choice of ``--dtype auto`` on this machine's CPU."""
 
     dtype: str
     dtype_reason: str
 
 
 async def auto_precision() -> AutoPrecision:
-    """Measure it, in a process of its own: it needs torch, which the command never loads.
+    """Measure it in a separate process, because it needs torch.
 
     Raises:
         SetupError: torch cannot be loaded.
@@ -65,15 +65,15 @@ async def auto_precision() -> AutoPrecision:
             await process.communicate()
     if process.returncode != 0:
         last = stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise SetupError(f"what --dtype auto is cannot be found out: {last}")
+        raise SetupError(f"--dtype auto cannot be determined: {last}")
     found = json.loads(stdout)
     return AutoPrecision(dtype=found["dtype"], dtype_reason=found["reason"])
 
 
 def local_models(roots: Iterable[Path], hub: Path = Path(HF_HUB_CACHE)) -> list[Model]:
-    """Return the models: embedded, downloaded, and in or directly below folders.
+    """Return the embedded, the downloaded, and the models in or directly below folders.
 
-    Downloads of other programs, of families that do not run, are left out.
+    Downloads of unsupported families are left out; other programs use them.
     """
     found = [_read(f"{demo.SCHEME}{name}", demo.folder(name)) for name in demo.NAMES]
     for snapshot in sorted(hub.glob("models--*--*/snapshots/*")):
@@ -129,7 +129,7 @@ def _read(name: str, folder: Path) -> Model | None:
 
 
 def _json_object(file: Path) -> dict[str, Any]:
-    """Read a file; ValueError if it holds no JSON object."""
+    """Read a JSON object from a file; ValueError if it is not one."""
     found = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
@@ -137,22 +137,22 @@ def _json_object(file: Path) -> dict[str, Any]:
 
 
 def _missing_weights(folder: Path) -> str:
-    """Return which weights are not there, empty if none is known to be missing."""
-    there = {path.name for path in folder.glob("*.safetensors")}
-    if not there:
-        return f"{folder}: no .safetensors file there"
+    """Return which weights are missing, empty if none."""
+    present = {path.name for path in folder.glob("*.safetensors")}
+    if not present:
+        return f"{folder}: no .safetensors file in the folder"
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return ""
     try:
-        missing = sorted(set(_json_object(index)["weight_map"].values()) - there)
+        missing = sorted(set(_json_object(index)["weight_map"].values()) - present)
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        return f"{index}: not an index of weights: {error}"
+        return f"{index} is not an index of weights: {error}"
     return f"{folder / missing[0]} is missing; {index.name} names it" if missing else ""
 
 
 def _tokenizer_problem(folder: Path) -> str:
-    # Other commands do without the library.
+    # A slow import that other commands do not need.
     from ssd.text.tokenizer import load_tokenizer  # noqa: PLC0415
 
     try:
@@ -164,7 +164,7 @@ def _tokenizer_problem(folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """What the header of a safetensors file and the size of the file show."""
+    """Size of a safetensors file, and its problem."""
 
     num_parameters: int
     num_bytes: int

@@ -15,48 +15,48 @@ from rich.text import Text
 from ssd.cpu_plan import CpuPlan, plan_cpus
 from ssd.launch import ChildProcess, Deployment, RunningDeployment, deployed, draft_process
 from ssd.telemetry import Event, SystemClock
-from ssd_cli.display import err, say, startup_progress, write
+from ssd_cli.display import err, report, startup_progress, write
 
 REFRESH_SECONDS = 1.0
 RESTART_SECONDS = 1.0
-"""Before a dead draft is started again; doubled each time that it dies young, up to a minute."""
+"""Pause before a failed draft is restarted; doubled after each early failure, up to a minute."""
 LONGEST_RESTART_SECONDS = 60.0
 STEADY_SECONDS = 120.0
-"""A draft that has lived this long, its start included, did not die of how it is started."""
+"""A draft that ran this long, including its start, did not fail because of its settings."""
 
 
 async def up(deployment: Deployment, *, is_json: bool, is_debug: bool = False) -> int:
-    """Run until SIGINT or SIGTERM, which may also come while the processes start.
+    """Run until SIGINT or SIGTERM, which can also arrive while the processes start.
 
-    With ``is_debug`` the stack of a draft that crashes is shown.
+    With ``is_debug``, print the stack trace of a draft that crashes.
 
     Returns:
-        The exit code: 0 if all were ready before the signal, else 128 and its number, as of a
-        program that the signal ended.
+        The exit code: 0 if all processes were ready before the signal, else 128 plus its number, as
+        of a program that the signal ended.
 
     Raises:
-        SetupError: a process cannot start, or the target ended by itself.
+        SetupError: a process cannot start, or the target ended.
     """
     is_ready = asyncio.Event()
-    leaving = asyncio.create_task(_signalled())
+    signalled = asyncio.create_task(_first_signal())
     work = asyncio.create_task(_run(deployment, is_ready, is_json=is_json, is_debug=is_debug))
     try:
-        await asyncio.wait({leaving, work}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({signalled, work}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done() and not is_json:
             err.print("stopping")
     finally:
-        leaving.cancel()
-        # Leaving the block below the task stops the processes and waits for them.
+        signalled.cancel()
+        # The cancelled task stops the processes and waits for them.
         work.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await work
-    return 0 if is_ready.is_set() else 128 + leaving.result()
+    return 0 if is_ready.is_set() else 128 + signalled.result()
 
 
 async def _run(
     deployment: Deployment, is_ready: asyncio.Event, *, is_json: bool, is_debug: bool
 ) -> None:
-    """Start everything, then watch it until cancelled or until the target ends."""
+    """Start all processes; run until cancelled or until the target ends."""
     plan = plan_cpus(deployment.allowed_cpus, deployment.num_drafts)
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=is_json) as on_event:
@@ -92,11 +92,11 @@ def _announce(running: RunningDeployment, *, is_json: bool) -> None:
 async def _watching(
     running: RunningDeployment, deployment: Deployment, plan: CpuPlan, *, is_debug: bool
 ) -> AsyncIterator[None]:
-    """Inside, a dead draft is started again, at its old address."""
+    """Restart failed drafts at their old addresses during the block."""
     replacements: list[ChildProcess] = []
     tasks = [
         asyncio.create_task(
-            _revive(draft, index, deployment, plan, replacements, is_debug=is_debug)
+            _restart(draft, index, deployment, plan, replacements, is_debug=is_debug)
         )
         for index, draft in enumerate(running.drafts)
     ]
@@ -109,7 +109,7 @@ async def _watching(
         await asyncio.gather(*(child.stop() for child in replacements))
 
 
-async def _revive(
+async def _restart(
     draft: ChildProcess,
     index: int,
     deployment: Deployment,
@@ -126,34 +126,34 @@ async def _revive(
         await draft.wait()
         delay = restart_delay(delay, clock.now() - started)
         failure = draft.failure()
-        say("warning", f"{failure}; starting it again in {delay:g} s")
+        report("warning", f"{failure}; restarting it in {delay:g} s")
         if is_debug:
             err.print("\n".join(getattr(failure, "__notes__", ())), markup=False, emoji=False)
         await asyncio.sleep(delay)
-        draft = draft_process(deployment, plan, index, _say_ready, port=port)
+        draft = draft_process(deployment, plan, index, _report_ready, port=port)
         replacements.append(draft)
         await draft.start()
 
 
 def restart_delay(last_seconds: float, lived_seconds: float) -> float:
-    """Return how long to wait before a dead draft is started again, seconds.
+    """Return the pause before a failed draft is restarted, in seconds.
 
     Args:
-        last_seconds: the wait before it was started; 0 for the first start.
-        lived_seconds: from that start to its death.
+        last_seconds: the pause before its last start; 0 for the first start.
+        lived_seconds: time from that start to its end.
     """
     if lived_seconds >= STEADY_SECONDS:
         return RESTART_SECONDS
     return max(RESTART_SECONDS, min(2 * last_seconds, LONGEST_RESTART_SECONDS))
 
 
-def _say_ready(name: str, event: Event) -> None:
+def _report_ready(name: str, event: Event) -> None:
     if event.name == "ready":
-        say(name, "ready again", "green")
+        report(name, "ready again", "green")
 
 
-async def _signalled() -> int:
-    """Return the first signal that asks the process to leave; later ones change nothing."""
+async def _first_signal() -> int:
+    """Return the number of the first SIGINT or SIGTERM; ignore later ones."""
     loop = asyncio.get_running_loop()
     received: asyncio.Future[int] = loop.create_future()
 
@@ -182,12 +182,12 @@ async def _show_status(running: RunningDeployment, *, is_quiet: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a target's metrics said at one time."""
+    """Metrics of a target at one time."""
 
     seconds: float
-    """Of a monotonic clock."""
+    """Time of a monotonic clock."""
     samples: dict[str, float]
-    """By name with the labels' values in it: ``ssd_rounds_total{hit}``."""
+    """Values by name and label values: ``ssd_rounds_total{hit}``."""
 
 
 def _read_metrics(url: str) -> Reading:
@@ -202,14 +202,14 @@ def _read_metrics(url: str) -> Reading:
 
 
 def status_line(before: Reading, now: Reading) -> str:
-    """Return one line about what happened between two readings."""
+    """Return one line with the changes between two readings."""
 
-    def grown(name: str) -> float:
+    def growth(name: str) -> float:
         return now.samples.get(name, 0.0) - before.samples.get(name, 0.0)
 
     seconds = now.seconds - before.seconds
-    speed = grown("ssd_tokens_total{output}") / seconds if seconds > 0 else 0.0
-    tables = {kind: grown(f"ssd_rounds_total{{{kind}}}") for kind in ("hit", "miss", "late")}
+    speed = growth("ssd_tokens_total{output}") / seconds if seconds > 0 else 0.0
+    tables = {kind: growth(f"ssd_rounds_total{{{kind}}}") for kind in ("hit", "miss", "late")}
     looked_up = sum(tables.values())
     hits = f"{tables['hit'] / looked_up:.0%}" if looked_up else "–"
     ended = sum(
@@ -219,5 +219,5 @@ def status_line(before: Reading, now: Reading) -> str:
     waiting = now.samples.get("ssd_waiting_sequences", 0.0)
     return (
         f"requests {ended:.0f}  running {running:.0f}  waiting {waiting:.0f}  "
-        f"{speed:.0f} tokens/s  hits {hits}  Ctrl-C stops"
+        f"{speed:.0f} tokens/s  hits {hits}  Ctrl-C to stop"
     )

@@ -1,4 +1,4 @@
-"""The ``ssd`` command with real processes: what it prints, and what it leaves behind."""
+"""The ``ssd`` command with real processes: its output and its child processes."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(120)
 SERVICES = Path(ssd.__file__).parents[1]
 SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8")
 COMMAND = (sys.executable, "-m", "ssd_cli")
-SAID_SECONDS = 60.0
+OUTPUT_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def shared(pair: tuple[str, ...]) -> Iterator[str]:
-    """The target's address of an ``ssd up`` with two drafts, for tests that leave it as it is."""
+    """Address of the target of an ``ssd up`` with two drafts, for tests that do not change it."""
     with subprocess.Popen(
         [*COMMAND, "up", "--json", "--port", "0", "--http-port", "0", "--num-drafts", "2", *pair],
         cwd=SERVICES,
@@ -57,7 +57,7 @@ def shared(pair: tuple[str, ...]) -> Iterator[str]:
             assert len(children) == 3
             yield addresses["target"]["grpc"]
             process.terminate()
-            assert process.wait(SAID_SECONDS) == 0
+            assert process.wait(OUTPUT_SECONDS) == 0
             assert not any(map(is_running, children))
         finally:
             process.kill()
@@ -73,12 +73,12 @@ async def command(*argv: str) -> AsyncIterator[asyncio.subprocess.Process]:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(SAID_SECONDS):
+        async with asyncio.timeout(OUTPUT_SECONDS):
             yield process
     finally:
         if process.returncode is None:
             process.kill()
-        # Reads what is left, so that the pipes are closed.
+        # Reads the rest, so that the pipes are closed.
         await process.communicate()
 
 
@@ -100,9 +100,9 @@ async def up(
         yield process, addresses, children
 
 
-async def gone(pids: list[int]) -> None:
+async def ended(pids: list[int]) -> None:
     async with asyncio.timeout(20):
-        while any(is_running(pid) for pid in pids):  # noqa: ASYNC110 - nobody tells a non-parent
+        while any(is_running(pid) for pid in pids):  # noqa: ASYNC110 - not a child of this process
             await asyncio.sleep(0.02)
 
 
@@ -113,11 +113,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_generate_prints_one_json_object_and_both_modes_write_the_same(
+async def test_generate_prints_one_json_object_with_identical_tokens_in_both_modes(
     shared: str, pair: tuple[str, ...]
 ) -> None:
     found = {}
-    # One from the target that runs, one from a pair that the command starts and stops.
+    # One from the running target, one from a pair that the command starts and stops.
     for mode, where in (("autoregressive", ("--endpoint", shared)), ("speculative", pair)):
         code, out, err = await completed(
             *("generate", "def fib(n):", "--json", "--mode", mode, "--seed", "5"),
@@ -137,7 +137,7 @@ async def test_generate_prints_one_json_object_and_both_modes_write_the_same(
     assert ahead["statistics"]["mode"] == ("speculative" if was_speculative else "autoregressive")
 
 
-async def test_a_prompt_on_standard_input_is_continued_and_the_summary_stays_out_of_the_text(
+async def test_a_prompt_from_standard_input_is_continued_and_the_summary_is_on_standard_error(
     shared: str,
 ) -> None:
     code, out, err = await completed(
@@ -146,11 +146,11 @@ async def test_a_prompt_on_standard_input_is_continued_and_the_summary_stays_out
     )
     assert code == 0
     assert out.endswith("\n")
-    assert "tokens a round" not in out
-    assert "tokens a round" in err
+    assert "tokens per round" not in out
+    assert "tokens per round" in err
 
 
-async def test_a_text_without_a_draft_shows_its_seed_and_why_it_was_not_speculative(
+async def test_a_text_without_a_draft_shows_its_seed_and_a_hint(
     pair: tuple[str, ...],
 ) -> None:
     target = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
@@ -170,21 +170,21 @@ async def test_a_text_without_a_draft_shows_its_seed_and_why_it_was_not_speculat
         assert again == text
 
 
-async def test_a_kill_of_up_takes_its_children_along(pair: tuple[str, ...]) -> None:
+async def test_killing_up_ends_its_child_processes(pair: tuple[str, ...]) -> None:
     async with up(*pair) as (process, _, children):
         process.kill()
         await process.wait()
-        await gone(children)
+        await ended(children)
 
 
-async def test_a_dead_draft_is_started_again_where_it_was_and_ctrl_c_leaves_nothing(
+async def test_a_failed_draft_restarts_at_its_address_and_ctrl_c_ends_all_processes(
     pair: tuple[str, ...],
 ) -> None:
     async with up(*pair) as (process, addresses, children):
         victim = next(pid for pid in children if "ssd_draft" in psutil.Process(pid).cmdline())
         os.kill(victim, signal.SIGKILL)
         assert process.stderr is not None
-        assert b"starting it again in 1 s" in await process.stderr.readline()
+        assert b"restarting it in 1 s" in await process.stderr.readline()
         assert await process.stderr.readline() == b"draft 0: ready again\n"
         now = [child.pid for child in psutil.Process(process.pid).children()]
         port = addresses["drafts"][0]["grpc"].rpartition(":")[2]
@@ -194,7 +194,7 @@ async def test_a_dead_draft_is_started_again_where_it_was_and_ctrl_c_leaves_noth
         assert not any(map(is_running, now))
 
 
-async def test_the_end_of_the_target_ends_up_with_an_error(pair: tuple[str, ...]) -> None:
+async def test_up_exits_with_an_error_if_the_target_ends(pair: tuple[str, ...]) -> None:
     async with up(*pair) as (process, _, children):
         victim = next(pid for pid in children if "ssd_target" in psutil.Process(pid).cmdline())
         os.kill(victim, signal.SIGKILL)
@@ -204,7 +204,7 @@ async def test_the_end_of_the_target_ends_up_with_an_error(pair: tuple[str, ...]
         assert not any(map(is_running, children))
 
 
-async def test_a_demo_whose_draft_is_not_linked_fails_and_says_so(
+async def test_demo_fails_if_no_draft_is_linked(
     pair: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "WARM_UP_SECONDS", 0.0)
@@ -215,7 +215,7 @@ async def test_a_demo_whose_draft_is_not_linked_fails_and_says_so(
 
 
 class Endless(generate_pb2_grpc.GenerateServiceServicer):
-    """Returns two tokens and then nothing."""
+    """Sends two tokens and then waits."""
 
     async def Generate(self, request: Any, context: Any) -> None:  # noqa: N802
         for token_id in (1, 2):
@@ -224,7 +224,7 @@ class Endless(generate_pb2_grpc.GenerateServiceServicer):
         await asyncio.Event().wait()
 
 
-async def test_a_target_that_goes_away_in_an_answer_is_one_line_about_the_text() -> None:
+async def test_a_connection_lost_during_a_response_prints_one_line() -> None:
     server = RpcServer("127.0.0.1", 0)
     register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, Endless())
     server.add("ssd.v1.GenerateService", register)
@@ -240,7 +240,7 @@ async def test_a_target_that_goes_away_in_an_answer_is_one_line_about_the_text()
     assert b"ssd up" not in err
 
 
-async def test_ctrl_c_in_generate_shows_the_statistics_so_far() -> None:
+async def test_ctrl_c_in_generate_prints_the_statistics_so_far() -> None:
     server = RpcServer("127.0.0.1", 0)
     register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, Endless())
     server.add("ssd.v1.GenerateService", register)
@@ -256,10 +256,10 @@ async def test_ctrl_c_in_generate_shows_the_statistics_so_far() -> None:
     assert b"Traceback" not in err
 
 
-async def test_a_target_that_crashes_under_a_request_is_named_and_not_only_unreachable(
+async def test_a_target_crash_during_a_request_reports_the_signal(
     pair: tuple[str, ...],
 ) -> None:
-    async def ask_what_is_killed() -> None:
+    async def generate_from_a_killed_target() -> None:
         deployment = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
         async with (
             deployed(deployment) as running,
@@ -269,46 +269,48 @@ async def test_a_target_that_crashes_under_a_request_is_named_and_not_only_unrea
             _ = [chunk async for chunk in client.generate("x")]
 
     with pytest.raises(SetupError, match=r"target was killed by signal 11 \(SIGSEGV\)"):
-        await ask_what_is_killed()
+        await generate_from_a_killed_target()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_while_the_processes_start_is_the_exit_code_and_leaves_nothing(
+async def test_a_signal_during_the_start_sets_the_exit_code_and_ends_all_processes(
     pair: tuple[str, ...], number: signal.Signals
 ) -> None:
     async with command("up", "--port", "0", "--http-port", "0", *pair) as process:
         watched = psutil.Process(process.pid)
-        while not (children := watched.children()):  # noqa: ASYNC110 - nobody tells
+        while not (children := watched.children()):  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.02)
         process.send_signal(number)
         assert await process.wait() == 128 + number
         assert not any(is_running(child.pid) for child in children)
 
 
-async def test_what_the_target_refuses_is_one_line_and_exit_code_2(shared: str) -> None:
+async def test_a_refused_request_prints_one_line_and_exits_with_2(shared: str) -> None:
     refused = await completed("generate", "x", "--endpoint", shared, "--max-tokens", "100000")
     assert_bad_input(refused, "over max_model_len")
 
 
-async def test_bench_gives_the_name_under_which_it_was_called() -> None:
+async def test_bench_uses_its_command_name_in_errors() -> None:
     refused = await completed("bench", "--widen-target", "3")
     assert_bad_input(refused, "(see: ssd bench --help)")
 
 
-async def test_a_folder_without_a_model_is_one_line_and_exit_code_2(pair: tuple[str, ...]) -> None:
+async def test_a_folder_without_a_model_prints_one_line_and_exits_with_2(
+    pair: tuple[str, ...],
+) -> None:
     refused = await completed("generate", "x", *pair, "--target", "/no/such/folder")
     assert_bad_input(refused, "no config.json there")
 
 
-def assert_bad_input(ended: tuple[int, str, str], words: str) -> None:
-    code, out, err = ended
+def assert_bad_input(result: tuple[int, str, str], message: str) -> None:
+    code, out, err = result
     assert code == 2
     assert out == ""
     assert err.count("\n") == 1
-    assert words in err
+    assert message in err
 
 
-async def test_a_pair_with_two_tokenizers_is_refused_before_it_writes_anything(
+async def test_a_pair_with_different_tokenizers_is_refused_before_any_output(
     pair: tuple[str, ...], tmp_path: Path
 ) -> None:
     other = shutil.copytree(pair[1], tmp_path / "other")

@@ -1,4 +1,4 @@
-"""The models of a benchmark, and what it refuses."""
+"""Models and errors of the benchmark's command line."""
 
 import json
 from pathlib import Path
@@ -11,36 +11,36 @@ from ssd_bench.__main__ import main, widened
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "message"),
     [
         (["--widen-target", "3"], "--widen-target 3: choose one of 1, 2, 4, 8"),
         (["--widen-draft", "0"], "--widen-draft 0: choose one of 1, 2, 4, 8"),
-        (["--batch", "x"], "--batch 'x': numbers with commas are wanted"),
+        (["--batch", "x"], "--batch 'x': must be numbers, separated by commas"),
         (["--no-such-flag"], "--no-such-flag"),
     ],
 )
-def test_bad_usage_is_one_line_with_the_programs_name_and_exit_code_2(
-    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+def test_bad_usage_prints_one_line_with_the_program_name_and_exits_with_2(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(argv, "ssd bench") == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert said.err.startswith("error: ")
-    assert words in said.err
-    assert said.err.endswith("(see: ssd bench --help)\n")
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert output.err.startswith("error: ")
+    assert message in output.err
+    assert output.err.endswith("(see: ssd bench --help)\n")
 
 
 @pytest.mark.parametrize("config", ["", "[]", '{"model_type": "gpt2"}'])
-def test_a_model_that_cannot_be_widened_is_one_line_and_exit_code_2(
+def test_a_model_that_cannot_be_widened_prints_one_line_and_exits_with_2(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tiny_folder(tmp_path)
     (tmp_path / "config.json").write_text(config)
     assert main(["--target", str(tmp_path), "--widen-target", "2"]) == 2
-    said = capsys.readouterr().err
-    assert said.splitlines()[-1].startswith("error: ")
-    assert len(said.splitlines()) == 2
+    output = capsys.readouterr().err
+    assert output.splitlines()[-1].startswith("error: ")
+    assert len(output.splitlines()) == 2
 
 
 def test_a_wider_demo_model_is_measured_at_its_own_width(

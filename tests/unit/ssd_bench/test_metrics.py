@@ -1,4 +1,4 @@
-"""Figures, spreads and tables of a run, from known counters."""
+"""Figures, spreads and tables, computed from known counters."""
 
 import io
 import json
@@ -57,7 +57,7 @@ def cell() -> Cell:
     return Cell(1, 0.0, {"ar": plain, "ssd": ahead}, num_compared=3, num_different=1)
 
 
-def test_speeds_of_a_batch_add_up_and_rates_are_over_all_its_rounds() -> None:
+def test_figures_of_a_batch_sum_speeds_and_divide_by_all_rounds() -> None:
     found = batch_figures([sequence(21, 2.0, hits=6, misses=3), sequence(31, 1.0, hits=10)], 2)
     assert found.tokens_per_second == 40.0
     assert found.tokens_per_second_each == 20.0
@@ -72,25 +72,25 @@ def test_plain_decoding_has_no_hit_rate() -> None:
     assert batch_figures([sequence(5, 1.0)], 1).hit_rate is None
 
 
-def test_a_text_that_came_at_once_has_no_speed() -> None:
+def test_a_text_that_arrives_at_once_has_no_speed() -> None:
     assert batch_figures([sequence(5, 0.0)], 1).tokens_per_second == 0.0
 
 
-def test_a_spread_is_median_and_quartiles() -> None:
+def test_a_spread_has_median_and_quartiles() -> None:
     found = spread([5.0, 1.0, 4.0, 2.0, 3.0])
     assert (found.q1, found.median, found.q3) == (2.0, 3.0, 4.0)
     assert spread([7.0]).q3 == 7.0
 
 
-def test_a_figure_that_a_repetition_lacks_has_no_spread() -> None:
+def test_a_figure_that_is_missing_in_a_repetition_has_no_spread() -> None:
     assert "hit_rate" not in spreads([figures(1.0)])
 
 
-def test_the_speed_up_is_taken_pair_by_pair() -> None:
+def test_the_speed_up_is_the_median_over_pairs() -> None:
     assert speed_up(cell()).median == 3.0  # of 3, 2, 4
 
 
-def test_records_carry_mode_figure_spread_and_settings() -> None:
+def test_records_contain_mode_figure_spread_and_settings() -> None:
     found = records(Results(cells=[cell()]), {"lookahead": "6"})
     ratio = next(record for record in found if record["mode"] == "ssd/ar")
     assert (ratio["figure"], ratio["median"], ratio["repetitions"]) == ("speed_up", 3.0, 3)
@@ -98,7 +98,7 @@ def test_records_carry_mode_figure_spread_and_settings() -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_the_table_shows_both_modes_the_ratio_and_texts_that_differ() -> None:
+def test_the_table_shows_both_modes_the_ratio_and_the_number_of_differing_texts() -> None:
     table = markdown(Results(cells=[cell()], weight_bytes=10**8), 2e10)
     ahead = next(line for line in table.splitlines() if "| ssd |" in line)
     assert "3 (2.5–3.5)" in ahead
@@ -107,20 +107,24 @@ def test_the_table_shows_both_modes_the_ratio_and_texts_that_differ() -> None:
     assert "ssd, batch 1: verify reads weights at 5.0 GB/s, 25%" in table
 
 
-def test_without_batch_1_there_is_no_bandwidth_of_a_verify() -> None:
+def test_without_batch_1_there_is_no_verify_bandwidth() -> None:
     assert verify_bandwidth(Results(cells=[Cell(8, 0.0)]), "ar") is None
 
 
-def test_weights_are_counted_without_reading_them(tmp_path: Path) -> None:
+def test_weights_are_counted(tmp_path: Path) -> None:
     assert count_weights(write_tiny_folder(tmp_path)) == 26816
 
 
 @pytest.mark.parametrize(
-    ("late_rate", "words"),
-    [(None, "quarantine"), (0.9, "90% of the tables came late"), (0.1, "held no outcome")],
+    ("late_rate", "cause"),
+    [
+        (None, "circuit breaker"),
+        (0.9, "90% of the tables were late"),
+        (0.1, "contained no outcome"),
+    ],
 )
-def test_a_run_without_hits_says_why(late_rate: float | None, words: str) -> None:
-    assert words in why_no_hits([figures(1.0, late_rate=late_rate)])
+def test_a_run_without_hits_reports_the_cause(late_rate: float | None, cause: str) -> None:
+    assert cause in why_no_hits([figures(1.0, late_rate=late_rate)])
 
 
 @pytest.mark.parametrize("text", ["", "1,,8", "a", "0", "17"])
@@ -129,11 +133,11 @@ def test_a_bad_list_of_numbers_is_a_usage_error(text: str) -> None:
         numbers(text, "--batch", 1, 16)
 
 
-def test_a_list_of_numbers_is_read() -> None:
+def test_a_list_of_numbers_is_converted() -> None:
     assert numbers("1,8", "--batch", 1, 16) == (1.0, 8.0)
 
 
-def test_the_terminals_table_fits_on_80_columns() -> None:
+def test_the_terminal_table_fits_80_columns() -> None:
     screen = io.StringIO()
     Console(file=screen, width=80).print(terminal_table(Results(cells=[cell()])))
     assert "…" not in screen.getvalue()

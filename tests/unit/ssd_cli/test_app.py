@@ -1,4 +1,4 @@
-"""What the command refuses before it starts anything, and how it says so."""
+"""Errors and output of the command that need no running process."""
 
 import ast
 import io
@@ -6,12 +6,13 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import ssd
-from ssd.errors import NotReadyError
+from ssd.errors import IncompleteTextError, NotReadyError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import GenerationChunk
 from ssd_cli import app
@@ -45,35 +46,35 @@ from ssd_cli.figures import Collector
         ["up", "--colour"],
     ],
 )
-def test_bad_usage_is_one_line_with_a_hint_and_exit_code_2(
+def test_bad_usage_prints_one_line_with_a_hint_and_exits_with_2(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(argv) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert said.err.startswith("error: ")
-    assert "--help)" in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert output.err.startswith("error: ")
+    assert "--help)" in output.err
 
 
-def test_an_unreachable_endpoint_is_one_line_and_exit_code_1(
+def test_an_unreachable_endpoint_prints_one_line_and_exits_with_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--wait", "0"]) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert "127.0.0.1:1 cannot be reached" in said.err
-    assert "ssd up" in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert "127.0.0.1:1 cannot be reached" in output.err
+    assert "ssd up" in output.err
 
 
-def test_a_target_that_is_not_ready_is_waited_for_and_the_reason_is_shown(
+def test_generate_waits_for_a_target_and_prints_the_cause(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--wait", "0.2"]) == 1
     waiting, error = capsys.readouterr().err.splitlines()
     assert waiting.startswith("waiting: 127.0.0.1:1 cannot be reached")
-    assert waiting.endswith("for 0.2 s at most")
+    assert waiting.endswith("waiting at most 0.2 s")
     assert error.startswith("error: 127.0.0.1:1 cannot be reached")
 
 
@@ -84,7 +85,7 @@ def test_a_target_that_is_not_ready_is_waited_for_and_the_reason_is_shown(
         ["generate", "x", "--endpoint", "127.0.0.1:1", "--wait", "0", "--debug"],
     ],
 )
-def test_debug_shows_the_stack_wherever_it_stands_and_for_one_command_only(
+def test_debug_shows_the_stack_trace_at_any_position_and_for_one_command(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(NotReadyError):
@@ -94,7 +95,7 @@ def test_debug_shows_the_stack_wherever_it_stands_and_for_one_command_only(
 
 
 @pytest.mark.parametrize("command", ["generate", "up", "demo"])
-def test_commands_that_start_something_explain_debug(
+def test_commands_that_start_processes_document_debug(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([command, "--help"]) == 0
@@ -109,21 +110,21 @@ def test_commands_that_start_something_explain_debug(
         ["--num-drafts", "2", "--dtype", "float32", "--lookahead", "3", "--branches", "8"],
     ],
 )
-def test_what_describes_a_deployment_is_refused_beside_an_endpoint(
+def test_flags_of_a_deployment_cannot_be_combined_with_an_endpoint(
     flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["generate", "x", "--endpoint", "127.0.0.1:1", *flags]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    assert all(word in said.err for word in ("--endpoint", *flags[::2]))
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert all(word in output.err for word in ("--endpoint", *flags[::2]))
 
 
 @pytest.mark.parametrize(
     ("prompt", "problem"),
     [("\udcff", "the prompt is not UTF-8"), ("", "the prompt is empty")],
 )
-def test_a_prompt_that_cannot_be_continued_is_refused_before_anything_starts(
+def test_an_invalid_prompt_is_refused_before_a_process_starts(
     prompt: str,
     problem: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -136,7 +137,7 @@ def test_a_prompt_that_cannot_be_continued_is_refused_before_anything_starts(
         assert problem in capsys.readouterr().err
 
 
-def test_standard_input_that_is_not_utf8_is_bad_input(
+def test_standard_input_that_is_not_utf8_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(app, "generate", None)
@@ -165,6 +166,40 @@ def test_ctrl_c_shows_the_statistics_of_what_was_generated(
         assert re.search(r"^tokens +2$", shown.err, re.MULTILINE)
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_error_after_the_first_token_prints_the_partial_text(
+    form: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def generate(
+        _options: object, _call: object, collector: Collector, on_text: Callable[[str], None]
+    ) -> None:
+        collector.start()
+        collector.add(GenerationChunk(token_ids=(4, 5), text="de", seed=3))
+        on_text("de")
+        raise IncompleteTextError("the connection was lost after 2 tokens")
+
+    monkeypatch.setattr(app, "generate", generate)
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", *form]) == 1
+    shown = capsys.readouterr()
+    assert shown.err == "error: the connection was lost after 2 tokens\n"
+    if form:
+        found = json.loads(shown.out)
+        assert (found["text"], found["token_ids"]) == ("de", [4, 5])
+        assert found["finish_reason"] == "failed"
+        assert found["error"] == "the connection was lost after 2 tokens"
+    else:
+        assert shown.out == "de\n"
+
+
+def test_with_json_an_error_before_the_first_token_prints_no_object(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--wait", "0", "--json"]) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: 127.0.0.1:1 cannot be reached")
+
+
 def test_ctrl_c_before_the_first_token_shows_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,18 +212,22 @@ def test_ctrl_c_before_the_first_token_shows_nothing(
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["version"]])
-def test_the_version_is_the_packages(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_prints_the_version_of_the_package(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(argv) == 0
     assert capsys.readouterr().out == f"{ssd.__version__}\n"
 
 
-def test_no_arguments_show_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
-    said = capsys.readouterr().out
-    assert all(word in said for word in ("generate", "up", "demo", "models", "bench"))
+    output = capsys.readouterr().out
+    assert all(word in output for word in ("generate", "up", "demo", "models", "bench"))
 
 
-def test_models_as_json_are_one_array(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_with_json_prints_one_array(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = write_tiny_folder(tmp_path / "tiny")
     assert run(["models", str(tmp_path), "--json"]) == 0
     models = json.loads(capsys.readouterr().out)
@@ -210,7 +249,7 @@ import ssd_cli.__main__
 """
 
 
-def test_ctrl_c_while_the_command_is_imported_shows_no_stack() -> None:
+def test_ctrl_c_during_the_import_prints_no_stack_trace() -> None:
     folder = Path(ssd.__file__).parents[1]
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_IMPORT], cwd=folder, check=False, capture_output=True
@@ -218,12 +257,12 @@ def test_ctrl_c_while_the_command_is_imported_shows_no_stack() -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
 
 
-def test_the_command_loads_nothing_that_takes_seconds() -> None:
+def test_the_command_imports_no_slow_library() -> None:
     code = "import sys, ssd_cli.app; print(sorted(sys.modules))"
     folder = Path(ssd.__file__).parents[1]
-    said = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True
     )
-    loaded = set(ast.literal_eval(said.stdout))
+    loaded = set(ast.literal_eval(output.stdout))
     assert "ssd_cli.app" in loaded
     assert loaded & {"torch", "transformers", "tokenizers", "numpy", "jinja2", "httpx"} == set()

@@ -1,4 +1,4 @@
-"""What the demo concludes from its two texts."""
+"""The comparison of the two texts of the demo."""
 
 import pytest
 
@@ -32,12 +32,12 @@ def text(hits: int = 0, misses: int = 0, late: int = 0) -> Generation:
     [
         (text(), [], "no draft is linked"),
         (text(), [LOST], "no draft is in use: 127.0.0.1:7 is lost (no heartbeat)"),
-        (text(), [LINK], "the draft is linked, but its session did not open"),
+        (text(), [LINK], "the draft is linked, but the text ended before its session"),
         (text(late=30, misses=3), [LINK], "30 of 33 tables were late: the draft is slower"),
-        (text(misses=3), [LINK], "none of 3 tables held the outcome"),
+        (text(misses=3), [LINK], "none of 3 tables contained the outcome"),
     ],
 )
-def test_a_text_without_a_hit_gives_no_ratio_and_the_reason(
+def test_a_text_without_a_hit_reports_the_cause_and_no_ratio(
     ahead: Generation,
     links: list[LinkStatus],
     reason: str,
@@ -49,6 +49,6 @@ def test_a_text_without_a_hit_gives_no_ratio_and_the_reason(
     assert "as fast as AR" not in capsys.readouterr().out
 
 
-def test_one_hit_is_enough_for_a_ratio(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_with_one_hit_reports_a_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     demo._compare(text(), text(hits=1, late=30), [LINK])
-    assert "SSD is 1.00x as fast as AR here" in capsys.readouterr().out
+    assert "SSD is 1.00x as fast as AR on this machine" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What reaches the two outputs."""
+"""Contents of standard output and standard error."""
 
 import io
 import re
@@ -17,12 +17,12 @@ from ssd_cli.up import Reading, status_line
 ODD = "a[b]:smile: [red]x[/red]\t\x1b[2J\r\n"
 
 
-def test_piped_text_is_written_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_redirected_text_is_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     display.write(ODD)
     assert capsys.readouterr().out == ODD
 
 
-def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_receives_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(display, "out", Console(file=screen, force_terminal=True))
     display.write(ODD)
@@ -30,22 +30,22 @@ def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_long_message_stays_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    display.say("error", "[/bold] " + "word " * 60 + "\n  end :smile:", "red")
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith("error: [/bold] word")
-    assert said.endswith("end :smile:\n")
+    display.report("error", "[/bold] " + "word " * 60 + "\n  end :smile:", "red")
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1
+    assert output.startswith("error: [/bold] word")
+    assert output.endswith("end :smile:\n")
 
 
-def test_what_is_said_above_a_live_line_keeps_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_above_a_live_line_keeps_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(display, "err", Console(file=screen, force_terminal=True, no_color=True))
     with Live("status", console=display.err, auto_refresh=False):
-        display.say("draft 0", "ready again")
+        display.report("draft 0", "ready again")
     assert "draft 0: ready again\n" in screen.getvalue()
 
 
-def test_a_pipe_gets_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redirected_output_has_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(display, "err", Console(file=screen))
     with display.startup_progress(is_quiet=False) as on_event:
@@ -53,7 +53,7 @@ def test_a_pipe_gets_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert screen.getvalue() == ""
 
 
-def test_the_progress_of_each_process_has_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_process_has_a_progress_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     monkeypatch.setattr(display, "err", Console(file=screen, force_terminal=True, width=80))
     with display.startup_progress(is_quiet=False) as on_event:
@@ -71,7 +71,7 @@ def test_quiet_progress_writes_nothing(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_summary_has_a_column_a_generation_and_dashes_for_what_is_unknown() -> None:
+def test_the_summary_shows_unknown_figures_as_dashes() -> None:
     screen = io.StringIO()
     nothing = figures(1, 0, SpeculationStatistics(mode=Mode.AUTOREGRESSIVE))
     Console(file=screen, width=80).print(display.summary([("AR", nothing), ("SSD", nothing)]))
@@ -79,7 +79,7 @@ def test_the_summary_has_a_column_a_generation_and_dashes_for_what_is_unknown() 
     assert "hit rate                          –               –" in screen.getvalue()
 
 
-def test_the_summary_of_a_generation_that_was_cut_short_shows_what_is_known() -> None:
+def test_the_summary_of_a_partial_generation_shows_its_known_figures() -> None:
     screen = io.StringIO()
     known = Figures(
         mode="auto",
@@ -96,7 +96,7 @@ def test_the_summary_of_a_generation_that_was_cut_short_shows_what_is_known() ->
     }
 
 
-def test_the_status_line_is_what_grew_over_the_time_between_two_readings() -> None:
+def test_the_status_line_shows_the_changes_between_two_readings() -> None:
     before = Reading(10.0, {"ssd_tokens_total{output}": 100.0, "ssd_rounds_total{hit}": 5.0})
     now = Reading(
         12.0,
@@ -113,7 +113,7 @@ def test_the_status_line_is_what_grew_over_the_time_between_two_readings() -> No
     )
 
 
-def test_the_first_status_line_divides_by_no_time() -> None:
+def test_the_first_status_line_shows_no_speed() -> None:
     first = Reading(1.0, {})
     assert "0 tokens/s  hits –" in status_line(first, first)
 
@@ -124,7 +124,7 @@ def shown(found: Figures, *, shows_seed: bool = False) -> str:
     return screen.getvalue()
 
 
-def test_late_tables_and_the_seed_have_a_row_where_they_tell_something() -> None:
+def test_late_tables_and_the_seed_have_a_row_if_they_matter() -> None:
     statistics = SpeculationStatistics(mode=Mode.SPECULATIVE, rounds=9, misses=1)
     calm = figures(9, 2**64 - 1, statistics)
     assert "late" not in shown(calm)

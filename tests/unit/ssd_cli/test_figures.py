@@ -1,4 +1,4 @@
-"""Figures of a generation, from what the target measured."""
+"""Figures of a generation, from the measurements of the target."""
 
 import json
 
@@ -23,7 +23,7 @@ STATISTICS = SpeculationStatistics(
 )
 
 
-def test_figures_are_ratios_of_the_targets_counters() -> None:
+def test_figures_are_ratios_of_the_counters() -> None:
     found = figures(21, 7, STATISTICS)
     assert found.tokens_per_second == 10.0  # 20 tokens after the first in 2 s
     assert found.hit_rate == 0.75
@@ -31,7 +31,7 @@ def test_figures_are_ratios_of_the_targets_counters() -> None:
     assert found.efficiency == pytest.approx(0.9)
 
 
-def test_a_ratio_without_a_denominator_is_none() -> None:
+def test_a_ratio_with_denominator_zero_is_none() -> None:
     found = figures(1, 7, SpeculationStatistics(mode=Mode.AUTOREGRESSIVE))
     assert found.tokens_per_second is None
     assert found.hit_rate is None
@@ -39,7 +39,7 @@ def test_a_ratio_without_a_denominator_is_none() -> None:
     assert found.efficiency is None
 
 
-def test_chunks_become_one_json_object_with_text_ids_reason_and_statistics() -> None:
+def test_the_json_object_has_text_ids_reason_and_statistics() -> None:
     collector = Collector(Mode.AUTO)
     collector.add(GenerationChunk(token_ids=(4, 5), text="de", seed=2**64 - 1))
     collector.add(
@@ -59,7 +59,7 @@ def test_chunks_become_one_json_object_with_text_ids_reason_and_statistics() -> 
     }
 
 
-def test_a_generation_that_is_cut_short_has_the_figures_that_its_client_saw() -> None:
+def test_a_partial_generation_has_the_figures_that_its_client_measured() -> None:
     clock = FakeClock()
     collector = Collector(Mode.AUTO, clock)
     clock.advance(7.0)
@@ -68,7 +68,7 @@ def test_a_generation_that_is_cut_short_has_the_figures_that_its_client_saw() ->
         clock.advance(0.5)
         collector.add(GenerationChunk(token_ids=token_ids, text="ab", seed=9))
     clock.advance(60.0)
-    found = collector.cut_short()
+    found = collector.partial()
     assert (found.text, found.finish_reason) == ("ababab", FinishReason.CANCELLED)
     assert found.figures == Figures(
         mode="auto",
@@ -85,7 +85,7 @@ def test_a_generation_that_is_cut_short_has_the_figures_that_its_client_saw() ->
     ("one", "other", "index"),
     [((1, 2), (1, 2), None), ((), (), None), ((1, 2), (1, 3), 1), ((1,), (1, 2), 1)],
 )
-def test_the_first_difference_is_found(
+def test_first_difference_returns_the_index(
     one: tuple[int, ...], other: tuple[int, ...], index: int | None
 ) -> None:
     assert first_difference(one, other) == index

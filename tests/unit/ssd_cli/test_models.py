@@ -1,4 +1,4 @@
-"""Model folders, read without loading a weight."""
+"""Model folders, read without their weights."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ def found(*roots: Path, hub: Path) -> dict[str, int]:
     return {m.name: m.num_parameters for m in models if not m.name.startswith("demo://")}
 
 
-def test_models_in_and_below_a_folder_are_counted_from_their_headers(tmp_path: Path) -> None:
+def test_models_in_and_below_a_folder_are_listed_with_their_parameters(tmp_path: Path) -> None:
     write_tiny_folder(tmp_path / "models" / "a")
     names = found(tmp_path / "models", tmp_path / "models" / "a", hub=tmp_path / "none")
     attention, mlp, norms = 32 * 32 * 2 + 16 * 32 * 2, 3 * 64 * 32, 2 * 32
@@ -28,14 +28,14 @@ def test_models_in_and_below_a_folder_are_counted_from_their_headers(tmp_path: P
     assert models_table(models).row_count == len(models)
 
 
-def test_downloaded_models_are_named_as_the_target_flag_takes_them(tmp_path: Path) -> None:
+def test_downloaded_models_have_the_name_for_the_target_flag(tmp_path: Path) -> None:
     write_tiny_folder(tmp_path / "models--org--name" / "snapshots" / "abc")
     assert list(found(hub=tmp_path)) == ["hf://org/name@abc"]
 
 
 @pytest.fixture
 def probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command does not measure, which takes seconds."""
+    """Replace the measurement, which takes seconds."""
 
     async def precision() -> AutoPrecision:
         return AutoPrecision(dtype="float32", dtype_reason="known")
@@ -56,8 +56,8 @@ def problem_of(folder: Path) -> str:
         ("config.json", '{"model_type": "gpt2"}', "model_type 'gpt2' is not supported; supported"),
         ("config.json", '{"model_type": [1]}', "model_type [1] is not supported"),
         ("config.json", '{"model_type": "llama"}', "config.json lacks 'num_hidden_layers'"),
-        ("model.safetensors", None, "no .safetensors file there"),
-        ("model.safetensors.index.json", "[]", "not an index of weights"),
+        ("model.safetensors", None, "no .safetensors file in the folder"),
+        ("model.safetensors.index.json", "[]", "is not an index of weights"),
         (
             "model.safetensors.index.json",
             '{"weight_map": {"a": "model-2.safetensors"}}',
@@ -68,7 +68,7 @@ def problem_of(folder: Path) -> str:
     ],
 )
 @pytest.mark.usefixtures("probed")
-def test_a_model_that_cannot_run_is_listed_with_its_problem_and_exit_code_1(
+def test_a_model_that_cannot_run_is_listed_with_its_problem_and_exits_with_1(
     tmp_path: Path,
     file: str,
     content: str | None,
@@ -87,18 +87,18 @@ def test_a_model_that_cannot_run_is_listed_with_its_problem_and_exit_code_1(
     assert f"warning: {problem_of(tmp_path)}\n" in capsys.readouterr().err
 
 
-def test_a_download_of_another_family_is_no_problem(tmp_path: Path) -> None:
+def test_a_download_of_another_family_is_left_out(tmp_path: Path) -> None:
     snapshot = write_tiny_folder(tmp_path / "models--org--name" / "snapshots" / "abc")
     (snapshot / "config.json").write_text('{"model_type": "gpt2"}')
     assert found(hub=tmp_path) == {}
 
 
 @pytest.mark.usefixtures("probed")
-def test_a_folder_without_models_is_named(
+def test_a_folder_without_models_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["models", str(tmp_path)]) == 0
-    assert f"warning: {tmp_path}: no models there\n" in capsys.readouterr().err
+    assert f"warning: {tmp_path} contains no models\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_folder_without_models_is_named(
         b'\x08\0\0\0\0\0\0\0{"a": 3}',
     ],
 )
-def test_damaged_weights_are_named(tmp_path: Path, weights: bytes) -> None:
+def test_damaged_weights_are_reported(tmp_path: Path, weights: bytes) -> None:
     write_tiny_folder(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(weights)
     problem = problem_of(tmp_path)
@@ -119,7 +119,7 @@ def test_damaged_weights_are_named(tmp_path: Path, weights: bytes) -> None:
     assert f"{len(weights)} bytes" in problem
 
 
-def test_truncated_weights_are_named_with_the_tensor_and_the_file(tmp_path: Path) -> None:
+def test_truncated_weights_are_reported_with_the_tensor_and_the_file(tmp_path: Path) -> None:
     file = write_tiny_folder(tmp_path) / "model.safetensors"
     whole = file.read_bytes()
     assert problem_of(tmp_path) == ""
@@ -138,7 +138,7 @@ def test_truncated_weights_are_named_with_the_tensor_and_the_file(tmp_path: Path
 
 
 @pytest.mark.usefixtures("probed")
-def test_the_command_warns_of_truncated_weights(
+def test_the_command_warns_about_truncated_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write_tiny_folder(tmp_path) / "model.safetensors"
@@ -147,15 +147,13 @@ def test_the_command_warns_of_truncated_weights(
     assert f"warning: {file}: truncated: tensor" in capsys.readouterr().err
 
 
-async def test_a_probe_that_fails_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_probe_reports_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "PROBE", "ssd.no_such_module")
-    with pytest.raises(SetupError, match=r"found out: .*No module named ssd\.no_such_module"):
+    with pytest.raises(SetupError, match=r"determined: .*No module named ssd\.no_such_module"):
         await auto_precision()
 
 
-async def test_a_probe_that_is_not_waited_for_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_probe_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = tmp_path / "pid"
     os.mkfifo(pipe)
     (tmp_path / "endless.py").write_text(
