@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Generic, Literal, Protocol
 
+from ssd.engine_settings import EngineSettings
 from ssd.ports import Clock
 from ssd.rpc.call_guard import OnFailure, ServerLimits, ignore_failure
 from ssd.rpc.http import ProbeServer
@@ -19,30 +20,6 @@ from ssd.telemetry import get_logger, metrics_of
 STOP_SECONDS = 5.0
 """After the drain: time for the step thread to end and for the last messages to be sent."""
 _log = get_logger("ssd")
-
-
-class _Endpoint(Protocol):
-    """The settings of a process that say where it listens."""
-
-    @property
-    def host(self) -> str:
-        """Address to listen on."""
-        ...
-
-    @property
-    def port(self) -> int:
-        """GRPC port; 0 for any."""
-        ...
-
-    @property
-    def http_port(self) -> int:
-        """Port of the probes and metrics; 0 for any."""
-        ...
-
-    @property
-    def reflection(self) -> bool:
-        """Whether gRPC reflection is served."""
-        ...
 
 
 class _Servicer(Protocol):
@@ -91,7 +68,7 @@ class LifeCycle(Generic[Loaded]):
     async def listening(
         self,
         process: Literal["target", "draft"],
-        endpoint: _Endpoint,
+        settings: EngineSettings,
         servicers: Sequence[_Servicer],
         limits: ServerLimits,
         on_failure: OnFailure = ignore_failure,
@@ -102,12 +79,12 @@ class LifeCycle(Generic[Loaded]):
             AddressError: a port is in use.
         """
         probes = ProbeServer(
-            endpoint.host, endpoint.http_port, self.is_live, self.readiness, metrics_of(process)
+            settings.host, settings.http_port, self.is_live, self.readiness, metrics_of(process)
         )
         server = RpcServer(
-            endpoint.host,
-            endpoint.port,
-            reflection=endpoint.reflection,
+            settings.host,
+            settings.port,
+            reflection=settings.reflection,
             limits=limits,
             on_failure=on_failure,
         )
@@ -118,8 +95,8 @@ class LifeCycle(Generic[Loaded]):
             await server.start()
             _log.info(
                 "listening",
-                grpc=join_address(endpoint.host, server.port),
-                http=join_address(endpoint.host, probes.port),
+                grpc=join_address(settings.host, server.port),
+                http=join_address(settings.host, probes.port),
             )
             self._server = server
             yield

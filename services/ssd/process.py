@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 import ssd
+from ssd.engine_settings import EngineSettings
 from ssd.errors import (
     MemoryBudgetError,
     ModelNotFoundError,
@@ -62,25 +63,6 @@ class _Settings(Protocol):
         ...
 
 
-class _Placed(Protocol):
-    """Settings of a process that opens or accepts links."""
-
-    @property
-    def pod_name(self) -> str:
-        """Pod it runs in; empty outside Kubernetes."""
-        ...
-
-    @property
-    def node_name(self) -> str:
-        """Node it runs on; empty outside Kubernetes."""
-        ...
-
-    @property
-    def cell(self) -> str:
-        """Cell it belongs to; empty outside Kubernetes."""
-        ...
-
-
 AnySettings = TypeVar("AnySettings", bound=_Settings)
 
 
@@ -121,7 +103,7 @@ def run_process(
         return _fail(error, settings.termination_log)
 
 
-def peer(settings: _Placed, weights_fingerprint: str) -> Peer:
+def peer(settings: EngineSettings, weights_fingerprint: str) -> Peer:
     """Describe this process to the other end of its links."""
     return Peer(
         pod=settings.pod_name or f"{socket.gethostname()}:{os.getpid()}",

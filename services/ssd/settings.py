@@ -125,7 +125,15 @@ def find_text(
 
 
 def field_help(cls: type) -> dict[str, str]:
-    """Return the docstring of each field of a class, whitespace folded; {} without its source."""
+    """Return the docstring of each field of a class and its bases, whitespace folded."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        found |= _own_field_help(base)
+    return found
+
+
+def _own_field_help(cls: type) -> dict[str, str]:
+    """Return the docstrings of the fields that a class itself defines; {} without its source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError):

@@ -5,8 +5,10 @@ sends ``Draining`` to the targets, refuses new sessions and lets the open ones e
 """
 
 import asyncio
+from collections.abc import Collection
 
 from ssd.life_cycle import LifeCycle
+from ssd.local_model import LocalModel
 from ssd.ports import Clock
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.pool_codec import DraftStatus
@@ -17,7 +19,7 @@ from ssd_draft.inbox import Inbox, enough_bytes
 from ssd_draft.links import LinkServer, LinkTerms
 from ssd_draft.servicer import SpeculationServicer
 from ssd_draft.settings import DraftSettings
-from ssd_draft.step_thread import ModelLoader, StepSettings
+from ssd_draft.step_thread import ModelLoader
 from ssd_draft.worker import Worker
 
 _log = get_logger("ssd_draft")
@@ -32,21 +34,26 @@ class Draft:
     """
 
     def __init__(
-        self, settings: DraftSettings, step: StepSettings, terms: LinkTerms, clock: Clock
+        self,
+        settings: DraftSettings,
+        model: LocalModel,
+        terms: LinkTerms,
+        cpus: Collection[int],
+        clock: Clock,
     ) -> None:
         self._settings = settings
         self._terms = terms
-        self._engine = step.engine
+        self._engine = model.engine
         self._loop = asyncio.get_running_loop()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._worker: Worker | None = None
-        num_bytes = enough_bytes(settings.max_sessions, step.engine.max_model_len, _INBOX_CAPACITY)
+        num_bytes = enough_bytes(settings.max_sessions, model.engine.max_model_len, _INBOX_CAPACITY)
         self._inbox = Inbox(_INBOX_CAPACITY, num_bytes, clock)
         self._links = LinkServer(terms, self._inbox, clock)
         watchdog = Watchdog(clock)
-        loader = ModelLoader(step, self._inbox, clock, self._on_count, watchdog)
-        thread = StepThread(loader.load, self._inbox.close, step.cpus)
+        loader = ModelLoader(settings, model, self._inbox, clock, self._on_count, watchdog)
+        thread = StepThread(loader.load, self._inbox.close, cpus)
         self._life_cycle = LifeCycle(thread, watchdog, clock, settings.drain_seconds)
 
     def drain(self, seconds: float | None = None) -> int:

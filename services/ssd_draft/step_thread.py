@@ -1,16 +1,15 @@
 """What the draft's step thread does: load the model, warm it up, grow tables."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 
-from ssd.engine.config import DTYPES, EngineConfig
+from ssd.engine.config import DTYPES
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import load_runner
+from ssd.local_model import LocalModel
 from ssd.ports import Clock
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
@@ -18,21 +17,9 @@ from ssd.step_thread import Watchdog
 from ssd.telemetry import DRAFT_STARTUP_SECONDS, progress_log
 from ssd_draft.inbox import Inbox
 from ssd_draft.sessions import Sessions
+from ssd_draft.settings import DraftSettings
 from ssd_draft.tree import Tree, TreeShape
 from ssd_draft.worker import Parts, Worker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSettings:
-    """What the step thread needs to know."""
-
-    folder: Path
-    engine: EngineConfig
-    num_reserved_positions: int
-    """Positions that a tree may reach beyond the committed tokens."""
-    num_threads: int
-    cpus: frozenset[int]
-    """CPUs it runs on."""
 
 
 class ModelLoader:
@@ -40,13 +27,15 @@ class ModelLoader:
 
     def __init__(
         self,
-        settings: StepSettings,
+        settings: DraftSettings,
+        model: LocalModel,
         inbox: Inbox,
         clock: Clock,
         on_count: Callable[[int], None],
         watchdog: Watchdog,
     ) -> None:
         self._settings = settings
+        self._model = model
         self._inbox = inbox
         self._clock = clock
         self._on_count = on_count
@@ -58,10 +47,10 @@ class ModelLoader:
         Raises:
             SetupError: the model cannot be loaded.
         """
-        torch.set_num_threads(self._settings.num_threads)
+        torch.set_num_threads(self._settings.threads)
         started_at = self._clock.now()
         on_progress = progress_log()
-        runner = load_runner(DraftRunner, self._settings.folder, self._settings.engine, on_progress)
+        runner = load_runner(DraftRunner, self._model.folder, self._model.engine, on_progress)
         loaded_at = self._clock.now()
         runner.warm_up(on_progress)
         DRAFT_STARTUP_SECONDS.labels(part="load").set(loaded_at - started_at)

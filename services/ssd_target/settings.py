@@ -3,57 +3,31 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ssd.engine_settings import EngineSettings
 from ssd.errors import SettingsError
-from ssd.settings import TERMINATION_LOG, parse_cpus
 
 DNS_SCHEME = "dns:///"
 """Prefix of an address that is always a DNS name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetSettings:
+class TargetSettings(EngineSettings):
     """Settings of ``python -m ssd_target``."""
 
     model: str = "demo://target"
-    """Model folder, ``demo://target``, or ``hf://org/name@revision``."""
+    port: int = field(default=50051, metadata={"min": 0, "max": 65535})
+    http_port: int = field(default=9090, metadata={"min": 0, "max": 65535})
     model_name: str = ""
     """Model id that clients use; empty takes the last part of ``model``."""
-    host: str = "127.0.0.1"
-    """Address to listen on; ``0.0.0.0`` or ``::`` for all addresses, IPv4 and IPv6."""
-    port: int = field(default=50051, metadata={"min": 0, "max": 65535})
-    """gRPC port; with 0 the system selects one, which is logged."""
-    http_port: int = field(default=9090, metadata={"min": 0, "max": 65535})
-    """Port of /livez, /readyz and /metrics; with 0 the system selects one."""
     drafts: tuple[str, ...] = ()
     """Addresses ``host:port`` of drafts. A DNS name is resolved every 2 s and stands for all of its
     addresses. IP addresses and ``localhost`` are not resolved. ``dns:///host:port`` is always a
     DNS name."""
 
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Data type of weights and KV cache. ``auto`` is bfloat16 on CUDA and on CPUs with bfloat16
-    arithmetic (AVX512-BF16, AMX, AVX-NE-CONVERT), else float32. Target and drafts may differ."""
-    device: str = "cpu"
-    """Device of the model: ``cpu``, ``cuda:0``."""
-    attention: str = "cpu"
-    """Attention backend; see ``ssd.engine.attention.backend``."""
-    deterministic: bool = False
-    """Run every forward pass at one shape, so that tokens never depend on other requests."""
-    max_model_len: int = field(default=0, metadata={"min": 0, "max": 1 << 20})
-    """Maximum number of prompt and new tokens of one sequence; 0 takes the model's maximum, at most
-    4096."""
     max_num_seqs: int = field(default=16, metadata={"min": 1, "max": 256})
     """Maximum number of sequences that run together."""
     max_queue: int = field(default=256, metadata={"min": 0, "max": 100_000})
     """Maximum number of requests that wait; further ones are refused with RESOURCE_EXHAUSTED."""
-    prefill_chunk: int = field(default=128, metadata={"min": 16, "max": 8192})
-    """Prompt tokens stored per round. Larger values delay running streams more."""
-    kv_cache_bytes: int = field(default=0, metadata={"min": 0})
-    """Memory of the KV cache in bytes; 0 takes a share of the free memory."""
-
-    lookahead: int = field(default=6, metadata={"min": 1, "max": 16})
-    """Number of tokens in a full proposal (K). Larger values need high acceptance."""
-    branches: int = field(default=24, metadata={"min": 1, "max": 128})
-    """Number of branches of an outcome table (N)."""
     draft_deadline_ms: float = field(default=20.0, metadata={"min": 0.0, "max": 60_000.0})
     """Table deadline: maximum time that a round waits for its tables, in milliseconds. Late rows
     use their backup."""
@@ -80,31 +54,9 @@ class TargetSettings:
     """A request whose client reads nothing for this many seconds while tokens wait is cancelled."""
     stream_buffer_tokens: int = field(default=65_536, metadata={"min": 1, "max": 1 << 24})
     """Maximum number of tokens that wait for one client. Beyond it the request is cancelled."""
-    drain_seconds: float = field(default=30.0, metadata={"min": 0.0, "max": 3600.0})
-    """Maximum time that running requests continue after SIGTERM, in seconds."""
-
-    threads: int = field(default=1, metadata={"min": 1, "max": 256})
-    """Number of threads of one forward pass on a CPU."""
-    cpus: str = ""
-    """CPUs of the step thread, as ``0`` or ``0,2-3``; empty for all."""
-    io_cpus: str = ""
-    """CPUs of all other threads; empty for all."""
-    pod_name: str = ""
-    """Pod of the process, reported to drafts; empty takes host name and process id."""
-    node_name: str = ""
-    """Node of the process, reported to drafts."""
-    cell: str = ""
-    """Cell of the process, reported to drafts."""
-    termination_log: str = TERMINATION_LOG
-    """File for one line with the cause of the end: ``Type: message (file:line)``, at most 1 KiB.
-    The default file is skipped if it is missing or not writable; empty for none."""
-    log_format: Literal["json", "text"] = "json"
-    """Format of log lines on standard error."""
-    reflection: bool = False
-    """Serve gRPC reflection."""
 
     def __post_init__(self) -> None:
-        _ = self.step_cpus, self.other_cpus
+        EngineSettings.__post_init__(self)
         for address in self.drafts:
             check_address(address)
         if self.fan_out == "explicit" and len(self.fan_out_split) != self.lookahead + 1:
@@ -119,24 +71,9 @@ class TargetSettings:
             )
 
     @property
-    def step_cpus(self) -> frozenset[int]:
-        """CPUs of the step thread; empty for all."""
-        return parse_cpus("cpus", self.cpus)
-
-    @property
-    def other_cpus(self) -> frozenset[int]:
-        """CPUs of all other threads; empty for all."""
-        return parse_cpus("io_cpus", self.io_cpus)
-
-    @property
     def draft_deadline_seconds(self) -> float:
         """``draft_deadline_ms`` in seconds."""
         return self.draft_deadline_ms / 1000
-
-    @property
-    def num_columns(self) -> int:
-        """Columns of a verification (P = K + 1)."""
-        return self.lookahead + 1
 
     @property
     def served_name(self) -> str:

@@ -7,13 +7,13 @@ import torch
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
+from ssd.local_model import LocalModel
 from ssd.telemetry import progress_log
 from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.scheduler import Scheduler
-from ssd_target.model import LocalModel
 from ssd_target.settings import TargetSettings
 
 

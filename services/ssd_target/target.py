@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ssd.life_cycle import LifeCycle
+from ssd.local_model import LocalModel
 from ssd.ports import Clock
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.call_guard import ServerLimits
@@ -24,7 +25,6 @@ from ssd_target.drafts.dialer import LinkDialer
 from ssd_target.drafts.link_quality import LinkRequirement
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.status import pool_status
-from ssd_target.model import LocalModel
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
 from ssd_target.serving.streams import Wakeups

@@ -3,26 +3,18 @@
 import asyncio
 import os
 import threading
-from dataclasses import dataclass
 
 import pytest
 
 from ssd import life_cycle as module
+from ssd.engine_settings import EngineSettings
 from ssd.errors import WeightsError
 from ssd.life_cycle import LifeCycle
 from ssd.rpc.call_guard import ServerLimits
 from ssd.step_thread import StepThread, Watchdog
 from ssd.testing.clock import FakeClock
 
-
-@dataclass(frozen=True)
-class Endpoint:
-    """Two free ports of this machine."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    http_port: int = 0
-    reflection: bool = False
+ANY_PORTS = EngineSettings(model="m", port=0, http_port=0)
 
 
 class Process:
@@ -43,7 +35,7 @@ class Process:
         self.life = LifeCycle(self.step, self.watchdog, self.clock, drain_seconds)
 
     async def run(self) -> None:
-        async with self.life.listening("draft", Endpoint(), (), ServerLimits()):
+        async with self.life.listening("draft", ANY_PORTS, (), ServerLimits()):
             model = await self.life.load()
             if model is not None:
                 await self.life.serve(self._finish, self._stop)

@@ -7,12 +7,13 @@ import re
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from ssd import process, settings
+from ssd.engine_settings import EngineSettings
 from ssd.errors import (
     AddressError,
     HubError,
@@ -41,12 +42,11 @@ class _Settings:
     """Form of log lines."""
     termination_log: str = ""
     """Termination log."""
-    pod_name: str = ""
-    """Pod."""
-    node_name: str = ""
-    """Node."""
     cell: str = ""
     """Cell."""
+
+
+SETTINGS = EngineSettings(model="m", port=0, http_port=0)
 
 
 def run(*argv: str, error: Exception | None = None) -> int:
@@ -183,6 +183,6 @@ def test_print_config_checks_the_settings_and_does_not_serve(
 
 
 def test_a_peer_is_named_by_its_pod_or_by_host_and_process_id() -> None:
-    found = peer(_Settings(pod_name="p", node_name="n", cell="0"), "sha256:1")
+    found = peer(replace(SETTINGS, pod_name="p", node_name="n", cell="0"), "sha256:1")
     assert found == Peer(pod="p", node="n", cell="0", weights_fingerprint="sha256:1")
-    assert peer(_Settings(), "").pod.endswith(f":{os.getpid()}")
+    assert peer(SETTINGS, "").pod.endswith(f":{os.getpid()}")

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ssd.engine.config import EngineConfig
+from ssd.local_model import LocalModel
 from ssd.telemetry import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import Peer
-from ssd_target.model import LocalModel
 from ssd_target.settings import TargetSettings
 from ssd_target.target import Target
 

@@ -1,0 +1,85 @@
+"""The model of a process: its folder, tokenizer and engine shapes, before it is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssd.engine.check import check_engine
+from ssd.engine.config import EngineConfig, ModelConfig, length_limit, usable_token_ids
+from ssd.engine.precision import choose_precision
+from ssd.engine_settings import EngineSettings
+from ssd.model_source import local_folder, resolve
+from ssd.ports import Tokenizer
+from ssd.text.tokenizer import load_tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """A model folder on this machine, and how the engine will run it."""
+
+    folder: Path
+    tokenizer: Tokenizer
+    engine: EngineConfig
+
+    @property
+    def num_token_ids(self) -> int:
+        """Number of token ids that a prompt can contain and the model can select."""
+        return self.engine.num_token_ids or self.tokenizer.vocab_size
+
+
+def find_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 0) -> LocalModel:
+    """Resolve the source of the model, and read its tokenizer and shapes.
+
+    Args:
+        settings: of the process.
+        max_num_seqs: maximum number of sequences or sessions of one forward pass.
+        branches: of a draft; 0 for a target.
+
+    Raises:
+        SetupError: there is no such model, or the engine does not support it.
+    """
+    folder = resolve(settings.model)
+    tokenizer = load_tokenizer(folder)
+    model = ModelConfig.from_folder(folder)
+    engine = _engine_config(settings, model, tokenizer, max_num_seqs, branches)
+    return LocalModel(folder=folder, tokenizer=tokenizer, engine=engine)
+
+
+def check_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 0) -> None:
+    """Check all that can be checked without the weights. A model on the hub is not looked up.
+
+    Args:
+        settings: of the process.
+        max_num_seqs: maximum number of sequences or sessions of one forward pass.
+        branches: of a draft; 0 for a target.
+
+    Raises:
+        SetupError: the process would not start.
+    """
+    if (folder := local_folder(settings.model)) is not None:
+        model, tokenizer = ModelConfig.from_folder(folder), load_tokenizer(folder)
+        engine = _engine_config(settings, model, tokenizer, max_num_seqs, branches)
+        check_engine(model, engine)
+
+
+def _engine_config(
+    settings: EngineSettings,
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+    max_num_seqs: int,
+    branches: int,
+) -> EngineConfig:
+    precision = choose_precision(settings.dtype, settings.device)
+    return EngineConfig(
+        device=settings.device,
+        dtype=precision.dtype,
+        dtype_reason=precision.reason,
+        attention=settings.attention,
+        max_model_len=length_limit(settings.max_model_len, model),
+        max_num_seqs=max_num_seqs,
+        num_columns=settings.num_columns,
+        prefill_chunk=settings.prefill_chunk,
+        kv_cache_bytes=settings.kv_cache_bytes or None,
+        deterministic=settings.deterministic,
+        num_token_ids=usable_token_ids(tokenizer.vocab_size, model),
+        branches=branches,
+    )
