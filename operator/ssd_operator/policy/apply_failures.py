@@ -25,7 +25,7 @@ from typing import TypeVar
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import HASH_ANNOTATION
 from ssd_operator.children.objects import HASH_DIGITS, digest
-from ssd_operator.observe.cluster import ForbiddenError, RefusedError, ref_of
+from ssd_operator.observe.cluster import ClusterError, ForbiddenError, RefusedError, ref_of
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.policy.preflight import RETRY_SECONDS as PREFLIGHT_SECONDS
@@ -101,6 +101,9 @@ class Results:
     """Messages of the API server (403). The next pass sends these calls again."""
     foreign: set[Ref] = field(default_factory=set)
     """Names that somebody else's objects have, as only the execution has found."""
+    interruption: tuple[Ref, ClusterError] | None = None
+    """The object and the error of the call that ended the pass before its time: no answer, a busy
+    server, or another writer who was faster."""
     is_scaled: bool = False
     """Whether the number of drafts was written to the resource."""
 

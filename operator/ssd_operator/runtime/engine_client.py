@@ -62,26 +62,15 @@ class Engines(Protocol):
 class EngineClients:
     """``Engines`` behind gRPC. Asyncio loop."""
 
-    def __init__(
-        self,
-        now: Callable[[], float],
-        wake: Callable[[Key], None],
-        *,
-        dial_target: Callable[[str], TargetClient] = TargetClient,
-        dial_draft: Callable[[str], DraftClient] = DraftClient,
-    ) -> None:
+    def __init__(self, now: Callable[[], float], wake: Callable[[Key], None]) -> None:
         """Follow no target yet.
 
         Args:
             now: seconds since the epoch.
             wake: asks for a pass over a resource with new facts.
-            dial_target: makes a client of an address.
-            dial_draft: the same.
         """
         self._now = now
         self._wake = wake
-        self._dial_target = dial_target
-        self._dial_draft = dial_draft
         self._pools: dict[Key, dict[str, PoolFact]] = {}
         self._drains: dict[Key, dict[str, DrainFact]] = {}
         self._tasks: dict[tuple[Key, str, str], asyncio.Task[None]] = {}
@@ -138,7 +127,7 @@ class EngineClients:
 
     async def _follow(self, key: Key, pod: str, address: str) -> None:
         """Call a target again and again; each report becomes a fact."""
-        async with self._dial_target(address) as target:
+        async with TargetClient(address) as target:
             while True:
                 try:
                     async with asyncio.timeout(POLL_SECONDS):
@@ -177,7 +166,7 @@ class EngineClients:
         """Drain one draft; returns the result."""
         end = self._now() + min(call.seconds, LONGEST_DRAIN_SECONDS)
         has_begun = False
-        async with self._dial_draft(_address(call.host, DRAFT_PORT)) as draft:
+        async with DraftClient(_address(call.host, DRAFT_PORT)) as draft:
             while (left := end - self._now()) > 0:
                 try:
                     async with asyncio.timeout(min(left, CALL_SECONDS)):

@@ -10,7 +10,6 @@ from ssd_operator.children.objects import owner_reference
 from ssd_operator.observe.cluster import (
     BusyError,
     Cluster,
-    ClusterError,
     ConflictError,
     ForbiddenError,
     Key,
@@ -37,15 +36,6 @@ from ssd_operator.runtime.engine_client import Engines
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Interruption:
-    """The call that ended a pass before its time."""
-
-    ref: Ref
-    error: ClusterError
-    """No answer, a busy server, or another writer who was faster."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Execution:
     """Carries out what was decided on one resource in one pass. Asyncio loop."""
@@ -53,20 +43,16 @@ class Execution:
     cluster: Cluster
     cache: ObjectCache
     engines: Engines
-    now: Callable[[], float]
-    """Seconds since the epoch."""
-    key: Key
     resource: Resource
     observed: Observed
     repairs: Repairs
     results: Results
-    """Failures of earlier passes that still hold; those of this pass are added."""
+    """With the failures of earlier passes that still hold; those of this pass are added."""
+    now: float
+    """Seconds since the epoch."""
 
-    async def carry_out(self, decided: Plan) -> Interruption | None:
+    async def carry_out(self, decided: Plan) -> None:
         """Write objects, drains and the number, then delete what is not wanted any more.
-
-        Returns:
-            What interrupted it; None if every call was answered.
 
         Raises:
             ForbiddenError: the namespace is being deleted.
@@ -81,8 +67,13 @@ class Execution:
                 self.results.forbidden[ref] = str(error)
                 _log.warning("object_refused", object=str(ref), error=str(error))
             except (BusyError, ConflictError) as error:
-                return Interruption(ref, error)
-        return None
+                self.results.interruption = ref, error
+                return
+
+    @property
+    def key(self) -> Key:
+        """Namespace and name of the resource."""
+        return self.resource.namespace, self.resource.name
 
     def _calls(self, decided: Plan) -> Iterator[tuple[Ref, Callable[[], Awaitable[None]]]]:
         """The calls about each object, in order."""
@@ -103,7 +94,7 @@ class Execution:
             yield ref, partial(self._delete, self.observed.children[ref])
 
     async def _apply(self, wanted: Object) -> None:
-        ref, generation, now = ref_of(wanted), self.resource.generation, self.now()
+        ref, generation, now = ref_of(wanted), self.resource.generation, self.now
         live = self.observed.children.get(ref)
         try:
             if live is None and ref not in self.observed.absent and await self._is_taken(ref):

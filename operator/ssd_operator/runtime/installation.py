@@ -1,8 +1,7 @@
 """What Helm runs once, in the operator's image: ``helm test``, and the Job of an uninstall.
 
-``python -m ssd_operator.runtime.installation``, with ``check URL [NAMESPACE]``: the operator at URL
-is
-ready; with a namespace, the API server takes a good resource there and refuses a bad one (both
+``python -m ssd_operator.runtime.installation`` takes ``check URL [NAMESPACE]``: the operator at URL
+is ready; with a namespace, the API server accepts a good resource there and rejects a bad one (both
 are dry runs). ``sample NAMESPACE``: the embedded pair serves one request. ``delete
 [NAMESPACE...]``: all resources there, or everywhere, are gone.
 """
@@ -12,10 +11,10 @@ import contextlib
 import copy
 import json
 import sys
-import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
 
+import aiohttp
 from kubernetes_asyncio import client, config
 from kubernetes_asyncio.client import ApiException, CustomObjectsApi
 
@@ -24,7 +23,7 @@ from ssd.rpc.client import TargetClient
 from ssd.telemetry import configure_logging, get_logger
 from ssd.types import SamplingParams
 from ssd_operator.api.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, Object
-from ssd_operator.children.names import UNTOUCHED_NAMESPACE
+from ssd_operator.children.names import TARGET_PORT, UNTOUCHED_NAMESPACE
 
 READY_SECONDS = 45.0
 """``helm test`` right after ``helm install`` finds the operator this much later at the latest."""
@@ -33,10 +32,11 @@ SERVING_SECONDS = 180.0
 GONE_SECONDS = 180.0
 """Resources carry no finalizer of ours; one that another's holds is named after this long."""
 _POLL_SECONDS = 1.0
+_NAME = "ssd-sample"
 _SAMPLE: Object = {
     "apiVersion": API_VERSION,
     "kind": KIND,
-    "metadata": {"name": "ssd-sample"},
+    "metadata": {"name": _NAME},
     "spec": {
         "accelerator": "cpu",
         "target": {"source": {"uri": "demo://target"}},
@@ -54,29 +54,34 @@ async def check_ready(url: str, seconds: float = READY_SECONDS) -> None:
         NotReadyError: it does not within the time.
     """
 
-    async def is_ready() -> bool:
-        return await asyncio.to_thread(_answers, url)
+    async def problem() -> str:
+        try:
+            async with aiohttp.request("GET", url, timeout=aiohttp.ClientTimeout(2)) as answer:
+                is_ready = answer.status == HTTPStatus.OK
+                return "" if is_ready else await answer.text() or f"status {answer.status}"
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return str(error) or "no answer"
 
-    await _until(is_ready, seconds, f"the operator at {url} is not ready")
+    await _wait(problem, seconds, f"the operator at {url} is not ready")
     _log.info("operator_ready", url=url)
 
 
 async def check_admission(api: CustomObjectsApi, namespace: str) -> None:
-    """Let the API server judge a good and a bad resource; neither is stored.
+    """Send a good and a bad resource to the API server; neither is stored.
 
     Raises:
-        SetupError: it refuses the good one, takes the bad one, or refuses it for another reason.
+        SetupError: it rejects the good one, accepts the bad one, or rejects it for another reason.
     """
-    good, bad = copy.deepcopy(_SAMPLE), copy.deepcopy(_SAMPLE)
+    good, bad = _SAMPLE, copy.deepcopy(_SAMPLE)
     bad["spec"]["accelerator"] = "abacus"
-    refusal = await _refusal(api, namespace, good)
-    if refusal is not None:
-        raise SetupError(f"the API server refuses a good {KIND}: {refusal}")
-    refusal = await _refusal(api, namespace, bad)
-    if refusal is None:
-        raise SetupError(f"the API server takes accelerator abacus: is the CRD of {GROUP} current?")
-    if "spec.accelerator" not in refusal:
-        raise SetupError(f"the API server refuses accelerator abacus with other words: {refusal}")
+    rejection = await _rejection(api, namespace, good)
+    if rejection is not None:
+        raise SetupError(f"the API server rejects a good {KIND}: {rejection}")
+    rejection = await _rejection(api, namespace, bad)
+    if rejection is None:
+        raise SetupError(f"the API server accepts accelerator abacus: is the CRD of {GROUP} old?")
+    if "spec.accelerator" not in rejection:
+        raise SetupError(f"the API server rejects accelerator abacus for: {rejection}")
     _log.info("admission_checked", namespace=namespace)
 
 
@@ -86,38 +91,36 @@ async def serve_sample(
     generate: Callable[[str], Awaitable[str]],
     seconds: float = SERVING_SECONDS,
 ) -> None:
-    """Create the embedded pair, ask it once, delete it whatever happens.
+    """Create the embedded pair, send it one request, and delete it in any case.
 
     Args:
         api: the cluster.
         namespace: where to serve.
-        generate: asks the endpoint for a text.
+        generate: requests a text of an endpoint.
         seconds: longest wait for Ready.
 
     Raises:
-        NotReadyError: it does not become Ready; carries the condition's words.
-        SetupError: it wrote nothing.
+        NotReadyError: it does not become Ready; contains the condition.
+        SetupError: its text is empty.
     """
-    name = _SAMPLE["metadata"]["name"]
-    heard = ""
 
-    async def is_ready() -> bool:
-        nonlocal heard
-        live = await api.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
+    async def problem() -> str:
+        live = await api.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, _NAME)
         conditions = live.get("status", {}).get("conditions", [])
         ready: Object = next((each for each in conditions if each["type"] == "Ready"), {})
-        heard = f"{ready.get('reason', 'no status yet')} {ready.get('message', '')}".strip()
-        return bool(ready.get("status") == "True")
+        if ready.get("status") == "True":
+            return ""
+        return f"{ready.get('reason', 'no status yet')} {ready.get('message', '')}".strip()
 
     await api.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, _SAMPLE)
     try:
-        await _until(is_ready, seconds, f"{KIND} {name} is not Ready", lambda: heard)
-        text = await generate(f"{name}.{namespace}.svc:50051")
+        await _wait(problem, seconds, f"{KIND} {_NAME} is not Ready")
+        text = await generate(f"{_NAME}.{namespace}.svc:{TARGET_PORT}")
         if not text:
-            raise SetupError(f"{KIND} {name} is Ready and wrote nothing")
+            raise SetupError(f"{KIND} {_NAME} is Ready and its text is empty")
         _log.info("sample_served", characters=len(text))
     finally:
-        await _delete(api, namespace, name)
+        await _delete(api, namespace, _NAME)
 
 
 async def delete_all(
@@ -125,22 +128,20 @@ async def delete_all(
 ) -> None:
     """Delete the resources of some namespaces, or of all, and wait until they are gone.
 
-    Their pods are the garbage collector's, which needs no operator.
+    The garbage collector deletes their pods, without an operator.
 
     Raises:
         NotReadyError: some are still there; names them.
     """
-    left = await _resources(api, namespaces)
-    for namespace, name in left:
+    for namespace, name in await _resources(api, namespaces):
         await _delete(api, namespace, name)
         _log.info("deleted", namespace=namespace, resource=name)
 
-    async def is_gone() -> bool:
-        nonlocal left
+    async def problem() -> str:
         left = await _resources(api, namespaces)
-        return not left
+        return str(left) if left else ""
 
-    await _until(is_gone, seconds, "a finalizer may hold resources", lambda: str(left))
+    await _wait(problem, seconds, "a finalizer may hold resources")
 
 
 async def _resources(api: CustomObjectsApi, namespaces: Sequence[str]) -> list[tuple[str, str]]:
@@ -156,12 +157,12 @@ async def _resources(api: CustomObjectsApi, namespaces: Sequence[str]) -> list[t
     except ApiException as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
-        return []  # with their definition they all went
+        return []  # they were deleted with their definition
+    found = [item["metadata"] for each in lists for item in each["items"]]
     return [
-        (item["metadata"]["namespace"], item["metadata"]["name"])
-        for each in lists
-        for item in each["items"]
-        if item["metadata"]["namespace"] != UNTOUCHED_NAMESPACE
+        (each["namespace"], each["name"])
+        for each in found
+        if each["namespace"] != UNTOUCHED_NAMESPACE
     ]
 
 
@@ -173,8 +174,8 @@ async def _delete(api: CustomObjectsApi, namespace: str, name: str) -> None:
             raise
 
 
-async def _refusal(api: CustomObjectsApi, namespace: str, body: Object) -> str | None:
-    """What the API server has against a resource; None if nothing."""
+async def _rejection(api: CustomObjectsApi, namespace: str, body: Object) -> str | None:
+    """The API server's message about a resource; None if it is accepted."""
     try:
         await api.create_namespaced_custom_object(
             GROUP, VERSION, namespace, PLURAL, body, dry_run="All"
@@ -184,27 +185,16 @@ async def _refusal(api: CustomObjectsApi, namespace: str, body: Object) -> str |
     return None
 
 
-async def _until(
-    is_done: Callable[[], Awaitable[bool]],
-    seconds: float,
-    complaint: str,
-    detail: Callable[[], str] = lambda: "",
-) -> None:
+async def _wait(problem: Callable[[], Awaitable[str]], seconds: float, complaint: str) -> None:
+    """Return once there is no problem any more."""
+    last = ""
     try:
         async with asyncio.timeout(seconds):
-            while not await is_done():  # noqa: ASYNC110  the other end is a server
+            while last := await problem():  # noqa: ASYNC110  the other end is a server
                 await asyncio.sleep(_POLL_SECONDS)
     except TimeoutError as error:
-        message = f"{complaint} after {seconds:g} s: {detail()}".removesuffix(": ")
+        message = f"{complaint} after {seconds:g} s: {last}".removesuffix(": ")
         raise NotReadyError(message) from error
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2) as answer:  # noqa: S310
-            return bool(answer.status == HTTPStatus.OK)
-    except OSError:
-        return False
 
 
 async def _generate(endpoint: str) -> str:
@@ -224,12 +214,11 @@ async def _cluster() -> AsyncIterator[CustomObjectsApi]:
 
 async def _run(arguments: Sequence[str]) -> None:
     match arguments:
-        case ["check", url]:
+        case ["check", url, *namespaces] if len(namespaces) <= 1:
             await check_ready(url)
-        case ["check", url, namespace]:
-            await check_ready(url)
-            async with _cluster() as api:
-                await check_admission(api, namespace)
+            for namespace in namespaces:
+                async with _cluster() as api:
+                    await check_admission(api, namespace)
         case ["sample", namespace]:
             async with _cluster() as api:
                 await serve_sample(api, namespace, _generate)
@@ -237,7 +226,7 @@ async def _run(arguments: Sequence[str]) -> None:
             async with _cluster() as api:
                 await delete_all(api, namespaces)
         case _:
-            raise SetupError(f"check, sample or delete is wanted, found {list(arguments)}")
+            raise SetupError(f"expected check, sample or delete, found {list(arguments)}")
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ from ssd_operator.observe.pod_state import is_leaving, is_ready, name_of
 from ssd_operator.policy.apply_failures import Repairs, Results
 from ssd_operator.policy.plan import Memory, Plan, plan
 from ssd_operator.runtime.engine_client import Engines
-from ssd_operator.runtime.execution import Execution, Interruption
+from ssd_operator.runtime.execution import Execution
 from ssd_operator.runtime.fleet_metrics import FleetMetrics
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS, RESYNC_SECONDS
 from ssd_operator.status.events import event_object
@@ -143,21 +143,18 @@ class Reconciler:
         results = Results(
             rejected=dict(decided.memory.rejected), reverted=dict(decided.memory.reverted)
         )
-        interruption = None
-        if not resource.spec.paused:
-            execution = Execution(
-                cluster=self._cluster,
-                cache=self._cache,
-                engines=self._engines,
-                now=self._now,
-                key=key,
-                resource=resource,
-                observed=observed,
-                repairs=record.repairs,
-                results=results,
-            )
-            interruption = await execution.carry_out(decided)
-            self._note(interruption, record, results)
+        execution = Execution(
+            cluster=self._cluster,
+            cache=self._cache,
+            engines=self._engines,
+            resource=resource,
+            observed=observed,
+            repairs=record.repairs,
+            results=results,
+            now=self._now(),
+        )
+        await execution.carry_out(decided)
+        self._note_interruption(record, results)
         self._engines.follow(key, _hosts(observed), set(map(name_of, observed.pods)))
         record.memory = replace(
             decided.memory, rejected=results.rejected, reverted=results.reverted
@@ -165,8 +162,8 @@ class Reconciler:
         found_now = report(resource, observed, decided, results, record.reported, self._now())
         if not await self._publish(key, found, record, found_now):
             return None
-        if interruption is not None:
-            raise interruption.error
+        if results.interruption is not None:
+            raise results.interruption[1]
         if results.forbidden:
             raise ForbiddenError("; ".join(results.forbidden.values()))
         return min(decided.again_after, found_now.again_after)
@@ -214,15 +211,16 @@ class Reconciler:
         self._records.pop(key, None)
         self._fleet_metrics.drop(key)
 
-    def _note(self, interruption: Interruption | None, record: _Record, results: Results) -> None:
-        """Note how a pass ended; what interrupts passes for long is reported in the status."""
-        if interruption is None:
+    def _note_interruption(self, record: _Record, results: Results) -> None:
+        """Add an error that has interrupted passes for long to what is reported."""
+        if results.interruption is None:
             record.failing_since = None
             return
+        ref, error = results.interruption
         if record.failing_since is None:
             record.failing_since = self._now()
         if self._now() - record.failing_since >= FAILING_SECONDS:
-            results.forbidden[interruption.ref] = str(interruption.error)
+            results.forbidden[ref] = str(error)
 
 
 def _read(found: Object, record: _Record) -> Resource | None:

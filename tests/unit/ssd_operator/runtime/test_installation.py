@@ -96,7 +96,7 @@ async def test_an_operator_that_answers_is_ready() -> None:
         await installation.check_ready(url)
 
 
-async def test_an_operator_whose_loop_stalls_is_named_after_the_deadline() -> None:
+async def test_an_operator_that_is_not_ready_by_the_deadline_is_named() -> None:
     with answering(500) as url, pytest.raises(NotReadyError, match=url):
         await installation.check_ready(url, seconds=MOMENT)
 
@@ -107,17 +107,17 @@ async def test_a_current_crd_passes_and_nothing_is_stored() -> None:
     assert api.stored == {}
 
 
-async def test_a_crd_that_takes_anything_is_found() -> None:
-    with pytest.raises(SetupError, match="takes accelerator abacus"):
+async def test_a_crd_that_accepts_anything_is_found() -> None:
+    with pytest.raises(SetupError, match="accepts accelerator abacus"):
         await installation.check_admission(as_api(FakeApi(knows_accelerators=False)), "here")
 
 
-async def test_a_refused_good_resource_is_reported_in_the_servers_words() -> None:
+async def test_a_rejected_good_resource_is_reported_with_the_servers_message() -> None:
     class Forbids(FakeApi):
         async def create_namespaced_custom_object(self, *given: Any, dry_run: str = "") -> Object:
             raise refused("quota exceeded")
 
-    with pytest.raises(SetupError, match="refuses a good SSDDeployment: quota exceeded"):
+    with pytest.raises(SetupError, match="rejects a good SSDDeployment: quota exceeded"):
         await installation.check_admission(as_api(Forbids()), "here")
 
 
@@ -127,7 +127,7 @@ async def test_the_sample_serves_and_is_deleted() -> None:
     assert api.stored == {}
 
 
-async def test_a_sample_that_never_serves_tells_why_and_is_deleted() -> None:
+async def test_a_sample_that_never_serves_is_reported_with_its_condition_and_deleted() -> None:
     api = FakeApi(condition={"type": "Ready", "status": "False", "reason": "ImagePull"})
     with pytest.raises(NotReadyError, match=r"ssd-sample is not Ready after .* ImagePull"):
         await installation.serve_sample(as_api(api), "here", writes_a_text, seconds=MOMENT)
@@ -139,7 +139,7 @@ async def test_a_sample_that_writes_nothing_fails() -> None:
         return ""
 
     api = FakeApi(condition={"type": "Ready", "status": "True"})
-    with pytest.raises(SetupError, match="wrote nothing"):
+    with pytest.raises(SetupError, match="text is empty"):
         await installation.serve_sample(as_api(api), "here", writes_nothing)
     assert api.stored == {}
 
