@@ -1,4 +1,4 @@
-"""The knobs of the operator; the chart writes them as ``SSD_OPERATOR_*``. See ``ssd.settings``."""
+"""Settings of the operator; the chart sets them as ``SSD_OPERATOR_*``. See ``ssd.settings``."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,12 +11,12 @@ from ssd_operator.children.names import UNTOUCHED_NAMESPACE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSettings:
-    """What ``python -m ssd_operator`` can be told."""
+    """Settings of ``python -m ssd_operator``."""
 
     target_image: str = f"localhost/ssd-target:{ssd.__version__}"
-    """Image of targets whose resource names none."""
+    """Image of targets whose resource sets none."""
     draft_image: str = f"localhost/ssd-draft:{ssd.__version__}"
-    """Image of drafts whose resource names none."""
+    """Image of drafts whose resource sets none."""
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     """When images of engines are pulled."""
     watch_namespaces: tuple[str, ...] = ()
@@ -24,15 +24,15 @@ class OperatorSettings:
     watch_all_namespaces: bool = False
     """Whether all namespaces are watched but kube-system."""
     pod_namespace: str = "default"
-    """Where the operator runs; network policies of engines let it in from there."""
+    """Where the operator runs; network policies of engines allow its calls from there."""
     num_workers: int = field(default=8, metadata={"min": 1, "max": 64})
-    """Resources that are looked at at the same time."""
+    """Passes at the same time."""
     probe_port: int = field(default=8080, metadata={"min": 1, "max": 65535})
     """Port of /healthz and /readyz."""
     metrics_port: int = field(default=9090, metadata={"min": 1, "max": 65535})
     """Port of /metrics."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least severe log lines that are kept."""
+    """The least severe log lines that are written."""
     log_format: Literal["json", "text"] = "json"
     """One JSON object a line, or text for a terminal."""
 
@@ -41,7 +41,7 @@ class OperatorSettings:
         """Namespaces that are watched; empty for all.
 
         Raises:
-            SettingsError: one is never written, or one choice contradicts the other.
+            SettingsError: one of them is never written, or both settings are set.
         """
         if self.watch_all_namespaces and self.watch_namespaces:
             raise SettingsError("watch_all_namespaces and watch_namespaces: choose one of them")
@@ -54,7 +54,7 @@ class OperatorSettings:
 
     @property
     def config(self) -> OperatorConfig:
-        """What manifests need to know of it."""
+        """The part that manifests use."""
         return OperatorConfig(
             target_image=self.target_image,
             draft_image=self.draft_image,

@@ -1,9 +1,9 @@
-"""Does the cluster already hold what we want?
+"""Differences between a live object and the wanted one. Pure.
 
-A pass that writes nothing must know it without asking: the API server adds defaults, other writers
-add fields of their own, and numbers come back in another spelling. What others may not add to is
-owned as a whole, except in pods: selectors, variables, limits, who may call. What we no longer
-want is not seen here but by the hash in our annotations, which then differs.
+A pass that has nothing to write must know so without a call: the API server adds defaults, other
+writers add fields of their own, and numbers are returned in another spelling. Some fields are owned
+as a whole, except in pods: selectors, variables, limits, allowed clients. A field that is no longer
+wanted is not found here; the hash in our annotations differs then.
 """
 
 import copy
@@ -33,7 +33,7 @@ _MERGE_KEYS: Mapping[Path, tuple[str, ...]] = {
     ("initContainers", "volumeMounts"): ("mountPath",),
     ("spec", "ports"): ("port", "protocol"),
 }
-"""Lists that several writers share, by the last two steps to them; others are taken as a whole."""
+"""Lists that several writers share, by the last two steps to them; others are compared whole."""
 _KEY_DEFAULTS = {"protocol": "TCP"}
 _WHOLE = frozenset(
     {
@@ -41,10 +41,10 @@ _WHOLE = frozenset(
         *("ingress", "env", "limits"),
     }
 )
-"""Fields below which nothing may be that we do not set: a selector with one more key selects
-nothing, a variable is a setting of the process."""
+"""Fields below which every key is ours: a selector with one more key selects nothing, and a
+variable is a setting of the process."""
 _DEFAULTED = frozenset({"apiVersion", "divisor"})
-"""What the API server adds there: to ``fieldRef`` and ``resourceFieldRef``."""
+"""Keys that the API server adds there, to ``fieldRef`` and ``resourceFieldRef``."""
 _OURS_IF_ABSENT: Mapping[Path, frozenset[str]] = {
     (containers,): frozenset({"args", "envFrom"}) for containers in ("containers", "initContainers")
 }
@@ -53,12 +53,12 @@ _QUANTITIES = frozenset({"requests", "limits"})
 """Maps of quantities."""
 _QUANTITY = frozenset({"sizeLimit", "averageValue", "divisor"})
 _DROPPED_WHEN_FALSE = frozenset({"paused", "publishNotReadyAddresses", "readOnly"})
-"""Fields that the API server leaves out when they are false."""
+"""Fields that the API server omits when they are false."""
 _DROPPED_WHEN_EMPTY = frozenset(
     {"matchLabels", "labels", "annotations", "nodeSelector", *_QUANTITIES}
 )
-"""Maps that the API server leaves out when they are empty; other empty objects say something,
-``emptyDir`` for one."""
+"""Maps that the API server omits when they are empty. Other empty objects have a meaning,
+for example ``emptyDir``."""
 
 
 def covers(live: Object, wanted: Object) -> bool:
@@ -67,20 +67,20 @@ def covers(live: Object, wanted: Object) -> bool:
 
 
 def differences(live: Object, wanted: Object) -> Iterator[str]:
-    """Paths at which ``live`` is not what we want, such as ``spec.template.spec.containers``.
+    """Paths at which ``live`` differs from ``wanted``, such as ``spec.template.spec.containers``.
 
-    Every leaf that we own equals the live one: lists with a merge key by that key, other lists as a
-    whole, quantities as numbers. Fields and items that others add stay, but for those of which we
-    own the whole: an added variable or selector changes what our own words mean. ``apiVersion`` and
-    ``kind`` are not looked at: items of a list come without them.
+    Lists with a merge key are compared by that key, other lists as a whole, quantities as numbers.
+    Fields and items of other writers are no difference, except below fields that we own as a whole:
+    an added variable or selector changes the meaning of ours. ``apiVersion`` and ``kind`` are not
+    compared: items of a list come without them.
     """
     return (".".join(found.path) for found in _all_differences(live, wanted))
 
 
 def surplus(live: Object, wanted: Object) -> list[Place]:
-    """Where in ``live`` others have added to what we own the whole of; the last item first.
+    """Places in ``live`` of what others added below fields that we own; the last item first.
 
-    An apply removes the keys of atomic maps, but nothing from a list that is merged by a key.
+    An apply removes added keys of atomic maps, but no items of a list that is merged by a key.
     """
     found = [each.surplus for each in _all_differences(live, wanted) if each.surplus]
     return sorted(found, key=lambda place: [str(step).zfill(9) for step in place], reverse=True)
@@ -115,7 +115,7 @@ class _Difference:
     path: Path
     """Names on the way."""
     surplus: Place = ()
-    """Where it is in the live object, if no other writer may add it."""
+    """Place in the live object, if no other writer may add it."""
 
 
 def _all_differences(live: Object, wanted: Object) -> Iterator[_Difference]:
@@ -145,7 +145,7 @@ def _differences(live: Any, wanted: Any, path: Path, place: Place) -> Iterator[_
 
 
 def _is_surplus(name: str, live: Object, path: Path) -> bool:
-    """Whether a field that we do not set is none that others may add."""
+    """Whether a field that we do not set is one that others may not add."""
     if name in _OURS_IF_ABSENT.get(path[-1:], ()):
         return bool(live[name])
     return not _WHOLE.isdisjoint(path) and name not in _DEFAULTED

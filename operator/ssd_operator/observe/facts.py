@@ -32,7 +32,7 @@ class PoolFact(PoolStatus):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainFact:
-    """The state of a drain that was begun on a draft's pod."""
+    """The state of a drain of a draft's pod."""
 
     pod: str
     is_done: bool = False
@@ -42,7 +42,7 @@ class DrainFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A snapshot for one pass."""
+    """What one pass has seen of a resource."""
 
     children: Mapping[Ref, Object] = field(default_factory=dict)
     """Objects that the resource owns (controller owner reference by uid): a preflight's pod is one,
@@ -52,11 +52,11 @@ class Observed:
     released: tuple[Object, ...] = ()
     """Pods of engines that no ReplicaSet and no resource owns, since their labels were changed."""
     endpoints: frozenset[str] = frozenset()
-    """Pods that the client Service leads to."""
+    """Names of the ready pods of the client Service."""
     foreign: frozenset[Ref] = frozenset()
-    """Wanted names that belong to somebody else."""
+    """Wanted names that somebody else's objects have."""
     leaving: frozenset[Ref] = frozenset()
-    """Wanted names that are still taken by children of a former resource of this name."""
+    """Wanted names that children of a former resource of this name still have."""
     absent: frozenset[Ref] = frozenset()
     """Wanted names that are free, as the API server has answered in this pass."""
     pools: Mapping[str, PoolFact] = field(default_factory=dict)
@@ -64,16 +64,16 @@ class Observed:
     drains: Mapping[str, DrainFact] = field(default_factory=dict)
     """By draft pod."""
     optional_apis: frozenset[str] = frozenset()
-    """Of HorizontalPodAutoscaler, ScaledObject, PodMonitor: those the cluster serves."""
+    """Of HorizontalPodAutoscaler, ScaledObject, PodMonitor: those that the cluster serves."""
     unreadable: frozenset[str] = frozenset()
-    """Of the others, those that are served and wanted, but that we have no right on."""
+    """Of the others, those that are served and wanted, but that we have no right to."""
     rejected: Mapping[Ref, str] = field(default_factory=dict)
-    """What the API server said (422) to objects of this generation."""
+    """Messages of the API server (422) about objects of this generation."""
     reverted: frozenset[Ref] = frozenset()
-    """Objects that are stored otherwise than we want them, whatever we apply."""
+    """Objects that are not stored as they are applied."""
     forbidden: Mapping[Ref, str] = field(default_factory=dict)
-    """What it said in this pass to calls about objects: a quota, a policy, no right; and to one
-    that has failed for long, a webhook without an answer."""
+    """Messages of the API server (403) about objects in this pass: a quota, a policy, a missing
+    right. Also the error of a call that has failed for long."""
     spec_problem: tuple[str, str] | None = None
     """Reason and message of ``SpecValid=False`` where the resource as it is cannot be read."""
     status: Object = field(default_factory=dict)

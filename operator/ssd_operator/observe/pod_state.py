@@ -1,4 +1,4 @@
-"""What a pod's object says of its life. Pure readers, each of one thing."""
+"""Readers of the state of pods and of other objects. Pure."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -10,58 +10,58 @@ _SERVICE_LABEL = "kubernetes.io/service-name"
 
 
 def name_of(thing: Object) -> str:
-    """Its name."""
+    """Name of an object."""
     return str(thing["metadata"]["name"])
 
 
 def is_live(pod: Object) -> bool:
-    """Whether a ReplicaSet still counts it: not ended, not being deleted."""
+    """Whether a ReplicaSet still counts the pod: it has not ended and is not being deleted."""
     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
     return not ended and not is_leaving(pod)
 
 
 def is_leaving(pod: Object) -> bool:
-    """Whether it is being deleted."""
+    """Whether the object is being deleted."""
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 def is_scheduled(pod: Object) -> bool:
-    """Whether it has a node."""
+    """Whether the pod has a node."""
     return bool(pod.get("spec", {}).get("nodeName"))
 
 
 def is_unschedulable(pod: Object) -> bool:
-    """Whether the scheduler looked for a node and found none."""
+    """Whether the scheduler has found no node for the pod."""
     reason = str(condition_of(pod, "PodScheduled").get("reason"))
     return reason == "Unschedulable" and not is_scheduled(pod)
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether it is live and Services send calls to it."""
+    """Whether the pod is live and Services send calls to it."""
     return is_live(pod) and condition_of(pod, "Ready").get("status") == "True"
 
 
 def has_started(pod: Object) -> bool:
-    """Whether it is live and its process has loaded; it may be too busy to be ready."""
+    """Whether the pod is live and its process has loaded; it may be too busy to be ready."""
     containers = pod.get("status", {}).get("containerStatuses") or ()
     has_loaded = any(container.get("started") for container in containers)
     return is_live(pod) and (has_loaded or is_ready(pod))
 
 
 def endpoints_of(service: str, slices: Iterable[Object]) -> frozenset[str]:
-    """Pods that a Service leads to, of the EndpointSlices of a namespace."""
+    """Names of the ready pods of a Service, from the EndpointSlices of a namespace."""
     return frozenset(
         str((endpoint.get("targetRef") or {}).get("name", ""))
         for each in slices
         if (each["metadata"].get("labels") or {}).get(_SERVICE_LABEL) == service
         for endpoint in each.get("endpoints") or ()
-        # Absent is unknown, which is to be taken for true.
+        # Absent means unknown, which counts as true.
         if (endpoint.get("conditions") or {}).get("ready") is not False
     )
 
 
 def ended_at(pod: Object) -> float | None:
-    """When a container of it ended last, restarted since or not; None if none has."""
+    """When a container of the pod ended last, restarted since or not; None if none has."""
     containers = pod.get("status", {}).get("containerStatuses") or ()
     states = [container.get(name) or {} for container in containers for name in _STATES]
     ends = [to_seconds((state.get("terminated") or {}).get("finishedAt")) for state in states]
@@ -69,7 +69,7 @@ def ended_at(pod: Object) -> float | None:
 
 
 def condition_of(thing: Object, kind: str) -> Object:
-    """A condition of anything that has ``status.conditions``; empty where there is none."""
+    """A condition of an object that has ``status.conditions``; empty where there is none."""
     conditions = thing.get("status", {}).get("conditions") or []
     return next((found for found in conditions if found.get("type") == kind), {})
 
@@ -80,7 +80,7 @@ def to_text(seconds: float) -> str:
 
 
 def to_seconds(text: object) -> float | None:
-    """Seconds since the epoch; None for what is no time."""
+    """Seconds since the epoch; None for a text that is no time."""
     try:
         time = datetime.fromisoformat(str(text))
     except ValueError:

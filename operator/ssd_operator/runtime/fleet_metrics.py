@@ -1,4 +1,4 @@
-"""What all resources together are like: how many hold what, and since when one is in trouble."""
+"""Metrics over all resources: conditions by status, and since when one has failed."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
@@ -10,44 +10,32 @@ from ssd_operator.observe.pod_state import to_seconds
 from ssd_operator.runtime import metrics
 
 _FOR_SPEED = frozenset({"SpeculationActive", "ScalingActive", "DraftCapacity"})
-"""Conditions that matter once a target serves, and that a person gives up who pauses a resource."""
+"""Conditions that only count once a target serves and while the resource is not paused."""
 _FOR_DRAFTS = frozenset({"SpeculationActive"})
-"""Conditions that no draft is wanted for."""
-
-_UNDER_WAY = frozenset({Trouble.FETCHING_MODEL, Trouble.LOADING})
-"""Reasons that turn into another one by themselves."""
+"""Conditions that only count while drafts are wanted."""
+_TEMPORARY = frozenset({Trouble.FETCHING_MODEL, Trouble.LOADING})
+"""Reasons that change by themselves."""
 
 Pair = tuple[str, str]
 """Type and status of a condition."""
 
 
-def troubles(status: Object) -> Iterator[tuple[Pair, float]]:
-    """Conditions that do not hold and were not given up on purpose, and since when.
-
-    Args:
-        status: of a resource.
-    """
+def failures(status: Object) -> Iterator[tuple[Pair, float]]:
+    """Conditions of a status that are not True, unless the user chose so, and since when."""
     conditions = {each["type"]: each for each in status["conditions"]}
-    ready = conditions.get("Ready", {})
-    is_paused = conditions.get("Progressing", {}).get("reason") == "Paused"
-    given_up = frozenset() if ready.get("status") == "True" and not is_paused else _FOR_SPEED
+    ready, progressing = (conditions.get(kind, {}) for kind in ("Ready", "Progressing"))
+    is_serving = ready.get("status") == "True" and progressing.get("reason") != "Paused"
+    ignored = frozenset() if is_serving else _FOR_SPEED
     if not status.get("draft", {}).get("desiredReplicas"):
-        given_up |= _FOR_DRAFTS
+        ignored |= _FOR_DRAFTS
     for kind, found in conditions.items():
-        if found["status"] == "True" or kind in given_up or _is_under_way(found, conditions):
+        # Pods may fetch and load within their own time limits, which may be hours.
+        is_loading = found["reason"] in _TEMPORARY and progressing.get("status") != "False"
+        if found["status"] == "True" or kind in ignored or is_loading:
             continue
         times = [found, ready] if kind in _FOR_SPEED else [found]
-        yield (kind, found["status"]), max(_since(each) for each in times)
-
-
-def _is_under_way(found: Object, conditions: Mapping[str, Object]) -> bool:
-    """Whether pods fetch or load within their own timeouts, which may be hours."""
-    is_getting_on = conditions.get("Progressing", {}).get("status") != "False"
-    return found["reason"] in _UNDER_WAY and is_getting_on
-
-
-def _since(condition: Object) -> float:
-    return to_seconds(condition["lastTransitionTime"]) or 0.0
+        since = max(to_seconds(each["lastTransitionTime"]) or 0.0 for each in times)
+        yield (kind, found["status"]), since
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,42 +43,42 @@ class _Entry:
     """One resource."""
 
     pairs: frozenset[Pair]
-    troubles: Mapping[Pair, float]
+    failures: Mapping[Pair, float]
 
 
 class FleetMetrics:
-    """All resources, kept in ``RESOURCES`` and ``TROUBLE_SINCE``."""
+    """Sets ``RESOURCES`` and ``TROUBLE_SINCE`` from the status of all resources. Asyncio loop."""
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, _Entry] = {}
-        self._shown: set[Pair] = set()
-        self._troubled: set[Pair] = set()
+        self._counted: set[Pair] = set()
+        self._failing: set[Pair] = set()
 
     def put(self, key: Hashable, status: Object) -> None:
-        """This is the status of a resource now."""
+        """Set the status of a resource."""
         pairs = frozenset((each["type"], each["status"]) for each in status["conditions"])
-        entry = _Entry(pairs, dict(troubles(status)))
+        entry = _Entry(pairs, dict(failures(status)))
         if self._entries.get(key) != entry:
             self._entries[key] = entry
-            self._show()
+            self._update()
 
     def drop(self, key: Hashable) -> None:
-        """A resource is gone."""
+        """Remove a resource that is gone."""
         if self._entries.pop(key, None) is not None:
-            self._show()
+            self._update()
 
-    def _show(self) -> None:
+    def _update(self) -> None:
         entries = self._entries.values()
         counts = Counter(pair for entry in entries for pair in entry.pairs)
-        self._shown |= counts.keys()
-        for pair in self._shown:
+        self._counted |= counts.keys()
+        for pair in self._counted:
             metrics.RESOURCES.labels(*pair).set(counts[pair])
         since: dict[Pair, float] = {}
         for entry in entries:
-            for pair, seconds in entry.troubles.items():
+            for pair, seconds in entry.failures.items():
                 since[pair] = min(seconds, since.get(pair, seconds))
-        for pair in self._troubled - since.keys():
+        for pair in self._failing - since.keys():
             metrics.TROUBLE_SINCE.remove(*pair)
         for pair, seconds in since.items():
             metrics.TROUBLE_SINCE.labels(*pair).set(seconds)
-        self._troubled = set(since)
+        self._failing = set(since)

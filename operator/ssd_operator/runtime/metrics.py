@@ -11,7 +11,7 @@ from prometheus_client import (
 )
 
 REGISTRY = CollectorRegistry()
-"""All that is served; the default one holds metrics of engines, which the operator has not."""
+"""All metrics that are served; the default registry holds metrics of engines."""
 GCCollector(REGISTRY)
 PlatformCollector(REGISTRY)
 ProcessCollector(registry=REGISTRY)
@@ -36,12 +36,12 @@ QUEUE_DEPTH = Gauge(
 )
 OLDEST_UNRECONCILED_SECONDS = Gauge(
     "ssd_operator_oldest_unreconciled_seconds",
-    "Seconds that the longest waiting one is overdue.",
+    "Seconds by which the pass that has waited longest is late.",
     registry=REGISTRY,
 )
 OLDEST_SUCCESS_SECONDS = Gauge(
     "ssd_operator_oldest_success_seconds",
-    "Seconds since the last pass that went well, of the resource for which it is longest ago.",
+    "Seconds since the last successful pass, of the resource for which it is longest ago.",
     registry=REGISTRY,
 )
 API_REQUESTS_TOTAL = Counter(
@@ -58,8 +58,8 @@ RESOURCES = Gauge(
 )
 TROUBLE_SINCE = Gauge(
     "ssd_operator_trouble_since_timestamp_seconds",
-    "When the longest trouble of one resource with a condition began, in seconds since the epoch; "
-    "absent without one. What a user gave up is none: a pause, no drafts.",
+    "When the longest failure of a condition of one resource began, in seconds since the epoch; "
+    "absent without one. A user's choice is none: a pause, no drafts.",
     ["condition", "status"],
     registry=REGISTRY,
 )
@@ -77,7 +77,7 @@ SCALE_TOTAL = Counter(
 )
 POOL_POLL_SECONDS = Histogram(
     "ssd_operator_pool_poll_seconds",
-    "Seconds of one question to a target.",
+    "Seconds from a call to a target to its report.",
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2),
     registry=REGISTRY,
 )

@@ -7,7 +7,7 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.runtime import metrics
-from ssd_operator.runtime.fleet_metrics import FleetMetrics, troubles
+from ssd_operator.runtime.fleet_metrics import FleetMetrics, failures
 from ssd_operator.runtime.work_queue import Schedule
 
 
@@ -76,7 +76,7 @@ def since(condition: str, truth: str = "False") -> float | None:
     ],
 )
 def test_what_a_user_gave_up_or_what_gets_on_is_no_trouble(found: Object, kinds: set[str]) -> None:
-    assert {kind for (kind, _), _ in troubles(found)} == kinds
+    assert {kind for (kind, _), _ in failures(found)} == kinds
 
 
 def test_trouble_counts_from_the_resource_that_has_it_for_longest() -> None:
@@ -102,7 +102,7 @@ def test_one_resource_after_the_other_in_trouble_is_no_long_trouble() -> None:
 def test_speed_is_missed_from_when_a_target_serves() -> None:
     loaded = status(Ready="True", since=900)
     loaded["conditions"] += status(SpeculationActive="False", since=100)["conditions"]
-    assert dict(troubles(loaded)) == {("SpeculationActive", "False"): 900}
+    assert dict(failures(loaded)) == {("SpeculationActive", "False"): 900}
 
 
 async def test_a_restarted_operator_counts_resources_that_it_has_nothing_to_write_to() -> None:
