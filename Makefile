@@ -1,4 +1,4 @@
-# The commands of this repository. CI calls no others.
+# The verbs of this repository; CI calls nothing else.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,26 +9,35 @@ PROTOS := $(wildcard protos/ssd/v1/*.proto)
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I protos
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' services/ssd/__init__.py)
 SSD_CLUSTER_TOOL ?= ../shared/k8s/cluster
-# Arguments of every image build, for example --build-arg TORCH_INDEX=...
+# Said to every image build: --build-arg TORCH_INDEX=..., for one.
 IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format protos exactness mutants bench e2e e2e-full images
+.PHONY: help setup run test coverage check format protos exactness mutants bench e2e e2e-full images
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(TOOLS) ## create .venv with all development tools
+setup: $(TOOLS) ## make .venv with everything for development
 
-run: $(RUNTIME) ## compare AR and SSD on the embedded pair
+run: $(RUNTIME) ## AR against SSD on the embedded pair: same text, other speed
 	@$(BIN)/ssd demo
 
-# A second thread would wait at each small kernel and take cores from the other processes of a test.
-test exactness e2e e2e-full: export OMP_NUM_THREADS := 1
+# A second thread waits at each tiny kernel, and the processes of a test would fight for the cores.
+test coverage exactness e2e e2e-full: export OMP_NUM_THREADS := 1
+# Rewritten asserts and compiled modules are kept for the other workers and the next run.
+test coverage exactness: export PYTHONDONTWRITEBYTECODE :=
+
+# One worker a CPU. A file is one worker's, so that its fixtures and processes are started once;
+# the files with the longest tests come first.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 test: $(TOOLS) ## all tests that need no GPU and no cluster
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
+
+coverage: $(TOOLS) ## the same tests; lines and branches that they run, by file
+	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report term --cov-report html
 
 check: $(TOOLS) ## linters, types, import contracts, generated code
 	$(BIN)/ruff check .
@@ -41,30 +50,30 @@ check: $(TOOLS) ## linters, types, import contracts, generated code
 	diff -r -x __init__.py -x __pycache__ $$fresh/ssd/v1 services/ssd/v1 \
 	  || { echo "generated code is stale: run 'make protos'" >&2; exit 1; }
 
-format: $(TOOLS) ## apply the automatic corrections of the linters
+format: $(TOOLS) ## rewrite what the linters can rewrite
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 protos: $(TOOLS) ## generate services/ssd/v1 from protos/
 	$(PROTOC) --python_out=services --pyi_out=services --grpc_python_out=services $(PROTOS)
 
-exactness: $(TOOLS) ## the complete proof: identical tokens in AR and SSD, on every failure path
+exactness: $(TOOLS) ## the whole proof: AR = SSD, token for token, through every failure
 	$(BIN)/python -m pytest tests/exactness -m "slow or not slow" --timeout 1800
 
-mutants: $(TOOLS) ## insert errors into the code of speculation, one by one: each must fail a test
+mutants: $(TOOLS) ## mistakes in the code of speculation, one by one: each must fail a test
 	$(BIN)/python -m tests.mutants
 
-bench: $(TOOLS) ## compare AR and SSD in one run; writes medians to results/
+bench: $(TOOLS) ## AR against SSD in one run, medians into results/
 	$(BIN)/python -m ssd_bench
 
-# These tests use the cluster of KUBECONFIG, or one that SSD_CLUSTER_TOOL starts and stops.
-e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (15 minutes)
+# What is tried there: KUBECONFIG's cluster, or one that SSD_CLUSTER_TOOL starts and stops.
+e2e: $(TOOLS) ## the chart on a real cluster: images, install, serve, disturb, uninstall (15 minutes)
 	$(BIN)/python -m pytest tests/cluster -m "cluster and not slow" --durations 15
 
-e2e-full: $(TOOLS) ## the same with all repetitions (an hour)
+e2e-full: $(TOOLS) ## the same with every repetition (an hour)
 	$(BIN)/python -m pytest tests/cluster -m "cluster" --durations 15
 
-# These names are the defaults of the chart.
+# One name for both: what is built here is what the chart's defaults ask for.
 images: ## build localhost/ssd-{target,draft,operator} with docker, podman or the test cluster's tool
 	@if docker info >/dev/null 2>&1; then build="docker build"; \
 	elif command -v podman >/dev/null 2>&1; then build="podman build"; \
@@ -72,7 +81,7 @@ images: ## build localhost/ssd-{target,draft,operator} with docker, podman or th
 	  base=$$("$(SSD_CLUSTER_TOOL)" base-image) || exit 1; \
 	  build="$(SSD_CLUSTER_TOOL) build --layers --build-arg BASE_IMAGE=$$base"; \
 	else \
-	  echo "make images needs docker with a running daemon, podman, or SSD_CLUSTER_TOOL=path/of/cluster" >&2; exit 1; \
+	  echo "images are built by docker (its daemon running), podman, or SSD_CLUSTER_TOOL=path/of/cluster" >&2; exit 1; \
 	fi; set -e; \
 	$$build $(IMAGE_ARGS) -f services/Dockerfile --target target -t localhost/ssd-target:$(VERSION) .; \
 	$$build $(IMAGE_ARGS) -f services/Dockerfile --target draft -t localhost/ssd-draft:$(VERSION) .; \
@@ -80,20 +89,20 @@ images: ## build localhost/ssd-{target,draft,operator} with docker, podman or th
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Python 3.11 or newer is required: make setup PYTHON=python3.12" >&2; exit 1; }
-	@echo "creating $(VENV)"
+	  || { echo "Python 3.11 or newer is wanted: make setup PYTHON=python3.12" >&2; exit 1; }
+	@echo "making $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# torch with CUDA has several gigabytes. pip prints the name of a package before its download, and
-# ends with the pipe: grep exits at the first CUDA package. (--dry-run alone downloads all of them.)
+# A torch with CUDA brings gigabytes. pip names what it collects before it downloads it, and dies
+# with the pipe: grep leaves at the first CUDA package. (--dry-run alone downloads everything.)
 $(RUNTIME): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@if ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
 	  if [ -z "$(SSD_ALLOW_CUDA)" ] && ! command -v nvidia-smi >/dev/null 2>&1; then \
 	    if $(BIN)/python -m pip --disable-pip-version-check install --dry-run -c constraints.txt torch \
 	        2>/dev/null | grep -Eqm1 '^(Collecting|Processing) (.*/)?(nvidia|cuda)[-_]'; then \
-	      echo "this machine has no GPU, but pip would install torch with several GB of CUDA packages." >&2; \
+	      echo "no GPU here, but pip would install torch with several GB of CUDA packages." >&2; \
 	      echo "hint: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS to a folder" >&2; \
-	      echo "      with a CPU wheel; SSD_ALLOW_CUDA=1 installs them" >&2; \
+	      echo "      with a CPU wheel; SSD_ALLOW_CUDA=1 installs what pip wants" >&2; \
 	      exit 1; \
 	    fi; \
 	  fi; \
@@ -104,6 +113,6 @@ $(RUNTIME): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(TOOLS): $(RUNTIME)
-	@echo "installing the development tools"
+	@echo "installing the tools of development"
 	@$(PIP) -c constraints.txt -e '.[test,dev,operator]'
 	@touch $@

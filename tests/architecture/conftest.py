@@ -1,7 +1,6 @@
 """The repository as these tests see it."""
 
 import tomllib
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +38,3 @@ def handwritten() -> list[Path]:
         for path in (ROOT / folder).rglob("*.py")
     ]
     return [path for path in found if not path.is_relative_to("services/ssd/v1")]
-
-
-@pytest.fixture(scope="session")
-def ignored_names() -> list[str]:
-    """Patterns of ``.gitignore``, as names."""
-    lines = (ROOT / ".gitignore").read_text().splitlines()
-    return [line.strip("/") for line in lines if line and not line.startswith("#")]
-
-
-@pytest.fixture(scope="session")
-def root_names(ignored_names: list[str]) -> set[str]:
-    """What lies in the root and is neither git's own nor ignored."""
-    names = {path.name for path in ROOT.iterdir()} - {".git"}
-    return {name for name in names if not any(fnmatch(name, each) for each in ignored_names)}

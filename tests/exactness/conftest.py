@@ -1,63 +1,22 @@
-"""The exactness suite's shared parts: cells, prompts, and the table that is printed at the end."""
-
-from dataclasses import dataclass, field
+"""The exactness suite's report: a table of all cells that ran, printed at the end."""
 
 import pytest
-
-from ssd.demo.corpus import held_out_prompts
-
-NUM_PROMPTS = 24
-
-
-@dataclass(frozen=True)
-class Row:
-    """One cell that was compared with plain decoding."""
-
-    draft: str
-    lookahead: int
-    temperature: float
-    num_prompts: int
-    num_tokens: int
-    num_different: int
-    hits: int
-    looked_up: int
-    late: int
-    tokens_per_round: float
-    num_proposed: int
-    num_rejected: int
-    """Proposed tokens that were not accepted."""
-
-
-@dataclass
-class Report:
-    """Rows of all cells that ran."""
-
-    rows: list[Row] = field(default_factory=list)
-
-
-REPORT = pytest.StashKey[Report]()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[REPORT] = Report()
+from tests.exactness.cells import ROW, Report, Row
 
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> Report:
-    return request.config.stash[REPORT]
-
-
-@pytest.fixture(scope="session")
-def prompts() -> list[str]:
-    """Prompts that the pair has never seen, of different lengths."""
-    found = held_out_prompts(NUM_PROMPTS, num_chars=600)
-    assert len(found) == NUM_PROMPTS
-    # Short and long ones in a batch: chunks, padding and positions all differ.
-    return [prompt[: 40 + 24 * index] for index, prompt in enumerate(found)]
+    return Report(request.node.user_properties)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    rows = terminalreporter.config.stash[REPORT].rows
+    rows = [
+        Row(**value)
+        for result in ("passed", "failed")
+        for test in terminalreporter.getreports(result)
+        for name, value in test.user_properties
+        if name == ROW
+    ]
     if not rows:
         return
     terminalreporter.section("exactness: speculative against plain decoding, fp32")

@@ -5,10 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-# What the first torch.testing.assert_close would load: over a thousand modules, which took that one
-# test past its time limit on a busy machine. Here no test waits for them.
-import torch.distributed.tensor
 from torch import Tensor
 
 from ssd.engine.batch import PagedBatch

@@ -1,12 +1,13 @@
-"""Rotary tables against transformers' own, and the rotation against complex numbers."""
+"""Rotary tables against the formula of their speeds, and the rotation against complex numbers.
+
+The same tables inside a whole model: ``models/test_against_transformers.py``.
+"""
 
 import math
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from ssd.engine.config import ModelConfig, RopeScaling
 from ssd.engine.layers.rope import RotaryTable, inverse_frequencies, rotate
@@ -44,39 +45,8 @@ def config(theta: float, scaling: RopeScaling | None) -> ModelConfig:
     )
 
 
-def reference(theta: float, scaling: RopeScaling | None) -> LlamaRotaryEmbedding:
-    rope: dict[str, object] = {"rope_type": "default", "rope_theta": theta}
-    if scaling is not None:
-        rope |= {
-            "rope_type": "llama3",
-            "factor": scaling.factor,
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-            "original_max_position_embeddings": scaling.original_max_position_embeddings,
-        }
-    return LlamaRotaryEmbedding(
-        LlamaConfig(
-            hidden_size=E,
-            num_attention_heads=1,
-            max_position_embeddings=MAX_LEN,
-            rope_parameters=rope,
-        )
-    )
-
-
 def heads(count: int) -> Tensor:
     return torch.randn((len(POSITIONS_R), count, E), generator=torch.Generator().manual_seed(3))
-
-
-@pytest.mark.parametrize(("theta", "scaling"), CASES)
-def test_rotated_heads_are_those_of_transformers(theta: float, scaling: RopeScaling | None) -> None:
-    heads_RHE = heads(3)
-    table = RotaryTable(config(theta, scaling), MAX_LEN, torch.float32, "cpu")
-    found_RHE = rotate(heads_RHE, *table.gather(POSITIONS_R))
-    cos_1RE, sin_1RE = reference(theta, scaling)(heads_RHE, POSITIONS_R[None])
-    heads_1HRE = heads_RHE.transpose(0, 1)[None]
-    expected_1HRE, _ = apply_rotary_pos_emb(heads_1HRE, heads_1HRE, cos_1RE, sin_1RE)
-    torch.testing.assert_close(found_RHE, expected_1HRE[0].transpose(0, 1), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("theta", "scaling"), CASES)

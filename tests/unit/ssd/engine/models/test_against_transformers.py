@@ -2,19 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
@@ -57,17 +51,19 @@ class Case:
     rope: dict[str, object] | None = None
     shard_size: str = "1GB"
 
-    def build(self) -> PreTrainedModel:
+    def build(self) -> Any:
+        """A model of transformers, which is imported here: it takes seconds."""
+        transformers = import_module("transformers")
         shape: dict[str, Any] = SHAPE | {
             "num_key_value_heads": 4 // self.gqa,
             "tie_word_embeddings": self.is_tied,
             "rope_parameters": self.rope or {"rope_type": "default", "rope_theta": 5e4},
         }
-        model: PreTrainedModel
         if self.family == "llama":
-            model = LlamaForCausalLM(LlamaConfig(**shape))
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
         else:
-            model = Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=24))
+            config = transformers.Qwen3Config(**shape, head_dim=24)
+            model = transformers.Qwen3ForCausalLM(config)
         generator = torch.Generator().manual_seed(self.gqa)
         for parameter in model.parameters():
             drawn = torch.randn(parameter.shape, generator=generator)
@@ -95,14 +91,12 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 @pytest.fixture(scope="module")
-def reference(case: Case) -> PreTrainedModel:
+def reference(case: Case) -> Any:
     return case.build()
 
 
 @pytest.fixture(scope="module")
-def folder(
-    case: Case, reference: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def folder(case: Case, reference: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reference")
     reference.save_pretrained(folder, max_shard_size=case.shard_size)
     has_index = (folder / "model.safetensors.index.json").is_file()
@@ -111,7 +105,7 @@ def folder(
 
 
 def test_logits_equal_those_of_the_reference_library(
-    folder: Path, reference: PreTrainedModel, store: Store
+    folder: Path, reference: Any, store: Store
 ) -> None:
     engine = EngineConfig(max_model_len=400, max_num_seqs=1, num_columns=P, dtype="float32")
     runner = load_runner(TargetRunner, folder, engine, lambda _stage, _fraction: None)

@@ -1,0 +1,231 @@
+"""A cell of the exactness suite: texts of a target with a draft against those of one without."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+from tests.processes import ProcessUnderTest, running
+
+from ssd.demo.corpus import held_out_prompts
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import GenerateCall
+from ssd.types import GenerationChunk, Mode, SamplingParams, SpeculationStatistics, TokenId
+
+TEMPERATURES = (0.0, 0.6, 1.0)
+MAX_TOKENS = 48
+NUM_PROMPTS = 24
+ANY_PORT = ("--port", "0", "--http-port", "0")
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of a cell runs."""
+
+    lookahead: int
+    num_prompts: int
+    num_threads: int = 1
+    """Of a forward pass."""
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """Prompts that the pair has never seen, of different lengths."""
+        return prompts_of()[:: math.ceil(NUM_PROMPTS / self.num_prompts)]
+
+    @property
+    def shape(self) -> tuple[str, ...]:
+        """Flags of target and drafts."""
+        return (
+            *("--dtype", "float32", "--max-model-len", "512", "--lookahead", str(self.lookahead)),
+            *("--threads", str(self.num_threads)),
+        )
+
+
+FEW = pytest.param(Size(6, 5), id="K6-few")
+ALL = [
+    pytest.param(Size(lookahead, NUM_PROMPTS, 2), marks=pytest.mark.slow, id=f"K{lookahead}-all")
+    for lookahead in (2, 6)
+]
+
+
+@cache
+def prompts_of() -> tuple[str, ...]:
+    """All prompts."""
+    found = held_out_prompts(NUM_PROMPTS, num_chars=600)
+    assert len(found) == NUM_PROMPTS
+    # Short and long ones in a batch: chunks, padding and positions all differ.
+    return tuple(prompt[: 40 + 24 * index] for index, prompt in enumerate(found))
+
+
+@dataclass(frozen=True)
+class Text:
+    """One continuation."""
+
+    token_ids: tuple[TokenId, ...]
+    statistics: SpeculationStatistics
+
+
+Texts = dict[float, list[Text]]
+"""By temperature, in the order of the prompts."""
+Pair = AbstractAsyncContextManager[tuple[TargetClient, list[ProcessUnderTest]]]
+"""A target's client and its drafts."""
+
+
+@asynccontextmanager
+async def pair(
+    size: Size,
+    *,
+    draft: str = "demo://draft",
+    num_drafts: int = 1,
+    branches: int = 24,
+    target_flags: Sequence[str] = ("--deterministic",),
+    draft_flags: Sequence[str] = (),
+) -> AsyncIterator[tuple[TargetClient, list[ProcessUnderTest]]]:
+    """Run a target and its drafts; inside, they are linked."""
+    shape = (*size.shape, "--branches", str(branches))
+    async with AsyncExitStack() as stack:
+        drafts = [
+            await stack.enter_async_context(draft_process(draft, *shape, *draft_flags))
+            for _ in range(num_drafts)
+        ]
+        links = ("--drafts", ",".join(each.grpc_address for each in drafts)) if drafts else ()
+        flags = ("--model", "demo://target", *ANY_PORT, *shape, *links, *target_flags)
+        target = await stack.enter_async_context(running("ssd_target", *flags))
+        await target.until("ready")
+        client = await stack.enter_async_context(TargetClient(target.grpc_address))
+        await wait_for_drafts(client, num_drafts)
+        yield client, drafts
+
+
+@asynccontextmanager
+async def draft_process(model: str, *flags: str) -> AsyncIterator[ProcessUnderTest]:
+    """Run a draft; inside, it is ready."""
+    async with running("ssd_draft", "--model", model, *ANY_PORT, *flags) as process:
+        await process.until("ready")
+        yield process
+
+
+async def wait_for_drafts(client: TargetClient, count: int) -> None:
+    """Wait until the target has linked its drafts."""
+    async with asyncio.timeout(60):
+        # Links live in another process: there is no event to wait on.
+        while (await client.model_info()).active_drafts < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def complete(
+    client: TargetClient, call: GenerateCall, begun: asyncio.Event | None = None
+) -> Text:
+    """Read one continuation to its end; ``begun`` is set at its first tokens."""
+    token_ids: list[TokenId] = []
+    last: GenerationChunk | None = None
+    async for chunk in client.generate(call):
+        token_ids.extend(chunk.token_ids)
+        last = chunk
+        if begun is not None:
+            begun.set()
+    assert last is not None
+    assert last.statistics is not None
+    return Text(tuple(token_ids), last.statistics)
+
+
+async def complete_all(
+    client: TargetClient,
+    size: Size,
+    mode: Mode,
+    temperatures: Sequence[float] = TEMPERATURES,
+    begun: Sequence[asyncio.Event] = (),
+) -> Texts:
+    """Continue all prompts at all temperatures, all at the same time."""
+    calls = [
+        GenerateCall(
+            prompt=prompt,
+            sampling=SamplingParams(temperature=temperature, ignore_eos=True),
+            seed=1000 + index,
+            max_tokens=MAX_TOKENS,
+            mode=mode,
+        )
+        for temperature in temperatures
+        for index, prompt in enumerate(size.prompts)
+    ]
+    events = begun or [asyncio.Event() for _ in calls]
+    texts = await asyncio.gather(*map(complete, [client] * len(calls), calls, events))
+    count = len(size.prompts)
+    return {t: list(texts[i * count : (i + 1) * count]) for i, t in enumerate(temperatures)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell that was compared with plain decoding."""
+
+    draft: str
+    lookahead: int
+    temperature: float
+    num_prompts: int
+    num_tokens: int
+    num_different: int
+    hits: int
+    looked_up: int
+    late: int
+    tokens_per_round: float
+    num_proposed: int
+    num_rejected: int
+    """Proposed tokens that were not accepted."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Receives the rows; the summary at the end shows them."""
+
+    properties: list[tuple[str, object]]
+
+    def compare(self, name: str, size: Size, plain: Texts, found: Texts) -> list[Row]:
+        """Return a row a temperature; a differing token fails the test here."""
+        rows = [self._row(name, size.lookahead, t, plain[t], found[t]) for t in found]
+        for row in rows:
+            assert row.num_tokens == row.num_prompts * MAX_TOKENS
+            assert row.num_different == 0, f"{row.num_different} texts differ: {row}"
+        return rows
+
+    def _row(
+        self, name: str, lookahead: int, temperature: float, plain: list[Text], found: list[Text]
+    ) -> Row:
+        assert len(plain) == len(found)
+        statistics = [text.statistics for text in found]
+        tokens = sum(len(text.token_ids) for text in found)
+        row = Row(
+            draft=name,
+            lookahead=lookahead,
+            temperature=temperature,
+            num_prompts=len(found),
+            num_tokens=tokens,
+            num_different=sum(
+                p.token_ids != f.token_ids for p, f in zip(plain, found, strict=True)
+            ),
+            hits=sum(s.hits for s in statistics),
+            looked_up=sum(s.hits + s.misses + s.late for s in statistics),
+            late=sum(s.late for s in statistics),
+            tokens_per_round=tokens / sum(s.rounds for s in statistics),
+            num_proposed=sum(s.proposed_tokens for s in statistics),
+            num_rejected=sum(s.proposed_tokens - s.accepted_tokens for s in statistics),
+        )
+        self.properties.append((ROW, vars(row)))
+        return row
+
+
+ROW = "exactness"
+"""Name of a row among a test's properties."""
+
+
+@cache
+def plain_texts(size: Size) -> Texts:
+    """What the target writes without a draft, in a process of its own."""
+
+    async def run() -> Texts:
+        async with pair(size, num_drafts=0) as (client, _):
+            return await complete_all(client, size, Mode.AUTOREGRESSIVE)
+
+    return asyncio.run(run())
