@@ -20,7 +20,6 @@ from ssd_operator.children.names import (
 TERMINATION_LOG = "/dev/termination-log"
 _PROCESS_DEADLINE_MILLISECONDS = 20
 """The processes' own table deadline."""
-_HUB_FOLDER: Object = {"name": "HF_HOME", "value": reserved.HUB_FOLDER}
 
 
 def engine_environment(
@@ -57,7 +56,7 @@ def engine_environment(
     found = [*_variables(prefix, settings), *_identity(prefix, cell)]
     if is_on_hub(process.source):
         # The engine reads what was fetched, and sends no request to the hub.
-        found += [_HUB_FOLDER, {"name": "HF_HUB_OFFLINE", "value": "1"}]
+        found += [_hub_folder(), {"name": "HF_HUB_OFFLINE", "value": "1"}]
     return found
 
 
@@ -69,7 +68,7 @@ def is_on_hub(source: Source) -> bool:
 def fetch_environment(source: Source) -> list[Object]:
     """Settings of the container that fetches a model. No other container has the hub's token."""
     settings: dict[str, object] = {"MODEL": _model(source), "TERMINATION_LOG": TERMINATION_LOG}
-    found = [*_variables("SSD_FETCH", settings), _HUB_FOLDER]
+    found = [*_variables("SSD_FETCH", settings), _hub_folder()]
     if source.token_secret_ref is not None:
         # By reference: the operator never reads its value.
         reference = {"secretKeyRef": dict(source.token_secret_ref)}
@@ -120,6 +119,10 @@ def _target_settings(resource: Resource, cell: int) -> dict[str, object]:
             spec.draft_deadline_milliseconds, _PROCESS_DEADLINE_MILLISECONDS
         ),
     }
+
+
+def _hub_folder() -> Object:
+    return {"name": "HF_HOME", "value": reserved.HUB_FOLDER}
 
 
 def _unless_default(value: object, default: object) -> object:

@@ -18,8 +18,6 @@ _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """A label that every namespace has."""
 _OPERATOR_LABELS = {"app.kubernetes.io/name": "ssd-operator"}
 """Labels of the operator's pod."""
-_ANY_POD: Object = {"namespaceSelector": {}}
-"""A peer of a policy: every pod of the cluster."""
 
 
 def services(factory: ChildFactory) -> list[Object]:
@@ -53,24 +51,24 @@ def network_policies(factory: ChildFactory) -> list[Object]:
     namespace = {_NAMESPACE_NAME: factory.config.operator_namespace}
     operator: Object = {
         "namespaceSelector": {"matchLabels": namespace},
-        "podSelector": {"matchLabels": _OPERATOR_LABELS},
+        "podSelector": {"matchLabels": dict(_OPERATOR_LABELS)},
     }
     targets: Object = {"podSelector": {"matchLabels": selector(resource, Component.TARGET)}}
     clients: list[Object] = [dict(each) for each in resource.spec.security.clients]
     return [
         _network_policy(
-            factory, Component.TARGET, [*(clients or [_ANY_POD]), operator], TARGET_PORT
+            factory, Component.TARGET, [*(clients or [_any_pod()]), operator], TARGET_PORT
         ),
         _network_policy(factory, Component.DRAFT, [targets, operator], DRAFT_PORT),
     ]
 
 
 def _service_spec(pods: dict[str, str], port: int) -> Object:
-    grpc = {"name": "grpc", "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}
+    grpc = {"targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}
     return {
         "type": "ClusterIP",
         "selector": pods,
-        "ports": [_tcp(port) | grpc],
+        "ports": [{"name": "grpc"} | _tcp(port) | grpc],
         "publishNotReadyAddresses": False,
     }
 
@@ -84,13 +82,18 @@ def _network_policy(
         "ingress": [
             {"from": callers, "ports": [_tcp(port)]},
             # Metrics and probes, which contain no prompt and no secret.
-            {"from": [_ANY_POD], "ports": [_tcp(HTTP_PORT)]},
+            {"from": [_any_pod()], "ports": [_tcp(HTTP_PORT)]},
         ],
     }
     name = account(factory.resource, component)
     return factory.make(
         "networking.k8s.io/v1", "NetworkPolicy", name, {"spec": spec}, of=(component, None)
     )
+
+
+def _any_pod() -> Object:
+    """Every pod of the cluster, as a peer."""
+    return {"namespaceSelector": {}}
 
 
 def _tcp(port: int) -> Object:

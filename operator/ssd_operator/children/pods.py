@@ -11,6 +11,7 @@ chart's sample Job fills such a claim in advance. *Revisit when* fetches hold GP
 model loads, in spite of the Job.
 """
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -31,8 +32,8 @@ from ssd_operator.children.names import (
 )
 from ssd_operator.children.objects import digest
 from ssd_operator.children.volumes import (
-    FETCH_MOUNTS,
     USER,
+    fetch_mounts,
     node_folder_container,
     volume_mounts,
     volumes,
@@ -163,7 +164,7 @@ def preflight_spec(deployment: Object, node: str) -> Object:
             | {
                 "name": "preflight",
                 "args": ["--print-config"],
-                "resources": _PREFLIGHT_RESOURCES,
+                "resources": copy.deepcopy(_PREFLIGHT_RESOURCES),
                 "securityContext": _unprivileged(is_read_only=is_read_only),
             }
         ],
@@ -248,7 +249,7 @@ def _fetch_container(engine: _Engine) -> Object:
     variables = environment.fetch_environment(engine.process.source)
     return _container(engine, FETCH, "ssd.fetch", variables) | {
         "resources": _present(**resources),
-        "volumeMounts": [*FETCH_MOUNTS, *engine.template.volume_mounts],
+        "volumeMounts": [*fetch_mounts(), *engine.template.volume_mounts],
     }
 
 

@@ -8,15 +8,11 @@ from ssd_operator.children.names import Component
 USER = 10001
 """uid and gid of the images' user ``ssd``."""
 _GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
-# A folder that somebody else has prepared, or that holds files, keeps its owner.
+# A folder that a person has prepared, or that holds files, keeps its owner.
 _OPEN_CACHE = (
     f"import os; p = {reserved.CACHE_FOLDER!r}; "
     f"os.stat(p).st_uid or os.listdir(p) or os.chown(p, {USER}, {USER})"
 )
-_SCRATCH: Object = {"name": "tmp", "mountPath": reserved.SCRATCH_FOLDER}
-_CACHE: Object = {"name": "cache", "mountPath": reserved.CACHE_FOLDER}
-FETCH_MOUNTS = (_SCRATCH, _CACHE)
-"""Where the container that fetches a model writes."""
 
 
 def volumes(resource: Resource, component: Component, source: Source) -> list[Object]:
@@ -33,16 +29,21 @@ def volumes(resource: Resource, component: Component, source: Source) -> list[Ob
     return found
 
 
+def fetch_mounts() -> list[Object]:
+    """Where the container that fetches a model writes."""
+    return [_mount("tmp", reserved.SCRATCH_FOLDER), _mount("cache", reserved.CACHE_FOLDER)]
+
+
 def volume_mounts(source: Source) -> list[Object]:
-    """Where the engine sees them."""
-    mounts = [_SCRATCH, _CACHE]
+    """Where the engine sees the volumes."""
+    mounts = fetch_mounts()
     if is_on_hub(source):
         # Weights that pods share: an engine compiles beside them and never writes to them.
-        where = {"mountPath": reserved.HUB_FOLDER, "subPath": reserved.HUB_SUBFOLDER}
-        mounts.append({"name": "cache", **where, "readOnly": True})
-    mounts.append({"name": "shm", "mountPath": reserved.SHARED_MEMORY})
+        hub = {"subPath": reserved.HUB_SUBFOLDER, "readOnly": True}
+        mounts.append(_mount("cache", reserved.HUB_FOLDER) | hub)
+    mounts.append(_mount("shm", reserved.SHARED_MEMORY))
     if volume_claim(source):
-        mounts.append({"name": "models", "mountPath": reserved.MODELS_FOLDER, "readOnly": True})
+        mounts.append(_mount("models", reserved.MODELS_FOLDER) | {"readOnly": True})
     return mounts
 
 
@@ -61,8 +62,12 @@ def node_folder_container(image: str, pull_policy: str) -> Object:
             "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]},
             "readOnlyRootFilesystem": True,
         },
-        "volumeMounts": [_CACHE],
+        "volumeMounts": [_mount("cache", reserved.CACHE_FOLDER)],
     }
+
+
+def _mount(name: str, path: str) -> Object:
+    return {"name": name, "mountPath": path}
 
 
 def _cache(resource: Resource) -> Object:

@@ -1,4 +1,4 @@
-"""Resources as tests want them. Run as a module, it writes the snapshots afresh, for review."""
+"""Sample resources of tests. Run as a module, it writes the snapshots again, for review."""
 
 import copy
 from pathlib import Path
@@ -172,7 +172,7 @@ EVERYTHING = Spec(
 
 
 def scaled(mode: ScalingMode) -> Spec:
-    """The demo with somebody else's autoscaler."""
+    """The demo with an autoscaler that is not the operator."""
     autoscaling = Autoscaling(
         mode=mode,
         max_replicas=6,
@@ -198,7 +198,7 @@ PREFLIGHTS = ("everything", "llama-70b-two-cells")
 
 @st.composite
 def specs(draw: st.DrawFn) -> Spec:
-    """Specs that the schema would let in."""
+    """Specs that the schema accepts."""
     accelerator = draw(st.sampled_from(Accelerator))
     is_gpu = accelerator is Accelerator.NVIDIA
     source = draw(st.sampled_from([hub("a/b", TOKEN), hub("a/b"), Source(uri="pvc://claim/x")]))
@@ -259,7 +259,7 @@ def as_yaml(objects: list[Object]) -> str:
 
 
 def preflight_of(resource: Resource) -> Object:
-    """The pod that tries this resource beside a target on node ``n1``."""
+    """The pod that tests this resource beside a target on node ``n1``."""
     targets = [
         each
         for each in children(resource)
