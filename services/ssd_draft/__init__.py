@@ -1,6 +1,6 @@
-"""The draft process: it grows, ahead of time, the tables of all likely outcomes, and pushes them.
+"""The draft process: computes the tables of likely outcomes in advance and sends them.
 
-Here belong sessions (a draft's copy of a sequence), the tree of branches, the step thread and the
-servicer of links. What an outcome table is, and which outcomes deserve a branch, is
-``ssd.speculation``; running the model is ``ssd.engine``.
+This package contains sessions (a draft's copies of sequences), the tree of branches, the step
+thread and the links. ``ssd.speculation`` defines outcome tables and selects outcomes;
+``ssd.engine`` runs the model.
 """

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 
 from ssd.cpu_plan import pin
 from ssd.engine.models.fingerprint import weights_fingerprint
-from ssd.local_model import LocalModel, check_model, find_model
+from ssd.local_model import check_model, find_model
 from ssd.process import peer, run_process, run_until_signal
 from ssd.telemetry import SystemClock
-from ssd.types import LinkPolicy, Peer
 from ssd_draft.draft import Draft
-from ssd_draft.links import LinkTerms
 from ssd_draft.settings import DraftSettings
+from ssd_draft.setup import DraftSetup
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,8 +32,8 @@ async def serve(settings: DraftSettings) -> int:
     """
     cpus = pin(settings.step_cpus, settings.other_cpus)
     model = find_model(settings, max_num_seqs=settings.max_sessions, branches=settings.branches)
-    terms = link_terms(settings, model, peer(settings, weights_fingerprint(model.folder)))
-    draft = Draft(settings, model, terms, cpus, SystemClock())
+    me = peer(settings, weights_fingerprint(model.folder))
+    draft = Draft(DraftSetup(settings=settings, model=model, peer=me), cpus, SystemClock())
     return await run_until_signal(draft.run(), draft.drain)
 
 
@@ -45,21 +44,6 @@ def check(settings: DraftSettings) -> None:
         SetupError: the process would not start.
     """
     check_model(settings, max_num_seqs=settings.max_sessions, branches=settings.branches)
-
-
-def link_terms(settings: DraftSettings, model: LocalModel, me: Peer) -> LinkTerms:
-    """Return the values that every target must share."""
-    return LinkTerms(
-        vocab_size=model.num_token_ids,
-        tokenizer_fingerprint=model.tokenizer.fingerprint,
-        lookahead=settings.lookahead,
-        branches=settings.branches,
-        capacity=settings.max_sessions,
-        max_len=model.engine.max_model_len,
-        delay_seconds=settings.inject_delay_ms / 1000,
-        default_policy=LinkPolicy(fan_out_policy=settings.fan_out),
-        peer=me,
-    )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Collection
 
 from ssd.life_cycle import LifeCycle
-from ssd.local_model import LocalModel
 from ssd.ports import Clock
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.pool_codec import DraftStatus
@@ -16,9 +15,9 @@ from ssd.step_thread import StepThread, Watchdog
 from ssd.telemetry import DRAFT_CAPACITY, get_logger
 from ssd.threads import post
 from ssd_draft.inbox import Inbox, enough_bytes
-from ssd_draft.links import LinkServer, LinkTerms
+from ssd_draft.link_server import LinkServer, max_message_bytes
 from ssd_draft.servicer import SpeculationServicer
-from ssd_draft.settings import DraftSettings
+from ssd_draft.setup import DraftSetup
 from ssd_draft.step_thread import ModelLoader
 from ssd_draft.worker import Worker
 
@@ -33,27 +32,19 @@ class Draft:
     ``run`` returns after the drain, which ``drain`` begins.
     """
 
-    def __init__(
-        self,
-        settings: DraftSettings,
-        model: LocalModel,
-        terms: LinkTerms,
-        cpus: Collection[int],
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._terms = terms
-        self._engine = model.engine
+    def __init__(self, setup: DraftSetup, step_cpus: Collection[int], clock: Clock) -> None:
+        settings = setup.settings
+        self._setup = setup
         self._loop = asyncio.get_running_loop()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._worker: Worker | None = None
-        num_bytes = enough_bytes(settings.max_sessions, model.engine.max_model_len, _INBOX_CAPACITY)
+        num_bytes = enough_bytes(settings.max_sessions, setup.max_len, _INBOX_CAPACITY)
         self._inbox = Inbox(_INBOX_CAPACITY, num_bytes, clock)
-        self._links = LinkServer(terms, self._inbox, clock)
+        self._links = LinkServer(setup, self._inbox, clock)
         watchdog = Watchdog(clock)
-        loader = ModelLoader(settings, model, self._inbox, clock, self._on_count, watchdog)
-        thread = StepThread(loader.load, self._inbox.close, cpus)
+        loader = ModelLoader(setup, self._inbox, clock, self._on_count, watchdog)
+        thread = StepThread(loader.load, self._inbox.close, step_cpus)
         self._life_cycle = LifeCycle(thread, watchdog, clock, settings.drain_seconds)
 
     def drain(self, seconds: float | None = None) -> int:
@@ -67,15 +58,16 @@ class Draft:
 
     def status(self) -> DraftStatus:
         """Return the state of the draft."""
+        settings, engine = self._setup.settings, self._setup.model.engine
         return DraftStatus(
-            model=self._settings.model.rstrip("/").rpartition("/")[2],
+            model=settings.model.rstrip("/").rpartition("/")[2],
             sessions=self._num_sessions,
-            max_sessions=self._settings.max_sessions,
+            max_sessions=settings.max_sessions,
             links=self._links.num_links,
             draining=self._life_cycle.is_draining,
             table_seconds=self._worker.table_seconds if self._worker is not None else 0.0,
-            dtype=self._engine.dtype,
-            dtype_reason=self._engine.dtype_reason,
+            dtype=engine.dtype,
+            dtype_reason=engine.dtype_reason,
         )
 
     async def run(self) -> None:
@@ -86,12 +78,13 @@ class Draft:
             TimeoutError: the step thread did not end after the drain.
             Exception: what the step thread crashed with.
         """
-        DRAFT_CAPACITY.set(self._settings.max_sessions)
+        DRAFT_CAPACITY.set(self._setup.settings.max_sessions)
         servicer = SpeculationServicer(
             self._links, is_ready=self._is_loaded, status=self.status, drain=self.drain
         )
-        limits = ServerLimits(message_bytes=self._terms.max_message_bytes)
-        async with self._life_cycle.listening("draft", self._settings, (servicer,), limits):
+        limits = ServerLimits(message_bytes=max_message_bytes(self._setup))
+        settings = self._setup.settings
+        async with self._life_cycle.listening("draft", settings, (servicer,), limits):
             self._worker = await self._life_cycle.load()
             if self._worker is not None:
                 await self._life_cycle.serve(self._finish_sessions, self._close)

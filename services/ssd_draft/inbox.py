@@ -1,4 +1,4 @@
-"""What links say, on its way from the asyncio loop to the step thread."""
+"""Events of links on their way from the asyncio loop to the step thread."""
 
 import threading
 from collections import deque
@@ -10,24 +10,24 @@ from ssd.types import Commit, SessionOpening
 from ssd_draft.sessions import LinkEnd
 
 EVENT_BYTES = 512
-"""Of an event without the ids of an opening; a frame of commits holds that much for each."""
+"""Size of an event without the ids of an opening, and of each commit of a frame."""
 ID_BYTES = 36
-"""Of one token id of an opening: an int and the reference to it."""
+"""Size of one token id of an opening: an int and the reference to it."""
 EVENTS_PER_STEP = 64
-"""Events of one link that a step takes. A round of a target is one; opening a session takes the
-step thread a tenth of a millisecond."""
+"""Largest number of events of one link that a step reads. A round of a target is one event; opening
+a session takes the step thread a tenth of a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """A link has shaken hands."""
+    """The handshake of a link is complete."""
 
     link: LinkEnd
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A target asks for a session."""
+    """A target opens a session."""
 
     link: LinkEnd
     opening: SessionOpening
@@ -36,7 +36,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """A frame of commits came off a link."""
+    """A frame of commits has arrived."""
 
     link: LinkEnd
     commits: Rows[Commit]
@@ -53,7 +53,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class LinkLost:
-    """A link is gone, and its sessions with it."""
+    """A link has ended, and its sessions with it."""
 
     link: LinkEnd
 
@@ -63,19 +63,19 @@ Event = LinkUp | Opening | Commits | Closing | LinkLost
 
 @dataclass(slots=True)
 class _Queue:
-    """What one link has sent."""
+    """Events of one link."""
 
     events: deque[Event] = field(default_factory=deque)
     num_bytes: int = 0
 
 
 class Inbox:
-    """The mailbox of the step thread. ``put`` and ``close`` from any thread, and never block.
+    """The inbox of the step thread. ``put`` and ``close`` may be called by any thread; no wait.
 
-    Each link has a queue of its own, of ``capacity`` events of ``max_bytes`` together at most, and
-    a step takes a few events of each: a target that floods its draft fills no other's queue and
-    delays no other's events. A target sends one commit frame a round and waits for tables between
-    them, so only a peer that floods us reaches either bound.
+    Each link has its own queue of at most ``capacity`` events and ``max_bytes``. A step reads a few
+    events of each queue, so a target that sends too much neither fills the queue of another one nor
+    delays it. A target sends one frame of commits per round and waits for tables in between, so a
+    correct target reaches neither bound.
     """
 
     def __init__(self, capacity: int, max_bytes: int, clock: Clock) -> None:
@@ -83,15 +83,15 @@ class Inbox:
         self._max_bytes = max_bytes
         self._clock = clock
         self._queues: dict[int, _Queue] = {}
-        """By number of the link; those that hold something."""
+        """Queues that are not empty, by number of the link."""
         self._waiting_since: float | None = None
         self._filled = threading.Condition()
         self._is_closed = False
 
     def put(self, event: Event) -> bool:
-        """Queue an event; False if it was not taken because its link is over the bounds.
+        """Queue an event; returns False if its link is over a bound and the event is dropped.
 
-        That a link comes or goes is always taken. What a lost link sent before counts no more.
+        ``LinkUp`` and ``LinkLost`` are always queued. ``LinkLost`` replaces all events of its link.
         """
         num_bytes = size_of(event)
         with self._filled:
@@ -112,26 +112,26 @@ class Inbox:
             return True
 
     def waiting_seconds(self, now: float) -> float:
-        """How long the step thread has not come for what is here; 0 if nothing is. Any thread.
+        """Return the time since the last ``drain`` if events wait, else 0. Any thread.
 
-        Every step begins with ``drain``: this is the step thread's heartbeat.
+        Every step begins with ``drain``, so this is the step thread's heartbeat.
         """
         since = self._waiting_since
         return 0.0 if since is None else now - since
 
     def close(self) -> None:
-        """Let the step thread end."""
+        """End the step thread."""
         with self._filled:
             self._is_closed = True
             self._filled.notify()
 
     @property
     def is_closed(self) -> bool:
-        """Whether the step thread is to end."""
+        """Whether the step thread ends."""
         return self._is_closed
 
     def drain(self) -> list[Event]:
-        """The next events of each link, ``EVENTS_PER_STEP`` at most, in order. Step thread only."""
+        """Return up to ``EVENTS_PER_STEP`` events of each link, in order. Step thread only."""
         events: list[Event] = []
         with self._filled:
             for number, queue in list(self._queues.items()):
@@ -144,13 +144,13 @@ class Inbox:
         return events
 
     def wait(self) -> None:
-        """Sleep until something comes or the inbox is closed. Step thread only."""
+        """Wait for an event or until the inbox is closed. Step thread only."""
         with self._filled:
             self._filled.wait_for(lambda: bool(self._queues) or self._is_closed)
 
 
 def size_of(event: Event) -> int:
-    """Bytes that an event holds, roughly."""
+    """Return the approximate size of an event in bytes."""
     match event:
         case Opening():
             return EVENT_BYTES + ID_BYTES * len(event.opening.token_ids)
@@ -160,5 +160,5 @@ def size_of(event: Event) -> int:
 
 
 def enough_bytes(max_sessions: int, max_len: int, capacity: int) -> int:
-    """A bound that no honest target reaches: all sessions opened twice, and the rest."""
+    """Return a bound that no correct target reaches: all sessions opened twice, other events."""
     return 2 * max_sessions * max_len * ID_BYTES + 2 * capacity * EVENT_BYTES

@@ -1,4 +1,4 @@
-"""Messages to calls and back: where a link begins, and where the draft is asked about itself."""
+"""The gRPC service of a draft: links, status, drain."""
 
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -10,9 +10,9 @@ from ssd.rpc.pool_codec import DraftStatus, draft_status_response
 from ssd.rpc.server import RpcServer
 from ssd.v1 import speculation_pb2 as pb2
 from ssd.v1 import speculation_pb2_grpc
-from ssd_draft.links import LinkServer
+from ssd_draft.link_server import LinkServer
 
-LONGEST_DRAIN_MS = 300_000
+MAX_DRAIN_MS = 300_000
 Context = Any
 
 
@@ -21,44 +21,44 @@ class SpeculationServicer(speculation_pb2_grpc.SpeculationServiceServicer):
 
     def __init__(
         self,
-        desk: LinkServer,
+        links: LinkServer,
         *,
         is_ready: Callable[[], bool],
         status: Callable[[], DraftStatus],
         drain: Callable[[float], int],
     ) -> None:
-        self._desk = desk
+        self._links = links
         self._is_ready = is_ready
         self._status = status
         self._drain = drain
 
     def add_to(self, server: RpcServer) -> None:
-        """Serve this on ``server``."""
+        """Register the service at ``server``."""
         register = partial(speculation_pb2_grpc.add_SpeculationServiceServicer_to_server, self)
         server.add("ssd.v1.SpeculationService", register)
 
     async def Speculate(  # noqa: N802 - gRPC's name
         self, request_iterator: AsyncIterator[pb2.SpeculateRequest], context: Context
     ) -> None:
-        """Hold one link until it ends."""
+        """Serve one link until it ends."""
         del request_iterator
         if not self._is_ready():
-            raise NotReadyError("the draft is loading; dial again")
-        async with LinkServerCall(context, max_tokens=self._desk.max_opening_tokens) as call:
-            await self._desk.serve(call)
+            raise NotReadyError("the draft is loading; try again")
+        async with LinkServerCall(context, max_tokens=self._links.max_opening_tokens) as call:
+            await self._links.serve(call)
 
     async def GetStatus(  # noqa: N802 - gRPC's name
         self, request: pb2.GetStatusRequest, context: Context
     ) -> pb2.GetStatusResponse:
-        """Say what the draft is doing."""
+        """Return the state of the draft."""
         del request, context
         return draft_status_response(self._status())
 
     async def Drain(  # noqa: N802 - gRPC's name
         self, request: pb2.DrainDraftRequest, context: Context
     ) -> pb2.DrainDraftResponse:
-        """Begin to leave."""
+        """Begin to drain; returns at once."""
         del context
-        if request.deadline_ms > LONGEST_DRAIN_MS:
-            raise FieldError("deadline_ms", f"is {request.deadline_ms}, at most {LONGEST_DRAIN_MS}")
+        if request.deadline_ms > MAX_DRAIN_MS:
+            raise FieldError("deadline_ms", f"is {request.deadline_ms}, at most {MAX_DRAIN_MS}")
         return pb2.DrainDraftResponse(sessions=self._drain(request.deadline_ms / 1000))

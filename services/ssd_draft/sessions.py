@@ -1,12 +1,12 @@
-"""Sessions: a draft's copies of sequences, and what each commit does to one. No tensors.
+"""Sessions: a draft's copies of sequences, and the effect of each commit. No tensors.
 
-A session with n committed tokens has n - 1 of them in its trunk; the last one and the proposal
+A session with n committed tokens has n - 1 of them in its trunk. The last one and the proposal
 that the target is verifying are the entries of its proposal segment (speculation.md, section 3).
 
-Decision: a session gets the blocks of its whole length when it opens.
-Because: a draft's KV is small beside its target's, and a session that was admitted can then never
-run short in mid-flight. Not chosen: growing block by block, which needs preemption here as well.
-Revisit when: ``ssd_draft_sessions`` is bounded by blocks and not by ``max_sessions``.
+*Decision*: a session gets the blocks of its whole length when it opens. *Because*: the KV cache of
+a draft is small compared with that of its target, and an open session never runs out of blocks.
+*Not chosen*: allocating block by block, which needs preemption in the draft as well. *Revisit when*
+``ssd_draft_sessions`` is limited by blocks and not by ``max_sessions``.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from ssd.types import Branch, Commit, LinkPolicy, SessionOpening, TokenId
 
 
 class Refusal(StrEnum):
-    """Why a session is not, or no longer, kept; the words go over the wire."""
+    """Reasons why a session is refused or closed; the values are sent to the target."""
 
     MAX_SESSIONS = "max_sessions"
     GAP = "gap"
@@ -32,16 +32,16 @@ class Refusal(StrEnum):
 
 
 class LinkEnd(Protocol):
-    """The draft's end of one link, as the step thread sees it. Never blocks, never raises."""
+    """The draft's end of one link, as used by the step thread. Never blocks, never raises."""
 
     @property
     def number(self) -> int:
-        """Unique in the life of the process."""
+        """Unique in the process."""
         ...
 
     @property
     def policy(self) -> LinkPolicy:
-        """The fan-out policy in force."""
+        """The current fan-out policy."""
         ...
 
     def push(self, tables: Collection[OutcomeTable]) -> None:
@@ -49,29 +49,29 @@ class LinkEnd(Protocol):
         ...
 
     def refuse(self, session: int, reason: Refusal) -> None:
-        """Tell the target that a session is not kept."""
+        """Send that a session is closed or not opened."""
         ...
 
     def fail(self, error: LinkError) -> None:
-        """End the link; its sessions are dropped when ``LinkLost`` comes back through the inbox."""
+        """End the link; its sessions are closed when the inbox delivers ``LinkLost``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What one commit does to a live session."""
+    """The effect of one commit on an open session."""
 
     num_entries: int
-    """Entries of the proposal segment that join the trunk, k + 1."""
+    """Number of entries of the proposal segment that are appended to the trunk, k + 1."""
     bonus: TokenId
     proposal: tuple[TokenId, ...]
     """The next proposal, d_1..d_m."""
     branch: int | None
-    """The branch whose KV becomes the next proposal segment; None runs an explicit pass."""
+    """The winning branch, whose KV becomes the proposal segment; None: an explicit pass."""
 
 
 class GapError(LinkError):
-    """A commit does not follow from what the session knows."""
+    """A commit does not match the state of its session."""
 
 
 @dataclass(slots=True)
@@ -84,31 +84,31 @@ class Session:
     blocks: list[int]
     max_len: int
     tokens: list[TokenId]
-    """Committed tokens; no longer kept up to date, and empty, once the prompt is stored."""
+    """Committed tokens while the session opens; empty afterwards."""
     num_committed: int
-    """Committed tokens (n), the base length of the coming round."""
+    """Number of committed tokens (n), the base length of the next round."""
     arrived_at: float
-    """When the newest commit or the opening came off the wire."""
+    """Arrival time of the newest commit, or of the opening."""
     proposal: tuple[TokenId, ...] = ()
-    """What the target is verifying, d_1..d_m."""
+    """The tokens that the target verifies, d_1..d_m."""
     table: OutcomeTable | None = None
-    """The newest table; None while it is due."""
+    """The newest table; None until it is computed."""
     num_stored: int = 0
-    """Tokens of the trunk stored so far, while opening."""
+    """Number of tokens in the trunk while the session opens."""
     is_open: bool = False
-    """Whether the prompt is stored and the first pass has run."""
+    """Whether the prompt is in the trunk and the first pass has run."""
     pending: deque[Commit] = field(default_factory=deque)
 
     @property
     def num_to_store(self) -> int:
-        """Tokens that belong into the trunk and are not there yet, while opening."""
+        """Number of prompt tokens that are not yet in the trunk, while the session opens."""
         return self.num_committed - 1 - self.num_stored
 
     def plan(self, commit: Commit) -> Move:
-        """What a commit asks for, given the newest table.
+        """Return the effect of a commit, given the newest table.
 
         Raises:
-            GapError: the commit is not of the coming round, or speaks of what was never proposed.
+            GapError: the commit is not of the next round, or its outcome or branch does not exist.
         """
         outcome = commit.outcome
         if commit.base_len != self.num_committed:
@@ -131,7 +131,7 @@ class Session:
         return Move(num_entries, outcome.bonus, proposal, index if is_branch else None)
 
     def apply(self, move: Move) -> None:
-        """Become the session after a commit; the only place where one moves forward."""
+        """Apply a commit. No other method advances a session."""
         if not self.is_open:
             self.tokens += [*self.proposal[: move.num_entries - 1], move.bonus]
         self.num_committed += move.num_entries
@@ -142,8 +142,8 @@ class Session:
 class Sessions:
     """All sessions of the process: admission, slots and blocks. Step thread only.
 
-    At most ``max_sessions`` sessions, and no more than the blocks of the pool allow. Links that are
-    up share the slots: see ``may_open``.
+    There are at most ``max_sessions`` sessions, and no more than the blocks of the pool allow. The
+    active links share the slots; see ``may_open``.
     """
 
     def __init__(
@@ -165,26 +165,26 @@ class Sessions:
         return iter(self._sessions.values())
 
     def join(self, link: LinkEnd) -> None:
-        """A link is up and has its share of the slots."""
+        """Add a link, which gets a share of the slots."""
         self._links.add(link.number)
 
     def leave(self, link: LinkEnd) -> None:
-        """A link is gone; its sessions are closed one by one."""
+        """Remove a link; the caller closes its sessions."""
         self._links.discard(link.number)
 
     def find(self, link: LinkEnd, number: int) -> Session | None:
-        """The session of that id on that link."""
+        """Return the session with this id on this link."""
         return self._sessions.get((link.number, number))
 
     def open(self, link: LinkEnd, opening: SessionOpening, arrived_at: float) -> Session | Refusal:
-        """Admit a session, or say why not.
+        """Open a session, or return the reason why not.
 
         Raises:
-            FrameError: the id is in use on this link.
+            FrameError: the link has an open session with this id.
         """
         key = (link.number, opening.session)
         if key in self._sessions:
-            raise FrameError(f"session {opening.session} is open already")
+            raise FrameError(f"session {opening.session} is already open")
         num_tokens = len(opening.token_ids)
         max_len = min(opening.max_len, self._max_len)
         num_blocks = -(-max_len // self._block_size)
@@ -206,22 +206,22 @@ class Sessions:
         return session
 
     def has_room(self, session: Session, num_entries: int) -> bool:
-        """Whether a tree fits beyond the tokens committed once ``num_entries`` more are."""
+        """Return whether a tree still fits after ``num_entries`` more committed tokens."""
         num_committed = session.num_committed + num_entries
         return self._has_room_for_a_tree(num_committed, session.max_len)
 
     def close(self, session: Session) -> None:
-        """Forget a session and take back what it held."""
+        """Remove a session and free its slot and blocks."""
         del self._sessions[(session.link.number, session.number)]
         self._pool.free(session.blocks)
         self._free_slots.append(session.slot)
 
     def of(self, link: LinkEnd) -> list[Session]:
-        """The sessions of a link."""
+        """Return the sessions of a link."""
         return [each for each in self if each.link.number == link.number]
 
     def check(self) -> None:
-        """Assert that slots and blocks are owned once and none is lost."""
+        """Assert that each slot and each block has one owner and none is lost."""
         self._pool.check()
         slots = [each.slot for each in self] + self._free_slots
         assert len(set(slots)) == len(slots), "a slot is owned twice"
@@ -240,11 +240,11 @@ class Sessions:
 
 
 def may_open(mine: int, others: Collection[int], max_sessions: int) -> bool:
-    """Whether a link with so many sessions may open one more beside those of the other links.
+    """Return whether a link with ``mine`` sessions may open one more, given those of other links.
 
-    A link takes any free slot up to its share, ceil(max_sessions / links). Beyond it, it leaves one
-    slot free as long as another link is below its own: hardly a slot is idle for links that want
-    none, and a target that comes late finds one at once and the rest as sessions end.
+    Up to its share, ceil(max_sessions / links), a link may take any free slot. Beyond its share, it
+    must leave one slot free while another link is below its share. So few slots are idle, and a
+    target that links later gets one slot at once and the others as sessions end.
     """
     num_free = max_sessions - mine - sum(others)
     share = -(-max_sessions // (1 + len(others)))

@@ -1,15 +1,13 @@
-"""What the draft's step thread does: load the model, warm it up, grow tables."""
+"""Loads the model on the step thread and constructs the worker that runs there."""
 
 from collections.abc import Callable
 from functools import lru_cache
 
 import torch
 
-from ssd.engine.config import DTYPES
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import load_runner
-from ssd.local_model import LocalModel
 from ssd.ports import Clock
 from ssd.speculation.fan_out import make_policy
 from ssd.speculation.noise import NoiseRing
@@ -17,40 +15,39 @@ from ssd.step_thread import Watchdog
 from ssd.telemetry import DRAFT_STARTUP_SECONDS, progress_log
 from ssd_draft.inbox import Inbox
 from ssd_draft.sessions import Sessions
-from ssd_draft.settings import DraftSettings
+from ssd_draft.setup import DraftSetup
 from ssd_draft.tree import Tree, TreeShape
 from ssd_draft.worker import Parts, Worker
 
 
 class ModelLoader:
-    """Loads the model and makes the worker around it. Step thread."""
+    """Loads and warms up the model, and constructs the worker around it. Step thread."""
 
     def __init__(
         self,
-        settings: DraftSettings,
-        model: LocalModel,
+        setup: DraftSetup,
         inbox: Inbox,
         clock: Clock,
         on_count: Callable[[int], None],
         watchdog: Watchdog,
     ) -> None:
-        self._settings = settings
-        self._model = model
+        self._setup = setup
         self._inbox = inbox
         self._clock = clock
         self._on_count = on_count
         self._watchdog = watchdog
 
     def load(self) -> tuple[Worker, Callable[[], None]]:
-        """Return the worker, and what runs it until the inbox is closed.
+        """Return the worker, and the function that runs it until the inbox is closed.
 
         Raises:
             SetupError: the model cannot be loaded.
         """
-        torch.set_num_threads(self._settings.threads)
+        model = self._setup.model
+        torch.set_num_threads(self._setup.settings.threads)
         started_at = self._clock.now()
         on_progress = progress_log()
-        runner = load_runner(DraftRunner, self._model.folder, self._model.engine, on_progress)
+        runner = load_runner(DraftRunner, model.folder, model.engine, on_progress)
         loaded_at = self._clock.now()
         runner.warm_up(on_progress)
         DRAFT_STARTUP_SECONDS.labels(part="load").set(loaded_at - started_at)
@@ -59,25 +56,17 @@ class ModelLoader:
         return worker, torch.inference_mode()(worker.run)
 
     def _assemble(self, runner: DraftRunner) -> Parts:
-        engine = runner.engine
-        shape = TreeShape(
-            max_sessions=engine.max_num_seqs,
-            lookahead=engine.num_columns - 1,
-            branches=engine.branches,
-            prefill_chunk=engine.prefill_chunk,
-            num_blocks_each=-(-engine.max_model_len // engine.block_size),
-            vocab_size=engine.num_token_ids or runner.model.vocab_size,
-            logits_dtype=DTYPES[engine.dtype],
-        )
-        ring = NoiseRing(shape.max_sessions, shape.num_noise_rows, runner.model.vocab_size)
+        engine = self._setup.model.engine
+        shape = TreeShape(engine, self._setup.vocab_size)
+        ring = NoiseRing(engine.max_num_seqs, shape.num_noise_rows, runner.model.vocab_size)
         return Parts(
             inbox=self._inbox,
             sessions=Sessions(
                 BlockPool(runner.num_blocks),
-                max_sessions=shape.max_sessions,
+                max_sessions=engine.max_num_seqs,
                 block_size=engine.block_size,
                 max_len=engine.max_model_len,
-                reserved=self._settings.num_reserved_positions,
+                reserved=self._setup.settings.num_reserved_positions,
             ),
             tree=Tree(runner, ring, shape),
             policy_of=lru_cache(maxsize=64)(

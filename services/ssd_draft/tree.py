@@ -1,14 +1,14 @@
 """The tree of branches: K+1 lock-step passes over N outcomes of each session.
 
-Pure orchestration over a runner. Letter: X session slots of the process; the others are the
-project's. With n committed tokens, branch j of outcome (k_j, t_j) chooses in step s the token at
-position n + k_j + s + 1, with the noise of that position.
+The tree calls a runner and contains no model code. Letter: X session slots of the process. With n
+committed tokens, branch j of outcome (k_j, t_j) chooses in step s the token at position
+n + k_j + s + 1, with the noise of that position.
 
-*Decision*: a branch keeps its logits, in the model's precision, and its forks are read from them
-when it wins. *Because*: a step needs one token a row, and the candidates of 1 row in N x (K+1) are
-ever looked at; ranking them all took 40 % of a step at 8 sessions (1.7 of 4.6 ms; V = 4,096).
-*Not chosen*: to keep hidden states and run the head again, which reads it once more on the way to
-the next table. *Revisit when* N x (K+1) x V of a session is much beside its KV.
+*Decision*: the logits of every branch are kept in the model's precision, and forks are ranked for
+the winning branch only. *Because*: a step needs one token per row, and only 1 of N branches is ever
+ranked; ranking all rows took 40 % of a step at 8 sessions (1.7 of 4.6 ms; V = 4,096). *Not chosen*:
+keeping hidden states and running the head again, which delays the next table. *Revisit when*
+N x (K+1) x V logits of a session are large compared with its KV entries.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
+from ssd.engine.config import DTYPES, EngineConfig
 from ssd.engine.sampling.choose import choose, top_candidates
 from ssd.speculation.fan_out import Candidates, FanOutPolicy, ForkSet
 from ssd.speculation.noise import NoiseRing
@@ -28,24 +29,24 @@ from ssd.types import NO_TOKEN
 from ssd_draft.sessions import Move
 
 NUM_FORKS = 16
-"""Candidates of a position at least, besides the token that was proposed for it."""
+"""Smallest number of candidates of a position, besides the proposed token."""
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
 class TreeRunner(Protocol):
-    """What the tree needs of ``ssd.engine.draft_runner.DraftRunner``. Step thread only."""
+    """The methods of ``DraftRunner`` that the tree uses. Step thread only."""
 
     def prefill(self, batch: PagedBatch) -> int | None:
-        """Store the KV of a chunk of one prompt; the first column that is not finite, or None."""
+        """Store the KV of one chunk of one prompt; returns the first column that is not finite."""
         ...
 
     def run_explicit(self, batch: ExplicitBatch) -> torch.Tensor:
-        """Fill proposal segments; logits_BPV float32."""
+        """Fill proposal segments; returns logits_BPV, float32."""
         ...
 
     def run_branches(self, batch: BranchBatch) -> torch.Tensor:
-        """One step of all branches; logits_BNV float32."""
+        """Run one step of all branches; returns logits_BNV, float32."""
         ...
 
     def append_proposal(
@@ -55,47 +56,56 @@ class TreeRunner(Protocol):
         trunk_lengths_B: torch.Tensor,
         block_tables_BJ: torch.Tensor,
     ) -> None:
-        """Copy the first entries of proposal segments behind their trunks."""
+        """Append the first entries of proposal segments to their trunks."""
         ...
 
     def promote_branches(self, slots_B: torch.Tensor, branches_B: torch.Tensor) -> None:
-        """Make the own entries of branches the proposal segments."""
+        """Copy the own entries of branches into the proposal segments."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TreeShape:
-    """Sizes that never change in the life of the process."""
+    """The sizes of a tree, which are those of its engine."""
 
-    max_sessions: int
-    lookahead: int
-    branches: int
-    prefill_chunk: int
-    num_blocks_each: int
-    """Entries of a block table."""
+    engine: EngineConfig
     vocab_size: int
-    logits_dtype: torch.dtype
-    """What the model's head computes in."""
+    """Number of token ids, without the padding of the embedding."""
 
     @property
     def num_columns(self) -> int:
         """P = K + 1."""
-        return self.lookahead + 1
+        return self.engine.num_columns
+
+    @property
+    def lookahead(self) -> int:
+        """K."""
+        return self.num_columns - 1
+
+    @property
+    def branches(self) -> int:
+        """N."""
+        return self.engine.branches
+
+    @property
+    def num_blocks_each(self) -> int:
+        """Number of entries of a block table."""
+        return -(-self.engine.max_model_len // self.engine.block_size)
 
     @property
     def num_candidates(self) -> int:
-        """Candidates kept a position (M): one position can carry a whole table."""
+        """Candidates kept at each position (M); one position can supply a whole table."""
         return min(max(NUM_FORKS, self.branches) + 1, self.vocab_size)
 
     @property
     def num_noise_rows(self) -> int:
-        """Rows of the noise ring: a tree's 2K+2, and K+1 that are filled while waiting."""
+        """Rows of the noise ring: 2K+2 of a tree, and K+1 that are filled while waiting."""
         return 3 * self.lookahead + 3
 
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """What the tree must know of a session that opens."""
+    """The parameters of a session that opens."""
 
     slot: int
     blocks: Rows[int]
@@ -106,7 +116,7 @@ class NewSession:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The tables of some sessions: outcomes of each branch, -1 where there is none, and tokens."""
+    """The tables of some sessions: the outcome of each branch (-1: no branch) and its tokens."""
 
     accepted_BN: NDArray[np.int32]
     bonus_BN: NDArray[np.int32]
@@ -121,7 +131,7 @@ class Tree:
         self._runner = runner
         self._ring = ring
         self._shape = shape
-        x, p, m = shape.max_sessions, shape.num_columns, shape.num_candidates
+        x, p, m = shape.engine.max_num_seqs, shape.num_columns, shape.num_candidates
         self._trunk_lengths_X = torch.zeros(x, dtype=torch.int64)
         self._block_tables_XJ = torch.zeros((x, shape.num_blocks_each), dtype=torch.int64)
         self._temperatures_X = torch.zeros(x)
@@ -130,14 +140,14 @@ class Tree:
         self._num_proposed_X = np.zeros(x, dtype=np.int64)
         self._ids_XPM = np.zeros((x, p, m), dtype=np.int64)
         self.is_broken_X = np.zeros(x, dtype=np.bool_)
-        """Slots for whose session the model computed NaN or infinity; their tables mean nothing."""
+        """Slots for which the model computed NaN or infinity; their tables are invalid."""
         self._scores_XPM = np.full((x, p, m), -np.inf, dtype=np.float32)
-        # Touched, and so paid for, only by slots that are used.
+        # Only slots in use touch, and so allocate, their memory.
         grown = (x, shape.branches, p, shape.vocab_size)
-        self._branch_logits_XNPV = torch.empty(grown, dtype=shape.logits_dtype)
+        self._branch_logits_XNPV = torch.empty(grown, dtype=DTYPES[shape.engine.dtype])
 
     def open(self, session: NewSession) -> None:
-        """Give a session its slot; its trunk is empty."""
+        """Initialise the slot of a session; its trunk is empty."""
         slot = session.slot
         self._trunk_lengths_X[slot] = 0
         self._block_tables_XJ[slot] = 0
@@ -148,14 +158,14 @@ class Tree:
         self._ring.assign(slot, session.seed, session.choice, session.temperature)
 
     def close(self, slot: int) -> None:
-        """Forget a session."""
+        """Release the slot of a session."""
         self._temperatures_X[slot] = 0
         self.is_broken_X[slot] = False
         self._ring.release(slot)
 
     def store(self, slot: int, first: int, tokens: Rows[int]) -> None:
-        """Store prompt tokens from position ``first`` on; they end at a chunk's end or before."""
-        tokens_1P = torch.zeros((1, self._shape.prefill_chunk), dtype=torch.int64)
+        """Store prompt tokens from position ``first`` on, within one chunk."""
+        tokens_1P = torch.zeros((1, self._shape.engine.prefill_chunk), dtype=torch.int64)
         tokens_1P[0, : len(tokens)] = torch.tensor(tokens)
         bad_column = self._runner.prefill(
             PagedBatch(
@@ -169,11 +179,11 @@ class Tree:
         self._trunk_lengths_X[slot] = first + len(tokens)
 
     def start(self, slot: int, newest: int, proposal: tuple[int, ...]) -> None:
-        """Run the first pass over the newest token and what is proposed after it."""
+        """Run the first pass over the newest token and the proposal after it."""
         self._run_explicit([slot], [(newest, *proposal)])
 
     def advance(self, slots: Rows[int], moves: Rows[Move]) -> None:
-        """Follow the commits of several sessions, one each."""
+        """Apply one commit of each of several sessions."""
         slots_B = torch.tensor(slots)
         entries_B = torch.tensor([move.num_entries for move in moves])
         lengths_B, tables_BJ = self._trunk_lengths_X[slots_B], self._block_tables_XJ[slots_B]
@@ -193,10 +203,10 @@ class Tree:
         policies: Rows[FanOutPolicy],
         on_tables: Callable[[Growth], None],
     ) -> None:
-        """Grow one table a session: choose the outcomes, then decode K tokens after each.
+        """Compute one table of each session: select the outcomes, then decode K tokens after each.
 
-        ``on_tables`` is called one pass before the end: the last pass only yields the forks behind
-        the tables' last tokens, and no target should wait for those.
+        ``on_tables`` is called before the last pass, which only computes the forks after the last
+        tokens of the tables.
         """
         shape = self._shape
         num_sessions, num_branches = len(slots), shape.branches
@@ -226,10 +236,10 @@ class Tree:
                 tokens_BN = tokens_R.view(num_sessions, -1).clamp_min(0)
 
     def fill_ahead(self) -> bool:
-        """Compute the noise of one position that a coming table may need; False if there is none.
+        """Compute the noise of one position of a later table; returns False if none is missing.
 
-        Called while waiting. A commit moves a session by K+1 tokens at most, so that much more than
-        the present tree needs is enough.
+        Called while waiting. A commit advances a session by at most K+1 tokens, so K+1 positions
+        beyond the current tree are enough.
         """
         committed_X = self._trunk_lengths_X.numpy() + 1
         wanted_X = committed_X + 3 * self._shape.lookahead + 2
@@ -243,24 +253,26 @@ class Tree:
         return True
 
     def _fill(self, slots: Rows[int], committed_B: torch.Tensor) -> None:
-        """Compute the noise that trees over these committed tokens need, where it is missing."""
+        """Compute the missing noise of trees over these committed tokens."""
         for slot, num_committed in zip(slots, committed_B.tolist(), strict=True):
             last = num_committed + 2 * self._shape.lookahead + 1
             self._ring.fill(slot, num_committed, last)
             self._filled_X[slot] = max(last, self._filled_X[slot])
 
     def _choose_forks(self, slots: Rows[int], policies: Rows[FanOutPolicy]) -> ForkSet:
-        """Ask each policy about its sessions; usually one policy has them all."""
+        """Select the forks of each session by its policy; usually all have the same one."""
         if all(policy is policies[0] for policy in policies):
-            return self._ask(policies[0], slots)
-        asked = [self._ask(policy, [slot]) for policy, slot in zip(policies, slots, strict=True)]
+            return self._select(policies[0], slots)
+        chosen = [
+            self._select(policy, [slot]) for policy, slot in zip(policies, slots, strict=True)
+        ]
         return ForkSet(
-            np.concatenate([forks.accepted_BN for forks in asked]),
-            np.concatenate([forks.bonus_BN for forks in asked]),
-            np.concatenate([forks.num_branches_B for forks in asked]),
+            np.concatenate([forks.accepted_BN for forks in chosen]),
+            np.concatenate([forks.bonus_BN for forks in chosen]),
+            np.concatenate([forks.num_branches_B for forks in chosen]),
         )
 
-    def _ask(self, policy: FanOutPolicy, slots: Rows[int]) -> ForkSet:
+    def _select(self, policy: FanOutPolicy, slots: Rows[int]) -> ForkSet:
         return policy.choose(
             Candidates(self._ids_XPM[slots], self._scores_XPM[slots]),
             self._proposals_XK[slots],
@@ -269,7 +281,7 @@ class Tree:
         )
 
     def _promote(self, slots: list[int], moves: list[Move]) -> None:
-        """Make the branches that won the proposals; nothing is computed again."""
+        """Make the winning branches the proposals, without recomputing them."""
         branches = np.array([move.branch for move in moves], dtype=np.int64)
         self._runner.promote_branches(torch.tensor(slots), torch.from_numpy(branches))
         logits_BPV = self._branch_logits_XNPV[slots, branches].float()
@@ -277,7 +289,7 @@ class Tree:
         self._set_proposals(slots, [move.proposal for move in moves])
 
     def _run_explicit(self, slots: list[int], rows: list[tuple[int, ...]]) -> None:
-        """One causal pass over each newest token and proposal."""
+        """Run one causal pass over the newest token and the proposal of each session."""
         tokens_BP = torch.zeros((len(rows), self._shape.num_columns), dtype=torch.int64)
         for index, row in enumerate(rows):
             tokens_BP[index, : len(row)] = torch.tensor(row)
@@ -294,14 +306,14 @@ class Tree:
     def _rank(
         self, slots: list[int], logits_BPV: torch.Tensor, num_columns_B: torch.Tensor
     ) -> None:
-        """Keep the best candidates of the first columns of each session, its trunk in place."""
+        """Keep the best candidates of the first columns of each session; trunks are up to date."""
         slots_B = torch.tensor(slots)
         is_real_BP = torch.arange(self._shape.num_columns) < num_columns_B[:, None]
         row_R, column_R = is_real_BP.nonzero(as_tuple=True)
         slots_R = slots_B[row_R]
         noise_RV = self._ring.rows(slots_R, self._trunk_lengths_X[slots_R] + 1 + column_R)
         if noise_RV is not None:
-            # Kept logits end where the token ids do, before a model's padding.
+            # The kept logits do not contain the padding of the vocabulary.
             noise_RV = noise_RV[:, : logits_BPV.shape[2]]
         ids_RM, scores_RM = top_candidates(
             logits_BPV[row_R, column_R],

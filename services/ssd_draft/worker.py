@@ -1,7 +1,6 @@
-"""The draft's step: hear, follow the commits, grow one batch of tables, push; else prefill.
+"""The draft's step: read events, apply commits, compute and send one batch of tables, or prefill.
 
-``run_step`` is the whole draft. It never waits for a target in between: a late commit costs time
-and nothing else. Everything here runs on the step thread.
+A step never waits for a target. Everything here runs on the step thread.
 """
 
 from collections import deque
@@ -25,33 +24,33 @@ from ssd_draft.tree import Growth, NewSession, Tree
 
 _log = get_logger(__name__)
 _BATCHES_BETWEEN_CHUNKS = 4
-"""Tree batches after which an opening session gets a chunk, however busy the others are."""
+"""After this number of batches of tables, a session that opens gets one prefill chunk."""
 _REMEMBERED_TABLES = 64
 MAX_PENDING = 128
-"""Commits of one session that wait at most. A target commits once a round and leaves a draft alone
-after three rounds without a table; past this bound the session is refused with "gap"."""
+"""Largest number of commits of one session that wait. A target sends one commit per round and stops
+after three rounds without a table. Beyond this bound, the session is closed with "gap"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the worker is put together from."""
+    """The parts of the worker."""
 
     inbox: Inbox
     sessions: Sessions
     tree: Tree
     policy_of: Callable[[LinkPolicy], FanOutPolicy]
-    """The same object for the same words, so that sessions of one policy are forked together."""
+    """Returns one object per policy, so that sessions of the same policy are processed together."""
     prefill_chunk: int
     clock: Clock
     on_count: Callable[[int], None]
-    """Told the number of sessions whenever it has changed."""
+    """Called with the number of sessions after each change."""
     watchdog: Watchdog
 
 
 class Worker:
-    """Owns the sessions and their KV; runs until the inbox is closed. Step thread only.
+    """Owns the sessions and their KV entries. Step thread only.
 
-    ``num_sessions`` and ``table_seconds`` may be read from any thread, ``start_draining`` called.
+    Any thread may read ``num_sessions`` and ``table_seconds`` and call ``start_draining``.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -67,13 +66,13 @@ class Worker:
         self._batches_since_chunk = 0
         self._num_chunks = 0
         self._newest_chunk: dict[int, int] = {}
-        """By link, the number of the newest chunk of one of its prompts."""
+        """By link, the number of its newest prefill chunk."""
         self._is_draining = False
         self.num_sessions = 0
 
     @property
     def table_seconds(self) -> float:
-        """Median time from a commit's arrival to its table's departure, of the newest tables."""
+        """Median seconds from the arrival of a commit to the sending of its table."""
         return median(self._recent_seconds.copy())
 
     def start_draining(self) -> None:
@@ -88,13 +87,13 @@ class Worker:
                     self._inbox.wait()
 
     def run_step(self) -> bool:
-        """Hear what came and do the most urgent thing; False if there was nothing to do."""
+        """Read the events and do the most urgent work; returns False if there was none."""
         self._watchdog.heartbeat()
         events = self._inbox.drain()
         for event in events:
-            self._hear(event)
+            self._handle(event)
         self._advance()
-        self._give_up_broken()
+        self._close_broken()
         due = [
             each
             for each in self._sessions
@@ -112,7 +111,7 @@ class Worker:
             return bool(self._sessions_behind()) or self._tree.fill_ahead() or bool(events)
         return True
 
-    def _hear(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
             case LinkUp():
                 self._sessions.join(event.link)
@@ -137,7 +136,7 @@ class Worker:
                 continue
             if len(session.pending) >= MAX_PENDING:
                 _log.info("session_gap", session=session.number, reason="too far behind")
-                self._give_up(session, Refusal.GAP)
+                self._refuse(session, Refusal.GAP)
             else:
                 session.pending.append(commit)
                 session.arrived_at = event.arrived_at
@@ -166,10 +165,10 @@ class Worker:
         )
 
     def _advance(self) -> None:
-        """Follow one commit of each session, those of several sessions together.
+        """Apply one commit of each session, those of all sessions together.
 
-        A session that is behind catches up in the steps that follow, between the tables of others:
-        no target takes more of a step than one pass. While a session opens, commits cost nothing.
+        A session with more commits applies them in later steps, between the tables of others, so no
+        target takes more than one pass of a step. While a session opens, commits need no pass.
         """
         for session in [each for each in self._sessions if not each.is_open]:
             while session.pending and (move := self._plan(session)) is not None:
@@ -185,28 +184,28 @@ class Worker:
         return [each for each in self._sessions if each.is_open and each.pending]
 
     def _next_opening(self) -> Session | None:
-        """The session whose prompt gets the next chunk: links take turns, in a link the oldest."""
+        """Return the session that gets the next prefill chunk: the oldest one of the next link."""
         opening = [each for each in self._sessions if not each.is_open]
         return min(
             opening, key=lambda each: self._newest_chunk.get(each.link.number, 0), default=None
         )
 
     def _plan(self, session: Session) -> Move | None:
-        """What the session's next commit asks for; None if the session had to be closed."""
+        """Return the effect of the next commit; None if the session was closed instead."""
         commit = session.pending.popleft()
         try:
             move = session.plan(commit)
         except GapError as error:
             _log.info("session_gap", session=session.number, reason=str(error))
-            self._give_up(session, Refusal.GAP)
+            self._refuse(session, Refusal.GAP)
             return None
         if not self._sessions.has_room(session, move.num_entries):
-            self._give_up(session, Refusal.LENGTH)
+            self._refuse(session, Refusal.LENGTH)
             return None
         return move
 
     def _prefill(self, session: Session) -> None:
-        """Store one chunk of a prompt, up to a multiple of the chunk; after the last one, open."""
+        """Store one aligned chunk of a prompt; after the last chunk, the session is open."""
         self._num_chunks += 1
         self._newest_chunk[session.link.number] = self._num_chunks
         first = session.num_stored
@@ -220,7 +219,7 @@ class Worker:
             session.tokens = []
 
     def _grow(self, due: Rows[Session]) -> None:
-        """Grow the tables of these sessions in one batch; they leave as soon as they are known."""
+        """Compute the tables of these sessions in one batch and send them before the last pass."""
         started = self._clock.now()
         self._tree.grow(
             [each.slot for each in due],
@@ -230,7 +229,7 @@ class Worker:
         DRAFT_TABLE_SECONDS.observe(self._clock.now() - started)
 
     def _push(self, due: Rows[Session], growth: Growth) -> None:
-        """Send the tables, one frame a link."""
+        """Send the tables in one frame per link."""
         by_link: dict[int, tuple[LinkEnd, list[OutcomeTable]]] = {}
         for row, session in enumerate(due):
             if self._tree.is_broken_X[session.slot]:
@@ -244,16 +243,16 @@ class Worker:
             WIRE_TO_TABLE_SECONDS.observe(now - session.arrived_at)
             self._recent_seconds.append(now - session.arrived_at)
 
-    def _give_up(self, session: Session, reason: Refusal) -> None:
+    def _refuse(self, session: Session, reason: Refusal) -> None:
         session.link.refuse(session.number, reason)
         self._close(session)
 
-    def _give_up_broken(self) -> None:
+    def _close_broken(self) -> None:
         """Close the sessions for which the model computed NaN or infinity."""
         if self._tree.is_broken_X.any():
             for session in [each for each in self._sessions if self._tree.is_broken_X[each.slot]]:
                 _log.warning("session_not_finite", session=session.number)
-                self._give_up(session, Refusal.NOT_FINITE)
+                self._refuse(session, Refusal.NOT_FINITE)
 
     def _close(self, session: Session) -> None:
         session.pending.clear()

@@ -1,4 +1,4 @@
-"""A real draft process, spoken to over real gRPC by a target that follows a script."""
+"""A real draft process and a scripted target over real gRPC."""
 
 import asyncio
 import itertools
@@ -72,11 +72,14 @@ async def draft(folder: Path) -> AsyncIterator[ProcessUnderTest]:
 
 @dataclass
 class ScriptedTarget:
-    """One link, driven by hand."""
+    """One link of a target; it answers the draft's heartbeats, if it is to send any."""
 
     call: LinkCall
     hello: LinkHello
-    heard: list[DraftMessage] = field(default_factory=list)
+    has_heartbeat: bool = True
+    messages: "asyncio.Queue[DraftMessage | LinkError | None]" = field(
+        default_factory=asyncio.Queue
+    )
     tables: "asyncio.Queue[OutcomeTable]" = field(default_factory=asyncio.Queue)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -85,10 +88,23 @@ class ScriptedTarget:
 
     async def shake_hands(self) -> LinkWelcome:
         self.call.send(self.hello)
-        welcome = await self.receive()
+        async with asyncio.timeout(ANSWER_SECONDS):
+            welcome = await self.call.receive()
         assert isinstance(welcome, LinkWelcome)
         self.channel.start(self._on_frame, lambda _error: None)
         return welcome
+
+    async def read(self) -> None:
+        """Receive all messages but heartbeats, until the link ends."""
+        try:
+            while (message := await self.call.receive()) is not None:
+                if not isinstance(message, Heartbeat):
+                    self.messages.put_nowait(message)
+                elif self.has_heartbeat:
+                    self.call.send(Heartbeat())
+            self.messages.put_nowait(None)
+        except LinkError as error:
+            self.messages.put_nowait(error)
 
     def _on_frame(self, frame: Frame) -> None:
         assert frame.kind is FrameKind.TABLES
@@ -114,11 +130,9 @@ class ScriptedTarget:
 
     async def receive(self) -> DraftMessage | None:
         async with asyncio.timeout(ANSWER_SECONDS):
-            return await self.call.receive()
-
-    async def receive_but_beats(self) -> DraftMessage | None:
-        while isinstance(message := await self.receive(), Heartbeat):
-            pass
+            message = await self.messages.get()
+        if isinstance(message, LinkError):
+            raise message
         return message
 
 
@@ -148,34 +162,29 @@ async def dialled(process: ProcessUnderTest) -> AsyncIterator[LinkCall]:
 
 @asynccontextmanager
 async def target(
-    process: ProcessUnderTest, folder: Path, *, does_beat: bool = True, **changes: Any
+    process: ProcessUnderTest, folder: Path, *, has_heartbeat: bool = True, **changes: Any
 ) -> AsyncIterator[ScriptedTarget]:
     async with dialled(process) as call:
-        scripted = ScriptedTarget(call, hello(folder, **changes))
-        beats = asyncio.create_task(_beat(call)) if does_beat else None
+        scripted = ScriptedTarget(call, hello(folder, **changes), has_heartbeat)
+        welcome = await scripted.shake_hands()
+        assert (welcome.max_sessions, welcome.lookahead, welcome.branches) == (3, K, N)
+        reader = asyncio.create_task(scripted.read())
         try:
-            welcome = await scripted.shake_hands()
-            assert (welcome.max_sessions, welcome.lookahead, welcome.branches) == (3, K, N)
             yield scripted
         finally:
-            if beats is not None:
-                beats.cancel()
-
-
-async def _beat(call: LinkCall) -> None:
-    while True:
-        await asyncio.sleep(0.25)
-        call.send(Heartbeat())
+            reader.cancel()
 
 
 async def sessions_of(process: ProcessUnderTest, expected: int) -> None:
-    """Wait until the draft keeps so many sessions."""
+    """Wait until the draft has this number of sessions."""
     async with DraftClient(process.grpc_address) as client, asyncio.timeout(ANSWER_SECONDS):
         while (await client.get_status()).sessions != expected:  # noqa: ASYNC110 - a remote count
             await asyncio.sleep(0.02)
 
 
-async def test_a_target_is_served_round_after_round(draft: ProcessUnderTest, folder: Path) -> None:
+async def test_each_commit_is_followed_by_the_next_table(
+    draft: ProcessUnderTest, folder: Path
+) -> None:
     async with target(draft, folder) as link:
         link.open(1)
         table = await link.table()
@@ -197,7 +206,7 @@ async def test_a_target_is_served_round_after_round(draft: ProcessUnderTest, fol
         await sessions_of(draft, 0)
 
 
-async def test_commits_of_one_frame_are_answered_in_one_frame(
+async def test_the_sessions_of_one_frame_of_commits_get_their_tables_together(
     draft: ProcessUnderTest, folder: Path
 ) -> None:
     async with target(draft, folder) as link:
@@ -211,18 +220,18 @@ async def test_commits_of_one_frame_are_answered_in_one_frame(
         answers = [await link.table() for _ in tables]
         assert [answer.session for answer in answers] == [1, 2, 3]
         link.open(4)
-        assert await link.receive_but_beats() == SessionRefusal(4, "max_sessions")
+        assert await link.receive() == SessionRefusal(4, "max_sessions")
     await sessions_of(draft, 0)
 
 
-async def test_a_gap_costs_the_session_and_not_the_link(
+async def test_a_gap_closes_the_session_and_not_the_link(
     draft: ProcessUnderTest, folder: Path
 ) -> None:
     async with target(draft, folder) as link:
         link.open(1)
         table = await link.table()
         link.commit(Commit(1, table.base_len + 1, Outcome(0, 70), Explicit()))
-        assert await link.receive_but_beats() == SessionRefusal(1, "gap")
+        assert await link.receive() == SessionRefusal(1, "gap")
         link.open(2)
         assert (await link.table()).session == 2
 
@@ -238,7 +247,7 @@ async def test_a_gap_costs_the_session_and_not_the_link(
         ("channel", "collective"),
     ],
 )
-async def test_a_target_that_does_not_fit_is_refused_by_the_fields_name(
+async def test_a_target_that_does_not_match_is_refused_with_the_name_of_the_field(
     draft: ProcessUnderTest, folder: Path, field_name: str, value: object
 ) -> None:
     async with dialled(draft) as call:
@@ -248,7 +257,7 @@ async def test_a_target_that_does_not_fit_is_refused_by_the_fields_name(
     assert caught.value.field == field_name
 
 
-async def test_a_malformed_frame_ends_its_link_and_no_other(
+async def test_a_malformed_frame_ends_only_its_own_link(
     draft: ProcessUnderTest, folder: Path
 ) -> None:
     async with target(draft, folder) as good, target(draft, folder) as bad:
@@ -258,30 +267,30 @@ async def test_a_malformed_frame_ends_its_link_and_no_other(
         await bad.table()
         bad.call.send(b"not a frame")
         with pytest.raises(FrameError):
-            await bad.receive_but_beats()
+            await bad.receive()
         await sessions_of(draft, 1)
         good.commit(Commit(1, table.base_len, Outcome(0, 70), Explicit()))
         assert (await good.table()).base_len == table.base_len + 1
 
 
-async def test_a_draft_whose_embedding_is_smaller_than_the_tokenizer_serves_what_it_has(
+async def test_a_draft_with_fewer_embeddings_than_tokens_serves_the_ids_it_has(
     tmp_path: Path,
 ) -> None:
     folder = write_tiny_folder(tmp_path / "small", vocab_size=250)
     async with serving(folder) as process:
         async with dialled(process) as call:
             call.send(hello(folder))
-            with pytest.raises(HandshakeError, match="this draft has 250, the target said 257"):
+            with pytest.raises(HandshakeError, match="this draft has 250, the target has 257"):
                 await call.receive()
         async with target(process, folder, vocab_size=250) as link:
             link.open(1, (1, 250))
             with pytest.raises(LinkError, match=r"token ids of 0\.\.249"):
-                await link.receive_but_beats()
+                await link.receive()
         for bonus, proposal in ((250, ()), (1, (2, 250))):
             async with target(process, folder, vocab_size=250) as link:
                 link.commit(Commit(1, 1, Outcome(0, bonus), Explicit(proposal)))
                 with pytest.raises(FrameError, match="token id 250, the vocabulary has 250"):
-                    await link.receive_but_beats()
+                    await link.receive()
         async with target(process, folder, vocab_size=250) as link:
             link.open(1, (1, 249))
             table = await link.table()
@@ -291,33 +300,33 @@ async def test_a_draft_whose_embedding_is_smaller_than_the_tokenizer_serves_what
 
 
 @pytest.mark.parametrize("token", [257, 100_000])
-async def test_ids_outside_the_vocabulary_never_reach_the_model(
+async def test_token_ids_outside_the_vocabulary_end_the_link(
     draft: ProcessUnderTest, folder: Path, token: int
 ) -> None:
     async with target(draft, folder) as link:
         link.open(1, (1, token))
         with pytest.raises(LinkError):
-            await link.receive_but_beats()
+            await link.receive()
     async with target(draft, folder) as link:
         link.open(1)
         table = await link.table()
         link.commit(Commit(1, table.base_len, Outcome(0, token), Explicit()))
         with pytest.raises(FrameError):
-            await link.receive_but_beats()
+            await link.receive()
 
 
-async def test_a_silent_target_loses_its_link_and_sessions(
+async def test_a_target_without_heartbeats_loses_its_link_and_sessions(
     draft: ProcessUnderTest, folder: Path
 ) -> None:
-    async with target(draft, folder, does_beat=False) as link:
+    async with target(draft, folder, has_heartbeat=False) as link:
         link.open(1)
         await link.table()
-        with pytest.raises(LinkError, match="sign of life"):
-            await link.receive_but_beats()
+        with pytest.raises(LinkError, match="no heartbeat"):
+            await link.receive()
     await sessions_of(draft, 0)
 
 
-async def test_a_target_that_vanishes_leaves_no_session(
+async def test_a_target_that_closes_its_link_leaves_no_session(
     draft: ProcessUnderTest, folder: Path
 ) -> None:
     async with target(draft, folder) as link:
@@ -326,24 +335,24 @@ async def test_a_target_that_vanishes_leaves_no_session(
     await sessions_of(draft, 0)
 
 
-async def test_a_leaving_draft_says_so_serves_on_and_ends_well(folder: Path) -> None:
+async def test_a_draft_sends_draining_serves_its_sessions_and_exits_with_0(folder: Path) -> None:
     async with serving(folder) as process:
         async with target(process, folder) as link:
             link.open(1)
             table = await link.table()
             process.signal(signal.SIGTERM)
-            assert await link.receive_but_beats() == Draining()
+            assert await link.receive() == Draining()
             link.open(2)
-            assert await link.receive_but_beats() == SessionRefusal(2, "draining")
+            assert await link.receive() == SessionRefusal(2, "draining")
             link.commit(Commit(1, table.base_len, Outcome(0, 70), Explicit()))
             assert (await link.table()).base_len == table.base_len + 1
             link.call.send(SessionClosing(1))
             with pytest.raises(LinkError):
-                await link.receive_but_beats()
+                await link.receive()
         assert await process.wait() == 0
 
 
-async def test_a_drain_ends_in_time_even_if_sessions_stay(folder: Path) -> None:
+async def test_a_drain_ends_at_its_limit_even_if_sessions_stay_open(folder: Path) -> None:
     async with serving(folder, "--inject-delay-ms", "300") as process:
         async with target(process, folder) as link:
             asked_at = asyncio.get_running_loop().time()
@@ -352,9 +361,9 @@ async def test_a_drain_ends_in_time_even_if_sessions_stay(folder: Path) -> None:
             assert asyncio.get_running_loop().time() - asked_at >= 0.3
             async with DraftClient(process.grpc_address) as client:
                 assert await client.drain(200) == 1
-            assert await link.receive_but_beats() == Draining()
+            assert await link.receive() == Draining()
             with pytest.raises(LinkError):
-                await link.receive_but_beats()
+                await link.receive()
         assert await process.wait() == 0
 
 
@@ -367,7 +376,7 @@ async def test_a_drain_ends_in_time_even_if_sessions_stay(folder: Path) -> None:
         (("--model", "/nowhere"), 78, "ModelNotFoundError"),
     ],
 )
-def test_a_bad_start_is_one_line_and_an_exit_code(
+def test_a_failed_start_is_one_log_line_and_an_exit_code(
     flags: tuple[str, ...], code: int, error: str
 ) -> None:
     ended = completed("ssd_draft", *ANY_PORT, *flags)
@@ -376,7 +385,7 @@ def test_a_bad_start_is_one_line_and_an_exit_code(
     assert (line["event"], line["error"]) == ("failed", error)
 
 
-def test_a_port_in_use_is_known_before_the_model_is_loaded(
+def test_a_port_in_use_is_reported_before_the_model_is_loaded(
     draft: ProcessUnderTest, folder: Path
 ) -> None:
     port = draft.grpc_address.rpartition(":")[2]

@@ -11,22 +11,24 @@ from ssd.errors import WeightsError
 from ssd.local_model import LocalModel
 from ssd.telemetry import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
+from ssd.types import Peer
 from ssd_draft import step_thread
 from ssd_draft.draft import Draft
-from ssd_draft.links import LinkTerms
 from ssd_draft.settings import DraftSettings
+from ssd_draft.setup import DraftSetup
 
 
 def make_draft() -> Draft:
-    model = LocalModel(
-        folder=Path("nowhere"),
-        tokenizer=ByteTokenizer(),
-        engine=EngineConfig(max_model_len=64, branches=4),
+    setup = DraftSetup(
+        settings=DraftSettings(port=0, http_port=0, branches=4),
+        model=LocalModel(
+            folder=Path("nowhere"),
+            tokenizer=ByteTokenizer(),
+            engine=EngineConfig(max_model_len=64, branches=4),
+        ),
+        peer=Peer(),
     )
-    terms = LinkTerms(
-        vocab_size=8, tokenizer_fingerprint="", lookahead=6, branches=4, capacity=1, max_len=64
-    )
-    return Draft(DraftSettings(port=0, http_port=0), model, terms, {0, 1}, SystemClock())
+    return Draft(setup, {0, 1}, SystemClock())
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of order"), WeightsError("no tensor")])

@@ -1,4 +1,4 @@
-"""The tree over the real engine, against a second implementation that runs plain text."""
+"""The tree over the real engine, compared with a second implementation that runs plain text."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,15 +22,16 @@ K = 3
 N = 8
 CHUNK = 16
 BLOCKS_EACH = 16
-SHAPE = TreeShape(
-    max_sessions=3,
-    lookahead=K,
+ENGINE = EngineConfig(
+    dtype="float32",
+    max_model_len=16 * BLOCKS_EACH,
+    max_num_seqs=3,
+    num_columns=K + 1,
     branches=N,
     prefill_chunk=CHUNK,
-    num_blocks_each=BLOCKS_EACH,
-    vocab_size=VOCAB_SIZE,
-    logits_dtype=torch.float32,
+    num_token_ids=VOCAB_SIZE,
 )
+SHAPE = TreeShape(ENGINE, VOCAB_SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runner(folder: Path) -> DraftRunner:
-    engine = EngineConfig(
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=SHAPE.max_sessions,
-        num_columns=SHAPE.num_columns,
-        branches=N,
-        prefill_chunk=CHUNK,
-        num_token_ids=VOCAB_SIZE,
-    )
-    return load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
+    return load_runner(DraftRunner, folder, ENGINE, lambda _stage, _fraction: None)
 
 
 def grown(tree: Tree, slots: list[int], policies: Sequence[FanOutPolicy]) -> Growth:
@@ -109,18 +101,10 @@ class Text:
         return Move(accepted + 1, bonus, tuple(guess), None)
 
 
-def test_a_vocabulary_that_the_model_pads_costs_nothing(folder: Path) -> None:
+def test_padding_of_the_vocabulary_is_never_chosen(folder: Path) -> None:
     num_token_ids = VOCAB_SIZE - 9
-    engine = EngineConfig(
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=1,
-        num_columns=SHAPE.num_columns,
-        branches=N,
-        prefill_chunk=CHUNK,
-        num_token_ids=num_token_ids,
-    )
-    shape = replace(SHAPE, max_sessions=1, vocab_size=num_token_ids)
+    engine = replace(ENGINE, max_num_seqs=1, num_token_ids=num_token_ids)
+    shape = TreeShape(engine, num_token_ids)
     runner = load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
     tree = Tree(runner, NoiseRing(1, shape.num_noise_rows, VOCAB_SIZE), shape)
     tree.open(NewSession(0, list(range(1, 1 + BLOCKS_EACH)), 7, 0, 1.0))
@@ -134,10 +118,8 @@ def test_a_vocabulary_that_the_model_pads_costs_nothing(folder: Path) -> None:
         tree.advance([0], [Move(accepted + 1, bonus, tokens, 0)])
 
 
-def test_trees_over_pages_and_segments_are_trees_over_text(
-    runner: DraftRunner, plain: TrainableLlama
-) -> None:
-    tree = Tree(runner, NoiseRing(SHAPE.max_sessions, SHAPE.num_noise_rows, VOCAB_SIZE), SHAPE)
+def test_the_tables_equal_those_of_plain_text(runner: DraftRunner, plain: TrainableLlama) -> None:
+    tree = Tree(runner, NoiseRing(ENGINE.max_num_seqs, SHAPE.num_noise_rows, VOCAB_SIZE), SHAPE)
     digits = np.random.default_rng(5)
     texts = [
         Text(plain, digits.integers(0, 256, length).tolist(), temperature, seed=length)

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
 from ssd.speculation.fan_out import make_policy
@@ -89,15 +89,15 @@ class Draft:
             num_blocks=num_blocks,
             vocab_size=VOCAB,
         )
-        shape = TreeShape(
-            max_sessions=SLOTS,
-            lookahead=K,
+        engine = EngineConfig(
+            max_model_len=MAX_LEN,
+            max_num_seqs=SLOTS,
+            num_columns=K + 1,
             branches=N,
+            block_size=BLOCK,
             prefill_chunk=CHUNK,
-            num_blocks_each=MAX_LEN // BLOCK,
-            vocab_size=VOCAB,
-            logits_dtype=torch.float32,
         )
+        shape = TreeShape(engine, VOCAB)
         self.pool = BlockPool(num_blocks)
         self.sessions = Sessions(
             self.pool, max_sessions=SLOTS, block_size=BLOCK, max_len=MAX_LEN, reserved=2 * K + 2

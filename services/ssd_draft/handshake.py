@@ -1,0 +1,77 @@
+"""The handshake of a link: what a target must have in common with this draft."""
+
+from ssd.errors import HandshakeError, SettingsError
+from ssd.speculation.fan_out import make_policy
+from ssd.transport.channels import CHANNELS
+from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy, LinkWelcome
+from ssd_draft.setup import DraftSetup
+
+_SHOWN_CHARACTERS = 12
+_FIXES = dict.fromkeys(
+    ("vocab_size", "tokenizer_fingerprint"), "; use a draft of the target's model family"
+)
+"""Fix for a field that differs, if its values do not show the fix."""
+
+
+def welcome(hello: LinkHello, setup: DraftSetup) -> LinkWelcome:
+    """Return the answer to a valid Hello."""
+    return LinkWelcome(
+        epoch=hello.epoch,
+        max_sessions=setup.settings.max_sessions,
+        lookahead=setup.settings.lookahead,
+        branches=setup.settings.branches,
+        peer=setup.peer,
+        max_len=setup.max_len,
+    )
+
+
+def check_hello(hello: LinkHello, setup: DraftSetup) -> None:
+    """Refuse a target that does not match this draft.
+
+    Raises:
+        HandshakeError: names the first field that differs.
+    """
+    expected = {
+        "wire_version": WIRE_VERSION,
+        "vocab_size": setup.vocab_size,
+        "tokenizer_fingerprint": setup.model.tokenizer.fingerprint,
+        "lookahead": setup.settings.lookahead,
+        "branches": setup.settings.branches,
+    }
+    for name, value in expected.items():
+        received = getattr(hello, name)
+        if received != value:
+            raise HandshakeError(
+                name,
+                f"this draft has {_short(value)}, the target has {_short(received)}"
+                + _FIXES.get(name, ""),
+            )
+    if hello.channel not in CHANNELS:
+        known = ", ".join(CHANNELS)
+        raise HandshakeError("channel", f"this draft has {known}, the target has {hello.channel}")
+
+
+def check_policy(policy: LinkPolicy, setup: DraftSetup) -> None:
+    """Refuse a fan-out policy that this draft cannot apply.
+
+    Raises:
+        HandshakeError: the policy is unknown, or its split does not match the table.
+    """
+    try:
+        make_policy(policy.fan_out_policy, policy.fan_out)
+    except SettingsError as error:
+        raise HandshakeError("fan_out_policy", str(error)) from error
+    num_lengths, num_branches = setup.settings.num_columns, setup.settings.branches
+    found = len(policy.fan_out), sum(policy.fan_out)
+    if policy.fan_out and found != (num_lengths, num_branches):
+        raise HandshakeError(
+            "fan_out",
+            f"has {found[0]} lengths and {found[1]} branches, this draft has {num_lengths} and "
+            f"{num_branches}",
+        )
+
+
+def _short(value: object) -> str:
+    """Return a value for a message; of a fingerprint only its beginning."""
+    text = str(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

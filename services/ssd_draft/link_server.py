@@ -1,0 +1,222 @@
+"""Accepts links of targets: handshake, control messages, heartbeats, end.
+
+Asyncio loop. A link with an invalid message is closed and counted; the other links continue.
+"""
+
+import asyncio
+import itertools
+from collections import Counter
+
+from ssd.errors import FrameError, LinkError, OverloadedError
+from ssd.ports import Clock
+from ssd.rpc.link import (
+    HANDSHAKE_SECONDS,
+    HEARTBEAT_SECONDS,
+    LEASE_SECONDS,
+    LinkServerCall,
+    first_result,
+)
+from ssd.telemetry import get_logger
+from ssd.types import Heartbeat, LinkHello, LinkPolicy, SessionClosing, SessionOpening
+from ssd_draft.handshake import check_hello, check_policy, welcome
+from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
+from ssd_draft.sessions import Refusal
+from ssd_draft.setup import DraftSetup
+from ssd_draft.target_link import TargetLink
+
+_log = get_logger(__name__)
+_MIN_MESSAGE_BYTES = 64 * 1024
+"""More than the commits of 256 sessions, a Hello or a policy take."""
+_TOKEN_BYTES = 5
+"""Largest size of an encoded token id."""
+_OTHER_BYTES = 1024
+MAX_LINKS = 64
+"""Largest number of links, including those before their Hello; see ``may_link``."""
+STUCK_SECONDS = 20.0
+"""A step thread that does not read its inbox for this long is stuck. The longest step, a batch of
+tables for all sessions of a large draft on a CPU, takes a fraction of it."""
+
+
+class LinkServer:
+    """All links of the process. Asyncio loop."""
+
+    def __init__(self, setup: DraftSetup, inbox: Inbox, clock: Clock) -> None:
+        self._setup = setup
+        self._inbox = inbox
+        self._clock = clock
+        self._numbers = itertools.count(1)
+        self._links: dict[int, TargetLink] = {}
+        self._num_calls: Counter[str] = Counter()
+        """Open calls by address."""
+        self._is_draining = False
+
+    @property
+    def num_links(self) -> int:
+        """Number of active links."""
+        return len(self._links)
+
+    @property
+    def max_opening_tokens(self) -> int:
+        """Largest number of token ids of an opening that is decoded; one as long is refused."""
+        return self._setup.max_len
+
+    def start_draining(self) -> None:
+        """Send ``Draining`` on all links, and on each later link after its handshake."""
+        self._is_draining = True
+        for link in self._links.values():
+            link.send_draining()
+
+    def close(self) -> None:
+        """End all links."""
+        for link in self._links.values():
+            link.end(LinkError("the draft is shutting down"))
+
+    async def serve(self, call: LinkServerCall) -> None:
+        """Serve one link until it ends.
+
+        Raises:
+            OverloadedError: there are too many links, of this address or in total.
+            HandshakeError: the target does not match this draft.
+            LinkError: the target sent an invalid message, no Hello or no heartbeat; or the step
+                thread of this draft is stuck.
+        """
+        address = call.name.rpartition(":")[0]
+        self._check_room(address)
+        self._num_calls[address] += 1
+        try:
+            await self._serve(call)
+        finally:
+            self._num_calls[address] -= 1
+            self._num_calls += Counter()  # drops addresses without a call
+
+    def _check_room(self, address: str) -> None:
+        mine, num_links = self._num_calls[address], self._num_calls.total()
+        if not may_link(mine, num_links):
+            raise OverloadedError(
+                f"this draft has {num_links} links, {mine} of them from {address}; it accepts "
+                f"{MAX_LINKS}, and from one address no more than it leaves free"
+            )
+
+    async def _serve(self, call: LinkServerCall) -> None:
+        hello = await _receive_hello(call)
+        if (stuck := self._stuck()) is not None:
+            raise stuck
+        check_hello(hello, self._setup)
+        link = TargetLink(next(self._numbers), hello, call, self._setup)
+        call.send(welcome(hello, self._setup))
+        link.start(lambda commits: self._put(link, Commits(link, commits, self._clock.now())))
+        self._links[link.number] = link
+        self._inbox.put(LinkUp(link))
+        if self._is_draining:
+            link.send_draining()
+        _log.info("link", target=link.name, state="active", epoch=link.epoch)
+        error: LinkError | None = LinkError("the connection to the target is lost")
+        try:
+            error = await first_result(
+                link.ended, self._receive(link, call), self._send_heartbeats(call)
+            )
+        finally:
+            del self._links[link.number]
+            self._inbox.put(LinkLost(link))
+            link.close()
+            reason = str(error or "closed by the target")
+            _log.info("link", target=link.name, state="ended", reason=reason)
+        if error is not None:
+            raise error
+
+    async def _receive(self, link: TargetLink, call: LinkServerCall) -> LinkError | None:
+        """Receive control messages; returns the reason of the end."""
+        while True:
+            try:
+                async with asyncio.timeout(LEASE_SECONDS):
+                    message = await call.receive()
+                match message:
+                    case None:
+                        return None
+                    case SessionOpening():
+                        self._open(link, message)
+                    case SessionClosing():
+                        self._put(link, Closing(link, message.session))
+                    case LinkPolicy():
+                        check_policy(message, self._setup)
+                        link.policy = message
+                    case Heartbeat(nonce=nonce) if nonce:
+                        call.send(Heartbeat(echo=nonce))
+                    case LinkHello():
+                        return FrameError("a second Hello")
+                    case _:
+                        pass
+            except TimeoutError:
+                return LinkError(f"no heartbeat for {LEASE_SECONDS} s")
+            except LinkError as error:
+                return error
+
+    async def _send_heartbeats(self, call: LinkServerCall) -> LinkError | None:
+        """Send heartbeats until the step thread is stuck or the call fails; returns the reason."""
+        while (stuck := self._stuck()) is None:
+            try:
+                call.send(Heartbeat())
+            except LinkError as error:
+                return error
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+        return stuck
+
+    def _stuck(self) -> LinkError | None:
+        """Return an error if the step thread is stuck; the loop itself still runs then."""
+        seconds = self._inbox.waiting_seconds(self._clock.now())
+        if seconds < STUCK_SECONDS:
+            return None
+        return LinkError(f"the draft's step thread has not read its inbox for {seconds:.1f} s")
+
+    def _open(self, link: TargetLink, opening: SessionOpening) -> None:
+        """Queue an opening, or refuse the session if it is too long or the inbox is full."""
+        check_opening(opening, self._setup.vocab_size)
+        if len(opening.token_ids) >= self._setup.max_len:
+            link.refuse(opening.session, Refusal.LENGTH)
+        elif not self._inbox.put(Opening(link, opening, self._clock.now())):
+            link.refuse(opening.session, Refusal.MAX_SESSIONS)
+
+    def _put(self, link: TargetLink, event: Event) -> None:
+        if not self._inbox.put(event):
+            link.end(LinkError("too many messages wait for the step thread"))
+
+
+def may_link(mine: int, num_links: int) -> bool:
+    """Return whether an address with ``mine`` of all links may open one more.
+
+    An address may have as many links as it leaves free. That is half of all if it is the only
+    address, as with targets behind one NAT. So no address can prevent the links of another one.
+    """
+    return mine < MAX_LINKS - num_links
+
+
+def max_message_bytes(setup: DraftSetup) -> int:
+    """Return the largest size of a message from a target; the largest message is an opening.
+
+    Decoding a message takes the event loop 20 ns per byte.
+    """
+    return max(_MIN_MESSAGE_BYTES, _OTHER_BYTES + _TOKEN_BYTES * setup.max_len)
+
+
+def check_opening(opening: SessionOpening, vocab_size: int) -> None:
+    """Refuse an opening that the model cannot run.
+
+    Raises:
+        FrameError: no tokens, token ids outside the vocabulary, or numbers out of range.
+    """
+    ids = opening.token_ids
+    if not ids or min(ids) < 0 or max(ids) >= vocab_size:
+        raise FrameError(f"an opening needs one or more token ids of 0..{vocab_size - 1}")
+    if not 0.0 <= opening.temperature <= 2.0:
+        raise FrameError(f"temperature {opening.temperature} of an opening is not in 0..2")
+
+
+async def _receive_hello(call: LinkServerCall) -> LinkHello:
+    try:
+        async with asyncio.timeout(HANDSHAKE_SECONDS):
+            message = await call.receive()
+    except TimeoutError as error:
+        raise LinkError(f"no Hello within {HANDSHAKE_SECONDS} s") from error
+    if not isinstance(message, LinkHello):
+        raise FrameError("the first message of a link must be Hello")
+    return message

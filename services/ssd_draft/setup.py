@@ -1,0 +1,27 @@
+"""The settings of a draft with its model and its place, as one object for all parts."""
+
+from dataclasses import dataclass
+
+from ssd.local_model import LocalModel
+from ssd.types import Peer
+from ssd_draft.settings import DraftSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSetup:
+    """Everything that is known before the weights are loaded."""
+
+    settings: DraftSettings
+    model: LocalModel
+    peer: Peer
+    """This process, as its targets see it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids that both the tokenizer and the embedding have."""
+        return self.model.num_token_ids
+
+    @property
+    def max_len(self) -> int:
+        """Largest number of tokens of a session; longer openings are refused unqueued."""
+        return self.model.engine.max_model_len

@@ -1,0 +1,323 @@
+"""The draft's end of links over real gRPC; no step thread reads the inbox."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ssd.engine.config import EngineConfig
+from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.local_model import LocalModel
+from ssd.rpc.client import DraftClient
+from ssd.rpc.link import LinkCall, LinkFrames
+from ssd.rpc.link_codec import speculate_request
+from ssd.rpc.pool_codec import DraftStatus
+from ssd.rpc.server import RpcServer
+from ssd.speculation.table import pack_commits
+from ssd.telemetry import BAD_FRAMES_TOTAL
+from ssd.testing.clock import FakeClock
+from ssd.testing.tokenizer import ByteTokenizer
+from ssd.transport.frame import Frame, FrameKind
+from ssd.transport.grpc_channel import GrpcChannel
+from ssd.types import (
+    WIRE_VERSION,
+    Commit,
+    Explicit,
+    Heartbeat,
+    LinkHello,
+    LinkPolicy,
+    LinkWelcome,
+    Outcome,
+    Peer,
+    SessionClosing,
+    SessionOpening,
+    SessionRefusal,
+    TargetMessage,
+)
+from ssd_draft import link_server
+from ssd_draft.inbox import Inbox, LinkLost, LinkUp
+from ssd_draft.link_server import STUCK_SECONDS, LinkServer, max_message_bytes, may_link
+from ssd_draft.servicer import SpeculationServicer
+from ssd_draft.sessions import Refusal
+from ssd_draft.settings import DraftSettings
+from ssd_draft.setup import DraftSetup
+from ssd_draft.target_link import TargetLink
+
+
+def make_setup(max_len: int = 20, inject_delay_ms: float = 0.0) -> DraftSetup:
+    return DraftSetup(
+        settings=DraftSettings(max_sessions=4, inject_delay_ms=inject_delay_ms),
+        model=LocalModel(
+            folder=Path("nowhere"),
+            tokenizer=ByteTokenizer(),
+            engine=EngineConfig(max_model_len=max_len, num_token_ids=10, branches=24),
+        ),
+        peer=Peer(),
+    )
+
+
+SETUP = make_setup()
+HELLO = LinkHello(
+    wire_version=WIRE_VERSION,
+    vocab_size=10,
+    tokenizer_fingerprint=ByteTokenizer().fingerprint,
+    lookahead=6,
+    branches=24,
+    channel="grpc",
+    epoch=3,
+)
+
+
+@dataclass
+class Server:
+    """A link server with a fake clock, and its client."""
+
+    clock: FakeClock
+    inbox: Inbox
+    client: DraftClient
+
+    @contextlib.asynccontextmanager
+    async def dialled(self, hello: LinkHello = HELLO) -> AsyncIterator[LinkCall]:
+        """A link that has sent its Hello."""
+        call = await self.client.open_link()
+        try:
+            call.send(hello)
+            yield call
+        finally:
+            await call.close()
+
+    @contextlib.asynccontextmanager
+    async def linked(self) -> AsyncIterator[LinkCall]:
+        """A link after its handshake."""
+        async with self.dialled() as call:
+            assert isinstance(await call.receive(), LinkWelcome)
+            yield call
+
+
+def no_status() -> DraftStatus:
+    raise AssertionError
+
+
+def no_drain(_seconds: float) -> int:
+    raise AssertionError
+
+
+async def receive_all(call: LinkCall) -> None:
+    while await call.receive() is not None:
+        pass
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    clock = FakeClock()
+    inbox = Inbox(100, 1 << 20, clock)
+    rpc = RpcServer("127.0.0.1", 0)
+    SpeculationServicer(
+        LinkServer(SETUP, inbox, clock), is_ready=lambda: True, status=no_status, drain=no_drain
+    ).add_to(rpc)
+    await rpc.start()
+    client = DraftClient(f"127.0.0.1:{rpc.port}")
+    try:
+        yield Server(clock, inbox, client)
+    finally:
+        await client.close()
+        await rpc.stop(0.0)
+
+
+async def test_the_inbox_receives_a_link_before_its_messages(server: Server) -> None:
+    async with server.linked() as call:
+        call.send(SessionClosing(1))
+        call.send(Heartbeat(nonce=1))
+        while await call.receive() != Heartbeat(echo=1):
+            pass
+        received = [type(event).__name__ for event in server.inbox.drain()]
+    assert received == ["LinkUp", "Closing"]
+
+
+async def test_a_stuck_step_thread_ends_the_links_and_refuses_new_ones(
+    server: Server,
+) -> None:
+    async with server.linked() as call:
+        server.clock.advance(STUCK_SECONDS)
+        with pytest.raises(LinkError, match=r"not read its inbox for 20\.0 s"):
+            await receive_all(call)
+    async with server.dialled() as call:
+        with pytest.raises(LinkError, match="not read its inbox"):
+            await call.receive()
+    server.inbox.drain()
+    async with server.linked():
+        pass
+
+
+async def test_an_idle_step_thread_is_not_stuck(server: Server) -> None:
+    async with server.linked() as call:
+        server.inbox.drain()
+        server.clock.advance(1000 * STUCK_SECONDS)
+        call.send(Heartbeat(nonce=1))
+        for _ in range(3):
+            assert await call.receive() is not None
+
+
+@pytest.mark.parametrize(
+    "kind", [FrameKind.COMMITS, FrameKind.TABLES], ids=["invalid rows", "wrong kind"]
+)
+async def test_an_invalid_frame_ends_its_link_and_is_counted_once(
+    server: Server, kind: FrameKind
+) -> None:
+    before = BAD_FRAMES_TOTAL._value.get()
+    async with server.linked() as call:
+        rows_RW = np.full((1, 12), -7, dtype=np.int32)
+        for number in range(1, 20):
+            GrpcChannel(LinkFrames(call)).send(Frame(kind, HELLO.epoch, number, rows_RW))
+        with pytest.raises(LinkError):
+            await receive_all(call)
+    assert BAD_FRAMES_TOTAL._value.get() == before + 1
+
+
+async def test_an_unknown_channel_is_refused_by_name(server: Server) -> None:
+    async with server.dialled(replace(HELLO, channel="pigeon")) as call:
+        with pytest.raises(HandshakeError, match=r"channel: this draft has grpc, .* pigeon"):
+            await call.receive()
+    assert not any(isinstance(event, LinkUp | LinkLost) for event in server.inbox.drain())
+
+
+class ClosedCall:
+    """A call that is closed."""
+
+    def send(self, message: object) -> None:
+        raise LinkError("the link is closed")
+
+    def receive_frames(self, on_payload: object, on_lost: object) -> None: ...
+
+
+@pytest.mark.parametrize("delay_seconds", [0.0, 1.0])
+def test_messages_of_the_step_thread_after_the_loop_has_closed_are_dropped(
+    delay_seconds: float,
+) -> None:
+    async def make() -> TargetLink:
+        setup = make_setup(inject_delay_ms=1000 * delay_seconds)
+        return TargetLink(1, HELLO, ClosedCall(), setup)  # type: ignore[arg-type]
+
+    loop = asyncio.new_event_loop()
+    link = loop.run_until_complete(make())
+    loop.close()
+    link.push([])
+    link.refuse(1, Refusal.GAP)
+    link.fail(LinkError("gone"))
+    assert not link.ended.done()
+
+
+async def test_an_opening_that_is_too_long_is_refused_and_the_link_stays(
+    server: Server,
+) -> None:
+    too_long = SessionOpening(
+        session=3, token_ids=(1,) * SETUP.max_len, seed=1, temperature=0.0, max_len=4096
+    )
+    async with server.linked() as call:
+        call.send(too_long)
+        while not isinstance(answer := await call.receive(), SessionRefusal):
+            pass
+        assert answer == SessionRefusal(3, "length")
+        call.send(replace(too_long, session=4, token_ids=(1,) * (SETUP.max_len - 1)))
+        call.send(Heartbeat(nonce=1))
+        while await call.receive() != Heartbeat(echo=1):
+            pass
+        received = [type(event).__name__ for event in server.inbox.drain()]
+    assert received == ["LinkUp", "Opening"]
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (LinkPolicy(fan_out_policy="nonsense"), HandshakeError),
+        (LinkPolicy(fan_out_policy="explicit", fan_out=(1, 2)), HandshakeError),
+        (replace(HELLO, epoch=4), FrameError),
+        (
+            SessionOpening(session=1, token_ids=(1, 99), seed=1, temperature=0.0, max_len=9),
+            FrameError,
+        ),
+    ],
+    ids=["policy", "split", "second Hello", "token id"],
+)
+async def test_an_invalid_message_ends_the_link(
+    server: Server, message: TargetMessage, error: type[LinkError]
+) -> None:
+    async with server.linked() as call:
+        call.send(message)
+        with pytest.raises(error):
+            await receive_all(call)
+
+
+async def test_the_number_of_links_of_an_address_is_limited(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_server, "MAX_LINKS", 4)
+    async with server.linked():
+        async with server.linked(), server.dialled() as call:
+            with pytest.raises(LinkError, match=r"has 2 links, 2 of them from .*; it accepts 4"):
+                await call.receive()
+        async with server.linked():
+            pass
+
+
+def test_no_address_can_prevent_the_links_of_another() -> None:
+    assert all(may_link(held, held) for held in range(20)), "20 targets behind one address"
+    num_links = 0
+    for _ in range(6):
+        mine = 0
+        while may_link(mine, num_links):
+            mine, num_links = mine + 1, num_links + 1
+        assert may_link(0, num_links), f"an address took {mine} links"
+    assert all(may_link(0, held) for held in range(link_server.MAX_LINKS))
+    assert not may_link(0, link_server.MAX_LINKS)
+
+
+async def test_a_frame_with_more_commits_than_sessions_ends_its_link(server: Server) -> None:
+    async with server.linked() as call:
+        sessions = range(1, SETUP.settings.max_sessions + 2)
+        commits = [Commit(session, 5, Outcome(0, 1), Explicit()) for session in sessions]
+        rows_RW = pack_commits(commits, SETUP.settings.lookahead)
+        GrpcChannel(LinkFrames(call)).send(Frame(FrameKind.COMMITS, HELLO.epoch, 1, rows_RW))
+        with pytest.raises(FrameError, match="5 commits, this draft has at most 4 sessions"):
+            await receive_all(call)
+
+
+async def test_openings_beyond_the_inbox_are_refused_and_other_links_are_served(
+    server: Server,
+) -> None:
+    opening = SessionOpening(session=1, token_ids=(1, 2), seed=1, temperature=0.0, max_len=9)
+    async with server.linked() as flooding, server.linked() as other:
+        for session in range(1, 200):
+            flooding.send(replace(opening, session=session))
+        while not isinstance(answer := await flooding.receive(), SessionRefusal):
+            pass
+        assert answer.reason == "max_sessions"
+        other.send(opening)
+        other.send(Heartbeat(nonce=1))
+        while (answer := await other.receive()) != Heartbeat(echo=1):
+            assert not isinstance(answer, SessionRefusal)
+
+
+@pytest.mark.parametrize("max_len", [20, 4096, 1 << 20])
+def test_every_acceptable_opening_is_within_the_limit_of_a_message(max_len: int) -> None:
+    opening = SessionOpening(
+        session=2**31 - 1,
+        token_ids=(2**31 - 1,) * (max_len - 1),
+        seed=2**64 - 1,
+        choice=2**31 - 1,
+        temperature=2.0,
+        max_len=2**31 - 1,
+    )
+    num_bytes = speculate_request(opening).ByteSize()
+    assert num_bytes <= max_message_bytes(make_setup(max_len)) <= max(1 << 16, 6 * max_len)
+
+
+async def test_the_welcome_contains_the_largest_length_of_a_session(server: Server) -> None:
+    async with server.dialled() as call:
+        welcome = await call.receive()
+    assert isinstance(welcome, LinkWelcome)
+    assert welcome.max_len == SETUP.max_len
