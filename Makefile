@@ -1,4 +1,4 @@
-# The verbs of this repository; CI calls nothing else.
+# The commands of this repository. CI calls no others.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ PROTOS := $(wildcard protos/ssd/v1/*.proto)
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I protos
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' services/ssd/__init__.py)
 SSD_CLUSTER_TOOL ?= ../shared/k8s/cluster
-# Said to every image build: --build-arg TORCH_INDEX=..., for one.
+# Arguments of every image build, for example --build-arg TORCH_INDEX=...
 IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
@@ -19,12 +19,12 @@ export PYTHONUNBUFFERED := 1
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(TOOLS) ## make .venv with everything for development
+setup: $(TOOLS) ## create .venv with all development tools
 
-run: $(RUNTIME) ## AR against SSD on the embedded pair: same text, other speed
+run: $(RUNTIME) ## compare AR and SSD on the embedded pair
 	@$(BIN)/ssd demo
 
-# A second thread waits at each tiny kernel, and the processes of a test would fight for the cores.
+# A second thread would wait at each small kernel and take cores from the other processes of a test.
 test coverage exactness e2e e2e-full: export OMP_NUM_THREADS := 1
 # Rewritten asserts and compiled modules are kept for the other workers and the next run.
 test coverage exactness: export PYTHONDONTWRITEBYTECODE :=
@@ -50,30 +50,30 @@ check: $(TOOLS) ## linters, types, import contracts, generated code
 	diff -r -x __init__.py -x __pycache__ $$fresh/ssd/v1 services/ssd/v1 \
 	  || { echo "generated code is stale: run 'make protos'" >&2; exit 1; }
 
-format: $(TOOLS) ## rewrite what the linters can rewrite
+format: $(TOOLS) ## apply the automatic corrections of the linters
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 protos: $(TOOLS) ## generate services/ssd/v1 from protos/
 	$(PROTOC) --python_out=services --pyi_out=services --grpc_python_out=services $(PROTOS)
 
-exactness: $(TOOLS) ## the whole proof: AR = SSD, token for token, through every failure
+exactness: $(TOOLS) ## the complete proof: identical tokens in AR and SSD, on every failure path
 	$(BIN)/python -m pytest tests/exactness -m "slow or not slow" --timeout 1800
 
-mutants: $(TOOLS) ## mistakes in the code of speculation, one by one: each must fail a test
+mutants: $(TOOLS) ## insert errors into the code of speculation, one by one: each must fail a test
 	$(BIN)/python -m tests.mutants
 
-bench: $(TOOLS) ## AR against SSD in one run, medians into results/
+bench: $(TOOLS) ## compare AR and SSD in one run; writes medians to results/
 	$(BIN)/python -m ssd_bench
 
-# What is tried there: KUBECONFIG's cluster, or one that SSD_CLUSTER_TOOL starts and stops.
-e2e: $(TOOLS) ## the chart on a real cluster: images, install, serve, disturb, uninstall (15 minutes)
+# These tests use the cluster of KUBECONFIG, or one that SSD_CLUSTER_TOOL starts and stops.
+e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (15 minutes)
 	$(BIN)/python -m pytest tests/cluster -m "cluster and not slow" --durations 15
 
-e2e-full: $(TOOLS) ## the same with every repetition (an hour)
+e2e-full: $(TOOLS) ## the same with all repetitions (an hour)
 	$(BIN)/python -m pytest tests/cluster -m "cluster" --durations 15
 
-# One name for both: what is built here is what the chart's defaults ask for.
+# These names are the defaults of the chart.
 images: ## build localhost/ssd-{target,draft,operator} with docker, podman or the test cluster's tool
 	@if docker info >/dev/null 2>&1; then build="docker build"; \
 	elif command -v podman >/dev/null 2>&1; then build="podman build"; \
@@ -81,7 +81,7 @@ images: ## build localhost/ssd-{target,draft,operator} with docker, podman or th
 	  base=$$("$(SSD_CLUSTER_TOOL)" base-image) || exit 1; \
 	  build="$(SSD_CLUSTER_TOOL) build --layers --build-arg BASE_IMAGE=$$base"; \
 	else \
-	  echo "images are built by docker (its daemon running), podman, or SSD_CLUSTER_TOOL=path/of/cluster" >&2; exit 1; \
+	  echo "make images needs docker with a running daemon, podman, or SSD_CLUSTER_TOOL=path/of/cluster" >&2; exit 1; \
 	fi; set -e; \
 	$$build $(IMAGE_ARGS) -f services/Dockerfile --target target -t localhost/ssd-target:$(VERSION) .; \
 	$$build $(IMAGE_ARGS) -f services/Dockerfile --target draft -t localhost/ssd-draft:$(VERSION) .; \
@@ -89,20 +89,20 @@ images: ## build localhost/ssd-{target,draft,operator} with docker, podman or th
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Python 3.11 or newer is wanted: make setup PYTHON=python3.12" >&2; exit 1; }
-	@echo "making $(VENV)"
+	  || { echo "Python 3.11 or newer is required: make setup PYTHON=python3.12" >&2; exit 1; }
+	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# A torch with CUDA brings gigabytes. pip names what it collects before it downloads it, and dies
-# with the pipe: grep leaves at the first CUDA package. (--dry-run alone downloads everything.)
+# torch with CUDA has several gigabytes. pip prints the name of a package before its download, and
+# ends with the pipe: grep exits at the first CUDA package. (--dry-run alone downloads all of them.)
 $(RUNTIME): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@if ! $(BIN)/python -c 'import torch' 2>/dev/null; then \
 	  if [ -z "$(SSD_ALLOW_CUDA)" ] && ! command -v nvidia-smi >/dev/null 2>&1; then \
 	    if $(BIN)/python -m pip --disable-pip-version-check install --dry-run -c constraints.txt torch \
 	        2>/dev/null | grep -Eqm1 '^(Collecting|Processing) (.*/)?(nvidia|cuda)[-_]'; then \
-	      echo "no GPU here, but pip would install torch with several GB of CUDA packages." >&2; \
+	      echo "this machine has no GPU, but pip would install torch with several GB of CUDA packages." >&2; \
 	      echo "hint: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU builds, or PIP_FIND_LINKS to a folder" >&2; \
-	      echo "      with a CPU wheel; SSD_ALLOW_CUDA=1 installs what pip wants" >&2; \
+	      echo "      with a CPU wheel; SSD_ALLOW_CUDA=1 installs them" >&2; \
 	      exit 1; \
 	    fi; \
 	  fi; \
@@ -113,6 +113,6 @@ $(RUNTIME): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(TOOLS): $(RUNTIME)
-	@echo "installing the tools of development"
+	@echo "installing the development tools"
 	@$(PIP) -c constraints.txt -e '.[test,dev,operator]'
 	@touch $@

@@ -35,12 +35,9 @@ class TargetSettings(EngineSettings):
     """Wait less than the table deadline if tables usually arrive earlier."""
     circuit_breaker: bool = True
     """Suspend a link for 5 to 60 s after three consecutive rounds without any table in time."""
-    require_transport: Literal["any", "rdma", "nvlink"] = "any"
-    """Slowest accepted transport of a link. Other links are refused; the target serves without
-    them. Links use TCP today, so all values but ``any`` refuse every link."""
     max_round_trip_us: int = field(default=0, metadata={"min": 0, "max": 1_000_000})
     """Maximum measured round trip of a link, in microseconds; 0 sets no limit. A slower link is
-    refused."""
+    refused, and the target serves without it."""
     backup: Literal["none", "ngram"] = "ngram"
     """Proposal after a miss: no tokens, or the continuation of the longest suffix match."""
     fan_out: Literal["adaptive", "uniform", "geometric", "explicit"] = "adaptive"

@@ -22,7 +22,6 @@ from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.round_log import RoundLog
 from ssd_target.drafts.dialer import LinkDialer
-from ssd_target.drafts.link_quality import LinkRequirement
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.status import pool_status
 from ssd_target.serving.request_handler import RequestHandler
@@ -72,10 +71,7 @@ class Target:
             settings.drafts,
             hello(settings, model, me),
             LinkPolicy(fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split),
-            requirement=LinkRequirement(
-                transport=settings.require_transport,
-                max_round_trip_seconds=settings.max_round_trip_us / 1e6,
-            ),
+            max_round_trip_seconds=settings.max_round_trip_us / 1e6,
         )
         self._handler = RequestHandler(
             settings, model.tokenizer, load_template(model.folder), self._inbox, clock

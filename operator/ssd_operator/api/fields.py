@@ -1,7 +1,7 @@
 """Types of fields with their bounds. The CRD and the validation of a resource use the same ones.
 
 Patterns are anchored at both ends and list their characters: Go and Rust do not mean the same
-blanks and digits. The description of a field is the docstring below it.
+blanks and digits. The description of a block's field is the docstring below it.
 """
 
 import re
@@ -43,33 +43,39 @@ def rules(*checks: tuple[str, str]) -> dict[str, Any]:
 
 
 def checked(*checks: tuple[str, str]) -> ConfigDict:
-    """Configuration of a model with CEL rules; descriptions are docstrings."""
-    extra = rules(*checks) if checks else None
-    return ConfigDict(use_attribute_docstrings=True, json_schema_extra=extra)
+    """Configuration of a model with CEL rules."""
+    return ConfigDict(json_schema_extra=rules(*checks))
 
 
-def kubernetes_object(*checks: tuple[str, str]) -> Callable[[type[_T]], type[_T]]:
-    """Decorate a ``TypedDict`` that is written as Kubernetes has it, with its CEL rules."""
+def with_rules(*checks: tuple[str, str]) -> Callable[[type[_T]], type[_T]]:
+    """Decorate a ``TypedDict`` with CEL rules."""
     return with_config(checked(*checks))
 
 
-def between(least: int, most: int) -> Any:
-    """Bounds of an integer."""
-    return Field(ge=least, le=most)
+def between(least: int, most: int, about: str | None = None) -> Any:
+    """Bounds of an integer, and its description where there is no docstring."""
+    return Field(ge=least, le=most, description=about)
 
 
-def text(most: int, *, least: int | None = None, pattern: str | None = None) -> Any:
-    """Bounds of a string, in characters."""
-    return Field(max_length=most, min_length=least, pattern=pattern)
+def text(
+    most: int, about: str | None = None, *, least: int | None = None, pattern: str | None = None
+) -> Any:
+    """Bounds of a string, in characters, and its description where there is no docstring."""
+    return Field(max_length=most, min_length=least, pattern=pattern, description=about)
 
 
-def items(most: int, *keys: str) -> Any:
+def items(most: int, *keys: str, about: str | None = None) -> Any:
     """Bounds of a list; ``keys`` are the fields that identify its items."""
     kind: dict[str, Any] = {
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": list(keys),
     }
-    return Field(max_length=most, json_schema_extra=kind if keys else None)
+    return Field(max_length=most, json_schema_extra=kind if keys else None, description=about)
+
+
+def about(words: str) -> Any:
+    """Description of a field without a docstring."""
+    return Field(description=words)
 
 
 def _quantity(value: object) -> int | str:
@@ -95,7 +101,9 @@ Quantity = Annotated[
 """A Kubernetes quantity, as it was written."""
 Visible = Annotated[str, text(512, pattern="^[!-~]*$")]
 """ASCII without blanks."""
-ObjectName = Annotated[str, text(253, least=1, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+ObjectName = Annotated[
+    str, text(253, "Name of the object.", least=1, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+]
 LabelValue = Annotated[str, text(63, pattern=_LABEL)]
 NodeLabels = Annotated[dict[str, LabelValue], Field(max_length=16)]
 _FOREIGN = rules(

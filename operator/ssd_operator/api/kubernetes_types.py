@@ -11,9 +11,10 @@ from ssd_operator.api.fields import (
     LabelValue,
     ObjectName,
     Quantity,
+    about,
     between,
-    kubernetes_object,
     text,
+    with_rules,
 )
 
 _VariableName = Annotated[str, text(128, least=1, pattern=r"^[-._A-Za-z][-._A-Za-z0-9]*$")]
@@ -32,25 +33,20 @@ _NOT_RESERVED = (
 )
 
 
-@kubernetes_object()
 class ObjectKey(TypedDict):
     """A key of a Secret or ConfigMap in the namespace of the resource."""
 
-    name: ObjectName
-    """Name of the object."""
-    key: Annotated[str, text(253, least=1)]
-    """Key in its data."""
+    name: Annotated[ObjectName, about("Name of the object.")]
+    key: Annotated[str, text(253, "Key in its data.", least=1)]
 
 
-@kubernetes_object()
 class Reference(TypedDict):
     """An object in the namespace of the resource."""
 
-    name: ObjectName
-    """Name of the object."""
+    name: Annotated[ObjectName, about("Name of the object.")]
 
 
-@kubernetes_object(
+@with_rules(
     (
         "[has(self.requests) ? self.requests : {}, has(self.limits) ? self.limits : {}]"
         ".all(m, m.all(k, !k.endsWith('/gpu') && !k.startsWith('nvidia.com/')))",
@@ -60,37 +56,35 @@ class Reference(TypedDict):
 class Resources(TypedDict, total=False):
     """CPU, memory and disk of a pod."""
 
-    requests: Annotated[dict[str, Quantity], Field(max_length=16)]
-    """Amounts that the scheduler reserves, such as cpu: 500m."""
-    limits: Annotated[dict[str, Quantity], Field(max_length=16)]
-    """Maximum amounts, such as memory: 16Gi."""
+    requests: Annotated[
+        dict[str, Quantity],
+        Field(max_length=16, description="Amounts that the scheduler reserves, such as cpu: 500m."),
+    ]
+    limits: Annotated[
+        dict[str, Quantity],
+        Field(max_length=16, description="Maximum amounts, such as memory: 16Gi."),
+    ]
 
 
-@kubernetes_object()
 class Toleration(TypedDict, total=False):
     """A taint of nodes that the pods tolerate."""
 
-    key: Annotated[str, text(316)]
-    """Key of the taint; empty with Exists matches every taint."""
-    operator: Literal["Exists", "Equal"]
-    """How key and value are compared."""
-    value: Annotated[str, text(63)]
-    """Value of the taint, with Equal."""
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
-    """Effect of the taint."""
-    tolerationSeconds: Annotated[int, between(0, 2**31 - 1)]
-    """How long NoExecute is tolerated."""
+    key: Annotated[str, text(316, "Key of the taint; empty with Exists matches every taint.")]
+    operator: Annotated[Literal["Exists", "Equal"], about("How key and value are compared.")]
+    value: Annotated[str, text(63, "Value of the taint, with Equal.")]
+    effect: Annotated[
+        Literal["NoSchedule", "PreferNoSchedule", "NoExecute"], about("Effect of the taint.")
+    ]
+    tolerationSeconds: Annotated[int, between(0, 2**31 - 1, "How long NoExecute is tolerated.")]
 
 
-@kubernetes_object()
 class FieldReference(TypedDict):
     """A field of the pod."""
 
-    fieldPath: Annotated[str, text(256, least=1)]
-    """Path, such as status.podIP."""
+    fieldPath: Annotated[str, text(256, "Path, such as status.podIP.", least=1)]
 
 
-@kubernetes_object(
+@with_rules(
     (
         "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)]"
         ".filter(x, x).size() == 1",
@@ -100,24 +94,20 @@ class FieldReference(TypedDict):
 class ValueSource(TypedDict, total=False):
     """Source of a value."""
 
-    secretKeyRef: ObjectKey
-    """A key of a Secret."""
-    configMapKeyRef: ObjectKey
-    """A key of a ConfigMap."""
+    secretKeyRef: Annotated[ObjectKey, about("A key of a Secret.")]
+    configMapKeyRef: Annotated[ObjectKey, about("A key of a ConfigMap.")]
     fieldRef: FieldReference
 
 
-@kubernetes_object(_NOT_RESERVED)
+@with_rules(_NOT_RESERVED)
 class PlainVariable(TypedDict, total=False):
     """An environment variable."""
 
-    name: Required[_VariableName]
-    """Name of the variable."""
-    value: Annotated[str, text(4096)]
-    """Its value."""
+    name: Required[Annotated[_VariableName, about("Name of the variable.")]]
+    value: Annotated[str, text(4096, "Its value.")]
 
 
-@kubernetes_object(
+@with_rules(
     (
         "!(has(self.value) && has(self.valueFrom))",
         "a variable has a value or a valueFrom: leave one out",
@@ -127,48 +117,37 @@ class PlainVariable(TypedDict, total=False):
 class Variable(TypedDict, total=False):
     """An environment variable."""
 
-    name: Required[_VariableName]
-    """Name of the variable."""
-    value: Annotated[str, text(4096)]
-    """Its value."""
+    name: Required[Annotated[_VariableName, about("Name of the variable.")]]
+    value: Annotated[str, text(4096, "Its value.")]
     valueFrom: ValueSource
 
 
-@kubernetes_object()
 class EmptyDir(TypedDict, total=False):
     """A folder that exists as long as the pod."""
 
-    medium: Literal["", "Memory"]
-    """Empty for the disk of the node."""
-    sizeLimit: Quantity
-    """Maximum size; a pod that exceeds it is evicted."""
+    medium: Annotated[Literal["", "Memory"], about("Empty for the disk of the node.")]
+    sizeLimit: Annotated[Quantity, about("Maximum size; a pod that exceeds it is evicted.")]
 
 
-@kubernetes_object()
 class SecretFiles(TypedDict):
     """The files of a Secret."""
 
-    secretName: ObjectName
-    """Name of the Secret."""
+    secretName: Annotated[ObjectName, about("Name of the Secret.")]
 
 
-@kubernetes_object()
 class ClaimFolder(TypedDict):
     """A PersistentVolumeClaim of this namespace."""
 
-    claimName: ObjectName
-    """Name of the claim."""
+    claimName: Annotated[ObjectName, about("Name of the claim.")]
 
 
-@kubernetes_object()
 class HostPath(TypedDict):
     """A folder of the node; needs a privileged namespace."""
 
-    path: Annotated[str, text(1024, least=1, pattern="^/.*$")]
-    """Path on the node."""
+    path: Annotated[str, text(1024, "Path on the node.", least=1, pattern="^/.*$")]
 
 
-@kubernetes_object(
+@with_rules(
     (
         f"[{_GIVEN_KINDS}].filter(x, x).size() == 1",
         f"give exactly one of {', '.join(_VOLUME_KINDS)}",
@@ -181,17 +160,20 @@ class HostPath(TypedDict):
 class Volume(TypedDict, total=False):
     """A volume."""
 
-    name: Required[Annotated[str, text(63, least=1, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]]
-    """Name of the volume."""
+    name: Required[
+        Annotated[
+            str,
+            text(63, "Name of the volume.", least=1, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"),
+        ]
+    ]
     emptyDir: EmptyDir
-    configMap: Reference
-    """The files of a ConfigMap."""
+    configMap: Annotated[Reference, about("The files of a ConfigMap.")]
     secret: SecretFiles
     persistentVolumeClaim: ClaimFolder
     hostPath: HostPath
 
 
-@kubernetes_object(
+@with_rules(
     (
         # The kubelet mounts /tmp and /tmp/ at one place.
         f"!self.mountPath.matches('^({'|'.join(sorted(reserved.PATHS))})/*$')",
@@ -201,22 +183,20 @@ class Volume(TypedDict, total=False):
 class VolumeMount(TypedDict, total=False):
     """Where a container sees a volume."""
 
-    name: Required[Annotated[str, text(63, least=1)]]
-    """Name of the volume."""
-    mountPath: Required[Annotated[str, text(1024, least=1, pattern="^/[^:]*$")]]
-    """Path in the container."""
-    subPath: Annotated[str, text(1024)]
-    """Folder or file of the volume; absent means all of it."""
-    readOnly: bool
-    """Whether the container cannot write to it."""
+    name: Required[Annotated[str, text(63, "Name of the volume.", least=1)]]
+    mountPath: Required[
+        Annotated[str, text(1024, "Path in the container.", least=1, pattern="^/[^:]*$")]
+    ]
+    subPath: Annotated[str, text(1024, "Folder or file of the volume; absent means all of it.")]
+    readOnly: Annotated[bool, about("Whether the container cannot write to it.")]
 
 
-@kubernetes_object()
 class LabelSelector(TypedDict, total=False):
     """Objects with these labels; {} selects all."""
 
-    matchLabels: Annotated[dict[str, LabelValue], Field(max_length=16)]
-    """Labels and their values."""
+    matchLabels: Annotated[
+        dict[str, LabelValue], Field(max_length=16, description="Labels and their values.")
+    ]
 
 
 _Exceptions = TypedDict(
@@ -232,15 +212,13 @@ _Exceptions = TypedDict(
 )
 
 
-@kubernetes_object()
 class IpBlock(_Exceptions):
     """A range of addresses."""
 
-    cidr: Annotated[str, text(64, least=1)]
-    """Addresses, such as 10.0.0.0/8."""
+    cidr: Annotated[str, text(64, "Addresses, such as 10.0.0.0/8.", least=1)]
 
 
-@kubernetes_object(
+@with_rules(
     (
         "has(self.ipBlock) != (has(self.podSelector) || has(self.namespaceSelector))",
         "a client is either an ipBlock, or pods and namespaces: give one of them",
@@ -249,8 +227,6 @@ class IpBlock(_Exceptions):
 class NetworkPeer(TypedDict, total=False):
     """One side of a NetworkPolicy rule."""
 
-    podSelector: LabelSelector
-    """Pods, of this namespace or of the selected ones."""
-    namespaceSelector: LabelSelector
-    """Namespaces; {} selects all."""
+    podSelector: Annotated[LabelSelector, about("Pods, of this namespace or of the selected ones.")]
+    namespaceSelector: Annotated[LabelSelector, about("Namespaces; {} selects all.")]
     ipBlock: IpBlock

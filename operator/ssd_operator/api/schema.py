@@ -87,9 +87,8 @@ def _structural(node: Object, definitions: Object) -> Object:
     kind = found.get("type")
     if kind == "integer":
         found.setdefault("format", "int32")
-        numbers = found.get("enum", [0])
-        found.setdefault("minimum", min(numbers))
-        found.setdefault("maximum", max(numbers))
+        if numbers := found.get("enum"):
+            found |= {"minimum": min(numbers), "maximum": max(numbers)}
     elif kind == "array":
         found.setdefault("x-kubernetes-list-type", "atomic")
         found["items"] = _structural(found["items"], definitions)
@@ -122,32 +121,30 @@ def _resolved(node: Object, definitions: Object) -> Object:
 
 
 def _columns() -> list[Object]:
-    def column(name: str, path: str, about: str, priority: int = 0, kind: str = "string") -> Object:
-        return {
+    def condition(kind: str, field: str) -> str:
+        return f'.status.conditions[?(@.type=="{kind}")].{field}'
+
+    active = condition("SpeculationActive", "status")
+    rows = [
+        ("Ready", condition("Ready", "status"), "Whether a target serves.", 0),
+        ("Targets", ".status.target.summary", "Ready over wanted.", 0),
+        ("Drafts", ".status.draft.summary", "Active links over wanted.", 0),
+        ("Speculation", active, "Whether each ready target has an active link.", 0),
+        ("Transport", ".status.transport.effective", "How tables are sent.", 0),
+        ("Age", ".metadata.creationTimestamp", "Time since creation.", 0),
+        ("Model", ".status.model.name", "Id that clients use.", 1),
+        ("Reason", condition("Ready", "reason"), "Why it is ready or not.", 1),
+        ("Endpoint", ".status.endpoint.grpc", "Where clients call.", 1),
+    ]
+    return [
+        {
             "name": name,
-            "type": kind,
+            "type": "date" if name == "Age" else "string",
             "jsonPath": path,
             "description": about,
             "priority": priority,
         }
-
-    def condition(kind: str, field: str) -> str:
-        return f'.status.conditions[?(@.type=="{kind}")].{field}'
-
-    return [
-        column("Ready", condition("Ready", "status"), "Whether a target serves."),
-        column("Targets", ".status.target.summary", "Ready over wanted."),
-        column("Drafts", ".status.draft.summary", "Active links over wanted."),
-        column(
-            "Speculation",
-            condition("SpeculationActive", "status"),
-            "Whether each ready target has an active link.",
-        ),
-        column("Transport", ".status.transport.effective", "How tables travel."),
-        column("Age", ".metadata.creationTimestamp", "Since it was created.", kind="date"),
-        column("Model", ".status.model.name", "Id that clients use.", 1),
-        column("Reason", condition("Ready", "reason"), "Why it is ready or not.", 1),
-        column("Endpoint", ".status.endpoint.grpc", "Where clients call.", 1),
+        for name, path, about, priority in rows
     ]
 
 

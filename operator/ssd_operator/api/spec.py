@@ -252,7 +252,10 @@ class Autoscaling(Block):
             "self.minReplicas <= self.maxReplicas",
             "minReplicas is above maxReplicas: lower the one or raise the other",
         ),
-        ("self.mode != 'KEDA' || has(self.keda)", "mode KEDA asks Prometheus: give keda"),
+        (
+            "self.mode != 'KEDA' || has(self.keda)",
+            "mode KEDA reads a metric of Prometheus: give keda",
+        ),
     )
     mode: ScalingMode = ScalingMode.INTERNAL
     """Who writes draft.replicas. None: you. Internal: the operator. HPA, KEDA: an object that the

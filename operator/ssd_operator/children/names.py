@@ -1,4 +1,4 @@
-"""Names and labels of what a resource owns. Pure; every other module asks here.
+"""Names and labels of the objects that a resource owns. Pure.
 
 Names of resources have at most 40 characters, so that those of their children fit in 63.
 """
@@ -15,14 +15,14 @@ REVISION_LABEL = f"{GROUP}/revision"
 TEMPLATE_HASH_LABEL = "pod-template-hash"
 """On pods of a Deployment, by its controller: also the end of their ReplicaSet's name."""
 HASH_ANNOTATION = f"{GROUP}/hash"
-"""On every object: the hash of all that we want of it."""
+"""On every object: the hash of its wanted state."""
 RESTART_ANNOTATION = f"{GROUP}/restart"
-"""A user's wish for new pods: from the resource to the pod templates."""
+"""Copied from the resource to the pod templates: a new value replaces all pods."""
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 OPERATOR = "ssd-operator"
 """Value of the managed-by label, and the field manager."""
 UNTOUCHED_NAMESPACE = "kube-system"
-"""Where nothing is written, whatever is watched: who may run pods there has the cluster."""
+"""Where nothing is written, whatever is watched: whoever may run pods there owns the cluster."""
 
 TARGET_PORT = 50051
 DRAFT_PORT = 50052
@@ -32,7 +32,7 @@ HTTP_PORT = 9090
 FETCH = "fetch"
 """Init container that fetches a model of the hub."""
 PREFLIGHT = "preflight"
-"""Component of a pod that tries a change; no selector of ours asks for it."""
+"""Component of a pod that tests a change; no selector of ours matches it."""
 
 
 class Component(StrEnum):
@@ -55,7 +55,7 @@ def draft_deployment(resource: Resource, cell: int) -> str:
 
 
 def draft_cell(resource: Resource, cell: int) -> int | None:
-    """Cell that a cell's drafts are labelled with; None in a Pool, whose drafts have no cell."""
+    """Cell label of a cell's drafts; None in a Pool, whose drafts have no cell."""
     return None if resource.spec.draft.sharing is Sharing.POOL else cell
 
 
@@ -65,7 +65,7 @@ def draft_cells(resource: Resource) -> range:
 
 
 def preflight_pod(resource: Resource, revision: str) -> str:
-    """Name of the pod that tries a revision of the targets."""
+    """Name of the pod that tests a revision of the targets."""
     return f"{resource.name}-{PREFLIGHT}-{revision}"
 
 
@@ -77,7 +77,7 @@ def account(resource: Resource, component: Component) -> str:
 def selector(
     resource: Resource, component: str | None = None, cell: int | None = None
 ) -> dict[str, str]:
-    """Labels by which our objects find pods: nothing that a version or a user changes.
+    """Labels that select pods; no version and no user changes them.
 
     Args:
         resource: whose pods.
@@ -95,7 +95,7 @@ def selector(
 def labels_of(
     resource: Resource, component: str | None = None, cell: int | None = None
 ) -> dict[str, str]:
-    """All labels that children and pods carry, the version aside."""
+    """All labels of children and pods, without the version."""
     recommended = {
         "app.kubernetes.io/name": "ssd",
         "app.kubernetes.io/instance": resource.name,
@@ -121,10 +121,10 @@ def cell_of(child: Object) -> int:
 
 
 def is_engine_pod(pod: Object, name: str) -> bool:
-    """Whether a Deployment of the resource of this name made a pod, by way of a ReplicaSet.
+    """Whether a ReplicaSet of a Deployment of this resource made and controls a pod.
 
-    A pod that a person took out of its ReplicaSet, or labelled like ours, is nobody's that we
-    could count on or take away; one whose cell is no number is about to be let go.
+    A pod that a person has removed from its ReplicaSet, or has labelled like ours, is neither
+    counted nor deleted. A ReplicaSet releases a pod whose cell is not a number.
     """
     metadata = pod["metadata"]
     labels = metadata.get("labels") or {}
@@ -143,9 +143,8 @@ def is_engine_pod(pod: Object, name: str) -> bool:
 def is_released(pod: Object, resource: Resource) -> bool:
     """Whether a Deployment of a resource made a pod that has no owner now.
 
-    A ReplicaSet releases a pod whose labels it does not select any more, and no controller would
-    ever delete it. Its labels do not show whose it was; its account and the name it was generated
-    from cannot change.
+    A ReplicaSet releases a pod whose labels it no longer selects, and no controller deletes it.
+    Labels can change, so its account and the name that it was generated from identify it.
     """
     metadata = pod["metadata"]
     is_left = not metadata.get("ownerReferences") and not metadata.get("deletionTimestamp")
@@ -162,13 +161,13 @@ def is_released(pod: Object, resource: Resource) -> bool:
 
 
 def resource_of_account(name: str) -> str:
-    """Name of the resource that an account of its pods is for; empty for other accounts."""
+    """Name of the resource whose pods use this account; empty for other accounts."""
     resource, _, component = name.rpartition("-")
     return resource if component in set(Component) else ""
 
 
 def maker_of(pod: Object) -> str:
-    """Name of the Deployment that has made an engine pod."""
+    """Name of the Deployment that made an engine pod."""
     labels = pod["metadata"].get("labels") or {}
     name = f"{labels.get(NAME_LABEL)}-{labels.get(COMPONENT_LABEL)}"
     return f"{name}-{labels[CELL_LABEL]}" if CELL_LABEL in labels else name

@@ -1,10 +1,10 @@
 """Opens one link to each draft, and opens it again when it ends.
 
 A lost link is dialled again within a second. A link that was refused, or whose draft broke the
-protocol, is dialled again after 10 s. The pause grows for a link that does not meet the
-requirement. DNS names are resolved every 2 s. New addresses are dialled. Addresses that disappear
-are not dialled again, but a link that is up stays: a draft loses its address whenever its readiness
-probe fails once, and it sends ``Draining`` when it leaves for good.
+protocol, is dialled again after 10 s. The pause grows for a link whose round trip is too long. DNS
+names are resolved every 2 s. New addresses are dialled. Addresses that disappear are not dialled
+again, but a link that is up stays: a draft loses its address whenever its readiness probe fails
+once, and it sends ``Draining`` when it leaves for good.
 """
 
 import asyncio
@@ -21,12 +21,11 @@ from ssd_target.drafts.addresses import DraftAddresses, Resolver, resolve
 from ssd_target.drafts.connection import Connection
 from ssd_target.drafts.handshake import shake_hands
 from ssd_target.drafts.link import LinkState
-from ssd_target.drafts.link_quality import TOO_SLOW, LinkRequirement, LinkTooSlowError
+from ssd_target.drafts.link_quality import TOO_SLOW, LinkTooSlowError
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.reports import LinkReport, LinkReports
 
 _log = get_logger(__name__)
-_ANY_LINK = LinkRequirement()
 RESOLVE_SECONDS = 2.0
 FIRST_REDIAL_SECONDS = 0.1
 MAX_REDIAL_SECONDS = 1.0
@@ -50,7 +49,7 @@ class LinkDialer:
         policy: LinkPolicy,
         resolver: Resolver = resolve,
         *,
-        requirement: LinkRequirement = _ANY_LINK,
+        max_round_trip_seconds: float = 0.0,
     ) -> None:
         self._pool = pool
         self._addresses = DraftAddresses(addresses, resolver)
@@ -58,7 +57,7 @@ class LinkDialer:
         """The addresses to dial."""
         self._hello = hello
         self._policy = policy
-        self._requirement = requirement
+        self._max_round_trip_seconds = max_round_trip_seconds
         self._epochs = itertools.count(1)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._reports = LinkReports()
@@ -133,7 +132,7 @@ class LinkDialer:
 
     async def _serve(self, address: str, call: LinkCall) -> LinkError:
         hello = replace(self._hello, epoch=next(self._epochs))
-        link = await shake_hands(address, call, hello, self._requirement)
+        link = await shake_hands(address, call, hello, self._max_round_trip_seconds)
         call.send(self._policy)
         return await Connection(link, call, self._pool, self._reports).serve()
 

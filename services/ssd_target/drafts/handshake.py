@@ -1,4 +1,4 @@
-"""The handshake of a link: Hello, Welcome, and the measurement that the target requires."""
+"""The handshake of a link: Hello, Welcome, and the measurement of the round trip."""
 
 import asyncio
 
@@ -9,30 +9,36 @@ from ssd.transport.channels import CHANNELS
 from ssd.transport.frame import FrameLimits
 from ssd.types import LinkHello, LinkWelcome
 from ssd_target.drafts.link import DraftLink
-from ssd_target.drafts.link_quality import LinkQuality, LinkRequirement, measure
+from ssd_target.drafts.link_quality import LinkQuality, check_round_trip, measure
 
 MAX_SESSIONS = 256
 """Maximum of a draft's ``max_sessions``. It bounds the frames that this target accepts."""
 
 
 async def shake_hands(
-    address: str, call: LinkCall, hello: LinkHello, requirement: LinkRequirement
+    address: str, call: LinkCall, hello: LinkHello, max_round_trip_seconds: float = 0.0
 ) -> DraftLink:
     """Return the link to which target and draft agree.
 
+    Args:
+        address: of the draft.
+        call: to the draft.
+        hello: the first message.
+        max_round_trip_seconds: the link is measured, and refused if it is slower; 0 sets no limit.
+
     Raises:
         HandshakeError: the draft does not fit this target, or this target does not fit the draft.
-        LinkTooSlowError: the link does not meet the requirement.
+        LinkTooSlowError: the round trip is over the maximum.
         LinkError: the link is lost, or the draft does not answer.
     """
     call.send(hello)
     welcome = await _receive_welcome(call)
     check_welcome(hello, welcome)
     channel = CHANNELS[hello.channel](LinkFrames(call), frame_limits(welcome))
-    if not requirement.accepts_all:
+    if max_round_trip_seconds:
         seconds = await measure(call, asyncio.get_running_loop().time)
         quality = LinkQuality(transport=channel.transport, round_trip_seconds=seconds)
-        requirement.check(quality, welcome.peer)
+        check_round_trip(quality, welcome.peer, max_round_trip_seconds)
     return DraftLink(address, welcome, channel, call.send)
 
 

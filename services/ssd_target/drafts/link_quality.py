@@ -1,4 +1,4 @@
-"""The measured quality of a link, and the quality that this target requires.
+"""The measured quality of a link, and the round trip that this target allows.
 
 A link is measured once, before it has a session. A link that becomes slow later has late tables,
 for which there is the circuit breaker.
@@ -18,8 +18,6 @@ NUM_PINGS = 9
 """The result is their median: the first ones meet cold caches, one in a hundred a busy loop."""
 TOO_SLOW = "link_too_slow"
 """Prefix of the reason of a link that was refused because of its measurement."""
-_RANKS = {"any": 0, "tcp": 0, "rdma": 1, "nvlink": 2}
-"""Transports from slow to fast. ``any`` accepts all. An unknown transport counts as slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +25,12 @@ class LinkQuality:
     """The measurement of a link."""
 
     transport: str
-    """``tcp``; ``rdma`` and ``nvlink`` once there is a channel that uses them."""
+    """``tcp``: how the bytes of the channel travel."""
     round_trip_seconds: float
 
 
 class LinkTooSlowError(LinkError):
-    """A link does not meet the requirement; the target continues without it.
+    """The round trip of a link is over the maximum; the target continues without it.
 
     Attributes:
         quality: the measurement.
@@ -45,42 +43,20 @@ class LinkTooSlowError(LinkError):
         self.peer = peer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkRequirement:
-    """The quality that a link needs."""
+def check_round_trip(quality: LinkQuality, peer: Peer, max_seconds: float) -> None:
+    """Reject a link whose round trip is over the maximum.
 
-    transport: str = "any"
-    """``any``, ``rdma`` or ``nvlink``: this transport or a faster one."""
-    max_round_trip_seconds: float = 0.0
-    """0 sets no limit."""
-
-    @property
-    def accepts_all(self) -> bool:
-        """Whether every link meets it, so that no link needs a measurement."""
-        return self.transport == "any" and not self.max_round_trip_seconds
-
-    def check(self, quality: LinkQuality, peer: Peer) -> None:
-        """Reject a link that does not meet the requirement.
-
-        Raises:
-            LinkTooSlowError: with the measured value, the allowed value and the fix.
-        """
-        micros, most = quality.round_trip_seconds * 1e6, self.max_round_trip_seconds * 1e6
-        if _RANKS.get(quality.transport, 0) < _RANKS[self.transport]:
-            raise LinkTooSlowError(
-                quality,
-                peer,
-                f"its transport is {quality.transport} (round trip {micros:.0f} us), "
-                f"{self.transport} is required: give the pods that transport, "
-                "or require any",
-            )
-        if most and micros > most:
-            raise LinkTooSlowError(
-                quality,
-                peer,
-                f"its round trip is {micros:.0f} us over {quality.transport}, at most "
-                f"{most:.0f} us are allowed: place the draft nearer, or raise the limit",
-            )
+    Raises:
+        LinkTooSlowError: with the measured value, the allowed value and the fix.
+    """
+    if quality.round_trip_seconds > max_seconds:
+        raise LinkTooSlowError(
+            quality,
+            peer,
+            f"its round trip is {quality.round_trip_seconds * 1e6:.0f} us over "
+            f"{quality.transport}, at most {max_seconds * 1e6:.0f} us are allowed: "
+            "place the draft nearer, or raise the limit",
+        )
 
 
 async def measure(call: LinkCall, now: Callable[[], float]) -> float:

@@ -4,43 +4,26 @@ Checks here depend on the model. Checks that do not are in ``ssd.rpc.codec``.
 """
 
 import asyncio
-import contextlib
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
-from typing import TypeVar
 
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError
+from ssd.errors import ContextLengthError, FieldError, NotReadyError
 from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
-from ssd.telemetry import (
-    E2E_SECONDS,
-    INTER_TOKEN_SECONDS,
-    TIME_TO_FIRST_TOKEN_SECONDS,
-)
 from ssd.text.chat_template import ChatTurn, render_chat
 from ssd.types import FinishReason, GenerationChunk, Request, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import queue_full
 from ssd_target.decoding.sequence import Arrival
+from ssd_target.serving.stream_metrics import StreamMetrics
 from ssd_target.serving.streams import TokenStream, Wakeups
 from ssd_target.serving.text_output import StopStringDetector, TextWriter
+from ssd_target.serving.tokenization import Tokenization
 from ssd_target.settings import TargetSettings
-
-Result = TypeVar("Result")
-_LONG = 1_000
-"""Inputs of this many characters or token ids are processed in a worker thread, so that heartbeats
-continue. Tokenizing 1,000 characters takes 1 ms."""
-_NUM_THREADS = 2
-"""Worker threads. Each uses a CPU, which the step thread needs, and 100 bytes of memory per token.
-With one thread, a prompt of megabytes would block all others."""
-_MAX_LONG_CALLS = 8
-"""Calls of ``Tokenize`` and ``Detokenize`` with long inputs that run or wait, at most. Further ones
-are refused, so that prompts of ``Generate`` do not wait for them."""
 
 
 class RequestHandler:
@@ -55,15 +38,13 @@ class RequestHandler:
         clock: Clock,
     ) -> None:
         self.tokenizer = tokenizer
+        self.tokenization = Tokenization(tokenizer)
         self.runner: TargetRunner | None = None
         self.bounds = ANY_MODEL
         """Bounds of prompts; those of the model once it is loaded."""
         self.num_requests = 0
         self._num_entering = 0
         """Requests whose prompt is being tokenized."""
-        self._num_long_calls = 0
-        self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="tokenizer")
-        self._free_threads = asyncio.Semaphore(_NUM_THREADS)
         self._settings = settings
         self._chat_template = chat_template
         self._inbox = inbox
@@ -146,13 +127,14 @@ class RequestHandler:
         # After the length check: ids of a prompt that is too long are not checked.
         self._check_prompt(call.prompt, prompt_ids)
         request = self._request(call, request_id, prompt_ids, limit)
+        stop = request.sampling.stop
         arrival = Arrival(
             sequence_id=next(self._sequence_ids),
             request=request,
             limit=limit,
             eos_token_ids=self._eos_token_ids,
             sink=stream,
-            stop_detector=self._stop_detector(request.sampling),
+            stop_detector=StopStringDetector(self.tokenizer, stop) if stop else None,
             arrived_at=arrived_at,
         )
         self._inbox.submit(arrival)
@@ -168,26 +150,18 @@ class RequestHandler:
     async def _read(self, arrival: Arrival, stream: TokenStream) -> AsyncIterator[GenerationChunk]:
         sampling = arrival.request.sampling
         writer = TextWriter(self.tokenizer, sampling.stop)
+        metrics = StreamMetrics(arrival.arrived_at)
         seed: int | None = sampling.seed
-        previous_at: float | None = None
-        while True:
+        finish_reason: FinishReason | None = None
+        while finish_reason is None:
             chunk = await stream.take()
-            now = self._clock.now()
-            if chunk.token_ids:
-                if previous_at is None:
-                    TIME_TO_FIRST_TOKEN_SECONDS.observe(now - arrival.arrived_at)
-                else:
-                    INTER_TOKEN_SECONDS.observe((now - previous_at) / len(chunk.token_ids))
-                previous_at = now
+            metrics.observe(chunk, self._clock.now())
+            finish_reason = chunk.finish_reason
             text = writer.push(chunk.token_ids)
-            if chunk.finish_reason is not None:
+            if finish_reason is not None:
                 text += writer.finish()
             yield replace(chunk, text=text, seed=seed)
             seed = None
-            if chunk.finish_reason is not None:
-                if chunk.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}:
-                    E2E_SECONDS.observe(now - arrival.arrived_at)
-                return
 
     def _check_room(self) -> None:
         """Refuse a request while the queue is full, before its text is tokenized.
@@ -204,68 +178,12 @@ class RequestHandler:
         if self._num_entering + self._inbox.num_arrivals >= room:
             raise queue_full(settings.max_queue)
 
-    async def tokenize(self, text: str) -> tuple[TokenId, ...]:
-        """Return the token ids of a text, the same as in ``generate``.
-
-        Raises:
-            OverloadedError: too many long inputs are being processed.
-        """
-        with self._long_call(len(text)):
-            return await self._encode(text)
-
-    async def detokenize(self, token_ids: Sequence[TokenId]) -> str:
-        """Return the text of token ids.
-
-        Raises:
-            FieldError: one of them is not in the vocabulary.
-            OverloadedError: too many long inputs are being processed.
-        """
-
-        def decode() -> str:
-            check_token_ids("token_ids", token_ids, self.tokenizer.vocab_size)
-            return self.tokenizer.decode(token_ids)
-
-        with self._long_call(len(token_ids)):
-            return await self._in_thread(len(token_ids), decode)
-
-    @contextlib.contextmanager
-    def _long_call(self, size: int) -> Iterator[None]:
-        """Count a call with a long input for the duration of the context.
-
-        Raises:
-            OverloadedError: ``_MAX_LONG_CALLS`` run or wait already.
-        """
-        is_long = size >= _LONG
-        if is_long and self._num_long_calls >= _MAX_LONG_CALLS:
-            raise OverloadedError(
-                f"{_MAX_LONG_CALLS} calls of Tokenize or Detokenize with {_LONG} or more "
-                "characters or token ids are in progress; try again later"
-            )
-        self._num_long_calls += is_long
-        try:
-            yield
-        finally:
-            self._num_long_calls -= is_long
-
-    async def _encode(self, text: str) -> tuple[TokenId, ...]:
-        return await self._in_thread(len(text), lambda: tuple(self.tokenizer.encode(text)))
-
-    async def _in_thread(self, size: int, work: Callable[[], Result]) -> Result:
-        """Run work on a long input in a worker thread, on a short one here."""
-        if size < _LONG:
-            return work()
-        # The executor would keep cancelled work in its queue, so the queue is here.
-        await self._free_threads.acquire()
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        running.add_done_callback(lambda _running: self._free_threads.release())
-        return await asyncio.shield(running)
-
     async def _prompt_ids(self, prompt: Prompt) -> tuple[TokenId, ...]:
         if isinstance(prompt, Conversation):
             turns = [ChatTurn(turn.role, turn.content) for turn in prompt.turns]
             prompt = render_chat(self._chat_template, turns)
             check_text("chat", prompt, bounds=self.bounds)
-        ids = await self._encode(prompt) if isinstance(prompt, str) else prompt
+        ids = await self.tokenization.encode_prompt(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise FieldError("input", "the prompt is empty; it must have at least 1 token")
         return ids
@@ -299,9 +217,6 @@ class RequestHandler:
             sampling=replace(call.sampling, seed=seed, max_tokens=limit),
             mode=call.mode,
         )
-
-    def _stop_detector(self, sampling: SamplingParams) -> StopStringDetector | None:
-        return StopStringDetector(self.tokenizer, sampling.stop) if sampling.stop else None
 
     def _enter(self) -> None:
         self.num_requests += 1

@@ -114,7 +114,8 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         """Return the token ids of a text."""
         self._handler.require_open()
         bounds.check_text("text", request.text, bounds=self._handler.bounds)
-        return generate_pb2.TokenizeResponse(token_ids=await self._handler.tokenize(request.text))
+        token_ids = await self._handler.tokenization.tokenize(request.text)
+        return generate_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(  # noqa: N802 - the rpc's name
         self, request: generate_pb2.DetokenizeRequest, _context: object
@@ -122,9 +123,8 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         """Return the text of token ids."""
         self._handler.require_open()
         bounds.check_length("token_ids", request.token_ids, self._handler.bounds)
-        return generate_pb2.DetokenizeResponse(
-            text=await self._handler.detokenize(request.token_ids)
-        )
+        text = await self._handler.tokenization.detokenize(request.token_ids)
+        return generate_pb2.DetokenizeResponse(text=text)
 
     async def GetModelInfo(  # noqa: N802 - the rpc's name
         self, _request: generate_pb2.GetModelInfoRequest, _context: object

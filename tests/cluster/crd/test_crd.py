@@ -1,4 +1,4 @@
-"""The definition on a real API server: what it takes, what it refuses, what kubectl shows."""
+"""The definition on a real API server: what it accepts and rejects, and what kubectl shows."""
 
 import json
 import subprocess
@@ -82,21 +82,21 @@ def test_a_good_resource_means_the_same_with_and_without_its_defaults(
 
 
 @pytest.mark.parametrize("path", BAD, ids=named)
-def test_a_bad_resource_is_refused_with_its_cure(api_server: Any, path: Path) -> None:
+def test_a_bad_resource_is_rejected_with_the_fix(api_server: Any, path: Path) -> None:
     expected = path.read_text().splitlines()[0].removeprefix("# ")
     *before, refused = yaml.safe_load_all(path.read_text())
     for each in before:
         made = api_server.send("create", each)
         assert made.returncode == 0, made.stderr
     answer = api_server.send("replace" if before else "create", refused, DRY_RUN)
-    assert answer.returncode != 0, "the API server took it"
+    assert answer.returncode != 0, "the API server accepted it"
     assert expected in answer.stderr
 
 
 def test_each_rule_of_the_definition_has_a_resource_that_breaks_it() -> None:
-    told = [path.read_text().splitlines()[0].removeprefix("# ") for path in BAD]
+    expected = [path.read_text().splitlines()[0].removeprefix("# ") for path in BAD]
     messages = set(messages_of(crd()))
-    assert [each for each in messages if not any(fragment in each for fragment in told)] == []
+    assert [each for each in messages if not any(fragment in each for fragment in expected)] == []
 
 
 def messages_of(node: Any) -> list[str]:
@@ -116,10 +116,10 @@ def test_the_definition_is_established_without_complaint(api_server: Any) -> Non
 
 
 @pytest.mark.parametrize("path", ["", ".spec.draft.replicas", ".spec.target.source.uri", ".status"])
-def test_fields_explain_themselves(api_server: Any, path: str) -> None:
-    told = api_server.kubectl("explain", f"ssd{path}")
-    assert "DESCRIPTION" in told
-    assert "<empty>" not in told
+def test_kubectl_explains_fields(api_server: Any, path: str) -> None:
+    shown_text = api_server.kubectl("explain", f"ssd{path}")
+    assert "DESCRIPTION" in shown_text
+    assert "<empty>" not in shown_text
 
 
 @pytest.mark.parametrize(
@@ -130,16 +130,16 @@ def test_fields_explain_themselves(api_server: Any, path: str) -> None:
         ("draft.gpuResource", "nvidia.com/gpu"),
     ],
 )
-def test_an_explanation_has_the_default(api_server: Any, path: str, default: str) -> None:
-    told = " ".join(api_server.kubectl("explain", f"ssd.spec.{path}").split())
-    assert f"Default: {default}." in told
+def test_an_explanation_contains_the_default(api_server: Any, path: str, default: str) -> None:
+    words = " ".join(api_server.kubectl("explain", f"ssd.spec.{path}").split())
+    assert f"Default: {default}." in words
 
 
-def test_nothing_is_left_unexplained(api_server: Any) -> None:
+def test_every_field_has_an_explanation(api_server: Any) -> None:
     assert "<no description>" not in api_server.kubectl("explain", "ssd", "--recursive")
 
 
-def test_the_columns_tell_the_state(api_server: Any, shown: Object) -> None:
+def test_columns_show_the_state(api_server: Any, shown: Object) -> None:
     head, row = api_server.kubectl("get", "ssd", "shown").splitlines()
     assert head.split() == [
         *("NAME", "READY", "TARGETS", "DRAFTS", "SPECULATION", "TRANSPORT", "AGE"),
@@ -147,7 +147,7 @@ def test_the_columns_tell_the_state(api_server: Any, shown: Object) -> None:
     assert row.split()[:-1] == ["shown", "True", "1/1", "2/2", "True", "TCP"]
 
 
-def test_the_wide_columns_tell_why_and_where(api_server: Any, shown: Object) -> None:
+def test_wide_columns_show_reason_and_endpoint(api_server: Any, shown: Object) -> None:
     head, row = api_server.kubectl("get", "ssd", "shown", "--output=wide").splitlines()
     assert head.split()[-3:] == ["MODEL", "REASON", "ENDPOINT"]
     assert row.split()[-3:] == ["tiny", "Serving", "shown.here.svc:50051"]
@@ -157,14 +157,14 @@ def test_the_category_lists_it(api_server: Any, shown: Object) -> None:
     assert "shown" in api_server.kubectl("get", "inference")
 
 
-def test_the_scale_speaks_of_drafts(api_server: Any, shown: Object) -> None:
+def test_the_scale_subresource_counts_drafts(api_server: Any, shown: Object) -> None:
     path = f"/apis/ssd.dev/v1alpha1/namespaces/{api_server.namespace}/ssddeployments/shown/scale"
     scale = json.loads(api_server.kubectl("get", "--raw", path))
     assert scale["spec"]["replicas"] == 2
     assert scale["status"] == {"replicas": 2, "selector": "ssd.dev/name=shown"}
 
 
-def test_the_scale_is_there_before_anyone_wrote_a_number(api_server: Any) -> None:
+def test_the_scale_has_a_default(api_server: Any) -> None:
     given = named_demo("unscaled")
     given["spec"] = {**DEMO["spec"], "draft": {"source": {"uri": "demo://draft"}}}
     assert api_server.send("create", given).returncode == 0
@@ -179,7 +179,7 @@ def scale(api_server: Any, number: int) -> subprocess.CompletedProcess[str]:
     return found
 
 
-def test_kubectl_scale_moves_the_number_of_drafts_within_its_bounds(api_server: Any) -> None:
+def test_kubectl_scale_changes_the_number_of_drafts_within_its_bounds(api_server: Any) -> None:
     assert api_server.send("create", named_demo("scaled")).returncode == 0
     assert scale(api_server, 3).returncode == 0
     found = json.loads(api_server.kubectl("get", "ssd", "scaled", "--output=json"))
@@ -189,7 +189,7 @@ def test_kubectl_scale_moves_the_number_of_drafts_within_its_bounds(api_server: 
     assert "should be less than or equal to 64" in refused.stderr
 
 
-def test_a_write_of_the_spec_leaves_the_status_alone(api_server: Any, shown: Object) -> None:
+def test_a_write_of_the_spec_does_not_change_the_status(api_server: Any, shown: Object) -> None:
     answer = api_server.send(
         "apply",
         with_status("shown", {"model": {"name": "forged"}}),
@@ -201,7 +201,7 @@ def test_a_write_of_the_spec_leaves_the_status_alone(api_server: Any, shown: Obj
     assert json.loads(answer.stdout)["status"] == shown["status"]
 
 
-def test_one_condition_is_written_and_the_others_stay(api_server: Any, shown: Object) -> None:
+def test_a_partial_status_keeps_the_other_conditions(api_server: Any, shown: Object) -> None:
     other = {**shown["status"]["conditions"][0], "type": "DraftReady"}
     answer = api_server.send(
         "apply",

@@ -1,4 +1,4 @@
-"""What the controllers and the kubelet of a cluster do to Deployments, a step at a time."""
+"""Controllers and kubelet of a cluster in memory; each step is one change."""
 
 import hashlib
 import json
@@ -35,12 +35,12 @@ class Controllers:
         for number in range(100):
             if not self.step():
                 return number > 0
-        raise AssertionError("the controllers do not come to rest")
+        raise AssertionError("the controllers do not settle")
 
     def step(self) -> bool:
         """Let each Deployment make one move; whether any was made."""
         deployments = [each for each in self._cluster.of_kind("Deployment") if "spec" in each]
-        moved = [self._reconcile(each) or self._report(each) for each in deployments]
+        moved = [self._reconcile(each) or self._write_status(each) for each in deployments]
         moved += [self._run(pod) for pod in self.preflights()]
         services = [each for each in self._cluster.of_kind("Service") if "spec" in each]
         return any(moved + [self._publish(each) for each in services])
@@ -54,7 +54,7 @@ class Controllers:
         """A pod's container dies; the kubelet starts it again at the next step."""
         self._set_ready(pod, is_up=False)
 
-    def sicken(self, pod: Object) -> None:
+    def make_unready(self, pod: Object) -> None:
         """A pod is not ready any more, until it is taken out of ``unwell``."""
         self.unwell.add(pod["metadata"]["name"])
         self._set_ready(pod, is_up=False)
@@ -96,7 +96,7 @@ class Controllers:
         return True
 
     def _publish(self, service: Object) -> bool:
-        """Write down where a Service leads; those without an address of their own aside."""
+        """Write the EndpointSlice of a Service that has an address."""
         metadata, selected = service["metadata"], service["spec"].get("selector", {})
         if service["spec"].get("clusterIP") == "None" or not selected:
             return False
@@ -133,7 +133,7 @@ class Controllers:
     def _can_be_ready(self, pod: Object) -> bool:
         return revision_of(pod) not in self.broken and pod["metadata"]["name"] not in self.unwell
 
-    def _report(self, deployment: Object) -> bool:
+    def _write_status(self, deployment: Object) -> bool:
         before, wanted = deployment.get("status", {}), deployment["spec"]["replicas"]
         pods = self.pods_of(deployment)
         num_updated = sum(is_of_template(pod, deployment) for pod in pods)
@@ -190,11 +190,11 @@ class Controllers:
 
     def _set_ready(self, pod: Object, *, is_up: bool) -> None:
         since = to_text(self._cluster.now)
-        verdicts = [
+        conditions = [
             {"type": "Ready", "status": str(is_up), "lastTransitionTime": since},
             {"type": "PodScheduled", "status": "True", "lastTransitionTime": since},
         ]
-        status = {**pod["status"], "conditions": verdicts}
+        status = {**pod["status"], "conditions": conditions}
         self._cluster.put({**pod, "metadata": dict(pod["metadata"]), "status": status})
 
     def _remove(self, pod: Object) -> None:
@@ -202,7 +202,7 @@ class Controllers:
 
 
 def template_hash(deployment: Object) -> str:
-    """What tells a ReplicaSet of a Deployment from its others."""
+    """The label that distinguishes the ReplicaSets of a Deployment."""
     text = json.dumps(deployment["spec"]["template"], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 

@@ -41,34 +41,34 @@ class MemoryCluster:
     now: float = 1_000_000.0
     objects: dict[Address, Object] = field(default_factory=dict)
     writes: list[tuple[str, Ref]] = field(default_factory=list)
-    """Verb and object of each call that was meant to change something, failed ones included."""
+    """Verb and object of each call that writes, failed ones included."""
     reads: int = 0
     events: list[Event] = field(default_factory=list)
     failures: list[ClusterError | None] = field(default_factory=list)
     """Raised by the next calls, one each; a call with None goes well."""
     refused: dict[Ref, str] = field(default_factory=dict)
-    """What admission has against objects."""
+    """Messages of admission about objects that it rejects."""
     imposed: dict[Ref, Object] = field(default_factory=dict)
-    """What a webhook puts into objects, whatever was sent."""
+    """Fields that a webhook sets in objects."""
     admit: Callable[[Object], Object] = lambda thing: thing
-    """What admission makes of a new object."""
+    """Changes a new object, as admission does."""
     refusals: dict[str, ClusterError] = field(default_factory=dict)
     """Raised whenever an object of a kind is applied."""
     forbidden: dict[Ref, str] = field(default_factory=dict)
-    """What a quota or a policy has against objects."""
+    """Messages of a quota or a policy about objects."""
     optional: frozenset[str] = frozenset()
     unreadable: set[str] = field(default_factory=set)
-    """Kinds that we have no right on."""
+    """Kinds that we have no right to."""
     forbidden_namespaces: set[str] = field(default_factory=set)
     """Namespaces in which nothing may be listed."""
     leaving_namespaces: set[str] = field(default_factory=set)
     log: list[tuple[Object, bool]] = field(default_factory=list)
-    """What a watch is told, from the beginning: an object, and whether it is gone."""
+    """All events of a watch: an object, and whether it was deleted."""
     _intents: dict[Address, Object] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _lost: LostAnswerError | None = None
 
-    # ---- what Cluster promises
+    # ---- Cluster
 
     async def get(self, namespace: str, ref: Ref) -> Object | None:
         self._may_fail()
@@ -140,7 +140,7 @@ class MemoryCluster:
         self._may_fail()
         return self._answer(self.optional)
 
-    # ---- what tests and controllers do to it
+    # ---- calls of tests and controllers
 
     def create_resource(self, key: Key, spec: Object) -> None:
         metadata = {"namespace": key[0], "name": key[1]}
@@ -222,11 +222,11 @@ class MemoryCluster:
 
 
 class Watch:
-    """Indices as kopf keeps them, each kind brought up to date on command."""
+    """Indices as kopf keeps them; a test says which kinds catch up."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self._cluster = cluster
-        self._told: Counter[str] = Counter()
+        self._seen_events: Counter[str] = Counter()
         self._seen: dict[tuple[Address, str], Object] = {}
         """By address and uid: after a gap one that is gone stays beside the one that came."""
         self.resources: dict[Key, list[Object]] = {}
@@ -236,26 +236,26 @@ class Watch:
         """Bring these kinds up to date; the events of it: key, object, whether it is gone."""
         events: list[tuple[Key, Object, bool]] = []
         for kind in kinds:
-            news = self._cluster.log[self._told[kind] :]
-            self._told[kind] = len(self._cluster.log)
-            for thing, is_gone in news:
+            events_of_kind = self._cluster.log[self._seen_events[kind] :]
+            self._seen_events[kind] = len(self._cluster.log)
+            for thing, is_gone in events_of_kind:
                 if (
                     thing["kind"] == kind
-                    and (event := self._tell(thing, is_gone=is_gone)) is not None
+                    and (event := self._report(thing, is_gone=is_gone)) is not None
                 ):
                     events.append(event)
         self._sort()
         return events
 
     def list_again(self) -> list[tuple[Key, Object, bool]]:
-        """What a watch does after a gap: it tells what is there, and keeps what is gone."""
-        self._told = Counter(dict.fromkeys(WATCHED_KINDS, len(self._cluster.log)))
+        """List again, as a watch does after a gap: what was deleted stays in the indices."""
+        self._seen_events = Counter(dict.fromkeys(WATCHED_KINDS, len(self._cluster.log)))
         listed = [copy.deepcopy(each) for each in self._cluster.objects.values()]
-        found = [self._tell(each, is_gone=False) for each in listed if _is_watched(each)]
+        found = [self._report(each, is_gone=False) for each in listed if _is_watched(each)]
         self._sort()
         return [event for event in found if event is not None]
 
-    def _tell(self, thing: Object, *, is_gone: bool) -> tuple[Key, Object, bool] | None:
+    def _report(self, thing: Object, *, is_gone: bool) -> tuple[Key, Object, bool] | None:
         address = thing["metadata"]["namespace"], Ref(thing["kind"], thing["metadata"]["name"])
         one = address, thing["metadata"]["uid"]
         before = self._seen.pop(one, None)

@@ -1,4 +1,4 @@
-"""Whatever happens to a resource and its children, and in whatever order: it comes to rest."""
+"""After any sequence of changes and failures, a resource converges and nothing is written."""
 
 import copy
 from collections.abc import Coroutine
@@ -16,9 +16,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from tests.unit.ssd_operator.checked_cluster import CheckedCluster
 from tests.unit.ssd_operator.memory_cluster import LostAnswerError
 from tests.unit.ssd_operator.resources import CONFIG, replicas_of
-from tests.unit.ssd_operator.witness import Witness
 from tests.unit.ssd_operator.world import DEMO, KEY, World
 
 from ssd.rpc.pool_codec import LinkStatus
@@ -60,29 +60,29 @@ _PLAIN = settings(
 
 
 def run(work: Coroutine[Any, Any, ResultT]) -> ResultT:
-    """The result of a coroutine that waits for nothing; a loop for each would cost more than it."""
+    """The result of a coroutine that never waits. An event loop for each would take longer."""
     try:
         work.send(None)
     except StopIteration as end:
         result: ResultT = end.value
         return result
-    raise AssertionError("it waits for something")
+    raise AssertionError("the coroutine waits")
 
 
-class Storm(RuleBasedStateMachine):
-    """One resource, its operator, and everybody who has a hand in its objects."""
+class Disturbances(RuleBasedStateMachine):
+    """One resource, its operator, and all other writers of its objects."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.cluster = Witness()
+        self.cluster = CheckedCluster()
         self.world = World(DEMO | {"draft": {**DEMO["draft"], "replicas": 3}}, self.cluster)
         self.taken: set[Ref] = set()
-        """Names of children that somebody else's objects have."""
+        """Names of children that other objects have."""
         self.numbers = count(1)
         self.was_refused = False
         self.num_steps = 0
         self.length = 1
-        """Steps of a storm."""
+        """Disturbances between two checks."""
 
     @initialize(
         cells=st.integers(1, 3), sharing=st.sampled_from(["Cell", "Pool"]), length=st.integers(1, 8)
@@ -110,7 +110,7 @@ class Storm(RuleBasedStateMachine):
     def change_what_all_pods_have(self, number: int) -> None:
         self.cluster.edit_spec(KEY, speculation={"lookahead": number})
 
-    # ---- other hands
+    # ---- other writers
 
     @precondition(lambda self: self.lasting_children())
     @rule(index=INDEX)
@@ -121,7 +121,7 @@ class Storm(RuleBasedStateMachine):
 
     @precondition(lambda self: self.lasting_children())
     @rule(index=INDEX)
-    def strip_a_childs_labels(self, index: int) -> None:
+    def remove_a_childs_labels(self, index: int) -> None:
         ref = self.pick_child(index)
         edited = self.edited(ref)
         edited["metadata"]["labels"] = {}
@@ -187,7 +187,7 @@ class Storm(RuleBasedStateMachine):
     # ---- what breaks
 
     @precondition(lambda self: self.engines())
-    @rule(index=INDEX, how=st.sampled_from(["evicted", "killed", "sick"]))
+    @rule(index=INDEX, how=st.sampled_from(["evicted", "killed", "unready"]))
     def lose_a_pod(self, index: int, how: str) -> None:
         pods = self.engines()
         pod = pods[index % len(pods)]
@@ -196,7 +196,7 @@ class Storm(RuleBasedStateMachine):
         elif how == "killed":
             self.world.controllers.kill(pod)
         else:
-            self.world.controllers.sicken(pod)
+            self.world.controllers.make_unready(pod)
 
     @rule()
     def lose_preflights(self) -> None:
@@ -204,13 +204,13 @@ class Storm(RuleBasedStateMachine):
             self.cluster.remove("default", Ref("Pod", name_of(pod)))
 
     @rule()
-    def heal(self) -> None:
+    def let_pods_recover(self) -> None:
         self.world.controllers.unwell.clear()
 
     @rule()
     def restart_the_operator(self) -> None:
         self.world.restart()
-        self.world.see()  # kopf's indices are complete before its first event
+        self.world.catch_up()  # kopf's indices are complete before its first event
 
     @rule(num_good=st.integers(0, 6), error=st.sampled_from(ERRORS))
     def let_a_call_fail(self, num_good: int, error: ClusterError) -> None:
@@ -220,14 +220,14 @@ class Storm(RuleBasedStateMachine):
     # ---- time
 
     @rule(kinds=st.sets(st.sampled_from(WATCHED_KINDS)))
-    def look_with_a_stale_index(self, kinds: set[str]) -> None:
-        self.world.see(kinds)
-        self.look(is_seen=False)
+    def pass_with_a_stale_index(self, kinds: set[str]) -> None:
+        self.world.catch_up(kinds)
+        self.run_pass(is_seen=False)
 
     @rule()
-    def look_with_a_fresh_index(self) -> None:
-        self.world.see()
-        self.look(is_seen=True)
+    def pass_with_a_fresh_index(self) -> None:
+        self.world.catch_up()
+        self.run_pass(is_seen=True)
 
     @rule(number=st.integers(1, 4))
     def let_controllers_work(self, number: int) -> None:
@@ -243,7 +243,7 @@ class Storm(RuleBasedStateMachine):
         self.cluster.now += seconds
 
     @invariant()
-    def a_storm_has_an_end(self) -> None:
+    def disturbances_end(self) -> None:
         self.num_steps += 1
         if self.num_steps % self.length == 0:
             self.calm_down()
@@ -251,7 +251,7 @@ class Storm(RuleBasedStateMachine):
     # ---- what must hold
 
     def calm_down(self) -> None:
-        """Nobody disturbs any more."""
+        """Wait until the resource has converged, without further disturbances."""
         self.world.controllers.unwell.clear()
         self.cluster.failures = []
         for ref in self.taken:
@@ -266,16 +266,16 @@ class Storm(RuleBasedStateMachine):
 
     # ---- how
 
-    def look(self, *, is_seen: bool) -> None:
-        self.speak()
+    def run_pass(self, *, is_seen: bool) -> None:
+        self.report_links()
         self.cluster.is_seen = is_seen
         self.cluster.seen = copy.deepcopy(self.world.cache.resource(KEY) or {})
-        again_after = run(self.world.try_to_look())
+        again_after = run(self.world.try_pass())
         assert again_after is None or again_after > 0, "passes would follow each other at once"
         self.cluster.is_seen = False
 
-    def speak(self) -> None:
-        """Targets tell of a link to each draft."""
+    def report_links(self) -> None:
+        """Targets report a link to each draft."""
         drafts = [name_of(pod) for pod in self.world.ready_pods("draft")]
         links = tuple(LinkStatus(address=name, draft_pod=name, state="Active") for name in drafts)
         self.world.engines.answers = {
@@ -293,8 +293,8 @@ class Storm(RuleBasedStateMachine):
         for _ in range(MOST_ROUNDS):
             num_writes = len(self.cluster.writes)
             self.cluster.now += 2.0
-            self.world.see()
-            self.look(is_seen=True)
+            self.world.catch_up()
+            self.run_pass(is_seen=True)
             has_drained = self.finish_drains()
             has_moved = self.world.controllers.settle() or has_drained
             has_written = len(self.cluster.writes) > num_writes
@@ -317,15 +317,15 @@ class Storm(RuleBasedStateMachine):
 
     def check_that_idling_writes_nothing(self) -> None:
         self.cluster.now += 61.0
-        self.world.see()
-        self.look(is_seen=True)  # figures of links may be written once a minute
+        self.world.catch_up()
+        self.run_pass(is_seen=True)  # measurements of links may be written once a minute
         num_writes = len(self.cluster.writes)
         for is_new in (False, True):
             if is_new:
                 self.world.restart()
             self.cluster.now += 61.0
-            self.world.see()
-            self.look(is_seen=True)
+            self.world.catch_up()
+            self.run_pass(is_seen=True)
             assert self.cluster.writes[num_writes:] == []
 
     def has_deployments(self) -> bool:
@@ -348,12 +348,12 @@ class Storm(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(60)
-def test_a_resource_comes_to_rest_after_a_storm() -> None:
-    run_state_machine_as_test(Storm, settings=settings(_PLAIN, max_examples=15))
+def test_a_resource_converges_after_disturbances() -> None:
+    run_state_machine_as_test(Disturbances, settings=settings(_PLAIN, max_examples=15))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_resource_comes_to_rest_after_many_long_storms() -> None:
+def test_a_resource_converges_after_many_long_sequences_of_disturbances() -> None:
     many = settings(_PLAIN, max_examples=300, stateful_step_count=30)
-    run_state_machine_as_test(Storm, settings=many)
+    run_state_machine_as_test(Disturbances, settings=many)

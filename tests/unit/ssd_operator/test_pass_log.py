@@ -1,4 +1,4 @@
-"""Log lines of passes: whose they are can be told from each line."""
+"""Each log line of a pass names its resource and its pass."""
 
 import asyncio
 import contextlib
@@ -73,9 +73,9 @@ async def test_each_line_of_a_pass_names_its_resource_and_its_pass(lines: Lines)
         await running
     assert {(line["namespace"], line["name"]) for line in applied} == {ONE, TWO}
     assert len({line["pass_id"] for line in applied}) == 2
-    told = ("namespace", "name", "pass_id")
-    assert {tuple(line[name] for name in told) for line in failed} == {
-        tuple(line[name] for name in told) for line in applied
+    names = ("namespace", "name", "pass_id")
+    assert {tuple(line[name] for name in names) for line in failed} == {
+        tuple(line[name] for name in names) for line in applied
     }
 
 

@@ -1,4 +1,4 @@
-"""Changes of a target that serves: nothing that could not run ever replaces it."""
+"""A target that serves is only replaced by a revision that has passed its preflight."""
 
 import copy
 from typing import Any
@@ -53,7 +53,7 @@ def preflights(world: World) -> list[str]:
     return [name_of(pod) for pod in world.controllers.preflights()]
 
 
-def told(world: World) -> list[tuple[str, str]]:
+def events(world: World) -> list[tuple[str, str]]:
     return [(event.reason, event.message) for event in world.cluster.events]
 
 
@@ -73,14 +73,14 @@ async def test_an_image_that_cannot_be_pulled_costs_no_outage() -> None:
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
     assert world.cluster.condition(KEY, "Progressing") == ("False", "PreflightFailed")
     assert f"cannot pull {BAD}: no such" in condition(world, "Progressing")["message"]
-    assert [reason for reason, _ in told(world)] == ["PreflightFailed"]
+    assert [reason for reason, _ in events(world)] == ["PreflightFailed"]
     assert len(preflights(world)) == 1
     world.cluster.writes.clear()
     await world.round()
     assert world.cluster.writes == []
 
 
-async def test_settings_that_the_process_refuses_are_told_in_its_words() -> None:
+async def test_settings_that_the_process_rejects_are_reported_with_its_message() -> None:
     world = await settled()
     image = world.deployment("demo-target-0")["spec"]["template"]["spec"]["containers"][0]["image"]
     world.controllers.outcomes[image] = REFUSED
@@ -105,7 +105,7 @@ async def test_a_good_change_rolls_once_it_has_been_tried_and_leaves_no_pod() ->
     assert len(world.ready_pods("target")) == 1
     assert preflights(world) == []
     assert world.cluster.condition(KEY, "Progressing") == ("True", "UpToDate")
-    assert "PreflightFailed" not in dict(told(world))
+    assert "PreflightFailed" not in dict(events(world))
 
 
 async def test_another_change_midway_is_another_preflight() -> None:
@@ -194,19 +194,19 @@ async def test_a_cells_drafts_roll_after_its_old_target_and_not_before() -> None
         assert order.index(f"demo-target-{cell}") < order.index(f"demo-draft-{cell}")
 
 
-async def test_a_cell_that_does_not_serve_is_mended_at_once() -> None:
+async def test_a_cell_that_does_not_serve_is_replaced_at_once() -> None:
     world = await settled(bad=NOT_PULLED)
     before = revision_of(world.deployment("demo-target-0"))
     world.controllers.broken = {before}
     world.controllers.kill(world.ready_pods("target")[0])
     change(world, GOOD)
-    world.see()
-    await world.look()
+    world.catch_up()
+    await world.run_pass()
     assert revision_of(world.deployment("demo-target-0")) != before
     assert written(world, "Pod") == []
 
 
-async def test_a_target_that_is_down_for_a_moment_does_not_fall_for_a_failed_change() -> None:
+async def test_a_target_that_is_down_for_a_moment_is_not_replaced_by_a_failed_change() -> None:
     world = await settled(bad=NOT_PULLED)
     (serving,) = world.ready_pods("target")
     before = revision_of(serving)
@@ -214,8 +214,8 @@ async def test_a_target_that_is_down_for_a_moment_does_not_fall_for_a_failed_cha
     await rounds(world, 6)
     world.controllers.kill(serving)
     world.cluster.now += 2.0
-    world.see()
-    await world.look()
+    world.catch_up()
+    await world.run_pass()
     assert revision_of(world.deployment("demo-target-0")) == before
     assert world.cluster.condition(KEY, "Ready")[0] == "False"
     await rounds(world, 2)
@@ -236,7 +236,7 @@ async def test_a_preflight_that_is_deleted_by_hand_tries_again() -> None:
 
 
 @pytest.mark.parametrize("num_rounds", range(6))
-async def test_an_operator_that_is_restarted_at_any_time_goes_on(num_rounds: int) -> None:
+async def test_an_operator_that_is_restarted_at_any_time_continues(num_rounds: int) -> None:
     world = await settled()
     change(world, GOOD)
     await rounds(world, num_rounds)
@@ -248,7 +248,7 @@ async def test_an_operator_that_is_restarted_at_any_time_goes_on(num_rounds: int
     assert revision_of(serving) == revision_of(world.deployment("demo-target-0"))
 
 
-async def test_a_quota_that_refuses_the_pod_is_quoted_and_asked_again_in_a_minute() -> None:
+async def test_a_quota_that_refuses_the_pod_is_reported_and_tried_again_in_a_minute() -> None:
     world = await settled()
     (serving,) = world.ready_pods("target")
     world.cluster.refusals["Pod"] = ForbiddenError("exceeded quota: pods=0")
@@ -259,8 +259,8 @@ async def test_a_quota_that_refuses_the_pod_is_quoted_and_asked_again_in_a_minut
     assert "exceeded quota: pods=0" in condition(world, "Progressing")["message"]
     assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
     assert len(written(world, "Pod")) == 1
-    world.see()
-    again_after = await world.look()
+    world.catch_up()
+    again_after = await world.run_pass()
     assert again_after is not None
     assert again_after < 60.0
     world.cluster.refusals.clear()
@@ -270,7 +270,7 @@ async def test_a_quota_that_refuses_the_pod_is_quoted_and_asked_again_in_a_minut
     assert written(world, "Deployment") == ["demo-target-0"]
 
 
-async def test_a_pod_that_cannot_be_is_a_fault_of_the_resource() -> None:
+async def test_an_invalid_pod_makes_the_spec_invalid() -> None:
     world = await settled()
     (serving,) = world.ready_pods("target")
     world.cluster.refusals["Pod"] = RefusedError("spec.containers[0].image: no")
@@ -282,15 +282,15 @@ async def test_a_pod_that_cannot_be_is_a_fault_of_the_resource() -> None:
     assert len(written(world, "Pod")) == 1
 
 
-async def test_a_namespace_that_goes_away_is_no_failed_preflight() -> None:
+async def test_a_namespace_that_is_deleted_is_no_failed_preflight() -> None:
     world = await settled()
     world.cluster.leaving_namespaces = {"default"}
     change(world, GOOD)
-    world.see()
-    assert await world.look() == 30.0
+    world.catch_up()
+    assert await world.run_pass() == 30.0
 
 
-async def test_a_pod_of_somebody_else_with_its_name_is_left_alone() -> None:
+async def test_a_foreign_pod_with_its_name_is_left_alone() -> None:
     world = await settled(good=PULLING)
     change(world, GOOD)
     await rounds(world, 2)
@@ -309,7 +309,7 @@ async def test_a_pod_of_somebody_else_with_its_name_is_left_alone() -> None:
     assert world.cluster.objects["default", Ref("Pod", name)] == theirs
 
 
-async def test_a_paused_resource_tries_nothing() -> None:
+async def test_a_paused_resource_has_no_preflight() -> None:
     world = await settled()
     world.cluster.edit_spec(KEY, paused=True)
     change(world, GOOD)
@@ -323,9 +323,9 @@ async def test_a_restart_that_is_asked_for_replaces_every_pod_one_cell_at_a_time
     restart(world, "1")
     fewest = 2
     for _ in range(12):
-        world.see()
+        world.catch_up()
         world.cluster.now += 2.0
-        await world.look()
+        await world.run_pass()
         while world.controllers.step():
             fewest = min(fewest, len(world.ready_pods("target")))
     after = {name_of(pod) for part in ("target", "draft") for pod in world.ready_pods(part)}
@@ -349,11 +349,11 @@ async def test_what_admission_adds_to_a_preflight_stays_and_fails_no_pass() -> N
     world.cluster.admit = add_to_pods
     change(world, GOOD)
     world.cluster.now += 2.0
-    world.see()
-    await world.look()
+    world.catch_up()
+    await world.run_pass()
     assert len(preflights(world)) == 1
-    assert written(world, "Pod", "prune") == []
-    assert "ApplyReverted" not in dict(told(world))
+    assert written(world, "Pod", "patch") == []
+    assert "ApplyReverted" not in dict(events(world))
 
 
 def add_to_pods(thing: Object) -> Object:

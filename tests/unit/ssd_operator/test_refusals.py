@@ -1,4 +1,4 @@
-"""What the API server does not take: told, no obstacle to the rest, and tried again."""
+"""Objects that the API server rejects are reported, stop no other object, and are sent again."""
 
 import copy
 
@@ -15,7 +15,7 @@ from ssd_operator.runtime.reconcile import FAILING_SECONDS
 SCALING: Object = DEMO | {"draft": {**DEMO["draft"], "autoscaling": {"mode": "Internal"}}}
 
 
-async def test_what_the_api_server_refuses_is_told_and_not_repeated_until_it_changes() -> None:
+async def test_a_rejected_object_is_reported_and_not_sent_again_until_it_changes() -> None:
     world = World()
     ref = Ref("Deployment", "demo-draft-0")
     world.cluster.refused = {ref: "spec.template: no"}
@@ -31,7 +31,7 @@ async def test_what_the_api_server_refuses_is_told_and_not_repeated_until_it_cha
     assert len(world.ready_pods("draft")) == 2
 
 
-async def test_what_was_refused_is_tried_again_when_the_live_object_is_gone() -> None:
+async def test_a_rejected_object_is_sent_again_when_the_live_object_is_gone() -> None:
     world = await settled()
     ref = Ref("Service", "demo-draft-0")
     edited = copy.deepcopy(world.cluster.objects["default", ref])
@@ -47,7 +47,7 @@ async def test_what_was_refused_is_tried_again_when_the_live_object_is_gone() ->
     assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
 
 
-async def test_what_was_refused_is_tried_again_after_a_while() -> None:
+async def test_a_rejected_object_is_sent_again_after_ten_minutes() -> None:
     world = World()
     ref = Ref("Service", "demo-draft-0")
     world.cluster.refused = {ref: "denied by a webhook"}
@@ -61,14 +61,14 @@ async def test_what_was_refused_is_tried_again_after_a_while() -> None:
     assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
 
 
-async def test_what_is_forbidden_is_told_stops_nothing_else_and_is_tried_again() -> None:
+async def test_a_forbidden_object_is_reported_stops_no_other_and_is_sent_again() -> None:
     world = World()
     ref = Ref("Deployment", "demo-draft-0")
     world.cluster.forbidden = {ref: "exceeded quota: count/deployments.apps=1"}
-    world.see()
-    await world.look()  # the first status
+    world.catch_up()
+    await world.run_pass()  # the first status
     with pytest.raises(ForbiddenError, match="exceeded quota"):
-        await world.look()
+        await world.run_pass()
     for _ in range(3):
         await world.round()
     assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "Forbidden")
@@ -90,7 +90,7 @@ async def test_without_its_service_a_resource_is_not_ready(kind: str) -> None:
     assert "endpoint" not in world.cluster.resource(KEY)["status"]
 
 
-async def test_a_number_that_may_not_be_written_stops_no_repair_and_is_told() -> None:
+async def test_a_forbidden_number_of_drafts_stops_no_repair_and_is_reported() -> None:
     world = await settled(SCALING)
     world.cluster.forbidden = {Ref(KIND, "demo"): "denied by a policy on /scale"}
     world.cluster.now += 30.0
@@ -99,10 +99,10 @@ async def test_a_number_that_may_not_be_written_stops_no_repair_and_is_told() ->
         for pod in world.ready_pods("target")
     }
     world.cluster.remove("default", Ref("Service", "demo-targets"))
-    world.see()
+    world.catch_up()
     world.cluster.now += 2.0
     with pytest.raises(ForbiddenError, match="/scale"):
-        await world.look()
+        await world.run_pass()
     assert ("scale", Ref(KIND, "demo")) in world.cluster.writes
     assert ("default", Ref("Service", "demo-targets")) in world.cluster.objects
     status = world.cluster.resource(KEY)["status"]
@@ -110,7 +110,7 @@ async def test_a_number_that_may_not_be_written_stops_no_repair_and_is_told() ->
     assert "lastScaleTime" not in status["draft"]
 
 
-async def test_a_draft_that_may_not_be_marked_freezes_no_status() -> None:
+async def test_the_status_is_written_although_a_draft_may_not_be_marked() -> None:
     world = await settled()
     world.cluster.forbidden = {
         Ref("Pod", name_of(pod)): "denied by a policy on pods" for pod in world.ready_pods("draft")
@@ -128,18 +128,18 @@ async def test_a_draft_that_may_not_be_marked_freezes_no_status() -> None:
     assert world.cluster.resource(KEY)["status"]["observedGeneration"] == 2
 
 
-async def test_a_webhook_that_does_not_answer_freezes_no_status_and_is_told_when_it_lasts() -> None:
+async def test_a_webhook_that_does_not_answer_is_reported_after_a_while() -> None:
     world = World()
     world.cluster.refusals = {"Service": BusyError("500 failed calling webhook")}
-    world.see()
-    await world.look()  # the first status
+    world.catch_up()
+    await world.run_pass()  # the first status
     with pytest.raises(BusyError, match="webhook"):
-        await world.look()
+        await world.run_pass()
     assert world.cluster.condition(KEY, "Ready")[0] == "False"
     assert world.cluster.condition(KEY, "ResourcesOwned")[0] == "True"  # it may pass
     world.cluster.now += FAILING_SECONDS
     with pytest.raises(BusyError, match="webhook"):
-        await world.look()
+        await world.run_pass()
     assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "Forbidden")
     world.cluster.refusals = {}
     await world.come_to_rest(8)
@@ -147,7 +147,7 @@ async def test_a_webhook_that_does_not_answer_freezes_no_status_and_is_told_when
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
 
 
-async def test_a_preflight_that_somebody_edited_crashes_no_pass() -> None:
+async def test_a_preflight_pod_that_was_edited_stops_no_pass() -> None:
     world = await settled()
     world.cluster.edit_spec(KEY, target={"image": "localhost/other:1"})
     await world.round()

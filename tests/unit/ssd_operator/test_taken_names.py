@@ -1,4 +1,4 @@
-"""Whose an object is: ours, somebody else's, or a former resource's of the same name."""
+"""Ownership: our objects, foreign ones, and those of a former resource of the same name."""
 
 import copy
 
@@ -12,7 +12,7 @@ from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import to_text
 
 
-async def test_a_copy_that_a_person_made_of_a_child_is_theirs() -> None:
+async def test_a_persons_copy_of_a_child_is_not_deleted() -> None:
     world = await settled()
     copied = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
     copied["metadata"] = {
@@ -25,7 +25,7 @@ async def test_a_copy_that_a_person_made_of_a_child_is_theirs() -> None:
     assert ("default", Ref("Service", "demo-lb")) in world.cluster.objects
 
 
-async def test_a_name_of_somebody_else_is_left_alone_and_nothing_new_is_made() -> None:
+async def test_a_foreign_object_is_not_changed_and_nothing_new_is_made() -> None:
     world = World()
     theirs = {
         "apiVersion": "v1",
@@ -44,7 +44,7 @@ async def test_a_name_of_somebody_else_is_left_alone_and_nothing_new_is_made() -
 
 
 class Race(MemoryCluster):
-    """Another resource makes a child of a wanted name, between the look at it and the apply."""
+    """Another resource makes a child of a wanted name, after its name was read."""
 
     async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
         ref = Ref(wanted["kind"], wanted["metadata"]["name"])
@@ -55,7 +55,7 @@ class Race(MemoryCluster):
         return await super().apply(wanted, uid, subresource)
 
 
-async def test_a_name_that_another_resource_took_meanwhile_is_taken_and_not_refused() -> None:
+async def test_a_name_that_another_resource_took_meanwhile_is_reported_as_taken() -> None:
     world = World(cluster=Race())
     await world.come_to_rest(6)
     assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
@@ -68,7 +68,7 @@ async def test_resources_whose_names_differ_by_a_suffix_of_a_child_do_not_share_
     world = await settled()
     other = ("default", "demo-targets")
     world.cluster.create_resource(other, DEMO)
-    world.see()
+    world.catch_up()
     for _ in range(3):
         await world.reconciler.reconcile(other)
         world.cluster.now += 2.0
@@ -99,9 +99,9 @@ async def test_a_pod_relabelled_by_hand_is_deleted_with_its_resource(
     assert ("default", ref) in world.cluster.objects, "a person may be inspecting it"
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
     assert world.cluster.resource(KEY)["status"]["draft"]["replicas"] == 2
-    told = [each for each in world.cluster.events if each.reason == "PodReleased"]
-    assert len(told) == 1
-    assert ref.name in told[0].message
+    events = [each for each in world.cluster.events if each.reason == "PodReleased"]
+    assert len(events) == 1
+    assert ref.name in events[0].message
     world.cluster.remove("default", Ref(KIND, "demo"))
     assert world.cluster.of_kind("Pod") == []
 
@@ -120,7 +120,7 @@ async def test_a_pod_that_a_person_made_is_not_adopted() -> None:
     assert [each["metadata"]["name"] for each in world.cluster.of_kind("Pod")] == ["debug"]
 
 
-async def test_a_name_taken_later_stops_no_pod_that_runs() -> None:
+async def test_a_name_that_is_taken_later_stops_no_running_pod() -> None:
     world = await settled()
     world.cluster.remove("default", Ref("Service", "demo-targets"))
     theirs = {
@@ -136,18 +136,18 @@ async def test_a_name_taken_later_stops_no_pod_that_runs() -> None:
     assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
 
 
-async def test_a_name_that_was_taken_before_the_watch_told_is_not_written_over() -> None:
+async def test_a_name_that_was_taken_before_the_watch_reported_it_is_not_overwritten() -> None:
     world = await settled()
     ref = Ref("Deployment", "demo-draft-0")
     metadata = {"namespace": "default", "name": ref.name}
     world.cluster.remove("default", ref)
     theirs = world.cluster.put({"apiVersion": "apps/v1", "kind": ref.kind, "metadata": metadata})
     world.cluster.edit_spec(KEY, draft={"image": "localhost/new:1"})
-    world.see({KIND})
+    world.catch_up({KIND})
     with pytest.raises(ConflictError):
-        await world.look()
+        await world.run_pass()
     world.cluster.now += 2.0
-    await world.look()
+    await world.run_pass()
     assert world.cluster.objects["default", ref] == theirs
     assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
 
@@ -156,12 +156,12 @@ async def test_children_of_a_former_resource_of_the_same_name_are_waited_for() -
     world = await settled()
     old = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
     world.cluster.remove("default", Ref("SSDDeployment", "demo"))
-    world.see()
-    assert await world.look() is None
+    world.catch_up()
+    assert await world.run_pass() is None
     world.cluster.put(old)  # the garbage collector has yet to come
     world.cluster.create_resource(KEY, DEMO)
-    world.see()
-    again_after = await world.look()
+    world.catch_up()
+    again_after = await world.run_pass()
     assert again_after is not None
     assert again_after <= 1.0
     assert world.cluster.condition(KEY, "ResourcesOwned") == ("True", "Owned")
@@ -170,7 +170,7 @@ async def test_children_of_a_former_resource_of_the_same_name_are_waited_for() -
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
 
 
-async def test_a_paused_resource_tells_that_its_name_is_taken() -> None:
+async def test_a_paused_resource_reports_that_its_name_is_taken() -> None:
     world = await settled()
     ref = Ref("Service", "demo")
     world.cluster.remove("default", ref)
@@ -189,25 +189,25 @@ async def test_a_pod_that_was_adopted_serves_though_it_is_older_than_one_of_its_
 ) -> None:
     world = await settled()
     world.cluster.now += 60.0
-    made_anew = copy.deepcopy(world.cluster.objects["default", ref])
-    made_anew["metadata"]["creationTimestamp"] = to_text(world.cluster.now)
-    world.cluster.put(made_anew)
+    recreated = copy.deepcopy(world.cluster.objects["default", ref])
+    recreated["metadata"]["creationTimestamp"] = to_text(world.cluster.now)
+    world.cluster.put(recreated)
     await world.come_to_rest(2)
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
 
 
-async def test_pods_of_a_former_resource_of_the_same_name_serve_for_nobody() -> None:
+async def test_pods_of_a_former_resource_of_the_same_name_are_not_counted() -> None:
     world = await settled()
     (pod,) = world.ready_pods("target")
     orphan = copy.deepcopy(pod)
     world.cluster.remove("default", Ref(KIND, "demo"))
     world.cluster.now += 5.0
-    world.see()
-    await world.look()
+    world.catch_up()
+    await world.run_pass()
     world.cluster.put(orphan)  # the garbage collector has yet to come
     world.cluster.now += 5.0
     world.cluster.create_resource(KEY, DEMO)
-    world.see()
-    await world.look()
+    world.catch_up()
+    await world.run_pass()
     assert world.cluster.resource(KEY)["status"]["target"]["replicas"] == 0
     assert world.cluster.condition(KEY, "Ready")[0] == "False"

@@ -1,4 +1,4 @@
-"""Resources that the schema lets through and nobody can carry out: the last good spec goes on."""
+"""Resources that the schema accepts and the operator cannot read keep their last valid spec."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from ssd_operator.observe.facts import Ref
 RESERVED = {"podTemplate": {"env": [{"name": "SSD_TARGET_POD_NAME", "value": "x"}]}}
 
 
-async def spoilt(**blocks: Any) -> World:
-    """One that served, and then was edited."""
+async def invalid(**blocks: Any) -> World:
+    """A resource that served, and was then edited."""
     world = await settled()
     world.cluster.edit_spec(KEY, target=RESERVED, **blocks)
     await world.come_to_rest(4)
@@ -19,13 +19,13 @@ async def spoilt(**blocks: Any) -> World:
 
 
 async def test_an_invalid_resource_keeps_what_it_has() -> None:
-    world = await spoilt()
+    world = await invalid()
     assert world.cluster.condition(KEY, "Ready")[0] == "True"
     assert {verb for verb, _ in world.cluster.writes} == {"status"}
 
 
-async def test_the_status_of_an_invalid_resource_stays_true() -> None:
-    world = await spoilt()
+async def test_the_status_of_an_invalid_resource_stays_current() -> None:
+    world = await invalid()
     (pod,) = world.ready_pods("target")
     world.controllers.unwell.add(pod["metadata"]["name"])
     world.controllers.kill(pod)
@@ -38,14 +38,14 @@ async def test_the_status_of_an_invalid_resource_stays_true() -> None:
 
 
 async def test_a_child_of_an_invalid_resource_is_made_again() -> None:
-    world = await spoilt()
+    world = await invalid()
     world.cluster.remove("default", Ref("Service", "demo"))
     await world.come_to_rest(4)
     assert ("default", Ref("Service", "demo")) in world.cluster.objects
 
 
 async def test_an_invalid_resource_is_still_scaled() -> None:
-    world = await spoilt(draft={"replicas": 1})
+    world = await invalid(draft={"replicas": 1})
     assert len(world.ready_pods("draft")) == 1
     world.cluster.edit_spec(KEY, draft={"replicas": 3})
     await world.come_to_rest(6)
@@ -53,13 +53,13 @@ async def test_an_invalid_resource_is_still_scaled() -> None:
 
 
 async def test_an_invalid_resource_is_still_paused() -> None:
-    world = await spoilt(paused=True)
+    world = await invalid(paused=True)
     world.cluster.remove("default", Ref("Service", "demo"))
     await world.come_to_rest(4)
     assert ("default", Ref("Service", "demo")) not in world.cluster.objects
 
 
-async def test_nothing_is_taken_from_a_spec_that_the_schema_forbids() -> None:
+async def test_a_spec_that_the_schema_forbids_changes_nothing() -> None:
     world = await settled()
     world.cluster.edit_spec(KEY, paused=True, draft={"replicas": -1})
     await world.come_to_rest(4)
@@ -67,8 +67,8 @@ async def test_nothing_is_taken_from_a_spec_that_the_schema_forbids() -> None:
     assert len(world.ready_pods("draft")) == 2
 
 
-async def test_a_resource_that_is_mended_is_carried_out() -> None:
-    world = await spoilt()
+async def test_a_corrected_resource_is_carried_out() -> None:
+    world = await invalid()
     world.cluster.edit_spec(KEY, target={"podTemplate": {"env": []}, "image": "localhost/new:1"})
     await world.come_to_rest(8)
     assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
@@ -76,15 +76,15 @@ async def test_a_resource_that_is_mended_is_carried_out() -> None:
     assert pod["image"] == "localhost/new:1"
 
 
-async def test_a_resource_that_could_never_be_read_makes_nothing_and_says_why() -> None:
+async def test_a_resource_that_could_never_be_read_has_no_children_and_a_reason() -> None:
     world = World({**DEMO, "target": {**DEMO["target"], **RESERVED}})
     await world.come_to_rest(4)
     assert world.cluster.condition(KEY, "Ready") == ("False", "ReservedEnv")
     assert world.children() == []
 
 
-async def test_an_operator_that_never_read_a_resource_says_that_it_knows_nothing() -> None:
-    world = await spoilt()
+async def test_conditions_of_a_resource_that_this_operator_never_read_are_unknown() -> None:
+    world = await invalid()
     world.restart()
     (pod,) = world.ready_pods("target")
     world.controllers.unwell.add(pod["metadata"]["name"])

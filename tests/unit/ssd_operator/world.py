@@ -29,7 +29,7 @@ DEMO: Object = {
 
 @dataclass
 class MemoryEngines:
-    """``Engines`` that answer what a test puts into them."""
+    """``Engines`` that return what a test puts into them."""
 
     answers: dict[str, PoolFact] = field(default_factory=dict)
     facts: dict[str, DrainFact] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class MemoryEngines:
             self.facts.setdefault(call.pod, DrainFact(pod=call.pod))
 
     def finish(self) -> bool:
-        """All drains that were begun end well; whether any was under way."""
+        """End all drains with success; whether any was running."""
         going = [fact for fact in self.facts.values() if not fact.is_done]
         for fact in going:
             self.facts[fact.pod] = replace(fact, is_done=True, result="Drained")
@@ -67,7 +67,7 @@ class World:
         self.restart()
 
     def restart(self) -> None:
-        """A new operator, which remembers nothing."""
+        """Start a new operator, without memory."""
         self.engines = MemoryEngines()
         self.watch = Watch(self.cluster)
         self.cache = ObjectCache(
@@ -79,33 +79,33 @@ class World:
             self.cluster, self.cache, self.engines, CONFIG, lambda: self.cluster.now
         )
 
-    def see(self, kinds: Iterable[str] = WATCHED_KINDS) -> None:
+    def catch_up(self, kinds: Iterable[str] = WATCHED_KINDS) -> None:
         """The watch catches up."""
         for _, thing, is_gone in self.watch.catch_up(kinds):
             if is_gone:
                 self.cache.mark_deleted(thing)
 
-    def see_after_a_gap(self) -> None:
-        """The watch begins again, and does not report what was deleted."""
+    def relist_watch(self) -> None:
+        """The watch lists again, and does not report what was deleted."""
         self.watch.list_again()
 
-    async def look(self) -> float | None:
-        """One pass over what the watch has brought so far."""
+    async def run_pass(self) -> float | None:
+        """One pass over what the watch has reported so far."""
         return await self.reconciler.reconcile(KEY)
 
-    async def try_to_look(self) -> float | None:
+    async def try_pass(self) -> float | None:
         """One pass that may fail, as the queue runs them."""
         try:
-            return await self.look()
+            return await self.run_pass()
         except ClusterError:
             self.cluster.now += 1.0
             return None
 
     async def round(self) -> bool:
-        """See, look, and let the rest of the world follow; whether it had to."""
+        """Catch up, run a pass, and let the controllers follow; whether they had to."""
         self.cluster.now += 2.0
-        self.see()
-        await self.try_to_look()
+        self.catch_up()
+        await self.try_pass()
         has_drained = self.engines.finish()
         return self.controllers.settle() or has_drained
 

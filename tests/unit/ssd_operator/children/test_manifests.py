@@ -1,4 +1,4 @@
-"""What a resource owns: snapshots for eyes, laws for everything else."""
+"""Children of a resource: reviewed snapshots, and properties over all specs."""
 
 from dataclasses import replace
 from typing import Any
@@ -43,8 +43,6 @@ from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.manifests import OPTIONAL_KINDS, wanted
 from ssd_operator.children.names import (
     HASH_ANNOTATION,
-    MANAGED_BY_LABEL,
-    OPERATOR,
     REVISION_LABEL,
     cell_of,
     revision_of,
@@ -73,7 +71,7 @@ def templates(resource: Resource, config: OperatorConfig = CONFIG) -> dict[str, 
 
 
 def selectors(objects: list[Object]) -> list[dict[str, str]]:
-    """All by which objects find pods."""
+    """All selectors of pods."""
     found = []
     for each in objects:
         spec = each.get("spec", {})
@@ -101,7 +99,7 @@ def gpus(resource: Resource) -> int:
 
 
 def not_restricted(pod: Object) -> list[str]:
-    """What the Pod Security level ``restricted`` has against a pod."""
+    """What the Pod Security level ``restricted`` rejects in a pod."""
     context, faults = pod["securityContext"], []
     if not context["runAsNonRoot"] or context["seccompProfile"]["type"] != "RuntimeDefault":
         faults.append("user or seccomp")
@@ -124,15 +122,10 @@ def not_restricted(pod: Object) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_children_are_those_that_were_reviewed(name: str) -> None:
+def test_children_equal_the_reviewed_snapshot(name: str) -> None:
     reviewed = list(yaml.safe_load_all((SNAPSHOTS / f"{name}.yaml").read_text()))
-    # If the difference is meant: python -m tests.unit.ssd_operator.resources, then review.
+    # If the difference is intended: python -m tests.unit.ssd_operator.resources, then review.
     assert children(SAMPLES[name]) == reviewed
-
-
-def test_there_is_no_snapshot_of_a_resource_that_is_gone() -> None:
-    titles = {*SAMPLES, *(f"preflight-{name}" for name in PREFLIGHTS)}
-    assert {path.stem for path in SNAPSHOTS.iterdir()} == titles
 
 
 @given(specs(), NAMES)
@@ -144,7 +137,7 @@ def test_names_fit_and_are_unique(spec: Spec, name: str) -> None:
 
 
 @given(specs())
-def test_children_come_in_the_order_of_applying(spec: Spec) -> None:
+def test_children_are_in_the_order_of_their_apply(spec: Spec) -> None:
     kinds = [each["kind"] for each in children(resource(spec))]
     assert kinds == sorted(kinds, key=ORDER.index)
 
@@ -172,24 +165,24 @@ def test_a_deployment_selects_its_own_pods_and_no_others(spec: Spec) -> None:
 
 
 @given(specs())
-def test_selectors_hold_nothing_that_a_version_changes(spec: Spec) -> None:
+def test_selectors_contain_only_labels_that_no_version_changes(spec: Spec) -> None:
     for each in selectors(children(resource(spec))):
         assert set(each) <= {"ssd.dev/name", "ssd.dev/component", "ssd.dev/cell"}
 
 
 @given(specs())
-def test_gpus_are_those_of_the_targets_and_one_a_draft(spec: Spec) -> None:
+def test_a_draft_has_one_gpu_and_a_target_its_tensor_parallel_size(spec: Spec) -> None:
     wanted_gpus = spec.tensor_parallel_size * spec.num_cells + spec.draft.replicas
     assert gpus(resource(spec)) == (wanted_gpus if spec.accelerator is Accelerator.NVIDIA else 0)
 
 
 @pytest.mark.parametrize("title", PREFLIGHTS)
-def test_a_preflight_takes_no_privilege_that_its_target_has(title: str) -> None:
+def test_a_preflight_has_none_of_the_privileges_of_its_target(title: str) -> None:
     assert not_restricted(preflight_of(SAMPLES[title])["spec"]) == []
 
 
 @given(specs())
-def test_pods_pass_the_restricted_level_unless_a_host_path_is_asked_for(spec: Spec) -> None:
+def test_pods_pass_the_restricted_level_unless_a_host_path_is_requested(spec: Spec) -> None:
     is_on_node = spec.model_cache.type == "HostPath"
     expected = ["cache", "cache has CHOWN", "cache is root"] if is_on_node else []
     for template in templates(resource(spec)).values():
@@ -197,7 +190,7 @@ def test_pods_pass_the_restricted_level_unless_a_host_path_is_asked_for(spec: Sp
 
 
 @given(specs())
-def test_no_object_holds_a_secret(spec: Spec) -> None:
+def test_no_object_contains_a_secret(spec: Spec) -> None:
     made = children(resource(spec))
     assert all(each["kind"] != "Secret" for each in made)
     for template in templates(resource(spec)).values():
@@ -208,18 +201,8 @@ def test_no_object_holds_a_secret(spec: Spec) -> None:
         assert template["spec"]["automountServiceAccountToken"] is False
 
 
-@given(specs())
-def test_every_child_has_its_owner_its_labels_and_a_hash(spec: Spec) -> None:
-    for each in children(resource(spec)):
-        (owner,) = each["metadata"]["ownerReferences"]
-        assert (owner["uid"], owner["controller"]) == (resource(spec).uid, True)
-        assert each["metadata"]["labels"][MANAGED_BY_LABEL] == OPERATOR
-        assert each["metadata"]["annotations"][HASH_ANNOTATION]
-        assert each["metadata"]["namespace"] == "default"
-
-
-def class_0_changes(spec: Spec) -> dict[str, Spec]:
-    """Each field that must touch no pod, changed."""
+def changes_without_a_new_pod(spec: Spec) -> dict[str, Spec]:
+    """A spec for each field whose change must replace no pod."""
     draft, target = spec.draft, spec.target
     autoscaling = Autoscaling(mode=ScalingMode.HPA, max_replicas=64, target_occupancy="0.5")
     return {
@@ -238,14 +221,14 @@ def class_0_changes(spec: Spec) -> dict[str, Spec]:
 
 
 @given(specs())
-def test_what_scales_or_guards_replaces_no_pod(spec: Spec) -> None:
+def test_scaling_and_policies_replace_no_pod(spec: Spec) -> None:
     before = templates(resource(spec))
-    for field, changed in class_0_changes(spec).items():
+    for field, changed in changes_without_a_new_pod(spec).items():
         after = templates(resource(changed))
         assert {name: after[name] for name in before} == before, field
 
 
-def test_a_new_version_of_the_operator_rewrites_objects_and_replaces_no_pod() -> None:
+def test_a_new_version_of_the_operator_writes_objects_and_replaces_no_pod() -> None:
     newer = replace(CONFIG, version="9.9.9", operator_namespace="elsewhere")
     demo = SAMPLES["cpu-demo"]
     assert templates(demo, newer) == templates(demo)
@@ -256,7 +239,7 @@ def test_a_new_version_of_the_operator_rewrites_objects_and_replaces_no_pod() ->
     assert hashes[0].isdisjoint(hashes[1])
 
 
-def test_another_image_is_another_revision_of_its_component_alone() -> None:
+def test_a_new_image_changes_the_revision_of_its_component_only() -> None:
     spec = cpu_demo()
     changed = spec.changed(draft=spec.draft.changed(image="other:1"))
     before, after = (templates(resource(each)) for each in (spec, changed))
@@ -277,7 +260,7 @@ def test_the_restart_annotation_gives_all_pods_a_new_revision() -> None:
         )
 
 
-def test_a_cell_has_its_own_drafts_and_a_pool_has_them_together() -> None:
+def test_drafts_belong_to_a_cell_or_to_the_pool() -> None:
     by_cell = {
         each["metadata"]["name"]: (cell_of(each), each["spec"]["replicas"])
         for each in children(resource(LLAMA))
@@ -295,13 +278,6 @@ def test_a_cell_has_its_own_drafts_and_a_pool_has_them_together() -> None:
     assert dialled == {"demo-draft:50052"}
 
 
-def test_the_caller_says_how_many_draft_pods_there_are() -> None:
-    made = wanted(resource(cpu_demo()), CONFIG, {0: 5})
-    assert [each["spec"]["replicas"] for each in made if each["kind"] == "Deployment"] == [1, 5]
-    with pytest.raises(KeyError):
-        wanted(resource(LLAMA), CONFIG, {0: 1})
-
-
 @pytest.mark.parametrize(
     ("sharing", "num_cells", "num_drafts", "budgets"),
     [
@@ -312,7 +288,7 @@ def test_the_caller_says_how_many_draft_pods_there_are() -> None:
         (Sharing.POOL, 2, 2, {"demo-target", "demo-draft"}),
     ],
 )
-def test_a_budget_never_holds_a_node_drain_for_ever(
+def test_no_budget_blocks_a_node_drain(
     sharing: Sharing, num_cells: int, num_drafts: int, budgets: set[str]
 ) -> None:
     spec = cpu_demo(
@@ -341,7 +317,7 @@ def test_only_its_own_targets_and_the_operator_reach_a_draft() -> None:
     assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}}
 
 
-def test_named_clients_close_a_target_to_others_but_the_operator() -> None:
+def test_only_named_clients_and_the_operator_reach_a_target() -> None:
     client: NetworkPeer = {"podSelector": {"matchLabels": {"app": "chat"}}}
     made = children(resource(cpu_demo(security=Security(clients=(client,)))))
     first, operator = callers(made, "demo-target")
@@ -350,7 +326,7 @@ def test_named_clients_close_a_target_to_others_but_the_operator() -> None:
 
 
 @given(st.sampled_from(ScalingMode))
-def test_a_scaler_is_ours_only_if_somebody_else_scales(mode: ScalingMode) -> None:
+def test_only_modes_hpa_and_keda_have_a_scaler(mode: ScalingMode) -> None:
     spec = cpu_demo(draft=Draft(source=DEMO_DRAFT, autoscaling=Autoscaling(mode=mode, keda=KEDA)))
     made = [each["kind"] for each in children(resource(spec)) if each["kind"] in OPTIONAL_KINDS]
     expected = {ScalingMode.HPA: ["HorizontalPodAutoscaler"], ScalingMode.KEDA: ["ScaledObject"]}

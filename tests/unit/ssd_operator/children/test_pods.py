@@ -1,4 +1,4 @@
-"""What is in a pod, and where it may run."""
+"""Pod templates: settings, volumes, resources, probes and placement."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -40,8 +40,8 @@ from ssd_operator.children.placement import effective_policy
 from ssd_operator.children.pods import engine_template
 from ssd_target.settings import TargetSettings
 
-SAID_BY_THE_POD = {"pod_name", "node_name", "cell", "termination_log"}
-"""Settings of text that only a pod gives."""
+SET_BY_THE_POD = {"pod_name", "node_name", "cell", "termination_log"}
+"""Settings whose values only a pod has."""
 
 
 def target_of(resource: Resource) -> Object:
@@ -76,38 +76,33 @@ def test_the_processes_accept_every_variable(name: str) -> None:
         (target_of(SAMPLES[name]), TargetSettings, "SSD_TARGET"),
         (draft_of(SAMPLES[name]), DraftSettings, "SSD_DRAFT"),
     ):
-        known = {field.name for field in fields(cls)} | SAID_BY_THE_POD
+        known = {field.name for field in fields(cls)} | SET_BY_THE_POD
         names = {each["name"] for each in container_of(template)["env"]}
         of_process = {each for each in names if each.startswith(prefix)}
         assert {each.removeprefix(f"{prefix}_").lower() for each in of_process} <= known
         values = {
             variable: value
             for variable, value in environment_of(template).items()
-            if variable.removeprefix(f"{prefix}_").lower() not in SAID_BY_THE_POD
+            if variable.removeprefix(f"{prefix}_").lower() not in SET_BY_THE_POD
         }
         # Raises if a value is out of the process's bounds, or has another form.
         load(cls, [], prefix=prefix, environ=values)
 
 
-def test_the_shapes_of_target_and_draft_agree() -> None:
+def test_target_and_draft_have_the_same_model_settings() -> None:
     demo = SAMPLES["everything"]
     target, draft = environment_of(target_of(demo)), environment_of(draft_of(demo))
     for name in ("LOOKAHEAD", "BRANCHES", "MAX_MODEL_LEN", "DTYPE"):
         assert target[f"SSD_TARGET_{name}"] == draft[f"SSD_DRAFT_{name}"]
 
 
-def test_what_is_the_process_own_default_is_not_said() -> None:
+def test_a_default_of_the_process_is_not_set() -> None:
     names = set(environment_of(target_of(resource(cpu_demo()))))
     for name in ("BACKUP", "FAN_OUT", "DRAFT_DEADLINE_MS", "DTYPE", "MAX_NUM_SEQS", "REFLECTION"):
         assert f"SSD_TARGET_{name}" not in names
 
 
-def test_a_pod_says_its_device_aloud() -> None:
-    assert environment_of(target_of(resource(QWEN)))["SSD_TARGET_DEVICE"] == "cuda"
-    assert environment_of(draft_of(resource(cpu_demo())))["SSD_DRAFT_DEVICE"] == "cpu"
-
-
-def test_a_users_variable_wins_unless_it_says_who_the_pod_is() -> None:
+def test_a_users_variable_has_precedence_unless_it_is_reserved() -> None:
     variables = container_of(target_of(SAMPLES["everything"]))["env"]
     by_name = {each["name"]: each for each in variables}
     assert len(by_name) == len(variables)
@@ -117,7 +112,7 @@ def test_a_users_variable_wins_unless_it_says_who_the_pod_is() -> None:
     assert "SSD_DRAFT_CELL" in reserved.ENV
 
 
-def test_targets_and_drafts_share_a_template_and_override_what_differs() -> None:
+def test_targets_and_drafts_override_parts_of_a_common_template() -> None:
     target, draft = target_of(SAMPLES["everything"]), draft_of(SAMPLES["everything"])
     for template in (target, draft):
         assert template["spec"]["schedulerName"] == "theirs"
@@ -133,12 +128,7 @@ def test_targets_and_drafts_share_a_template_and_override_what_differs() -> None
     assert environment_of(draft)["SSD_TARGET_LOG_FORMAT"] == "json"
 
 
-def test_another_processs_image_does_not_pass_for_ours() -> None:
-    assert container_of(target_of(SAMPLES["everything"]))["command"][-1] == "ssd_target"
-    assert container_of(draft_of(SAMPLES["everything"]))["command"][-1] == "ssd_draft"
-
-
-def test_a_users_labels_never_hide_ours() -> None:
+def test_a_users_labels_do_not_replace_the_operators() -> None:
     labels = target_of(SAMPLES["everything"])["metadata"]["labels"]
     assert (labels["team"], labels["app.kubernetes.io/part-of"]) == ("serving", "ssd")
 
@@ -174,7 +164,7 @@ def test_a_hub_model_is_pinned_and_its_token_is_a_reference() -> None:
 
 
 @pytest.mark.parametrize("template_of", [target_of, draft_of])
-def test_only_the_container_that_fetches_has_the_token_and_asks_the_hub(
+def test_only_the_container_that_fetches_uses_the_hub_and_its_token(
     template_of: Callable[[Resource], Object],
 ) -> None:
     template = template_of(resource(LLAMA))
@@ -207,7 +197,7 @@ def test_a_fetch_reserves_no_more_than_its_engine_and_no_device() -> None:
     assert fetch["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_what_a_user_adds_comes_along_to_the_fetch() -> None:
+def test_a_fetch_has_the_variables_and_mounts_of_the_user() -> None:
     proxy: Variable = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
     mount: VolumeMount = {"name": "certificates", "mountPath": "/etc/ssl/certs"}
     added = PodTemplate(env=(proxy,), volume_mounts=(mount,))
@@ -215,10 +205,6 @@ def test_what_a_user_adds_comes_along_to_the_fetch() -> None:
     (fetch,) = target_of(resource(spec))["spec"]["initContainers"]
     assert proxy in fetch["env"]
     assert mount in fetch["volumeMounts"]
-
-
-def test_what_needs_no_hub_is_not_fetched() -> None:
-    assert "initContainers" not in target_of(resource(cpu_demo()))["spec"]
 
 
 @pytest.mark.parametrize(
@@ -235,7 +221,7 @@ def test_what_needs_no_hub_is_not_fetched() -> None:
         ),
     ],
 )
-def test_a_resource_that_the_user_names_has_none_of_our_defaults(
+def test_an_amount_of_the_user_replaces_both_defaults(
     wanted: Resources, requests: Object, limits: Object
 ) -> None:
     found = resources_of(wanted)
@@ -292,10 +278,6 @@ def test_a_pod_requests_the_disk_that_its_weights_fill(
         assert container["resources"]["requests"]["ephemeral-storage"] == requested
 
 
-def test_a_cpu_pod_asks_for_no_gpu() -> None:
-    assert "nvidia" not in str(target_of(resource(cpu_demo())))
-
-
 @pytest.mark.parametrize(
     ("spec", "policy"),
     [
@@ -306,7 +288,7 @@ def test_a_cpu_pod_asks_for_no_gpu() -> None:
         (POOL.changed(placement=Placement(policy="Required")), "Required"),
     ],
 )
-def test_drafts_stay_beside_their_target_as_far_as_the_policy_says(spec: Spec, policy: str) -> None:
+def test_the_policy_decides_whether_drafts_run_beside_their_target(spec: Spec, policy: str) -> None:
     assert effective_policy(resource(spec)) == policy
     affinity = draft_of(resource(spec))["spec"].get("affinity", {}).get("podAffinity", {})
     kinds = {
@@ -329,19 +311,14 @@ def test_a_draft_follows_the_target_of_its_own_cell() -> None:
     }
 
 
-def test_a_target_is_never_bound_to_its_drafts() -> None:
-    affinity = target_of(resource(LLAMA))["spec"]["affinity"]["podAffinity"]
-    assert set(affinity) == {"preferredDuringSchedulingIgnoredDuringExecution"}
-
-
-def test_an_exclusive_node_has_one_target_of_all_namespaces() -> None:
+def test_an_exclusive_node_has_one_target_over_all_namespaces() -> None:
     affinity = target_of(resource(LLAMA))["spec"]["affinity"]["podAntiAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["namespaceSelector"] == {}
     assert term["labelSelector"] == {"matchLabels": {"ssd.dev/component": "target"}}
 
 
-def test_pods_have_longer_to_end_than_their_drain() -> None:
+def test_the_grace_period_is_longer_than_the_drain() -> None:
     demo = resource(
         cpu_demo(
             target=Target(source=DEMO_TARGET, drain_seconds=60),
@@ -361,7 +338,7 @@ def test_only_the_startup_probe_waits_for_the_model() -> None:
 
 
 @pytest.mark.parametrize("template_of", [target_of, draft_of])
-def test_a_process_that_hangs_is_not_given_the_time_to_drain(
+def test_a_process_that_hangs_is_not_drained(
     template_of: Callable[[Resource], Object],
 ) -> None:
     container = container_of(template_of(resource(cpu_demo())))
@@ -376,9 +353,3 @@ def test_pretend_gpus_run_on_cpu_code() -> None:
     template = target_of(resource(spec))
     assert environment_of(template)["SSD_TARGET_DEVICE"] == "cpu"
     assert container_of(template)["resources"]["limits"] == {"nvidia.com/gpu": "2"}
-
-
-def test_each_pod_runs_as_its_own_account() -> None:
-    demo = resource(cpu_demo())
-    names = [each["spec"]["serviceAccountName"] for each in (target_of(demo), draft_of(demo))]
-    assert names == [f"demo-{component}" for component in Component]

@@ -1,4 +1,4 @@
-"""A pass over what is already there writes nothing; every change by hand is seen."""
+"""Objects as they are stored are no difference; every edit by hand is one."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -16,14 +16,14 @@ from ssd_operator.observe.diff import covers, surplus
 
 ANSWERS = list(yaml.safe_load_all((Path(__file__).parents[1] / "answers.yaml").read_text()))
 IDENTITY = ("apiVersion", "kind")
-SAID_BY_ABSENCE = ("paused", "publishNotReadyAddresses", "readOnly", "protocol")
-"""Fields whose absence says what we want: false, and TCP as part of a merge key."""
+DEFAULTED = ("paused", "publishNotReadyAddresses", "readOnly", "protocol")
+"""Fields whose absence means the wanted value: false, and TCP as part of a merge key."""
 OBJECTS = st.sampled_from([each for sample in SAMPLES.values() for each in children(sample)])
 Step = str | int
 
 
 def leaves(value: Any, path: tuple[Step, ...] = ()) -> Iterator[tuple[Step, ...]]:
-    """Paths to all leaves but those that only say which kind of object it is."""
+    """Paths to all leaves except those of the object's kind."""
     if isinstance(value, dict | list) and value:
         steps = value.items() if isinstance(value, dict) else enumerate(value)
         for step, each in steps:
@@ -115,7 +115,7 @@ def test_a_leaf_that_was_edited_by_hand_is_seen(wanted: Object, data: st.DataObj
 @given(OBJECTS, st.data())
 def test_a_leaf_that_was_removed_is_seen(wanted: Object, data: st.DataObject) -> None:
     path = data.draw(st.sampled_from(list(leaves(wanted))))
-    assume(path[-1] not in SAID_BY_ABSENCE)
+    assume(path[-1] not in DEFAULTED)
     live = copy.deepcopy(wanted)
     del at(live, path[:-1])[path[-1]]
     assert not covers(live, wanted)
@@ -248,7 +248,7 @@ def test_what_is_added_to_a_container_is_found_with_its_place(
     assert covers(deployment(**live), deployment(**wanted)) is not bool(places)
 
 
-def test_defaults_of_the_api_server_in_a_variable_are_nobodys_addition() -> None:
+def test_defaults_of_the_api_server_in_a_variable_are_no_addition() -> None:
     field = {"fieldRef": {"fieldPath": "metadata.name"}}
     stored = {"fieldRef": {"fieldPath": "metadata.name", "apiVersion": "v1"}}
     live, wanted = ([{"name": "A", "valueFrom": each}] for each in (stored, field))

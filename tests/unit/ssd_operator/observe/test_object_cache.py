@@ -55,7 +55,7 @@ def test_an_answer_that_the_watch_does_not_confirm_expires() -> None:
     assert seen.version() is None
 
 
-def test_an_object_whose_label_was_stripped_and_put_back_is_seen_again() -> None:
+def test_an_object_whose_label_was_removed_and_restored_is_seen_again() -> None:
     seen = Seen()
     seen.cache.mark_deleted(pod(3))
     seen.children[KEY] = [pod(4)]

@@ -19,18 +19,18 @@ async def test_an_absent_optional_api_is_reported_and_costs_no_call() -> None:
     assert Ref("PodMonitor", "demo") not in dict(world.children())
 
 
-async def test_a_kind_that_came_later_and_nobody_wants_needs_no_right() -> None:
+async def test_a_kind_that_came_later_and_is_not_wanted_needs_no_right() -> None:
     world = await settled()
     world.cluster.unreadable = {"ScaledObject", "PodMonitor"}
     world.cluster.optional = frozenset(world.cluster.unreadable)
     world.cluster.now += 2 * OPTIONAL_SECONDS
     world.cluster.remove("default", Ref("Service", "demo"))
-    world.see()
-    await world.look()
+    world.catch_up()
+    await world.run_pass()
     assert ("default", Ref("Service", "demo")) in world.cluster.objects
     world.restart()
-    world.see()
-    await world.look()
+    world.catch_up()
+    await world.run_pass()
     assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
 
 

@@ -4,7 +4,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-from tests.unit.ssd_operator.witness import Witness
+from tests.unit.ssd_operator.checked_cluster import CheckedCluster
 from tests.unit.ssd_operator.world import DEMO, KEY, World
 
 from ssd.rpc.pool_codec import LinkStatus
@@ -17,7 +17,7 @@ from ssd_operator.policy.apply_failures import MOST_REPAIRS, RETRY_SECONDS
 
 async def settled(**blocks: Any) -> World:
     spec: Object = {name: {**DEMO.get(name, {}), **block} for name, block in blocks.items()}
-    world = World(DEMO | spec, Witness())
+    world = World(DEMO | spec, CheckedCluster())
     await world.come_to_rest(8)
     world.cluster.writes.clear()
     return world
@@ -68,16 +68,16 @@ async def test_templates_that_somebody_edited_are_mended_one_cell_after_another(
         world.cluster.put(edited)
     world.controllers.settle()
     world.cluster.now += 2.0
-    world.see()
-    await world.look()
+    world.catch_up()
+    await world.run_pass()
     assert len(world.cluster.writes) > 0
     fewest = 2
     for _ in range(4):
         while world.controllers.step():
             fewest = min(fewest, len(world.ready_pods("target")))
         world.cluster.now += 2.0
-        world.see()
-        await world.look()
+        world.catch_up()
+        await world.run_pass()
     assert fewest == 1
     images = {
         world.deployment(f"demo-target-{cell}")["spec"]["template"]["spec"]["containers"][0][
@@ -100,9 +100,9 @@ async def test_what_a_webhook_reverts_is_applied_once_and_told_once() -> None:
     world.cluster.now += 1000.0
     await world.come_to_rest(2)
     assert world.cluster.writes.count(("apply", SERVICE)) == 1
-    told = [event.message for event in world.cluster.events if event.reason == "ApplyReverted"]
-    assert len(told) == 1
-    assert told[0].startswith("Service demo: spec.type ")
+    events = [event.message for event in world.cluster.events if event.reason == "ApplyReverted"]
+    assert len(events) == 1
+    assert events[0].startswith("Service demo: spec.type ")
 
 
 async def test_what_a_webhook_reverts_is_tried_again_when_the_object_or_the_resource_changes() -> (
@@ -152,7 +152,7 @@ async def test_a_child_that_is_not_wanted_any_more_goes_although_its_labels_were
 
 
 async def test_a_template_that_a_webhook_changes_holds_no_other_cell_up() -> None:
-    world = World(DEMO | {"target": {**DEMO["target"], "replicas": 2}}, Witness())
+    world = World(DEMO | {"target": {**DEMO["target"], "replicas": 2}}, CheckedCluster())
     for cell in range(2):
         ref = Ref("Deployment", f"demo-target-{cell}")
         theirs = {"spec": {"template": {"spec": {"enableServiceLinks": True}}}}
@@ -195,8 +195,8 @@ async def test_a_paused_resource_that_wavers_tells_so_once() -> None:
             silent = {name: replace(fact, links=()) for name, fact in world.engines.answers.items()}
             world.engines.answers = silent
         await world.round()
-    told = [event.reason for event in world.cluster.events]
-    assert told.count("SpeculationOff") == told.count("SpeculationOn") == 1
+    events = [event.reason for event in world.cluster.events]
+    assert events.count("SpeculationOff") == events.count("SpeculationOn") == 1
 
 
 def add_a_variable(world: World) -> bool:

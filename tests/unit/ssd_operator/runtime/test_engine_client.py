@@ -1,4 +1,4 @@
-"""What becomes of a target's answers before a pass reads them."""
+"""Reports of targets, as a pass reads them."""
 
 from itertools import cycle, islice
 
@@ -19,37 +19,37 @@ def answer(at: float, round_trip_seconds: float, draft: str = "d") -> PoolFact:
     return PoolFact(target_pod="t", at=at, links=(link,))
 
 
-def told(*round_trips: float) -> list[float]:
-    """Round trips that a pass reads, of answers ten seconds apart."""
+def read(*round_trips: float) -> list[float]:
+    """Round trips that a pass reads, of reports ten seconds apart."""
     facts = [answer(0.0, round_trips[0])]
     for number, seconds in enumerate(round_trips[1:], start=1):
         facts.append(with_floors(facts[-1], answer(10.0 * number, seconds)))
     return [fact.links[0].round_trip_seconds for fact in facts]
 
 
-def test_a_round_trip_that_wanders_on_an_idle_machine_stays_where_it_is() -> None:
-    wander = list(islice(cycle([1.1e-3, 4.8e-3, 2.0e-3, 5.0e-3, 3.1e-3]), 200))
-    assert max(told(*wander)) < 2 * 1.1e-3
+def test_a_round_trip_that_varies_on_an_idle_machine_stays_where_it_is() -> None:
+    varying = list(islice(cycle([1.1e-3, 4.8e-3, 2.0e-3, 5.0e-3, 3.1e-3]), 200))
+    assert max(read(*varying)) < 2 * 1.1e-3
 
 
-def test_a_link_that_became_slower_or_faster_is_believed() -> None:
-    assert told(1e-3, *[5e-3] * 100)[-1] == 5e-3
-    assert told(1e-3, *[5e-3] * 15)[-1] == pytest.approx(1e-3 * 2 ** (150 / FLOOR_SECONDS))
-    assert told(5e-3, 1e-3)[-1] == 1e-3
+def test_a_link_that_became_slower_or_faster_is_reported_so() -> None:
+    assert read(1e-3, *[5e-3] * 100)[-1] == 5e-3
+    assert read(1e-3, *[5e-3] * 15)[-1] == pytest.approx(1e-3 * 2 ** (150 / FLOOR_SECONDS))
+    assert read(5e-3, 1e-3)[-1] == 1e-3
 
 
-def test_another_draft_at_the_same_address_is_measured_anew() -> None:
+def test_another_draft_at_the_same_address_is_measured_again() -> None:
     assert with_floors(answer(0.0, 1e-3), answer(10.0, 5e-3, "e")) == answer(10.0, 5e-3, "e")
 
 
 def test_a_link_that_was_not_measured_sets_no_floor() -> None:
-    assert told(0.0, 5e-3) == [0.0, 5e-3]
+    assert read(0.0, 5e-3) == [0.0, 5e-3]
 
 
-def test_what_a_target_tells_of_itself_and_its_links_becomes_a_fact() -> None:
-    told = LinkStatus(address="a:1", state="active", draft_pod="d", draft_weights="sha256:d")
+def test_the_report_of_a_target_becomes_a_fact() -> None:
+    link = LinkStatus(address="a:1", state="active", draft_pod="d", draft_weights="sha256:d")
     status = PoolStatus(
-        links=(told,),
+        links=(link,),
         tokens_per_round=3.0,
         efficiency=0.9,
         weights_fingerprint="sha256:t",

@@ -1,4 +1,4 @@
-"""What alerts read: counts of conditions, and since when one resource is in trouble."""
+"""Metrics that alerts read: counts of conditions, and since when one has failed."""
 
 import pytest
 from prometheus_client import generate_latest
@@ -23,11 +23,11 @@ def status(drafts: int = 2, since: float = 100.0, **conditions: str) -> Object:
         "conditions": [
             {
                 "type": kind,
-                "status": told.partition("/")[0],
-                "reason": told.partition("/")[2] or "Because",
+                "status": given.partition("/")[0],
+                "reason": given.partition("/")[2] or "Because",
                 "lastTransitionTime": to_text(since),
             }
-            for kind, told in conditions.items()
+            for kind, given in conditions.items()
         ],
         "draft": {"desiredReplicas": drafts},
     }
@@ -80,22 +80,22 @@ def test_what_a_user_gave_up_or_what_gets_on_is_no_trouble(found: Object, kinds:
 
 
 def test_trouble_counts_from_the_resource_that_has_it_for_longest() -> None:
-    tally = FleetMetrics()
-    tally.put("a", status(TargetReady="False", since=100))
-    tally.put("b", status(TargetReady="False", since=50))
+    fleet = FleetMetrics()
+    fleet.put("a", status(TargetReady="False", since=100))
+    fleet.put("b", status(TargetReady="False", since=50))
     assert (resources("TargetReady", "False"), since("TargetReady")) == (2, 50)
-    tally.put("b", status(TargetReady="True", since=300))
+    fleet.put("b", status(TargetReady="True", since=300))
     assert (resources("TargetReady", "False"), since("TargetReady")) == (1, 100)
-    tally.drop("a")
+    fleet.drop("a")
     assert (resources("TargetReady", "False"), since("TargetReady")) == (0, None)
     assert resources("TargetReady", "True") == 1
 
 
 def test_one_resource_after_the_other_in_trouble_is_no_long_trouble() -> None:
-    tally = FleetMetrics()
+    fleet = FleetMetrics()
     for number in range(10):
-        tally.put("a", status(TargetReady=str(bool(number % 2)), since=number * 100))
-        tally.put("b", status(TargetReady=str(not number % 2), since=number * 100))
+        fleet.put("a", status(TargetReady=str(bool(number % 2)), since=number * 100))
+        fleet.put("b", status(TargetReady=str(not number % 2), since=number * 100))
         assert since("TargetReady") == number * 100
 
 
@@ -111,8 +111,8 @@ async def test_a_restarted_operator_counts_resources_that_it_has_nothing_to_writ
     metrics.RESOURCES.clear()
     world.restart()
     world.cluster.writes.clear()
-    world.see()
-    await world.look()
+    world.catch_up()
+    await world.run_pass()
     assert world.cluster.writes == []
     assert resources("Ready", "True") == 1
 
@@ -155,5 +155,5 @@ def test_the_operator_serves_no_metric_of_an_engine() -> None:
         if line.startswith("# HELP")
     ]
     assert "ssd_operator_queue_depth" in families
-    strangers = [name for name in families if name.startswith("ssd_") and "_operator_" not in name]
-    assert strangers == []
+    foreign = [name for name in families if name.startswith("ssd_") and "_operator_" not in name]
+    assert foreign == []

@@ -16,7 +16,7 @@ MOMENT = 0.05
 
 
 class FakeApi:
-    """Resources in memory; an old CRD knows no accelerators and refuses none."""
+    """Resources in memory; an old CRD has no accelerators and rejects none."""
 
     def __init__(self, *, knows_accelerators: bool = True, condition: Object | None = None) -> None:
         self.stored: dict[tuple[str, str], Object] = {}

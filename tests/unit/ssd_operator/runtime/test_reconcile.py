@@ -1,4 +1,4 @@
-"""Passes over a cluster in memory: what is made, mended, left alone."""
+"""Passes over a cluster in memory."""
 
 import copy
 
@@ -33,21 +33,14 @@ async def test_an_idle_pass_neither_writes_nor_reads() -> None:
     assert world.cluster.reads == reads
 
 
-async def test_a_restarted_operator_writes_nothing_where_all_is_well() -> None:
-    world = await settled()
-    world.restart()
-    await world.round()
-    assert world.cluster.writes == []
-
-
 async def test_a_pass_before_its_own_writes_come_back_does_not_repeat_them() -> None:
     world = World()
-    world.see()
-    await world.look()  # the first status
-    await world.look()
+    world.catch_up()
+    await world.run_pass()  # the first status
+    await world.run_pass()
     num_writes = len(world.cluster.writes)
     world.cluster.now += 2.0
-    await world.look()
+    await world.run_pass()
     again = [verb for verb, _ in world.cluster.writes[num_writes:]]
     assert "apply" not in again
 
@@ -57,7 +50,7 @@ async def test_resources_that_were_created_at_once_have_a_status_before_one_has_
     keys = [KEY, *(("default", f"r{number}") for number in range(7))]
     for key in keys[1:]:
         world.cluster.create_resource(key, DEMO)
-    world.see()
+    world.catch_up()
     for key in keys:
         assert await world.reconciler.reconcile(key) == DEBOUNCE_SECONDS
     assert [verb for verb, _ in world.cluster.writes] == ["status"] * len(keys)
@@ -73,15 +66,15 @@ async def test_resources_that_were_created_at_once_have_a_status_before_one_has_
 
 async def test_a_first_status_that_is_not_written_keeps_no_child_from_being_made() -> None:
     world = World()
-    world.see()
+    world.catch_up()
     world.cluster.failures = [BusyError("429 try later")]
     with pytest.raises(BusyError):
-        await world.look()
+        await world.run_pass()
     await world.come_to_rest(6)
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
 
 
-async def test_an_operator_that_starts_anew_does_not_take_back_what_serves() -> None:
+async def test_a_new_operator_reports_a_resource_that_serves_as_ready() -> None:
     world = await settled()
     found = world.cluster.resource(KEY)
     world.cluster.put({name: part for name, part in found.items() if name != "status"})
@@ -99,7 +92,7 @@ async def test_every_deleted_child_is_made_again() -> None:
         assert after["metadata"]["uid"] != before["metadata"]["uid"]
 
 
-async def test_every_edited_child_is_mended() -> None:
+async def test_every_edited_child_is_restored() -> None:
     world = await settled()
     for ref, before in world.children():
         edited = copy.deepcopy(before)
@@ -112,12 +105,12 @@ async def test_every_edited_child_is_mended() -> None:
         assert after["annotations"]["note"] == "kept"
 
 
-async def test_a_child_without_its_labels_is_found_by_name_and_mended() -> None:
+async def test_a_child_without_its_labels_is_found_by_name_and_restored() -> None:
     world = await settled()
     ref = Ref("Service", "demo")
-    stripped = copy.deepcopy(world.cluster.objects["default", ref])
-    stripped["metadata"]["labels"] = {}
-    world.cluster.put(stripped)
+    edited = copy.deepcopy(world.cluster.objects["default", ref])
+    edited["metadata"]["labels"] = {}
+    world.cluster.put(edited)
     await world.come_to_rest(4)
     assert world.cluster.objects["default", ref]["metadata"]["labels"][NAME_LABEL] == "demo"
 
@@ -128,12 +121,12 @@ async def test_a_deployment_that_lost_its_labels_goes_with_its_cell() -> None:
     edited["metadata"]["labels"] = {}
     world.cluster.put(edited)
     world.cluster.edit_spec(KEY, target={"replicas": 1})
-    world.restart()  # nobody has ever seen it
+    world.restart()  # which has never seen it
     await world.come_to_rest(8)
     assert ("default", Ref("Deployment", "demo-draft-1")) not in world.cluster.objects
 
 
-async def test_replicas_that_somebody_raised_on_a_deployment_are_drained_away() -> None:
+async def test_replicas_that_were_raised_on_a_deployment_are_drained_away() -> None:
     world = await settled()
     raised = copy.deepcopy(world.deployment("demo-draft-0"))
     raised["spec"]["replicas"] = 4
@@ -148,32 +141,32 @@ async def test_scaling_down_drains_the_draft_before_it_goes() -> None:
     world = await settled()
     world.cluster.edit_spec(KEY, draft={"replicas": 1})
     world.cluster.now += 2.0
-    world.see()
-    await world.look()
-    world.see()
+    world.catch_up()
+    await world.run_pass()
+    world.catch_up()
     world.cluster.now += 2.0
-    await world.look()
+    await world.run_pass()
     (victim,) = world.engines.facts
     assert world.deployment("demo-draft-0")["spec"]["replicas"] == 2
     world.engines.finish()
     await world.come_to_rest(6)
     assert world.deployment("demo-draft-0")["spec"]["replicas"] == 1
     assert ("default", Ref("Pod", victim)) not in world.cluster.objects
-    told = {event.reason for event in world.cluster.events}
-    assert {"DraftDraining", "DraftDrained", "DraftsScaled"} <= told
+    reasons = {event.reason for event in world.cluster.events}
+    assert {"DraftDraining", "DraftDrained", "DraftsScaled"} <= reasons
 
 
 async def test_no_draft_is_taken_away_while_drafts_roll_unless_the_roll_is_stuck() -> None:
     world = await settled()
     world.cluster.edit_spec(KEY, draft={"image": "localhost/new:1"})
     world.cluster.now += 2.0
-    world.see()
-    await world.look()  # the Deployment has the new template, the pods are of the old one
+    world.catch_up()
+    await world.run_pass()  # the Deployment has the new template, the pods are of the old one
     world.cluster.edit_spec(KEY, draft={"replicas": 1})
     for _ in range(4):
         world.cluster.now += 2.0
-        world.see()
-        await world.look()
+        world.catch_up()
+        await world.run_pass()
         world.engines.finish()
     assert world.engines.facts == {}
     assert world.deployment("demo-draft-0")["spec"]["replicas"] == 2
@@ -182,13 +175,13 @@ async def test_no_draft_is_taken_away_while_drafts_roll_unless_the_roll_is_stuck
     world.cluster.put(rolling | {"status": {"conditions": [stuck]}})
     for _ in range(4):
         world.cluster.now += 2.0
-        world.see()
-        await world.look()
+        world.catch_up()
+        await world.run_pass()
         world.engines.finish()
     assert world.deployment("demo-draft-0")["spec"]["replicas"] == 1
 
 
-async def test_a_scale_down_that_waited_for_a_roll_goes_on_after_it() -> None:
+async def test_a_scale_down_that_waited_for_a_roll_continues_after_it() -> None:
     world = await settled()
     world.cluster.edit_spec(KEY, draft={"image": "localhost/new:1", "replicas": 1})
     for _ in range(10):
@@ -209,7 +202,7 @@ async def test_a_pod_taken_out_of_its_replica_set_neither_counts_nor_blocks_a_sc
     assert ("default", Ref("Pod", "orphan")) in world.cluster.objects
 
 
-async def test_a_strangers_pod_with_our_labels_is_no_target_and_is_not_dialled() -> None:
+async def test_a_foreign_pod_with_our_labels_is_no_target_and_is_not_dialled() -> None:
     world = await settled()
     theirs = copy.deepcopy(world.ready_pods("target")[0])
     owner = {"kind": "ReplicaSet", "name": "theirs-1", "uid": "x", "controller": True}
@@ -229,19 +222,19 @@ async def test_a_cell_that_is_no_number_stops_no_pass(ref: str) -> None:
     edited["metadata"]["labels"]["ssd.dev/cell"] = "debug"
     world.cluster.put(edited)
     world.cluster.now += 2.0
-    world.see()
-    assert await world.look() is not None
+    world.catch_up()
+    assert await world.run_pass() is not None
 
 
 @pytest.mark.parametrize(
     "error", [BusyError("503"), ConflictError("409"), BusyError("slow", 5.0), ForbiddenError("403")]
 )
-async def test_a_failed_call_fails_the_pass_and_the_next_one_goes_on(error: Exception) -> None:
+async def test_a_failed_call_fails_the_pass_and_the_next_one_continues(error: Exception) -> None:
     world = World()
-    world.see()
+    world.catch_up()
     world.cluster.failures = [error]  # type: ignore[list-item]
     with pytest.raises(type(error)):
-        await world.look()
+        await world.run_pass()
     assert await world.come_to_rest(6) <= 4
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
 
@@ -255,16 +248,16 @@ async def test_a_paused_resource_gets_its_status_and_nothing_else() -> None:
     assert world.cluster.condition(KEY, "Progressing") == ("False", "Paused")
 
 
-async def test_a_namespace_that_goes_away_is_no_error() -> None:
+async def test_a_namespace_that_is_deleted_is_no_error() -> None:
     world = await settled()
     world.cluster.leaving_namespaces = {"default"}
     world.cluster.remove("default", Ref("Service", "demo"))
     world.cluster.now += 2.0
-    world.see()
-    assert await world.look() == 30.0
+    world.catch_up()
+    assert await world.run_pass() == 30.0
 
 
-async def test_what_is_not_wanted_any_more_goes() -> None:
+async def test_children_that_are_not_wanted_any_more_are_deleted() -> None:
     world = await settled(demo(target={"replicas": 2}))
     assert Ref("PodDisruptionBudget", "demo-target") in dict(world.children())
     world.cluster.edit_spec(KEY, target={"replicas": 1})
@@ -279,9 +272,9 @@ async def test_cells_roll_one_after_another() -> None:
     world.cluster.edit_spec(KEY, target={"image": "localhost/new:1"})
     fewest = 3
     for _ in range(12):
-        world.see()
+        world.catch_up()
         world.cluster.now += 2.0
-        await world.look()
+        await world.run_pass()
         while world.controllers.step():
             fewest = min(fewest, len(world.ready_pods("target")))
     assert fewest == 2
@@ -290,13 +283,13 @@ async def test_cells_roll_one_after_another() -> None:
     assert images == {revision_of(world.deployment(f"demo-target-{cell}")) for cell in range(3)}
 
 
-async def test_a_bad_revision_stops_after_one_cell_and_a_good_one_mends_it() -> None:
+async def test_a_bad_revision_stops_after_one_cell_and_a_good_one_replaces_it() -> None:
     world = await settled(demo(target={"replicas": 2}))
     before = {revision_of(world.deployment(f"demo-target-{cell}")) for cell in range(2)}
     world.cluster.edit_spec(KEY, target={"image": "localhost/bad:1"})
     await world.round()  # the preflight passes
-    world.see()
-    await world.look()
+    world.catch_up()
+    await world.run_pass()
     revisions = [revision_of(world.deployment(f"demo-target-{cell}")) for cell in range(2)]
     world.controllers.broken = set(revisions) - before
     assert len(world.controllers.broken) == 1
@@ -328,28 +321,22 @@ async def test_the_internal_loop_writes_the_number_and_nothing_else_does() -> No
 async def test_a_deleted_resource_is_forgotten() -> None:
     world = await settled()
     world.cluster.remove("default", Ref("SSDDeployment", "demo"))
-    world.see()
-    assert await world.look() is None
+    world.catch_up()
+    assert await world.run_pass() is None
     assert world.engines.followed == {}
     assert world.cluster.writes == []
-
-
-async def test_no_resource_ever_carries_a_finalizer() -> None:
-    world = await settled()
-    carriers = [each for each in world.cluster.objects.values() if "finalizers" in each["metadata"]]
-    assert carriers == []
 
 
 async def test_nothing_is_written_in_kube_system() -> None:
     world = World()
     world.cluster.create_resource(("kube-system", "demo"), DEMO)
-    world.see()
+    world.catch_up()
     assert await world.reconciler.reconcile(("kube-system", "demo")) is None
     assert world.cluster.writes == []
 
 
 @pytest.mark.parametrize("is_seen", [False, True])
-async def test_what_others_add_to_our_own_is_removed(*, is_seen: bool) -> None:
+async def test_additions_to_fields_that_we_own_are_removed(*, is_seen: bool) -> None:
     world = await settled()
     before = copy.deepcopy(world.deployment("demo-draft-0")["spec"])
     service = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
@@ -374,8 +361,8 @@ async def test_ready_needs_an_endpoint_of_the_service_that_clients_use() -> None
     world = await settled()
     (found,) = world.cluster.of_kind("EndpointSlice")
     world.cluster.put({**found, "endpoints": []})
-    world.see()
-    await world.look()
+    world.catch_up()
+    await world.run_pass()
     assert world.cluster.condition(KEY, "Ready") == ("False", "EndpointMissing")
     world.controllers.settle()
     await world.round()

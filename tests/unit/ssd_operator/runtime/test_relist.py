@@ -22,17 +22,17 @@ async def test_nothing_is_made_for_a_resource_whose_deletion_was_missed() -> Non
     world.watch.list_again()
     world.watch.children.clear()  # their deletions were reported
     world.cluster.now += 2.0
-    assert await world.look() is None
-    assert await world.look() is None
+    assert await world.run_pass() is None
+    assert await world.run_pass() is None
     assert {verb for verb, _ in world.cluster.writes} <= {"status"}, "which found nothing"
     assert world.engines.followed == {}
 
 
 async def test_an_invalid_resource_that_is_gone_has_no_event() -> None:
     world = World({"accelerator": "none"})
-    world.see()
+    world.catch_up()
     world.cluster.remove("default", RESOURCE)
-    assert await world.look() is None
+    assert await world.run_pass() is None
     assert world.cluster.events == []
 
 
@@ -40,11 +40,11 @@ async def test_a_resource_made_again_in_a_gap_is_the_one_that_counts() -> None:
     world = await settled()
     world.cluster.remove("default", RESOURCE)
     world.cluster.create_resource(KEY, DEMO)
-    world.see_after_a_gap()
+    world.relist_watch()
     for _ in range(6):
         world.cluster.now += 2.0
-        world.see_after_a_gap()
-        await world.try_to_look()
+        world.relist_watch()
+        await world.try_pass()
         world.controllers.settle()
     uid = world.cluster.resource(KEY)["metadata"]["uid"]
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
@@ -60,12 +60,12 @@ async def test_a_child_whose_deletion_was_missed_is_made_again_after_a_relist() 
     world = await settled()
     service = Ref("Service", "demo")
     world.cluster.remove("default", service)
-    world.see_after_a_gap()
-    await world.look()
+    world.relist_watch()
+    await world.run_pass()
     assert ("default", service) not in world.cluster.objects
     await world.relist.relist()
     assert set(world.woken) == {KEY}
-    await world.look()
+    await world.run_pass()
     assert ("default", service) in world.cluster.objects
 
 
@@ -75,15 +75,15 @@ async def test_a_pod_whose_deletion_was_missed_does_not_block_a_scale_down() -> 
     world.cluster.edit_spec(KEY, draft={"replicas": 1})
     world.cluster.remove("default", Ref("Pod", pod["metadata"]["name"]))
     for _ in range(4):
-        world.see_after_a_gap()
+        world.relist_watch()
         world.cluster.now += 2.0
-        await world.look()
+        await world.run_pass()
         world.engines.finish()
     await world.relist.relist()
     for _ in range(6):
         world.cluster.now += 2.0
-        world.see_after_a_gap()
-        await world.look()
+        world.relist_watch()
+        await world.run_pass()
         world.engines.finish()
         world.controllers.settle()
     assert world.deployment("demo-draft-0")["spec"]["replicas"] == 1
@@ -100,14 +100,14 @@ async def test_a_relist_of_what_is_there_changes_nothing() -> None:
 async def test_what_is_newer_than_the_list_stays() -> None:
     world = await settled()
     world.cluster.remove("default", Ref("Service", "demo"))
-    world.see()
+    world.catch_up()
     listed = world.cluster.uids
 
     async def uids(kind: str, namespace: str) -> Mapping[str, Key]:
         found = await listed(kind, namespace)
         if kind == "Service":  # made and seen while the list is on its way
-            await world.look()
-            world.see()
+            await world.run_pass()
+            world.catch_up()
         return found
 
     world.cluster.uids = uids  # type: ignore[method-assign]
@@ -118,7 +118,7 @@ async def test_what_is_newer_than_the_list_stays() -> None:
 async def test_a_kind_that_cannot_be_listed_loses_no_object() -> None:
     world = await settled()
     world.cluster.remove("default", Ref("Service", "demo"))
-    world.see_after_a_gap()
+    world.relist_watch()
     world.cluster.failures = [BusyError("503") for _ in WATCHED_KINDS]
     await world.relist.relist()
     assert Ref("Service", "demo") in world.cache.children(KEY)
@@ -145,7 +145,7 @@ async def test_a_watch_that_begins_again_is_followed_by_a_relist(
     monkeypatch.setattr(relist, "SETTLE_SECONDS", 0.0)
     world = await settled()
     world.cluster.remove("default", Ref("Service", "demo"))
-    world.see_after_a_gap()
+    world.relist_watch()
     woken = asyncio.Event()
     readiness = Readiness()
     lists = Relist(world.cluster, world.cache, lambda key: woken.set(), readiness)
@@ -155,7 +155,7 @@ async def test_a_watch_that_begins_again_is_followed_by_a_relist(
         await woken.wait()
     woken.clear()
     world.cluster.remove("default", Ref("Service", "demo-targets"))
-    world.see_after_a_gap()
+    world.relist_watch()
     assert readiness.problem == ""
     lists.request()
     async with asyncio.timeout(30):
@@ -168,7 +168,7 @@ async def test_a_namespace_that_cannot_be_listed_hides_no_gap_in_another() -> No
     world = await settled()
     ref = Ref("Service", "demo")
     world.cluster.remove("default", ref)
-    world.see_after_a_gap()
+    world.relist_watch()
     world.cluster.forbidden_namespaces = {"gone"}
     await relist_of(world, "gone", "default").relist()
     assert set(world.woken) == {KEY}

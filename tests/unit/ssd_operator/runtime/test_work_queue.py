@@ -1,4 +1,4 @@
-"""Which resource is looked at when."""
+"""Which resource has a pass when."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ def test_a_key_that_was_changed_does_not_wait_for_its_retry() -> None:
     schedule = failed_often()
     schedule.change(KEY, 1.0)
     assert schedule.take(2.0) == KEY
-    assert schedule.fail(KEY, 2.0) < 2.0  # and its patience begins anew
+    assert schedule.fail(KEY, 2.0) < 2.0  # and its back-off begins again
 
 
 def passes(schedule: Schedule, times: list[float]) -> list[float]:

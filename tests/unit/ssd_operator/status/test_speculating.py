@@ -96,8 +96,8 @@ async def minutes(world: World, seconds: float) -> None:
 async def test_links_that_come_and_go_every_few_seconds_are_no_warning() -> None:
     world = await settled()
     await minutes(world, 6.0)
-    told = [event.reason for event in world.cluster.events]
-    assert (told.count("SpeculationOn"), told.count("SpeculationOff")) == (1, 0)
+    events = [event.reason for event in world.cluster.events]
+    assert (events.count("SpeculationOn"), events.count("SpeculationOff")) == (1, 0)
     assert world.cluster.condition(KEY, "SpeculationActive") == ("True", "Active")
 
 
@@ -113,15 +113,15 @@ async def test_links_that_stay_away_are_reported() -> None:
     speak(world)
     await world.round()
     lose(world)
-    again_after = await world.look()
+    again_after = await world.run_pass()
     assert again_after is not None
     assert again_after <= HOLD_SECONDS, "the end of the wait is no event of the watch"
     for _ in range(16):
         lose(world)
         await world.round()
     assert world.cluster.condition(KEY, "SpeculationActive") == ("False", "NoDrafts")
-    told = [event.reason for event in world.cluster.events]
-    assert told.count("SpeculationOff") == 1
+    events = [event.reason for event in world.cluster.events]
+    assert events.count("SpeculationOff") == 1
 
 
 async def test_a_scale_to_zero_is_no_warning() -> None:

@@ -24,7 +24,6 @@ from ssd.v1 import speculation_pb2_grpc
 from ssd_target.drafts import addresses, connection, dialer, handshake
 from ssd_target.drafts.dialer import LinkDialer, redial_pause
 from ssd_target.drafts.link import DraftLink, LinkState
-from ssd_target.drafts.link_quality import LinkRequirement
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.reports import LinkReport
 from ssd_target.settings import TargetSettings
@@ -247,8 +246,7 @@ async def test_a_link_that_is_too_slow_is_reported_with_its_numbers_and_measured
     async with echo_draft() as (_, port):
         pool = WatchedPool()
         address = f"127.0.0.1:{port}"
-        requirement = LinkRequirement(max_round_trip_seconds=0.002)
-        drafts = LinkDialer(pool, (address,), HELLO, LinkPolicy(), requirement=requirement)
+        drafts = LinkDialer(pool, (address,), HELLO, LinkPolicy(), max_round_trip_seconds=0.002)
         async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
             reports = refusals(drafts)
             for micros in (500_000, 250_000):
@@ -263,20 +261,6 @@ async def test_a_link_that_is_too_slow_is_reported_with_its_numbers_and_measured
             shown = LINK_TRANSPORT_INFO.labels(draft=address, transport="tcp")
             assert shown._value.get() == 1
     assert (address, "tcp") not in LINK_TRANSPORT_INFO._metrics
-
-
-@pytest.mark.usefixtures("fast")
-async def test_a_required_transport_refuses_a_tcp_link_with_its_measurement() -> None:
-    async with echo_draft() as (_, port):
-        pool = WatchedPool()
-        requirement = LinkRequirement(transport="nvlink")
-        one = (f"127.0.0.1:{port}",)
-        drafts = LinkDialer(pool, one, HELLO, LinkPolicy(), requirement=requirement)
-        async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
-            refused = await anext(refusals(drafts))
-            assert "its transport is tcp" in refused.reason
-            assert refused.quality is not None
-            assert refused.quality.round_trip_seconds > 0, "measured, not assumed"
 
 
 class BrokenPool(WatchedPool):

@@ -1,21 +1,17 @@
-"""Validation of requests, and worker threads for long inputs."""
+"""Validation of requests and of their room in the queue."""
 
 import asyncio
-import gc
-import threading
-import weakref
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 from prometheus_client import REGISTRY
+from tests.unit.ssd_target.serving.watched_tokenizer import WatchedTokenizer
 
 from ssd.engine.target_runner import TargetRunner
 from ssd.errors import ContextLengthError, FieldError, OverloadedError
 from ssd.rpc.codec import ChatTurn, Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
-from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import FinishReason, GenerationChunk, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Arrival
@@ -28,27 +24,6 @@ NUM_TOKEN_IDS = 120
 """Fewer than the tokenizer has."""
 TEMPLATE = "{{ 'x' * 60 }}{% for each in messages %}{{ each.content }}{% endfor %}"
 LONG = "a" * 2_000
-
-
-class WatchedTokenizer(ByteTokenizer):
-    """Keeps the threads that called it."""
-
-    def __init__(self) -> None:
-        self.threads: list[threading.Thread] = []
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
-        self.two_are_inside = threading.Event()
-
-    def encode(self, text: str) -> list[TokenId]:
-        self.threads.append(threading.current_thread())
-        if len(self.threads) == 2:
-            self.two_are_inside.set()
-        assert self.may_go_on.wait(5.0)
-        return super().encode(text)
-
-    def decode(self, token_ids: Sequence[TokenId]) -> str:
-        self.threads.append(threading.current_thread())
-        return super().decode(token_ids)
 
 
 @pytest.fixture
@@ -122,47 +97,6 @@ async def test_requests_whose_text_is_being_tokenized_count_as_waiting(
         await generate(handler, LONG)
 
 
-class Text(str):
-    """A text that weak references can refer to."""
-
-    __slots__ = ("__weakref__",)
-
-
-async def test_a_text_is_freed_when_its_call_is_cancelled_before_it_is_tokenized(
-    handler: RequestHandler, tokenizer: WatchedTokenizer
-) -> None:
-    tokenizer.may_go_on.clear()
-    reading = [asyncio.create_task(handler.tokenize(LONG)) for _ in range(2)]
-    assert await asyncio.to_thread(tokenizer.two_are_inside.wait, 5.0)
-    texts = [Text(LONG) for _ in range(3)]
-    kept = [weakref.ref(text) for text in texts]
-    waiting = [asyncio.create_task(handler.tokenize(text)) for text in texts]
-    await asyncio.sleep(0)
-    for task in waiting:
-        task.cancel()
-    await asyncio.wait(waiting)
-    del texts, waiting, task
-    gc.collect()
-    assert [ref() for ref in kept] == [None] * 3
-    tokenizer.may_go_on.set()
-    await asyncio.gather(*reading)
-
-
-async def test_two_long_texts_are_tokenized_at_a_time_and_short_ones_meanwhile(
-    handler: RequestHandler, tokenizer: WatchedTokenizer
-) -> None:
-    tokenizer.may_go_on.clear()
-    reading = [asyncio.create_task(handler.tokenize(LONG)) for _ in range(5)]
-    assert await asyncio.to_thread(tokenizer.two_are_inside.wait, 5.0)
-    for task in reading[:2]:
-        task.cancel()
-    await asyncio.wait(reading[:2])
-    assert len(tokenizer.threads) == 2, "a cancelled call does not free its thread"
-    tokenizer.may_go_on.set()
-    assert await handler.tokenize("abc") == (97, 98, 99)
-    assert len(await asyncio.gather(*reading[2:])) == 3
-
-
 async def test_the_length_of_a_conversation_is_that_of_its_rendered_text(
     handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
@@ -210,42 +144,3 @@ async def test_a_request_without_tokens_has_no_time_to_first_token(
     assert await finish(reason=FinishReason.CANCELLED) == [0, 0]
     assert await finish(97, reason=FinishReason.CANCELLED) == [1, 0]
     assert await finish(97, reason=FinishReason.LENGTH) == [1, 1]
-
-
-@pytest.mark.parametrize(("count", "in_thread"), [(10, False), (50_000, True)])
-async def test_long_inputs_are_processed_in_a_worker_thread(
-    handler: RequestHandler, tokenizer: WatchedTokenizer, count: int, *, in_thread: bool
-) -> None:
-    assert await handler.tokenize("a" * count) == (97,) * count
-    assert await handler.detokenize([98] * count) == "b" * count
-    mine = threading.current_thread()
-    assert [thread is not mine for thread in tokenizer.threads] == [in_thread] * 2
-
-
-@pytest.mark.parametrize("count", [1, 50_000])
-async def test_ids_to_detokenize_are_in_the_vocabulary(handler: RequestHandler, count: int) -> None:
-    with pytest.raises(FieldError) as caught:
-        await handler.detokenize([*[1] * count, 257])
-    assert caught.value.field == f"token_ids[{count}]"
-
-
-async def test_calls_with_long_inputs_are_bounded_and_prompts_of_generate_are_not_refused(
-    handler: RequestHandler, tokenizer: WatchedTokenizer
-) -> None:
-    tokenizer.may_go_on.clear()
-    running = [asyncio.create_task(handler.tokenize(LONG)) for _ in range(8)]
-    await asyncio.sleep(0)
-    with pytest.raises(OverloadedError, match="8 calls of Tokenize or Detokenize"):
-        await handler.tokenize(LONG)
-    with pytest.raises(OverloadedError):
-        await handler.detokenize([98] * len(LONG))
-    assert await handler.detokenize([98]) == "b"
-    prompt = asyncio.create_task(generate(handler, LONG))
-    running.pop().cancel()
-    await asyncio.sleep(0)
-    running.append(asyncio.create_task(handler.tokenize(LONG)))
-    tokenizer.may_go_on.set()
-    assert len(await asyncio.gather(*running)) == 8
-    with pytest.raises(ContextLengthError):
-        await prompt
-    assert await handler.tokenize(LONG) == (97,) * len(LONG)

@@ -1,4 +1,4 @@
-"""A cluster that looks at what an operator's writes do to whoever serves, and objects."""
+"""A cluster that fails a test when a write of the operator takes away a pod that serves."""
 
 import copy
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ from ssd_operator.policy.drain import deadline_of
 
 
 @dataclass
-class Witness(MemoryCluster):
-    """Raises AssertionError at a write that takes away what it must not. One resource."""
+class CheckedCluster(MemoryCluster):
+    """Raises AssertionError at a write that removes what it must not. One resource."""
 
     drained: set[str] = field(default_factory=set)
-    """Drafts that serve nothing more."""
+    """Drafts that have drained."""
     is_seen: bool = False
     """Whether the pass that writes now has seen everything as it is."""
     seen: Object = field(default_factory=dict)
@@ -36,21 +36,21 @@ class Witness(MemoryCluster):
             return await super().apply(wanted, uid)
         finally:
             after = self.objects.get(address)
-            self._look_at_takeover(before, after)
+            self._check_takeover(before, after)
             if wanted["kind"] == "Deployment" and before and after and before != after:
                 is_draft = wanted["metadata"]["labels"][COMPONENT_LABEL] == "draft"
-                look = self._look_at_shrink if is_draft else self._look_at_roll
-                look(before, after)
+                check = self._check_shrink if is_draft else self._check_roll
+                check(before, after)
 
-    def _look_at_takeover(self, before: Object | None, after: Object | None) -> None:
+    def _check_takeover(self, before: Object | None, after: Object | None) -> None:
         was_foreign = before is not None and not before["metadata"].get("ownerReferences")
         assert not was_foreign or before == after, f"somebody else's object is written: {before}"
 
     def touched(self, name: str) -> None:
-        """Somebody else did something to a target: what follows is not the operator's doing."""
+        """Another writer changed a target: what follows is not the operator's doing."""
         self._rolling.discard(name)
 
-    def _look_at_roll(self, before: Object, after: Object) -> None:
+    def _check_roll(self, before: Object, after: Object) -> None:
         self._rolling = {name for name in self._rolling if not self._is_back(name)}
         if template_hash(before) == template_hash(after) or not self._serves(before):
             return
@@ -66,7 +66,7 @@ class Witness(MemoryCluster):
         pods = self._pods(deployment)
         return any(is_ready(pod) and is_of_template(pod, deployment) for pod in pods)
 
-    def _look_at_shrink(self, before: Object, after: Object) -> None:
+    def _check_shrink(self, before: Object, after: Object) -> None:
         try:
             resource = parse(self.seen or self.of_kind(KIND)[0])
         except SpecError:
