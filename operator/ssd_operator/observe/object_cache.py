@@ -57,10 +57,6 @@ class ObjectCache:
         """Keep what the API server answered to a write or a read."""
         self._answers.setdefault(key, {})[ref_of(answer)] = answer, self._now()
 
-    def drop_answer(self, key: Key, ref: Ref) -> None:
-        """Forget an answer about an object, if there is one."""
-        self._answers.get(key, {}).pop(ref, None)
-
     def mark_deleted(self, thing: Object) -> None:
         """Record that an object is gone as of this version; a later version shows it again.
 

@@ -167,12 +167,11 @@ class Observer:
         pause = FORBIDDEN_SECONDS if sight.forbidden else OPTIONAL_SECONDS
         if now - sight.optional_read_at < pause and kinds == sight.kinds_wanted:
             return
-        had = {ref.kind for ref in self._cache.children(key)}
-        forbidden = set[str]()
+        cached, forbidden = self._cache.children(key), set[str]()
         for kind in self._served:
-            if not (is_first or kind in kinds or kind in had):
-                continue
             ref = Ref(kind, _name_of(kind, resource))
+            if not (is_first or kind in kinds or ref in cached):
+                continue
             try:
                 live = await self._cluster.get(key[0], ref)
             except ForbiddenError as error:
@@ -180,9 +179,10 @@ class Observer:
                     raise
                 forbidden.add(kind)
                 continue
-            self._cache.drop_answer(key, ref)
             if live is not None:
                 self._cache.remember(key, live)
+            elif ref in cached:
+                self._cache.mark_deleted(cached[ref])
         sight.forbidden, sight.kinds_wanted = kinds & forbidden, kinds
         sight.optional_read_at = now
 

@@ -185,5 +185,5 @@ class Execution:
     async def _delete(self, thing: Object) -> None:
         ref = ref_of(thing)
         await self.cluster.delete(self.resource.namespace, ref, thing["metadata"]["uid"])
-        self.cache.drop_answer(self.key, ref)
+        self.cache.mark_deleted(thing)
         _log.info("deleted", object=str(ref))

@@ -116,23 +116,24 @@ def _is_changed(generations: dict[Key, int], key: Key, resource: Object, event: 
 
 
 def _is_watched(resource: Any) -> bool:
-    return (resource.group, resource.version, resource.plural) in _KINDS
+    return _kind(resource) is not None
 
 
 def _is_resource(resource: Any) -> bool:
-    return _is_watched(resource) and _kind(resource) == KIND
+    return _kind(resource) == KIND
 
 
 def _is_child(resource: Any) -> bool:
-    return _is_watched(resource) and _kind(resource) != KIND
+    return _kind(resource) not in (None, KIND)
 
 
 def _is_endpoint_slice(resource: Any) -> bool:
-    return _is_watched(resource) and _kind(resource) == "EndpointSlice"
+    return _kind(resource) == "EndpointSlice"
 
 
-def _kind(resource: Any) -> str:
-    return _KINDS[resource.group, resource.version, resource.plural]
+def _kind(resource: Any) -> str | None:
+    """The kind of a resource that kopf has discovered; None for one that is not watched."""
+    return _KINDS.get((resource.group, resource.version, resource.plural))
 
 
 def _plain(body: Mapping[str, Any], resource: Any) -> Object:
@@ -141,6 +142,6 @@ def _plain(body: Mapping[str, Any], resource: Any) -> Object:
     ``managedFields`` is half of an object's size, and nothing here reads it. It is removed from
     kopf's own copy: at the start kopf holds every object until the last one is indexed.
     """
-    kind = _kind(resource)
+    kind = _KINDS[resource.group, resource.version, resource.plural]
     body["metadata"].pop("managedFields", None)
     return {**body, "kind": kind, "apiVersion": KINDS[kind].api_version}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.ssd_operator.resources import SAMPLES, children, resource, specs
 
 from ssd_operator.api.spec import Object, Spec
-from ssd_operator.observe.diff import covers, surplus
+from ssd_operator.observe.diff import covers, removal, surplus
 
 ANSWERS = list(yaml.safe_load_all((Path(__file__).parents[1] / "answers.yaml").read_text()))
 IDENTITY = ("apiVersion", "kind")
@@ -285,3 +285,19 @@ def test_half_an_object_covers_nothing(edit: Callable[[Object], Any]) -> None:
 
 def test_true_is_not_one() -> None:
     assert not covers({"spec": {"a": 1}}, {"spec": {"a": True}})
+
+
+def test_additions_are_removed_by_a_merge_patch_of_this_version() -> None:
+    containers = [{"name": "target", "env": [A, B]}, {"name": "sidecar"}]
+    live: Object = {
+        "metadata": {"name": "demo", "uid": "uid-1", "resourceVersion": "7"},
+        "spec": {"selector": {"a": "1", "b": "2"}, "template": {"containers": containers}},
+    }
+    places = [("spec", "template", "containers", 0, "env", 1), ("spec", "selector", "b")]
+    assert removal(live, places) == {
+        "metadata": {"uid": "uid-1", "resourceVersion": "7"},
+        "spec": {
+            "selector": {"b": None},
+            "template": {"containers": [{"name": "target", "env": [A]}, {"name": "sidecar"}]},
+        },
+    }

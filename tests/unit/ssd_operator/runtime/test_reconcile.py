@@ -1,6 +1,7 @@
 """Passes over a cluster in memory."""
 
 import copy
+from unittest.mock import Mock
 
 import pytest
 from tests.unit.ssd_operator.world import DEMO, KEY, World, demo, settled
@@ -8,6 +9,8 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World, demo, settled
 from ssd_operator.children.names import NAME_LABEL, revision_of
 from ssd_operator.observe.cluster import BusyError, ConflictError, ForbiddenError
 from ssd_operator.observe.facts import PoolFact, Ref
+from ssd_operator.policy.plan import plan
+from ssd_operator.runtime import reconcile
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS
 
 
@@ -31,6 +34,18 @@ async def test_an_idle_pass_neither_writes_nor_reads() -> None:
     await world.round()
     assert world.cluster.writes == []
     assert world.cluster.reads == reads
+
+
+async def test_a_pass_plans_once_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = Mock(wraps=plan)
+    monkeypatch.setattr(reconcile, "plan", plans)
+    world = World()
+    world.cluster.refused = {Ref("Service", "demo-targets"): "no"}
+    world.cluster.forbidden = {Ref("Deployment", "demo-draft-0"): "exceeded quota"}
+    await world.round()  # the first status, without a plan
+    for number in range(1, 4):
+        await world.round()
+        assert plans.call_count == number
 
 
 async def test_a_pass_before_its_own_writes_come_back_does_not_repeat_them() -> None:
