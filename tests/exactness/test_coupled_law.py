@@ -34,8 +34,6 @@ from ssd_target.decoding.decode_loop import read_back
 from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.sequence import Arrival, Sequence
 
-pytestmark = pytest.mark.timeout(60)
-
 NUM_TOKENS = 4
 NUM_SEQUENCES = 6000
 PROMPT = (1, 3, 1)

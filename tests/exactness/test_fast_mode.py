@@ -10,7 +10,6 @@ from tests.packing import needs_packed_bfloat16
 
 from ssd.types import Mode
 
-pytestmark = pytest.mark.timeout(900)
 SIZE = Size(lookahead=6, num_prompts=4)
 WAITS_FOR_TABLES = (
     "--draft-deadline-ms",

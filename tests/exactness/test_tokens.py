@@ -35,7 +35,6 @@ from tests.exactness.cells import (
 from ssd import demo
 from ssd.types import Mode
 
-pytestmark = pytest.mark.timeout(900)
 WAITS_FOR_TABLES = (
     *("--deterministic", "--draft-deadline-ms", "10000", "--no-adaptive-deadline"),
     *("--no-circuit-breaker", "--backup", "none"),

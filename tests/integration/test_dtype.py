@@ -13,7 +13,6 @@ from ssd.rpc.client import DraftClient, TargetClient
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SamplingParams
 
-pytestmark = pytest.mark.timeout(120)
 SHAPE = ("--lookahead", "3", "--branches", "8", "--port", "0", "--http-port", "0")
 PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 PROMPTS = ["some text", "def fib(n):", "import os"]

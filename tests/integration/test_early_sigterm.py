@@ -11,7 +11,6 @@ import pytest
 import ssd
 import ssd_operator
 
-pytestmark = pytest.mark.timeout(60)
 PATHS = os.pathsep.join(
     str(Path(str(package.__file__)).parent.parent) for package in (ssd, ssd_operator)
 )

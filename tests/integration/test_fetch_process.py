@@ -16,7 +16,6 @@ from tests.hub import COMMIT, NAME, PATIENCE_SECONDS, TOKEN, Hub, serving
 import ssd
 from ssd.testing.tiny_folder import write_tiny_folder
 
-pytestmark = pytest.mark.timeout(90)
 SERVICES = Path(ssd.__file__).parent.parent
 NO_COMMIT = "f" * 40
 

@@ -13,7 +13,6 @@ from ssd.rpc.client import TargetClient
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
 from ssd.types import SamplingParams, SpeculationStatistics, TokenId
 
-pytestmark = pytest.mark.timeout(120)
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "256"),
     *("--port", "0", "--http-port", "0", "--prefill-chunk", "32"),

@@ -16,10 +16,9 @@ from ssd.rpc.client import DraftClient, TargetClient
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SamplingParams, SpeculationStatistics
 
-pytestmark = pytest.mark.timeout(120)
 SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--http-port", "0")
 TARGET = (*SHAPE, "--port", "0", "--max-num-seqs", "4", "--deterministic")
-MAX_LEN = 1400
+MAX_LEN = 800
 WARM = SamplingParams(temperature=0.7, seed=2**63 + 5, max_tokens=150, ignore_eos=True)
 GAIN = 8.0
 """Attention matters so much that a wrong key or value in a draft costs hits."""
@@ -158,7 +157,7 @@ async def test_a_stopped_draft_is_given_up_and_taken_back_when_it_goes_on(folder
     async with draft(folder) as helper, target(folder, [helper], *PATIENT) as (process, client):
         plain, _ = await ask(client, Mode.AUTOREGRESSIVE)
         helper.signal(signal.SIGSTOP)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert (await ask(client))[0] == plain
         await until_link(process, "lost")
         helper.signal(signal.SIGCONT)
@@ -205,7 +204,7 @@ async def test_a_drained_draft_ends_long_before_its_streams_which_move_to_anothe
 
         prompts = [f"text {n}" for n in range(4)]
         running_on = [asyncio.create_task(ask(client, Mode.AUTO, each, long)) for each in prompts]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while 0 in (await sessions()).values():
                 pass
         await begin_drain(leaving, by_signal=by_signal)

@@ -15,7 +15,6 @@ from ssd.rpc.client import TargetClient
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, SamplingParams
 
-pytestmark = pytest.mark.timeout(90)
 MAX_LEN = 4000
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--max-model-len", str(MAX_LEN)),

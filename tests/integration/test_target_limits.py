@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,16 +23,15 @@ from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, Mode, SamplingParams
 from ssd.v1 import generate_pb2_grpc
 
-pytestmark = pytest.mark.timeout(90)
 MAX_LEN = 20_000
 SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", str(MAX_LEN)),
     *("--kv-cache-bytes", "64000000", "--port", "0", "--http-port", "0"),
 )
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-LONG = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True)
+LONG = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, ignore_eos=True)
 NEVER_READS = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
 
@@ -108,15 +108,17 @@ async def test_every_documented_metric_says_something_sensible(folder: Path) -> 
         flags = ("--drafts", helper.grpc_address, *PATIENT)
         async with target(folder, *flags) as (process, client):
             assert (await process.until("link")).fields["state"] == "active"
+            asked_at = time.monotonic()
             await ask(client, "abc", sampling=LONG)
+            elapsed = time.monotonic() - asked_at
             rtt = f'ssd_link_rtt_seconds{{draft="{helper.grpc_address}"}}'
             metrics = await until(process, lambda found: is_free(found) and rtt in found)
             assert metrics['ssd_requests_total{outcome="length"}'] == 1
             assert metrics['ssd_tokens_total{kind="prompt"}'] == 3
-            assert metrics['ssd_tokens_total{kind="output"}'] == 2000
+            assert metrics['ssd_tokens_total{kind="output"}'] == 1000
             for name in ("time_to_first_token", "e2e"):
                 assert metrics[f"ssd_{name}_seconds_count"] == 1
-                assert 0 < metrics[f"ssd_{name}_seconds_sum"] < PATIENCE_SECONDS
+                assert 0 < metrics[f"ssd_{name}_seconds_sum"] < elapsed
             assert metrics["ssd_inter_token_seconds_count"] >= 1
             assert metrics['ssd_kv_blocks{state="free"}'] > 0
             for part in ("verify", "wait", "host"):
@@ -133,13 +135,13 @@ async def test_every_documented_metric_says_something_sensible(folder: Path) -> 
             assert metrics["ssd_commit_to_wire_seconds_count"] >= metrics[results[0]]
             assert metrics["ssd_open_sessions"] == 0
             assert metrics[f'ssd_link_state{{draft="{helper.grpc_address}"}}'] == 1
-            assert 0 < metrics[rtt] < PATIENCE_SECONDS
-            assert metrics['ssd_link_bytes_total{direction="in"}'] > 0
-            assert metrics['ssd_link_bytes_total{direction="out"}'] > 0
+            assert metrics[rtt] > 0
+            for direction in ("in", "out"):
+                assert metrics[f'ssd_link_bytes_total{{direction="{direction}"}}'] > 0
             assert metrics["ssd_bad_frames_total"] == 0
             there = await scrape(helper)
-            assert there['ssd_draft_startup_seconds{part="load"}'] > 0
-            assert there['ssd_draft_startup_seconds{part="warm-up"}'] > 0
+            for part in ("load", "warm-up"):
+                assert there[f'ssd_draft_startup_seconds{{part="{part}"}}'] > 0
             assert there["ssd_draft_capacity"] == 16
             assert there["ssd_wire_to_table_seconds_count"] > 0
             assert there["ssd_draft_sessions"] == 0
@@ -228,7 +230,7 @@ async def test_a_caller_that_leaves_frees_the_sequence_and_the_drafts_session(fo
             while not (await watcher.get_status()).sessions:
                 pass
         await stream.aclose()
-        async with asyncio.timeout(2.0):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (await watcher.get_status()).sessions:
                 pass
         metrics = await until(process, is_free)

@@ -24,7 +24,6 @@ from ssd.rpc.codec import GenerateCall
 from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
 from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams
 
-pytestmark = pytest.mark.timeout(90)
 SMALL = ("--dtype", "float32", "--max-num-seqs", "4", "--prefill-chunk", "32", "--lookahead", "3")
 ANY_PORT = ("--port", "0", "--http-port", "0")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)

@@ -42,7 +42,7 @@ class Process:
 
     async def until_ready(self) -> None:
         self.may_load.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not self.life.readiness()[0]:  # noqa: ASYNC110 - readiness has no event
                 await asyncio.sleep(0)
 
@@ -78,7 +78,7 @@ async def test_a_process_loads_serves_and_drains() -> None:
     process.life.start_draining()
     assert process.life.readiness() == (False, "draining")
     process.is_idle.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await run
     assert process.calls == ["finish", "stop"]
     assert process.life.readiness() == (False, "the step thread has ended")
@@ -87,7 +87,7 @@ async def test_a_process_loads_serves_and_drains() -> None:
 async def test_a_drain_while_loading_ends_the_process_at_once() -> None:
     process = Process()
     process.life.start_draining()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await process.run()
     assert process.calls == []
     process.may_load.set()
@@ -106,7 +106,7 @@ async def test_a_crash_of_the_step_thread_ends_the_process() -> None:
     process = Process()
     process.serve_error = ZeroDivisionError("broken on purpose")
     process.may_load.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(ZeroDivisionError, match="broken on purpose"):
             await process.run()
     assert not process.life.is_live()
@@ -129,7 +129,7 @@ async def test_work_that_does_not_end_is_stopped_at_the_limit_of_the_drain() -> 
     run = asyncio.create_task(process.run())
     await process.until_ready()
     process.life.start_draining()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await run
     assert process.calls[-1] == "stop"
 
@@ -147,7 +147,7 @@ async def test_a_step_thread_that_outlives_the_drain_is_an_error(
     with pytest.raises(TimeoutError, match="the step thread did not end within 0 s"):
         await run
     process.inbox_closed.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await process.step.ended
 
 

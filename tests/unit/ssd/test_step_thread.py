@@ -22,7 +22,7 @@ async def ended(load: Load) -> StepThread[str]:
     ends: list[str] = []
     thread = StepThread(load, lambda: ends.append(threading.current_thread().name), CPUS)
     thread.start()
-    await asyncio.wait({thread.ended}, timeout=10)
+    await asyncio.wait({thread.ended}, timeout=60)
     thread._thread.join(10)
     assert ends == ["step"]
     return thread
@@ -58,7 +58,7 @@ async def test_the_loaded_value_is_published_before_the_thread_serves() -> None:
 
     thread = StepThread(lambda: ("model", serve), lambda: None, CPUS)
     thread.start()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await thread.loaded == "model"
         may_end.set()
         await thread.ended

@@ -347,7 +347,6 @@ class Disturbances(RuleBasedStateMachine):
         return copy.deepcopy(self.cluster.objects["default", ref])
 
 
-@pytest.mark.timeout(60)
 def test_a_resource_converges_after_disturbances() -> None:
     run_state_machine_as_test(Disturbances, settings=settings(_PLAIN, max_examples=15))
 

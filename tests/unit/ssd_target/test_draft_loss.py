@@ -16,7 +16,7 @@ from ssd.types import (
 )
 
 GREEDY = SamplingParams(temperature=0.0)
-MAX_SECONDS = 20.0
+MAX_SECONDS = 60.0
 
 MakeBench = Callable[..., Any]
 Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]

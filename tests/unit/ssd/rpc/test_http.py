@@ -35,7 +35,7 @@ def probes(process: Process) -> Iterator[ProbeServer]:
 def ask(server: ProbeServer, path: str) -> tuple[int, str]:
     url = f"http://127.0.0.1:{server.port}{path}"
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -130,7 +130,7 @@ def test_close_is_idempotent_and_frees_the_port(probes: ProbeServer) -> None:
 
 def answers(host: str, port: int) -> bool:
     name = f"[{host}]" if ":" in host else host
-    with urllib.request.urlopen(f"http://{name}:{port}/livez", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{name}:{port}/livez", timeout=60) as answer:
         return bool(answer.status == 200)
 
 

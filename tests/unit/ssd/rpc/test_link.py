@@ -354,7 +354,7 @@ async def test_a_link_ends_if_its_peer_reads_nothing(monkeypatch: pytest.MonkeyP
         raw: Any = client._channel
         call = raw.stream_stream("/ssd.v1.SpeculationService/Speculate")()
         await call.write(speculate_request(Heartbeat()).SerializeToString())
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60):
             assert "accepted no message for 0.05 s" in await link_error
         call.cancel()
         await client.close()

@@ -38,7 +38,7 @@ HELLO = LinkHello(
     epoch=3,
 )
 WELCOME = LinkWelcome(epoch=3, max_sessions=4, lookahead=6, branches=24)
-MAX_SECONDS = 10.0
+MAX_SECONDS = 60.0
 
 
 class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):

@@ -33,7 +33,7 @@ from ssd_target.serving.servicer import (
 )
 from ssd_target.settings import TargetSettings
 
-MAX_SECONDS = 20.0
+MAX_SECONDS = 60.0
 LINK = LinkStatus(address="10.0.0.1:1", state="active", round_trip_seconds=0.001)
 POOL = PoolStatus(links=(LINK,), running_sequences=1, desired_draft_replicas=0.4)
 

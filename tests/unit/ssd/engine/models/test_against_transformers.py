@@ -17,8 +17,6 @@ from ssd.engine.target_runner import TargetRunner
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 
-pytestmark = pytest.mark.timeout(60)
-
 P = 7
 VOCAB = 300
 LENGTHS = (1, 17, 300)
