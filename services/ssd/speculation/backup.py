@@ -1,12 +1,12 @@
-"""What a row proposes after a miss, without a draft.
+"""The backup: what a sequence proposes after a miss, without a draft.
 
-Decision: search the newest ``WINDOW_TOKENS`` tokens anew at each miss, with array operations.
-Because: it takes tens of microseconds, only misses pay, and no state can go stale.
-Not chosen: an index of n-grams kept along each sequence, which pays on every token and needs a
+Decision: search the newest ``WINDOW_TOKENS`` tokens again at each miss, with array operations.
+Because: this takes tens of microseconds, only misses pay, and there is no state to keep correct.
+Not chosen: an index of n-grams for each sequence, which costs time for every token and needs a
 bound on its memory. Revisit when: misses are common in large batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,25 +15,33 @@ from ssd.types import TokenId
 WINDOW_TOKENS = 1024
 """Newest tokens that are searched."""
 MAX_SUFFIX_TOKENS = 16
-"""Longer matches are not told apart; the newest of them wins."""
+"""Longer matches count as equally long; the newest of them is taken."""
+
+Backup = Callable[[Sequence[TokenId], int], tuple[TokenId, ...]]
+"""Tokens of a sequence and the maximum number of proposed tokens to the proposal."""
+
+
+def propose_nothing(_tokens: Sequence[TokenId], _max_tokens: int) -> tuple[TokenId, ...]:
+    """Return no tokens."""
+    return ()
 
 
 def propose_ngram(
     tokens: Sequence[TokenId], max_tokens: int, *, min_suffix: int = 2
 ) -> tuple[TokenId, ...]:
-    """Propose what followed the last time the text ended as it does now.
+    """Propose the tokens that followed the last earlier occurrence of the text's end.
 
-    Of all earlier places in the window whose tokens agree with the text's end, take the one that
-    agrees longest, and of these the newest. A continuation that reaches the end of the text reads
-    on in the proposal itself, so a periodic text is continued periodically.
+    Of all earlier places in the window whose tokens match the end of the text, the longest match is
+    taken, and of equally long ones the newest. A continuation that reaches the end of the text
+    continues in the proposal itself, so a periodic text is continued periodically.
 
     Args:
-        tokens: the sequence's own text, prompt included.
-        max_tokens: tokens to propose.
-        min_suffix: tokens that must agree, >= 1; fewer are no match.
+        tokens: the sequence, prompt included.
+        max_tokens: number of tokens to propose.
+        min_suffix: number of tokens that must match, >= 1.
 
     Returns:
-        ``max_tokens`` tokens, or none when nothing matches.
+        ``max_tokens`` tokens, or none if nothing matches.
     """
     window_S = np.array(tokens[-WINDOW_TOKENS:], dtype=np.int64)
     num = len(window_S)
@@ -54,3 +62,7 @@ def propose_ngram(
     start = int(ends_C[-1]) + 1
     period_S = window_S[start:]
     return tuple(np.resize(period_S, max_tokens).tolist())
+
+
+BACKUPS: dict[str, Backup] = {"none": propose_nothing, "ngram": propose_ngram}
+"""By the value of the setting ``backup``."""

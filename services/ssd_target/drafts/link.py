@@ -1,12 +1,13 @@
-"""One link to a draft while it is up, and the sessions it carries."""
+"""A link to a draft and its sessions, as the pool uses them."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ssd.errors import LinkError
+from ssd.errors import FrameError, LinkError
 from ssd.speculation.table import OutcomeTable, pack_commits
+from ssd.telemetry import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
 from ssd.transport.frame import Frame, FrameKind, TensorChannel
 from ssd.types import (
     Commit,
@@ -17,56 +18,34 @@ from ssd.types import (
     SessionOpening,
     TargetMessage,
 )
-from ssd_target.drafts.link_health import CircuitBreaker, TableDeadline
+from ssd_target.drafts.circuit_breaker import CircuitBreaker
 from ssd_target.drafts.round_trip import RoundTrip
-from ssd_target.drafts.sustainable_sessions import TablePace
+from ssd_target.drafts.sustainable_sessions import BatchTimes
+from ssd_target.drafts.table_deadline import TableDeadline
 
 
 class LinkState(StrEnum):
-    """State of a link."""
+    """State of a link; the values are those of ``LinkState`` in ``admin.proto``."""
 
     CONNECTING = "connecting"
     ACTIVE = "active"
     QUARANTINED = "quarantined"
+    """The circuit breaker is open."""
     DRAINING = "draining"
     LOST = "lost"
     REFUSED = "refused"
 
 
 @dataclass(slots=True)
-class Session:
-    """A draft's copy of one sequence, as the target sees it. Guarded by the pool's lock."""
-
-    session: int
-    sequence_id: SequenceId
-    link: "DraftLink"
-    base_len: int
-    """Committed tokens before the round in progress: the only table that fits has the same."""
-    asked_at: float
-    """When the commit or the opening left that asks for this table."""
-    open_by: float = float("inf")
-    """When a session that no table has opened is given up."""
-    table: OutcomeTable | None = None
-    table_seconds: float | None = None
-    """How long the table took; None for the first, which waited for the prompt's prefill."""
-    is_opened: bool = False
-    """Whether a first table has come; before, nobody waits for it."""
-
-    def seconds_taken(self, now: float) -> float | None:
-        """How long the draft took for the table, or takes already; None if that says nothing."""
-        return now - self.asked_at if self.table is None else self.table_seconds
-
-
-@dataclass(slots=True)
 class LinkCounts:
-    """Rounds by result, since the link came up or the process began."""
+    """Lookups by result, since the link was opened or the process started."""
 
     hits: int = 0
     misses: int = 0
     late: int = 0
 
     def note(self, result: LookupResult) -> None:
-        """Count one round of one sequence."""
+        """Count one lookup."""
         self.hits += result is LookupResult.HIT
         self.misses += result is LookupResult.MISS
         self.late += result is LookupResult.LATE
@@ -75,6 +54,49 @@ class LinkCounts:
     def hit_rate(self) -> float:
         """Hits over rounds that needed a table; 0 before the first."""
         return self.hits / max(1, self.hits + self.misses + self.late)
+
+
+@dataclass(slots=True)
+class Session:
+    """The state of a session on the target.
+
+    Guarded by the lock of ``DraftPool``.
+    """
+
+    number: int
+    sequence_id: SequenceId
+    link: "DraftLink"
+    base_len: int
+    """Committed tokens before the current round. Only a table with this base length is used."""
+    requested_at: float
+    """When the commit or opening was sent that the next table answers."""
+    open_by: float
+    """When a session without any table is closed."""
+    table: OutcomeTable | None = None
+    """The table of the current round."""
+    table_seconds: float | None = None
+    """Time from the commit to ``table``. None for the first table, which includes the prefill."""
+    is_open: bool = False
+    """Whether the first table has arrived. Rounds do not wait for a session that is opening."""
+
+    def receive(self, table: OutcomeTable, now: float) -> bool:
+        """Keep the table of the current round; False if the table is stale."""
+        was_open, self.is_open = self.is_open, True
+        if table.base_len != self.base_len or self.table is not None:
+            return False
+        self.table = table
+        self.table_seconds = now - self.requested_at if was_open else None
+        return True
+
+    def begin_round(self, base_len: int, now: float) -> None:
+        """Expect the table of the next round, whose commit is sent now."""
+        self.base_len = base_len
+        self.table = None
+        self.requested_at = now
+
+    def seconds_so_far(self, now: float) -> float | None:
+        """Time from the commit to the table, or to now; None for the first table."""
+        return now - self.requested_at if self.table is None else self.table_seconds
 
 
 class DraftLink:
@@ -99,41 +121,23 @@ class DraftLink:
         """Its sessions are shorter than this many tokens; 0 is unknown."""
         self.counts = LinkCounts()
         self.round_trip = RoundTrip()
+        self.batch_times = BatchTimes()
+        self.table_deadline = TableDeadline()
+        self.circuit_breaker = CircuitBreaker()
         self.sessions: dict[int, Session] = {}
-        self.table_pace = TablePace()
-        self.table_deadline = TableDeadline(is_adaptive=False)
-        self.circuit_breaker = CircuitBreaker(is_enabled=True)
-        self.not_asked_until = 0.0
-        """When it may be offered a session again, after one that came to nothing."""
-        self.most_sessions = 0
-        """Most sessions that it has carried at a time: its draft never keeps more."""
-        self.tables_due = 0
-        """Tables requested by openings and commits, less those received."""
+        """By number; ``SessionRegistry`` adds and removes them."""
+        self.peak_sessions = 0
+        """Maximum number of sessions at one time so far. The draft never has more."""
+        self.num_due_tables = 0
+        """Tables that openings and commits have requested and that have not arrived."""
+        self.no_openings_before = 0.0
+        """Time of the next opening, after one that was refused or not answered."""
         self.is_draining = False
         self.lost_because: str | None = None
         self._channel = channel
         self._send_control = send_control
-        self._session_ids = itertools.count(1)
-        self._sequence_numbers = itertools.count(1)
-
-    def state(self, now: float) -> LinkState:
-        """What the link is good for."""
-        if self.lost_because is not None:
-            return LinkState.LOST
-        if self.is_draining:
-            return LinkState.DRAINING
-        if self.circuit_breaker.is_active(now):
-            return LinkState.QUARANTINED
-        return LinkState.ACTIVE
-
-    def has_room(self, num_tokens: int, now: float) -> bool:
-        """Whether it takes one more session, of so many tokens."""
-        return (
-            self.state(now) is LinkState.ACTIVE
-            and (not self.max_len or num_tokens < self.max_len)
-            and len(self.sessions) < self.max_sessions
-            and now >= self.not_asked_until
-        )
+        self._session_numbers = itertools.count(1)
+        self._frame_numbers = itertools.count(1)
 
     def start(
         self, on_frame: Callable[[Frame], None], on_lost: Callable[[Exception], None]
@@ -141,51 +145,89 @@ class DraftLink:
         """Receive the frames of the draft from now on; see ``TensorChannel``."""
         self._channel.start(on_frame, on_lost)
 
+    def close(self) -> None:
+        """Close the channel; idempotent."""
+        self._channel.close()
+
     @property
     def transport(self) -> str:
         """How its bytes travel."""
         return self._channel.transport
 
-    @property
-    def load(self) -> float:
-        """Sessions over ``max_sessions``."""
-        return len(self.sessions) / self.max_sessions
+    def state(self, now: float) -> LinkState:
+        """Return the state of the link."""
+        if self.lost_because is not None:
+            return LinkState.LOST
+        if self.is_draining:
+            return LinkState.DRAINING
+        if self.circuit_breaker.is_open(now):
+            return LinkState.QUARANTINED
+        return LinkState.ACTIVE
 
-    def next_session_id(self) -> int:
-        """An id never used before on this link."""
-        return next(self._session_ids)
+    def next_session_number(self) -> int:
+        """Return a number that was never used on this link."""
+        return next(self._session_numbers)
 
-    def keep(self, session: Session) -> None:
-        """Note a session that is about to open."""
-        self.sessions[session.session] = session
-        self.most_sessions = max(self.most_sessions, len(self.sessions))
-        self.tables_due += 1
+    def overdue_openings(self, now: float) -> list[Session]:
+        """Return all sessions that are opening, if one of them has exceeded its time."""
+        opening = [each for each in self.sessions.values() if not each.is_open]
+        return opening if any(now > each.open_by for each in opening) else []
 
-    def open(self, opening: SessionOpening) -> None:
-        """Ask the draft for a session.
+    def receive(self, tables: Collection[OutcomeTable], now: float) -> None:
+        """Keep the tables that match a session and its round; count the others as stale.
+
+        Raises:
+            FrameError: more tables than were requested, or a table of a later round.
+        """
+        self.num_due_tables -= len(tables)
+        if self.num_due_tables < 0:
+            raise FrameError(f"a draft sent {-self.num_due_tables} tables that were not requested")
+        table_seconds: list[float] = []
+        for table in tables:
+            session = self.sessions.get(table.session)
+            if session is not None and table.base_len > session.base_len:
+                raise FrameError(
+                    f"a table has base length {table.base_len}, the newest commit has "
+                    f"{session.base_len}"
+                )
+            if session is None or not session.receive(table, now):
+                STALE_FRAMES_TOTAL.inc()
+            elif session.table_seconds is not None:
+                table_seconds.append(session.table_seconds)
+                COMMIT_TO_TABLE_SECONDS.observe(session.table_seconds)
+        self.table_deadline.observe(table_seconds)
+
+    def note_round(self, sessions: Collection[Session], now: float) -> bool:
+        """Note the tables of a round; True if at least one of its open sessions has one."""
+        seconds = [each.seconds_so_far(now) for each in sessions]
+        if known := [each for each in seconds if each is not None]:
+            self.batch_times.note(known)
+        any_in_time = any(each.table is not None for each in sessions)
+        if not any_in_time:
+            self.table_deadline.reset()
+        return any_in_time
+
+    def send_opening(self, opening: SessionOpening) -> None:
+        """Request a session.
 
         Raises:
             LinkError: the link is closed or its outbox is full.
         """
         self._send_control(opening)
 
-    def close_session(self, session: int) -> None:
-        """Tell the draft that a sequence has ended; a link that is gone needs no telling."""
+    def send_closing(self, number: int) -> None:
+        """Close a session on the draft. A failure marks the link as lost."""
         try:
-            self._send_control(SessionClosing(session))
+            self._send_control(SessionClosing(number))
         except LinkError as error:
             self.lost_because = self.lost_because or str(error)
 
-    def send(self, commits: list[Commit], lookahead: int) -> None:
-        """Send the commits of a round as one frame.
+    def send_commits(self, commits: Collection[Commit], lookahead: int) -> None:
+        """Send the commits of a round in one frame.
 
         Raises:
             LinkError: the link is closed or its outbox is full.
         """
         rows_RW = pack_commits(commits, lookahead)
-        number = next(self._sequence_numbers)
+        number = next(self._frame_numbers)
         self._channel.send(Frame(FrameKind.COMMITS, self.epoch, number, rows_RW))
-
-    def close(self) -> None:
-        """Close the channel; idempotent."""
-        self._channel.close()

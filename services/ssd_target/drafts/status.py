@@ -7,10 +7,10 @@ from ssd_target.decoding.round_log import RoundLog
 from ssd_target.drafts.link import LinkState
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.reports import LinkReport
-from ssd_target.drafts.sustainable_sessions import draft_capacity
+from ssd_target.drafts.sustainable_sessions import sustainable_sessions
 
 _REASONS = {
-    LinkState.QUARANTINED: "its tables kept coming late",
+    LinkState.QUARANTINED: "its tables were late or missing",
     LinkState.DRAINING: "the draft is leaving",
 }
 
@@ -35,7 +35,7 @@ def pool_status(
 
 
 def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkStatus:
-    """One address; a link that is up knows more than the last report of it."""
+    """Return the status of one address, from its link or, if none is up, from its report."""
     link = report.link
     if link is None:
         return _without_link(report)
@@ -45,8 +45,8 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         state=state,
         epoch=link.epoch,
         sessions=len(link.sessions),
-        sustainable_sessions=draft_capacity(
-            link.table_pace.seconds_by_sessions, verify_seconds, link.max_sessions
+        sustainable_sessions=sustainable_sessions(
+            link.batch_times.seconds_by_sessions, verify_seconds, link.max_sessions
         ),
         hits=link.counts.hits,
         misses=link.counts.misses,
@@ -74,12 +74,12 @@ def _without_link(report: LinkReport) -> LinkStatus:
 
 
 def desired_draft_replicas(links: Rows[LinkStatus], eligible: float) -> float:
-    """Drafts that the eligible sequences would fill, as a fraction.
+    """Return the number of drafts that the eligible sequences would fill, as a fraction.
 
-    Drafts are taken to be alike: the mean capacity of those in service. While none is, nobody knows
-    what a draft holds: as many are wanted as there are addresses, but one that can be asked.
+    Each draft is assumed to serve the mean of the sustainable sessions of the active links. Without
+    an active link that mean is unknown, and the result is the number of addresses, at least 1.
     """
-    capacities = [link.sustainable_sessions for link in links if link.state == LinkState.ACTIVE]
-    if capacities:
-        return eligible * len(capacities) / sum(capacities)
+    sustainable = [link.sustainable_sessions for link in links if link.state == LinkState.ACTIVE]
+    if sustainable:
+        return eligible * len(sustainable) / sum(sustainable)
     return float(max(1, len(links))) if eligible else 0.0

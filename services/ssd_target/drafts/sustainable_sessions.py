@@ -1,59 +1,59 @@
-"""How many sessions a draft can serve in time, from how long its tables take. Pure.
+"""How many sessions a draft can serve in time, computed from the times of its tables. Pure.
 
-A table hides behind the verify that follows the commit it answers, so a draft is full when the
-tables of one session more would take longer than that. A draft answers all sessions of a link in
-one batch, whose time grows by less than a session's share: what is known of small batches
-understates the capacity, and what is known of batches that were too slow overstates it.
+The tables that follow a commit are built during the next verify. A draft is full when the tables of
+one more session would take longer than the verify. A draft builds the tables of all sessions of a
+link in one batch, whose time grows by less than one session's share. Small batches therefore
+underestimate the result, and batches that take longer than the verify overestimate it.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
 _WEIGHT = 0.125
-"""Of the newest batch, in the mean of those of its size."""
-_SHORTEST_SECONDS = 1e-6
+"""Weight of the newest batch in the mean of its size."""
+_MIN_SECONDS = 1e-6
 
 
-class TablePace:
-    """Seconds from a commit to the last table of its batch, by the sessions in the batch.
+class BatchTimes:
+    """Seconds from a commit to the last table of its batch, by the number of sessions in the batch.
 
-    The step thread notes, any thread may read. As many entries as a draft keeps sessions.
+    The step thread writes, any thread may read. It has one entry for each batch size that occurred.
     """
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}
 
     def note(self, seconds: Rows[float]) -> None:
-        """The tables of a round took this long, or longer where they have not come."""
+        """Note the times of one batch; a table that has not arrived counts with its time so far."""
         count, slowest = len(seconds), max(seconds)
         mean = self._seconds.get(count, slowest)
         self._seconds[count] = mean + _WEIGHT * (slowest - mean)
 
     @property
     def seconds_by_sessions(self) -> dict[int, float]:
-        """Mean seconds of recent batches, by the sessions in them."""
+        """Mean seconds of recent batches, by the number of sessions in them."""
         return self._seconds.copy()
 
 
-def draft_capacity(
+def sustainable_sessions(
     seconds_by_sessions: Mapping[int, float], verify_seconds: float, max_sessions: int
 ) -> int:
-    """Sessions whose tables a draft finishes within one verify.
+    """Return the number of sessions whose tables a draft completes within one verify.
 
-    T_verify over the seconds that a session costs in the best batch that was in time, or in the
+    This is T_verify divided by the time per session of the best batch that was in time, or of the
     smallest batch if none was.
 
     Args:
-        seconds_by_sessions: seconds of a batch of tables, by the sessions in it.
+        seconds_by_sessions: seconds of a batch of tables, by the number of sessions in it.
         verify_seconds: T_verify, of one forward pass of the target.
-        max_sessions: what the draft keeps at most, >= 1.
+        max_sessions: sessions that the draft accepts, >= 1.
 
     Returns:
-        1..max_sessions; max_sessions while one of the times is not known.
+        1..max_sessions; max_sessions while one of the times is unknown.
     """
     if not seconds_by_sessions or verify_seconds <= 0:
         return max_sessions
     batches = sorted(seconds_by_sessions.items())
     in_time = [batch for batch in batches if batch[1] <= verify_seconds] or batches[:1]
-    cost = min(max(seconds, _SHORTEST_SECONDS) / count for count, seconds in in_time)
-    return max(1, min(max_sessions, int(verify_seconds / cost)))
+    seconds = min(max(batch_seconds, _MIN_SECONDS) / count for count, batch_seconds in in_time)
+    return max(1, min(max_sessions, int(verify_seconds / seconds)))

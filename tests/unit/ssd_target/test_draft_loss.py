@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ssd.speculation.backup import BACKUPS
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import (
     SamplingParams,
@@ -34,6 +35,12 @@ class WatchedCondition(threading.Condition):
         return super().wait(timeout)
 
 
+def watch_lock(bench: Any) -> WatchedCondition:
+    """Replace the lock of the pool by one that reports when a thread waits."""
+    bench.pool._changed = bench.pool._tables._changed = changed = WatchedCondition()
+    return changed
+
+
 def openings(draft: Any) -> list[SessionOpening]:
     return [each for each in draft.received if isinstance(each, SessionOpening)]
 
@@ -45,7 +52,7 @@ def test_a_waiting_round_continues_when_its_draft_is_lost(
     bench.join([Behaviour.HIT, Behaviour.SILENT])
     sink = bench.submit([1, 2, 3], 20)
     bench.loop.run_round()
-    bench.pool._changed = changed = WatchedCondition()
+    changed = watch_lock(bench)
     waiting_round = threading.Thread(target=bench.loop.run_round, daemon=True)
     waiting_round.start()
     assert changed.is_waited_for.wait(MAX_SECONDS)
@@ -62,7 +69,7 @@ def test_a_waiting_round_continues_when_its_sessions_are_refused(make_bench: Mak
     bench.join([Behaviour.HIT, Behaviour.SILENT])
     bench.submit([1, 2, 3], 20)
     bench.loop.run_round()
-    bench.pool._changed = changed = WatchedCondition()
+    changed = watch_lock(bench)
     waiting_round = threading.Thread(target=bench.loop.run_round, daemon=True)
     waiting_round.start()
     assert changed.is_waited_for.wait(MAX_SECONDS)
@@ -93,9 +100,7 @@ def test_a_proposal_is_verified_after_its_draft_is_lost(
 @pytest.fixture
 def always_proposing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backup that proposes in every round."""
-    monkeypatch.setattr(
-        "ssd_target.drafts.pool.propose_ngram", lambda _tokens, count: (1, 2, 3)[:count]
-    )
+    monkeypatch.setitem(BACKUPS, "ngram", lambda _tokens, count: (1, 2, 3)[:count])
 
 
 @pytest.mark.usefixtures("always_proposing")
@@ -108,9 +113,9 @@ def test_after_the_circuit_breaker_sessions_reopen_at_once_while_rows_propose(
     for _ in range(12):
         bench.loop.run_round()
     (link,) = bench.pool.links()
-    assert link.circuit_breaker.until > bench.clock.now()
+    assert link.circuit_breaker.open_until > bench.clock.now()
     assert draft.num_sessions == 0
-    bench.clock.time = link.circuit_breaker.until
+    bench.clock.time = link.circuit_breaker.open_until
     bench.loop.run_round()
     assert draft.num_sessions == 1
     bench.run()

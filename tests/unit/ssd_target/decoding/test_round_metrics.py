@@ -159,7 +159,7 @@ def test_the_log_describes_the_rounds(make_bench: MakeBench) -> None:
     assert log.verify_seconds == pytest.approx(0.001)
     assert 0.0 < log.efficiency < 1.0
     (link,) = bench.pool.links()
-    assert set(link.table_pace.seconds_by_sessions) == {1}
+    assert set(link.batch_times.seconds_by_sessions) == {1}
     bench.run()
 
 
@@ -172,8 +172,8 @@ def test_missing_tables_count_with_the_time_that_was_waited(
     for _ in range(3):
         bench.loop.run_round()
     (link,) = bench.pool.links()
-    in_time = link.table_pace.seconds_by_sessions[1]
+    in_time = link.batch_times.seconds_by_sessions[1]
     bench.clock.time += 5.0
     bench.loop.run_round()
-    assert link.table_pace.seconds_by_sessions[1] > in_time + 0.5
+    assert link.batch_times.seconds_by_sessions[1] > in_time + 0.5
     bench.run()

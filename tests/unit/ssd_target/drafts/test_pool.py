@@ -21,7 +21,7 @@ from ssd.types import (
     TokenId,
 )
 from ssd_target.drafts.link import LinkState
-from ssd_target.drafts.link_health import opening_seconds
+from ssd_target.drafts.table_deadline import opening_seconds
 
 LOOKAHEAD = 3
 GREEDY = SamplingParams(temperature=0.0)
@@ -86,7 +86,7 @@ def test_a_draft_that_has_much_to_prefill_has_longer_for_its_openings(
     for _ in range(9):
         bench.loop.run_round()
     (link,) = bench.pool.links()
-    allowed = [each.open_by - each.asked_at for each in link.sessions.values()]
+    allowed = [each.open_by - each.requested_at for each in link.sessions.values()]
     assert len(allowed) == 3
     assert allowed[0] < allowed[1] < allowed[2]
 
@@ -254,12 +254,12 @@ def test_the_first_table_of_a_session_says_nothing_of_the_drafts_speed(
     bench.clock.time += 3.0
     bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
-    assert link.table_pace.seconds_by_sessions == {}
-    assert link.table_deadline.median_seconds == 0.0
+    assert link.batch_times.seconds_by_sessions == {}
+    assert link.table_deadline.seconds == float("inf")
     bench.clock.time += 0.5
     bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
-    assert 0.5 < link.table_pace.seconds_by_sessions[1] < 0.7
+    assert 0.5 < link.batch_times.seconds_by_sessions[1] < 0.7
 
 
 def test_a_table_with_more_branches_than_agreed_is_rejected(make_bench: MakeBench) -> None:
@@ -293,7 +293,7 @@ def test_a_frame_of_more_rows_than_the_open_sessions_have_is_refused_unread(
         bench.pool.receive(link, empty_heads(1))
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
-    with pytest.raises(FrameError, match="4096 rows, the tables of 1 sessions have 3 at most"):
+    with pytest.raises(FrameError, match="4096 rows, the tables of 1 sessions have at most 3"):
         bench.pool.receive(link, empty_heads(4096))
     bench.run()
 
@@ -310,7 +310,7 @@ def test_a_draft_may_answer_each_opening_and_commit_and_no_more(make_bench: Make
     for _ in range(num_asked):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     assert stale_frames() == before + num_asked - 1
-    with pytest.raises(FrameError, match="1 tables that were not asked for"):
+    with pytest.raises(FrameError, match="1 tables that were not requested"):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     bench.pool.detach(link, "it broke the rules")
@@ -327,7 +327,7 @@ def test_a_draft_that_answers_every_round_never_runs_out_of_what_it_may_send(
     bench.run()
     (link,) = bench.pool.links()
     assert link.lost_because is None
-    assert link.most_sessions <= 4
+    assert link.peak_sessions <= 4
 
 
 def test_a_sequence_too_long_for_a_draft_is_not_sent_to_it(make_bench: MakeBench) -> None:

@@ -73,7 +73,7 @@ def test_the_capacity_of_a_link_is_what_it_does_within_one_verify() -> None:
     mine = link(max_sessions=16)
     log = log_of_a_round()
     assert pool_status([up(mine)], pool(), log, 0.0).links[0].sustainable_sessions == 16
-    mine.table_pace.note([0.001, 0.002])
+    mine.batch_times.note([0.001, 0.002])
     assert pool_status([up(mine)], pool(), log, 0.0).links[0].sustainable_sessions == 4
 
 
@@ -82,7 +82,10 @@ def test_a_quarantine_shows_as_long_as_it_lasts() -> None:
     for _ in range(3):
         mine.circuit_breaker.note_round(100.0, any_in_time=False)
     shown = pool_status([up(mine)], pool(), RoundLog(), 101.0).links[0]
-    assert (shown.state, shown.reason) == ("quarantined", "its tables kept coming late")
+    assert (shown.state, shown.reason) == (
+        "quarantined",
+        "its tables were late or missing",
+    )
     shown = pool_status([up(mine)], pool(), RoundLog(), 106.0).links[0]
     assert (shown.state, shown.reason) == ("active", "")
 

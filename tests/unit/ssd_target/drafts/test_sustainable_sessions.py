@@ -1,10 +1,10 @@
-"""How many sessions fit into one verify."""
+"""How many sessions a draft can serve within one verify."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_target.drafts.sustainable_sessions import TablePace, draft_capacity
+from ssd_target.drafts.sustainable_sessions import BatchTimes, sustainable_sessions
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ from ssd_target.drafts.sustainable_sessions import TablePace, draft_capacity
     ],
 )
 def test_as_many_as_one_verify_has_room_for(batches: dict[int, float], sessions: int) -> None:
-    assert draft_capacity(batches, 0.0100001, 32) == sessions
+    assert sustainable_sessions(batches, 0.0100001, 32) == sessions
 
 
 def test_before_the_first_verify_all_fit() -> None:
-    assert draft_capacity({1: 0.5}, 0.0, 7) == 7
+    assert sustainable_sessions({1: 0.5}, 0.0, 7) == 7
 
 
 SECONDS = st.floats(0.0, 10.0)
@@ -45,20 +45,20 @@ SECONDS = st.floats(0.0, 10.0)
 def test_there_is_room_for_one_and_never_for_more_than_it_keeps(
     batches: dict[int, float], verify_seconds: float, max_sessions: int
 ) -> None:
-    assert 1 <= draft_capacity(batches, verify_seconds, max_sessions) <= max_sessions
+    assert 1 <= sustainable_sessions(batches, verify_seconds, max_sessions) <= max_sessions
 
 
 @given(st.integers(1, 16), st.floats(1e-4, 0.01), st.floats(1e-5, 0.01))
 def test_who_is_just_in_time_is_just_full(sessions: int, fixed: float, each: float) -> None:
     seconds = fixed + sessions * each
-    assert draft_capacity({sessions: seconds}, seconds * 1.0001, 64) == sessions
+    assert sustainable_sessions({sessions: seconds}, seconds * 1.0001, 64) == sessions
 
 
-def test_the_pace_of_a_batch_is_that_of_its_last_table_and_follows_slowly() -> None:
-    pace = TablePace()
-    pace.note([0.001, 0.004, 0.002])
-    assert pace.seconds_by_sessions == {3: 0.004}
-    pace.note([0.012, 0.001, 0.001])
-    assert pace.seconds_by_sessions[3] == pytest.approx(0.005)
-    pace.note([0.001])
-    assert set(pace.seconds_by_sessions) == {1, 3}
+def test_the_times_of_a_batch_is_that_of_its_last_table_and_follows_slowly() -> None:
+    times = BatchTimes()
+    times.note([0.001, 0.004, 0.002])
+    assert times.seconds_by_sessions == {3: 0.004}
+    times.note([0.012, 0.001, 0.001])
+    assert times.seconds_by_sessions[3] == pytest.approx(0.005)
+    times.note([0.001])
+    assert set(times.seconds_by_sessions) == {1, 3}
