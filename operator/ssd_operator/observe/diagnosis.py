@@ -1,4 +1,4 @@
-"""Why a pod is not ready: one word and one sentence, in the words of whoever knows. Pure."""
+"""Why a pod is not ready: a reason and a sentence that quotes the source of the error. Pure."""
 
 import json
 import math
@@ -21,15 +21,15 @@ from ssd_operator.observe.pod_state import (
 )
 
 CREATING_SECONDS = 60.0
-"""A container that is created for longer waits for something that may not exist."""
+"""A container that takes longer to be created may wait for an object that does not exist."""
 PROBE_SLACK_SECONDS = 15.0
-"""By which the kubelet may be late to notice a failed probe and to kill."""
-LONGEST_WORDS = 400
-"""Characters quoted of what others say."""
+"""How late the kubelet may be with a probe and the kill after it."""
+LONGEST_QUOTE = 400
+"""Characters."""
 
 
 class Trouble(StrEnum):
-    """Reasons of TargetReady and DraftReady, the ones to be told first on top."""
+    """Reasons of TargetReady and DraftReady, the most important first."""
 
     CONFIGURATION_ERROR = "ConfigurationError"
     NO_DEVICE = "NoDevice"
@@ -47,10 +47,11 @@ class Trouble(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with one pod."""
+    """Why one pod is not ready."""
 
     trouble: Trouble
     message: str
+    """Without a full stop."""
 
 
 _NO_PROCESS = re.compile(r"No module named '?(ssd_(?:target|draft))")
@@ -69,21 +70,19 @@ _CONFIGURATION = frozenset(
 )
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
 _PLACE = re.compile(r" \([\w./-]+:\d+\)$")
-"""Where an engine's error was raised, at the end of its line."""
-_CUT_STACK = '"}'
-"""End of a log line in JSON; the kubelet cuts the beginning of one whose stack is long."""
+"""File and line at the end of an engine's error."""
 _NO_DEVICE = re.compile(r"device .* cannot be used here")
-"""What an engine says (``SettingsError``) when it does not find the device it was given."""
+"""In the ``SettingsError`` of an engine whose device is missing."""
 
 
 def worst(diagnoses: Iterable[Diagnosis]) -> Diagnosis | None:
-    """The one to tell first; among equals the first."""
+    """The most important one; among equals the first."""
     order = list(Trouble)
     return min(diagnoses, key=lambda found: order.index(found.trouble), default=None)
 
 
 def diagnose(pod: Object, startup_timeout_seconds: int, now: float) -> Diagnosis | None:
-    """Say why a pod is not ready; None if it is.
+    """Return why a pod is not ready; None if it is.
 
     Args:
         pod: of an engine.
@@ -94,12 +93,12 @@ def diagnose(pod: Object, startup_timeout_seconds: int, now: float) -> Diagnosis
         return None
     name = name_of(pod)
     if is_leaving(pod):
-        return Diagnosis(Trouble.DRAINING, f"{name} is leaving")
+        return Diagnosis(Trouble.DRAINING, f"{name} is being deleted")
     if not is_scheduled(pod):
         return _unscheduled(pod)
     status = pod.get("status", {})
     for container in status.get("initContainerStatuses") or ():
-        # Nobody times these: of them only an end says something.
+        # No probe limits their time: a long run is no timeout.
         found = _stopped(pod, container, math.inf) or _fetching(name, container)
         if found is not None:
             return found
@@ -111,52 +110,56 @@ def diagnose(pod: Object, startup_timeout_seconds: int, now: float) -> Diagnosis
 
 
 def diagnose_absence(deployment: Object | None, what: str) -> Diagnosis | None:
-    """Say why a Deployment has no pod, if the API server refused one; else None."""
+    """Return why a Deployment has no pod if the API server refused it; None otherwise."""
     failure = condition_of(deployment or {}, "ReplicaFailure")
     if failure.get("status") != "True":
         return None
     return Diagnosis(
-        Trouble.POD_FORBIDDEN, f"{what} has no pod: {_words(failure.get('message', ''))}"
+        Trouble.POD_FORBIDDEN, f"{what} has no pod: {_quote(failure.get('message', ''))}"
     )
 
 
 def _unscheduled(pod: Object) -> Diagnosis:
     if is_unschedulable(pod):
-        words = _words(condition_of(pod, "PodScheduled").get("message", ""))
-        return Diagnosis(Trouble.UNSCHEDULABLE, f"{name_of(pod)}: {words}")
+        message = _quote(condition_of(pod, "PodScheduled").get("message", ""))
+        return Diagnosis(Trouble.UNSCHEDULABLE, f"{name_of(pod)}: {message}")
     return Diagnosis(Trouble.LOADING, f"{name_of(pod)} waits for a node")
 
 
 def _fetching(name: str, container: Object) -> Diagnosis | None:
-    """Whether a container fetches the model at the moment, which may take an hour."""
+    """The diagnosis of a container that fetches the model; None for any other container."""
     if container.get("name") != FETCH or not (container.get("state") or {}).get("running"):
         return None
     ended = (container.get("lastState") or {}).get("terminated")
     if ended:
-        words = f"{name} fetches its model again; it {_crash(container, ended)}"
-        return Diagnosis(Trouble.CRASH_LOOP, words)
+        message = f"{name} fetches its model again; it {_crash(container, ended)}"
+        return Diagnosis(Trouble.CRASH_LOOP, message)
     return Diagnosis(Trouble.FETCHING_MODEL, f"{name} fetches its model")
 
 
 def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> Diagnosis | None:
-    """What keeps a container from running; None if nothing does."""
+    """Why a container does not run; None if it runs or starts."""
     name = name_of(pod)
     state = container.get("state") or {}
     waiting = state.get("waiting") or {}
-    waits_for, words = waiting.get("reason", ""), _words(waiting.get("message", ""))
+    waits_for, message = waiting.get("reason", ""), _quote(waiting.get("message", ""))
     if waits_for in _PULL:
-        cause = _BACK_OFF.sub("", words) or "the registry refused, or was not reached"
+        cause = _BACK_OFF.sub("", message) or "the registry refused or was not reached"
         return Diagnosis(
             Trouble.IMAGE_PULL,
             f"{name} cannot pull {container.get('image', 'its image')}: {cause}",
         )
     if waits_for in _CONFIGURATION:
-        return Diagnosis(Trouble.CONFIGURATION_ERROR, f"{name} cannot start: {words or waits_for}")
+        return Diagnosis(
+            Trouble.CONFIGURATION_ERROR, f"{name} cannot start: {message or waits_for}"
+        )
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
-    exit_code = ended.get("exitCode", 0)
+    exit_code, error = ended.get("exitCode", 0), _error_of(ended)
     if exit_code == os.EX_CONFIG:
-        return _misconfigured(name, _last_words(ended))
-    if exit_code and (module := _NO_PROCESS.search(_last_words(ended))):
+        has_no_device = _NO_DEVICE.search(error)
+        trouble = Trouble.NO_DEVICE if has_no_device else Trouble.CONFIGURATION_ERROR
+        return Diagnosis(trouble, f"{name}: {error or 'it refused its settings (exit code 78)'}")
+    if exit_code and (module := _NO_PROCESS.search(error)):
         image = container.get("image", "its image")
         return Diagnosis(
             Trouble.CONFIGURATION_ERROR,
@@ -165,20 +168,15 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
     if _was_too_slow(container, ended, startup_timeout_seconds, _startup_grace(pod)):
         return Diagnosis(
             Trouble.STARTUP_TIMEOUT,
-            f"{name} was not up after {startup_timeout_seconds} s and was restarted; "
+            f"{name} was not ready after {startup_timeout_seconds} s and was restarted; "
             "raise startupTimeoutSeconds or use a modelCache that keeps the weights",
         )
     is_down = waits_for == "CrashLoopBackOff" or (exit_code and "terminated" in state)
     return Diagnosis(Trouble.CRASH_LOOP, f"{name} {_crash(container, ended)}") if is_down else None
 
 
-def _misconfigured(name: str, words: str) -> Diagnosis:
-    trouble = Trouble.NO_DEVICE if _NO_DEVICE.search(words) else Trouble.CONFIGURATION_ERROR
-    return Diagnosis(trouble, f"{name}: {words or 'it refused its settings (exit code 78)'}")
-
-
 def _startup_grace(pod: Object) -> int:
-    """Seconds that the kubelet leaves to a container whose startup probe has failed."""
+    """Seconds between a failed startup probe and the kill."""
     grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
     engine: Object = next(iter(pod["spec"].get("containers") or ()), {})
     return int((engine.get("startupProbe") or {}).get("terminationGracePeriodSeconds", grace))
@@ -187,9 +185,9 @@ def _startup_grace(pod: Object) -> int:
 def _was_too_slow(
     container: Object, ended: Object, startup_timeout_seconds: float, grace_seconds: int
 ) -> bool:
-    """Whether the last run was killed by the startup probe, which leaves a trace in its times only.
+    """Whether the startup probe killed the last run, which only its times show.
 
-    A run that lasted longer than the kubelet lets one load did serve, and ended of something else.
+    A longer run has served and ended for another reason.
     """
     began, end = to_seconds(ended.get("startedAt")), to_seconds(ended.get("finishedAt"))
     if began is None or end is None or container.get("started"):
@@ -199,18 +197,16 @@ def _was_too_slow(
 
 
 def _crash(container: Object, ended: Object) -> str:
-    cause = "was killed for memory" if ended.get("reason") == "OOMKilled" else _exit(ended)
-    words = _last_words(ended)
-    said = f": {words}" if words else ""
-    return f"{cause}, {container.get('restartCount', 0)} restarts so far{said}"
-
-
-def _exit(ended: Object) -> str:
-    return f"ended with exit code {ended.get('exitCode', 'unknown')}"
+    exit_code = ended.get("exitCode", "unknown")
+    is_killed = ended.get("reason") == "OOMKilled"
+    cause = "was killed for memory" if is_killed else f"ended with exit code {exit_code}"
+    error = _error_of(ended)
+    suffix = f": {error}" if error else ""
+    return f"{cause}, {container.get('restartCount', 0)} restarts so far{suffix}"
 
 
 def _progress(pod: Object, now: float) -> str:
-    """How far a pod has come that nothing keeps from starting."""
+    """How far a starting pod is."""
     containers = pod.get("status", {}).get("containerStatuses") or ()
     for container in containers:
         if (container.get("state") or {}).get("running"):
@@ -219,47 +215,39 @@ def _progress(pod: Object, now: float) -> str:
     since = to_seconds(condition_of(pod, "PodScheduled").get("lastTransitionTime"))
     if since is not None and now - since > CREATING_SECONDS:
         return (
-            f"is created for more than {CREATING_SECONDS:.0f} s: "
+            f"has not been created for {CREATING_SECONDS:.0f} s: "
             "the Secret, ConfigMap or claim of a volume may be missing"
         )
-    return "is created"
+    return "is being created"
 
 
-def _last_words(ended: Object) -> str:
-    """Why a container ended, as far as it left word of that; else empty.
+def _error_of(ended: Object) -> str:
+    """The error in the termination message of a container; empty without one.
 
-    An engine writes one line, ``Type: message (file:line)``. Of one that could not, the kubelet
-    gives the end of the log instead, of which only an error is worth quoting.
+    An engine writes one line, ``Type: message (file:line)``. If it could not, the kubelet takes the
+    end of the log instead, of which only an error is quoted.
     """
     lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
-    causes = (_cause(line) for line in reversed(lines))
-    text = " ".join(next((cause for cause in causes if cause), "").split())
+    errors = (_error_in(line) for line in reversed(lines))
+    text = " ".join(next((error for error in errors if error), "").split())
     found = _PLACE.search(text)
     place = found[0] if found else ""
-    return _words(text[: LONGEST_WORDS - len(place)].removesuffix(place)) + place
+    return _quote(text[: LONGEST_QUOTE - len(place)].removesuffix(place)) + place
 
 
-def _cause(line: str) -> str:
+def _error_in(line: str) -> str:
     """The error in a line of a log; empty if it has none."""
-    if line.endswith(_CUT_STACK) and not line.startswith("{"):
-        return line.removesuffix(_CUT_STACK).rpartition(r"\n")[2]
-    event = _parsed(line)
-    if event is None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(event, dict):
         return line
     if "error" in event and "message" in event:
         return f"{event['error']}: {event['message']}"
     return str(event.get("stack") or event.get("error") or "").rpartition("\n")[2]
 
 
-def _parsed(line: str) -> Object | None:
-    """A log line in JSON; None for any other text."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _words(text: object) -> str:
-    """Others' words, to be put into a sentence of ours: that one ends with a full stop."""
-    return " ".join(str(text).split())[:LONGEST_WORDS].rstrip(".")
+def _quote(text: object) -> str:
+    """A quotation on one line, without a full stop."""
+    return " ".join(str(text).split())[:LONGEST_QUOTE].rstrip(".")

@@ -67,13 +67,6 @@ class Observed:
     """Of HorizontalPodAutoscaler, ScaledObject, PodMonitor: those that the cluster serves."""
     unreadable: frozenset[str] = frozenset()
     """Of the others, those that are served and wanted, but that we have no right to."""
-    rejected: Mapping[Ref, str] = field(default_factory=dict)
-    """Messages of the API server (422) about objects of this generation."""
-    reverted: frozenset[Ref] = frozenset()
-    """Objects that are not stored as they are applied."""
-    forbidden: Mapping[Ref, str] = field(default_factory=dict)
-    """Messages of the API server (403) about objects in this pass: a quota, a policy, a missing
-    right. Also the error of a call that has failed for long."""
     spec_problem: tuple[str, str] | None = None
     """Reason and message of ``SpecValid=False`` where the resource as it is cannot be read."""
     status: Object = field(default_factory=dict)

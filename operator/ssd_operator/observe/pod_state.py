@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from ssd_operator.api.spec import Object
+from ssd_operator.api.spec import GROUP, Object
 
-_STATES = ("state", "lastState")
+DRAIN_DEADLINE_ANNOTATION = f"{GROUP}/drain-deadline"
+"""On a draft's pod that is drained: when the drain ends at the latest, RFC 3339."""
 _SERVICE_LABEL = "kubernetes.io/service-name"
 
 
@@ -60,12 +61,9 @@ def endpoints_of(service: str, slices: Iterable[Object]) -> frozenset[str]:
     )
 
 
-def ended_at(pod: Object) -> float | None:
-    """When a container of the pod ended last, restarted since or not; None if none has."""
-    containers = pod.get("status", {}).get("containerStatuses") or ()
-    states = [container.get(name) or {} for container in containers for name in _STATES]
-    ends = [to_seconds((state.get("terminated") or {}).get("finishedAt")) for state in states]
-    return max((end for end in ends if end is not None), default=None)
+def drain_deadline_of(pod: Object) -> float | None:
+    """When the drain of a draft ends at the latest; None without a drain or a valid time."""
+    return to_seconds((pod["metadata"].get("annotations") or {}).get(DRAIN_DEADLINE_ANNOTATION))
 
 
 def condition_of(thing: Object, kind: str) -> Object:

@@ -1,18 +1,16 @@
-"""Applies that did not bring about what was wanted, remembered so that no pass repeats them. Pure.
+"""Applies that did not bring about what was wanted, so that no pass repeats them. Pure.
 
-Both kinds hold until something changes that may make a difference: what we want of the object, the
-resource, or the object itself.
+A failure holds until what is wanted, the resource or the live object changes.
 
-*Decision*: what is refused (422) is sent again every ten minutes besides. *Because* what stood in
-the way may be gone without any of our objects having changed: a webhook, a policy. What is
-forbidden (403: a quota, a policy, a missing right) is not remembered: the next pass sends it again,
-with the queue's back-off. But a preflight that is forbidden holds its change back for a while.
+*Decision*: what is refused (422) is also sent again every ten minutes. *Because* the cause may be
+gone without a change of any of our objects: a webhook, a policy. What is forbidden (403: a quota, a
+policy, a missing right) is not remembered: the next pass sends it again, with the queue's back-off.
 
-*Decision*: an object that another writer changes again and again is repaired a few times and then
-left as it is for ten minutes. *Because* each repair of a template replaces pods: a controller that
-added one variable after each repair had a lone target replaced 59 times in 120 s. *Not chosen*: a
-pause before each repair, because a change by hand is to be undone at once. *Revisit when* users
-need the six repairs an hour raised.
+*Decision*: an object that another writer changes again and again is repaired ``MOST_REPAIRS`` times
+an hour, then left as it is for ten minutes. *Because* each repair of a template replaces pods: a
+controller that added one variable after each repair had a lone target replaced 59 times in 120 s.
+*Not chosen*: a pause before each repair, because a change by hand is to be undone at once. *Revisit
+when* users need the six repairs an hour raised.
 """
 
 import hashlib
@@ -20,50 +18,76 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from enum import StrEnum
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import HASH_ANNOTATION
 from ssd_operator.children.objects import HASH_DIGITS, digest
-from ssd_operator.observe.cluster import ClusterError, ForbiddenError, RefusedError, ref_of
+from ssd_operator.observe.cluster import ClusterError, ref_of
 from ssd_operator.observe.diff import differences
-from ssd_operator.observe.facts import Observed, Ref
-from ssd_operator.policy.preflight import RETRY_SECONDS as PREFLIGHT_SECONDS
+from ssd_operator.observe.facts import Ref
 
 RETRY_SECONDS = 600.0
-"""Until a refused object is sent again although nothing that we know of has changed."""
+"""Until a refused or contested object is applied again although nothing has changed."""
 MOST_REPAIRS = 6
-"""Repairs of one object in ``REPAIRS_SECONDS``; from this one on each is followed by a pause."""
+"""Repairs of one object in ``REPAIRS_SECONDS``; the last of them begins a pause."""
 REPAIRS_SECONDS = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """The API server refused an object."""
+class Cause(StrEnum):
+    """Why an apply did not bring about what was wanted."""
 
+    REFUSED = "Refused"
+    """The API server refused the object."""
+    REVERTED = "Reverted"
+    """The API server stored something else: a webhook or a default changed it."""
+    CONTESTED = "Contested"
+    """Another writer changes the object after each repair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyFailure:
+    """One object that is not applied for now."""
+
+    cause: Cause
+    message: str
     digest: str
     """Of what was wanted."""
     generation: int
-    """Of the resource: editing it asks for another try."""
-    uid: str
-    """Of the live object; empty if there is none."""
-    message: str
-    retry_at: float
-    """When the same object is sent again all the same, in seconds since the epoch."""
-    may_pass: bool = False
-    """Whether it is no fault of the resource."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reversion:
-    """The API server took an object and stored another: a webhook or a default had its way."""
-
-    digest: str
-    generation: int
+    """Of the resource."""
     fingerprint: str
-    """Of what was stored; empty for anything that will be stored."""
-    message: str
-    retry_at: float = math.inf
+    """Of the live object; empty without one. Contested objects: of no meaning."""
+    retry_at: float
+    """When the apply is repeated although nothing has changed, in seconds since the epoch."""
+
+    def holds(self, wanted: Object, live: Object | None, generation: int, now: float) -> bool:
+        """Whether applying ``wanted`` now would fail in the same way."""
+        is_same = (self.digest, self.generation) == (digest_of(wanted), generation)
+        is_contested = self.cause is Cause.CONTESTED and live is not None
+        return (
+            is_same
+            and now < self.retry_at
+            and (is_contested or self.fingerprint == fingerprint_of(live))
+        )
+
+
+@dataclass(slots=True)
+class Results:
+    """What became of a plan. The execution fills it."""
+
+    applied: set[Ref] = field(default_factory=set)
+    """Objects that the API server stored in this pass."""
+    failures: dict[Ref, ApplyFailure] = field(default_factory=dict)
+    """Those that hold after the pass."""
+    forbidden: dict[Ref, str] = field(default_factory=dict)
+    """Errors of calls (403, or without an answer for long). The next pass repeats these calls."""
+    foreign: set[Ref] = field(default_factory=set)
+    """Names of other owners' objects, as only the execution has found."""
+    interruption: tuple[Ref, ClusterError] | None = None
+    """The object and the error of the call that ended the pass before its time: no answer, a busy
+    server, or another writer who was faster."""
+    is_scaled: bool = False
+    """Whether the number of drafts was written to the resource."""
 
 
 @dataclass(slots=True)
@@ -71,11 +95,11 @@ class Repairs:
     """Applies of one resource that repaired what another writer had changed. Asyncio loop."""
 
     _sent: dict[Ref, str] = field(default_factory=dict)
-    """Hash of what was sent last."""
+    """Hash of the last apply."""
     _times: dict[Ref, tuple[float, ...]] = field(default_factory=dict)
 
     def note(self, wanted: Object, live: Object | None, now: float) -> bool:
-        """Note an apply, to an object or of a new one.
+        """Note an apply.
 
         Returns:
             Whether it is a repair, and the object has been repaired too often.
@@ -89,108 +113,87 @@ class Repairs:
         return is_repair and len(self._times[ref]) >= MOST_REPAIRS
 
 
-@dataclass(slots=True)
-class Results:
-    """What became of a plan. The execution fills it."""
-
-    applied: set[Ref] = field(default_factory=set)
-    """Objects that the API server stored in this pass."""
-    rejected: dict[Ref, Rejection] = field(default_factory=dict)
-    reverted: dict[Ref, Reversion] = field(default_factory=dict)
-    forbidden: dict[Ref, str] = field(default_factory=dict)
-    """Messages of the API server (403). The next pass sends these calls again."""
-    foreign: set[Ref] = field(default_factory=set)
-    """Names that somebody else's objects have, as only the execution has found."""
-    interruption: tuple[Ref, ClusterError] | None = None
-    """The object and the error of the call that ended the pass before its time: no answer, a busy
-    server, or another writer who was faster."""
-    is_scaled: bool = False
-    """Whether the number of drafts was written to the resource."""
-
-
-FailureT = TypeVar("FailureT", Rejection, Reversion)
-
-
-def still_valid(
-    failures: Mapping[Ref, FailureT], objects: Sequence[Object], generation: int, now: float
-) -> dict[Ref, FailureT]:
-    """Those of objects that are wanted as they were, by a resource that is as it was."""
-    digests = {ref_of(each): digest_of(each) for each in objects}
-    return {
-        ref: failure
-        for ref, failure in failures.items()
-        if (digests.get(ref), generation) == (failure.digest, failure.generation)
-        and now < failure.retry_at
-    }
-
-
-def still_refused(
-    rejected: Mapping[Ref, Rejection], children: Mapping[Ref, Object]
-) -> dict[Ref, Rejection]:
-    """Those whose objects are still the same, or still missing."""
-    return {ref: each for ref, each in rejected.items() if each.uid == _uid_of(ref, children)}
-
-
-def rejection_of(
-    wanted: Object,
-    error: RefusedError | ForbiddenError,
-    observed: Observed,
+def holding(
+    failures: Mapping[Ref, ApplyFailure],
+    objects: Sequence[Object],
+    children: Mapping[Ref, Object],
     generation: int,
     now: float,
-) -> Rejection:
-    """What is remembered of a refusal: of a preflight by a quota or a policy that it may pass."""
-    may_pass = isinstance(error, ForbiddenError)
-    return Rejection(
+) -> dict[Ref, ApplyFailure]:
+    """Failures of wanted objects that still hold."""
+    found = {}
+    for each in objects:
+        failure = failures.get(ref := ref_of(each))
+        if failure is not None and failure.holds(each, children.get(ref), generation, now):
+            found[ref] = failure
+    return found
+
+
+def refusal(
+    wanted: Object, live: Object | None, message: str, generation: int, now: float
+) -> ApplyFailure:
+    """An object that the API server refused with this message."""
+    return ApplyFailure(
+        cause=Cause.REFUSED,
+        message=message,
         digest=digest_of(wanted),
         generation=generation,
-        uid=_uid_of(ref_of(wanted), observed.children),
-        message=str(error),
-        retry_at=now + (PREFLIGHT_SECONDS if may_pass else RETRY_SECONDS),
-        may_pass=may_pass,
+        fingerprint=fingerprint_of(live),
+        retry_at=now + RETRY_SECONDS,
     )
 
 
-def reversion_of(wanted: Object, answer: Object, generation: int) -> Reversion | None:
-    """What an apply did not bring about, by its answer; None if it did all."""
+def reversion(wanted: Object, answer: Object, generation: int) -> ApplyFailure | None:
+    """The failure of an apply that was answered with other contents; None if all is as wanted."""
     path = next(differences(answer, wanted), None)
     if path is None:
         return None
-    ref = ref_of(wanted)
-    message = f"{ref.kind} {ref.name}: {path} is not stored as applied; look for a webhook."
-    return Reversion(digest_of(wanted), generation, fingerprint_of(answer), message)
+    return ApplyFailure(
+        cause=Cause.REVERTED,
+        message=f"{_title(wanted)}: {path} is not stored as applied; look for a webhook.",
+        digest=digest_of(wanted),
+        generation=generation,
+        fingerprint=fingerprint_of(answer),
+        retry_at=math.inf,
+    )
 
 
-def contest_of(wanted: Object, live: Object | None, generation: int, now: float) -> Reversion:
-    """An object that has been repaired too often, and how another writer had changed it."""
-    ref, path = ref_of(wanted), next(differences(live or {}, wanted), "metadata")
+def contest(wanted: Object, live: Object | None, generation: int, now: float) -> ApplyFailure:
+    """An object that has been repaired too often.
+
+    Args:
+        wanted: what was applied.
+        live: the object before the repair, as the other writer had changed it.
+        generation: of the resource.
+        now: seconds since the epoch.
+    """
+    path = next(differences(live or {}, wanted), "metadata")
     message = (
-        f"{ref.kind} {ref.name}: {path} is changed again after each repair; look for another "
+        f"{_title(wanted)}: {path} is changed again after each repair; look for another "
         f"writer. It is not repaired for {RETRY_SECONDS / 60:.0f} minutes."
     )
-    retry_at = now + RETRY_SECONDS
-    return Reversion(digest_of(wanted), generation, "", message, retry_at=retry_at)
-
-
-def standing(reversions: Mapping[Ref, Reversion], children: Mapping[Ref, Object]) -> frozenset[Ref]:
-    """Those whose objects are left as they are, or as they were: an apply would change nothing."""
-    return frozenset(
-        ref
-        for ref, reversion in reversions.items()
-        if ref in children and reversion.fingerprint in ("", fingerprint_of(children[ref]))
+    return ApplyFailure(
+        cause=Cause.CONTESTED,
+        message=message,
+        digest=digest_of(wanted),
+        generation=generation,
+        fingerprint="",
+        retry_at=now + RETRY_SECONDS,
     )
 
 
 def digest_of(wanted: Object) -> str:
-    """The hash of all that we want of an object."""
-    # A preflight that has passed is wanted as it is, and somebody may have edited it.
+    """The hash of all that is wanted of an object; empty if its annotation was edited away."""
     return str((wanted["metadata"].get("annotations") or {}).get(HASH_ANNOTATION, ""))
 
 
-def fingerprint_of(live: Object) -> str:
-    """Hash of what hands and webhooks edit of an object.
+def fingerprint_of(live: Object | None) -> str:
+    """Hash of what people and webhooks edit of an object; empty for no object.
 
-    Not its resource version, which each new status moves.
+    The resource version is not part of it, because each new status changes it.
     """
+    if live is None:
+        return ""
     edited = ("uid", "labels", "annotations", "ownerReferences")
     metadata = {name: live["metadata"].get(name) for name in edited}
     rest = {name: value for name, value in live.items() if name not in ("metadata", "status")}
@@ -198,6 +201,5 @@ def fingerprint_of(live: Object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _uid_of(ref: Ref, children: Mapping[Ref, Object]) -> str:
-    live = children.get(ref)
-    return "" if live is None else str(live["metadata"].get("uid", ""))
+def _title(wanted: Object) -> str:
+    return f"{wanted['kind']} {wanted['metadata']['name']}"

@@ -1,44 +1,45 @@
-"""Taking drafts away without a request noticing: mark, drain, shrink. Pure.
+"""Removal of drafts without a failed request: mark, drain, shrink. Pure.
 
-All that must be remembered is on the pods, so an operator that starts anew goes on where the last
-one was. A victim is *marked*: it carries the time at which it is given up at the latest, and the
-lowest deletion cost, by which its ReplicaSet prefers it. It is *done* when it has drained, when
-its process has ended since, or when that time has come. A Deployment shrinks by done victims only;
-what the ReplicaSet then takes is one of them, or a draft that was serving nothing.
+All state is on the pods, so a restarted operator continues. A *victim* is marked with the time at
+which its drain ends at the latest and with the lowest deletion cost, which its ReplicaSet prefers.
+It is *done* when it has drained or when that time has come. A Deployment shrinks by done victims
+only. The ReplicaSet then removes one of them, or a draft that serves nothing.
 
-*Decision*: a cell shrinks when all its marked pods are done, and marks nobody new before the
-ReplicaSet has followed. *Because* marked pods are equals to a ReplicaSet: with one done and one
-draining it may take the draining one. *Not chosen*: a still lower cost for done pods, one more
+*Decision*: a cell shrinks when all its marked pods are done, and marks no other pod before the
+ReplicaSet has followed. *Because* marked pods are equal to a ReplicaSet: with one done and one
+draining it may remove the draining one. *Not chosen*: a still lower cost for done pods, one more
 write whose arrival before the shrink nothing guarantees. *Revisit when* drains take so long that
-the first of several is waited for.
+waiting for all of them matters.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
-from ssd_operator.api.spec import GROUP, Object
-from ssd_operator.observe.facts import DrainFact
+from ssd_operator.api.spec import Object, Sharing, drafts_of_cell
+from ssd_operator.children.names import cell_of, draft_cells, draft_deployment
+from ssd_operator.children.placement import effective_policy
+from ssd_operator.observe.facts import DrainFact, Ref
 from ssd_operator.observe.pod_state import (
-    ended_at,
+    DRAIN_DEADLINE_ANNOTATION,
+    drain_deadline_of,
     is_live,
     is_ready,
     is_scheduled,
     name_of,
-    to_seconds,
     to_text,
 )
+from ssd_operator.policy.snapshot import Snapshot
 
-DEADLINE_ANNOTATION = f"{GROUP}/drain-deadline"
-"""On a victim: when it is given up at the latest, RFC 3339."""
 COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
-"""On a victim: makes it the first that its ReplicaSet deletes among its equals."""
+"""On a victim: its ReplicaSet deletes it before equal pods."""
 VICTIM_COST = "-1000"
-_ROUNDING_SECONDS = 2.0
-"""Deadlines are rounded up to seconds, and ends of containers down."""
 _ENDED = frozenset({"Drained", "TimedOut"})
-"""Results after which a draft serves nothing more; one that was not reached may still serve."""
+"""Results after which a draft serves nothing; one that was not reached may still serve."""
+_NODE = "kubernetes.io/hostname"
+"""The only topology that is known without reading nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +53,12 @@ class Mark:
     @property
     def annotations(self) -> dict[str, str]:
         """What to write on the pod."""
-        return {DEADLINE_ANNOTATION: to_text(self.deadline), COST_ANNOTATION: VICTIM_COST}
+        return {DRAIN_DEADLINE_ANNOTATION: to_text(self.deadline), COST_ANNOTATION: VICTIM_COST}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainCall:
-    """A draft that is to be told to drain; telling it twice is harmless."""
+    """A Drain call to a draft; repeating it is harmless."""
 
     pod: str
     host: str
@@ -68,14 +69,14 @@ class DrainCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainPlan:
-    """What to do about the drafts' number, in the order of the fields."""
+    """What to do about the number of drafts, in the order of the fields."""
 
     marks: tuple[Mark, ...] = ()
     calls: tuple[DrainCall, ...] = ()
     replicas: Mapping[int, int] = field(default_factory=dict)
     """Replicas of each cell's Deployment from now on."""
     delete_pods: tuple[str, ...] = ()
-    """Drained pods whose replica stays: their Deployment makes fresh ones."""
+    """Drained pods whose replica stays: their Deployment creates new ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +88,58 @@ class Drains:
     sessions: Mapping[str, int] = field(default_factory=dict)
     """Sessions that a draft serves, by pod."""
     misplaced: AbstractSet[str] = frozenset()
-    """Pods to be replaced, one at a time in a cell: those away from their target."""
+    """Pods on another node than their target, to be replaced one at a time in a cell."""
     rolling: AbstractSet[int] = frozenset()
-    """Cells whose Deployment is between two revisions: its controller shrinks the ReplicaSets in
-    proportion and would take a draft that serves, so nothing is taken away until it is through."""
+    """Cells whose Deployment is between two revisions. Its controller shrinks the ReplicaSets in
+    proportion and could remove a draft that serves, so these cells do not shrink."""
     drain_seconds: float = 20.0
     """Longest drain, > 0."""
+
+
+def drains_of(snapshot: Snapshot) -> DrainPlan:
+    """The next step of all drains of a resource."""
+    resource, children = snapshot.resource, snapshot.observed.children
+    cells = draft_cells(resource)
+    number = snapshot.num_drafts_wanted
+    refs = {cell: Ref("Deployment", draft_deployment(resource, cell)) for cell in cells}
+    pods: dict[int, list[Object]] = {cell: [] for cell in cells}
+    for pod in snapshot.drafts:
+        pods.setdefault(cell_of(pod), []).append(pod)
+    sessions: Counter[str] = Counter()
+    for (_, draft), link in snapshot.links.items():
+        sessions[draft] += link.sessions
+    return plan_drains(
+        {cell: drafts_of_cell(number, len(cells), cell) for cell in cells},
+        {
+            cell: int(children[ref]["spec"]["replicas"])
+            for cell, ref in refs.items()
+            if ref in children
+        },
+        pods,
+        Drains(
+            facts=snapshot.observed.drains,
+            sessions=sessions,
+            misplaced=misplaced_drafts(snapshot),
+            rolling=frozenset(filter(snapshot.is_rolling_drafts, cells)),
+            drain_seconds=resource.spec.draft.drain_seconds,
+        ),
+        snapshot.now,
+    )
+
+
+def misplaced_drafts(snapshot: Snapshot) -> frozenset[str]:
+    """Drafts that must be on the node of their cell's target and are not: the target has moved."""
+    spec = snapshot.resource.spec
+    is_bound = effective_policy(snapshot.resource) == "Required"
+    if not is_bound or spec.placement.topology_key != _NODE or spec.draft.sharing is Sharing.POOL:
+        return frozenset()
+    nodes = {cell_of(pod): pod["spec"]["nodeName"] for pod in snapshot.targets if is_scheduled(pod)}
+    return frozenset(
+        name_of(pod)
+        for pod in snapshot.drafts
+        if is_scheduled(pod)
+        and nodes.get(cell_of(pod), pod["spec"]["nodeName"]) != pod["spec"]["nodeName"]
+    )
 
 
 def plan_drains(
@@ -102,13 +149,13 @@ def plan_drains(
     drains: Drains,
     now: float,
 ) -> DrainPlan:
-    """Bring each cell's drafts towards the number wanted; each call is one step.
+    """Bring each cell's drafts one step towards the wanted number.
 
     Args:
-        wanted: drafts by cell.
-        deployments: replicas of the draft Deployments by cell, as they are; a cell without one
-            gets its number at once.
-        pods: draft pods by cell, of whatever state.
+        wanted: drafts by cell. Other cells end at 0.
+        deployments: replicas of the live draft Deployments by cell; a cell without one gets its
+            number at once.
+        pods: draft pods by cell, of any state.
         drains: see there.
         now: seconds since the epoch.
     """
@@ -126,11 +173,6 @@ def plan_drains(
     )
 
 
-def deadline_of(pod: Object) -> float | None:
-    """When a victim is given up; None for a pod that is none, or whose mark is no time."""
-    return to_seconds((pod["metadata"].get("annotations") or {}).get(DEADLINE_ANNOTATION))
-
-
 @dataclass(frozen=True, slots=True)
 class _Drafts:
     """The drafts of one cell."""
@@ -142,29 +184,33 @@ class _Drafts:
     now: float
 
     def plan(self, cell: int) -> DrainPlan:
-        marked = [pod for pod in self.live if deadline_of(pod) is not None]
+        marked = [pod for pod in self.live if drain_deadline_of(pod) is not None]
         going = [pod for pod in marked if not self._is_done(pod)]
-        done = [pod for pod in marked if self._is_done(pod)]
         if len(self.live) > self.replicas:  # the ReplicaSet has yet to follow the last shrink
             return self._plan(cell, going, [], max(self.wanted, self.replicas))
         excess = self.replicas - self.wanted
         if excess <= 0:
-            # Whoever was marked is not called back, but its replica stays.
-            marks = [] if marked else self._marks(self._misplaced())
-            plan = self._plan(cell, going, marks, self.wanted)
-            return replace(plan, delete_pods=tuple(name_of(pod) for pod in done))
+            # A victim is not reactivated, but its replica stays.
+            victims = [] if marked else self._misplaced()
+            plan = self._plan(cell, going, victims, self.wanted)
+            done = tuple(name_of(pod) for pod in marked if pod not in going)
+            return replace(plan, delete_pods=done)
         if cell in self.drains.rolling:
             return self._plan(cell, going, [], self.replicas)
         num_missing = self.replicas - len(self.live)
         victims = self._victims()[: max(0, excess - num_missing - len(marked))]
-        num_done = 0 if going or victims else len(done)
-        shrink = min(excess, num_missing + num_done)
-        return self._plan(cell, going, self._marks(victims), self.replicas - shrink)
+        num_done = 0 if going or victims else len(marked)
+        return self._plan(cell, going, victims, self.replicas - min(excess, num_missing + num_done))
 
     def _plan(
-        self, cell: int, going: Sequence[Object], marks: Sequence[Mark], replicas: int
+        self, cell: int, going: Sequence[Object], victims: Sequence[Object], replicas: int
     ) -> DrainPlan:
-        deadlines = {name_of(pod): deadline_of(pod) or 0.0 for pod in going}
+        last = math.ceil(self.now + self.drains.drain_seconds)
+        marks = tuple(
+            Mark(pod=name_of(pod), deadline=last if is_ready(pod) else math.floor(self.now))
+            for pod in victims
+        )
+        deadlines = {name_of(pod): drain_deadline_of(pod) or 0.0 for pod in going}
         deadlines |= {mark.pod: mark.deadline for mark in marks}
         hosts = {name_of(pod): pod.get("status", {}).get("podIP", "") for pod in self.live}
         calls = tuple(
@@ -172,35 +218,16 @@ class _Drafts:
             for pod, deadline in deadlines.items()
             if deadline > self.now and hosts[pod]
         )
-        return DrainPlan(marks=tuple(marks), calls=calls, replicas={cell: replicas})
+        return DrainPlan(marks=marks, calls=calls, replicas={cell: replicas})
 
     def _is_done(self, pod: Object) -> bool:
-        fact = self.drains.facts.get(name_of(pod))
+        fact, deadline = self.drains.facts.get(name_of(pod)), drain_deadline_of(pod)
         has_ended = fact is not None and fact.is_done and fact.result in _ENDED
-        deadline = deadline_of(pod)
-        is_late = deadline is not None and deadline <= self.now
-        return has_ended or is_late or self._has_restarted(pod)
-
-    def _has_restarted(self, pod: Object) -> bool:
-        """Whether the process that was to drain has ended, and the one after it serves nothing.
-
-        A drained draft exits, the kubelet starts it again, and nobody may have seen it in between.
-        """
-        deadline, ended = deadline_of(pod), ended_at(pod)
-        if deadline is None or ended is None or self.drains.sessions.get(name_of(pod), 0):
-            return False
-        return ended >= deadline - self.drains.drain_seconds - _ROUNDING_SECONDS
-
-    def _marks(self, victims: Sequence[Object]) -> list[Mark]:
-        last = math.ceil(self.now + self.drains.drain_seconds)
-        return [
-            Mark(pod=name_of(pod), deadline=last if is_ready(pod) else math.floor(self.now))
-            for pod in victims
-        ]
+        return has_ended or (deadline is not None and deadline <= self.now)
 
     def _victims(self) -> list[Object]:
-        """Who goes first: what a ReplicaSet would take, and then whoever is missed least."""
-        free = [pod for pod in self.live if deadline_of(pod) is None]
+        """Pods without a mark, in the order of a ReplicaSet and then of the smallest loss."""
+        free = [pod for pod in self.live if drain_deadline_of(pod) is None]
         free.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
         return sorted(
             free,
@@ -213,10 +240,10 @@ class _Drafts:
         )
 
     def _misplaced(self) -> list[Object]:
-        """One pod to be replaced, and none before the last one's replacement serves."""
+        """One pod to replace; none before the replacement of the last one is ready."""
         names = self.drains.misplaced
         placed = [pod for pod in self.live if name_of(pod) not in names]
-        # Of misplaced pods some may never be ready again: what ended there must not hold the rest.
+        # Misplaced pods that are not ready may never be: they go first and delay no other.
         misplaced = sorted((pod for pod in self.live if name_of(pod) in names), key=is_ready)
         may_go = all(is_ready(pod) for pod in placed) and len(self.live) == self.replicas
         return misplaced[:1] if may_go else []

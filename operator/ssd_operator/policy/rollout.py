@@ -1,15 +1,15 @@
 """Which targets and drafts may be replaced now. Pure.
 
-A cell that serves waits until its preflight has passed and all others serve, so a bad revision
-stops before the first cell or after it, and two cells are never down because of us. A cell that
-does not serve has nothing to lose: it rolls at once, which is how a bad revision is mended. Only
-a revision that is known to fail is kept from it, too: the present one may yet come back.
+A cell that serves waits until its preflight has passed and all other cells serve, so a bad revision
+stops before or after the first cell, and the operator never takes two cells down. A cell that does
+not serve rolls at once, which is how a bad revision is repaired. Only a revision whose preflight
+has failed does not replace it either: the present one may recover.
 
-Drafts follow their target: a setting that both must agree on ends their link on whichever side it
-changes first. So a cell's drafts roll once its old target is gone, while the new one loads.
+Drafts roll after their target: a setting that both sides must share ends their link on whichever
+side it changes first. A cell's drafts roll once its old target is gone, while the new one loads.
 
-What decides is the template, not the revision that its label tells: a hand that edits a template
-leaves the label, and mending it replaces the pod as any roll does.
+A pod template decides, not the revision in its label: a manual edit of a template leaves the label,
+and its repair replaces the pod as any rollout does.
 """
 
 from collections.abc import Sequence, Set
@@ -27,41 +27,54 @@ from ssd_operator.children.names import (
 from ssd_operator.observe.cluster import ref_of
 from ssd_operator.observe.diff import covers
 from ssd_operator.observe.facts import Observed, Ref
-from ssd_operator.observe.pod_state import is_leaving, is_ready, name_of
+from ssd_operator.observe.pod_state import is_leaving, is_ready
 
 
 class Stage(StrEnum):
-    """How far the preflight of a revision is."""
+    """State of the preflight of a revision."""
 
     NONE = "None"
-    """Nobody asks: no target that serves is to be replaced."""
+    """Not needed: no target that serves is to be replaced."""
     RUNNING = "Running"
     PASSED = "Passed"
     STUCK = "Stuck"
-    """It does not run, for reasons that are not the revision's."""
+    """It does not run, for reasons outside of the revision."""
     FAILED = "Failed"
     """The revision cannot run."""
 
 
-def held_targets(wanted: Sequence[Object], observed: Observed, stage: Stage) -> frozenset[Ref]:
-    """Target Deployments that are left as they are in this pass.
+def outdated_targets(wanted: Sequence[Object], observed: Observed) -> list[Object]:
+    """Of the wanted target Deployments, those whose apply would replace pods."""
+    return [
+        each
+        for each in wanted
+        if (live := observed.children.get(ref_of(each))) is not None
+        and not covers(live["spec"]["template"], each["spec"]["template"])
+    ]
+
+
+def held_targets(
+    wanted: Sequence[Object], outdated: Sequence[Object], observed: Observed, stage: Stage
+) -> frozenset[Ref]:
+    """Target Deployments that stay as they are in this pass.
 
     Args:
-        wanted: target Deployments as they should be, by cell.
-        observed: the snapshot.
-        stage: of the preflight of what is wanted.
+        wanted: all target Deployments, by cell.
+        outdated: those whose apply would replace pods.
+        observed: the state of this pass.
+        stage: of the preflight of the wanted revision.
     """
-    down = {name_of(each) for each in wanted if not _is_up(each, observed)}
-    held = []
-    for each in outdated(wanted, observed):
-        name = name_of(each)
+    down = {ref_of(each) for each in wanted if not _is_up(each, observed)}
+    held = set()
+    for each in outdated:
+        ref = ref_of(each)
         if serving_pod(each, observed) is None:
             is_held = stage is Stage.FAILED
         else:
-            is_held = bool(down - {name}) or stage is not Stage.PASSED
-            down.add(name)  # whoever rolls now is down from now on
+            is_held = bool(down - {ref}) or stage is not Stage.PASSED
+            down.add(ref)  # a cell that rolls now is down from now on
         if is_held:
-            held.append(Ref("Deployment", name))
+            held.add(ref)
     return frozenset(held)
 
 
@@ -72,88 +85,77 @@ def held_drafts(
     held: Set[Ref],
     stage: Stage,
 ) -> frozenset[Ref]:
-    """Draft Deployments whose template is left as it is in this pass.
+    """Draft Deployments whose template stays as it is in this pass.
 
-    The drafts of a Pool belong to all cells: they roll once half of those have been replaced, so
-    that neither half waits for all the others.
+    The drafts of a Pool belong to all cells. They roll once half of the targets have been replaced.
 
     Args:
-        wanted: draft Deployments as they should be.
-        targets: target Deployments as they should be, by cell.
-        observed: the snapshot.
+        wanted: all draft Deployments.
+        targets: all target Deployments, by cell.
+        observed: the state of this pass.
         held: see ``held_targets``.
-        stage: of the preflight of what is wanted.
+        stage: of the preflight of the wanted revision.
     """
     old = {cell_of(each) for each in targets if ref_of(each) in held or _has_old(each, observed)}
-    kept = []
+    kept = set()
     for each in wanted:
         is_pool = CELL_LABEL not in each["metadata"]["labels"]
-        its_own = [one for one in targets if is_pool or cell_of(one) == cell_of(each)]
-        is_untried = stage is not Stage.PASSED and any(ref_of(one) in held for one in its_own)
-        num_old = sum(cell_of(one) in old for one in its_own)
-        if is_untried or 2 * num_old > len(its_own):
-            kept.append(ref_of(each))
+        own = [target for target in targets if is_pool or cell_of(target) == cell_of(each)]
+        is_untested = stage is not Stage.PASSED and any(ref_of(target) in held for target in own)
+        num_old = sum(cell_of(target) in old for target in own)
+        if is_untested or 2 * num_old > len(own):
+            kept.add(ref_of(each))
     return frozenset(kept)
 
 
 def with_template_of(live: Object, wanted: Object) -> Object:
-    """A Deployment as it should be, but for its pods, which stay as they are."""
+    """The wanted Deployment with the live template and its hash."""
+    annotations = dict(wanted["metadata"]["annotations"])
     hashed = live["metadata"].get("annotations") or {}
-    annotations = wanted["metadata"]["annotations"] | {
-        name: hashed[name] for name in (HASH_ANNOTATION,) if name in hashed
-    }
+    if HASH_ANNOTATION in hashed:
+        annotations[HASH_ANNOTATION] = hashed[HASH_ANNOTATION]
     return wanted | {
         "metadata": wanted["metadata"] | {"annotations": annotations},
         "spec": wanted["spec"] | {"template": live["spec"]["template"]},
     }
 
 
-def outdated(wanted: Sequence[Object], observed: Observed) -> list[Object]:
-    """Of target Deployments as they should be, those whose pods applying them would replace."""
-    return [
-        each
-        for each in wanted
-        if (live := _live(each, observed)) is not None
-        and ref_of(each) not in observed.reverted
-        and not covers(live["spec"]["template"], each["spec"]["template"])
-    ]
-
-
 def serving_pod(wanted: Object, observed: Observed) -> Object | None:
-    """A ready pod of the revision that a target's Deployment asks for as it is; None if none is."""
-    live = _live(wanted, observed)
+    """A ready target pod of a live Deployment's revision; None without one."""
+    live = observed.children.get(ref_of(wanted))
     if live is None:
         return None
-    for pod in observed.pods:
-        is_target = pod["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
-        is_its_own = cell_of(pod) == cell_of(wanted) and revision_of(pod) == revision_of(live)
-        if is_target and is_its_own and is_ready(pod):
-            return pod
-    return None
+    pods = _target_pods(wanted, observed)
+    found = (pod for pod in pods if is_ready(pod) and revision_of(pod) == revision_of(live))
+    return next(found, None)
 
 
-def _has_old(wanted: Object, observed: Observed) -> bool:
-    """Whether a target of another revision still serves, or finishes its streams."""
-    return any(
-        revision_of(pod) != revision_of(wanted) and (is_leaving(pod) or is_ready(pod))
+def _target_pods(wanted: Object, observed: Observed) -> list[Object]:
+    """Target pods of the cell of a Deployment."""
+    return [
+        pod
         for pod in observed.pods
         if pod["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
         and cell_of(pod) == cell_of(wanted)
+    ]
+
+
+def _has_old(wanted: Object, observed: Observed) -> bool:
+    """Whether a target of another revision still serves or finishes its streams."""
+    return any(
+        revision_of(pod) != revision_of(wanted) and (is_leaving(pod) or is_ready(pod))
+        for pod in _target_pods(wanted, observed)
     )
 
 
 def _is_up(wanted: Object, observed: Observed) -> bool:
-    """Whether a cell serves, and its Deployment has followed its last change.
+    """Whether a cell serves and its Deployment's controller has seen its last change.
 
-    A ready pod alone may be the one that is about to go.
+    A ready pod alone may be one that the controller is about to delete.
     """
-    live = _live(wanted, observed)
+    live = observed.children.get(ref_of(wanted))
     if live is None or serving_pod(wanted, observed) is None:
         return False
     status = live.get("status", {})
     is_seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
     return is_seen and bool(status.get("updatedReplicas", 0))
-
-
-def _live(wanted: Object, observed: Observed) -> Object | None:
-    return observed.children.get(ref_of(wanted))

@@ -3,24 +3,27 @@
 Pure. ``replicas`` is the number of the whole resource, as in ``.spec.draft.replicas``; the caller
 writes the decision there, and nowhere else.
 
-*Decision*: a sample that is missing counts as a wish for the present number. *Because* a window
-with a hole in it says nothing about the hole, and a scale-down on the first sample after it would
-be one on no evidence. *Not chosen*: to forget the whole window, which costs the same delay and
-would forget a demand that was seen. *Revisit when* targets are often silent for half a minute.
+*Decision*: a missing sample counts as demand for the present number. *Because* a gap in the window
+says nothing about the demand in it, and a scale-down on the first sample after it would have no
+evidence. *Not chosen*: to forget the whole window, which costs the same delay and loses a demand
+that was seen. *Revisit when* targets are often silent for half a minute.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 
-OLDEST_SAMPLE_SECONDS = 30.0
-"""A target that has been silent for longer is unknown, and the unknown never scales."""
+from ssd_operator.api.spec import Autoscaling, Draft, ScalingMode
+from ssd_operator.observe.pod_state import is_unschedulable, name_of
+from ssd_operator.policy.snapshot import Snapshot
+
+DECISION_SECONDS = 10.0
+"""Between two decisions."""
 TOLERANCE = 0.1
-"""Demand within this fraction of the present number asks for nothing."""
+"""Demand within this fraction of the present number changes nothing."""
 UP_COOLDOWN_SECONDS = 10.0
-"""Shortest time between any change and a rise: a new draft needs a moment to show."""
+"""Shortest time between any change and an increase: a new draft takes a moment to have effect."""
 
 
 class Reason(StrEnum):
@@ -36,167 +39,143 @@ class Reason(StrEnum):
     STEADY = "Steady"
 
 
-class Limit(StrEnum):
-    """What kept a decision from following the demand at once."""
-
-    NOTHING = ""
-    MINIMUM = "Minimum"
-    MAXIMUM = "Maximum"
-    STEP = "Step"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What the user allows."""
-
-    minimum: int
-    """Fewest drafts, >= 0."""
-    maximum: int
-    """Most drafts, >= ``minimum``."""
-    occupancy: float = 0.8
-    """Sessions wanted per unit of capacity, 0 < occupancy <= 1."""
-    window_seconds: float = 300.0
-    """Demand must have been lower for this long before a draft goes."""
-    cooldown_seconds: float = 30.0
-    """Shortest time between any change and a fall."""
-    default_capacity: int = 32
-    """Sessions of one draft while no link has measured it, >= 1."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetLoad:
-    """What one ready target last said."""
-
-    age_seconds: float
-    """Since the answer; infinite if there was none."""
-    eligible: float
-    """Running sequences that may speculate, drafted or not, mean of 30 s."""
-    speculating: bool = True
-    """False if its controller finds that speculation does not pay."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolLoad:
-    """All targets and drafts of a resource."""
+class Demand:
+    """Measured demand of a resource, and the state of its drafts."""
 
     replicas: int
     """Present number."""
-    unschedulable: int = 0
-    """Draft pods that the scheduler found no place for."""
-    draining: int = 0
-    """Draft pods on their way out."""
-    targets: tuple[TargetLoad, ...] = ()
-    """The ready ones."""
-    capacities: Mapping[str, int] = field(default_factory=dict)
-    """Sessions a draft can serve, by draft, of active links; each draft once."""
+    eligible: float | None
+    """Running sequences that may speculate, on targets whose controller speculates, mean of 30 s.
+    None if no target is ready, or one of them has not answered for 30 s."""
+    sessions: float
+    """Sessions that one draft serves, > 0."""
+    num_unschedulable: int = 0
+    """Draft pods without a node."""
+    num_draining: int = 0
+    """Draft pods that are drained or deleted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
-    """What must be remembered from decision to decision; a restart may forget it."""
-
-    first_seen: float | None = None
-    wanted: tuple[tuple[float, int], ...] = ()
-    """Time and number, oldest first, no older than the window."""
-    last_change: float = -math.inf
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The number from now on, and why."""
 
     replicas: int
     reason: Reason
-    limited_by: Limit = Limit.NOTHING
 
 
-def next_replicas(
-    policy: Policy, pool: PoolLoad, history: History, now: float
-) -> tuple[Decision, History]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Memory from decision to decision. A restarted operator begins with an empty one."""
+
+    first_seen: float | None = None
+    wanted: tuple[tuple[float, int], ...] = ()
+    """Time and number, oldest first, no older than the window."""
+    last_change: float = -math.inf
+    decision: Decision | None = None
+    """The newest."""
+    decided_at: float = -math.inf
+
+
+def internal_scaling(draft: Draft) -> Autoscaling | None:
+    """The bounds of the Internal loop; None if the user or another scaler writes the number."""
+    found = draft.autoscaling
+    return found if found is not None and found.mode is ScalingMode.INTERNAL else None
+
+
+def measure(snapshot: Snapshot) -> Demand:
+    """The demand of all ready targets."""
+    sustainable: dict[str, int] = {}
+    for (_, draft), link in snapshot.links.items():
+        if link.state == "Active" and link.sustainable_sessions > 0:
+            # Of a draft that several targets measured, the lowest value counts.
+            sustainable[draft] = min(
+                link.sustainable_sessions, sustainable.get(draft, link.sustainable_sessions)
+            )
+    targets, answers = snapshot.ready_targets, snapshot.answers
+    is_known = bool(targets) and all(name_of(pod) in answers for pod in targets)
+    eligible = sum(fact.eligible_sequences for fact in answers.values() if fact.speculating)
+    default = snapshot.resource.spec.draft.sequences_per_replica
+    return Demand(
+        replicas=snapshot.num_drafts_wanted,
+        eligible=eligible if is_known else None,
+        sessions=fmean(sustainable.values()) if sustainable else default,
+        num_unschedulable=sum(map(is_unschedulable, snapshot.staying_drafts)),
+        num_draining=snapshot.num_draining,
+    )
+
+
+def next_replicas(bounds: Autoscaling, demand: Demand, history: History, now: float) -> History:
     """Decide on the number of drafts.
 
     Args:
-        policy: bounds and tempo.
-        pool: present number and load.
+        bounds: of the user.
+        demand: measured now.
         history: of the decision before; ``History()`` at first.
         now: seconds, of any clock that never goes back.
 
     Returns:
-        The decision, and the history for the next one. ``last_change`` moves when the number does.
+        The history with the new decision. ``last_change`` moves when the number does.
     """
-    if history.first_seen is None:
-        history = replace(history, first_seen=now)
-    wish = _wish(policy, pool)
-    history = _remember(history, wish if wish is not None else pool.replicas, now, policy)
-    decision = _decide(policy, pool, history, wish, now)
-    if decision.replicas != pool.replicas:
-        history = replace(history, last_change=now)
-    return decision, history
-
-
-def _wish(policy: Policy, pool: PoolLoad) -> int | None:
-    """Number that the present demand asks for, within the bounds; None if it is unknown."""
-    if not pool.targets or any(t.age_seconds > OLDEST_SAMPLE_SECONDS for t in pool.targets):
-        return None
-    measured = [capacity for capacity in pool.capacities.values() if capacity > 0]
-    capacity = fmean(measured) if measured else policy.default_capacity
-    demand = sum(target.eligible for target in pool.targets if target.speculating)
-    drafts = demand / (capacity * policy.occupancy)
-    is_near = abs(drafts - pool.replicas) <= TOLERANCE * pool.replicas
-    number = pool.replicas if is_near else math.ceil(drafts)
-    return min(max(number, policy.minimum), policy.maximum)
-
-
-def _remember(history: History, number: int, now: float, policy: Policy) -> History:
-    oldest = now - policy.window_seconds
+    number = _needed(bounds, demand)
+    oldest = now - bounds.scale_down_stabilization_seconds
     kept = tuple(entry for entry in history.wanted if entry[0] >= oldest)
-    return replace(history, wanted=(*kept, (now, number)))
+    counted = demand.replicas if number is None else number
+    history = replace(
+        history,
+        first_seen=now if history.first_seen is None else history.first_seen,
+        wanted=(*kept, (now, counted)),
+    )
+    decision = _decide(bounds, demand, history, number, now)
+    has_changed = decision.replicas != demand.replicas
+    return replace(
+        history,
+        decision=decision,
+        decided_at=now,
+        last_change=now if has_changed else history.last_change,
+    )
+
+
+def _needed(bounds: Autoscaling, demand: Demand) -> int | None:
+    """Number of drafts for the present demand, within the bounds; None if it is unknown."""
+    if demand.eligible is None:
+        return None
+    drafts = demand.eligible / (demand.sessions * float(bounds.target_occupancy))
+    is_near = abs(drafts - demand.replicas) <= TOLERANCE * demand.replicas
+    number = demand.replicas if is_near else math.ceil(drafts)
+    return min(max(number, bounds.min_replicas), bounds.max_replicas)
 
 
 def _decide(
-    policy: Policy, pool: PoolLoad, history: History, wish: int | None, now: float
+    bounds: Autoscaling, demand: Demand, history: History, number: int | None, now: float
 ) -> Decision:
-    present = pool.replicas
-    if present < policy.minimum:
-        return Decision(replicas=policy.minimum, reason=Reason.BOUNDS, limited_by=Limit.MINIMUM)
-    if present > policy.maximum:
-        return Decision(replicas=policy.maximum, reason=Reason.BOUNDS, limited_by=Limit.MAXIMUM)
-    if wish is None:
-        return Decision(replicas=present, reason=Reason.NO_SAMPLES)
-    if wish > present:
-        return _up(policy, pool, history, wish, now)
-    if wish < present:
-        return _down(policy, pool, history, now)
-    return Decision(replicas=present, reason=Reason.STEADY)
+    present = demand.replicas
+    nearest = min(max(present, bounds.min_replicas), bounds.max_replicas)
+    if nearest != present:
+        return Decision(nearest, Reason.BOUNDS)
+    if number is None:
+        return Decision(present, Reason.NO_SAMPLES)
+    if number > present:
+        return _increase(demand, history, number, now)
+    if number < present:
+        return _decrease(bounds, demand, history, now)
+    return Decision(present, Reason.STEADY)
 
 
-def _up(policy: Policy, pool: PoolLoad, history: History, wish: int, now: float) -> Decision:
-    present = pool.replicas
-    if pool.unschedulable > 0:
-        return Decision(replicas=present, reason=Reason.UNSCHEDULABLE)
+def _increase(demand: Demand, history: History, number: int, now: float) -> Decision:
+    present = demand.replicas
+    if demand.num_unschedulable > 0:
+        return Decision(present, Reason.UNSCHEDULABLE)
     if now - history.last_change < UP_COOLDOWN_SECONDS:
-        return Decision(replicas=present, reason=Reason.COOLING_DOWN)
-    highest = present + max(2, math.ceil(present / 2))
-    limit = Limit.MAXIMUM if wish == policy.maximum else Limit.NOTHING
-    return Decision(
-        replicas=min(wish, highest),
-        reason=Reason.SCALE_UP,
-        limited_by=Limit.STEP if highest < wish else limit,
-    )
+        return Decision(present, Reason.COOLING_DOWN)
+    return Decision(min(number, present + max(2, math.ceil(present / 2))), Reason.SCALE_UP)
 
 
-def _down(policy: Policy, pool: PoolLoad, history: History, now: float) -> Decision:
-    present = pool.replicas
-    most = max(number for _, number in history.wanted)
+def _decrease(bounds: Autoscaling, demand: Demand, history: History, now: float) -> Decision:
+    present, largest = demand.replicas, max(each for _, each in history.wanted)
     seen_seconds = now - (now if history.first_seen is None else history.first_seen)
-    if most >= present or seen_seconds < policy.window_seconds:
-        return Decision(replicas=present, reason=Reason.STABILIZING)
-    if pool.draining > 0 or now - history.last_change < policy.cooldown_seconds:
-        return Decision(replicas=present, reason=Reason.COOLING_DOWN)
-    lowest = present - max(1, present // 4)
-    limit = Limit.MINIMUM if most == policy.minimum else Limit.NOTHING
-    return Decision(
-        replicas=max(most, lowest),
-        reason=Reason.SCALE_DOWN,
-        limited_by=Limit.STEP if lowest > most else limit,
-    )
+    if largest >= present or seen_seconds < bounds.scale_down_stabilization_seconds:
+        return Decision(present, Reason.STABILIZING)
+    if demand.num_draining > 0 or now - history.last_change < bounds.cooldown_seconds:
+        return Decision(present, Reason.COOLING_DOWN)
+    return Decision(max(largest, present - max(1, present // 4)), Reason.SCALE_DOWN)

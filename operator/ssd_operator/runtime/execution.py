@@ -24,9 +24,9 @@ from ssd_operator.observe.pod_state import name_of
 from ssd_operator.policy.apply_failures import (
     Repairs,
     Results,
-    contest_of,
-    rejection_of,
-    reversion_of,
+    contest,
+    refusal,
+    reversion,
 )
 from ssd_operator.policy.plan import Plan
 from ssd_operator.policy.scaling import Decision
@@ -105,23 +105,19 @@ class Execution:
                 namespace = self.resource.namespace
                 answer = await self.cluster.patch(namespace, ref, removal(answer, places))
                 _log.info("pruned", object=str(ref), places=[".".join(map(str, p)) for p in places])
-        except (RefusedError, ForbiddenError) as error:
-            if isinstance(error, ForbiddenError) and (ref.kind != "Pod" or error.is_leaving):
-                raise
-            rejection = rejection_of(wanted, error, self.observed, generation, now)
-            self.results.rejected[ref] = rejection
+        except RefusedError as error:
+            self.results.failures[ref] = refusal(wanted, live, str(error), generation, now)
             _log.warning("object_refused", object=str(ref), error=str(error))
             return
         _log.info("applied", object=str(ref))
         self.cache.remember(self.key, answer)
-        self.results.reverted.pop(ref, None)
-        reversion = reversion_of(wanted, answer, generation)
-        if self.repairs.note(wanted, live, now) and reversion is None:
-            reversion = contest_of(wanted, live, generation, now)
-        if reversion is not None:
-            _log.warning("apply_reverted", object=str(ref), error=reversion.message)
-            self.results.reverted[ref] = reversion
-        if reversion is None or live is None:
+        failure = reversion(wanted, answer, generation)
+        if self.repairs.note(wanted, live, now) and failure is None:
+            failure = contest(wanted, live, generation, now)
+        if failure is not None:
+            _log.warning("apply_reverted", object=str(ref), error=failure.message)
+            self.results.failures[ref] = failure
+        if failure is None or live is None:
             self.results.applied.add(ref)
 
     async def _mend(self, wanted: Object, live: Object) -> Object:

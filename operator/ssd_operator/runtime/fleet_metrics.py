@@ -1,84 +1,100 @@
-"""Metrics over all resources: conditions by status, and since when one has failed."""
+"""Metrics over all resources: counts of conditions, and the begin of the longest trouble."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.diagnosis import Trouble
 from ssd_operator.observe.pod_state import to_seconds
-from ssd_operator.runtime import metrics
+from ssd_operator.runtime.metrics import REGISTRY
 
-_FOR_SPEED = frozenset({"SpeculationActive", "ScalingActive", "DraftCapacity"})
-"""Conditions that only count once a target serves and while the resource is not paused."""
-_FOR_DRAFTS = frozenset({"SpeculationActive"})
-"""Conditions that only count while drafts are wanted."""
-_TEMPORARY = frozenset({Trouble.FETCHING_MODEL, Trouble.LOADING})
-"""Reasons that change by themselves."""
+_OF_DRAFTS = frozenset({"SpeculationActive", "ScalingActive", "DraftCapacity"})
+"""Conditions that count once a target serves, and not while the resource is paused."""
+_LOADING = frozenset({Trouble.FETCHING_MODEL, Trouble.LOADING})
+"""Reasons that end by themselves, within a time-out."""
 
 Pair = tuple[str, str]
 """Type and status of a condition."""
 
 
-def failures(status: Object) -> Iterator[tuple[Pair, float]]:
-    """Conditions of a status that are not True, unless the user chose so, and since when."""
+def troubles(status: Object) -> Iterator[tuple[Pair, float]]:
+    """Conditions that are not True against the user's wish, and their begin (seconds).
+
+    Args:
+        status: of a resource.
+    """
     conditions = {each["type"]: each for each in status["conditions"]}
-    ready, progressing = (conditions.get(kind, {}) for kind in ("Ready", "Progressing"))
-    is_serving = ready.get("status") == "True" and progressing.get("reason") != "Paused"
-    ignored = frozenset() if is_serving else _FOR_SPEED
-    if not status.get("draft", {}).get("desiredReplicas"):
-        ignored |= _FOR_DRAFTS
+    ready = conditions.get("Ready", {})
+    is_paused = conditions.get("Progressing", {}).get("reason") == "Paused"
+    is_serving = ready.get("status") == "True" and not is_paused
+    has_drafts = bool(status.get("draft", {}).get("desiredReplicas"))
     for kind, found in conditions.items():
-        # Pods may fetch and load within their own time limits, which may be hours.
-        is_loading = found["reason"] in _TEMPORARY and progressing.get("status") != "False"
-        if found["status"] == "True" or kind in ignored or is_loading:
-            continue
-        times = [found, ready] if kind in _FOR_SPEED else [found]
-        since = max(to_seconds(each["lastTransitionTime"]) or 0.0 for each in times)
-        yield (kind, found["status"]), since
+        is_expected = (
+            (kind in _OF_DRAFTS and not is_serving)
+            or (kind == "SpeculationActive" and not has_drafts)
+            or _is_loading(found, conditions)
+        )
+        if found["status"] != "True" and not is_expected:
+            times = [found, ready] if kind in _OF_DRAFTS else [found]
+            yield (kind, found["status"]), max(_since(each) for each in times)
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """One resource."""
-
-    pairs: frozenset[Pair]
-    failures: Mapping[Pair, float]
+def _is_loading(found: Object, conditions: Mapping[str, Object]) -> bool:
+    """Whether pods fetch or load a model within their time-outs, which may be hours."""
+    is_proceeding = conditions.get("Progressing", {}).get("status") != "False"
+    return found["reason"] in _LOADING and is_proceeding
 
 
-class FleetMetrics:
-    """Sets ``RESOURCES`` and ``TROUBLE_SINCE`` from the status of all resources. Asyncio loop."""
+def _since(condition: Object) -> float:
+    return to_seconds(condition["lastTransitionTime"]) or 0.0
+
+
+class FleetMetrics(Collector):
+    """The statuses of all resources, counted when Prometheus scrapes.
+
+    Asyncio loop; ``collect`` runs on the thread of the metrics server.
+    """
 
     def __init__(self) -> None:
-        self._entries: dict[Hashable, _Entry] = {}
-        self._counted: set[Pair] = set()
-        self._failing: set[Pair] = set()
+        self._statuses: dict[Hashable, Object] = {}
 
     def put(self, key: Hashable, status: Object) -> None:
         """Set the status of a resource."""
-        pairs = frozenset((each["type"], each["status"]) for each in status["conditions"])
-        entry = _Entry(pairs, dict(failures(status)))
-        if self._entries.get(key) != entry:
-            self._entries[key] = entry
-            self._update()
+        self._statuses[key] = status
 
     def drop(self, key: Hashable) -> None:
-        """Remove a resource that is gone."""
-        if self._entries.pop(key, None) is not None:
-            self._update()
+        """Remove a resource."""
+        self._statuses.pop(key, None)
 
-    def _update(self) -> None:
-        entries = self._entries.values()
-        counts = Counter(pair for entry in entries for pair in entry.pairs)
-        self._counted |= counts.keys()
-        for pair in self._counted:
-            metrics.RESOURCES.labels(*pair).set(counts[pair])
+    def collect(self) -> Iterator[Metric]:
+        """The metrics of this moment."""
+        statuses = list(self._statuses.values())
+        labels = ["condition", "status"]
+        counts = Counter(
+            (each["type"], each["status"]) for status in statuses for each in status["conditions"]
+        )
+        resources = GaugeMetricFamily(
+            "ssd_operator_resources", "Resources, by condition and its status.", labels=labels
+        )
+        for pair, count in counts.items():
+            resources.add_metric(pair, count)
         since: dict[Pair, float] = {}
-        for entry in entries:
-            for pair, seconds in entry.failures.items():
-                since[pair] = min(seconds, since.get(pair, seconds))
-        for pair in self._failing - since.keys():
-            metrics.TROUBLE_SINCE.remove(*pair)
+        for pair, seconds in (each for status in statuses for each in troubles(status)):
+            since[pair] = min(seconds, since.get(pair, seconds))
+        trouble = GaugeMetricFamily(
+            "ssd_operator_trouble_since_timestamp_seconds",
+            "Begin of the longest trouble of one resource with a condition, in seconds since the "
+            "epoch; absent without one. A pause or zero drafts is none.",
+            labels=labels,
+        )
         for pair, seconds in since.items():
-            metrics.TROUBLE_SINCE.labels(*pair).set(seconds)
-        self._failing = set(since)
+            trouble.add_metric(pair, seconds)
+        return iter((resources, trouble))
+
+
+FLEET = FleetMetrics()
+"""Of this operator."""
+REGISTRY.register(FLEET)

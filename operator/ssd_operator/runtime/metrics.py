@@ -50,19 +50,6 @@ API_REQUESTS_TOTAL = Counter(
     ["verb", "resource", "code"],
     registry=REGISTRY,
 )
-RESOURCES = Gauge(
-    "ssd_operator_resources",
-    "Resources, by condition and its status.",
-    ["condition", "status"],
-    registry=REGISTRY,
-)
-TROUBLE_SINCE = Gauge(
-    "ssd_operator_trouble_since_timestamp_seconds",
-    "When the longest failure of a condition of one resource began, in seconds since the epoch; "
-    "absent without one. A user's choice is none: a pause, no drafts.",
-    ["condition", "status"],
-    registry=REGISTRY,
-)
 DRAINS_TOTAL = Counter(
     "ssd_operator_drains",
     "Drains of drafts, by result: Drained, TimedOut, Unreachable.",

@@ -19,11 +19,11 @@ from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.observer import Observer, Sight
 from ssd_operator.observe.pod_state import is_leaving, is_ready, name_of
-from ssd_operator.policy.apply_failures import Repairs, Results
+from ssd_operator.policy.apply_failures import Cause, Repairs, Results
 from ssd_operator.policy.plan import Memory, Plan, plan
 from ssd_operator.runtime.engine_client import Engines
 from ssd_operator.runtime.execution import Execution
-from ssd_operator.runtime.fleet_metrics import FleetMetrics
+from ssd_operator.runtime.fleet_metrics import FLEET
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS, RESYNC_SECONDS
 from ssd_operator.status.events import event_object
 from ssd_operator.status.report import Report, Reported, report, report_invalid
@@ -72,7 +72,6 @@ class Reconciler:
         self._now = now
         self._observer = Observer(cluster, cache, config, now)
         self._records: dict[Key, _Record] = {}
-        self._fleet_metrics = FleetMetrics()
 
     async def reconcile(self, key: Key) -> float | None:
         """One pass.
@@ -128,8 +127,10 @@ class Reconciler:
         memory = record.memory
         rejected = [
             ref
-            for ref, each in memory.rejected.items()
-            if each.generation == resource.generation and each.retry_at > self._now()
+            for ref, each in memory.failures.items()
+            if each.cause is Cause.REFUSED
+            and each.generation == resource.generation
+            and each.retry_at > self._now()
         ]
         observed = replace(
             await self._observer.observe(key, found, resource, record.sight, rejected),
@@ -140,9 +141,7 @@ class Reconciler:
         decided = plan(resource, observed, self._config, memory, self._now())
         if decided.is_writing and await self._is_gone(key, found):
             return None
-        results = Results(
-            rejected=dict(decided.memory.rejected), reverted=dict(decided.memory.reverted)
-        )
+        results = Results(failures=dict(decided.memory.failures))
         execution = Execution(
             cluster=self._cluster,
             cache=self._cache,
@@ -156,9 +155,7 @@ class Reconciler:
         await execution.carry_out(decided)
         self._note_interruption(record, results)
         self._engines.follow(key, _hosts(observed), set(map(name_of, observed.pods)))
-        record.memory = replace(
-            decided.memory, rejected=results.rejected, reverted=results.reverted
-        )
+        record.memory = replace(decided.memory, failures=results.failures)
         found_now = report(resource, observed, decided, results, record.reported, self._now())
         if not await self._publish(key, found, record, found_now):
             return None
@@ -183,7 +180,7 @@ class Reconciler:
                 return False
             self._cache.remember(key, answer)
         if report.status.get("conditions"):
-            self._fleet_metrics.put(key, report.status)
+            FLEET.put(key, report.status)
         record.reported = report.memory
         for event in report.events:
             try:
@@ -209,7 +206,7 @@ class Reconciler:
         self._engines.follow(key, {}, frozenset())
         self._cache.forget(key)
         self._records.pop(key, None)
-        self._fleet_metrics.drop(key)
+        FLEET.drop(key)
 
     def _note_interruption(self, record: _Record, results: Results) -> None:
         """Add an error that has interrupted passes for long to what is reported."""

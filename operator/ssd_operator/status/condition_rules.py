@@ -1,7 +1,9 @@
-"""The conditions of a resource, each a function of what is there. Pure.
+"""The conditions of a resource: one rule for each type. Pure.
 
-Only what a person or a machine can act on has a reason of its own; the sentence says the rest.
+A cause has a reason of its own only if a person or a machine acts on it. The message has the rest.
 """
+
+from collections.abc import Callable, Mapping
 
 from ssd_operator.api.spec import Object, ScalingMode, Sharing
 from ssd_operator.children.names import Component, account, cell_of
@@ -16,272 +18,264 @@ from ssd_operator.observe.pod_state import (
 )
 from ssd_operator.policy.rollout import Stage
 from ssd_operator.policy.scaling import Reason
-from ssd_operator.policy.snapshot import PROGRESS_EXCEEDED, Snapshot
-from ssd_operator.status.conditions import Condition, first_not_true, no, unknown, yes
+from ssd_operator.policy.snapshot import PROGRESS_EXCEEDED
+from ssd_operator.status.conditions import Condition, no, unknown, yes
+from ssd_operator.status.pass_result import PassResult
 from ssd_operator.status.speculating import speculation_active
 
-_STUCK = frozenset(Trouble) - {
-    *(Trouble.ROLLING_OUT, Trouble.FETCHING_MODEL, Trouble.LOADING),
-    *(Trouble.DRAINING, Trouble.SCALING),
-}
-"""Troubles that do not pass by themselves."""
-_SCALERS = {
-    ScalingMode.HPA: ("HorizontalPodAutoscaler", "ScalingActive"),
-    ScalingMode.KEDA: ("ScaledObject", "Ready"),
-}
+_USUAL = frozenset(
+    {
+        *(Trouble.ROLLING_OUT, Trouble.FETCHING_MODEL, Trouble.LOADING),
+        *(Trouble.DRAINING, Trouble.SCALING),
+    }
+)
+"""Reasons that pass without a change by a person."""
+_HPA = "HorizontalPodAutoscaler"
+_SCALERS = {ScalingMode.HPA: (_HPA, "ScalingActive"), ScalingMode.KEDA: ("ScaledObject", "Ready")}
 """Kind of the object that scales, and its condition that is copied."""
 
 
-def verdicts(snapshot: Snapshot) -> list[Condition]:
-    """All conditions, Ready first."""
-    target, spec, owned = target_ready(snapshot), spec_valid(snapshot), resources_owned(snapshot)
-    scaling = scaling_active(snapshot)
-    return [
-        ready(snapshot, target, spec, owned),
-        target,
-        draft_ready(snapshot),
-        speculation_active(snapshot),
-        draft_capacity(snapshot),
-        *([] if scaling is None else [scaling]),
-        progressing(snapshot),
-        spec,
-        owned,
-    ]
+def conditions(passed: PassResult) -> dict[str, Condition]:
+    """All conditions by type, Ready first."""
+    found = {kind: rule(passed) for kind, rule in _RULES.items()}
+    present = {kind: each for kind, each in found.items() if each is not None}
+    return {"Ready": _ready(passed, present), **present}
 
 
-def ready(snapshot: Snapshot, target: Condition, spec: Condition, owned: Condition) -> Condition:
-    """Whether at least one target serves and clients find it.
+def _ready(passed: PassResult, others: Mapping[str, Condition]) -> Condition:
+    """At least one target serves, and clients reach it.
 
-    Otherwise the reason is the target's; of a resource for which no target could be made, it is
-    what stood in the way.
+    Otherwise the reason is that of the target, or of what prevents a first target.
     """
-    num_ready, num_cells = _ready_cells(snapshot), snapshot.resource.spec.num_cells
-    if snapshot.reached_targets and snapshot.has_endpoint:
+    num_ready, num_cells = _num_ready_cells(passed), passed.resource.spec.num_cells
+    if passed.reached_targets and passed.has_endpoint:
         reason = "Serving" if num_ready == num_cells else "ServingPartly"
-        return yes("Ready", reason, f"{num_ready} of {num_cells} targets serve.")
-    if snapshot.resource.spec.paused and not snapshot.target_deployments:
-        return no("Ready", "Paused", "spec.paused is true: nothing has been made yet.")
+        return yes(reason, f"{num_ready} of {num_cells} targets serve.")
+    if passed.resource.spec.paused and not passed.target_deployments:
+        return no("Paused", "spec.paused is true and no target exists; set it to false.")
+    kinds = ["SpecValid", "ResourcesOwned", "TargetReady"]
     if num_ready:
-        name = snapshot.resource.name
-        words = "leads to none of them" if snapshot.has_endpoint else "is not there"
-        gone = no("Ready", "EndpointMissing", f"Targets serve, but the Service {name} {words}.")
-        cause = first_not_true((owned, spec)) or gone
-    else:
-        causes = (target, spec, owned) if snapshot.target_deployments else (spec, owned, target)
-        cause = first_not_true(causes) or target
-    return no("Ready", cause.reason, cause.message)
-
-
-def target_ready(snapshot: Snapshot) -> Condition:
-    """Whether every cell has a target that serves."""
-    num_cells, num_ready = snapshot.resource.spec.num_cells, _ready_cells(snapshot)
-    if num_ready == num_cells:
-        return yes("TargetReady", "AllReady", f"{num_ready} of {num_cells} targets are ready.")
-    found = [_cell_trouble(snapshot, cell) for cell in range(num_cells)]
-    trouble = worst(diagnosis for diagnosis in found if diagnosis is not None)
-    assert trouble is not None
-    message = f"{num_ready} of {num_cells} targets are ready; {trouble.message}."
-    return no("TargetReady", str(trouble.trouble), message)
-
-
-def draft_ready(snapshot: Snapshot) -> Condition:
-    """Whether all drafts wanted are ready, those that are drained aside."""
-    wanted, num_ready = snapshot.num_drafts_wanted, len(snapshot.ready_drafts)
-    if wanted == 0:
-        return yes("DraftReady", "ScaledToZero", "draft.replicas is 0: text is served plain.")
-    if num_ready >= wanted:
-        return yes("DraftReady", "AllReady", f"{num_ready} of {wanted} drafts are ready.")
-    timeout = snapshot.resource.spec.draft.startup_timeout_seconds
-    troubles = [diagnose(pod, timeout, snapshot.now) for pod in snapshot.staying_drafts]
-    if len(snapshot.staying_drafts) < wanted:
-        troubles += [diagnose_absence(made, name_of(made)) for made in snapshot.draft_deployments]
-        missing = f"{len(snapshot.staying_drafts)} of {wanted} pods exist"
-        troubles.append(Diagnosis(Trouble.SCALING, missing))
-    trouble = worst(diagnosis for diagnosis in troubles if diagnosis is not None)
-    assert trouble is not None
-    message = f"{num_ready} of {wanted} drafts are ready; {trouble.message}."
-    return no("DraftReady", str(trouble.trouble), message)
-
-
-def draft_capacity(snapshot: Snapshot) -> Condition:
-    """Whether the scheduler finds a place for each draft whose target has one."""
-    placed = {cell_of(pod) for pod in snapshot.targets if is_scheduled(pod)}
-    shares_all = snapshot.resource.spec.draft.sharing is Sharing.POOL
-    waiting = [
-        pod
-        for pod in snapshot.staying_drafts
-        if is_unschedulable(pod) and (placed if shares_all else cell_of(pod) in placed)
-    ]
-    if not waiting:
-        return yes("DraftCapacity", "Sufficient", "There is room for each draft.")
-    words = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
-    lacks_gpus = f"Insufficient {snapshot.resource.spec.draft.gpu_resource}" in words
+        kinds = ["ResourcesOwned", "SpecValid"]
+    elif passed.target_deployments:
+        kinds = ["TargetReady", "SpecValid", "ResourcesOwned"]
+    for kind in kinds:
+        if not others[kind].holds:
+            return no(others[kind].reason, others[kind].message)
+    service = f"the Service {passed.resource.name}"
+    state = "has no ready endpoint" if passed.has_endpoint else "does not exist"
     return no(
-        "DraftCapacity",
-        "InsufficientLocalGPUs" if lacks_gpus else "Unschedulable",
-        f"{len(waiting)} of {snapshot.num_drafts_wanted} drafts have no node; "
-        f"lower draft.replicas or add room: {words}.",
+        "EndpointMissing", f"{num_ready} of {num_cells} targets are ready; {service} {state}."
     )
 
 
-def scaling_active(snapshot: Snapshot) -> Condition | None:
-    """Whether someone decides on the number of drafts; None if nobody was asked to."""
-    kind = "ScalingActive"
-    autoscaling = snapshot.resource.spec.draft.autoscaling
+def _target_ready(passed: PassResult) -> Condition:
+    """Every cell has a target that serves."""
+    num_cells, num_ready = passed.resource.spec.num_cells, _num_ready_cells(passed)
+    summary = f"{num_ready} of {num_cells} targets are ready"
+    found = worst(
+        each for cell in range(num_cells) if (each := _cell_trouble(passed, cell)) is not None
+    )
+    if found is None:
+        return yes("AllReady", f"{summary}.")
+    return no(str(found.trouble), f"{summary}; {found.message}.")
+
+
+def _draft_ready(passed: PassResult) -> Condition:
+    """As many drafts as wanted are ready, without those that are drained."""
+    wanted, num_ready = passed.num_drafts_wanted, len(passed.ready_drafts)
+    if wanted == 0:
+        return yes("ScaledToZero", "draft.replicas is 0: targets serve plain autoregressive text.")
+    summary = f"{num_ready} of {wanted} drafts are ready"
+    if num_ready >= wanted:
+        return yes("AllReady", f"{summary}.")
+    troubles = _draft_troubles(passed)
+    num_pods = len(passed.staying_drafts)
+    if num_pods < wanted:
+        absent = (diagnose_absence(made, name_of(made)) for made in passed.draft_deployments)
+        troubles += [each for each in absent if each is not None]
+        troubles.append(Diagnosis(Trouble.SCALING, f"{num_pods} of {wanted} pods exist"))
+    found = worst(troubles)
+    assert found is not None
+    return no(str(found.trouble), f"{summary}; {found.message}.")
+
+
+def _draft_capacity(passed: PassResult) -> Condition:
+    """The scheduler finds a node for each draft whose target has one."""
+    placed = {cell_of(pod) for pod in passed.targets if is_scheduled(pod)}
+    is_pool = passed.resource.spec.draft.sharing is Sharing.POOL
+    waiting = [
+        pod
+        for pod in passed.staying_drafts
+        if is_unschedulable(pod) and (placed if is_pool else cell_of(pod) in placed)
+    ]
+    if not waiting:
+        return yes("Sufficient", "No draft waits for a node.")
+    cause = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
+    lacks_gpus = f"Insufficient {passed.resource.spec.draft.gpu_resource}" in cause
+    return no(
+        "InsufficientLocalGPUs" if lacks_gpus else "Unschedulable",
+        f"{len(waiting)} of {passed.num_drafts_wanted} drafts have no node; "
+        f"lower draft.replicas or add room: {cause}.",
+    )
+
+
+def _scaling_active(passed: PassResult) -> Condition | None:
+    """A scaler decides on the number of drafts; None without autoscaling."""
+    autoscaling = passed.resource.spec.draft.autoscaling
     if autoscaling is None or autoscaling.mode is ScalingMode.NONE:
         return None
-    if snapshot.resource.spec.paused:
-        return no(kind, "Paused", "spec.paused is true: the number of drafts is kept.")
+    if passed.resource.spec.paused:
+        return no("Paused", "spec.paused is true: the number of drafts does not change.")
     if autoscaling.mode is ScalingMode.EXTERNAL:
-        return yes(kind, "External", "Another scaler writes draft.replicas.")
+        return yes("External", "Another scaler writes draft.replicas.")
     if autoscaling.mode in _SCALERS:
-        return _copied(snapshot, autoscaling.mode)
-    decision = snapshot.planned.decision
+        return _copied(passed, autoscaling.mode)
+    decision = passed.plan.memory.history.decision
     if decision is None or decision.reason is Reason.NO_SAMPLES:
         return no(
-            kind, "NoSamples", "A target has not told its load for 30 s, so the number is kept."
+            "NoSamples",
+            "A target has not reported its running sequences for 30 s; the number of drafts stays.",
         )
     low, high = autoscaling.min_replicas, autoscaling.max_replicas
-    held = "; one finds no node, so no more are asked for"
-    suffix = held if decision.reason is Reason.UNSCHEDULABLE else ""
-    message = f"The load asks for {decision.replicas} drafts, {low} to {high} allowed{suffix}."
-    return yes(kind, "Internal", message)
+    is_held = decision.reason is Reason.UNSCHEDULABLE
+    suffix = "; none is added while one has no node" if is_held else ""
+    message = f"The demand is {decision.replicas} drafts, {low} to {high} are allowed{suffix}."
+    return yes("Internal", message)
 
 
-def progressing(snapshot: Snapshot) -> Condition:
-    """What is under way, and whether it gets on."""
-    kind, wanted = "Progressing", snapshot.num_drafts_wanted
-    if snapshot.resource.spec.paused:
-        return no(kind, "Paused", "spec.paused is true: only this status is written.")
-    if (found := _tried(snapshot) or _paused(snapshot) or _overdue(snapshot)) is not None:
-        return found
-    deployments = (*snapshot.target_deployments, *snapshot.draft_deployments)
-    pods = (*snapshot.targets, *snapshot.staying_drafts)
-    num_updated = snapshot.updated(pods)
-    is_rolling = any(_is_rolling(deployment) for deployment in deployments)
-    if num_updated < len(pods) or is_rolling or snapshot.is_replacing_targets:
-        stuck = _stuck(snapshot)
-        return yes(kind, "RollingOut", f"{num_updated} of {len(pods)} pods are up to date{stuck}.")
-    if snapshot.num_draining:
-        return yes(kind, "Draining", f"{snapshot.num_draining} drafts are on their way out.")
-    num_ready, num_cells = _ready_cells(snapshot), snapshot.resource.spec.num_cells
-    num_drafts = len(snapshot.staying_drafts)
-    # Not by the Deployments: one with maxUnavailable 1 and one replica is Available without a pod.
-    if num_drafts != wanted or len(snapshot.ready_drafts) < wanted or num_ready < num_cells:
-        drafts = f"{len(snapshot.ready_drafts)} of {wanted} drafts are ready"
-        return yes(kind, "Scaling", f"{num_ready} of {num_cells} targets and {drafts}.")
-    return yes(kind, "UpToDate", "Everything is as the resource asks.")
+def _progressing(passed: PassResult) -> Condition:
+    """Changes are complete, or proceed."""
+    if passed.resource.spec.paused:
+        return no("Paused", "spec.paused is true: the operator writes only this status.")
+    preflight = passed.preflight
+    if preflight.stage in (Stage.FAILED, Stage.STUCK):
+        message = f"{preflight.message}; all pods stay as they are until this is fixed."
+        return no("PreflightFailed", message)
+    if preflight.stage is Stage.RUNNING:
+        return yes("Preflight", f"{preflight.message}; the old targets serve until it has passed.")
+    for each in (*passed.target_deployments, *passed.draft_deployments):
+        if (found := _halted(passed, each)) is not None:
+            return found
+    return _under_way(passed) or yes("UpToDate", "All objects are as the resource specifies.")
 
 
-def _tried(snapshot: Snapshot) -> Condition | None:
-    """What the preflight of a change has to say, unless it has passed."""
-    flight = snapshot.planned.preflight
-    if flight.stage in (Stage.FAILED, Stage.STUCK):
-        message = f"{flight.message}; all pods stay as they are until this is mended."
-        return no("Progressing", "PreflightFailed", message)
-    if flight.stage is Stage.RUNNING:
-        message = f"{flight.message}; the old targets serve until it is done."
-        return yes("Progressing", "Preflight", message)
+def _under_way(passed: PassResult) -> Condition | None:
+    """A rollout, a drain or a scale-up; None if everything is up to date."""
+    deployments = (*passed.target_deployments, *passed.draft_deployments)
+    pods = (*passed.targets, *passed.staying_drafts)
+    num_updated = passed.updated(pods)
+    is_rolling = any(map(_is_rolling, deployments)) or passed.is_replacing_targets
+    if num_updated < len(pods) or is_rolling:
+        cause = worst(
+            each
+            for each in (*_target_troubles(passed), *_draft_troubles(passed))
+            if each.trouble not in _USUAL
+        )
+        suffix = "" if cause is None else f"; {cause.message}"
+        return yes("RollingOut", f"{num_updated} of {len(pods)} pods are up to date{suffix}.")
+    if passed.num_draining:
+        return yes("Draining", f"{passed.num_draining} drafts are drained or deleted.")
+    wanted, num_drafts = passed.num_drafts_wanted, len(passed.ready_drafts)
+    num_ready, num_cells = _num_ready_cells(passed), passed.resource.spec.num_cells
+    # Pods are counted, because a Deployment with maxUnavailable 1 and one replica is Available
+    # without a ready pod.
+    if len(passed.staying_drafts) != wanted or num_drafts < wanted or num_ready < num_cells:
+        targets = f"{num_ready} of {num_cells} targets"
+        return yes("Scaling", f"{targets} and {num_drafts} of {wanted} drafts are ready.")
     return None
 
 
-def _paused(snapshot: Snapshot) -> Condition | None:
-    """A Deployment that was paused by hand and that this pass does not resume."""
-    for deployment in (*snapshot.target_deployments, *snapshot.draft_deployments):
-        name = name_of(deployment)
-        is_mended = Ref("Deployment", name) in snapshot.planned.makes
-        if deployment.get("spec", {}).get("paused") and not is_mended:
-            message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
-            return no("Progressing", "Paused", message)
+def _halted(passed: PassResult, deployment: Object) -> Condition | None:
+    """A Deployment that is paused by hand also after this pass, or that exceeds its deadline."""
+    name, found = name_of(deployment), condition_of(deployment, "Progressing")
+    is_resumed = Ref("Deployment", name) in passed.results.applied
+    if deployment.get("spec", {}).get("paused") and not is_resumed:
+        message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
+        return no("Paused", message)
+    if found.get("reason") == PROGRESS_EXCEEDED:
+        return no(PROGRESS_EXCEEDED, str(found.get("message", "")))
     return None
 
 
-def _stuck(snapshot: Snapshot) -> str:
-    """What keeps a rollout from going on, if a person has to look into it."""
-    spec = snapshot.resource.spec
-    parts = ((snapshot.targets, spec.target), (snapshot.staying_drafts, spec.draft))
-    found = [
-        diagnose(pod, part.startup_timeout_seconds, snapshot.now)
-        for pods, part in parts
-        for pod in pods
-    ]
-    trouble = worst(each for each in found if each is not None and each.trouble in _STUCK)
-    return "" if trouble is None else f"; {trouble.message}"
-
-
-def _overdue(snapshot: Snapshot) -> Condition | None:
-    """The word of a Deployment that does not get on."""
-    for deployment in (*snapshot.target_deployments, *snapshot.draft_deployments):
-        found = condition_of(deployment, "Progressing")
-        if found.get("reason") == PROGRESS_EXCEEDED:
-            return no("Progressing", PROGRESS_EXCEEDED, f"{found.get('message', '')}")
-    return None
-
-
-def spec_valid(snapshot: Snapshot) -> Condition:
-    """Whether the resource can be carried out, as far as a schema cannot tell."""
-    kind = "SpecValid"
-    if snapshot.observed.spec_problem is not None:
-        return no(kind, *snapshot.observed.spec_problem)
-    rejected = {**snapshot.observed.rejected}
-    if _is_zero_refused(snapshot):
-        del rejected[_scaler(snapshot, "HorizontalPodAutoscaler")]
-    if rejected:
-        ref = min(rejected)
-        message = f"{ref.kind} {ref.name} was refused: {rejected[ref]}"
+def _spec_valid(passed: PassResult) -> Condition:
+    """The API server and the operator accept the spec, as far as a schema cannot decide it."""
+    observed = passed.observed
+    if observed.spec_problem is not None:
+        return no(*observed.spec_problem)
+    refused = dict(passed.refused)
+    if _is_zero_refused(passed):
+        del refused[_scaler(passed, _HPA)]
+    if refused:
+        ref = min(refused)
         has_template = ref.kind in ("Deployment", "Pod")
-        return no(kind, "PodTemplateInvalid" if has_template else "ObjectRefused", message)
-    apis = snapshot.observed.optional_apis
-    if snapshot.observed.unreadable:
-        kinds = ", ".join(sorted(snapshot.observed.unreadable))
-        message = f"The operator has no right on {kinds}; helm upgrade gives it."
-        return no(kind, "OptionalAPIMissing", message)
-    if snapshot.resource.spec.observability.pod_monitor and "PodMonitor" not in apis:
+        reason = "PodTemplateInvalid" if has_template else "ObjectRefused"
+        return no(reason, f"{ref.kind} {ref.name} was refused: {refused[ref]}")
+    if observed.unreadable:
+        return no("OptionalAPIMissing", _no_right(", ".join(sorted(observed.unreadable))))
+    has_monitor = passed.resource.spec.observability.pod_monitor
+    if has_monitor and "PodMonitor" not in observed.optional_apis:
         return no(
-            kind,
             "OptionalAPIMissing",
             "observability.podMonitor is true, but the cluster does not serve PodMonitor "
             "(monitoring.coreos.com); install it or set the field to false.",
         )
-    return yes(kind, "Valid", "The resource can be carried out.")
+    return yes("Valid", "The spec is valid.")
 
 
-def resources_owned(snapshot: Snapshot) -> Condition:
-    """Whether all names that we need are ours, and what we need may be made."""
-    taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(snapshot.observed.foreign))
-    forbidden = snapshot.observed.forbidden
-    if not taken and forbidden:
+def _resources_owned(passed: PassResult) -> Condition:
+    """All names are free or this resource's, and the operator may write the objects."""
+    taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(passed.foreign))
+    if taken:
+        message = f"{taken} belongs to another owner and stays as it is; rename or remove it."
+        return no("NameTaken", message)
+    if forbidden := passed.results.forbidden:
         ref = min(forbidden)
-        message = f"{ref.kind} {ref.name} cannot be written: {forbidden[ref]}"
-        return no("ResourcesOwned", "Forbidden", message)
-    if not taken:
-        return yes("ResourcesOwned", "Owned", "Every object that we need is ours.")
-    return no(
-        "ResourcesOwned",
-        "NameTaken",
-        f"{taken} belongs to somebody else and is left alone; rename or remove it.",
-    )
+        return no("Forbidden", f"{ref.kind} {ref.name} cannot be written: {forbidden[ref]}")
+    return yes("Owned", "All objects belong to this resource.")
 
 
-def _ready_cells(snapshot: Snapshot) -> int:
-    return len({cell_of(pod) for pod in snapshot.ready_targets})
+_RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {
+    "TargetReady": _target_ready,
+    "DraftReady": _draft_ready,
+    "SpeculationActive": speculation_active,
+    "DraftCapacity": _draft_capacity,
+    "ScalingActive": _scaling_active,
+    "Progressing": _progressing,
+    "SpecValid": _spec_valid,
+    "ResourcesOwned": _resources_owned,
+}
 
 
-def _cell_trouble(snapshot: Snapshot, cell: int) -> Diagnosis | None:
-    pods, deployment = snapshot.cell_targets(cell), snapshot.target_deployment(cell)
-    if any(is_ready(pod) for pod in pods):
+def _num_ready_cells(passed: PassResult) -> int:
+    return len({cell_of(pod) for pod in passed.ready_targets})
+
+
+def _target_troubles(passed: PassResult) -> list[Diagnosis]:
+    timeout = passed.resource.spec.target.startup_timeout_seconds
+    found = (diagnose(pod, timeout, passed.now) for pod in passed.targets)
+    return [each for each in found if each is not None]
+
+
+def _draft_troubles(passed: PassResult) -> list[Diagnosis]:
+    timeout = passed.resource.spec.draft.startup_timeout_seconds
+    found = (diagnose(pod, timeout, passed.now) for pod in passed.staying_drafts)
+    return [each for each in found if each is not None]
+
+
+def _cell_trouble(passed: PassResult, cell: int) -> Diagnosis | None:
+    """Why a cell has no ready target; None if it has one."""
+    pods, deployment = passed.cell_targets(cell), passed.target_deployment(cell)
+    if any(map(is_ready, pods)):
         return None
-    timeout = snapshot.resource.spec.target.startup_timeout_seconds
-    refused = diagnose_absence(deployment, f"cell {cell}")
-    trouble = worst(
-        found
-        for found in (diagnose(pod, timeout, snapshot.now) for pod in pods)
-        if found is not None
+    timeout = passed.resource.spec.target.startup_timeout_seconds
+    found = (diagnose(pod, timeout, passed.now) for pod in pods)
+    trouble = (
+        worst(each for each in found if each is not None)
+        or diagnose_absence(deployment, f"cell {cell}")
+        or Diagnosis(Trouble.LOADING, f"cell {cell} has no pod yet")
     )
-    absent = Diagnosis(Trouble.LOADING, f"cell {cell} has no pod yet")
-    trouble = trouble or refused or absent
-    is_usual = trouble.trouble in (Trouble.FETCHING_MODEL, Trouble.LOADING, Trouble.DRAINING)
-    if is_usual and deployment is not None and _is_rolling(deployment) and _was_rolled(deployment):
+    is_rolled = deployment is not None and _is_rolling(deployment) and _was_rolled(deployment)
+    if is_rolled and trouble.trouble in _USUAL:
         return Diagnosis(Trouble.ROLLING_OUT, trouble.message)
     return trouble
 
@@ -300,40 +294,35 @@ def _was_rolled(deployment: Object) -> bool:
     return str(annotations.get("deployment.kubernetes.io/revision", "1")) != "1"
 
 
-def _copied(snapshot: Snapshot, mode: ScalingMode) -> Condition:
-    """The word of the object that scales."""
-    kind, told_by = _SCALERS[mode]
-    if kind in snapshot.observed.unreadable:
-        message = f"The operator has no right on {kind}; helm upgrade gives it."
-        return no("ScalingActive", "OptionalAPIMissing", message)
-    if mode is ScalingMode.KEDA and kind not in snapshot.observed.optional_apis:
+def _copied(passed: PassResult, mode: ScalingMode) -> Condition:
+    """The condition of the HPA or ScaledObject."""
+    kind, source = _SCALERS[mode]
+    if kind in passed.observed.unreadable:
+        return no("OptionalAPIMissing", _no_right(kind))
+    if mode is ScalingMode.KEDA and kind not in passed.observed.optional_apis:
         return no(
-            "ScalingActive",
             "KEDANotInstalled",
             "The cluster does not serve ScaledObject (keda.sh); install KEDA or change the mode.",
         )
-    ref = _scaler(snapshot, kind)
-    if mode is ScalingMode.HPA and _is_zero_refused(snapshot):
-        return no("ScalingActive", "ScaleToZeroUnsupported", snapshot.observed.rejected[ref])
-    found = condition_of(snapshot.observed.children.get(ref, {}), told_by)
-    copies = {"True": yes, "False": no}
-    say = copies.get(str(found.get("status")), unknown)
-    reason = str(found.get("reason") or "NoSamples")
-    return say(
-        "ScalingActive",
-        reason,
-        str(found.get("message") or f"{kind} {ref.name} is not judged yet."),
-    )
+    ref = _scaler(passed, kind)
+    if mode is ScalingMode.HPA and _is_zero_refused(passed):
+        return no("ScaleToZeroUnsupported", passed.refused[ref])
+    found = condition_of(passed.observed.children.get(ref, {}), source)
+    make = {"True": yes, "False": no}.get(str(found.get("status")), unknown)
+    message = found.get("message") or f"{kind} {ref.name} has no condition {source} yet."
+    return make(str(found.get("reason") or "NoSamples"), str(message))
 
 
-def _scaler(snapshot: Snapshot, kind: str) -> Ref:
-    return Ref(kind, account(snapshot.resource, Component.DRAFT))
+def _no_right(kinds: str) -> str:
+    return f"The operator has no right to {kinds}; helm upgrade grants it."
 
 
-def _is_zero_refused(snapshot: Snapshot) -> bool:
-    """Whether an HPA that may go to zero was refused: few clusters have that feature."""
-    autoscaling = snapshot.resource.spec.draft.autoscaling
+def _scaler(passed: PassResult, kind: str) -> Ref:
+    return Ref(kind, account(passed.resource, Component.DRAFT))
+
+
+def _is_zero_refused(passed: PassResult) -> bool:
+    """Whether the cluster refused an HPA with minReplicas 0, which few clusters support."""
+    autoscaling = passed.resource.spec.draft.autoscaling
     may_be_zero = autoscaling is not None and autoscaling.min_replicas == 0
-    return (
-        may_be_zero and _scaler(snapshot, "HorizontalPodAutoscaler") in snapshot.observed.rejected
-    )
+    return may_be_zero and _scaler(passed, _HPA) in passed.refused

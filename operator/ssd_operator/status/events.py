@@ -1,4 +1,4 @@
-"""Which Events tell of a pass: what changed in the status, and what became of drains. Pure."""
+"""Events of a pass: changes of the status, drains, released pods, reverted applies. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,12 +9,12 @@ from ssd_operator.children.names import OPERATOR
 from ssd_operator.children.objects import digest
 from ssd_operator.observe.facts import DrainFact, Ref
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.policy.apply_failures import Reversion
+from ssd_operator.policy.apply_failures import ApplyFailure, Cause
 from ssd_operator.policy.drain import DrainPlan
 from ssd_operator.status.conditions import condition_in
 
 QUIET_SECONDS = 600.0
-"""The same Event of a resource is reported once in this time."""
+"""The same Event of a resource is posted once in this time."""
 LONGEST_EVENT = 1024
 """Characters of an Event's message that an API server accepts."""
 
@@ -35,59 +35,66 @@ class Event:
     message: str
 
 
-_NOT_BY_ITSELF = (
-    "ConfigurationError",
-    "CrashLoop",
-    "ImagePull",
-    "NoDevice",
-    "PodForbidden",
-    "StartupTimeout",
+_USUAL = frozenset({"Loading", "FetchingModel", "RollingOut", "Draining", "Scaling", "Paused"})
+"""Reasons of conditions that are False without a Warning: they pass, or a person wants them."""
+_WARNED = (
+    "TargetReady",
+    "DraftReady",
+    "DraftCapacity",
+    "Progressing",
+    "SpecValid",
+    "ResourcesOwned",
 )
-"""Reasons of pods that are not ready which somebody has to look into."""
-_NOT_CARRIED_OUT = ("ObjectRefused", "PodTemplateInvalid", "ReservedEnv", "SpecInvalid")
+"""Conditions that post a Warning when they become False for a new reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventLog:
-    """When what was told of one resource."""
+    """Times of the Events of one resource."""
 
-    told: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    posted: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """By reason and message."""
 
 
 def due(events: Iterable[Event], log: EventLog, now: float) -> tuple[tuple[Event, ...], EventLog]:
-    """Those that were not told lately, each once, and the log with them.
+    """Those that were not posted lately, each once, and the log with them.
 
     Args:
         events: of this pass, in order.
         log: of the pass before; ``EventLog()`` at first.
-        now: seconds, of the clock that the log has.
+        now: seconds, of the clock of the log.
     """
-    told = {key: time for key, time in log.told.items() if now - time < QUIET_SECONDS}
+    posted = {key: time for key, time in log.posted.items() if now - time < QUIET_SECONDS}
     fresh = []
     for event in events:
         key = event.reason, event.message
-        if key not in told:
-            told[key] = now
+        if key not in posted:
+            posted[key] = now
             fresh.append(event)
-    return tuple(fresh), EventLog(told)
+    return tuple(fresh), EventLog(posted)
 
 
 def status_events(old: Object, new: Object) -> tuple[Event, ...]:
-    """What the step from one status to the next tells; ``old`` is empty for a new resource."""
-    events = [] if old.get("conditions") else [_normal("Created", "The resource is taken on.")]
-    events += _rollout(old, new)
-    events += _scale(old, new)
-    events += _speculation(old, new)
-    events += _troubles(old, new)
-    events += _refusals(old, new)
-    return tuple(events)
+    """Events of the step from one status to the next; ``old`` is empty for a new resource."""
+    events = []
+    if not old.get("conditions"):
+        events.append(_normal("Created", "The operator creates the objects of this resource."))
+    before, after = (condition_in(status, "Progressing") for status in (old, new))
+    is_over = after.get("status") == "True" and after["reason"] not in ("RollingOut", "Preflight")
+    if before.get("reason") == "RollingOut" and is_over:
+        target, draft = (new.get(name, {}).get("revision", "") for name in ("target", "draft"))
+        message = f"All pods are of revision {target} (targets) and {draft} (drafts)."
+        events.append(_normal("RolledOut", message))
+    was, is_now = (status.get("draft", {}).get("desiredReplicas") for status in (old, new))
+    if was is not None and was != is_now:
+        events.append(_normal("DraftsScaled", f"From {was} to {is_now} drafts."))
+    return (*events, *_speculation(old, new), *_warnings(old, new), *_refused_links(old, new))
 
 
 def drain_events(
     plan: DrainPlan, before: Mapping[str, DrainFact], facts: Mapping[str, DrainFact]
 ) -> tuple[Event, ...]:
-    """What became of drains since the pass before.
+    """Events of drains since the pass before.
 
     Args:
         plan: of this pass.
@@ -96,53 +103,50 @@ def drain_events(
     """
     called = {call.pod for call in plan.calls}
     begun = [mark.pod for mark in plan.marks if mark.pod in called]
-    events = [_normal("DraftDraining", f"{pod} takes no more sessions.") for pod in begun]
+    events = [_normal("DraftDraining", f"{pod} accepts no more sessions.") for pod in begun]
     for pod, fact in sorted(facts.items()):
         if not fact.is_done or (pod in before and before[pod].is_done):
             continue
         if fact.result == "Drained":
             events.append(_normal("DraftDrained", f"{pod} has no session left."))
         else:
-            events.append(
-                _warning(
-                    "DrainTimedOut", f"{pod} did not drain ({fact.result}); its rows go on plain."
-                )
-            )
+            message = f"{pod} did not drain ({fact.result}); its sequences continue without it."
+            events.append(_warning("DrainTimedOut", message))
     return tuple(events)
 
 
 def release_events(pods: Iterable[Object]) -> tuple[Event, ...]:
-    """Pods that a change of their labels took out of their Deployment."""
+    """Events of pods that a change of their labels took out of their Deployment."""
     return tuple(
         _warning(
             "PodReleased",
-            f"Labels of {pod['metadata']['name']} were changed, so its Deployment replaces it. It "
-            "is not counted any more, keeps running, and is deleted with the resource.",
+            f"Labels of {pod['metadata']['name']} were changed, so its Deployment replaces it. "
+            "It keeps running, is not counted, and is deleted with the resource.",
         )
         for pod in pods
     )
 
 
 def reversion_events(
-    before: Mapping[Ref, Reversion], reversions: Mapping[Ref, Reversion]
+    before: Mapping[Ref, ApplyFailure], failures: Mapping[Ref, ApplyFailure]
 ) -> tuple[Event, ...]:
-    """Objects that are not stored as they were applied, each once.
+    """Events of objects that are not stored as they were applied, each once.
 
     Args:
-        before: those of the pass before.
-        reversions: those of this pass.
+        before: failures that held before this pass.
+        failures: those that hold after it.
     """
     return tuple(
-        _warning("ApplyReverted", reversion.message)
-        for ref, reversion in sorted(reversions.items())
-        if before.get(ref) != reversion
+        _warning("ApplyReverted", failure.message)
+        for ref, failure in sorted(failures.items())
+        if failure.cause is not Cause.REFUSED and before.get(ref) != failure
     )
 
 
 def event_object(about: Object, event: Event, seconds: float) -> Object:
     """The Event as an object of Kubernetes.
 
-    Each report is an object of its own: nothing is counted up, so nothing has to be read first.
+    Each is a new object. A count in one object would need a read before each write.
 
     Args:
         about: the resource.
@@ -181,62 +185,34 @@ def _warning(reason: str, message: str) -> Event:
     return Event(Severity.WARNING, reason, message)
 
 
-def _has_begun(old: Object, new: Object, kind: str, reason: str) -> bool:
-    """Whether a condition has this reason now, and had not before."""
-    is_now = condition_in(new, kind).get("reason") == reason
-    return is_now and condition_in(old, kind).get("reason") != reason
-
-
-def _rollout(old: Object, new: Object) -> list[Event]:
-    was_rolling = condition_in(old, "Progressing").get("reason") == "RollingOut"
-    is_rolling = condition_in(new, "Progressing").get("reason") in ("RollingOut", "Preflight")
-    is_held_up = condition_in(new, "Progressing").get("status") != "True"
-    if not was_rolling or is_rolling or is_held_up:
-        return []
-    target, draft = (new.get(name, {}).get("revision", "unknown") for name in ("target", "draft"))
-    return [_normal("RolledOut", f"All pods are of target {target} and draft {draft}.")]
-
-
-def _scale(old: Object, new: Object) -> list[Event]:
-    before, after = (status.get("draft", {}).get("desiredReplicas") for status in (old, new))
-    if before is None or before == after:
-        return []
-    return [_normal("DraftsScaled", f"From {before} to {after} drafts.")]
-
-
 def _speculation(old: Object, new: Object) -> list[Event]:
     before, after = (condition_in(status, "SpeculationActive") for status in (old, new))
     was_on, is_on = before.get("status") == "True", after.get("status") == "True"
     if is_on and not was_on:
         return [_normal("SpeculationOn", after["message"])]
-    # Where no drafts are asked for nothing is lost; a target that does not serve has its own Event.
-    is_asked = new.get("draft", {}).get("desiredReplicas") != 0
+    # Without wanted drafts nothing is lost; a target that does not serve has its own Event.
+    is_wanted = new.get("draft", {}).get("desiredReplicas") != 0
     is_serving = condition_in(new, "Ready").get("status") != "False"
-    if was_on and after.get("status") == "False" and is_asked and is_serving:
+    if was_on and after.get("status") == "False" and is_wanted and is_serving:
         return [_warning("SpeculationOff", f"{after['reason']}: {after['message']}")]
     return []
 
 
-def _troubles(old: Object, new: Object) -> list[Event]:
-    watched = [
-        *(("TargetReady", reason, reason) for reason in _NOT_BY_ITSELF),
-        *(("DraftReady", reason, reason) for reason in _NOT_BY_ITSELF),
-        *(("SpecValid", reason, reason) for reason in _NOT_CARRIED_OUT),
-        ("ResourcesOwned", "Forbidden", "Forbidden"),
-        ("ResourcesOwned", "NameTaken", "NameTaken"),
-        ("Progressing", "PreflightFailed", "PreflightFailed"),
-        ("TargetReady", "Unschedulable", "Unschedulable"),
-        ("DraftCapacity", "Unschedulable", "Unschedulable"),
-        ("DraftCapacity", "InsufficientLocalGPUs", "Unschedulable"),
-    ]
+def _warnings(old: Object, new: Object) -> list[Event]:
+    """Conditions that are False for a new reason which somebody must act on."""
+    found = [(kind, condition_in(new, kind)) for kind in _WARNED]
     return [
-        _warning(event, condition_in(new, kind)["message"])
-        for kind, reason, event in watched
-        if _has_begun(old, new, kind, reason)
+        _warning(after["reason"], after["message"])
+        for kind, after in found
+        if after.get("status") == "False"
+        and after["reason"] not in _USUAL
+        # Drafts wait for the node of their target; DraftCapacity reports a real lack.
+        and (kind, after["reason"]) != ("DraftReady", "Unschedulable")
+        and after["reason"] != condition_in(old, kind).get("reason")
     ]
 
 
-def _refusals(old: Object, new: Object) -> list[Event]:
+def _refused_links(old: Object, new: Object) -> list[Event]:
     before, after = (
         {
             (link["target"], link["draft"]): link.get("reason", "no reason given")

@@ -8,7 +8,6 @@ from ssd_operator.api.spec import Object, Resource
 from ssd_operator.observe.facts import DrainFact, Observed
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import Plan, unanswered_seconds
-from ssd_operator.policy.snapshot import Planned, Snapshot
 from ssd_operator.status.events import (
     Event,
     EventLog,
@@ -18,6 +17,7 @@ from ssd_operator.status.events import (
     reversion_events,
     status_events,
 )
+from ssd_operator.status.pass_result import PassResult
 from ssd_operator.status.speculating import HOLD_SECONDS, unlinked_since
 from ssd_operator.status.status import status_of, status_of_invalid
 from ssd_operator.status.status_change import SHORTEST_SECONDS, needs_write
@@ -30,7 +30,7 @@ class Reported:
     log: EventLog = field(default_factory=EventLog)
     drains: Mapping[str, DrainFact] = field(default_factory=dict)
     written_at: float = -math.inf
-    """When the status was written last."""
+    """Last write of the status, in seconds since the epoch."""
     unlinked_since: float | None = None
     """Begin of a loss of links that may pass."""
 
@@ -40,7 +40,7 @@ class Report:
     """What is published of a pass."""
 
     status: Object
-    """As this pass finds it."""
+    """The status that this pass derived."""
     is_written: bool = False
     """Whether the status differs enough from the present one to be written."""
     events: tuple[Event, ...] = ()
@@ -60,47 +60,37 @@ def report(
     """Derive the status and the Events of a pass.
 
     Args:
-        resource: what the user asked for.
-        observed: the snapshot of this pass.
+        resource: what the user specified.
+        observed: the state of this pass.
         decided: the plan.
         results: what became of it.
         memory: of the report before.
         now: seconds since the epoch.
     """
-    messages = {ref: each.message for ref, each in results.rejected.items()}
-    # A rejection that may pass is no fault of the resource.
-    rejected = {ref: each.message for ref, each in results.rejected.items() if not each.may_pass}
-    foreign = observed.foreign | results.foreign
-    observed = replace(observed, rejected=rejected, forbidden=results.forbidden, foreign=foreign)
-    snapshot = Snapshot(resource=resource, observed=observed, planned=Planned(), now=now)
-    events = drain_events(decided.drains, memory.drains, observed.drains)
-    events += release_events(decided.adopt)
-    events += reversion_events(decided.memory.reverted, results.reverted)
-    memory = replace(memory, drains=dict(observed.drains))
-    if (wait := unanswered_seconds(snapshot, decided.memory.began_at)) > 0:
-        return _with_events(
-            Report(status=observed.status, again_after=wait, memory=memory), events, now
-        )
-    lost_at = unlinked_since(snapshot, memory.unlinked_since)
-    planned = Planned(
-        unlinked_since=lost_at,
-        revisions=decided.revisions,
-        decision=decided.memory.decision,
-        is_scaling=results.is_scaled,
-        preflight=decided.preflight.heeding(messages),
-        makes=frozenset(results.applied),
+    found = PassResult(resource=resource, observed=observed, plan=decided, results=results, now=now)
+    events = (
+        *drain_events(decided.drains, memory.drains, observed.drains),
+        *release_events(decided.adopt),
+        *reversion_events(decided.memory.failures, results.failures),
     )
-    status = status_of(resource, observed, planned, now)
-    found = _change(observed.status, status, replace(memory, unlinked_since=lost_at), now)
+    memory = replace(memory, drains=dict(observed.drains))
+    if (wait := unanswered_seconds(found, decided.memory.began_at)) > 0:
+        kept = Report(status=observed.status, again_after=wait, memory=memory)
+        return _with_events(kept, events, now)
+    lost_at = unlinked_since(found, memory.unlinked_since)
+    memory = replace(memory, unlinked_since=lost_at)
+    status = status_of(replace(found, unlinked_since=lost_at))
+    changed = _change(observed.status, status, memory, now)
     if lost_at is not None and lost_at + HOLD_SECONDS > now:
-        found = replace(found, again_after=min(found.again_after, lost_at + HOLD_SECONDS - now))
-    return _with_events(found, (*events, *found.events), now)
+        wait = min(changed.again_after, lost_at + HOLD_SECONDS - now)
+        changed = replace(changed, again_after=wait)
+    return _with_events(changed, (*events, *changed.events), now)
 
 
 def report_invalid(
     old: Object, generation: int, problem: tuple[str, str], memory: Reported, now: float
 ) -> Report:
-    """Report a resource that cannot be read and never could.
+    """Report a resource that this operator has never been able to read.
 
     Args:
         old: its present status.

@@ -1,58 +1,47 @@
-"""What is true of a resource, as its status tells it. Pure.
-
-There is no phase: conditions are the truth, and the blocks beside them hold the numbers.
-"""
+"""The status of a resource: conditions, and blocks with the numbers. Pure."""
 
 import re
 from collections.abc import Callable, Iterable
 from statistics import fmean
 
-from ssd_operator.api.spec import Object, Resource
+from ssd_operator.api.spec import Object
 from ssd_operator.api.status import MOST_LINKS
 from ssd_operator.children.names import TARGET_PORT, Component, cell_of, selector
-from ssd_operator.observe.facts import Observed, PoolFact
+from ssd_operator.observe.facts import PoolFact
 from ssd_operator.observe.pod_state import is_ready, is_scheduled, name_of, to_text
-from ssd_operator.policy.snapshot import Planned, Snapshot
-from ssd_operator.status.condition_rules import verdicts
-from ssd_operator.status.conditions import LONGEST_MESSAGE, merge, no, unknown
-from ssd_operator.status.transports import effective_transport, transport_of
+from ssd_operator.status.condition_rules import conditions
+from ssd_operator.status.conditions import LONGEST_MESSAGE, Condition, merge, no, unknown
+from ssd_operator.status.pass_result import PassResult
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def status_of(resource: Resource, observed: Observed, planned: Planned, now: float) -> Object:
-    """The whole status.
-
-    Args:
-        resource: as it was parsed.
-        observed: the snapshot of this pass; its ``status`` gives the times of old transitions.
-        planned: what this pass decided.
-        now: seconds since the epoch.
-    """
-    snapshot = Snapshot(resource=resource, observed=observed, planned=planned, now=now)
-    old = observed.status
+def status_of(passed: PassResult) -> Object:
+    """The whole status; transitions of the present one keep their times."""
+    resource, old = passed.resource, passed.observed.status
+    now, transports = to_text(passed.now), _active_transports(passed)
     status: Object = {
         "observedGeneration": resource.generation,
         "conditions": merge(
-            old.get("conditions") or [], verdicts(snapshot), resource.generation, to_text(now)
+            old.get("conditions") or [], conditions(passed), resource.generation, now
         ),
-        "model": _model(snapshot),
-        "target": _target(snapshot),
-        "draft": _draft(snapshot),
-        "transport": effective_transport(snapshot),
-        "links": _links(snapshot),
-        "speculation": _speculation(snapshot),
+        "model": _model(passed),
+        "target": _target(passed),
+        "draft": _draft(passed),
+        "transport": {"effective": transports[0]} if transports else {},
+        "links": _links(passed),
+        "speculation": _speculation(passed),
     }
-    if snapshot.has_endpoint:
+    if passed.has_endpoint:
         host = f"{resource.name}.{resource.namespace}.svc"
         status["endpoint"] = {"grpc": f"{host}:{TARGET_PORT}"}
     return {name: value for name, value in status.items() if value or name == "links"}
 
 
 def status_of_invalid(old: Object, generation: int, problem: tuple[str, str], now: float) -> Object:
-    """The status of a resource that could never be read; what was made of it is not looked at.
+    """The status of a resource that this operator has never been able to read.
 
-    It may serve on, or not: nobody who can say so knows what to look for.
+    Children of an earlier operator may still serve; without a spec their state is unknown.
 
     Args:
         old: the present status.
@@ -63,114 +52,119 @@ def status_of_invalid(old: Object, generation: int, problem: tuple[str, str], no
     before: list[Object] = old.get("conditions") or []
     reason, message = problem
     others = [each["type"] for each in before if each["type"] not in ("Ready", "SpecValid")]
-    unread = f"The spec cannot be read, so nothing is looked at or repaired: {message}"
-    was_read = bool(others)
-    news = [
-        unknown("Ready", reason, unread) if was_read else no("Ready", reason, message),
-        *(unknown(kind, reason, unread) for kind in others),
-        no("SpecValid", reason, message),
-    ]
-    conditions = merge(before, news, generation, to_text(now))
-    return old | {"observedGeneration": generation, "conditions": conditions}
+    unread = f"The spec cannot be read, so nothing is observed or repaired: {message}"
+    new: dict[str, Condition] = {
+        "Ready": unknown(reason, unread) if others else no(reason, message),
+        **{kind: unknown(reason, unread) for kind in others},
+        "SpecValid": no(reason, message),
+    }
+    merged = merge(before, new, generation, to_text(now))
+    return old | {"observedGeneration": generation, "conditions": merged}
 
 
-def _model(snapshot: Snapshot) -> Object:
-    """The name, and which weights run, as far as those who run them agree.
+def _model(passed: PassResult) -> Object:
+    """The name, and the weights on whose fingerprint all engines agree.
 
-    A target that is not heard at the moment speaks with the last status.
+    While a target has not answered, the last status stands for it.
     """
-    is_heard = len(snapshot.answers) == len(snapshot.ready_targets)
-    old = {} if is_heard else snapshot.observed.status.get("model", {})
-    active = [link for link in snapshot.links.values() if link.state == "Active"]
-    told = {
-        "targetRevision": [fact.weights_fingerprint for fact in snapshot.answers.values()],
+    is_complete = len(passed.answers) == len(passed.ready_targets)
+    old = {} if is_complete else passed.observed.status.get("model", {})
+    active = [link for link in passed.links.values() if link.state == "Active"]
+    reported = {
+        "targetRevision": [fact.weights_fingerprint for fact in passed.answers.values()],
         "draftRevision": [link.draft_weights for link in active],
     }
-    block = {"name": snapshot.resource.spec.model.name or snapshot.resource.name}
-    for name, fingerprints in told.items():
+    block = {"name": passed.resource.spec.model.name or passed.resource.name}
+    for name, fingerprints in reported.items():
         found = {*fingerprints, *([old[name]] if name in old else [])}
-        if len(found) == 1 and _FINGERPRINT.fullmatch(word := found.pop()):
-            block[name] = word
-    return block | _dtypes(snapshot, old)
+        if len(found) == 1 and _FINGERPRINT.fullmatch(only := found.pop()):
+            block[name] = only
+    return block | _dtypes(passed, old)
 
 
-def _dtypes(snapshot: Snapshot, old: Object) -> Object:
-    """What targets compute with, and why; nodes with different CPUs may choose differently."""
-    names = ("targetDtype", "targetDtypeReason")
-    answers = [fact for fact in snapshot.answers.values() if fact.dtype]
+def _dtypes(passed: PassResult, old: Object) -> Object:
+    """Data types of the targets with the reasons; nodes with other CPUs may choose others."""
+    answers = [fact for fact in passed.answers.values() if fact.dtype]
     if old or not answers:
+        names = ("targetDtype", "targetDtypeReason")
         return {name: old[name] for name in names if name in old}
     dtypes = ", ".join(sorted({fact.dtype for fact in answers}))
     reasons = "; ".join(sorted({fact.dtype_reason for fact in answers}))
     return {"targetDtype": dtypes, "targetDtypeReason": reasons[:LONGEST_MESSAGE]}
 
 
-def _target(snapshot: Snapshot) -> Object:
-    num_cells, num_ready = snapshot.resource.spec.num_cells, len(snapshot.ready_targets)
-    block = {
-        "replicas": len(snapshot.targets),
-        "readyReplicas": num_ready,
-        "updatedReplicas": snapshot.updated(snapshot.targets),
-        "summary": f"{num_ready}/{num_cells}",
-        "revision": snapshot.revision(Component.TARGET),
-    }
-    return {name: value for name, value in block.items() if value != ""}
-
-
-def _draft(snapshot: Snapshot) -> Object:
-    wanted, num_active = snapshot.num_drafts_wanted, len(snapshot.active_drafts)
-    labels = selector(snapshot.resource, Component.DRAFT)
-    block = {
-        "replicas": len(snapshot.drafts),
-        "readyReplicas": sum(is_ready(pod) for pod in snapshot.drafts),
-        "activeReplicas": num_active,
-        "pendingReplicas": sum(not is_scheduled(pod) for pod in snapshot.drafts),
-        "drainingReplicas": snapshot.num_draining,
-        "desiredReplicas": wanted,
-        "summary": f"{num_active}/{wanted}",
-        "revision": snapshot.revision(Component.DRAFT),
-        "selector": ",".join(f"{name}={value}" for name, value in labels.items()),
-        **_last_scale(snapshot),
-    }
-    return {name: value for name, value in block.items() if value != ""}
-
-
-def _last_scale(snapshot: Snapshot) -> Object:
-    decision, old = snapshot.planned.decision, snapshot.observed.status.get("draft", {})
-    if decision is not None and snapshot.planned.is_scaling:
-        return {
-            "lastScaleTime": to_text(snapshot.now),
-            "lastScaleReason": str(decision.reason),
+def _target(passed: PassResult) -> Object:
+    num_ready = len(passed.ready_targets)
+    return _without_empty(
+        {
+            "replicas": len(passed.targets),
+            "readyReplicas": num_ready,
+            "updatedReplicas": passed.updated(passed.targets),
+            "summary": f"{num_ready}/{passed.resource.spec.num_cells}",
+            "revision": passed.revision(Component.TARGET),
         }
+    )
+
+
+def _draft(passed: PassResult) -> Object:
+    wanted, num_active = passed.num_drafts_wanted, len(passed.active_drafts)
+    labels = selector(passed.resource, Component.DRAFT)
+    return _without_empty(
+        {
+            "replicas": len(passed.drafts),
+            "readyReplicas": sum(is_ready(pod) for pod in passed.drafts),
+            "activeReplicas": num_active,
+            "pendingReplicas": sum(not is_scheduled(pod) for pod in passed.drafts),
+            "drainingReplicas": passed.num_draining,
+            "desiredReplicas": wanted,
+            "summary": f"{num_active}/{wanted}",
+            "revision": passed.revision(Component.DRAFT),
+            "selector": ",".join(f"{name}={value}" for name, value in labels.items()),
+            **_last_scale(passed),
+        }
+    )
+
+
+def _last_scale(passed: PassResult) -> Object:
+    decision, old = passed.plan.scale, passed.observed.status.get("draft", {})
+    if decision is not None and passed.results.is_scaled:
+        return {"lastScaleTime": to_text(passed.now), "lastScaleReason": str(decision.reason)}
     return {name: old[name] for name in ("lastScaleTime", "lastScaleReason") if name in old}
 
 
-def _links(snapshot: Snapshot) -> list[Object]:
-    drafts = {name_of(pod): pod for pod in snapshot.drafts}
-    cells = {name_of(pod): cell_of(pod) for pod in snapshot.targets}
-    links = []
-    for (target, draft), link in snapshot.links.items():
-        entry = {
-            "target": target,
-            "draft": draft,
-            "node": drafts.get(draft, {}).get("spec", {}).get("nodeName", ""),
-            "cell": cells[target],
-            "transport": transport_of(link),
-            "roundTripMicroseconds": round(link.round_trip_seconds * 1e6),
-            "state": link.state,
-            "reason": link.reason[:LONGEST_MESSAGE],
-        }
-        links.append({name: value for name, value in entry.items() if value != ""})
-    return sorted(links, key=lambda entry: (entry["cell"], entry["target"], entry["draft"]))[
-        :MOST_LINKS
+def _active_transports(passed: PassResult) -> list[str]:
+    active = (link for link in passed.links.values() if link.state == "Active")
+    return sorted({link.transport.upper() for link in active if link.transport})
+
+
+def _links(passed: PassResult) -> list[Object]:
+    """The links, as measured: pods on one node do not necessarily use a faster transport."""
+    nodes = {name_of(pod): pod.get("spec", {}).get("nodeName", "") for pod in passed.drafts}
+    cells = {name_of(pod): cell_of(pod) for pod in passed.targets}
+    entries = [
+        _without_empty(
+            {
+                "target": target,
+                "draft": draft,
+                "node": nodes.get(draft, ""),
+                "cell": cells[target],
+                "transport": link.transport.upper(),
+                "roundTripMicroseconds": round(link.round_trip_seconds * 1e6),
+                "state": link.state,
+                "reason": link.reason[:LONGEST_MESSAGE],
+            }
+        )
+        for (target, draft), link in passed.links.items()
     ]
+    entries.sort(key=lambda entry: (entry["cell"], entry["target"], entry["draft"]))
+    return entries[:MOST_LINKS]
 
 
-def _speculation(snapshot: Snapshot) -> Object:
-    """Means over targets by what they run; of idle ones, what they last measured."""
-    measured = [fact for fact in snapshot.answers.values() if fact.tokens_per_round > 0]
+def _speculation(passed: PassResult) -> Object:
+    """Means over targets, weighted by their running sequences; without any, the last figures."""
+    measured = [fact for fact in passed.answers.values() if fact.tokens_per_round > 0]
     if not measured:
-        return dict(snapshot.observed.status.get("speculation", {}))
+        return dict(passed.observed.status.get("speculation", {}))
     block = {
         "tokensPerRound": f"{_mean(measured, lambda fact: fact.tokens_per_round):.1f}",
         "hitRate": f"{_mean(measured, lambda fact: fact.hit_rate):.2f}",
@@ -184,3 +178,7 @@ def _mean(facts: Iterable[PoolFact], figure: Callable[[PoolFact], float]) -> flo
     pairs = [(figure(fact), fact.eligible_sequences) for fact in facts]
     weights = [weight for _, weight in pairs]
     return fmean([value for value, _ in pairs], weights if sum(weights) > 0 else None)
+
+
+def _without_empty(block: Object) -> Object:
+    return {name: value for name, value in block.items() if value != ""}

@@ -1,4 +1,4 @@
-"""Whether a status is worth a write: what a person or a machine waits for is, at once."""
+"""Whether a status is written: state at once, measurements after a while. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,20 +7,16 @@ from ssd_operator.api.spec import Object
 
 SHORTEST_SECONDS = 1.0
 """Between any two writes of one status."""
-LINK_SECONDS = 30.0
-"""Between two writes for the sake of links' words and first measurements."""
 MEASUREMENT_SECONDS = 300.0
-"""Between two writes for the sake of links' later measurements and the numbers in their words."""
+"""Between two writes only because of measured values of links."""
 MEASUREMENT_FACTOR = 2.0
-"""By which a link's measurement must move to be told: less is noise, also on an idle machine."""
+"""By which a measurement of a link must move: less is noise, also on an idle machine."""
 SPECULATION_SECONDS = 60.0
-"""Between two writes for the sake of speculation's figures."""
+"""Between two writes only because of speculation figures."""
 SPECULATION_MOVEMENT = 0.05
-"""By how much a figure of speculation must move to be told."""
+"""By which a speculation figure must move."""
 _TIMES = frozenset({"lastTransitionTime", "lastScaleTime"})
 _ROUND_TRIP = "roundTripMicroseconds"
-_LINK_WORDS = "reason"
-"""It may hold numbers, which are new each time a link is tried; its state says when it matters."""
 _NUMBER = re.compile(r"[\d.]+")
 
 
@@ -28,28 +24,30 @@ def needs_write(old: Object, new: Object, seconds_since_write: float = float("in
     """Whether ``new`` is to be written over ``old``.
 
     Args:
-        old: the status as it is.
-        new: as it would be.
-        seconds_since_write: since the last write; a movement that must wait is found again by the
-            next pass.
+        old: the present status.
+        new: the one that this pass derived.
+        seconds_since_write: since the last write. A later pass finds a change that must wait.
     """
     if seconds_since_write < SHORTEST_SECONDS:
         return False
     return (
-        _facts(old) != _facts(new)
-        or (seconds_since_write >= LINK_SECONDS and _have_links_news(old, new))
+        _state(old) != _state(new)
         or (seconds_since_write >= MEASUREMENT_SECONDS and _have_links_moved(old, new))
         or (seconds_since_write >= SPECULATION_SECONDS and _has_speculation_moved(old, new))
     )
 
 
-def _facts(status: Object) -> Object:
-    """The status without times and without measurements."""
+def _state(status: Object) -> Object:
+    """The status without times and without the values of measurements."""
     kept = {name: _timeless(value) for name, value in status.items() if name != "speculation"}
-    links = status.get("links") or []
     kept["links"] = [
-        {name: value for name, value in link.items() if name not in (_ROUND_TRIP, _LINK_WORDS)}
-        for link in links
+        link
+        | {
+            # A reason may contain numbers that are new at each attempt.
+            "reason": _NUMBER.sub("", link.get("reason", "")),
+            _ROUND_TRIP: link.get(_ROUND_TRIP, 0) > 0,
+        }
+        for link in status.get("links") or []
     ]
     return kept
 
@@ -66,18 +64,9 @@ def _pairs(old: Object, new: Object) -> Iterator[tuple[Object, Object]]:
     return zip(old.get("links") or [], new.get("links") or [], strict=True)
 
 
-def _have_links_news(old: Object, new: Object) -> bool:
-    """Whether a link has other words, numbers in them aside, or its first measurement."""
-    return any(
-        _NUMBER.sub("", before.get(_LINK_WORDS, "")) != _NUMBER.sub("", after.get(_LINK_WORDS, ""))
-        or (after.get(_ROUND_TRIP) and not before.get(_ROUND_TRIP))
-        for before, after in _pairs(old, new)
-    )
-
-
 def _have_links_moved(old: Object, new: Object) -> bool:
     return any(
-        before.get(_LINK_WORDS) != after.get(_LINK_WORDS)
+        before.get("reason") != after.get("reason")
         or _has_moved(before.get(_ROUND_TRIP, 0), after.get(_ROUND_TRIP, 0))
         for before, after in _pairs(old, new)
     )

@@ -15,6 +15,7 @@ from prometheus_client.metrics import MetricWrapperBase
 import ssd
 from ssd import telemetry
 from ssd_operator.runtime import metrics
+from ssd_operator.runtime.fleet_metrics import FLEET
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -290,6 +291,7 @@ def test_alerts_and_dashboard_use_metrics_that_exist(render: Any) -> None:
         if isinstance(metric, MetricWrapperBase):
             (family,) = metric.describe()
             known |= {family.name + end for end in ("", "_total", "_sum", "_count", "_bucket")}
+    known |= {family.name for family in FLEET.collect()}
     assert used - known == set()
     assert used >= OPERATOR_METRICS
 

@@ -10,8 +10,7 @@ from ssd_operator.api.parse import SpecError, parse
 from ssd_operator.api.spec import KIND, Object, drafts_of_cell
 from ssd_operator.children.names import COMPONENT_LABEL, cell_of, draft_cells
 from ssd_operator.observe.facts import Ref
-from ssd_operator.observe.pod_state import is_live, is_ready, name_of
-from ssd_operator.policy.drain import deadline_of
+from ssd_operator.observe.pod_state import drain_deadline_of, is_live, is_ready, name_of
 
 
 @dataclass
@@ -84,7 +83,7 @@ class CheckedCluster(MemoryCluster):
         assert not (serving and self.is_seen), f"{serving} go and were not drained"
 
     def _is_done(self, pod: Object) -> bool:
-        deadline = deadline_of(pod)
+        deadline = drain_deadline_of(pod)
         return name_of(pod) in self.drained or (deadline is not None and deadline <= self.now)
 
     def _pods(self, deployment: Object) -> list[Object]:

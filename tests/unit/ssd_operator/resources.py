@@ -259,7 +259,7 @@ def as_yaml(objects: list[Object]) -> str:
 
 
 def preflight_of(resource: Resource) -> Object:
-    """The pod that tests this resource beside a target on node ``n1``."""
+    """The preflight pod of this resource for a target on node ``n1``."""
     targets = [
         each
         for each in children(resource)
@@ -274,7 +274,8 @@ def preflight_of(resource: Resource) -> Object:
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
     observed = Observed(children={ref_of(each): each for each in live}, pods=(pod,))
-    made = preflight(ChildFactory(resource=resource, config=CONFIG), targets, observed, 0.0).pod
+    factory = ChildFactory(resource=resource, config=CONFIG)
+    made = preflight(factory, targets, targets, observed, 0.0).pod
     assert made is not None
     return made
 

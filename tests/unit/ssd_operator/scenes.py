@@ -1,4 +1,4 @@
-"""A resource with pods, Deployments and links, to be changed in one place by each test."""
+"""A healthy resource with pods, Deployments and links, of which each test changes one part."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +16,16 @@ from ssd_operator.api.spec import (
     Target,
 )
 from ssd_operator.observe.facts import Observed, PoolFact, Ref
-from ssd_operator.observe.pod_state import is_ready, name_of, to_text
-from ssd_operator.policy.drain import DEADLINE_ANNOTATION
-from ssd_operator.policy.snapshot import Planned, Snapshot
+from ssd_operator.observe.pod_state import (
+    DRAIN_DEADLINE_ANNOTATION,
+    is_ready,
+    name_of,
+    to_text,
+)
+from ssd_operator.policy.apply_failures import ApplyFailure, Cause, Results
+from ssd_operator.policy.plan import Memory, Plan
+from ssd_operator.policy.scaling import Decision, History, Reason
+from ssd_operator.status.pass_result import PassResult
 
 NOW = 1_000_000.0
 PLACED: Object = {"type": "PodScheduled", "status": "True", "lastTransitionTime": to_text(NOW)}
@@ -26,7 +33,7 @@ PLACED: Object = {"type": "PodScheduled", "status": "True", "lastTransitionTime"
 
 def pod(component: str, name: str, *, ready: bool = True, cell: int = 0, **status: Any) -> Object:
     since = to_text(NOW - 100)
-    verdict = {"type": "Ready", "status": str(ready), "lastTransitionTime": since}
+    condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": since}
     return {
         "metadata": {
             "name": name,
@@ -39,7 +46,7 @@ def pod(component: str, name: str, *, ready: bool = True, cell: int = 0, **statu
             "annotations": {},
         },
         "spec": {"nodeName": "n1"},
-        "status": {"conditions": [verdict, PLACED], **status},
+        "status": {"conditions": [condition, PLACED], **status},
     }
 
 
@@ -51,16 +58,16 @@ def draft(name: str, *, ready: bool = True, cell: int = 0, **status: Any) -> Obj
     return pod("draft", name, ready=ready, cell=cell, **status)
 
 
-def homeless(thing: Object, words: str = "0/1 nodes are available: no room.") -> Object:
+def unscheduled(thing: Object, message: str = "0/1 nodes are available: no room.") -> Object:
     """The same pod, for which the scheduler found no node."""
-    verdict = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-    conditions = [{"type": "Ready", "status": "False"}, {**verdict, "message": words}]
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    conditions = [{"type": "Ready", "status": "False"}, {**condition, "message": message}]
     return thing | {"spec": {}, "status": {"conditions": conditions}}
 
 
 def marked(thing: Object) -> Object:
-    """The same pod as a victim of a drain."""
-    annotations = {DEADLINE_ANNOTATION: to_text(NOW + 9)}
+    """The same pod, which is drained."""
+    annotations = {DRAIN_DEADLINE_ANNOTATION: to_text(NOW + 9)}
     return thing | {"metadata": thing["metadata"] | {"annotations": annotations}}
 
 
@@ -84,6 +91,7 @@ def deployment(name: str, *, revision: int = 1, **condition: Any) -> Object:
 
 def link(draft_pod: str = "d0", state: str = "Active", **more: Any) -> LinkStatus:
     fact: dict[str, Any] = {"address": "10.0.0.1:50052", "draft_pod": draft_pod, "state": state}
+    fact |= {"transport": "tcp"} if state == "Active" else {}
     return LinkStatus(**fact | more)
 
 
@@ -91,9 +99,26 @@ def answer(target_pod: str, *links: LinkStatus, age: float = 1.0, **more: Any) -
     return PoolFact(target_pod=target_pod, at=NOW - age, links=links, **more)
 
 
+UP_TO_DATE = {"demo-target-0": "r1", "demo-draft-0": "r1"}
+
+
+def refused(ref: Ref, message: str = "no.") -> Results:
+    """The API server refused one object."""
+    failure = ApplyFailure(
+        cause=Cause.REFUSED, message=message, digest="", generation=1, fingerprint="", retry_at=NOW
+    )
+    return Results(failures={ref: failure})
+
+
+def decided(replicas: int, reason: Reason) -> Plan:
+    """The Internal loop wants this number of drafts."""
+    decision = Decision(replicas, reason)
+    return Plan(scale=decision, memory=Memory(history=History(decision=decision)))
+
+
 @dataclass
 class Scene:
-    """Two drafts, one target, all well."""
+    """Two drafts and one target, all ready and linked."""
 
     cells: int = 1
     drafts: int = 2
@@ -103,9 +128,9 @@ class Scene:
     pods: tuple[Object, ...] = (target(), draft("d0"), draft("d1"))
     deployments: tuple[Object, ...] = (deployment("demo-target-0"), deployment("demo-draft-0"))
     pools: tuple[PoolFact, ...] = (answer("t0", link("d0"), link("d1")),)
-    planned: Planned = field(
-        default_factory=lambda: Planned(revisions={"demo-target-0": "r1", "demo-draft-0": "r1"})
-    )
+    plan: Plan = field(default_factory=lambda: Plan(revisions=UP_TO_DATE))
+    results: Results = field(default_factory=Results)
+    unlinked_since: float | None = None
     spec: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -138,7 +163,12 @@ class Scene:
         return Observed(children=children, pods=self.pods, pools=pools, **facts)
 
     @property
-    def snapshot(self) -> Snapshot:
-        return Snapshot(
-            resource=self.resource, observed=self.observed, planned=self.planned, now=NOW
+    def passed(self) -> PassResult:
+        return PassResult(
+            resource=self.resource,
+            observed=self.observed,
+            plan=self.plan,
+            results=self.results,
+            unlinked_since=self.unlinked_since,
+            now=NOW,
         )

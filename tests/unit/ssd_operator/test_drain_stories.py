@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.facts import DrainFact
-from ssd_operator.observe.pod_state import to_seconds, to_text
-from ssd_operator.policy.drain import DEADLINE_ANNOTATION, Drains, plan_drains
+from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, to_seconds, to_text
+from ssd_operator.policy.drain import Drains, plan_drains
 
 DRAIN_SECONDS = 20.0
 
@@ -44,7 +44,7 @@ class Draft:
 
     def may_go(self, now: float) -> bool:
         """Whether its end costs nothing: it drained, its time has come, or it served nothing."""
-        deadline = to_seconds(self.annotations.get(DEADLINE_ANNOTATION))
+        deadline = to_seconds(self.annotations.get(DRAIN_DEADLINE_ANNOTATION))
         is_late = deadline is not None and deadline <= now
         return self.drained or is_late or not (self.ready or self.draining)
 

@@ -1,31 +1,32 @@
-"""Ready needs more than a target: clients find it by the Service."""
+"""Ready needs a target and the Service by which clients reach it."""
 
 import pytest
-from tests.unit.ssd_operator.scenes import Scene
+from tests.unit.ssd_operator.scenes import Scene, refused
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import endpoints_of
-from ssd_operator.policy.snapshot import Planned
-from ssd_operator.status.condition_rules import verdicts
+from ssd_operator.policy.apply_failures import Results
+from ssd_operator.status.condition_rules import conditions
 
+SERVICE = Ref("Service", "demo")
 CASES = [
     (Scene(pods=(), deployments=(), spec={"paused": True}), "False", "Paused"),
     (Scene(has_service=False), "False", "EndpointMissing"),
     (Scene(facts={"endpoints": frozenset()}), "False", "EndpointMissing"),
     (Scene(facts={"endpoints": frozenset({"d0", "another"})}), "False", "EndpointMissing"),
     (
-        Scene(has_service=False, planned=Planned(makes=frozenset({Ref("Service", "demo")}))),
+        Scene(has_service=False, results=Results(applied={SERVICE})),
         "True",
         "Serving",
     ),
     (
-        Scene(has_service=False, facts={"forbidden": {Ref("Service", "demo"): "quota"}}),
+        Scene(has_service=False, results=Results(forbidden={SERVICE: "quota"})),
         "False",
         "Forbidden",
     ),
     (
-        Scene(has_service=False, facts={"rejected": {Ref("Service", "demo"): "no"}}),
+        Scene(has_service=False, results=refused(SERVICE)),
         "False",
         "ObjectRefused",
     ),
@@ -33,14 +34,14 @@ CASES = [
 
 
 @pytest.mark.parametrize(("scene", "truth", "reason"), CASES)
-def test_ready_says_whether_clients_find_a_target(scene: Scene, truth: str, reason: str) -> None:
-    (found,) = [verdict for verdict in verdicts(scene.snapshot) if verdict.kind == "Ready"]
+def test_ready_is_true_if_clients_reach_a_target(scene: Scene, truth: str, reason: str) -> None:
+    found = conditions(scene.passed)["Ready"]
     assert (str(found.truth), found.reason) == (truth, reason)
     assert found.message
 
 
 def endpoint_slice(service: str, *endpoints: tuple[str, bool | None]) -> Object:
-    """Endpoints as pods and whether they are ready."""
+    """A slice with these pods, and whether they are ready."""
     return {
         "metadata": {"labels": {"kubernetes.io/service-name": service}},
         "endpoints": [
@@ -50,7 +51,7 @@ def endpoint_slice(service: str, *endpoints: tuple[str, bool | None]) -> Object:
     }
 
 
-def test_endpoints_are_the_ready_ones_of_the_service_over_all_its_slices() -> None:
+def test_endpoints_are_the_ready_pods_of_all_slices_of_the_service() -> None:
     slices = [
         endpoint_slice("demo", ("t0", True), ("t1", False)),
         endpoint_slice("demo", ("t2", None)),

@@ -9,15 +9,25 @@ from typing import Any
 
 import pytest
 from pydantic import TypeAdapter
-from tests.unit.ssd_operator.scenes import NOW, Scene, answer, draft, homeless, link, target
+from tests.unit.ssd_operator.scenes import (
+    NOW,
+    Scene,
+    answer,
+    decided,
+    draft,
+    link,
+    target,
+    unscheduled,
+)
 
 from ssd.launch import LOCAL_DEADLINE_MS
 from ssd_draft.settings import DraftSettings
 from ssd_operator.api import schema
 from ssd_operator.api.spec import Accelerator, Draft, Object, Source, Spec, Target
 from ssd_operator.api.status import Status
-from ssd_operator.policy.scaling import Decision, Reason
-from ssd_operator.policy.snapshot import Planned
+from ssd_operator.policy.apply_failures import Results
+from ssd_operator.policy.plan import Plan
+from ssd_operator.policy.scaling import Reason
 from ssd_operator.status.status import status_of, status_of_invalid
 from ssd_target.settings import TargetSettings
 
@@ -150,15 +160,18 @@ HEALTHY = answer(
     "t0", link("d0", round_trip_seconds=120e-6), link("d1"), tokens_per_round=3.1, hit_rate=0.8
 )
 SCENES = {
-    "nothing yet": Scene(pods=(), deployments=(), pools=(), planned=Planned()),
+    "nothing yet": Scene(pods=(), deployments=(), pools=(), plan=Plan()),
     "healthy": Scene(pools=(HEALTHY,)),
     "links without names": Scene(
         pools=(answer("t0", link("", address="10.0.0.1:50052"), link("", address="10.0.0.2:1")),)
     ),
-    "no room": Scene(pods=(homeless(target(ready=False)), homeless(draft("d0", ready=False)))),
+    "no room": Scene(
+        pods=(unscheduled(target(ready=False)), unscheduled(draft("d0", ready=False)))
+    ),
     "scaling": Scene(
         pools=(HEALTHY,),
-        planned=Planned(decision=Decision(replicas=3, reason=Reason.SCALE_UP), is_scaling=True),
+        plan=decided(3, Reason.SCALE_UP),
+        results=Results(is_scaled=True),
     ),
 }
 
@@ -166,7 +179,7 @@ SCENES = {
 @pytest.mark.parametrize("scene", SCENES.values(), ids=list(SCENES))
 def test_the_definition_has_a_place_for_every_written_status(scene: Scene) -> None:
     for found in (
-        status_of(scene.resource, scene.observed, scene.planned, NOW),
+        status_of(scene.passed),
         status_of_invalid({}, 2, ("SpecInvalid", "spec.target is missing"), NOW),
     ):
         # Unknown fields are dropped, as an API server drops them.

@@ -1,4 +1,4 @@
-"""Diagnoses of pods that are not ready."""
+"""Reasons of pods that are not ready."""
 
 import json
 from typing import Any
@@ -79,7 +79,7 @@ CASES: list[tuple[Object, Trouble, str]] = [
         Trouble.CONFIGURATION_ERROR,
         'secret "hf" not found',
     ),
-    (fetching(state=ended(0)), Trouble.LOADING, "is created"),
+    (fetching(state=ended(0)), Trouble.LOADING, "is being created"),
     (
         pod(state=ended(1, NO_TARGET)),
         Trouble.CONFIGURATION_ERROR,
@@ -140,7 +140,7 @@ CASES: list[tuple[Object, Trouble, str]] = [
     (
         pod(state=RUNNING, lastState=ended(137, seconds=600), restartCount=1, started=False),
         Trouble.STARTUP_TIMEOUT,
-        "was not up after 600 s and was restarted",
+        "was not ready after 600 s and was restarted",
     ),
     (
         pod(state=RUNNING, lastState=ended(1, seconds=7200), restartCount=1, started=False),
@@ -153,20 +153,20 @@ CASES: list[tuple[Object, Trouble, str]] = [
         "loads again; it ended with exit code 137, 1 restarts so far",
     ),
     (pod(state=RUNNING, lastState={}), Trouble.LOADING, "demo-target-0-x loads"),
-    (pod(state=waiting("ContainerCreating")), Trouble.LOADING, "demo-target-0-x is created"),
+    (pod(state=waiting("ContainerCreating")), Trouble.LOADING, "demo-target-0-x is being created"),
     (
         pod(
             scheduled={"lastTransitionTime": to_text(NOW - 61)},
             state=waiting("ContainerCreating"),
         ),
         Trouble.LOADING,
-        "is created for more than 60 s: the Secret, ConfigMap or claim of a volume may be missing",
+        "has not been created for 60 s: the Secret, ConfigMap or claim of a volume may be missing",
     ),
 ]
 
 
 @pytest.mark.parametrize(("found", "trouble", "words"), CASES)
-def test_each_trouble_has_its_word_and_its_sentence(
+def test_each_trouble_has_its_reason_and_its_message(
     found: Object, trouble: Trouble, words: str
 ) -> None:
     diagnosis = diagnose(found, 600, NOW)
@@ -179,20 +179,19 @@ STOPPED = json.dumps({"level": "info", "event": "stopped", "code": 1})
 STACK = 'File "x.py", line 3\nRuntimeError: mkldnn: no avx512bw'
 CRASHED = json.dumps({"level": "error", "event": "thread_crashed", "stack": STACK})
 FAILED = json.dumps({"level": "error", "event": "failed", "error": "CacheError", "message": "full"})
-LAST_WORDS = [
+TERMINATION_MESSAGES = [
     ("RuntimeError: no avx512bw (ssd/engine/linear.py:44)", None),
     (f"{FAILED}\n{STOPPED}", "CacheError: full"),
     (f"{CRASHED}\n{STOPPED}\n", "RuntimeError: mkldnn: no avx512bw"),
-    (f"{CRASHED[40:]}\n{STOPPED}", "RuntimeError: mkldnn: no avx512bw"),
     (f"{STACK}\n{STOPPED}", "RuntimeError: mkldnn: no avx512bw"),
     (STOPPED, ""),
     ("", ""),
 ]
-"""What a container left, and what of it is quoted; None for all."""
+"""Termination messages, and the quotation of each; None for the whole message."""
 
 
-@pytest.mark.parametrize(("left", "quoted"), LAST_WORDS)
-def test_a_crash_quotes_the_error_and_never_a_line_that_tells_of_none(
+@pytest.mark.parametrize(("left", "quoted"), TERMINATION_MESSAGES)
+def test_a_crash_quotes_the_error_and_no_other_line_of_the_log(
     left: str, quoted: str | None
 ) -> None:
     crashed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(1, left), restartCount=4)
@@ -204,7 +203,7 @@ def test_a_crash_quotes_the_error_and_never_a_line_that_tells_of_none(
     assert diagnosis == Diagnosis(Trouble.CRASH_LOOP, expected)
 
 
-def test_a_long_error_is_cut_before_the_place_it_comes_from() -> None:
+def test_a_long_error_is_cut_before_its_file_and_line() -> None:
     left = f"RuntimeError: {'x' * 1000} (ssd/engine/linear.py:44)"
     crashed = pod(state=waiting("CrashLoopBackOff"), lastState=ended(1, left), restartCount=4)
     diagnosis = diagnose(crashed, 600, NOW)
@@ -215,7 +214,7 @@ def test_a_long_error_is_cut_before_the_place_it_comes_from() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "is_too_slow"), [(624, True), (626, False)])
-def test_a_startup_probe_kills_within_its_own_grace(seconds: float, *, is_too_slow: bool) -> None:
+def test_a_startup_timeout_includes_the_grace(seconds: float, *, is_too_slow: bool) -> None:
     ended_late = ended(137, seconds=seconds)
     found = pod(state=RUNNING, lastState=ended_late, restartCount=1, started=False)
     probe = {"startupProbe": {"terminationGracePeriodSeconds": 10}}
@@ -225,15 +224,17 @@ def test_a_startup_probe_kills_within_its_own_grace(seconds: float, *, is_too_sl
     assert (diagnosis.trouble is Trouble.STARTUP_TIMEOUT) is is_too_slow
 
 
-def test_a_ready_pod_has_none_and_one_that_leaves_is_draining() -> None:
+def test_a_ready_pod_has_no_diagnosis_and_a_deleted_one_is_draining() -> None:
     ready = pod(state=RUNNING)
     ready["status"]["conditions"][0]["status"] = "True"
     assert diagnose(ready, 600, NOW) is None
     ready["metadata"]["deletionTimestamp"] = to_text(NOW)
-    assert diagnose(ready, 600, NOW) == Diagnosis(Trouble.DRAINING, "demo-target-0-x is leaving")
+    assert diagnose(ready, 600, NOW) == Diagnosis(
+        Trouble.DRAINING, "demo-target-0-x is being deleted"
+    )
 
 
-def test_an_init_container_is_looked_at_first() -> None:
+def test_init_containers_are_checked_first() -> None:
     found = pod(state=waiting("PodInitializing"))
     found["status"]["initContainerStatuses"] = [{"state": ended(78, WHY)}]
     diagnosis = diagnose(found, 600, NOW)
@@ -241,14 +242,14 @@ def test_an_init_container_is_looked_at_first() -> None:
     assert diagnosis.trouble is Trouble.CONFIGURATION_ERROR
 
 
-def test_words_of_others_bring_no_full_stop_of_their_own() -> None:
+def test_quotations_have_no_full_stop() -> None:
     verdict = {"status": "False", "reason": "Unschedulable", "message": "No room: 1 node.."}
     diagnosis = diagnose(pod(node="", scheduled=verdict), 600, NOW)
     assert diagnosis is not None
     assert diagnosis.message.endswith("No room: 1 node")
 
 
-def test_a_pod_that_admission_refused_is_told_in_its_words() -> None:
+def test_a_pod_that_admission_refused_is_reported_with_its_error() -> None:
     failure = {"type": "ReplicaFailure", "status": "True", "message": 'violates "restricted"'}
     assert diagnose_absence({"status": {"conditions": [failure]}}, "cell 0") == Diagnosis(
         Trouble.POD_FORBIDDEN, 'cell 0 has no pod: violates "restricted"'
@@ -257,7 +258,7 @@ def test_a_pod_that_admission_refused_is_told_in_its_words() -> None:
     assert diagnose_absence(None, "cell 0") is None
 
 
-def test_what_a_person_must_mend_is_told_before_what_passes() -> None:
+def test_a_trouble_that_needs_action_is_worse_than_one_that_passes() -> None:
     loading, crash = Diagnosis(Trouble.LOADING, "a"), Diagnosis(Trouble.CRASH_LOOP, "b")
     assert worst([loading, crash]) == crash
     assert worst([]) is None

@@ -1,4 +1,4 @@
-"""Things that went wrong once: each a short story of its own, as storms found them."""
+"""Applies that fail or are reverted, and other faults that the random tests have found."""
 
 import copy
 from dataclasses import replace
@@ -23,36 +23,38 @@ async def settled(**blocks: Any) -> World:
     return world
 
 
-def speak(world: World) -> None:
-    """Each target tells of a link to each draft."""
+def report_links(world: World) -> None:
+    """Each target reports a link to each draft."""
     drafts = [name_of(pod) for pod in world.ready_pods("draft")]
-    links = tuple(LinkStatus(address=name, draft_pod=name, state="Active") for name in drafts)
+    links = tuple(
+        LinkStatus(address=name, draft_pod=name, state="Active", transport="tcp") for name in drafts
+    )
     world.engines.answers = {
         name_of(pod): PoolFact(target_pod=name_of(pod), at=world.cluster.now, links=links)
         for pod in world.ready_pods("target")
     }
 
 
-async def test_a_new_operator_does_not_take_back_what_its_predecessor_saw() -> None:
+async def test_a_restarted_operator_keeps_the_status_until_targets_have_answered() -> None:
     world = await settled()
     for _ in range(3):
         world.cluster.now += 61.0
-        speak(world)
+        report_links(world)
         await world.round()
     assert world.cluster.condition(KEY, "SpeculationActive") == ("True", "Active")
     world.restart()
     world.cluster.writes.clear()
     world.cluster.now += 61.0
     await world.round()
-    speak(world)
+    report_links(world)
     await world.round()
     assert world.cluster.writes == []
 
 
-async def test_a_target_that_never_answers_a_new_operator_is_unreachable_after_a_while() -> None:
+async def test_a_target_that_does_not_answer_a_restarted_operator_becomes_unreachable() -> None:
     world = await settled()
     world.cluster.now += 61.0
-    speak(world)
+    report_links(world)
     await world.round()
     world.restart()
     for _ in range(17):
@@ -60,7 +62,7 @@ async def test_a_target_that_never_answers_a_new_operator_is_unreachable_after_a
     assert world.cluster.condition(KEY, "SpeculationActive") == ("Unknown", "TargetUnreachable")
 
 
-async def test_templates_that_somebody_edited_are_mended_one_cell_after_another() -> None:
+async def test_edited_templates_are_repaired_one_cell_after_another() -> None:
     world = await settled(target={"replicas": 2})
     for cell in range(2):
         edited = copy.deepcopy(world.deployment(f"demo-target-{cell}"))
@@ -92,7 +94,7 @@ async def test_templates_that_somebody_edited_are_mended_one_cell_after_another(
 SERVICE = Ref("Service", "demo")
 
 
-async def test_what_a_webhook_reverts_is_applied_once_and_told_once() -> None:
+async def test_an_object_that_a_webhook_reverts_is_applied_and_reported_once() -> None:
     world = World()
     world.cluster.imposed = {SERVICE: {"spec": {"type": "NodePort"}}}
     await world.come_to_rest(6)
@@ -100,21 +102,19 @@ async def test_what_a_webhook_reverts_is_applied_once_and_told_once() -> None:
     world.cluster.now += 1000.0
     await world.come_to_rest(2)
     assert world.cluster.writes.count(("apply", SERVICE)) == 1
-    events = [event.message for event in world.cluster.events if event.reason == "ApplyReverted"]
-    assert len(events) == 1
-    assert events[0].startswith("Service demo: spec.type ")
+    found = [event.message for event in world.cluster.events if event.reason == "ApplyReverted"]
+    assert len(found) == 1
+    assert found[0].startswith("Service demo: spec.type ")
 
 
-async def test_what_a_webhook_reverts_is_tried_again_when_the_object_or_the_resource_changes() -> (
-    None
-):
+async def test_a_reverted_object_is_applied_again_when_it_or_the_resource_changes() -> None:
     world = World()
     world.cluster.imposed = {SERVICE: {"spec": {"type": "NodePort"}}}
     await world.come_to_rest(6)
     edited = copy.deepcopy(world.cluster.objects["default", SERVICE])
     world.cluster.put(edited | {"status": {"loadBalancer": {}}})
     await world.come_to_rest(2)
-    assert world.cluster.writes.count(("apply", SERVICE)) == 1  # nobody edited it
+    assert world.cluster.writes.count(("apply", SERVICE)) == 1  # its status only
     edited["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
     world.cluster.put(edited)
     await world.come_to_rest(2)
@@ -125,7 +125,7 @@ async def test_what_a_webhook_reverts_is_tried_again_when_the_object_or_the_reso
     assert world.cluster.objects["default", SERVICE]["spec"]["type"] == "ClusterIP"
 
 
-async def test_what_was_refused_is_tried_again_when_the_resource_changes() -> None:
+async def test_a_refused_object_is_applied_again_when_the_resource_changes() -> None:
     world = World()
     world.cluster.refused = {SERVICE: "the quota of services is used up"}
     await world.come_to_rest(6)
@@ -137,7 +137,7 @@ async def test_what_was_refused_is_tried_again_when_the_resource_changes() -> No
     assert ("default", SERVICE) in world.cluster.objects
 
 
-async def test_a_child_that_is_not_wanted_any_more_goes_although_its_labels_were_stripped() -> None:
+async def test_an_unwanted_child_without_labels_is_deleted() -> None:
     world = await settled(target={"replicas": 2})
     stripped = copy.deepcopy(world.deployment("demo-target-1"))
     stripped["metadata"]["labels"] = {}
@@ -151,7 +151,7 @@ async def test_a_child_that_is_not_wanted_any_more_goes_although_its_labels_were
     assert world.cluster.reads == reads
 
 
-async def test_a_template_that_a_webhook_changes_holds_no_other_cell_up() -> None:
+async def test_a_template_that_a_webhook_changes_delays_no_other_cell() -> None:
     world = World(DEMO | {"target": {**DEMO["target"], "replicas": 2}}, CheckedCluster())
     for cell in range(2):
         ref = Ref("Deployment", f"demo-target-{cell}")
@@ -168,39 +168,39 @@ async def test_a_template_that_a_webhook_changes_holds_no_other_cell_up() -> Non
     assert world.controllers.preflights() == []
 
 
-async def test_a_new_operator_does_not_take_back_that_a_resource_without_links_is_scaled() -> None:
+async def test_a_restarted_operator_keeps_scaling_active_without_links() -> None:
     autoscaling = {"mode": "Internal", "minReplicas": 0, "maxReplicas": 4}
     world = await settled(draft={"replicas": 0, "autoscaling": autoscaling})
     for _ in range(6):
         world.cluster.now += 10.0
-        speak(world)
+        report_links(world)
         await world.round()
     assert world.cluster.condition(KEY, "ScalingActive") == ("True", "Internal")
     world.restart()
     world.cluster.writes.clear()
     world.cluster.now += 61.0
     await world.round()
-    speak(world)
+    report_links(world)
     await world.round()
     assert world.cluster.writes == []
 
 
-async def test_a_paused_resource_that_wavers_tells_so_once() -> None:
+async def test_links_that_come_and_go_under_a_pause_are_reported_once() -> None:
     world = await settled()
     world.cluster.edit_spec(KEY, paused=True)
     for number in range(20):
         world.cluster.now += 20.0
-        speak(world)
+        report_links(world)
         if number // 3 % 2:
             silent = {name: replace(fact, links=()) for name, fact in world.engines.answers.items()}
             world.engines.answers = silent
         await world.round()
-    events = [event.reason for event in world.cluster.events]
-    assert events.count("SpeculationOff") == events.count("SpeculationOn") == 1
+    reasons = [event.reason for event in world.cluster.events]
+    assert reasons.count("SpeculationOff") == reasons.count("SpeculationOn") == 1
 
 
 def add_a_variable(world: World) -> bool:
-    """As another controller does; whether it had to."""
+    """Edit a template as another controller does; whether the edit was missing."""
     edited = copy.deepcopy(world.deployment("demo-target-0"))
     variables = edited["spec"]["template"]["spec"]["containers"][0]["env"]
     if variables[-1]["name"] == "THEIRS":
@@ -211,7 +211,7 @@ def add_a_variable(world: World) -> bool:
     return True
 
 
-async def test_a_controller_that_undoes_each_repair_does_not_replace_a_target_for_ever() -> None:
+async def test_an_object_that_is_contested_is_left_as_it_is_after_some_repairs() -> None:
     world = await settled()
     num_edits = 0
     for _ in range(100):
@@ -225,9 +225,7 @@ async def test_a_controller_that_undoes_each_repair_does_not_replace_a_target_fo
     assert world.cluster.writes == []
 
 
-async def test_an_object_that_is_not_repaired_follows_its_resource_and_is_tried_again_later() -> (
-    None
-):
+async def test_a_contested_object_follows_its_resource_and_is_repaired_again_later() -> None:
     world = await settled()
     for _ in range(40):
         add_a_variable(world)
@@ -245,7 +243,7 @@ async def test_an_object_that_is_not_repaired_follows_its_resource_and_is_tried_
     assert add_a_variable(world) is True
 
 
-async def test_scaling_again_and_again_is_no_repair() -> None:
+async def test_frequent_scaling_is_no_repair() -> None:
     world = await settled()
     for number in (1, 2, 3, 4) * 4:
         world.cluster.edit_spec(KEY, draft={"replicas": number})

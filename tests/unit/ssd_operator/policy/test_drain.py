@@ -1,19 +1,20 @@
-"""Single steps of a drain; whole stories are in test_drain_stories."""
+"""Single steps of a drain; ``test_drain_stories`` has sequences of steps."""
 
 from typing import Any
 
 import pytest
+from tests.unit.ssd_operator.scenes import Scene, draft, target, unscheduled
 
-from ssd_operator.api.spec import Object
+from ssd_operator.api.spec import Object, Placement
 from ssd_operator.observe.facts import DrainFact
-from ssd_operator.observe.pod_state import to_text
+from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, to_text
 from ssd_operator.policy.drain import (
     COST_ANNOTATION,
-    DEADLINE_ANNOTATION,
     DrainCall,
     DrainPlan,
     Drains,
     Mark,
+    misplaced_drafts,
     plan_drains,
 )
 
@@ -33,7 +34,7 @@ def pod(
     annotations = {}
     if deadline is not None:
         text = deadline if isinstance(deadline, str) else to_text(deadline)
-        annotations = {DEADLINE_ANNOTATION: text, COST_ANNOTATION: "-1000"}
+        annotations = {DRAIN_DEADLINE_ANNOTATION: text, COST_ANNOTATION: "-1000"}
     return {
         "metadata": {
             "name": name,
@@ -57,15 +58,15 @@ def drained(*names: str, result: str = "Drained") -> Drains:
     return Drains(facts={n: DrainFact(pod=n, is_done=True, result=result) for n in names})
 
 
-def test_at_the_wanted_number_there_is_nothing_to_do() -> None:
+def test_the_wanted_number_needs_no_change() -> None:
     assert plan(2, 2, pod("a"), pod("b")) == DrainPlan(replicas={0: 2})
 
 
-def test_a_higher_number_is_there_at_once() -> None:
+def test_a_higher_number_is_set_at_once() -> None:
     assert plan(5, 2, pod("a"), pod("b")) == DrainPlan(replicas={0: 5})
 
 
-def test_a_victim_is_marked_and_called_before_anything_shrinks() -> None:
+def test_a_victim_is_marked_and_called_before_the_deployment_shrinks() -> None:
     assert plan(1, 2, pod("a"), pod("b"), drains=Drains(sessions={"a": 3})) == DrainPlan(
         marks=(Mark(pod="b", deadline=1_000_021),),
         calls=(DrainCall(pod="b", host="10.0.0.1", seconds=20.75),),
@@ -80,7 +81,7 @@ def test_a_mark_is_two_annotations() -> None:
     }
 
 
-def test_victims_go_in_the_order_of_a_replica_set_then_of_least_loss() -> None:
+def test_victims_are_in_the_order_of_a_replica_set_and_then_of_sessions() -> None:
     pods = [
         pod("busy", created=1),
         pod("young", created=9),
@@ -101,13 +102,13 @@ def test_victims_go_in_the_order_of_a_replica_set_then_of_least_loss() -> None:
     [pod("a", ready=False, scheduled=False), pod("a", ready=False)],
     ids=["pending", "starting"],
 )
-def test_a_pod_that_serves_nothing_needs_no_drain(victim: Object) -> None:
+def test_a_pod_that_is_not_ready_needs_no_drain(victim: Object) -> None:
     found = plan(0, 1, victim)
     assert found.calls == ()
     assert found.marks[0].deadline <= NOW
 
 
-def test_a_drain_that_runs_is_called_again_and_waited_for() -> None:
+def test_a_running_drain_is_called_again_and_awaited() -> None:
     found = plan(1, 2, pod("a"), pod("b", ready=False, deadline=FUTURE))
     assert found == DrainPlan(
         calls=(DrainCall(pod="b", host="10.0.0.1", seconds=14.75),), replicas={0: 2}
@@ -115,46 +116,46 @@ def test_a_drain_that_runs_is_called_again_and_waited_for() -> None:
 
 
 @pytest.mark.parametrize("result", ["Drained", "TimedOut"])
-def test_a_drained_pod_lets_its_deployment_shrink(result: str) -> None:
+def test_the_deployment_shrinks_once_its_victim_has_drained(result: str) -> None:
     victim = pod("b", ready=False, deadline=FUTURE)
     assert plan(1, 2, pod("a"), victim, drains=drained("b", result=result)) == DrainPlan(
         replicas={0: 1}
     )
 
 
-def test_a_deadline_that_has_come_lets_it_shrink_whatever_the_draft_says() -> None:
+def test_the_deployment_shrinks_after_the_deadline_in_any_case() -> None:
     assert plan(1, 2, pod("a"), pod("b", deadline=PAST)) == DrainPlan(replicas={0: 1})
 
 
-def test_a_draft_that_was_not_reached_may_still_serve() -> None:
+def test_a_draft_that_was_not_reached_is_not_done() -> None:
     victim = pod("b", deadline=FUTURE)
     found = plan(1, 2, pod("a"), victim, drains=drained("b", result="Unreachable"))
     assert found.replicas == {0: 2}
     assert [call.pod for call in found.calls] == ["b"]
 
 
-def test_a_done_pod_waits_for_the_others_that_were_marked() -> None:
+def test_the_deployment_shrinks_when_all_marked_pods_are_done() -> None:
     pods = [pod("a"), pod("b", deadline=FUTURE), pod("c", deadline=FUTURE)]
     assert plan(1, 3, *pods, drains=drained("b")).replicas == {0: 3}
     assert plan(1, 3, *pods, drains=drained("b", "c")).replicas == {0: 1}
 
 
-def test_nobody_is_marked_beside_a_shrink() -> None:
+def test_a_new_victim_delays_the_shrink() -> None:
     found = plan(0, 2, pod("a"), pod("b", deadline=PAST))
     assert [mark.pod for mark in found.marks] == ["a"]
     assert found.replicas == {0: 2}
 
 
-def test_until_the_replica_set_has_followed_nothing_else_happens() -> None:
+def test_nothing_changes_until_the_replica_set_has_followed() -> None:
     found = plan(0, 1, pod("a"), pod("b", deadline=PAST))
     assert found == DrainPlan(replicas={0: 1})
 
 
-def test_a_drained_pod_that_outlived_the_shrink_is_deleted() -> None:
+def test_a_drained_pod_that_is_left_after_the_shrink_is_deleted() -> None:
     assert plan(1, 1, pod("b", deadline=PAST)) == DrainPlan(replicas={0: 1}, delete_pods=("b",))
 
 
-def test_when_the_number_rose_a_drain_ends_and_its_pod_is_replaced() -> None:
+def test_after_an_increase_a_drained_pod_is_replaced() -> None:
     pods = [pod("a"), pod("b", ready=False, deadline=FUTURE)]
     draining = plan(3, 2, *pods)
     assert (draining.replicas, draining.delete_pods) == ({0: 3}, ())
@@ -163,19 +164,19 @@ def test_when_the_number_rose_a_drain_ends_and_its_pod_is_replaced() -> None:
     assert (done.replicas, done.delete_pods) == ({0: 3}, ("b",))
 
 
-def test_replicas_that_have_no_pod_go_without_a_victim() -> None:
+def test_replicas_without_a_pod_need_no_victim() -> None:
     assert plan(1, 3, pod("a"), pod("gone", deletionTimestamp=to_text(NOW))) == DrainPlan(
         replicas={0: 1}
     )
 
 
-def test_pods_that_ended_are_no_drafts() -> None:
+def test_ended_pods_are_not_counted() -> None:
     ended = pod("a")
     ended["status"]["phase"] = "Failed"
     assert plan(1, 2, ended, pod("b")) == DrainPlan(replicas={0: 1})
 
 
-def test_a_mark_that_is_no_time_is_no_mark() -> None:
+def test_a_mark_without_a_valid_time_is_no_mark() -> None:
     found = plan(0, 1, pod("a", deadline="soon"))
     assert found.marks == (Mark(pod="a", deadline=1_000_021),)
 
@@ -193,13 +194,13 @@ def test_a_misplaced_draft_is_replaced_one_at_a_time() -> None:
     assert fresh.marks == ()
 
 
-def test_misplaced_drafts_that_serve_nothing_go_first_and_hold_nobody() -> None:
+def test_misplaced_drafts_that_are_not_ready_are_replaced_first() -> None:
     drains = Drains(misplaced={"a", "b", "c"})
     pods = [pod("a"), pod("b", ready=False), pod("c", ready=False)]
     assert [mark.pod for mark in plan(3, 3, *pods, drains=drains).marks] == ["b"]
 
 
-def test_cells_are_planned_apart_and_one_that_goes_ends_at_none() -> None:
+def test_cells_are_planned_separately_and_a_removed_cell_ends_at_zero() -> None:
     found = plan_drains(
         {0: 2, 2: 3}, {0: 2, 1: 1}, {0: [pod("a"), pod("b")], 1: [pod("c")]}, Drains(), NOW
     )
@@ -207,28 +208,24 @@ def test_cells_are_planned_apart_and_one_that_goes_ends_at_none() -> None:
     assert [mark.pod for mark in found.marks] == ["c"]
 
 
-def restarted(thing: Object, seconds: float, exit_code: int = 0) -> Object:
-    """The same pod, whose container ended at a time and was started again by the kubelet."""
-    ended = {"exitCode": exit_code, "finishedAt": to_text(seconds)}
-    containers = [{"name": "draft", "state": {"running": {}}, "lastState": {"terminated": ended}}]
-    return thing | {"status": thing["status"] | {"containerStatuses": containers}}
+def elsewhere(thing: Object) -> Object:
+    return thing | {"spec": {"nodeName": "n2"}}
 
 
-@pytest.mark.parametrize("drains", [Drains(), drained("b", result="Unreachable")])
-def test_a_victim_whose_process_ended_has_drained_whoever_saw_it(drains: Drains) -> None:
-    victim = restarted(pod("b", deadline=FUTURE), NOW)
-    assert plan(1, 2, pod("a"), victim, drains=drains).replicas == {0: 1}
-
-
-def test_a_process_that_ended_before_its_successor_was_marked_says_nothing() -> None:
-    victim = restarted(pod("b", deadline=FUTURE), NOW - 60)
-    found = plan(1, 2, pod("a"), victim)
-    assert found.replicas == {0: 2}
-    assert [call.pod for call in found.calls] == ["b"]
-
-
-def test_a_restarted_victim_that_serves_again_is_drained_again() -> None:
-    victim = restarted(pod("b", deadline=FUTURE), NOW)
-    found = plan(1, 2, pod("a"), victim, drains=Drains(sessions={"b": 1}))
-    assert found.replicas == {0: 2}
-    assert [call.pod for call in found.calls] == ["b"]
+@pytest.mark.parametrize(
+    ("policy", "topology", "pods", "misplaced"),
+    [
+        ("Required", "kubernetes.io/hostname", (target(), elsewhere(draft("d0"))), {"d0"}),
+        ("Required", "kubernetes.io/hostname", (target(), draft("d0")), set()),
+        ("Required", "kubernetes.io/hostname", (target(), unscheduled(draft("d0"))), set()),
+        ("Required", "kubernetes.io/hostname", (unscheduled(target()), draft("d0")), set()),
+        ("Required", "rack", (target(), elsewhere(draft("d0"))), set()),
+        ("Preferred", "kubernetes.io/hostname", (target(), elsewhere(draft("d0"))), set()),
+    ],
+)
+def test_drafts_on_another_node_than_their_target_are_misplaced_if_the_node_is_required(
+    policy: str, topology: str, pods: tuple[Object, ...], misplaced: set[str]
+) -> None:
+    placement = Placement(policy=policy, topology_key=topology)  # type: ignore[arg-type]
+    scene = Scene(pods=pods, spec={"placement": placement})
+    assert misplaced_drafts(scene.passed) == misplaced

@@ -1,8 +1,7 @@
-"""What a preflight's pod is, and what is read from it."""
+"""The preflight pod, and the stage that is read from it."""
 
 import copy
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from tests.unit.ssd_operator.resources import (
     resource,
     specs,
 )
-from tests.unit.ssd_operator.scenes import homeless, leaving, pod
+from tests.unit.ssd_operator.scenes import leaving, pod, unscheduled
 
 from ssd_operator.api.spec import Object, Resource, Spec
 from ssd_operator.children.names import CELL_LABEL, COMPONENT_LABEL, REVISION_LABEL
@@ -26,7 +25,7 @@ from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.pod_state import name_of, to_text
 from ssd_operator.policy.preflight import PULL_SECONDS, RETRY_SECONDS, Preflight, preflight
-from ssd_operator.policy.rollout import Stage
+from ssd_operator.policy.rollout import Stage, outdated_targets
 
 NOW = 1_000_000.0
 DEMO = SAMPLES["cpu-demo"]
@@ -62,7 +61,7 @@ def seen(
     changed: tuple[int, ...] = (0, 1),
     live: Object | None = None,
 ) -> Observed:
-    """What is there: outdated targets of ``changed`` cells, and by cell the node of a ready pod."""
+    """Outdated targets of ``changed`` cells, and by cell the node of a ready pod."""
     wanted = targets_of(demo)
     found = [older(each) if cell in changed else each for cell, each in enumerate(wanted)]
     things = {Ref("Deployment", name_of(each)): each for each in found}
@@ -75,7 +74,8 @@ def seen(
 
 def look(observed: Observed, demo: Resource = DEMO, now: float = NOW) -> Preflight:
     factory = ChildFactory(resource=demo, config=CONFIG)
-    return preflight(factory, targets_of(demo), observed, now)
+    wanted = targets_of(demo)
+    return preflight(factory, wanted, outdated_targets(wanted, observed), observed, now)
 
 
 def node_of(thing: Object) -> str:
@@ -88,7 +88,7 @@ def node_of(thing: Object) -> str:
 
 
 def running(age: float = 30.0, node: str = "n1", **status: Any) -> Object:
-    """The demo's preflight as a cluster has it."""
+    """The live preflight pod of the demo."""
     made = copy.deepcopy(look(seen(pods={0: node})).pod)
     assert made is not None
     made["metadata"]["creationTimestamp"] = to_text(NOW - age)
@@ -111,13 +111,13 @@ def waiting(reason: str, message: str = "") -> Object:
 
 
 @pytest.mark.parametrize("name", PREFLIGHTS)
-def test_the_pod_is_the_one_that_was_reviewed(name: str) -> None:
+def test_the_pod_equals_the_snapshot(name: str) -> None:
     reviewed = list(yaml.safe_load_all((SNAPSHOTS / f"preflight-{name}.yaml").read_text()))
     assert [preflight_of(SAMPLES[name])] == reviewed
 
 
 @given(specs())
-def test_the_pod_holds_no_device_and_no_privilege_and_is_selected_by_nothing(spec: Spec) -> None:
+def test_the_pod_has_no_device_and_no_privilege_and_no_selector_matches_it(spec: Spec) -> None:
     demo = resource(spec)
     made = preflight_of(demo)
     (inside,) = made["spec"]["containers"]
@@ -128,7 +128,7 @@ def test_the_pod_holds_no_device_and_no_privilege_and_is_selected_by_nothing(spe
     labels = made["metadata"]["labels"]
     for each in children(demo):
         if each["kind"] == "PodMonitor":
-            continue  # it finds no port there
+            continue  # the pod has no port for it
         spec_of_child = each.get("spec", {})
         for kind in ("selector", "podSelector"):
             selector = spec_of_child.get(kind)
@@ -136,7 +136,7 @@ def test_the_pod_holds_no_device_and_no_privilege_and_is_selected_by_nothing(spe
             assert wanted is None or not wanted.items() <= labels.items(), name_of(each)
 
 
-def test_the_pod_runs_what_the_target_would() -> None:
+def test_the_pod_runs_the_image_and_settings_of_the_target() -> None:
     demo = SAMPLES["everything"]
     (inside,) = preflight_of(demo)["spec"]["containers"]
     (engine,) = targets_of(demo)[0]["spec"]["template"]["spec"]["containers"]
@@ -145,15 +145,15 @@ def test_the_pod_runs_what_the_target_would() -> None:
     assert inside["volumeMounts"] == engine["volumeMounts"]
 
 
-def test_nothing_is_tried_where_nothing_changes() -> None:
+def test_without_a_change_there_is_no_preflight() -> None:
     assert look(seen(changed=())) == Preflight()
 
 
-def test_nothing_is_tried_where_nothing_serves() -> None:
+def test_without_a_ready_target_there_is_no_preflight() -> None:
     assert look(seen(pods={})) == Preflight()
 
 
-def test_a_change_of_a_serving_target_is_tried_on_its_node() -> None:
+def test_a_preflight_runs_on_the_node_of_the_target() -> None:
     found = look(seen(pods={0: "n7"}))
     assert found.stage is Stage.RUNNING
     assert found.pod is not None
@@ -174,7 +174,7 @@ def revision(demo: Resource) -> str:
         ({0: "n1", 1: "n2"}, (1,), "n2"),
     ],
 )
-def test_cells_share_one_preflight_beside_the_first_that_waits_for_it(
+def test_cells_share_one_preflight_on_the_node_of_the_first_outdated_target(
     pods: dict[int, str], changed: tuple[int, ...], node: str
 ) -> None:
     found = look(seen(TWO_CELLS, pods, changed), TWO_CELLS)
@@ -183,8 +183,8 @@ def test_cells_share_one_preflight_beside_the_first_that_waits_for_it(
     assert name_of(found.pod) == f"llama-70b-preflight-{revision(TWO_CELLS)}"
 
 
-FINDINGS: list[tuple[Object, Stage, str]] = [
-    ({}, Stage.RUNNING, "waits for a node|is created"),
+STAGES: list[tuple[Object, Stage, str]] = [
+    ({}, Stage.RUNNING, "waits for a node|is being created"),
     ({"phase": "Running", **container({"running": {"startedAt": "x"}})}, Stage.RUNNING, "loads"),
     ({"phase": "Succeeded", **container({"terminated": {"exitCode": 0}})}, Stage.PASSED, ""),
     (ended(78, "SettingsError: max_num_seqs: 300"), Stage.FAILED, "max_num_seqs: 300"),
@@ -207,32 +207,32 @@ FINDINGS: list[tuple[Object, Stage, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("status", "stage", "words"), FINDINGS)
-def test_what_became_of_a_preflight_is_told_in_its_own_words(
-    status: Object, stage: Stage, words: str
+@pytest.mark.parametrize(("status", "stage", "message"), STAGES)
+def test_the_status_of_the_pod_decides_on_stage_and_message(
+    status: Object, stage: Stage, message: str
 ) -> None:
     live = running(**status)
     found = look(seen(live=live))
     assert found.stage is stage
     assert found.pod == live
-    assert re.search(words, found.message)
+    assert re.search(message, found.message)
 
 
-def test_a_node_without_room_is_no_word_on_the_revision() -> None:
-    live = homeless(running())
+def test_a_node_without_room_is_stuck_and_not_failed() -> None:
+    live = unscheduled(running())
     live["spec"] = {"activeDeadlineSeconds": 2400}
     found = look(seen(live=live))
     assert (found.stage, found.pod) == (Stage.STUCK, live)
     assert "no room" in found.message
 
 
-def test_a_pull_that_fails_at_first_has_a_moment_to_succeed() -> None:
+def test_a_failed_pull_counts_after_some_seconds() -> None:
     found = look(seen(live=running(age=4.0, **waiting("ErrImagePull"))))
     assert found.stage is Stage.RUNNING
     assert found.again_after == PULL_SECONDS - 4.0
 
 
-def test_a_preflight_that_the_cluster_ended_is_made_again_after_a_while() -> None:
+def test_a_preflight_that_the_cluster_ended_is_repeated_after_a_while() -> None:
     status = {"phase": "Failed", "reason": "Evicted"}
     young, old = (running(age=RETRY_SECONDS + more, **status) for more in (-1.0, 1.0))
     found = look(seen(live=young))
@@ -240,31 +240,22 @@ def test_a_preflight_that_the_cluster_ended_is_made_again_after_a_while() -> Non
     assert look(seen(live=old)).pod is None
 
 
-def test_a_preflight_beside_a_target_that_moved_is_made_anew() -> None:
+def test_a_preflight_is_created_again_if_the_target_has_moved() -> None:
     found = look(seen(pods={0: "n2"}, live=running(node="n1")))
     assert (found.stage, found.pod) == (Stage.RUNNING, None)
 
 
-def test_a_preflight_that_passed_counts_wherever_the_target_is_now() -> None:
+def test_a_passed_preflight_counts_also_after_the_target_has_moved() -> None:
     live = running(node="n1", phase="Succeeded")
     assert look(seen(pods={0: "n2"}, live=live)).stage is Stage.PASSED
 
 
-def test_a_preflight_that_is_being_deleted_is_waited_for() -> None:
+def test_a_preflight_that_is_being_deleted_is_awaited() -> None:
     live = leaving(running(**ended(78)))
     assert look(seen(live=live)).stage is Stage.RUNNING
 
 
-def test_what_was_found_is_remembered_while_the_target_is_down() -> None:
+def test_a_failed_preflight_counts_while_the_target_is_down() -> None:
     live = running(**ended(78, "SettingsError: no"))
     found = look(seen(pods={}, live=live))
     assert (found.stage, found.pod) == (Stage.FAILED, live)
-
-
-def test_a_pod_that_the_api_server_refuses_is_told_of_in_its_words() -> None:
-    asked = look(seen())
-    assert asked.pod is not None
-    ref = Ref("Pod", name_of(asked.pod))
-    told = asked.heeding({ref: "exceeded quota"})
-    assert told == replace(asked, stage=Stage.STUCK, message="exceeded quota")
-    assert asked.heeding({Ref("Service", "demo"): "no"}) == asked

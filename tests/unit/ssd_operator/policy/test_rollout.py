@@ -1,4 +1,4 @@
-"""Which drafts wait for their target, and for how long."""
+"""Which drafts wait for their target, and until when."""
 
 import pytest
 from tests.unit.ssd_operator.resources import SAMPLES, children
@@ -35,7 +35,7 @@ def new(cell: int, *, ready: bool = True) -> Object:
 def held(
     *pods: Object, name: str = TWO_CELLS, cells: tuple[int, ...] = (), stage: Stage = Stage.NONE
 ) -> list[str]:
-    """Names of the draft Deployments that wait; ``cells`` are those whose targets do."""
+    """Names of the waiting draft Deployments; ``cells`` are those of waiting targets."""
     targets = deployments(name, "target")
     refs = frozenset(ref_of(targets[cell]) for cell in cells)
     found = held_drafts(
@@ -48,7 +48,7 @@ ZERO, ONE = "llama-70b-draft-0", "llama-70b-draft-1"
 
 
 @pytest.mark.parametrize("stage", [Stage.RUNNING, Stage.STUCK, Stage.FAILED])
-def test_drafts_wait_with_their_target_for_its_preflight(stage: Stage) -> None:
+def test_drafts_wait_for_the_preflight_of_their_target(stage: Stage) -> None:
     assert held(old(0), old(1), cells=(0, 1), stage=stage) == [ZERO, ONE]
 
 
@@ -62,11 +62,11 @@ def test_drafts_roll_while_the_new_target_loads() -> None:
     assert held(new(0, ready=False), old(1), cells=(1,), stage=Stage.PASSED) == [ONE]
 
 
-def test_a_change_of_drafts_alone_waits_for_nothing() -> None:
+def test_a_change_of_drafts_alone_rolls_at_once() -> None:
     assert held(new(0), new(1)) == []
 
 
-def test_drafts_of_a_target_that_is_down_roll_with_it() -> None:
+def test_drafts_of_a_target_that_is_down_roll_at_once() -> None:
     assert held(target("t0", ready=False), new(1)) == []
 
 
@@ -76,7 +76,7 @@ def test_drafts_of_a_pool_wait_for_half_of_the_targets() -> None:
     assert held(old(1), name=POOL, cells=(1,), stage=Stage.RUNNING) == ["pooled-draft"]
 
 
-def test_what_waits_keeps_its_pods_and_takes_its_number() -> None:
+def test_a_waiting_deployment_keeps_its_template_and_follows_the_number() -> None:
     wanted = deployments("cpu-demo", "draft")[0]
     live = wanted | {
         "metadata": wanted["metadata"] | {"annotations": {"ssd.dev/hash": "old"}},

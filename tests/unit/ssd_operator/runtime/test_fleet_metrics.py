@@ -1,4 +1,4 @@
-"""Metrics that alerts read: counts of conditions, and since when one has failed."""
+"""Metrics for alerts: counts of conditions, and the begin of the longest trouble."""
 
 import pytest
 from prometheus_client import generate_latest
@@ -7,14 +7,15 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.runtime import metrics
-from ssd_operator.runtime.fleet_metrics import FleetMetrics, failures
+from ssd_operator.runtime.fleet_metrics import FLEET, FleetMetrics, troubles
 from ssd_operator.runtime.work_queue import Schedule
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> None:
-    for gauge in (metrics.RESOURCES, metrics.TROUBLE_SINCE):
-        gauge.clear()
+def fleet(monkeypatch: pytest.MonkeyPatch) -> FleetMetrics:
+    """The metrics of this process, without resources of other tests."""
+    monkeypatch.setattr(FLEET, "_statuses", {})
+    return FLEET
 
 
 def status(drafts: int = 2, since: float = 100.0, **conditions: str) -> Object:
@@ -75,40 +76,38 @@ def since(condition: str, truth: str = "False") -> float | None:
         ),
     ],
 )
-def test_what_a_user_gave_up_or_what_gets_on_is_no_trouble(found: Object, kinds: set[str]) -> None:
-    assert {kind for (kind, _), _ in failures(found)} == kinds
+def test_an_expected_condition_is_no_trouble(found: Object, kinds: set[str]) -> None:
+    assert {kind for (kind, _), _ in troubles(found)} == kinds
 
 
-def test_trouble_counts_from_the_resource_that_has_it_for_longest() -> None:
-    fleet = FleetMetrics()
+def test_the_longest_trouble_of_one_resource_counts(fleet: FleetMetrics) -> None:
     fleet.put("a", status(TargetReady="False", since=100))
     fleet.put("b", status(TargetReady="False", since=50))
     assert (resources("TargetReady", "False"), since("TargetReady")) == (2, 50)
     fleet.put("b", status(TargetReady="True", since=300))
     assert (resources("TargetReady", "False"), since("TargetReady")) == (1, 100)
     fleet.drop("a")
-    assert (resources("TargetReady", "False"), since("TargetReady")) == (0, None)
+    assert (resources("TargetReady", "False"), since("TargetReady")) == (None, None)
     assert resources("TargetReady", "True") == 1
 
 
-def test_one_resource_after_the_other_in_trouble_is_no_long_trouble() -> None:
-    fleet = FleetMetrics()
+def test_short_troubles_of_several_resources_are_not_added(fleet: FleetMetrics) -> None:
     for number in range(10):
         fleet.put("a", status(TargetReady=str(bool(number % 2)), since=number * 100))
         fleet.put("b", status(TargetReady=str(not number % 2), since=number * 100))
         assert since("TargetReady") == number * 100
 
 
-def test_speed_is_missed_from_when_a_target_serves() -> None:
+def test_missing_speculation_counts_from_the_time_a_target_serves() -> None:
     loaded = status(Ready="True", since=900)
     loaded["conditions"] += status(SpeculationActive="False", since=100)["conditions"]
-    assert dict(failures(loaded)) == {("SpeculationActive", "False"): 900}
+    assert dict(troubles(loaded)) == {("SpeculationActive", "False"): 900}
 
 
-async def test_a_restarted_operator_counts_resources_that_it_has_nothing_to_write_to() -> None:
+async def test_a_restarted_operator_counts_resources_without_a_write(fleet: FleetMetrics) -> None:
     world = World()
     await world.come_to_rest(6)
-    metrics.RESOURCES.clear()
+    fleet.drop(KEY)
     world.restart()
     world.cluster.writes.clear()
     world.catch_up()
@@ -117,7 +116,7 @@ async def test_a_restarted_operator_counts_resources_that_it_has_nothing_to_writ
     assert resources("Ready", "True") == 1
 
 
-async def test_a_number_of_drafts_is_counted_with_its_direction() -> None:
+async def test_a_written_number_of_drafts_is_counted_with_its_direction() -> None:
     def written(direction: str) -> float:
         labels = {"direction": direction, "reason": "Bounds"}
         return metrics.REGISTRY.get_sample_value("ssd_operator_scale_total", labels) or 0.0
@@ -148,7 +147,7 @@ def test_a_resource_that_always_fails_is_seen_although_it_is_never_late() -> Non
     assert schedule.oldest_success_seconds(1000.0) < 100.0
 
 
-def test_the_operator_serves_no_metric_of_an_engine() -> None:
+def test_the_operator_has_no_metrics_of_engines() -> None:
     families = [
         line.split()[2]
         for line in generate_latest(metrics.REGISTRY).decode().splitlines()

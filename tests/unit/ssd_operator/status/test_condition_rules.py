@@ -6,47 +6,49 @@ from tests.unit.ssd_operator.scenes import (
     NOW,
     Scene,
     answer,
+    decided,
     deployment,
     draft,
-    homeless,
     leaving,
     link,
     marked,
     pod,
+    refused,
     target,
+    unscheduled,
 )
 
 from ssd_operator.api.spec import Object, Observability, ScalingMode
 from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import to_text
+from ssd_operator.policy.apply_failures import Results
+from ssd_operator.policy.plan import Plan
 from ssd_operator.policy.preflight import Preflight
 from ssd_operator.policy.rollout import Stage
-from ssd_operator.policy.scaling import Decision, Reason
-from ssd_operator.policy.snapshot import Planned
-from ssd_operator.status.condition_rules import verdicts
+from ssd_operator.policy.scaling import Reason
+from ssd_operator.status.condition_rules import conditions
 
 TWO_TARGETS = (deployment("demo-target-0"), deployment("demo-target-1"))
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
 PULL = [{"image": "x", "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}]
 TOO_SLOW = link("d0", "Refused", reason="link_too_slow: its round trip is 312 us")
-REFUSED = link("", "Refused", reason="tokenizer_fingerprint: this draft has 1, the target said 2")
+TARGET = Ref("Deployment", "demo-target-0")
+REFUSED = link("", "Refused", reason="tokenizer_fingerprint: this draft has 1, the target has 2")
 HPA = Ref("HorizontalPodAutoscaler", "demo-draft")
 
 
 def judge(scene: Scene, kind: str) -> tuple[str, str]:
-    (found,) = [verdict for verdict in verdicts(scene.snapshot) if verdict.kind == kind]
-    assert found.message
+    found = conditions(scene.passed)[kind]
+    assert found.message.endswith(".")
     return str(found.truth), found.reason
 
 
-def words(scene: Scene, kind: str) -> str:
-    return next(verdict.message for verdict in verdicts(scene.snapshot) if verdict.kind == kind)
+def message(scene: Scene, kind: str) -> str:
+    return conditions(scene.passed)[kind].message
 
 
-def test_all_is_well() -> None:
-    found = {
-        (verdict.kind, verdict.holds, verdict.reason) for verdict in verdicts(Scene().snapshot)
-    }
+def test_all_conditions_of_a_healthy_resource_are_true() -> None:
+    found = {(kind, each.holds, each.reason) for kind, each in conditions(Scene().passed).items()}
     assert found == {
         ("Ready", True, "Serving"),
         ("TargetReady", True, "AllReady"),
@@ -73,25 +75,23 @@ READY = [
         "NameTaken",
     ),
     (
-        Scene(
-            pods=(), deployments=(), facts={"rejected": {Ref("Deployment", "demo-target-0"): "no"}}
-        ),
+        Scene(pods=(), deployments=(), results=refused(TARGET)),
         "False",
         "PodTemplateInvalid",
     ),
-    (Scene(facts={"rejected": {Ref("Deployment", "demo-target-0"): "no"}}), "True", "Serving"),
+    (Scene(results=refused(TARGET)), "True", "Serving"),
 ]
 
 
 @pytest.mark.parametrize(("scene", "truth", "reason"), READY)
-def test_ready_is_one_target_behind_our_own_endpoint(scene: Scene, truth: str, reason: str) -> None:
+def test_ready_needs_one_target_and_the_own_service(scene: Scene, truth: str, reason: str) -> None:
     assert judge(scene, "Ready") == (truth, reason)
 
 
 ROLLING: dict[str, Any] = {"reason": "ReplicaSetUpdated"}
 TARGETS = [
     (Scene(cells=2, deployments=TWO_TARGETS), "Loading"),
-    (Scene(pods=(homeless(target()),)), "Unschedulable"),
+    (Scene(pods=(unscheduled(target()),)), "Unschedulable"),
     (Scene(pods=(target(ready=False, containerStatuses=PULL),)), "ImagePull"),
     (
         Scene(
@@ -127,15 +127,15 @@ TARGETS = [
 
 
 @pytest.mark.parametrize(("scene", "reason"), TARGETS)
-def test_a_cell_without_a_target_says_why(scene: Scene, reason: str) -> None:
+def test_a_cell_without_a_ready_target_has_a_reason(scene: Scene, reason: str) -> None:
     assert judge(scene, "TargetReady") == ("False", reason)
 
 
-def test_of_several_cells_the_one_that_needs_a_person_is_told() -> None:
+def test_of_several_cells_the_most_important_reason_is_reported() -> None:
     pods = (target(ready=False), target("t1", ready=False, cell=1, containerStatuses=PULL))
     scene = Scene(cells=2, pods=pods, deployments=TWO_TARGETS)
     assert judge(scene, "TargetReady") == ("False", "ImagePull")
-    assert words(scene, "TargetReady") == "0 of 2 targets are ready; t1 cannot pull x: denied."
+    assert message(scene, "TargetReady") == "0 of 2 targets are ready; t1 cannot pull x: denied."
 
 
 DRAFTS = [
@@ -144,19 +144,19 @@ DRAFTS = [
     (Scene(drafts=2, pods=(target(), draft("d0"), marked(draft("d1")))), "False", "Scaling"),
     (Scene(pods=(target(), draft("d0"))), "False", "Scaling"),
     (Scene(pods=(target(), draft("d0"), draft("d1", ready=False))), "False", "Loading"),
-    (Scene(pods=(target(), draft("d0"), homeless(draft("d1")))), "False", "Unschedulable"),
+    (Scene(pods=(target(), draft("d0"), unscheduled(draft("d1")))), "False", "Unschedulable"),
 ]
 
 
 @pytest.mark.parametrize(("scene", "truth", "reason"), DRAFTS)
-def test_drafts_are_ready_when_as_many_as_wanted_take_sessions(
+def test_drafts_are_ready_when_the_wanted_number_accepts_sessions(
     scene: Scene, truth: str, reason: str
 ) -> None:
     assert judge(scene, "DraftReady") == (truth, reason)
 
 
 def silent(ready_seconds: float) -> Scene:
-    """A target that has been ready for so long, and has not answered yet."""
+    """A target that has been ready for this long and has not answered."""
     pods = (target(), draft("d0"), draft("d1"))
     pods[0]["status"]["conditions"][0]["lastTransitionTime"] = to_text(NOW - ready_seconds)
     return Scene(pods=pods, pools=())
@@ -213,23 +213,23 @@ def test_speculation_is_active_when_each_serving_target_has_a_link(
     assert judge(scene, "SpeculationActive") == (truth, reason)
 
 
-def test_a_link_that_is_too_slow_is_told_with_its_numbers() -> None:
-    assert words(Scene(pools=(answer("t0", TOO_SLOW),)), "SpeculationActive") == (
+def test_the_message_of_a_slow_link_has_its_numbers() -> None:
+    assert message(Scene(pools=(answer("t0", TOO_SLOW),)), "SpeculationActive") == (
         "t0 and d0: its round trip is 312 us (transport.maxRoundTripMicroseconds)."
     )
 
 
 CAPACITY = [
-    (Scene(pods=(target(), homeless(draft("d0")))), "False", "Unschedulable"),
-    (Scene(pods=(target(), homeless(draft("d0"), NO_GPU))), "False", "InsufficientLocalGPUs"),
-    (Scene(pods=(homeless(target()), homeless(draft("d0")))), "True", "Sufficient"),
-    (Scene(pods=(target(), marked(homeless(draft("d0"))))), "True", "Sufficient"),
-    (Scene(cells=2, pods=(target(), homeless(draft("d0", cell=1)))), "True", "Sufficient"),
+    (Scene(pods=(target(), unscheduled(draft("d0")))), "False", "Unschedulable"),
+    (Scene(pods=(target(), unscheduled(draft("d0"), NO_GPU))), "False", "InsufficientLocalGPUs"),
+    (Scene(pods=(unscheduled(target()), unscheduled(draft("d0")))), "True", "Sufficient"),
+    (Scene(pods=(target(), marked(unscheduled(draft("d0"))))), "True", "Sufficient"),
+    (Scene(cells=2, pods=(target(), unscheduled(draft("d0", cell=1)))), "True", "Sufficient"),
 ]
 
 
 @pytest.mark.parametrize(("scene", "truth", "reason"), CAPACITY)
-def test_a_draft_lacks_room_once_its_target_is_placed(
+def test_a_draft_without_a_node_is_reported_once_its_target_has_one(
     scene: Scene, truth: str, reason: str
 ) -> None:
     assert judge(scene, "DraftCapacity") == (truth, reason)
@@ -239,12 +239,11 @@ def hpa(**condition: str) -> Object:
     return {"children": {HPA: {"status": {"conditions": [{"type": "ScalingActive", **condition}]}}}}
 
 
-STEADY = Planned(decision=Decision(replicas=2, reason=Reason.STEADY))
-BLIND = Planned(decision=Decision(replicas=2, reason=Reason.NO_SAMPLES))
-NO_ADAPTER = {"status": "False", "reason": "FailedGetExternalMetric", "message": "no adapter"}
+STEADY, BLIND = decided(2, Reason.STEADY), decided(2, Reason.NO_SAMPLES)
+NO_ADAPTER = {"status": "False", "reason": "FailedGetExternalMetric", "message": "no adapter."}
 SCALING = [
-    (Scene(mode=ScalingMode.INTERNAL, planned=STEADY), "True", "Internal"),
-    (Scene(mode=ScalingMode.INTERNAL, planned=BLIND), "False", "NoSamples"),
+    (Scene(mode=ScalingMode.INTERNAL, plan=STEADY), "True", "Internal"),
+    (Scene(mode=ScalingMode.INTERNAL, plan=BLIND), "False", "NoSamples"),
     (Scene(mode=ScalingMode.EXTERNAL), "True", "External"),
     (Scene(mode=ScalingMode.KEDA), "False", "KEDANotInstalled"),
     (
@@ -254,7 +253,10 @@ SCALING = [
     ),
     (Scene(mode=ScalingMode.HPA), "Unknown", "NoSamples"),
     (
-        Scene(mode=ScalingMode.HPA, facts=hpa(status="True", reason="ValidMetricFound")),
+        Scene(
+            mode=ScalingMode.HPA,
+            facts=hpa(status="True", reason="ValidMetricFound", message="ok."),
+        ),
         "True",
         "ValidMetricFound",
     ),
@@ -264,7 +266,7 @@ SCALING = [
         "FailedGetExternalMetric",
     ),
     (
-        Scene(mode=ScalingMode.HPA, min_replicas=0, facts={"rejected": {HPA: "must be > 0"}}),
+        Scene(mode=ScalingMode.HPA, min_replicas=0, results=refused(HPA, "must be > 0.")),
         "False",
         "ScaleToZeroUnsupported",
     ),
@@ -272,36 +274,35 @@ SCALING = [
 
 
 @pytest.mark.parametrize(("scene", "truth", "reason"), SCALING)
-def test_whoever_scales_is_judged_by_its_own_word(scene: Scene, truth: str, reason: str) -> None:
+def test_the_condition_of_the_scaler_is_reported(scene: Scene, truth: str, reason: str) -> None:
     assert judge(scene, "ScalingActive") == (truth, reason)
 
 
 @pytest.mark.parametrize("mode", [None, ScalingMode.NONE])
-def test_a_fixed_number_has_no_scaler_to_judge(mode: ScalingMode | None) -> None:
-    kinds = {verdict.kind for verdict in verdicts(Scene(mode=mode).snapshot)}
-    assert "ScalingActive" not in kinds
+def test_without_autoscaling_there_is_no_scaling_condition(mode: ScalingMode | None) -> None:
+    assert "ScalingActive" not in conditions(Scene(mode=mode).passed)
 
 
-STALE = Planned(revisions={"demo-target-0": "r2", "demo-draft-0": "r1"})
+STALE = Plan(revisions={"demo-target-0": "r2", "demo-draft-0": "r1"})
 STUCK: dict[str, Any] = {
     "status": "False",
     "reason": "ProgressDeadlineExceeded",
-    "message": "timed out",
+    "message": "timed out.",
 }
 
 
-def tried(stage: Stage) -> Planned:
-    """A change of the target of which a preflight is this far."""
+def at_stage(stage: Stage) -> Plan:
+    """A change of the target whose preflight has this stage."""
     return replace(STALE, preflight=Preflight(stage, "image nope"))
 
 
 PROGRESS = [
     (Scene(spec={"paused": True}), "False", "Paused"),
-    (Scene(planned=tried(Stage.FAILED)), "False", "PreflightFailed"),
-    (Scene(planned=tried(Stage.STUCK)), "False", "PreflightFailed"),
-    (Scene(planned=tried(Stage.RUNNING)), "True", "Preflight"),
-    (Scene(planned=tried(Stage.PASSED)), "True", "RollingOut"),
-    (Scene(planned=STALE), "True", "RollingOut"),
+    (Scene(plan=at_stage(Stage.FAILED)), "False", "PreflightFailed"),
+    (Scene(plan=at_stage(Stage.STUCK)), "False", "PreflightFailed"),
+    (Scene(plan=at_stage(Stage.RUNNING)), "True", "Preflight"),
+    (Scene(plan=at_stage(Stage.PASSED)), "True", "RollingOut"),
+    (Scene(plan=STALE), "True", "RollingOut"),
     (Scene(deployments=(deployment("demo-draft-0", **ROLLING),)), "True", "RollingOut"),
     (
         Scene(deployments=(deployment("demo-draft-0", **STUCK),)),
@@ -313,22 +314,22 @@ PROGRESS = [
     (Scene(drafts=3), "True", "Scaling"),
     (Scene(cells=2), "True", "Scaling"),
     (
-        Scene(pods=(leaving(target()), draft("d0"), draft("d1")), planned=STALE),
+        Scene(pods=(leaving(target()), draft("d0"), draft("d1")), plan=STALE),
         "True",
         "RollingOut",
     ),
-    (Scene(drafts=2, pods=(target(), draft("d0"), homeless(draft("d1")))), "True", "Scaling"),
+    (Scene(drafts=2, pods=(target(), draft("d0"), unscheduled(draft("d1")))), "True", "Scaling"),
     (Scene(pods=(target(ready=False), draft("d0"), draft("d1"))), "True", "Scaling"),
     (Scene(), "True", "UpToDate"),
 ]
 
 
 @pytest.mark.parametrize(("scene", "truth", "reason"), PROGRESS)
-def test_what_is_under_way_is_told(scene: Scene, truth: str, reason: str) -> None:
+def test_a_change_in_progress_is_reported(scene: Scene, truth: str, reason: str) -> None:
     assert judge(scene, "Progressing") == (truth, reason)
 
 
-def test_a_deployment_that_calls_itself_available_without_a_ready_pod_is_not_believed() -> None:
+def test_a_deployment_that_is_available_without_a_ready_pod_does_not_count() -> None:
     available = {"type": "Available", "status": "True", "reason": "MinimumReplicasAvailable"}
     draft_deployment = deployment("demo-draft-0")
     draft_deployment["status"]["conditions"].append(available)
@@ -345,22 +346,21 @@ def test_a_deployment_that_has_not_seen_its_newest_template_is_rolling() -> None
     assert judge(Scene(deployments=(unseen,)), "Progressing") == ("True", "RollingOut")
 
 
-def test_what_a_schema_cannot_say_is_told_in_the_api_servers_words() -> None:
-    ref = Ref("Deployment", "demo-target-0")
-    scene = Scene(facts={"rejected": {ref: "spec.containers[0].env: Invalid"}})
+def test_what_a_schema_cannot_say_is_told_in_the_api_servers_message() -> None:
+    scene = Scene(results=refused(TARGET, "spec.containers[0].env: Invalid."))
     assert judge(scene, "SpecValid") == ("False", "PodTemplateInvalid")
-    expected = "Deployment demo-target-0 was refused: spec.containers[0].env: Invalid"
-    assert words(scene, "SpecValid") == expected
+    expected = "Deployment demo-target-0 was refused: spec.containers[0].env: Invalid."
+    assert message(scene, "SpecValid") == expected
 
 
-def test_an_hpa_refused_for_zero_is_no_fault_of_the_spec() -> None:
-    scene = Scene(mode=ScalingMode.HPA, min_replicas=0, facts={"rejected": {HPA: "must be > 0"}})
+def test_an_hpa_that_was_refused_for_zero_replicas_leaves_the_spec_valid() -> None:
+    scene = Scene(mode=ScalingMode.HPA, min_replicas=0, results=refused(HPA, "must be > 0."))
     assert judge(scene, "SpecValid") == ("True", "Valid")
     assert judge(replace(scene, min_replicas=1), "SpecValid") == ("False", "ObjectRefused")
 
 
-def test_a_problem_of_the_spec_and_a_missing_api_are_named() -> None:
-    reserved = {"spec_problem": ("ReservedEnv", "SSD_TARGET_MODEL is ours.")}
+def test_an_invalid_spec_and_a_missing_api_are_reported() -> None:
+    reserved = {"spec_problem": ("ReservedEnv", "SSD_TARGET_MODEL is reserved.")}
     assert judge(Scene(facts=reserved), "SpecValid") == ("False", "ReservedEnv")
     scene = Scene(spec={"observability": Observability(pod_monitor=True)})
     assert judge(scene, "SpecValid") == ("False", "OptionalAPIMissing")
@@ -368,12 +368,22 @@ def test_a_problem_of_the_spec_and_a_missing_api_are_named() -> None:
     assert judge(served, "SpecValid") == ("True", "Valid")
 
 
-def test_foreign_objects_are_named() -> None:
+def test_foreign_objects_are_reported() -> None:
     scene = Scene(facts={"foreign": {Ref("Service", "demo"), Ref("ServiceAccount", "demo-draft")}})
     assert judge(scene, "ResourcesOwned") == ("False", "NameTaken")
-    assert "Service demo, ServiceAccount demo-draft" in words(scene, "ResourcesOwned")
+    assert "Service demo, ServiceAccount demo-draft" in message(scene, "ResourcesOwned")
 
 
-def test_a_pod_of_another_component_is_nobody() -> None:
-    scene = Scene(pods=(pod("gateway", "g0"), homeless(target())))
+def test_pods_of_other_components_are_ignored() -> None:
+    scene = Scene(pods=(pod("gateway", "g0"), unscheduled(target())))
     assert judge(scene, "Ready") == ("False", "Unschedulable")
+
+
+def test_a_preflight_whose_pod_was_refused_or_forbidden_has_failed() -> None:
+    made: Object = {"kind": "Pod", "metadata": {"name": "demo-preflight-r2"}}
+    plan = replace(STALE, preflight=Preflight(Stage.RUNNING, "it is created", made))
+    ref = Ref("Pod", "demo-preflight-r2")
+    for results in (refused(ref, "exceeded quota"), Results(forbidden={ref: "exceeded quota"})):
+        scene = Scene(plan=plan, results=results)
+        assert judge(scene, "Progressing") == ("False", "PreflightFailed")
+        assert "exceeded quota" in message(scene, "Progressing")

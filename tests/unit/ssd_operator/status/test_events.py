@@ -19,20 +19,20 @@ from ssd_operator.status.events import (
 
 
 def status(drafts: int = 2, links: tuple[Object, ...] = (), **reasons: str) -> Object:
-    """A status whose conditions have these reasons; those of bad news are not True."""
+    """A status whose conditions have these reasons."""
     bad = {"NoDrafts", "NameTaken", "Unschedulable", "InsufficientLocalGPUs", "Paused"}
-    bad |= {"PreflightFailed"}
+    bad |= {"PreflightFailed", "Loading", "ImagePull", "Forbidden", "ReservedEnv"}
     unknown = {"TargetUnreachable": "Unknown"}
-    told = {"Ready": "Serving"} | reasons
+    reasons = {"Ready": "Serving"} | reasons
     return {
         "conditions": [
             {
                 "type": kind,
                 "status": unknown.get(reason, str(reason not in bad)),
                 "reason": reason,
-                "message": f"{reason} it is.",
+                "message": f"{reason}.",
             }
-            for kind, reason in told.items()
+            for kind, reason in reasons.items()
         ],
         "target": {"revision": "r1"},
         "draft": {"desiredReplicas": drafts, "revision": "r2"},
@@ -82,8 +82,10 @@ CHANGES: list[tuple[Object, Object, list[str]]] = [
     (
         status(DraftCapacity="Sufficient"),
         status(DraftCapacity="InsufficientLocalGPUs"),
-        ["Unschedulable"],
+        ["InsufficientLocalGPUs"],
     ),
+    (status(DraftReady="Loading"), status(DraftReady="Unschedulable"), []),
+    (status(TargetReady="AllReady"), status(TargetReady="Loading"), []),
     (status(DraftReady="Loading"), status(DraftReady="ImagePull"), ["ImagePull"]),
     (status(DraftReady="ImagePull"), status(DraftReady="ImagePull"), []),
     (status(ResourcesOwned="Owned"), status(ResourcesOwned="Forbidden"), ["Forbidden"]),
@@ -94,11 +96,11 @@ CHANGES: list[tuple[Object, Object, list[str]]] = [
 
 
 @pytest.mark.parametrize(("old", "new", "reasons"), CHANGES)
-def test_a_change_of_the_status_is_told(old: Object, new: Object, reasons: list[str]) -> None:
+def test_status_changes_have_events(old: Object, new: Object, reasons: list[str]) -> None:
     assert [event.reason for event in status_events(old, new)] == reasons
 
 
-def test_a_refused_link_is_told_with_its_reason() -> None:
+def test_the_event_of_a_refused_link_has_its_reason() -> None:
     link = refused("d0") | {"reason": "link_too_slow: 312 us, at most 1 us are allowed"}
     (event,) = status_events(status(), status(links=(link,)))
     assert event.severity is Severity.WARNING
@@ -107,18 +109,18 @@ def test_a_refused_link_is_told_with_its_reason() -> None:
     assert status_events(status(links=(link,)), status(links=(again,))) == ()
 
 
-def test_what_lasts_is_no_news() -> None:
+def test_an_unchanged_status_has_no_events() -> None:
     bad: dict[str, Any] = {"SpeculationActive": "NoDrafts", "TargetReady": "Unschedulable"}
     assert status_events(status(**bad), status(**bad)) == ()
 
 
-def test_a_drain_is_told_when_it_begins_and_when_it_ends() -> None:
+def test_a_drain_has_an_event_at_its_begin_and_its_end() -> None:
     begun = DrainPlan(
         marks=(Mark(pod="d0", deadline=9), Mark(pod="pending", deadline=0)),
         calls=(DrainCall(pod="d0", host="10.0.0.1", seconds=9),),
     )
     assert [event.message for event in drain_events(begun, {}, {})] == [
-        "d0 takes no more sessions."
+        "d0 accepts no more sessions."
     ]
     running = {"d0": DrainFact(pod="d0"), "d1": DrainFact(pod="d1")}
     ended = {
@@ -139,15 +141,15 @@ some_events = st.lists(
 
 
 @given(st.lists(st.tuples(st.floats(0, 500), some_events), max_size=20))
-def test_the_same_is_told_once_in_ten_minutes(passes: list[tuple[float, list[Event]]]) -> None:
+def test_an_event_is_posted_once_in_ten_minutes(passes: list[tuple[float, list[Event]]]) -> None:
     log, now = EventLog(), 0.0
-    told: dict[Event, float] = {}
+    posted: dict[Event, float] = {}
     for seconds, events in passes:
         now += seconds
         fresh, log = due(events, log, now)
-        assert len(log.told) <= 4
+        assert len(log.posted) <= 4
         for event in set(events):
-            is_due = event not in told or now - told[event] >= QUIET_SECONDS
+            is_due = event not in posted or now - posted[event] >= QUIET_SECONDS
             assert fresh.count(event) == is_due
             if is_due:
-                told[event] = now
+                posted[event] = now

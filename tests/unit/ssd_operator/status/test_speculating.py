@@ -1,17 +1,17 @@
-"""SpeculationActive over time: a short loss of links is no news."""
+"""SpeculationActive over time: a short loss of links changes nothing."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.ssd_operator.policy.test_apply_failures import speak
+from tests.unit.ssd_operator.policy.test_apply_failures import report_links
 from tests.unit.ssd_operator.scenes import NOW, Scene, answer, draft, link, target
 from tests.unit.ssd_operator.world import KEY, World, settled
 
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Object
-from ssd_operator.policy.snapshot import Planned, Snapshot
 from ssd_operator.status.conditions import Truth
+from ssd_operator.status.pass_result import PassResult
 from ssd_operator.status.speculating import HOLD_SECONDS, speculation_active, unlinked_since
 
 QUARANTINED = link("d0", "Quarantined", reason="tables were late")
@@ -24,8 +24,8 @@ def before(status: str = "True") -> Object:
     return {"status": {"conditions": [condition]}}
 
 
-def snapshot(scene: Scene, since: float | None) -> Snapshot:
-    return replace(scene, planned=Planned(unlinked_since=since)).snapshot
+def passed(scene: Scene, since: float | None) -> PassResult:
+    return replace(scene, unlinked_since=since).passed
 
 
 @pytest.mark.parametrize(
@@ -37,22 +37,22 @@ def snapshot(scene: Scene, since: float | None) -> Snapshot:
         (None, "False", "Quarantined"),
     ],
 )
-def test_a_loss_counts_when_it_has_lasted(since: float | None, truth: str, reason: str) -> None:
-    found = speculation_active(snapshot(Scene(pools=LOST, facts=before()), since))
+def test_a_loss_counts_after_some_time(since: float | None, truth: str, reason: str) -> None:
+    found = speculation_active(passed(Scene(pools=LOST, facts=before()), since))
     assert (str(found.truth), found.reason) == (truth, reason)
 
 
 def test_a_loss_begins_once_and_ends_with_the_first_link() -> None:
     lost = Scene(pools=LOST, facts=before())
-    assert unlinked_since(lost.snapshot, None) == NOW
-    assert unlinked_since(lost.snapshot, NOW - 9) == NOW - 9
-    assert unlinked_since(Scene(facts=before()).snapshot, NOW - 9) is None
+    assert unlinked_since(lost.passed, None) == NOW
+    assert unlinked_since(lost.passed, NOW - 9) == NOW - 9
+    assert unlinked_since(Scene(facts=before()).passed, NOW - 9) is None
 
 
-def test_what_was_off_has_lost_nothing() -> None:
+def test_inactive_speculation_loses_nothing() -> None:
     scene = Scene(pools=LOST, facts=before("False"))
-    assert unlinked_since(scene.snapshot, None) is None
-    assert speculation_active(scene.snapshot).truth is Truth.FALSE
+    assert unlinked_since(scene.passed, None) is None
+    assert speculation_active(scene.passed).truth is Truth.FALSE
 
 
 BUSY = (target(ready=False, **UP), draft("d0", ready=False, **UP))
@@ -72,17 +72,17 @@ CAUSES: list[tuple[str, Scene, float | None]] = [
 
 
 @pytest.mark.parametrize(("cause", "scene", "since"), CAUSES, ids=[each[0] for each in CAUSES])
-def test_only_a_loss_that_may_pass_is_waited_for(
+def test_only_a_loss_that_may_pass_is_awaited(
     cause: str, scene: Scene, since: float | None
 ) -> None:
     scene = replace(scene, facts=before())
-    assert unlinked_since(scene.snapshot, None) == since, cause
+    assert unlinked_since(scene.passed, None) == since, cause
 
 
 async def minutes(world: World, seconds: float) -> None:
     """Links that are lost for a round every so many seconds, for 20 minutes."""
     for number in range(int(1200 / seconds)):
-        speak(world)
+        report_links(world)
         if number % 2:
             late = LinkStatus(
                 address="a", draft_pod="d", state="Quarantined", reason=f"{number} ms late"
@@ -93,7 +93,7 @@ async def minutes(world: World, seconds: float) -> None:
         await world.round()
 
 
-async def test_links_that_come_and_go_every_few_seconds_are_no_warning() -> None:
+async def test_links_that_come_and_go_every_few_seconds_cause_no_warning() -> None:
     world = await settled()
     await minutes(world, 6.0)
     events = [event.reason for event in world.cluster.events]
@@ -102,20 +102,20 @@ async def test_links_that_come_and_go_every_few_seconds_are_no_warning() -> None
 
 
 def lose(world: World) -> None:
-    """Each target answers that it has no link."""
-    speak(world)
+    """Each target reports that it has no link."""
+    report_links(world)
     answers = world.engines.answers.items()
     world.engines.answers = {name: replace(fact, links=()) for name, fact in answers}
 
 
-async def test_links_that_stay_away_are_reported() -> None:
+async def test_links_that_stay_lost_are_reported() -> None:
     world = await settled()
-    speak(world)
+    report_links(world)
     await world.round()
     lose(world)
     again_after = await world.run_pass()
     assert again_after is not None
-    assert again_after <= HOLD_SECONDS, "the end of the wait is no event of the watch"
+    assert again_after <= HOLD_SECONDS, "no watch reports the end of the wait"
     for _ in range(16):
         lose(world)
         await world.round()
@@ -124,14 +124,14 @@ async def test_links_that_stay_away_are_reported() -> None:
     assert events.count("SpeculationOff") == 1
 
 
-async def test_a_scale_to_zero_is_no_warning() -> None:
+async def test_scaling_to_zero_causes_no_warning() -> None:
     world = await settled()
-    speak(world)
+    report_links(world)
     await world.round()
     assert world.cluster.condition(KEY, "SpeculationActive") == ("True", "Active")
     world.cluster.edit_spec(KEY, draft={"replicas": 0})
     for _ in range(4):
-        speak(world)
+        report_links(world)
         await world.round()
     assert world.cluster.condition(KEY, "SpeculationActive") == ("False", "NoDrafts")
     assert "SpeculationOff" not in [event.reason for event in world.cluster.events]

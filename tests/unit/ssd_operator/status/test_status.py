@@ -6,38 +6,40 @@ from tests.unit.ssd_operator.scenes import (
     NOW,
     Scene,
     answer,
+    decided,
     draft,
-    homeless,
     leaving,
     link,
     marked,
     target,
+    unscheduled,
 )
 
 from ssd_operator.api.spec import Model, Object
 from ssd_operator.observe.facts import PoolFact, Ref
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.policy.scaling import Decision, Reason
-from ssd_operator.policy.snapshot import Planned
+from ssd_operator.policy.apply_failures import Results
+from ssd_operator.policy.plan import Plan
+from ssd_operator.policy.scaling import Reason
 from ssd_operator.status.status import status_of, status_of_invalid
 
 STAMP = to_text(NOW)
 
 
-def tell(scene: Scene) -> Object:
-    return status_of(scene.resource, scene.observed, scene.planned, NOW)
+def derive(scene: Scene) -> Object:
+    return status_of(scene.passed)
 
 
 def condition(status: Object, kind: str) -> Object:
     return next(found for found in status["conditions"] if found["type"] == kind)
 
 
-def test_the_whole_of_a_healthy_resource() -> None:
+def test_the_complete_status_of_a_healthy_resource() -> None:
     links = (link("d0", round_trip_seconds=120e-6), link("d1", round_trip_seconds=80.4e-6))
     fact = answer(
         "t0", *links, eligible_sequences=3, tokens_per_round=3.12, hit_rate=0.857, efficiency=0.952
     )
-    status = tell(Scene(pools=(fact,)))
+    status = derive(Scene(pools=(fact,)))
     assert status.pop("conditions")[0]["type"] == "Ready"
     assert status == {
         "observedGeneration": 4,
@@ -83,11 +85,11 @@ ONE, OTHER = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
 
 def model_of(*pools: PoolFact, **facts: Any) -> Object:
     pods = (target(), target("t1", cell=1), draft("d0"), draft("d1"))
-    block: Object = tell(Scene(cells=2, pods=pods, pools=pools, facts=facts))["model"]
+    block: Object = derive(Scene(cells=2, pods=pods, pools=pools, facts=facts))["model"]
     return block
 
 
-def test_weights_are_named_that_all_targets_and_all_linked_drafts_run() -> None:
+def test_the_weights_of_all_targets_and_all_linked_drafts_are_reported() -> None:
     dialled = link("", state="Connecting")
     links = (link("d0", draft_weights=OTHER), link("d1", draft_weights=OTHER), dialled)
     first = answer("t0", *links, weights_fingerprint=ONE)
@@ -96,27 +98,27 @@ def test_weights_are_named_that_all_targets_and_all_linked_drafts_run() -> None:
     assert model_of(first, second) == wanted
 
 
-def test_weights_that_differ_or_are_not_told_are_not_named() -> None:
+def test_different_or_unknown_weights_are_not_reported() -> None:
     links = (link("d0", draft_weights=OTHER), link("d1", draft_weights=ONE))
     first = answer("t0", *links, weights_fingerprint=ONE)
-    for words in (OTHER, "", "sha256:1"):
-        assert model_of(first, answer("t1", weights_fingerprint=words)) == {"name": "demo"}
+    for fingerprint in (OTHER, "", "sha256:1"):
+        assert model_of(first, answer("t1", weights_fingerprint=fingerprint)) == {"name": "demo"}
 
 
-def test_weights_stay_named_until_all_targets_are_heard_again() -> None:
+def test_weights_stay_in_the_status_until_all_targets_have_answered() -> None:
     old = {"name": "former", "targetRevision": ONE, "draftRevision": OTHER}
     wanted = {"name": "demo", "targetRevision": ONE, "draftRevision": OTHER}
-    heard = answer("t0", weights_fingerprint=ONE)
-    assert model_of(heard, status={"model": old}) == wanted
-    heard_otherwise = answer("t0", weights_fingerprint=OTHER)
+    same = answer("t0", weights_fingerprint=ONE)
+    assert model_of(same, status={"model": old}) == wanted
+    other = answer("t0", weights_fingerprint=OTHER)
     changed = {"name": "demo", "draftRevision": OTHER}
-    assert model_of(heard_otherwise, status={"model": old}) == changed
-    both = (heard, answer("t1", weights_fingerprint=ONE))
+    assert model_of(other, status={"model": old}) == changed
+    both = (same, answer("t1", weights_fingerprint=ONE))
     assert model_of(*both, status={"model": old}) == {"name": "demo", "targetRevision": ONE}
 
 
-def test_a_resource_of_which_nothing_is_there_yet() -> None:
-    status = tell(Scene(pods=(), deployments=(), pools=(), planned=Planned()))
+def test_the_status_of_a_new_resource() -> None:
+    status = derive(Scene(pods=(), deployments=(), pools=(), plan=Plan()))
     assert condition(status, "Ready")["status"] == "False"
     assert (status["target"]["summary"], status["draft"]["summary"]) == ("0/1", "0/2")
     assert status["links"] == []
@@ -124,16 +126,16 @@ def test_a_resource_of_which_nothing_is_there_yet() -> None:
     assert "speculation" not in status
 
 
-def test_the_number_that_a_scaler_reads_counts_the_pods_of_its_selector() -> None:
+def test_replicas_count_exactly_the_pods_of_the_selector() -> None:
     pods = (
         target(),
         draft("d0"),
         marked(draft("d1", ready=False)),
-        homeless(draft("d2")),
+        unscheduled(draft("d2")),
         leaving(draft("d3")),
         draft("d4", cell=1),
     )
-    block = tell(Scene(pods=pods))["draft"]
+    block = derive(Scene(pods=pods))["draft"]
     assert {name: block[name] for name in block if name.endswith("Replicas")} == {
         "readyReplicas": 2,
         "activeReplicas": 2,
@@ -144,10 +146,10 @@ def test_the_number_that_a_scaler_reads_counts_the_pods_of_its_selector() -> Non
     assert block["replicas"] == 4
 
 
-def test_a_draft_is_active_once_however_many_links_it_has_and_only_while_it_is_there() -> None:
+def test_a_draft_with_several_links_counts_once_and_only_while_its_pod_exists() -> None:
     pools = (answer("t0", link("d0"), link("gone")), answer("t1", link("d0")))
     pods = (target(), target("t1", cell=1), draft("d0"), draft("d1"))
-    status = tell(Scene(cells=2, pods=pods, pools=pools))
+    status = derive(Scene(cells=2, pods=pods, pools=pools))
     assert status["draft"]["summary"] == "1/2"
     assert [(entry["cell"], entry["draft"]) for entry in status["links"]] == [
         (0, "d0"),
@@ -156,14 +158,14 @@ def test_a_draft_is_active_once_however_many_links_it_has_and_only_while_it_is_t
     ]
 
 
-def test_each_link_has_its_own_key_and_there_are_at_most_64() -> None:
+def test_links_have_unique_keys_and_are_at_most_64() -> None:
     many = [link("", "Connecting", address=f"10.0.0.{number}:50052") for number in range(80)]
-    links = tell(Scene(pools=(answer("t0", *many, many[0]),)))["links"]
+    links = derive(Scene(pools=(answer("t0", *many, many[0]),)))["links"]
     keys = {(entry["target"], entry["draft"]) for entry in links}
     assert len(links) == len(keys) == 64
 
 
-def test_a_link_that_is_not_active_says_why_and_what_was_measured() -> None:
+def test_an_inactive_link_has_its_reason_and_its_measurements() -> None:
     too_slow = link(
         "d0",
         "Refused",
@@ -172,7 +174,7 @@ def test_a_link_that_is_not_active_says_why_and_what_was_measured() -> None:
         round_trip_seconds=312e-6,
     )
     connecting = link("", "Connecting", address="10.0.0.9:50052")
-    entries = tell(Scene(pools=(answer("t0", too_slow, connecting),)))["links"]
+    entries = derive(Scene(pools=(answer("t0", too_slow, connecting),)))["links"]
     by_draft = {each["draft"]: each for each in entries}
     refused = by_draft["d0"]
     assert (refused["transport"], refused["roundTripMicroseconds"]) == ("TCP", 312)
@@ -181,35 +183,35 @@ def test_a_link_that_is_not_active_says_why_and_what_was_measured() -> None:
     assert not {"transport", "reason"} & by_draft["10.0.0.9:50052"].keys()
 
 
-def test_old_answers_and_those_of_pods_that_do_not_serve_are_no_links() -> None:
+def test_links_of_old_answers_and_of_pods_that_are_not_ready_are_left_out() -> None:
     pods = (target(), target("t1", ready=False, cell=1))
     pools = (answer("t0", link("d0"), age=31), answer("t1", link("d0")))
-    assert tell(Scene(cells=2, pods=pods, pools=pools))["links"] == []
+    assert derive(Scene(cells=2, pods=pods, pools=pools))["links"] == []
 
 
-def test_figures_are_means_by_load_and_idle_targets_keep_the_last_ones() -> None:
+def test_figures_are_means_weighted_by_running_sequences_and_stay_while_idle() -> None:
     busy = answer("t0", eligible_sequences=9, tokens_per_round=4.0, hit_rate=1.0)
     calm = answer("t1", eligible_sequences=1, tokens_per_round=2.0, hit_rate=0.5)
     scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=(busy, calm))
-    assert tell(scene)["speculation"] == {"tokensPerRound": "3.8", "hitRate": "0.95"}
+    assert derive(scene)["speculation"] == {"tokensPerRound": "3.8", "hitRate": "0.95"}
     idle = replace(
         scene, pools=(replace(busy, eligible_sequences=0), replace(calm, eligible_sequences=0))
     )
-    assert tell(idle)["speculation"] == {"tokensPerRound": "3.0", "hitRate": "0.75"}
+    assert derive(idle)["speculation"] == {"tokensPerRound": "3.0", "hitRate": "0.75"}
     old = {"speculation": {"tokensPerRound": "3.8", "hitRate": "0.95"}}
     fresh = replace(scene, pools=(answer("t0"),), facts={"status": old})
-    assert tell(fresh)["speculation"] == old["speculation"]
+    assert derive(fresh)["speculation"] == old["speculation"]
 
 
-def test_names_are_the_users_where_they_gave_one() -> None:
-    assert tell(Scene(spec={"model": Model(name="llama")}))["model"] == {"name": "llama"}
+def test_the_model_name_of_the_spec_is_reported() -> None:
+    assert derive(Scene(spec={"model": Model(name="llama")}))["model"] == {"name": "llama"}
 
 
-def test_an_endpoint_that_is_not_ours_is_not_told() -> None:
-    assert "endpoint" not in tell(Scene(facts={"foreign": {Ref("Service", "demo")}}))
+def test_a_foreign_service_is_no_endpoint() -> None:
+    assert "endpoint" not in derive(Scene(facts={"foreign": {Ref("Service", "demo")}}))
 
 
-def test_what_auto_chose_is_in_the_status_with_its_reason() -> None:
+def test_the_chosen_data_type_is_reported_with_its_reason() -> None:
     packed = answer("t0", dtype="bfloat16", dtype_reason="packed on this CPU")
     plain = answer("t1", dtype="float32", dtype_reason="this CPU cannot pack bfloat16")
     assert model_of(packed) == {
@@ -224,35 +226,34 @@ def test_what_auto_chose_is_in_the_status_with_its_reason() -> None:
 
 
 def test_outdated_pods_are_counted() -> None:
-    scene = Scene(planned=Planned(revisions={"demo-target-0": "r2"}))
-    block = tell(scene)["target"]
+    scene = Scene(plan=Plan(revisions={"demo-target-0": "r2"}))
+    block = derive(scene)["target"]
     assert (block["updatedReplicas"], block["revision"]) == (0, "r2")
 
 
-def test_the_time_of_a_scale_is_kept_until_the_next() -> None:
-    up = Planned(decision=Decision(replicas=3, reason=Reason.SCALE_UP), is_scaling=True)
-    block = tell(Scene(planned=up))["draft"]
-    told = {name: block[name] for name in ("lastScaleTime", "lastScaleReason")}
-    assert told == {"lastScaleTime": STAMP, "lastScaleReason": "ScaleUp"}
-    told_before = replace(up, is_scaling=False)
+def test_the_time_of_a_scaling_is_kept_until_the_next() -> None:
+    up = decided(3, Reason.SCALE_UP)
+    block = derive(Scene(plan=up, results=Results(is_scaled=True)))["draft"]
+    found = {name: block[name] for name in ("lastScaleTime", "lastScaleReason")}
+    assert found == {"lastScaleTime": STAMP, "lastScaleReason": "ScaleUp"}
     before = {"draft": {"lastScaleTime": "then", "lastScaleReason": "ScaleUp"}}
-    block = tell(Scene(planned=told_before, facts={"status": before}))["draft"]
+    block = derive(Scene(plan=up, facts={"status": before}))["draft"]
     assert block["lastScaleTime"] == "then"
 
 
-def test_a_second_look_at_the_same_changes_nothing() -> None:
+def test_a_second_pass_over_the_same_state_changes_nothing() -> None:
     scene = Scene()
-    first = tell(scene)
+    first = derive(scene)
     again = replace(scene, facts={"status": first})
-    later = status_of(again.resource, again.observed, again.planned, NOW + 5)
+    later = status_of(replace(again.passed, now=NOW + 5))
     assert later == first
 
 
 PROBLEM = ("SpecInvalid", "spec.target is missing.")
 
 
-def test_of_a_resource_that_cannot_be_read_nothing_is_known() -> None:
-    old = tell(Scene())
+def test_conditions_of_an_unreadable_resource_are_unknown() -> None:
+    old = derive(Scene())
     new = status_of_invalid(old, 5, PROBLEM, NOW + 9)
     assert condition(new, "SpecValid")["reason"] == "SpecInvalid"
     others = [each for each in new["conditions"] if each["type"] != "SpecValid"]
@@ -265,7 +266,7 @@ def test_of_a_resource_that_cannot_be_read_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize("old", [{}, {"conditions": [{"type": "Ready", "status": "False"}]}])
-def test_one_that_never_served_says_so(old: Object) -> None:
+def test_an_unreadable_resource_that_never_served_is_not_ready(old: Object) -> None:
     new = status_of_invalid(old, 1, PROBLEM, NOW)
     assert {found["type"]: found["reason"] for found in new["conditions"]} == {
         "Ready": "SpecInvalid",

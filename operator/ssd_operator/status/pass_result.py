@@ -1,0 +1,82 @@
+"""What one pass found, decided and brought about: the input of the status. Pure."""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from ssd_operator.api.spec import Object
+from ssd_operator.children.names import (
+    COMPONENT_LABEL,
+    Component,
+    cell_of,
+    draft_deployment,
+    revision_of,
+    target_deployment,
+)
+from ssd_operator.observe.cluster import ref_of
+from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.pod_state import is_leaving
+from ssd_operator.policy.apply_failures import Cause, Results
+from ssd_operator.policy.plan import Plan
+from ssd_operator.policy.preflight import Preflight
+from ssd_operator.policy.rollout import Stage
+from ssd_operator.policy.snapshot import Snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassResult(Snapshot):
+    """A snapshot, the plan that was made from it, and the results of the plan."""
+
+    plan: Plan = field(default_factory=Plan)
+    results: Results = field(default_factory=Results)
+    unlinked_since: float | None = None
+    """Begin of a loss of links that may pass, in seconds since the epoch."""
+
+    @cached_property
+    def refused(self) -> dict[Ref, str]:
+        """Objects that the API server refused, with its error."""
+        failures = self.results.failures.items()
+        return {ref: each.message for ref, each in failures if each.cause is Cause.REFUSED}
+
+    @cached_property
+    def foreign(self) -> frozenset[Ref]:
+        """Wanted names of other owners' objects."""
+        return self.observed.foreign | self.results.foreign
+
+    @cached_property
+    def preflight(self) -> Preflight:
+        """The preflight of the plan, stuck if its pod could not be created."""
+        found = self.plan.preflight
+        errors = {**self.results.forbidden, **self.refused}
+        if found.pod is None or (ref := ref_of(found.pod)) not in errors:
+            return found
+        return replace(found, stage=Stage.STUCK, message=errors[ref].rstrip("."))
+
+    @cached_property
+    def has_endpoint(self) -> bool:
+        """Whether the Service of the resource's name exists and belongs to the resource."""
+        ref = Ref("Service", self.resource.name)
+        live = self.observed.children.get(ref)
+        exists = ref in self.results.applied or (live is not None and not is_leaving(live))
+        return exists and ref not in self.foreign
+
+    @cached_property
+    def is_replacing_targets(self) -> bool:
+        """Whether a target of an older revision is being deleted."""
+        cells = range(self.resource.spec.num_cells)
+        pods = [pod for cell in cells for pod in self.cell_targets(cell)]
+        return any(is_leaving(pod) and self._is_outdated(pod) for pod in pods)
+
+    def revision(self, component: Component) -> str:
+        """Wanted revision of the first cell's pods; other cells differ in the cell only."""
+        name = target_deployment if component is Component.TARGET else draft_deployment
+        return self.plan.revisions.get(name(self.resource, 0), "")
+
+    def updated(self, pods: tuple[Object, ...]) -> int:
+        """Number of pods that are of the wanted revision."""
+        return sum(not self._is_outdated(pod) for pod in pods)
+
+    def _is_outdated(self, pod: Object) -> bool:
+        is_target = pod["metadata"]["labels"][COMPONENT_LABEL] == str(Component.TARGET)
+        name = target_deployment if is_target else draft_deployment
+        wanted = self.plan.revisions.get(name(self.resource, cell_of(pod)))
+        return wanted is not None and revision_of(pod) != wanted
