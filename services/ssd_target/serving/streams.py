@@ -6,10 +6,11 @@ one. A reader that takes nothing for too long is abandoned, which cancels its se
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 
 from ssd.ports import Clock
 from ssd.threads import post
-from ssd.types import FinishReason, GenerationChunk, SpeculationStatistics, TokenId, Usage
+from ssd.types import GenerationChunk
 
 
 class Wakeups:
@@ -112,20 +113,10 @@ class TokenStream:
         return error
 
     def _merge(self) -> GenerationChunk:
-        token_ids: list[TokenId] = []
-        seed: int | None = None
-        finish_reason: FinishReason | None = None
-        usage: Usage | None = None
-        statistics: SpeculationStatistics | None = None
+        """Return all chunks as one; only the last one of a request has more than tokens."""
+        chunk = self._chunks.popleft()
+        token_ids = list(chunk.token_ids)
         while self._chunks:
             chunk = self._chunks.popleft()
             token_ids += chunk.token_ids
-            seed = chunk.seed if seed is None else seed
-            finish_reason, usage, statistics = chunk.finish_reason, chunk.usage, chunk.statistics
-        return GenerationChunk(
-            token_ids=tuple(token_ids),
-            seed=seed,
-            finish_reason=finish_reason,
-            usage=usage,
-            statistics=statistics,
-        )
+        return replace(chunk, token_ids=tuple(token_ids))

@@ -57,7 +57,7 @@ def test_a_waiting_round_continues_when_its_draft_is_lost(
     waiting_round.start()
     assert changed.is_waited_for.wait(MAX_SECONDS)
     (link,) = bench.pool.links()
-    bench.pool.detach(link, "gone")
+    bench.pool.detach(link, "lost")
     waiting_round.join(MAX_SECONDS)
     assert not waiting_round.is_alive()
     bench.run()
@@ -88,7 +88,7 @@ def test_a_proposal_is_verified_after_its_draft_is_lost(
     sink = bench.submit([1, 2, 3], 20)
     bench.loop.run_round()
     (link,) = bench.pool.links()
-    bench.pool.detach(link, "gone")
+    bench.pool.detach(link, "lost")
     bench.loop.run_round()
     assert len(sink.tokens) == 1 + 4, "the whole proposal is accepted"
     bench.run()
@@ -132,7 +132,7 @@ def test_a_new_link_gets_its_sessions_within_two_rounds(
     for _ in range(5):
         bench.loop.run_round()
     (link,) = bench.pool.links()
-    bench.pool.detach(link, "gone")
+    bench.pool.detach(link, "lost")
     second = bench.join([Behaviour.HIT], name="second")
     for _ in range(2):
         bench.loop.run_round()
@@ -179,17 +179,17 @@ def test_sequences_of_a_draining_draft_move_to_another_draft(
     make_bench: MakeBench, plain: Plain
 ) -> None:
     bench = make_bench()
-    leaving = bench.join([Behaviour.HIT], name="leaving")
+    draining = bench.join([Behaviour.HIT], name="draining")
     sinks = [bench.submit([1, 2, number], 40) for number in range(3)]
     for _ in range(5):
         bench.loop.run_round()
     staying = bench.join([Behaviour.HIT], name="staying")
-    assert (leaving.num_sessions, staying.num_sessions) == (3, 0)
-    drain(bench, "leaving")
+    assert (draining.num_sessions, staying.num_sessions) == (3, 0)
+    drain(bench, "draining")
     bench.loop.run_round()
-    assert leaving.num_sessions == 0
+    assert draining.num_sessions == 0
     bench.loop.run_round()
-    assert (leaving.num_sessions, staying.num_sessions) == (0, 3)
+    assert (draining.num_sessions, staying.num_sessions) == (0, 3)
     bench.run()
     for number, sink in enumerate(sinks):
         assert sink.tokens == plain([1, 2, number], 40, GREEDY)
@@ -198,13 +198,13 @@ def test_sequences_of_a_draining_draft_move_to_another_draft(
 
 def test_opening_sessions_of_a_draining_draft_move_too(make_bench: MakeBench) -> None:
     bench = make_bench()
-    leaving = bench.join([Behaviour.SILENT], name="leaving")
+    draining = bench.join([Behaviour.SILENT], name="draining")
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
     staying = bench.join([Behaviour.HIT], name="staying")
-    drain(bench, "leaving")
+    drain(bench, "draining")
     bench.loop.run_round()
-    assert (leaving.num_sessions, staying.num_sessions) == (0, 1)
+    assert (draining.num_sessions, staying.num_sessions) == (0, 1)
     bench.run()
 
 
@@ -212,16 +212,16 @@ def test_sequences_of_a_draining_draft_run_without_a_draft_if_no_other_has_room(
     make_bench: MakeBench, plain: Plain
 ) -> None:
     bench = make_bench()
-    leaving = bench.join([Behaviour.HIT], name="leaving")
+    draining = bench.join([Behaviour.HIT], name="draining")
     staying = bench.join([Behaviour.HIT], name="staying", max_sessions=1)
     sinks = [bench.submit([1, 2, number], 30) for number in range(3)]
     for _ in range(4):
         bench.loop.run_round()
-    assert (leaving.num_sessions, staying.num_sessions) == (2, 1)
-    drain(bench, "leaving")
+    assert (draining.num_sessions, staying.num_sessions) == (2, 1)
+    drain(bench, "draining")
     bench.loop.run_round()
     bench.loop.run_round()
-    assert (leaving.num_sessions, staying.num_sessions) == (0, 1)
+    assert (draining.num_sessions, staying.num_sessions) == (0, 1)
     bench.run()
     for number, sink in enumerate(sinks):
         assert sink.tokens == plain([1, 2, number], 30, GREEDY)
