@@ -142,9 +142,9 @@ def generate_command(
 ) -> None:
     """Continue a prompt.
 
-    With --json, standard output has one object: text, token_ids, finish_reason, statistics. After
-    Ctrl-C, finish_reason is "cancelled". After an error, it is "failed", and "error" has the
-    message. An error before the first token prints no object.
+    With --json, print one object: text, token_ids, finish_reason, statistics.
+    After Ctrl-C, finish_reason is cancelled. After an error it is failed, and
+    error is the message. An error before the first token prints no object.
     """
     if endpoint is not None:
         _refuse_with_endpoint(context)
