@@ -153,8 +153,13 @@ class Cluster(Protocol):
         """Delete this very object; nothing happens if it is gone already."""
         ...
 
-    async def create(self, thing: Object) -> None:
-        """Make an object whose name is new."""
+    async def create(self, thing: Object, *, is_dry_run: bool = False) -> None:
+        """Make an object whose name is new; a dry run only lets the API server check it.
+
+        Raises:
+            RefusedError: the object is wrong.
+            ConflictError: the name is taken.
+        """
         ...
 
     async def optional_kinds(self) -> frozenset[str]:

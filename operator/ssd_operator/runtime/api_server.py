@@ -109,10 +109,11 @@ class ApiServer:
         with contextlib.suppress(MissingError):
             await self._call("DELETE", kind, _path(kind, namespace, ref.name), body=options)
 
-    async def create(self, thing: Object) -> None:
+    async def create(self, thing: Object, *, is_dry_run: bool = False) -> None:
         """See ``Cluster``."""
-        kind = KINDS[thing["kind"]]
-        await self._call("POST", kind, _path(kind, thing["metadata"]["namespace"]), body=thing)
+        kind, query = KINDS[thing["kind"]], {"dryRun": "All"} if is_dry_run else {}
+        path = _path(kind, thing["metadata"]["namespace"])
+        await self._call("POST", kind, path, body=thing, query=query)
 
     async def optional_kinds(self) -> frozenset[str]:
         """See ``Cluster``."""

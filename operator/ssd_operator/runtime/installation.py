@@ -7,23 +7,22 @@ are dry runs). ``sample NAMESPACE``: the embedded pair serves one request. ``del
 """
 
 import asyncio
-import contextlib
 import copy
-import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 
 import aiohttp
-from kubernetes_asyncio import client, config
-from kubernetes_asyncio.client import ApiException, CustomObjectsApi
 
 from ssd.errors import NotReadyError, SetupError, SSDError
 from ssd.rpc.client import TargetClient
 from ssd.telemetry import configure_logging, get_logger
 from ssd.types import SamplingParams
-from ssd_operator.api.spec import API_VERSION, GROUP, KIND, PLURAL, VERSION, Object
+from ssd_operator.api.spec import API_VERSION, GROUP, KIND, Object
 from ssd_operator.children.names import TARGET_PORT, UNTOUCHED_NAMESPACE
+from ssd_operator.observe.cluster import Cluster, ClusterError, Key, MissingError
+from ssd_operator.observe.facts import Ref
+from ssd_operator.runtime.api_server import connect
 
 READY_SECONDS = 45.0
 """``helm test`` right after ``helm install`` finds the operator this much later at the latest."""
@@ -66,19 +65,17 @@ async def check_ready(url: str, seconds: float = READY_SECONDS) -> None:
     _log.info("operator_ready", url=url)
 
 
-async def check_admission(api: CustomObjectsApi, namespace: str) -> None:
+async def check_admission(cluster: Cluster, namespace: str) -> None:
     """Send a good and a bad resource to the API server; neither is stored.
 
     Raises:
         SetupError: it rejects the good one, accepts the bad one, or rejects it for another reason.
     """
-    good, bad = _SAMPLE, copy.deepcopy(_SAMPLE)
-    bad["spec"]["accelerator"] = "abacus"
-    rejection = await _rejection(api, namespace, good)
-    if rejection is not None:
+    rejection = await _rejection(cluster, namespace, "cpu")
+    if rejection:
         raise SetupError(f"the API server rejects a good {KIND}: {rejection}")
-    rejection = await _rejection(api, namespace, bad)
-    if rejection is None:
+    rejection = await _rejection(cluster, namespace, "abacus")
+    if not rejection:
         raise SetupError(f"the API server accepts accelerator abacus: is the CRD of {GROUP} old?")
     if "spec.accelerator" not in rejection:
         raise SetupError(f"the API server rejects accelerator abacus for: {rejection}")
@@ -86,7 +83,7 @@ async def check_admission(api: CustomObjectsApi, namespace: str) -> None:
 
 
 async def serve_sample(
-    api: CustomObjectsApi,
+    cluster: Cluster,
     namespace: str,
     generate: Callable[[str], Awaitable[str]],
     seconds: float = SERVING_SECONDS,
@@ -94,8 +91,8 @@ async def serve_sample(
     """Create the embedded pair, send it one request, and delete it in any case.
 
     Args:
-        api: the cluster.
-        namespace: where to serve.
+        cluster: where to serve.
+        namespace: the same.
         generate: requests a text of an endpoint.
         seconds: longest wait for Ready.
 
@@ -105,14 +102,14 @@ async def serve_sample(
     """
 
     async def problem() -> str:
-        live = await api.get_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, _NAME)
+        live = await cluster.get(namespace, Ref(KIND, _NAME)) or {}
         conditions = live.get("status", {}).get("conditions", [])
         ready: Object = next((each for each in conditions if each["type"] == "Ready"), {})
         if ready.get("status") == "True":
             return ""
         return f"{ready.get('reason', 'no status yet')} {ready.get('message', '')}".strip()
 
-    await api.create_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, _SAMPLE)
+    await cluster.create(_sample(namespace))
     try:
         await _wait(problem, seconds, f"{KIND} {_NAME} is not Ready")
         text = await generate(f"{_NAME}.{namespace}.svc:{TARGET_PORT}")
@@ -120,11 +117,12 @@ async def serve_sample(
             raise SetupError(f"{KIND} {_NAME} is Ready and its text is empty")
         _log.info("sample_served", characters=len(text))
     finally:
-        await _delete(api, namespace, _NAME)
+        if (live := await cluster.get(namespace, Ref(KIND, _NAME))) is not None:
+            await cluster.delete(namespace, Ref(KIND, _NAME), live["metadata"]["uid"])
 
 
 async def delete_all(
-    api: CustomObjectsApi, namespaces: Sequence[str], seconds: float = GONE_SECONDS
+    cluster: Cluster, namespaces: Sequence[str], seconds: float = GONE_SECONDS
 ) -> None:
     """Delete the resources of some namespaces, or of all, and wait until they are gone.
 
@@ -133,56 +131,43 @@ async def delete_all(
     Raises:
         NotReadyError: some are still there; names them.
     """
-    for namespace, name in await _resources(api, namespaces):
-        await _delete(api, namespace, name)
+    for uid, (namespace, name) in (await _resources(cluster, namespaces)).items():
+        await cluster.delete(namespace, Ref(KIND, name), uid)
         _log.info("deleted", namespace=namespace, resource=name)
 
     async def problem() -> str:
-        left = await _resources(api, namespaces)
-        return str(left) if left else ""
+        left = await _resources(cluster, namespaces)
+        return str(list(left.values())) if left else ""
 
     await _wait(problem, seconds, "a finalizer may hold resources")
 
 
-async def _resources(api: CustomObjectsApi, namespaces: Sequence[str]) -> list[tuple[str, str]]:
-    """(namespace, name) of each; without namespaces, of all that an operator may watch."""
+async def _resources(cluster: Cluster, namespaces: Sequence[str]) -> dict[str, Key]:
+    """Namespace and name by uid; without namespaces, of all that an operator may watch."""
+    found = dict[str, Key]()
+    for namespace in namespaces or ("",):
+        try:
+            found |= await cluster.uids(KIND, namespace)
+        except MissingError:
+            return {}  # they were deleted with their definition
+    return {uid: key for uid, key in found.items() if key[0] != UNTOUCHED_NAMESPACE}
+
+
+def _sample(namespace: str) -> Object:
+    sample = copy.deepcopy(_SAMPLE)
+    sample["metadata"]["namespace"] = namespace
+    return sample
+
+
+async def _rejection(cluster: Cluster, namespace: str, accelerator: str) -> str:
+    """The API server's message about a resource; empty if it is accepted."""
+    sample = _sample(namespace)
+    sample["spec"]["accelerator"] = accelerator
     try:
-        if namespaces:
-            lists = [
-                await api.list_namespaced_custom_object(GROUP, VERSION, each, PLURAL)
-                for each in namespaces
-            ]
-        else:
-            lists = [await api.list_cluster_custom_object(GROUP, VERSION, PLURAL)]
-    except ApiException as error:
-        if error.status != HTTPStatus.NOT_FOUND:
-            raise
-        return []  # they were deleted with their definition
-    found = [item["metadata"] for each in lists for item in each["items"]]
-    return [
-        (each["namespace"], each["name"])
-        for each in found
-        if each["namespace"] != UNTOUCHED_NAMESPACE
-    ]
-
-
-async def _delete(api: CustomObjectsApi, namespace: str, name: str) -> None:
-    try:
-        await api.delete_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name)
-    except ApiException as error:
-        if error.status != HTTPStatus.NOT_FOUND:
-            raise
-
-
-async def _rejection(api: CustomObjectsApi, namespace: str, body: Object) -> str | None:
-    """The API server's message about a resource; None if it is accepted."""
-    try:
-        await api.create_namespaced_custom_object(
-            GROUP, VERSION, namespace, PLURAL, body, dry_run="All"
-        )
-    except ApiException as error:
-        return str(json.loads(error.body)["message"]) if error.body else str(error)
-    return None
+        await cluster.create(sample, is_dry_run=True)
+    except ClusterError as error:
+        return str(error)
+    return ""
 
 
 async def _wait(problem: Callable[[], Awaitable[str]], seconds: float, complaint: str) -> None:
@@ -204,27 +189,19 @@ async def _generate(endpoint: str) -> str:
         return "".join([chunk.text async for chunk in target.generate("def fib(n):", sampling)])
 
 
-@contextlib.asynccontextmanager
-async def _cluster() -> AsyncIterator[CustomObjectsApi]:
-    """The API of the cluster that this process runs in."""
-    config.load_incluster_config()  # type: ignore[no-untyped-call]
-    async with client.ApiClient() as api_client:
-        yield CustomObjectsApi(api_client)
-
-
 async def _run(arguments: Sequence[str]) -> None:
     match arguments:
         case ["check", url, *namespaces] if len(namespaces) <= 1:
             await check_ready(url)
             for namespace in namespaces:
-                async with _cluster() as api:
-                    await check_admission(api, namespace)
+                async with connect() as cluster:
+                    await check_admission(cluster, namespace)
         case ["sample", namespace]:
-            async with _cluster() as api:
-                await serve_sample(api, namespace, _generate)
+            async with connect() as cluster:
+                await serve_sample(cluster, namespace, _generate)
         case ["delete", *namespaces]:
-            async with _cluster() as api:
-                await delete_all(api, namespaces)
+            async with connect() as cluster:
+                await delete_all(cluster, namespaces)
         case _:
             raise SetupError(f"expected check, sample or delete, found {list(arguments)}")
 
@@ -234,7 +211,7 @@ def main() -> None:
     configure_logging("text", "installation")
     try:
         asyncio.run(_run(sys.argv[1:]))
-    except (SSDError, ApiException) as error:
+    except SSDError as error:
         _log.error("failed", reason=str(error))
         raise SystemExit(1) from error
 

@@ -130,10 +130,12 @@ class MemoryCluster:
             self.remove(namespace, ref)
         self._answer(None)
 
-    async def create(self, thing: Object) -> None:
+    async def create(self, thing: Object, *, is_dry_run: bool = False) -> None:
         self._may_fail()
-        assert thing["kind"] == "Event"
-        self.events.append(Event(Severity(thing["type"]), thing["reason"], thing["message"]))
+        if thing["kind"] == "Event":
+            self.events.append(Event(Severity(thing["type"]), thing["reason"], thing["message"]))
+        elif not is_dry_run:
+            self.put(thing)
         self._answer(None)
 
     async def optional_kinds(self) -> frozenset[str]:

@@ -1,73 +1,43 @@
-import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any, cast
+"""What Helm runs once: ``helm test`` and the Job of an uninstall."""
+
+from dataclasses import dataclass, field
 
 import pytest
-from kubernetes_asyncio.client import ApiException, CustomObjectsApi
+from tests.unit.ssd_operator.memory_cluster import MemoryCluster
+from tests.unit.ssd_operator.world import DEMO
 
 from ssd.errors import NotReadyError, SetupError
 from ssd_operator.api.spec import Object
+from ssd_operator.observe.cluster import Key, MissingError, RefusedError
+from ssd_operator.observe.facts import Ref
 from ssd_operator.runtime import installation
+from ssd_operator.runtime.ports import probe, serve
 
 MOMENT = 0.05
 
 
-class FakeApi:
-    """Resources in memory; an old CRD has no accelerators and rejects none."""
+@dataclass
+class Admission(MemoryCluster):
+    """A cluster with admission; an old CRD has no accelerators and rejects none."""
 
-    def __init__(self, *, knows_accelerators: bool = True, condition: Object | None = None) -> None:
-        self.stored: dict[tuple[str, str], Object] = {}
-        self.held: set[str] = set()
-        self._knows_accelerators = knows_accelerators
-        self._status = {"conditions": [condition]} if condition else {}
+    accelerators: set[str] = field(default_factory=lambda: {"cpu", "nvidia"})
+    ready: Object = field(default_factory=dict)
+    """Condition of each new resource."""
+    held: set[str] = field(default_factory=set)
+    """Names of resources that a finalizer keeps."""
 
-    async def create_namespaced_custom_object(
-        self, group: str, version: str, namespace: str, plural: str, body: Object, dry_run: str = ""
-    ) -> Object:
-        if self._knows_accelerators and body["spec"]["accelerator"] not in {"cpu", "nvidia"}:
-            raise refused('spec.accelerator: Unsupported value: "abacus"')
-        if dry_run != "All":
-            self.stored[namespace, body["metadata"]["name"]] = body | {"status": self._status}
-        return body
+    async def create(self, thing: Object, *, is_dry_run: bool = False) -> None:
+        if thing["spec"]["accelerator"] not in self.accelerators:
+            raise RefusedError('spec.accelerator: Unsupported value: "abacus"')
+        status = {"conditions": [self.ready]} if self.ready else {}
+        await super().create(thing | {"status": status}, is_dry_run=is_dry_run)
 
-    async def get_namespaced_custom_object(
-        self, group: str, version: str, namespace: str, plural: str, name: str
-    ) -> Object:
-        return self.stored[namespace, name]
+    async def delete(self, namespace: str, ref: Ref, uid: str) -> None:
+        if ref.name not in self.held:
+            await super().delete(namespace, ref, uid)
 
-    async def delete_namespaced_custom_object(
-        self, group: str, version: str, namespace: str, plural: str, name: str
-    ) -> None:
-        if (namespace, name) not in self.stored:
-            raise ApiException(status=404)
-        if name not in self.held:
-            del self.stored[namespace, name]
-
-    async def list_cluster_custom_object(self, *kind: str) -> Object:
-        return {
-            "items": [{"metadata": {"namespace": at, "name": name}} for at, name in self.stored]
-        }
-
-    async def list_namespaced_custom_object(
-        self, group: str, version: str, namespace: str, plural: str
-    ) -> Object:
-        everything = (await self.list_cluster_custom_object())["items"]
-        return {
-            "items": [item for item in everything if item["metadata"]["namespace"] == namespace]
-        }
-
-
-def refused(message: str) -> ApiException:
-    error = ApiException(status=422)
-    error.body = json.dumps({"message": message}).encode()
-    return error
-
-
-def as_api(fake: FakeApi) -> CustomObjectsApi:
-    return cast("CustomObjectsApi", fake)
+    def keys(self) -> set[Key]:
+        return {(namespace, ref.name) for namespace, ref in self.objects}
 
 
 async def writes_a_text(endpoint: str) -> str:
@@ -75,73 +45,55 @@ async def writes_a_text(endpoint: str) -> str:
     return "return n"
 
 
-@contextmanager
-def answering(status: int) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/readyz"
-        server.shutdown()
-
-
 async def test_an_operator_that_answers_is_ready() -> None:
-    with answering(200) as url:
-        await installation.check_ready(url)
+    async with serve(0, "probe", {"/readyz": probe(lambda: "")}) as port:
+        await installation.check_ready(f"http://127.0.0.1:{port}/readyz")
 
 
-async def test_an_operator_that_is_not_ready_by_the_deadline_is_named() -> None:
-    with answering(500) as url, pytest.raises(NotReadyError, match=url):
-        await installation.check_ready(url, seconds=MOMENT)
+async def test_an_operator_that_is_not_ready_by_the_deadline_is_named_with_its_problem() -> None:
+    async with serve(0, "probe", {"/readyz": probe(lambda: "starting")}) as port:
+        url = f"http://127.0.0.1:{port}/readyz"
+        with pytest.raises(NotReadyError, match=rf"{url} is not ready after .* starting"):
+            await installation.check_ready(url, seconds=10 * MOMENT)
 
 
 async def test_a_current_crd_passes_and_nothing_is_stored() -> None:
-    api = FakeApi()
-    await installation.check_admission(as_api(api), "here")
-    assert api.stored == {}
+    api = Admission()
+    await installation.check_admission(api, "here")
+    assert api.objects == {}
 
 
 async def test_a_crd_that_accepts_anything_is_found() -> None:
     with pytest.raises(SetupError, match="accepts accelerator abacus"):
-        await installation.check_admission(as_api(FakeApi(knows_accelerators=False)), "here")
+        await installation.check_admission(Admission(accelerators={"cpu", "abacus"}), "here")
 
 
 async def test_a_rejected_good_resource_is_reported_with_the_servers_message() -> None:
-    class Forbids(FakeApi):
-        async def create_namespaced_custom_object(self, *given: Any, dry_run: str = "") -> Object:
-            raise refused("quota exceeded")
-
-    with pytest.raises(SetupError, match="rejects a good SSDDeployment: quota exceeded"):
-        await installation.check_admission(as_api(Forbids()), "here")
+    with pytest.raises(SetupError, match=r"rejects a good SSDDeployment: spec\.accelerator"):
+        await installation.check_admission(Admission(accelerators=set()), "here")
 
 
 async def test_the_sample_serves_and_is_deleted() -> None:
-    api = FakeApi(condition={"type": "Ready", "status": "True"})
-    await installation.serve_sample(as_api(api), "here", writes_a_text)
-    assert api.stored == {}
+    api = Admission(ready={"type": "Ready", "status": "True"})
+    await installation.serve_sample(api, "here", writes_a_text)
+    assert api.objects == {}
 
 
 async def test_a_sample_that_never_serves_is_reported_with_its_condition_and_deleted() -> None:
-    api = FakeApi(condition={"type": "Ready", "status": "False", "reason": "ImagePull"})
+    api = Admission(ready={"type": "Ready", "status": "False", "reason": "ImagePull"})
     with pytest.raises(NotReadyError, match=r"ssd-sample is not Ready after .* ImagePull"):
-        await installation.serve_sample(as_api(api), "here", writes_a_text, seconds=MOMENT)
-    assert api.stored == {}
+        await installation.serve_sample(api, "here", writes_a_text, seconds=MOMENT)
+    assert api.objects == {}
 
 
 async def test_a_sample_that_writes_nothing_fails() -> None:
     async def writes_nothing(endpoint: str) -> str:
         return ""
 
-    api = FakeApi(condition={"type": "Ready", "status": "True"})
+    api = Admission(ready={"type": "Ready", "status": "True"})
     with pytest.raises(SetupError, match="text is empty"):
-        await installation.serve_sample(as_api(api), "here", writes_nothing)
-    assert api.stored == {}
+        await installation.serve_sample(api, "here", writes_nothing)
+    assert api.objects == {}
 
 
 @pytest.mark.parametrize(
@@ -150,22 +102,23 @@ async def test_a_sample_that_writes_nothing_fails() -> None:
 async def test_an_uninstall_deletes_what_is_in_scope(
     scope: tuple[str, ...], left: set[tuple[str, str]]
 ) -> None:
-    api = FakeApi()
-    api.stored = {("a", "one"): {}, ("b", "two"): {}}
-    await installation.delete_all(as_api(api), scope)
-    assert set(api.stored) == left
+    api = Admission()
+    for key in (("a", "one"), ("b", "two")):
+        api.create_resource(key, DEMO)
+    await installation.delete_all(api, scope)
+    assert api.keys() == left
 
 
 async def test_an_uninstall_without_the_definition_has_nothing_to_delete() -> None:
-    class Gone(FakeApi):
-        async def list_cluster_custom_object(self, *given: Any) -> Object:
-            raise ApiException(status=404)
+    class Gone(Admission):
+        async def uids(self, kind: str, namespace: str) -> dict[str, Key]:
+            raise MissingError("404")
 
-    await installation.delete_all(as_api(Gone()), ())
+    await installation.delete_all(Gone(), ())
 
 
 async def test_a_resource_that_stays_is_named() -> None:
-    api = FakeApi()
-    api.stored, api.held = {("a", "one"): {}}, {"one"}
+    api = Admission(held={"one"})
+    api.create_resource(("a", "one"), DEMO)
     with pytest.raises(NotReadyError, match=r"finalizer .*\('a', 'one'\)"):
-        await installation.delete_all(as_api(api), (), seconds=MOMENT)
+        await installation.delete_all(api, (), seconds=MOMENT)
