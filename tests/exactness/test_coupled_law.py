@@ -166,11 +166,10 @@ def sampler_of_all() -> Sampler:
 
 def sequence_of(seed: int) -> Sequence:
     """The sequence of a seed; its slot is another number than its row."""
-    sampling = SamplingParams(temperature=1.0, seed=seed, ignore_eos=True)
+    sampling = SamplingParams(temperature=1.0, seed=seed, max_tokens=NUM_NEW, ignore_eos=True)
     arrival = Arrival(
         sequence_id=seed,
         request=Request(request_id="", prompt_ids=PROMPT, sampling=sampling),
-        limit=NUM_NEW,
         eos_token_ids=frozenset(),
         sink=ListSink(),
     )

@@ -30,5 +30,5 @@ class Lookup:
     tokens: tuple[TokenId, ...] = ()
 
 
-NOTHING_FOUND = Lookup()
-WITHOUT_DRAFT = Lookup(LookupResult.NO_DRAFT)
+NO_TABLE_NEEDED = Lookup()
+NO_DRAFT = Lookup(LookupResult.NO_DRAFT)

@@ -25,14 +25,10 @@ class StopDetector(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A request that has arrived at the step thread.
-
-    ``limit`` is the maximum number of new tokens; prompt and limit together fit the model.
-    """
+    """A request that has arrived at the step thread; prompt and ``max_tokens`` fit the model."""
 
     sequence_id: SequenceId
     request: Request
-    limit: int
     eos_token_ids: frozenset[TokenId]
     sink: TokenSink
     stop_detector: StopDetector | None = None
@@ -41,7 +37,7 @@ class Arrival:
     @property
     def max_len(self) -> int:
         """Maximum length of the sequence in tokens."""
-        return len(self.request.prompt_ids) + self.limit
+        return len(self.request.prompt_ids) + self.request.sampling.max_tokens
 
     @property
     def wants_draft(self) -> bool:

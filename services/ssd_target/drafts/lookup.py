@@ -2,7 +2,7 @@
 
 from ssd.speculation.backup import Backup
 from ssd.types import Branch, Explicit, LookupResult
-from ssd_target.decoding.round_result import NOTHING_FOUND, WITHOUT_DRAFT, Lookup, RoundResult
+from ssd_target.decoding.round_result import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
 from ssd_target.drafts.tables import Answer
 
 
@@ -20,7 +20,7 @@ def look_up_outcome(
     max_tokens = min(lookahead, result.sequence.num_remaining - 1)
     if answer is None:
         needs_table = result.sequence.wants_draft and max_tokens > 0
-        return WITHOUT_DRAFT if needs_table else NOTHING_FOUND
+        return NO_DRAFT if needs_table else NO_TABLE_NEEDED
     _, table = answer
     index = table.look_up(result.outcome) if table is not None else None
     if table is not None and index is not None:

@@ -14,7 +14,7 @@ from ssd.speculation.backup import BACKUPS
 from ssd.telemetry import COMMIT_TO_WIRE_SECONDS, get_logger
 from ssd.transport.frame import Frame
 from ssd.types import Commit, SequenceId, SessionOpening, SessionRefusal
-from ssd_target.decoding.round_result import NOTHING_FOUND, Lookup, RoundResult
+from ssd_target.decoding.round_result import NO_TABLE_NEEDED, Lookup, RoundResult
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.drafts.link import DraftLink, LinkCounts, LinkState, Session
 from ssd_target.drafts.lookup import look_up_outcome
@@ -222,7 +222,7 @@ class DraftPool:
 
     def _look_up_one(self, result: RoundResult, answer: Answer | None) -> Lookup:
         if result.emission.finish_reason is not None:
-            return NOTHING_FOUND
+            return NO_TABLE_NEEDED
         lookup = look_up_outcome(result, answer, self._settings.lookahead, self._backup)
         if answer is not None:
             session, _ = answer

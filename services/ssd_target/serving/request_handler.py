@@ -109,29 +109,18 @@ class RequestHandler:
         """
         runner = self.require_open()
         assert self._wakeups is not None
+        arrived_at = self._clock.now()
+        request = await self._request(call, request_id, runner.engine.max_model_len)
         stream = TokenStream(
             self._wakeups,
             self._clock,
             buffer_tokens=self._settings.stream_buffer_tokens,
             stall_seconds=self._settings.stream_stall_seconds,
         )
-        arrived_at = self._clock.now()
-        self._check_room()
-        self._num_entering += 1
-        try:
-            prompt_ids = await self._prompt_ids(call.prompt)
-        finally:
-            self._num_entering -= 1
-        field = prompt_field(call.prompt)
-        limit = room_for(prompt_ids, call.max_tokens, runner.engine.max_model_len, field)
-        # After the length check: ids of a prompt that is too long are not checked.
-        self._check_prompt(call.prompt, prompt_ids)
-        request = self._request(call, request_id, prompt_ids, limit)
         stop = request.sampling.stop
         arrival = Arrival(
             sequence_id=next(self._sequence_ids),
             request=request,
-            limit=limit,
             eos_token_ids=self._eos_token_ids,
             sink=stream,
             stop_detector=StopStringDetector(self.tokenizer, stop) if stop else None,
@@ -162,6 +151,28 @@ class RequestHandler:
                 text += writer.finish()
             yield replace(chunk, text=text, seed=seed)
             seed = None
+
+    async def _request(self, call: GenerateCall, request_id: str, max_model_len: int) -> Request:
+        """Tokenize the prompt, check the call and return it as a request."""
+        self._check_room()
+        self._num_entering += 1
+        try:
+            prompt_ids = await self._prompt_ids(call.prompt)
+        finally:
+            self._num_entering -= 1
+        field = prompt_field(call.prompt)
+        max_tokens = room_for(prompt_ids, call.max_tokens, max_model_len, field)
+        # After the length check: ids of a prompt that is too long are not checked.
+        self._check_prompt(call.prompt, prompt_ids)
+        stops = call.sampling.stop_token_ids
+        check_token_ids("sampling.stop_token_ids", stops, self.tokenizer.vocab_size)
+        seed = secrets.randbits(64) if call.seed is None else call.seed
+        return Request(
+            request_id=request_id,
+            prompt_ids=prompt_ids,
+            sampling=replace(call.sampling, seed=seed, max_tokens=max_tokens),
+            mode=call.mode,
+        )
 
     def _check_room(self) -> None:
         """Refuse a request while the queue is full, before its text is tokenized.
@@ -204,19 +215,6 @@ class RequestHandler:
                 )
         else:
             check_token_ids("token_ids.ids", prompt_ids, self.num_token_ids)
-
-    def _request(
-        self, call: GenerateCall, request_id: str, prompt_ids: tuple[TokenId, ...], limit: int
-    ) -> Request:
-        stops = call.sampling.stop_token_ids
-        check_token_ids("sampling.stop_token_ids", stops, self.tokenizer.vocab_size)
-        seed = secrets.randbits(64) if call.seed is None else call.seed
-        return Request(
-            request_id=request_id,
-            prompt_ids=prompt_ids,
-            sampling=replace(call.sampling, seed=seed, max_tokens=limit),
-            mode=call.mode,
-        )
 
     def _enter(self) -> None:
         self.num_requests += 1

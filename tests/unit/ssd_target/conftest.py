@@ -1,7 +1,7 @@
 """A target without a model and without threads: the decode loop around a ledger."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import pytest
@@ -43,6 +43,7 @@ VOCAB = 13
 LOOKAHEAD = 3
 COLUMNS = LOOKAHEAD + 1
 BRANCHES = 2
+GREEDY = SamplingParams(temperature=0.0)
 ENGINE = EngineConfig(
     dtype="bfloat16",
     block_size=4,
@@ -163,10 +164,9 @@ class Bench:
                 request=Request(
                     request_id=str(self.num_submitted),
                     prompt_ids=tuple(prompt),
-                    sampling=sampling or SamplingParams(temperature=0.0),
+                    sampling=replace(sampling or GREEDY, max_tokens=limit),
                     mode=mode,
                 ),
-                limit=limit,
                 eos_token_ids=frozenset(eos),
                 sink=sink,
             )
@@ -184,7 +184,7 @@ class Bench:
     ) -> ScriptedDraft:
         """Attach a draft that knows the tokens that the target will emit."""
         mine, theirs = pair()
-        how = sampling or SamplingParams(temperature=0.0)
+        how = sampling or GREEDY
         draft = ScriptedDraft(
             channel=theirs,
             continuations=lambda tokens: (*tokens, *naive(tokens, 64 - len(tokens), how)),

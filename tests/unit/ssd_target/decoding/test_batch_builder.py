@@ -19,7 +19,6 @@ def sequences(count: int) -> list[Sequence]:
                 request=Request(
                     request_id=str(index), prompt_ids=(5, 6, 7), sampling=SamplingParams()
                 ),
-                limit=10,
                 eos_token_ids=frozenset(),
                 sink=ListSink(),
             ),

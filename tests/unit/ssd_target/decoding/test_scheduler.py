@@ -33,7 +33,6 @@ def arrival(sequence_id: int, prompt: int = 5, limit: int = 4) -> Arrival:
             prompt_ids=tuple(range(1, prompt + 1)),
             sampling=SamplingParams(max_tokens=limit),
         ),
-        limit=limit,
         eos_token_ids=frozenset({0}),
         sink=NoSink(),
     )

@@ -26,14 +26,11 @@ class StopsAt:
         return token_id == self.token_id
 
 
-def sequence(
-    sampling: SamplingParams, limit: int = 10, detector: StopDetector | None = None
-) -> Sequence:
+def sequence(sampling: SamplingParams, detector: StopDetector | None = None) -> Sequence:
     return Sequence(
         arrival=Arrival(
             sequence_id=1,
             request=Request(request_id="r", prompt_ids=(5, 6, 7), sampling=sampling),
-            limit=limit,
             eos_token_ids=frozenset({END}),
             sink=NoSink(),
             stop_detector=detector,
@@ -62,7 +59,7 @@ def test_ignore_eos_does_not_ignore_stop_tokens() -> None:
 
 
 def test_the_limit_truncates_a_proposal() -> None:
-    subject = sequence(SamplingParams(), limit=3)
+    subject = sequence(SamplingParams(max_tokens=3))
     assert subject.commit([1, 2]).finish_reason is None
     assert subject.num_remaining == 1
     emission = subject.commit([3, 4])
@@ -71,7 +68,7 @@ def test_the_limit_truncates_a_proposal() -> None:
 
 
 def test_a_stop_token_at_the_limit_gives_finish_reason_stop() -> None:
-    subject = sequence(SamplingParams(), limit=2)
+    subject = sequence(SamplingParams(max_tokens=2))
     assert subject.commit([1, END]).finish_reason is FinishReason.STOP
 
 
