@@ -16,7 +16,7 @@ when* users need the six repairs an hour raised.
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -25,7 +25,7 @@ from ssd_operator.children.names import HASH_ANNOTATION
 from ssd_operator.children.objects import HASH_DIGITS, digest
 from ssd_operator.observe.cluster import ClusterError, ref_of
 from ssd_operator.observe.diff import differences
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.facts import Observed, Ref
 
 RETRY_SECONDS = 600.0
 """Until a refused or contested object is applied again although nothing has changed."""
@@ -52,23 +52,20 @@ class ApplyFailure:
     cause: Cause
     message: str
     digest: str
-    """Of what was wanted."""
+    """Of what was wanted; empty if its annotation was edited away."""
     generation: int
     """Of the resource."""
     fingerprint: str
-    """Of the live object; empty without one. Contested objects: of no meaning."""
+    """Of the live object; empty without one. It does not matter for contested objects."""
     retry_at: float
     """When the apply is repeated although nothing has changed, in seconds since the epoch."""
 
     def holds(self, wanted: Object, live: Object | None, generation: int, now: float) -> bool:
         """Whether applying ``wanted`` now would fail in the same way."""
-        is_same = (self.digest, self.generation) == (digest_of(wanted), generation)
+        is_same = (self.digest, self.generation) == (_digest_of(wanted), generation)
         is_contested = self.cause is Cause.CONTESTED and live is not None
-        return (
-            is_same
-            and now < self.retry_at
-            and (is_contested or self.fingerprint == fingerprint_of(live))
-        )
+        is_unchanged = is_contested or self.fingerprint == _fingerprint_of(live)
+        return is_same and now < self.retry_at and is_unchanged
 
 
 @dataclass(slots=True)
@@ -99,11 +96,7 @@ class Repairs:
     _times: dict[Ref, tuple[float, ...]] = field(default_factory=dict)
 
     def note(self, wanted: Object, live: Object | None, now: float) -> bool:
-        """Note an apply.
-
-        Returns:
-            Whether it is a repair, and the object has been repaired too often.
-        """
+        """Note an apply; returns whether the object has been repaired too often."""
         ref, sent = ref_of(wanted), digest(wanted, HASH_DIGITS)
         is_repair = live is not None and self._sent.get(ref) == sent
         self._sent[ref] = sent
@@ -115,32 +108,25 @@ class Repairs:
 
 def holding(
     failures: Mapping[Ref, ApplyFailure],
-    objects: Sequence[Object],
-    children: Mapping[Ref, Object],
+    objects: Iterable[Object],
+    observed: Observed,
     generation: int,
     now: float,
 ) -> dict[Ref, ApplyFailure]:
     """Failures of wanted objects that still hold."""
-    found = {}
-    for each in objects:
-        failure = failures.get(ref := ref_of(each))
-        if failure is not None and failure.holds(each, children.get(ref), generation, now):
-            found[ref] = failure
-    return found
+    wanted = {ref_of(each): each for each in objects}
+    return {
+        ref: failure
+        for ref, failure in failures.items()
+        if ref in wanted and failure.holds(wanted[ref], observed.children.get(ref), generation, now)
+    }
 
 
 def refusal(
     wanted: Object, live: Object | None, message: str, generation: int, now: float
 ) -> ApplyFailure:
     """An object that the API server refused with this message."""
-    return ApplyFailure(
-        cause=Cause.REFUSED,
-        message=message,
-        digest=digest_of(wanted),
-        generation=generation,
-        fingerprint=fingerprint_of(live),
-        retry_at=now + RETRY_SECONDS,
-    )
+    return _failure(Cause.REFUSED, wanted, live, generation, now + RETRY_SECONDS, message)
 
 
 def reversion(wanted: Object, answer: Object, generation: int) -> ApplyFailure | None:
@@ -148,57 +134,50 @@ def reversion(wanted: Object, answer: Object, generation: int) -> ApplyFailure |
     path = next(differences(answer, wanted), None)
     if path is None:
         return None
-    return ApplyFailure(
-        cause=Cause.REVERTED,
-        message=f"{_title(wanted)}: {path} is not stored as applied; look for a webhook.",
-        digest=digest_of(wanted),
-        generation=generation,
-        fingerprint=fingerprint_of(answer),
-        retry_at=math.inf,
-    )
+    message = f"{_title(wanted)}: {path} is not stored as applied; look for a webhook."
+    return _failure(Cause.REVERTED, wanted, answer, generation, math.inf, message)
 
 
 def contest(wanted: Object, live: Object | None, generation: int, now: float) -> ApplyFailure:
-    """An object that has been repaired too often.
-
-    Args:
-        wanted: what was applied.
-        live: the object before the repair, as the other writer had changed it.
-        generation: of the resource.
-        now: seconds since the epoch.
-    """
+    """An object that has been repaired too often; ``live`` is as the other writer changed it."""
     path = next(differences(live or {}, wanted), "metadata")
     message = (
         f"{_title(wanted)}: {path} is changed again after each repair; look for another "
         f"writer. It is not repaired for {RETRY_SECONDS / 60:.0f} minutes."
     )
+    return _failure(Cause.CONTESTED, wanted, live, generation, now + RETRY_SECONDS, message)
+
+
+def _failure(
+    cause: Cause,
+    wanted: Object,
+    live: Object | None,
+    generation: int,
+    retry_at: float,
+    message: str,
+) -> ApplyFailure:
     return ApplyFailure(
-        cause=Cause.CONTESTED,
+        cause=cause,
         message=message,
-        digest=digest_of(wanted),
+        digest=_digest_of(wanted),
         generation=generation,
-        fingerprint="",
-        retry_at=now + RETRY_SECONDS,
+        fingerprint=_fingerprint_of(live),
+        retry_at=retry_at,
     )
 
 
-def digest_of(wanted: Object) -> str:
-    """The hash of all that is wanted of an object; empty if its annotation was edited away."""
+def _digest_of(wanted: Object) -> str:
     return str((wanted["metadata"].get("annotations") or {}).get(HASH_ANNOTATION, ""))
 
 
-def fingerprint_of(live: Object | None) -> str:
-    """Hash of what people and webhooks edit of an object; empty for no object.
-
-    The resource version is not part of it, because each new status changes it.
-    """
+def _fingerprint_of(live: Object | None) -> str:
+    """Hash of what people and webhooks edit of an object: not its status and resource version."""
     if live is None:
         return ""
     edited = ("uid", "labels", "annotations", "ownerReferences")
     metadata = {name: live["metadata"].get(name) for name in edited}
     rest = {name: value for name, value in live.items() if name not in ("metadata", "status")}
-    text = json.dumps([metadata, rest], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps([metadata, rest], sort_keys=True).encode()).hexdigest()
 
 
 def _title(wanted: Object) -> str:

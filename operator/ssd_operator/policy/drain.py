@@ -159,12 +159,16 @@ def plan_drains(
         drains: see there.
         now: seconds since the epoch.
     """
-    plans = []
-    for cell in sorted(wanted.keys() | deployments.keys()):
-        number = wanted.get(cell, 0)
-        live = tuple(pod for pod in pods.get(cell, ()) if is_live(pod))
-        drafts = _Drafts(live, number, deployments.get(cell, number), drains, now)
-        plans.append(drafts.plan(cell))
+    plans = [
+        _Drafts(
+            tuple(pod for pod in pods.get(cell, ()) if is_live(pod)),
+            (number := wanted.get(cell, 0)),
+            deployments.get(cell, number),
+            drains,
+            now,
+        ).plan(cell)
+        for cell in sorted(wanted.keys() | deployments.keys())
+    ]
     return DrainPlan(
         marks=tuple(mark for plan in plans for mark in plan.marks),
         calls=tuple(call for plan in plans for call in plan.calls),

@@ -97,7 +97,7 @@ def plan(
     ]
     deployments = [each for each in objects if each["kind"] == "Deployment"]
     targets, drafts = (_engines(deployments, each) for each in (Component.TARGET, Component.DRAFT))
-    failures = holding(memory.failures, targets, children, generation, now)
+    failures = holding(memory.failures, targets, observed, generation, now)
     # An apply of a reverted or contested Deployment would not change its pods.
     outdated = [
         each
@@ -110,7 +110,7 @@ def plan(
     memory = Memory(
         began_at=now if memory.began_at is None else memory.began_at,
         history=memory.history,
-        failures=holding(memory.failures, objects, children, generation, now),
+        failures=holding(memory.failures, objects, observed, generation, now),
     )
     revisions = {name_of(each): revision_of(each) for each in deployments}
     if resource.spec.paused:
@@ -141,20 +141,18 @@ def plan(
 def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
     """How long a restarted operator keeps the present status and number of drafts.
 
-    Before a target has answered it, the target's links and running sequences are unknown.
+    They come from answers of targets, some of which have not answered this operator yet.
 
     Args:
         snapshot: of this pass.
         began_at: first pass of this operator over the resource; None for now.
     """
     status = snapshot.observed.status
-    serving = {name_of(pod) for pod in snapshot.ready_targets}
-    known = {link["target"] for link in status.get("links") or []}
     conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
     is_scaled = internal_scaling(snapshot.resource.spec.draft) is not None
-    if is_scaled and conditions.get("ScalingActive") == "True":
-        known = serving
-    if not known & serving - snapshot.observed.pools.keys():
+    has_answers = status.get("links") or (is_scaled and conditions.get("ScalingActive") == "True")
+    serving = {name_of(pod) for pod in snapshot.ready_targets}
+    if not has_answers or serving <= snapshot.observed.pools.keys():
         return 0.0
     began_at = snapshot.now if began_at is None else began_at
     return max(began_at + OLDEST_ANSWER_SECONDS - snapshot.now, 0.0)

@@ -1,7 +1,7 @@
 """Events of a pass: changes of the status, drains, released pods, reverted applies. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object
@@ -48,12 +48,8 @@ _WARNED = (
 """Conditions that post a Warning when they become False for a new reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventLog:
-    """Times of the Events of one resource."""
-
-    posted: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """By reason and message."""
+EventLog = Mapping[tuple[str, str], float]
+"""Times of the Events of one resource, by reason and message."""
 
 
 def due(events: Iterable[Event], log: EventLog, now: float) -> tuple[tuple[Event, ...], EventLog]:
@@ -61,17 +57,17 @@ def due(events: Iterable[Event], log: EventLog, now: float) -> tuple[tuple[Event
 
     Args:
         events: of this pass, in order.
-        log: of the pass before; ``EventLog()`` at first.
+        log: of the pass before.
         now: seconds, of the clock of the log.
     """
-    posted = {key: time for key, time in log.posted.items() if now - time < QUIET_SECONDS}
+    posted = {key: time for key, time in log.items() if now - time < QUIET_SECONDS}
     fresh = []
     for event in events:
         key = event.reason, event.message
         if key not in posted:
             posted[key] = now
             fresh.append(event)
-    return tuple(fresh), EventLog(posted)
+    return tuple(fresh), posted
 
 
 def status_events(old: Object, new: Object) -> tuple[Event, ...]:
@@ -91,25 +87,15 @@ def status_events(old: Object, new: Object) -> tuple[Event, ...]:
     return (*events, *_speculation(old, new), *_warnings(old, new), *_refused_links(old, new))
 
 
-def drain_events(
-    plan: DrainPlan, before: Mapping[str, DrainFact], facts: Mapping[str, DrainFact]
-) -> tuple[Event, ...]:
-    """Events of drains since the pass before.
-
-    Args:
-        plan: of this pass.
-        before: facts of the pass before, by pod.
-        facts: those of this pass.
-    """
+def drain_events(plan: DrainPlan, facts: Mapping[str, DrainFact]) -> tuple[Event, ...]:
+    """Events of drains that begin in this plan, or that have ended."""
     called = {call.pod for call in plan.calls}
     begun = [mark.pod for mark in plan.marks if mark.pod in called]
     events = [_normal("DraftDraining", f"{pod} accepts no more sessions.") for pod in begun]
     for pod, fact in sorted(facts.items()):
-        if not fact.is_done or (pod in before and before[pod].is_done):
-            continue
         if fact.result == "Drained":
             events.append(_normal("DraftDrained", f"{pod} has no session left."))
-        else:
+        elif fact.is_done:
             message = f"{pod} did not drain ({fact.result}); its sequences continue without it."
             events.append(_warning("DrainTimedOut", message))
     return tuple(events)

@@ -1,11 +1,11 @@
 """What a pass reports of a resource: its status, and the Events of its changes. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object, Resource
-from ssd_operator.observe.facts import DrainFact, Observed
+from ssd_operator.observe.facts import Observed
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import Plan, unanswered_seconds
 from ssd_operator.status.events import (
@@ -27,8 +27,7 @@ from ssd_operator.status.status_change import SHORTEST_SECONDS, needs_write
 class Reported:
     """What the report of one pass leaves to the next."""
 
-    log: EventLog = field(default_factory=EventLog)
-    drains: Mapping[str, DrainFact] = field(default_factory=dict)
+    log: EventLog = field(default_factory=dict)
     written_at: float = -math.inf
     """Last write of the status, in seconds since the epoch."""
     unlinked_since: float | None = None
@@ -69,11 +68,10 @@ def report(
     """
     found = PassResult(resource=resource, observed=observed, plan=decided, results=results, now=now)
     events = (
-        *drain_events(decided.drains, memory.drains, observed.drains),
+        *drain_events(decided.drains, observed.drains),
         *release_events(decided.adopt),
         *reversion_events(decided.memory.failures, results.failures),
     )
-    memory = replace(memory, drains=dict(observed.drains))
     if (wait := unanswered_seconds(found, decided.memory.began_at)) > 0:
         kept = Report(status=observed.status, again_after=wait, memory=memory)
         return _with_events(kept, events, now)
