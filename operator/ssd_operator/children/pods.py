@@ -15,8 +15,9 @@ import copy
 import math
 from dataclasses import dataclass
 
+from ssd_operator.api.pod_template import PodTemplate
 from ssd_operator.api.quantity import parse_quantity
-from ssd_operator.api.spec import Draft, Object, PodTemplate, Resource, Target
+from ssd_operator.api.spec import Draft, Object, Resource, Target
 from ssd_operator.children import environment, placement
 from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.names import (

@@ -7,6 +7,7 @@ import yaml
 from hypothesis import strategies as st
 
 from ssd_operator.api.kubernetes_types import ObjectKey
+from ssd_operator.api.pod_template import PodOverrides, PodTemplate
 from ssd_operator.api.spec import (
     Accelerator,
     Autoscaling,
@@ -18,8 +19,6 @@ from ssd_operator.api.spec import (
     Object,
     Observability,
     Placement,
-    PodOverrides,
-    PodTemplate,
     Resource,
     ScalingMode,
     Security,
