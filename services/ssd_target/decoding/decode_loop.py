@@ -174,7 +174,7 @@ class DecodeLoop:
                 self._forget(sequence)
             else:
                 self._proposed[sequence.sequence_id] = lookup.tokens
-                self._request_statistics[sequence.sequence_id].note_lookup(lookup.result)
+                self._request_statistics[sequence.sequence_id].lookups.note(lookup.result)
 
     def _end_round(
         self, times: RoundTimes, results: Rows[RoundResult], lookups: Rows[Lookup]

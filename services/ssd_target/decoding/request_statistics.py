@@ -1,9 +1,10 @@
 """The counts of one request, which its last message reports. Step thread."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ssd.types import LookupResult, Mode, SpeculationStatistics
+from ssd.types import Mode, SpeculationStatistics
 from ssd_target.decoding.round_log import RoundLog
+from ssd_target.decoding.round_result import LookupCounts
 
 
 @dataclass(slots=True)
@@ -13,9 +14,7 @@ class RequestStatistics:
     arrived_at: float
     first_round: int = -1
     rounds: int = 0
-    hits: int = 0
-    misses: int = 0
-    late: int = 0
+    lookups: LookupCounts = field(default_factory=LookupCounts)
     proposed_tokens: int = 0
     accepted_tokens: int = 0
     first_token_at: float = 0.0
@@ -31,22 +30,15 @@ class RequestStatistics:
         self.accepted_tokens += accepted
         self.last_token_at = now
 
-    def note_lookup(self, result: LookupResult) -> None:
-        """Count the lookup of the round's outcome."""
-        self.hits += result is LookupResult.HIT
-        self.misses += result is LookupResult.MISS
-        self.late += result is LookupResult.LATE
-
     def statistics(self, log: RoundLog) -> SpeculationStatistics:
         """Return the statistics of the request; called in the round that ends the sequence."""
         verify_seconds, round_seconds = log.medians(self.first_round) if self.rounds else (0.0, 0.0)
-        was_speculative = self.hits + self.misses + self.late > 0
         return SpeculationStatistics(
-            mode=Mode.SPECULATIVE if was_speculative else Mode.AUTOREGRESSIVE,
+            mode=Mode.SPECULATIVE if self.lookups.total else Mode.AUTOREGRESSIVE,
             rounds=self.rounds,
-            hits=self.hits,
-            misses=self.misses,
-            late=self.late,
+            hits=self.lookups.hits,
+            misses=self.lookups.misses,
+            late=self.lookups.late,
             proposed_tokens=self.proposed_tokens,
             accepted_tokens=self.accepted_tokens,
             time_to_first_token_seconds=max(0.0, self.first_token_at - self.arrived_at),

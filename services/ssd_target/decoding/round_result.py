@@ -32,3 +32,28 @@ class Lookup:
 
 NO_TABLE_NEEDED = Lookup()
 NO_DRAFT = Lookup(LookupResult.NO_DRAFT)
+
+
+@dataclass(slots=True)
+class LookupCounts:
+    """Number of lookups by result: of a request, a link or the process."""
+
+    hits: int = 0
+    misses: int = 0
+    late: int = 0
+
+    def note(self, result: LookupResult) -> None:
+        """Count one lookup."""
+        self.hits += result is LookupResult.HIT
+        self.misses += result is LookupResult.MISS
+        self.late += result is LookupResult.LATE
+
+    @property
+    def total(self) -> int:
+        """Lookups that needed a table."""
+        return self.hits + self.misses + self.late
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits over lookups that needed a table; 0 before the first."""
+        return self.hits / max(1, self.total)

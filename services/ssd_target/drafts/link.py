@@ -12,12 +12,12 @@ from ssd.transport.frame import Frame, FrameKind, TensorChannel
 from ssd.types import (
     Commit,
     LinkWelcome,
-    LookupResult,
     SequenceId,
     SessionClosing,
     SessionOpening,
     TargetMessage,
 )
+from ssd_target.decoding.round_result import LookupCounts
 from ssd_target.drafts.circuit_breaker import CircuitBreaker
 from ssd_target.drafts.round_trip import RoundTrip
 from ssd_target.drafts.sustainable_sessions import BatchTimes
@@ -34,26 +34,6 @@ class LinkState(StrEnum):
     DRAINING = "draining"
     LOST = "lost"
     REFUSED = "refused"
-
-
-@dataclass(slots=True)
-class LinkCounts:
-    """Lookups by result, since the link was opened or the process started."""
-
-    hits: int = 0
-    misses: int = 0
-    late: int = 0
-
-    def note(self, result: LookupResult) -> None:
-        """Count one lookup."""
-        self.hits += result is LookupResult.HIT
-        self.misses += result is LookupResult.MISS
-        self.late += result is LookupResult.LATE
-
-    @property
-    def hit_rate(self) -> float:
-        """Hits over rounds that needed a table; 0 before the first."""
-        return self.hits / max(1, self.hits + self.misses + self.late)
 
 
 @dataclass(slots=True)
@@ -119,7 +99,7 @@ class DraftLink:
         self.max_sessions = max(1, welcome.max_sessions)
         self.max_len = welcome.max_len
         """Its sessions are shorter than this many tokens; 0 is unknown."""
-        self.counts = LinkCounts()
+        self.counts = LookupCounts()
         self.round_trip = RoundTrip()
         self.batch_times = BatchTimes()
         self.table_deadline = TableDeadline()

@@ -14,9 +14,14 @@ from ssd.speculation.backup import BACKUPS
 from ssd.telemetry import COMMIT_TO_WIRE_SECONDS, get_logger
 from ssd.transport.frame import Frame
 from ssd.types import Commit, SequenceId, SessionOpening, SessionRefusal
-from ssd_target.decoding.round_result import NO_TABLE_NEEDED, Lookup, RoundResult
+from ssd_target.decoding.round_result import (
+    NO_TABLE_NEEDED,
+    Lookup,
+    LookupCounts,
+    RoundResult,
+)
 from ssd_target.decoding.sequence import Sequence
-from ssd_target.drafts.link import DraftLink, LinkCounts, LinkState, Session
+from ssd_target.drafts.link import DraftLink, LinkState, Session
 from ssd_target.drafts.lookup import look_up_outcome
 from ssd_target.drafts.router import choose_link
 from ssd_target.drafts.session_registry import SessionRegistry
@@ -46,7 +51,7 @@ class DraftPool:
         self._links: dict[str, DraftLink] = {}
         self._sessions = SessionRegistry()
         self._tables = TableCollector(settings, num_token_ids, self._sessions, self._changed, clock)
-        self.counts = LinkCounts()
+        self.counts = LookupCounts()
         """Lookups of all links since the start."""
 
     def attach(self, link: DraftLink) -> None:

@@ -13,7 +13,7 @@ def test_a_request_without_lookups_ran_autoregressively() -> None:
     log.decide(0.02, 1.021)
     request_statistics = RequestStatistics(arrived_at=0.5)
     request_statistics.note_round(0, proposed=0, accepted=0, now=1.1)
-    request_statistics.note_lookup(LookupResult.NONE)
+    request_statistics.lookups.note(LookupResult.NONE)
     statistics = request_statistics.statistics(log)
     assert statistics.mode is Mode.AUTOREGRESSIVE
     assert statistics.time_to_first_token_seconds == pytest.approx(0.6)
@@ -28,7 +28,7 @@ def test_hits_misses_and_late_tables_are_counted_separately() -> None:
         log.begin(float(index))
         log.decide(0.02, index + 0.021)
         request_statistics.note_round(index, proposed=6, accepted=4, now=index + 0.1)
-        request_statistics.note_lookup(result)
+        request_statistics.lookups.note(result)
     statistics = request_statistics.statistics(log)
     assert (statistics.hits, statistics.misses, statistics.late) == (2, 1, 1)
     assert (statistics.proposed_tokens, statistics.accepted_tokens) == (24, 16)
