@@ -1,6 +1,6 @@
 """Collects what one pass sees of a resource: cached objects, and objects read by name."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ssd_operator.api.spec import Object, Resource, ScalingMode, drafts_of_cell
@@ -65,14 +65,7 @@ class Observer:
         self._served: frozenset[str] = frozenset()
         self._served_at = float("-inf")
 
-    async def observe(
-        self,
-        key: Key,
-        found: Object,
-        resource: Resource,
-        sight: Sight,
-        rejected: Iterable[Ref],
-    ) -> Observed:
+    async def observe(self, key: Key, found: Object, resource: Resource, sight: Sight) -> Observed:
         """Look at a resource and everything around it.
 
         Args:
@@ -80,7 +73,6 @@ class Observer:
             found: the resource as an object.
             resource: the same, parsed.
             sight: of the pass before; changed.
-            rejected: children that the API server does not accept, and that are not read.
 
         Raises:
             ClusterError: the API server does not answer.
@@ -101,7 +93,7 @@ class Observer:
             and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
         )
         foreign, leaving, absent = set[Ref](), set[Ref](), set[Ref]()
-        for ref in self._unseen(resource, sight, children, pods, frozenset(rejected)):
+        for ref in self._unseen(resource, sight, children, pods):
             # Read by name: the watch sees only what carries our label.
             live = await self._cluster.get(key[0], ref)
             if live is None:
@@ -138,7 +130,6 @@ class Observer:
         sight: Sight,
         children: dict[Ref, Object],
         pods: tuple[Object, ...],
-        rejected: frozenset[Ref],
     ) -> list[Ref]:
         """Names that are to be read: children that are not seen.
 
@@ -151,7 +142,7 @@ class Observer:
         names = [ref for ref in sight.names if ref.kind not in absent_kinds]
         makers = {Ref("Deployment", maker_of(pod)) for pod in pods if not is_leaving(pod)}
         vanished = sorted((sight.children | makers) - set(names))
-        return [ref for ref in (*names, *vanished) if ref not in children and ref not in rejected]
+        return [ref for ref in (*names, *vanished) if ref not in children]
 
     async def _read_optional(self, key: Key, resource: Resource, sight: Sight) -> None:
         """Read objects of optional kinds that the resource wants or has had, if it is time to.

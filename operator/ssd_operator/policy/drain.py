@@ -31,7 +31,7 @@ from ssd_operator.observe.pod_state import (
     name_of,
     to_text,
 )
-from ssd_operator.policy.snapshot import Snapshot
+from ssd_operator.observe.snapshot import Snapshot
 
 COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 """On a victim: its ReplicaSet deletes it before equal pods."""

@@ -13,6 +13,7 @@ from ssd_operator.observe.cluster import is_owned_by, ref_of
 from ssd_operator.observe.diff import covers
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.pod_state import drain_deadline_of, is_leaving, name_of
+from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, holding
 from ssd_operator.policy.drain import DrainPlan, drains_of
 from ssd_operator.policy.preflight import Preflight, preflight
@@ -30,7 +31,6 @@ from ssd_operator.policy.scaling import (
     measure,
     next_replicas,
 )
-from ssd_operator.policy.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
 
 FOREIGN_SECONDS = 10.0
 """Until a name of another owner's object is read again. No watch reports when it is free."""

@@ -16,7 +16,7 @@ from statistics import fmean
 
 from ssd_operator.api.spec import Autoscaling, Draft, ScalingMode
 from ssd_operator.observe.pod_state import is_unschedulable, name_of
-from ssd_operator.policy.snapshot import Snapshot
+from ssd_operator.observe.snapshot import Snapshot
 
 DECISION_SECONDS = 10.0
 """Between two decisions."""

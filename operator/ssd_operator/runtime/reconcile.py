@@ -19,7 +19,7 @@ from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.observer import Observer, Sight
 from ssd_operator.observe.pod_state import is_leaving, is_ready, name_of
-from ssd_operator.policy.apply_failures import Cause, Repairs, Results
+from ssd_operator.policy.apply_failures import Repairs, Results
 from ssd_operator.policy.plan import Memory, Plan, plan
 from ssd_operator.runtime.engine_client import Engines
 from ssd_operator.runtime.execution import Execution
@@ -124,21 +124,13 @@ class Reconciler:
     async def _bring_about(
         self, key: Key, found: Object, resource: Resource, record: _Record
     ) -> float | None:
-        memory = record.memory
-        rejected = [
-            ref
-            for ref, each in memory.failures.items()
-            if each.cause is Cause.REFUSED
-            and each.generation == resource.generation
-            and each.retry_at > self._now()
-        ]
         observed = replace(
-            await self._observer.observe(key, found, resource, record.sight, rejected),
+            await self._observer.observe(key, found, resource, record.sight),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),
             spec_problem=record.spec_problem,
         )
-        decided = plan(resource, observed, self._config, memory, self._now())
+        decided = plan(resource, observed, self._config, record.memory, self._now())
         if decided.is_writing and await self._is_gone(key, found):
             return None
         results = Results(failures=dict(decided.memory.failures))

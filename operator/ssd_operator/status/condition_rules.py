@@ -16,9 +16,9 @@ from ssd_operator.observe.pod_state import (
     is_unschedulable,
     name_of,
 )
+from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED
 from ssd_operator.policy.rollout import Stage
 from ssd_operator.policy.scaling import Reason
-from ssd_operator.policy.snapshot import PROGRESS_EXCEEDED
 from ssd_operator.status.conditions import Condition, no, unknown, yes
 from ssd_operator.status.pass_result import PassResult
 from ssd_operator.status.speculating import speculation_active

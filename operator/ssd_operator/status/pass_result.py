@@ -15,11 +15,11 @@ from ssd_operator.children.names import (
 from ssd_operator.observe.cluster import ref_of
 from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import is_leaving
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Cause, Results
 from ssd_operator.policy.plan import Plan
 from ssd_operator.policy.preflight import Preflight
 from ssd_operator.policy.rollout import Stage
-from ssd_operator.policy.snapshot import Snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
