@@ -1,8 +1,8 @@
-"""Speculation about speculation, as functions of token ids and scores; read it beside the paper.
+"""The algorithm of speculative speculative decoding, as functions of token ids and scores.
 
-Here belong outcomes, the choice of branches, outcome tables, shared noise, verification and the
-backup. No model, request, thread or connection belongs here: verification needs token ids, and
-the engine needs noise, so the two never import each other.
+This package holds outcomes, fan-out, outcome tables, shared noise, verification and the backup. It
+has no models, requests, threads or connections. Verification needs token ids and the engine needs
+noise, so this package and the engine do not import each other.
 
 Source: Kumar, Dao, May, "Speculative Speculative Decoding", arXiv 2603.03251.
 """

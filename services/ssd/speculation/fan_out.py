@@ -1,17 +1,17 @@
-"""Which outcomes of a proposal get a branch: policies over candidates, vectorised over sessions.
+"""Fan-out: which outcomes of a proposal get a branch. Vectorised over sessions.
 
-The draft keeps, at each position of a proposal, its best tokens with scores u = log q + T * g, up
-to a constant of the position. A policy picks N outcomes (k, v): k tokens accepted, followed by v.
-At k < m the proposed token d_{k+1} is no outcome, since it would have been accepted; at k = m
-nothing is excluded, and the pair (m, best candidate) always has a branch.
+At each position of a proposal, the draft keeps its best tokens with scores u = log q + T * g, up to
+a constant of the position. A policy selects N outcomes (k, v): k accepted tokens, then v. At k < m
+the proposed token d_{k+1} is excluded, because it would have been accepted. At k = m nothing is
+excluded, and the pair (m, best candidate) always has a branch.
 
-Source: arXiv 2603.03251 (``geometric`` is Theorem 12); ``adaptive`` is this project's own.
+Source: arXiv 2603.03251 (``geometric`` is Theorem 12); ``adaptive`` was developed for SSD.
 
 Decision: ``adaptive`` with the start values below, the same for every pool and temperature.
-Because: on two pairs, three temperatures and K = 6, it gains .07 to .14 of hit rate on ``uniform``
-with N = 12 and .03 to .09 with N = 24; fitting the numbers online gains at most .06 more.
-Not chosen: a softmax with one temperature for both laws, whose best value differs between pairs so
-much that the wrong one is worse than ``uniform``.
+Because: on two pairs, three temperatures and K = 6, its hit rate is .07 to .14 higher than that of
+``uniform`` with N = 12, and .03 to .09 with N = 24. Fitting the values online adds at most .06.
+Not chosen: a softmax with one temperature for both distributions. Its best value differs so much
+between pairs that a wrong one is worse than ``uniform``.
 Revisit when: the hit rate of ``adaptive`` is below that of ``uniform`` for some pair.
 """
 
@@ -41,12 +41,12 @@ class Candidates:
 
     ids_BPM: Int64s
     scores_BPM: Float32s
-    """u = log q + T * g up to a constant of the position, descending; -inf where one is absent."""
+    """u = log q + T * g up to a constant of the position, descending; -inf for no candidate."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkSet:
-    """The outcomes that get a branch, no two alike; -1 from ``num_branches_B`` on."""
+    """The outcomes that get a branch, each once; -1 from ``num_branches_B`` on."""
 
     accepted_BN: Int32s
     bonus_BN: Int32s
@@ -54,7 +54,7 @@ class ForkSet:
 
 
 class FanOutPolicy(Protocol):
-    """Chooses the outcomes of a batch of sessions. Pure; called from the draft's step thread."""
+    """Selects the outcomes of a batch of sessions. Pure. Called from the draft's step thread."""
 
     def choose(
         self,
@@ -63,31 +63,31 @@ class FanOutPolicy(Protocol):
         num_proposed_B: Int64s,
         num_branches: int,
     ) -> ForkSet:
-        """Choose up to ``num_branches`` outcomes of each session.
+        """Return up to ``num_branches`` outcomes of each session.
 
         Args:
-            candidates: position k holds what may stand after k accepted tokens; P = K + 1 of them.
-            proposal_BK: ids; columns from ``num_proposed_B`` on are padding.
+            candidates: position k has the candidates after k accepted tokens; there are P = K + 1.
+            proposal_BK: token ids; columns from ``num_proposed_B`` on are padding.
             num_proposed_B: m, 0..K.
             num_branches: N.
 
         Returns:
-            N outcomes a session, the most likely first; fewer where candidates are fewer.
+            N outcomes for each session, most likely first; fewer if there are fewer candidates.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """Which pairs (k, candidate) are outcomes at all."""
+    """Which pairs (k, candidate) are possible outcomes."""
 
     is_proposed_BPM: Bools
-    """The candidate is the token proposed at its position; only at k < m."""
+    """The candidate is the proposed token of its position; only at k < m."""
     is_outcome_BPM: Bools
     has_proposal_BP: Bools
-    """A token is proposed at the position, k < m."""
+    """The position has a proposed token, k < m."""
     rank_BPM: Int64s
-    """0 for the best outcome of a position; without meaning where there is none."""
+    """0 for the best outcome of a position; undefined if there is none."""
 
 
 def _options(candidates: Candidates, proposal_BK: Int64s, num_proposed_B: Int64s) -> _Options:
@@ -108,7 +108,7 @@ def _options(candidates: Candidates, proposal_BK: Int64s, num_proposed_B: Int64s
 def _take_best(
     candidates: Candidates, priority_BPM: Float64s, num_proposed_B: Int64s, num_branches: int
 ) -> ForkSet:
-    """Take the outcomes of highest priority; -inf is no outcome, ties go by (k, rank)."""
+    """Return the outcomes with the highest priority; -inf is no outcome, ties go by (k, rank)."""
     num_sessions, _, num_kept = priority_BPM.shape
     session_B = np.arange(num_sessions)
     best_B = priority_BPM[session_B, num_proposed_B, 0]
@@ -127,22 +127,22 @@ def _take_best(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adaptive:
-    """The N most likely outcomes of this very context, from the draft's own scores.
+    """The N most likely outcomes of the current context, by the draft's scores.
 
-    With d_{k+1} the draft's own best token, it is accepted with probability
+    If d_{k+1} is the draft's best token, it is accepted with probability
 
         alpha = sigmoid(w_1 * (u_1 - u_2) + w_2 * log softmax(u)_1 + w_3)
 
-    and otherwise with softmax(u / tau) at it, at the lowest kept score if it is not kept. If it is
-    rejected, v follows with beta = softmax(a * u - b * log(rank + 1)). The softmaxes are over the
-    candidates kept at the position, at temperature 1 where none is named; beta's excludes d_{k+1},
-    and its ranks count the others from 0.
+    Otherwise alpha is softmax(u / tau) of d_{k+1}, with the lowest kept score if it is not a
+    candidate. After a rejection, v has probability beta = softmax(a * u - b * log(rank + 1)). The
+    softmaxes are over the candidates of the position. That of beta excludes d_{k+1}, and its ranks
+    count the others from 0.
     """
 
     gap_weight: float = 1.0
-    """w_1, on the gap between the two best scores."""
+    """w_1, weight of the gap between the two best scores."""
     confidence_weight: float = 1.0
-    """w_2, on the log-softmax of the best score over the kept candidates."""
+    """w_2, weight of the log-softmax of the best score over the candidates."""
     bias: float = 1.0
     """w_3."""
     score_weight: float = 1.6
@@ -150,7 +150,7 @@ class Adaptive:
     rank_weight: float = 0.3
     """b."""
     foreign_temperature: float = 0.5
-    """tau, for proposed tokens that are not the draft's own best."""
+    """tau, for proposed tokens that are not the draft's best."""
 
     def choose(
         self,
@@ -167,7 +167,7 @@ class Adaptive:
     def _log_probabilities(
         self, candidates: Candidates, options: _Options, num_proposed_B: Int64s
     ) -> Float64s:
-        """Log P(k, v) of every pair, float64 [B, P, M]; -inf where it is no outcome."""
+        """Return log P(k, v) of every pair, float64 [B, P, M]; -inf if it is no outcome."""
         scores_BPM = candidates.scores_BPM.astype(np.float64)
         best_BP = scores_BPM[:, :, 0]
         scores_BPM -= np.where(best_BP > -np.inf, best_BP, 0.0)[:, :, None]
@@ -177,17 +177,17 @@ class Adaptive:
         log_reached_BP = np.cumsum(log_accepted_BP, axis=1) - log_accepted_BP
         rank_BPM = np.maximum(options.rank_BPM, 0)
         with np.errstate(invalid="ignore"):
-            law_BPM = self.score_weight * scores_BPM - self.rank_weight * np.log1p(rank_BPM)
-        law_BPM[~options.is_outcome_BPM] = -np.inf
-        highest_BP = law_BPM.max(axis=2)
-        law_BPM -= np.where(highest_BP > -np.inf, highest_BP, 0.0)[:, :, None]
-        # A position without outcomes sums to zero; one with outcomes to at least one.
-        law_BPM -= np.log(np.maximum(np.exp(law_BPM).sum(axis=2), 1.0))[:, :, None]
-        law_BPM += (log_reached_BP + log_rejected_BP)[:, :, None]
-        return law_BPM
+            log_p_BPM = self.score_weight * scores_BPM - self.rank_weight * np.log1p(rank_BPM)
+        log_p_BPM[~options.is_outcome_BPM] = -np.inf
+        highest_BP = log_p_BPM.max(axis=2)
+        log_p_BPM -= np.where(highest_BP > -np.inf, highest_BP, 0.0)[:, :, None]
+        # The sum is 0 at a position without outcomes, else at least 1.
+        log_p_BPM -= np.log(np.maximum(np.exp(log_p_BPM).sum(axis=2), 1.0))[:, :, None]
+        log_p_BPM += (log_reached_BP + log_rejected_BP)[:, :, None]
+        return log_p_BPM
 
     def _log_acceptance(self, scores_BPM: Float64s, options: _Options) -> tuple[Float64s, Float64s]:
-        """Log alpha and log (1 - alpha) of each position; scores are relative to the best."""
+        """Return log alpha and log (1 - alpha) of each position; the best score is 0."""
         log_confidence_BP = -np.log(np.maximum(np.exp(scores_BPM).sum(axis=2), 1.0))
         has_two = scores_BPM.shape[2] > 1
         gap_BP = np.minimum(-scores_BPM[:, :, 1], _LARGEST_LOGIT) if has_two else _LARGEST_LOGIT
@@ -200,7 +200,7 @@ class Adaptive:
         return -np.logaddexp(0.0, -logit_BP), -np.logaddexp(0.0, logit_BP)
 
     def _foreign_logit(self, scores_XM: Float64s, is_proposed_XM: Bools) -> Float64s:
-        """Logit of alpha at X positions whose proposed token is not the draft's own best."""
+        """Return the logit of alpha at X positions whose proposed token is not the draft's best."""
         lowest_X = np.where(scores_XM > -np.inf, scores_XM, 0.0).min(axis=1)
         proposed_X = np.where(is_proposed_XM, scores_XM, 0.0).sum(axis=1)
         score_X = np.where(is_proposed_XM.any(axis=1), proposed_X, lowest_X)
@@ -213,9 +213,9 @@ class Adaptive:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A fixed number of branches for each accepted length; within one, the best outcomes.
+    """A fixed number of branches for each accepted length, which go to its best outcomes.
 
-    Where a position has fewer outcomes than its share, the rest goes to the others' next best.
+    If a position has fewer outcomes than its share, the next best outcomes of others get the rest.
     """
 
     share: Callable[[int, int], tuple[int, ...]]
@@ -240,13 +240,13 @@ class Split:
 
 
 def uniform_share(num_proposed: int, num_branches: int) -> tuple[int, ...]:
-    """F_0..F_m as equal as can be; what is left over goes to the shortest lengths."""
+    """Return F_0..F_m that differ by at most 1; the shortest lengths get the remainder."""
     each, left = divmod(num_branches, num_proposed + 1)
     return tuple(each + (k < left) for k in range(num_proposed + 1))
 
 
 def explicit_share(split: Sequence[int], num_proposed: int, num_branches: int) -> tuple[int, ...]:
-    """F_0..F_m of a list F_0..F_K; full acceptance of a short proposal gets what lies beyond it."""
+    """Return F_0..F_m of a list F_0..F_K; F_m of a short proposal includes the shares after it."""
     short = tuple(split[:num_proposed])
     return (*short, max(num_branches - sum(short), 0))
 
@@ -255,10 +255,10 @@ def explicit_share(split: Sequence[int], num_proposed: int, num_branches: int) -
 def geometric_share(
     acceptance: float, exponent: float, num_proposed: int, num_branches: int
 ) -> tuple[int, ...]:
-    """The split that makes a hit most likely if every token is accepted alike (SSD Theorem 12).
+    """Return the split with the highest hit rate for one acceptance of all tokens (SSD Theorem 12).
 
-    With a miss chance F^-r among F ranked candidates, F_k is proportional to a^(k / (1+r)) for
-    k < m, and to (a^m / (1-a))^(1 / (1+r)) for k = m; rounded by largest remainder.
+    With the miss probability F^-r among F ranked candidates, F_k is proportional to a^(k / (1+r))
+    for k < m, and to (a^m / (1-a))^(1 / (1+r)) for k = m; rounded by largest remainder.
 
     Args:
         acceptance: a, between 0 and 1, both excluded.
@@ -267,7 +267,7 @@ def geometric_share(
         num_branches: N.
 
     Returns:
-        F_0..F_m, together N.
+        F_0..F_m, whose sum is N.
     """
     weights = [acceptance ** (k / (1 + exponent)) for k in range(num_proposed + 1)]
     weights[-1] *= (1 - acceptance) ** (-1 / (1 + exponent))
@@ -287,7 +287,7 @@ def _geometric(split: Sequence[int]) -> FanOutPolicy:
 def _explicit(split: Sequence[int]) -> FanOutPolicy:
     if not split or min(split) < 0:
         raise SettingsError(
-            f"fan-out split {tuple(split)}: explicit takes F_0..F_K, at least one, none negative"
+            f"fan-out split {tuple(split)}: explicit needs F_0..F_K, one at least, none negative"
         )
     return Split(partial(explicit_share, tuple(split)))
 
@@ -301,14 +301,14 @@ POLICIES: dict[str, Callable[[Sequence[int]], FanOutPolicy]] = {
 
 
 def make_policy(name: str, split: Sequence[int] = ()) -> FanOutPolicy:
-    """The policy of a name.
+    """Return the policy with this name.
 
     Args:
         name: a key of ``POLICIES``.
         split: F_0..F_K, for ``explicit`` only.
 
     Raises:
-        SettingsError: no such policy, or a split that is none.
+        SettingsError: an unknown policy or an invalid split.
     """
     if name not in POLICIES:
         raise SettingsError(f"fan-out {name!r} is unknown; choose from {sorted(POLICIES)}")

@@ -1,11 +1,11 @@
-"""Shared Gumbel noise: a number for each (seed, choice, stream, position, token), on both sides.
+"""Shared Gumbel noise: the same value for (seed, choice, stream, position, token) on both sides.
 
     word = Philox4x32-10(key = seed, counter = (token // 4, position, choice, stream))[token % 4]
     v = min((float32(word) + 0.5) * 2^-32, 1 - 2^-24)     E = -log1p(-v)     g = -log(E)
 
-All of it in float32. Words are the same bits everywhere; g is finite, between -2.82 and 22.88, and
-agrees to 2e-6 between implementations. Stream 0 is coupled sampling's; 1 to 3 are kept for
-rejection sampling, because sharing one stream between the two would bias the output.
+All in float32. Words have the same bits in every implementation. g is finite, between -2.82 and
+22.88, and agrees to 2e-6 between implementations. Coupled sampling uses stream 0. Streams 1 to 3
+are reserved for rejection sampling, because a shared stream would bias the output.
 
 Letters: X counters, Y rows of the ring, Z slots, Q counters of one position (V / 4, rounded up),
 T counters of a tile, I rounds of Philox.
@@ -32,14 +32,14 @@ _MASK = 0xFFFFFFFF
 _WORDS = 4
 _LARGEST_V = np.float32(1 - 2**-24)
 _TILE = 4096
-"""Counters worked on together: their state and products (128 KiB) stay in a core's own cache."""
+"""Counters computed together: their state and products (128 KiB) fit into the cache of a core."""
 
 
 class _Philox:
     """Philox4x32-10 on preallocated buffers. One thread.
 
-    The two even words of the state are the low halves of ``even_2T``, whose high halves stay zero,
-    so that one 64-bit product a lane gives Philox's high and low word at once.
+    The two even words of the state are the low halves of ``even_2T``, whose high halves stay zero.
+    One 64-bit product of each lane therefore contains Philox's high and low word.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -49,7 +49,7 @@ class _Philox:
         self._multipliers_21 = np.array(_MULTIPLIERS, dtype=np.uint64)[:, None]
 
     def run(self, counters_4T: Sequence[Uint32s | int], key: tuple[int, int], num: int) -> None:
-        """Encrypt ``num`` counters, given as four words, each an array [num] or one value."""
+        """Encrypt ``num`` counters of four words, each an array [num] or one value."""
         even_2T = self._even_2T[:, :num].view(np.uint32)[:, 0::2]
         even_2T[0], even_2T[1] = counters_4T[0], counters_4T[2]
         odd_2T = self._odd_2T[:, :num]
@@ -60,7 +60,7 @@ class _Philox:
         ]
         keys_I21 = np.array(keys_I2, dtype=np.uint32)[:, :, None]
         wide_2T, product_2T = self._even_2T[:, :num], self._product_2T[:, :num]
-        # Each lane's product feeds the other lane.
+        # The product of each lane is the input of the other lane.
         halves_2T = product_2T.view(np.uint32)[::-1]
         low_2T, high_2T = halves_2T[:, 0::2], halves_2T[:, 1::2]
         for key_21 in keys_I21:
@@ -80,11 +80,11 @@ def philox4x32_10(counters_X4: Uint32s, key_2: Uint32s) -> Uint32s:
     """Encrypt counters.
 
     Args:
-        counters_X4: uint32, any number of counters of four words.
-        key_2: uint32, the key's two words.
+        counters_X4: uint32, counters of four words.
+        key_2: uint32, the two words of the key.
 
     Returns:
-        uint32 [X, 4], bit for bit those of Random123's ``philox4x32`` with 10 rounds.
+        uint32 [X, 4], the same bits as ``philox4x32`` of Random123 with 10 rounds.
     """
     num = len(counters_X4)
     philox = _Philox(num)
@@ -95,7 +95,7 @@ def philox4x32_10(counters_X4: Uint32s, key_2: Uint32s) -> Uint32s:
 
 
 class _Gumbel:
-    """Computes rows of noise into buffers of its own. One thread."""
+    """Computes rows of noise with preallocated buffers. One thread."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -106,7 +106,7 @@ class _Gumbel:
         self._words_T4 = np.empty((self._tile, _WORDS), dtype=np.uint32)
 
     def compute(self, out_V: Float32s, seed: int, address: tuple[int, int, int]) -> None:
-        """Write the noise of one address (position, choice, stream) of all tokens."""
+        """Write the noise of all tokens for one address (position, choice, stream)."""
         key = (seed & _MASK, seed >> 32 & _MASK)
         for first in range(0, self._num_counters, self._tile):
             blocks_T = self._blocks_Q[first : first + self._tile]
@@ -119,7 +119,7 @@ class _Gumbel:
 
 
 def gumbel_from_words(out_V: Float32s) -> None:
-    """Turn words, already converted to float32, into Gumbel noise in place."""
+    """Convert words, given as float32, to Gumbel noise in place."""
     np.add(out_V, np.float32(0.5), out=out_V)
     np.multiply(out_V, np.float32(2.0**-32), out=out_V)
     np.minimum(out_V, _LARGEST_V, out=out_V)
@@ -133,13 +133,13 @@ def gumbel_from_words(out_V: Float32s) -> None:
 def gumbel_noise(
     seed: int, positions: Sequence[int], vocab_size: int, choice: int = 0, stream: int = 0
 ) -> Float32s:
-    """Noise of all tokens at some positions.
+    """Return the noise of all tokens at some positions.
 
     Args:
         seed: unsigned 64 bits.
-        positions: absolute index of the token being chosen, unsigned 32 bits.
+        positions: absolute index of the selected token, unsigned 32 bits.
         vocab_size: tokens.
-        choice: which continuation of the request.
+        choice: index of the continuation of the request.
         stream: 0 for coupled sampling.
 
     Returns:
@@ -153,10 +153,10 @@ def gumbel_noise(
 
 
 class NoiseRing:
-    """Noise by (slot, position), computed once and kept until a later position needs its row.
+    """Noise by (slot, position), computed once and kept until a later position uses its row.
 
-    Step thread only. Position p of a slot lies in row p modulo ``num_rows``, so the positions
-    in use at one time must span at most ``num_rows``. Memory: slots x rows x vocabulary x 4 bytes.
+    Step thread. Position p of a slot is in row p modulo ``num_rows``, so the positions in use span
+    at most ``num_rows``. Memory: slots x rows x vocabulary x 4 bytes.
     """
 
     def __init__(self, num_slots: int, num_rows: int, vocab_size: int) -> None:
@@ -169,20 +169,20 @@ class NoiseRing:
         self._gumbel = _Gumbel(vocab_size)
 
     def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
-        """Give a slot to a sequence; what was kept in it is forgotten."""
+        """Assign a slot to a sequence; its previous noise is dropped."""
         self._positions_ZY[slot] = -1
         self._temperatures_Z[slot] = temperature
         self._addresses[slot] = (seed, choice)
 
     def release(self, slot: int) -> None:
-        """Take a slot back; it has no noise until it is assigned again."""
+        """Release a slot; it has no noise until it is assigned again."""
         self.assign(slot, 0, 0, 0.0)
 
     def fill(self, slot: int, first_position: int, last_position: int) -> int:
-        """Compute the noise of positions first..last, both included, where it is missing.
+        """Compute the missing noise of positions first..last, inclusive.
 
         Returns:
-            The number of positions computed: 0 at temperature 0 or when all are there.
+            The number of computed positions; 0 at temperature 0 or if none is missing.
         """
         if self._temperatures_Z[slot] == 0.0:
             return 0
@@ -199,15 +199,15 @@ class NoiseRing:
         return num_computed
 
     def rows(self, slots_R: torch.Tensor, positions_R: torch.Tensor) -> torch.Tensor | None:
-        """Gather the noise of some positions, all filled before.
+        """Return the noise of some positions, which were filled before.
 
         Args:
             slots_R: int64 on the CPU.
             positions_R: int64 on the CPU.
 
         Returns:
-            float32 [R, V]; None when every slot has temperature 0. Rows of slots with temperature 0
-            among others hold finite values without meaning.
+            float32 [R, V]; None if every slot has temperature 0. Otherwise rows of slots with
+            temperature 0 have finite, meaningless values.
         """
         slots, positions = slots_R.numpy(), positions_R.numpy()
         is_random_R = self._temperatures_Z[slots] > 0.0

@@ -1,4 +1,4 @@
-"""What verification decided on a batch of sequences."""
+"""The outcomes of verification for a batch of sequences."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """One outcome (k, t*) a sequence; both int64 of shape [B] on one device."""
+    """One outcome (k, t*) for each sequence; both int64 of shape [B] on one device."""
 
     accepted_B: Tensor
-    """k: leading proposed tokens that the target would have said itself, 0..m."""
+    """k: accepted length, the number of leading proposed tokens that equal the target's choice."""
     bonus_B: Tensor
-    """t*: the target's own token after them."""
+    """t*: bonus token, the target's choice after them."""

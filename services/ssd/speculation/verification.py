@@ -1,4 +1,4 @@
-"""Which proposed tokens stay, and which token follows them."""
+"""Verification: how many proposed tokens are accepted, and the bonus token after them."""
 
 import torch
 from torch import Tensor
@@ -7,18 +7,19 @@ from ssd.speculation.outcome import Outcomes
 
 
 def verify_coupled(proposal_BK: Tensor, num_proposed_B: Tensor, chosen_BP: Tensor) -> Outcomes:
-    """Keep each proposal up to the first token the target would not have said itself.
+    """Accept proposed tokens up to the first token that differs from the target's choice.
 
-    Under coupled sampling the target's choice is exact at every row, so there is no ratio and no
-    residual: the choice after the longest agreeing prefix is the bonus token.
+    With coupled sampling, ``chosen_BP`` is exact at every row. No acceptance ratio or residual is
+    needed. The choice after the accepted prefix is the bonus token.
 
     Args:
-        proposal_BK: int64 ids; columns from ``num_proposed_B`` on are padding, never accepted.
-        num_proposed_B: int64, 0..K; 0 is plain decoding.
-        chosen_BP: int64, the target's own choice at rows 0..K.
+        proposal_BK: int64 token ids. Columns from ``num_proposed_B`` on are padding.
+        num_proposed_B: int64, 0..K. 0 means plain decoding.
+        chosen_BP: int64, the target's choice at rows 0..K.
 
     Returns:
-        ``accepted_B`` (0..num_proposed) and ``bonus_B``, int64, same device, no synchronisation.
+        ``accepted_B`` (0..num_proposed) and ``bonus_B``, int64, on the same device, without a
+        synchronisation.
 
     Source: arXiv 2408.07978 (shared noise).
     """

@@ -1,8 +1,8 @@
-"""A runner without a model: it keeps token ids where a model keeps KV.
+"""A runner without a model: it stores token ids in place of KV entries.
 
-Its law is a fixed function of the tokens that attention would see, read back through the block
-table. So a wrong position, block table, column count or a row that was never stored changes what
-it says, just as it would change a real model's logits.
+The logits are a fixed function of the tokens that attention would read through the block table. A
+wrong position, block table or column count, or a row that was never stored, therefore changes the
+logits, as it would with a model.
 """
 
 import torch
@@ -20,7 +20,7 @@ class LedgerRunner:
     def __init__(self, engine: EngineConfig, *, num_blocks: int, vocab_size: int) -> None:
         self.engine = engine
         self.nan_token: int | None = None
-        """Its rows are not finite."""
+        """Rows of this token are not finite."""
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self.num_forwards = 0
@@ -42,7 +42,7 @@ class LedgerRunner:
         return self.forward(prepared)
 
     def forward(self, batch: PagedBatch) -> torch.Tensor:
-        """Store the rows; logits_BPV of what stands at each column, noise at padding."""
+        """Store the rows; return logits_BPV of each column, zero at padding."""
         self.num_forwards += 1
         assert batch.tokens_BP.shape[1] in self.engine.verify_columns
         self._store(batch)
@@ -74,9 +74,9 @@ class LedgerRunner:
 
 
 def law(tokens_S: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Logits after these tokens: a peaked, arbitrary function of all of them.
+    """Return the logits after these tokens: a peaked, arbitrary function of all of them.
 
-    It repeats itself where its last two tokens do, so that n-gram guesses are sometimes right.
+    They depend mostly on the last two tokens, so that n-gram proposals are sometimes accepted.
     """
     recent = 0
     for token in tokens_S[-2:].tolist():

@@ -1,8 +1,8 @@
-"""A draft's runner without a model: it keeps token ids where a model keeps KV.
+"""A draft's runner without a model: it stores token ids in place of KV entries.
 
-The companion of ``ledger_runner`` for trees: trunk pages, proposal segments and branches' own
-segments hold tokens, and the law is a fixed function of the tokens that attention would see. So a
-wrong length, segment, branch or copy changes what it says.
+Like ``ledger_runner``, for trees: trunk pages, proposal segments and own segments of branches
+contain tokens, and the logits are a fixed function of the tokens that attention would read. A wrong
+length, segment, branch or copy therefore changes the logits.
 """
 
 import torch
@@ -25,7 +25,7 @@ class LedgerTreeRunner:
         self.block_size = 4
         self.vocab_size = vocab_size
         self.nan_token: int | None = None
-        """Its rows are not finite."""
+        """Rows of this token are not finite."""
         self.num_branch_steps = 0
         self.num_explicit_passes = 0
         num_columns = lookahead + 1
@@ -41,7 +41,7 @@ class LedgerTreeRunner:
         return tokens.index(self.nan_token) if self.nan_token in tokens else None
 
     def run_explicit(self, batch: ExplicitBatch) -> torch.Tensor:
-        """Fill proposal segments; logits_BPV of the real columns, zero elsewhere."""
+        """Fill proposal segments; return logits_BPV of the used columns, zero elsewhere."""
         self.num_explicit_passes += 1
         logits_BPV = torch.zeros((*batch.tokens_BP.shape, self.vocab_size))
         for row, slot in enumerate(batch.slots_B.tolist()):
@@ -54,7 +54,7 @@ class LedgerTreeRunner:
         return logits_BPV
 
     def run_branches(self, batch: BranchBatch) -> torch.Tensor:
-        """One step of all branches; logits_BNV."""
+        """Run one step of all branches; return logits_BNV."""
         self.num_branch_steps += 1
         logits_BNV = torch.zeros((*batch.tokens_BN.shape, self.vocab_size))
         for row, slot in enumerate(batch.slots_B.tolist()):
@@ -73,13 +73,13 @@ class LedgerTreeRunner:
         trunk_lengths_B: torch.Tensor,
         block_tables_BJ: torch.Tensor,
     ) -> None:
-        """Copy the first entries of proposal segments behind their trunks."""
+        """Append the first entries of proposal segments to their trunks."""
         for row, slot in enumerate(slots_B.tolist()):
             entries_S = self.proposals_XP[slot, : int(num_entries_B[row])]
             self._write(block_tables_BJ[row], int(trunk_lengths_B[row]), entries_S)
 
     def promote_branches(self, slots_B: torch.Tensor, branches_B: torch.Tensor) -> None:
-        """Make the own entries of branches the proposal segments."""
+        """Copy the own entries of branches to the proposal segments."""
         self.proposals_XP[slots_B] = self.own_XNP[slots_B, branches_B]
 
     def _law(self, seen_S: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A sequence without a cache: the brute force that tables are compared with."""
+"""A sequence without a KV cache, computed anew for each token: the reference for tables."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from ssd.types import Branch, Commit, Explicit, Outcome
 
 @dataclass
 class PlainText:
-    """One sequence as plain text, and all that a draft without any cache would say of it."""
+    """One sequence, and the table that a draft has to build for it."""
 
     lookahead: int
     vocab_size: int
@@ -22,36 +22,36 @@ class PlainText:
     proposal: tuple[int, ...] = ()
 
     def scores(self, tokens: list[int]) -> torch.Tensor:
-        """Scores log q + T g of the token after these."""
+        """Return the scores log q + T g of the token after these."""
         noise_V = torch.from_numpy(gumbel_noise(self.seed, [len(tokens)], self.vocab_size)[0])
         logits_V = law(torch.tensor(tokens), self.vocab_size)
         return torch.log_softmax(logits_V, -1) + self.temperature * noise_V
 
     def continuation(self, accepted: int, bonus: int) -> list[int]:
-        """The tokens after an outcome."""
+        """Return the tokens after an outcome."""
         tokens = [*self.committed, *self.proposal[:accepted], bonus]
         for _ in range(self.lookahead):
             tokens.append(int(self.scores(tokens).argmax()))
         return tokens[-self.lookahead :]
 
     def forks(self, accepted: int, count: int) -> list[int]:
-        """The likeliest bonus tokens after so many accepted ones."""
+        """Return the most likely bonus tokens after so many accepted tokens."""
         scores_V = self.scores([*self.committed, *self.proposal[:accepted]])
         if accepted < len(self.proposal):
             scores_V[self.proposal[accepted]] = -torch.inf
         return scores_V.topk(count).indices.tolist()
 
     def commit(self, accepted: int, bonus: int, following: Branch | Explicit) -> Commit:
-        """The word on a round, for session 1."""
+        """Return the commit of a round, for session 1."""
         return Commit(1, len(self.committed), Outcome(accepted, bonus), following)
 
     def move(self, accepted: int, bonus: int, proposal: tuple[int, ...]) -> None:
-        """Follow an outcome."""
+        """Apply an outcome."""
         self.committed += [*self.proposal[:accepted], bonus]
         self.proposal = proposal
 
     def check(self, table: OutcomeTable) -> None:
-        """Assert that a table is what this text foresees, branch by branch."""
+        """Assert that each branch of a table is correct."""
         assert table.base_len == len(self.committed)
         accepted, bonus = table.accepted_N.tolist(), table.bonus_N.tolist()
         assert len(set(zip(accepted, bonus, strict=True))) == len(accepted)
@@ -63,7 +63,7 @@ class PlainText:
             assert tokens == self.continuation(k, t)
 
     def hit(self, table: OutcomeTable, accepted: int, num_proposed: int) -> Commit:
-        """Commit to a branch of that accepted length."""
+        """Apply and return the commit of a branch with that accepted length."""
         index = table.accepted_N.tolist().index(accepted)
         bonus = int(table.bonus_N[index])
         commit = self.commit(accepted, bonus, Branch(index, num_proposed))
@@ -71,7 +71,7 @@ class PlainText:
         return commit
 
     def miss(self, table: OutcomeTable | None, accepted: int, proposal: tuple[int, ...]) -> Commit:
-        """Commit to an outcome that is in no branch."""
+        """Apply and return the commit of an outcome that is not in the table."""
         taken = (
             set() if table is None else set(table.bonus_N[table.accepted_N == accepted].tolist())
         )

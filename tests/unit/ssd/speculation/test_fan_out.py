@@ -1,4 +1,4 @@
-"""Which outcomes get a branch: against enumeration, direct optimisation and a synthetic pair."""
+"""Fan-out, compared with enumeration, direct optimisation and a synthetic pair."""
 
 import itertools
 import math
@@ -114,7 +114,7 @@ def enumerate_law(batch: Batch, session: int, policy: Adaptive) -> dict[tuple[in
 
 @given(batches(), st.integers(1, 12))
 @settings(max_examples=150, deadline=None)
-def test_adaptive_takes_the_most_likely_outcomes_of_an_enumeration(
+def test_adaptive_selects_the_most_likely_outcomes_of_an_enumeration(
     batch: Batch, num_branches: int
 ) -> None:
     candidates, _, num_proposed_B = batch
@@ -134,7 +134,7 @@ def test_adaptive_takes_the_most_likely_outcomes_of_an_enumeration(
 @pytest.mark.parametrize("policy", ALL)
 @given(batch=batches(), num_branches=st.integers(1, 30))
 @settings(max_examples=60, deadline=None)
-def test_every_policy_chooses_possible_outcomes_once_and_fills_the_table(
+def test_every_policy_selects_possible_outcomes_once_and_fills_the_table(
     policy: FanOutPolicy, batch: Batch, num_branches: int
 ) -> None:
     candidates, _, num_proposed_B = batch
@@ -152,7 +152,7 @@ def test_every_policy_chooses_possible_outcomes_once_and_fills_the_table(
 
 @given(batches(), st.integers(1, 12))
 @settings(max_examples=50, deadline=None)
-def test_a_session_is_served_alike_alone_and_in_a_batch(batch: Batch, num_branches: int) -> None:
+def test_outcomes_do_not_depend_on_other_sessions(batch: Batch, num_branches: int) -> None:
     candidates, proposal_BK, num_proposed_B = batch
     for policy in ALL:
         forks = policy.choose(*batch, num_branches)
@@ -187,13 +187,13 @@ def test_a_split_gives_each_position_its_share(
     assert np.bincount(forks.accepted_BN[0], minlength=4).tolist() == expected
 
 
-def test_a_share_without_candidates_goes_to_the_others() -> None:
+def test_a_share_without_candidates_is_given_to_other_positions() -> None:
     forks = make_policy("explicit", (10, 0, 0, 0)).choose(*full_batch(3, 3, 4), 10)
     assert forks.num_branches_B.tolist() == [10]
     assert np.bincount(forks.accepted_BN[0], minlength=4).tolist() == [3, 3, 2, 2]
 
 
-def test_explicit_keeps_to_its_list_and_full_acceptance_takes_the_rest() -> None:
+def test_explicit_follows_its_list_and_full_acceptance_gets_the_rest() -> None:
     assert explicit_share((4, 3, 1, 2), 3, 10) == (4, 3, 1, 2)
     assert explicit_share((4, 3, 1, 2), 0, 10) == (10,)
 
@@ -227,7 +227,7 @@ def test_geometric_is_near_the_best_whole_split_and_at_the_best_real_one(
     assert np.abs(num_branches * shares / shares.sum() - np.array(split)).max() < 1.0
 
 
-def test_start_values_beat_uniform_on_a_pair_whose_draft_is_nearly_right() -> None:
+def test_start_values_have_a_higher_hit_rate_than_uniform_on_a_synthetic_pair() -> None:
     """Draft logits of varying sharpness, a target that differs by noise, T = 1, coupled.
 
     With 1 500 rounds the difference of two paired hit rates has a standard deviation under .016.
@@ -259,7 +259,7 @@ def test_start_values_beat_uniform_on_a_pair_whose_draft_is_nearly_right() -> No
     assert hit_rate(make_policy("adaptive")) > hit_rate(make_policy("uniform")) + 0.05
 
 
-def test_an_unknown_policy_or_an_impossible_split_is_refused() -> None:
+def test_an_unknown_policy_or_an_invalid_split_is_rejected() -> None:
     with pytest.raises(SettingsError, match="adaptive"):
         make_policy("best")
     for split in ((), (1, -1)):

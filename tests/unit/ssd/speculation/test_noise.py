@@ -1,4 +1,4 @@
-"""Known answers, the law and the bookkeeping of the shared noise."""
+"""Known answers, the distribution and the bookkeeping of the shared noise."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_philox_gives_the_known_answers_of_random123(counter: str, key: str, exp
     assert words_X4.tolist() == [words(expected)] * 3
 
 
-def test_a_token_takes_its_own_word_of_its_own_counter() -> None:
+def test_each_token_uses_its_word_of_its_counter() -> None:
     seed, position, choice, stream = 0x123456789ABCDEF0, 77, 2, 3
     noise_V = gumbel_noise(seed, [position], 11, choice, stream)[0]
     key_2 = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint32)
@@ -67,7 +67,7 @@ def test_noise_is_finite_and_within_2e6_of_float64_at_both_ends_and_between() ->
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
-def test_noise_follows_the_gumbel_law(seed: int) -> None:
+def test_noise_has_the_gumbel_distribution(seed: int) -> None:
     """Kolmogorov-Smirnov: with n = 40 000 draws, p < 1e-3 means a distance over 0.0097."""
     noise_N = np.sort(gumbel_noise(seed, range(10), 4000).ravel())
     below_N = np.exp(-np.exp(-noise_N))
@@ -136,7 +136,7 @@ class TestNoiseRing:
         assert ring.fill(0, 16, 16) == 1
         assert ring.fill(0, 10, 10) == 1
 
-    def test_a_slot_that_changes_hands_forgets_its_noise(self) -> None:
+    def test_a_reassigned_slot_drops_its_noise(self) -> None:
         ring = NoiseRing(1, 4, 8)
         ring.assign(0, 1, 0, 1.0)
         ring.fill(0, 0, 3)
@@ -166,7 +166,7 @@ class TestNoiseRing:
 
     @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=12))
     @settings(max_examples=40, deadline=None)
-    def test_whatever_was_filled_before_a_filled_range_is_right(
+    def test_a_filled_range_is_correct_after_any_other_fills(
         self, ranges: list[tuple[int, int]]
     ) -> None:
         ring = NoiseRing(1, 5, 6)

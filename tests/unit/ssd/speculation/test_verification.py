@@ -1,4 +1,4 @@
-"""Coupled verification: the longest agreeing prefix, then the target's own token."""
+"""Coupled verification: the longest equal prefix, then the bonus token."""
 
 import torch
 from hypothesis import given, settings
@@ -11,26 +11,26 @@ LOOKAHEAD = 4
 
 
 def verify(proposal: list[int], num_proposed: int, chosen: list[int]) -> tuple[int, int]:
-    """The outcome (k, t*) of one sequence."""
+    """Return the outcome (k, t*) of one sequence."""
     outcomes = verify_coupled(
         torch.tensor([proposal]), torch.tensor([num_proposed]), torch.tensor([chosen])
     )
     return int(outcomes.accepted_B[0]), int(outcomes.bonus_B[0])
 
 
-def test_a_proposal_that_agrees_throughout_is_kept_and_the_bonus_follows_it() -> None:
+def test_a_proposal_that_equals_all_choices_is_accepted_and_followed_by_the_bonus() -> None:
     assert verify([5, 6, 7], 3, [5, 6, 7, 8]) == (3, 8)
 
 
-def test_the_first_disagreement_ends_the_proposal_and_gives_the_bonus() -> None:
+def test_the_first_different_choice_is_the_bonus() -> None:
     assert verify([5, 9, 7], 3, [5, 6, 7, 8]) == (1, 6)
 
 
-def test_an_agreement_after_a_disagreement_counts_for_nothing() -> None:
+def test_an_equal_token_after_a_different_one_is_not_accepted() -> None:
     assert verify([9, 6, 7], 3, [5, 6, 7, 8]) == (0, 5)
 
 
-def test_padding_is_never_accepted_even_where_it_agrees() -> None:
+def test_padding_is_never_accepted() -> None:
     assert verify([5, 6, 7], 1, [5, 6, 7, 8]) == (1, 6)
 
 
@@ -40,7 +40,7 @@ def test_no_proposal_is_plain_decoding() -> None:
 
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[list[int], int, list[int]]:
-    """A proposal, its length and what the target says, over few tokens."""
+    """Draw a proposal, its length and the target's choices, over few tokens."""
     token = st.integers(0, NUM_TOKENS - 1)
     proposal = draw(st.lists(token, min_size=LOOKAHEAD, max_size=LOOKAHEAD))
     chosen = draw(st.lists(token, min_size=LOOKAHEAD + 1, max_size=LOOKAHEAD + 1))
@@ -49,7 +49,7 @@ def rows(draw: st.DrawFn) -> tuple[list[int], int, list[int]]:
 
 @given(st.lists(rows(), min_size=1, max_size=5))
 @settings(max_examples=200, deadline=None)
-def test_each_row_keeps_its_longest_agreeing_prefix(
+def test_each_row_accepts_its_longest_equal_prefix(
     batch: list[tuple[list[int], int, list[int]]],
 ) -> None:
     proposals, nums, chosens = zip(*batch, strict=True)

@@ -1,4 +1,4 @@
-"""What the pool keeps of what drafts send, how long it waits for them, and when it asks again."""
+"""Which tables the pool keeps, and when it opens and closes sessions."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -55,7 +55,7 @@ def tables_frame(session: int, base_len: int, bonus: Iterable[int], epoch: int =
     return Frame(FrameKind.TABLES, epoch, 1, pack_tables([table], row_width(LOOKAHEAD)))
 
 
-def test_an_opening_without_a_table_is_given_up_and_the_sequence_opens_elsewhere(
+def test_an_unanswered_opening_is_closed_and_the_sequence_opens_on_another_link(
     make_bench: MakeBench, plain: Plain
 ) -> None:
     bench = make_bench()
@@ -76,7 +76,7 @@ def test_an_opening_without_a_table_is_given_up_and_the_sequence_opens_elsewhere
     assert sink.statistics.hits > 0
 
 
-def test_a_draft_that_has_much_to_prefill_has_longer_for_its_openings(
+def test_an_opening_behind_others_has_more_time(
     make_bench: MakeBench,
 ) -> None:
     bench = make_bench()
@@ -91,7 +91,7 @@ def test_a_draft_that_has_much_to_prefill_has_longer_for_its_openings(
     assert allowed[0] < allowed[1] < allowed[2]
 
 
-def test_an_opened_session_outlives_the_openings_that_were_given_up(make_bench: MakeBench) -> None:
+def test_an_open_session_stays_when_openings_are_closed(make_bench: MakeBench) -> None:
     bench = make_bench(circuit_breaker=False)
     first_alone = [Behaviour.HIT, Behaviour.HIT]
     second_hangs = [Behaviour.SILENT, Behaviour.HIT, Behaviour.SILENT]
@@ -108,7 +108,7 @@ def test_an_opened_session_outlives_the_openings_that_were_given_up(make_bench: 
     bench.run()
 
 
-def test_without_quarantine_a_hung_draft_is_still_not_asked_again_at_once(
+def test_without_a_circuit_breaker_an_opening_is_not_repeated_at_once(
     make_bench: MakeBench,
 ) -> None:
     bench = make_bench(circuit_breaker=False)
@@ -126,7 +126,7 @@ def test_without_quarantine_a_hung_draft_is_still_not_asked_again_at_once(
 
 
 class LockWatch:
-    """Whether another thread could have taken the pool's lock while a message was sent."""
+    """Records whether the lock of the pool was free while closings were sent."""
 
     def __init__(self, bench: Any, draft: Any) -> None:
         self._lock = bench.pool._changed
@@ -147,7 +147,7 @@ class LockWatch:
 
 
 @pytest.mark.parametrize("script", [[Behaviour.HIT, *SILENT], SILENT])
-def test_the_lock_is_free_while_a_quarantine_closes_sessions(
+def test_the_lock_is_free_while_sessions_of_a_suspended_link_are_closed(
     make_bench: MakeBench, script: list[Behaviour]
 ) -> None:
     bench = make_bench()
@@ -165,7 +165,7 @@ def test_the_lock_is_free_while_a_quarantine_closes_sessions(
 
 
 @pytest.mark.parametrize("reason", ["max_sessions", "gap", "draining", "of a later version"])
-def test_a_draft_that_refused_is_asked_again_after_a_second(
+def test_after_a_refusal_the_next_opening_is_a_second_later(
     make_bench: MakeBench, reason: str
 ) -> None:
     bench = make_bench()
@@ -185,7 +185,7 @@ def test_a_draft_that_refused_is_asked_again_after_a_second(
 
 
 @pytest.mark.parametrize("reason", ["length", "not finite"])
-def test_a_sequence_that_one_draft_cannot_follow_goes_to_another_and_the_others_stay(
+def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
     make_bench: MakeBench, reason: str
 ) -> None:
     bench = make_bench()
@@ -241,10 +241,10 @@ def test_a_table_of_another_round_or_epoch_is_dropped_and_counted(
     assert session.table is not None
 
 
-def test_the_first_table_of_a_session_says_nothing_of_the_drafts_speed(
+def test_the_first_table_of_a_session_is_not_timed(
     make_bench: MakeBench,
 ) -> None:
-    """It waited for the prompt's prefill, and would make a draft look full that is not."""
+    """Its time includes the prefill of the prompt."""
     bench = make_bench()
     bench.join(SILENT)
     bench.submit([1, 2, 3], 40)
@@ -276,14 +276,14 @@ def test_a_table_with_more_branches_than_agreed_is_rejected(make_bench: MakeBenc
 
 
 def empty_heads(num_rows: int) -> Frame:
-    """Tables without a branch, each of another session."""
+    """Return tables without branches, each of another session."""
     rows_RW = np.full((num_rows, row_width(LOOKAHEAD)), -1, dtype=np.int32)
     rows_RW[:, :3] = 0
     rows_RW[:, 0] = np.arange(1, num_rows + 1)
     return Frame(FrameKind.TABLES, 1, 1, rows_RW)
 
 
-def test_a_frame_of_more_rows_than_the_open_sessions_have_is_refused_unread(
+def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected(
     make_bench: MakeBench,
 ) -> None:
     bench = make_bench()
@@ -298,18 +298,18 @@ def test_a_frame_of_more_rows_than_the_open_sessions_have_is_refused_unread(
     bench.run()
 
 
-def test_a_draft_may_answer_each_opening_and_commit_and_no_more(make_bench: MakeBench) -> None:
+def test_a_draft_may_send_one_table_for_each_opening_and_commit(make_bench: MakeBench) -> None:
     bench = make_bench(circuit_breaker=False)
     bench.join(SILENT)
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
     (link,) = bench.pool.links()
     (session,) = link.sessions.values()
-    num_asked = 2  # the opening and the commit of the round
+    num_requested = 2  # the opening and the commit of the round
     before = stale_frames()
-    for _ in range(num_asked):
+    for _ in range(num_requested):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
-    assert stale_frames() == before + num_asked - 1
+    assert stale_frames() == before + num_requested - 1
     with pytest.raises(FrameError, match="1 tables that were not requested"):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
@@ -317,7 +317,7 @@ def test_a_draft_may_answer_each_opening_and_commit_and_no_more(make_bench: Make
     bench.run()
 
 
-def test_a_draft_that_answers_every_round_never_runs_out_of_what_it_may_send(
+def test_a_draft_that_answers_every_round_never_exceeds_its_tables(
     make_bench: MakeBench,
 ) -> None:
     bench = make_bench()
@@ -330,7 +330,7 @@ def test_a_draft_that_answers_every_round_never_runs_out_of_what_it_may_send(
     assert link.peak_sessions <= 4
 
 
-def test_a_sequence_too_long_for_a_draft_is_not_sent_to_it(make_bench: MakeBench) -> None:
+def test_a_sequence_that_is_too_long_for_a_draft_is_not_opened_there(make_bench: MakeBench) -> None:
     bench = make_bench()
     short, long = bench.join([Behaviour.HIT], name="short"), bench.join(SILENT, name="long")
     short_link, _ = bench.pool.links()

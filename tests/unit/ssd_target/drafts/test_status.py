@@ -1,4 +1,4 @@
-"""What an operator is told of the pool."""
+"""The status of the pool."""
 
 from typing import cast
 
@@ -41,7 +41,7 @@ def up(each: DraftLink) -> LinkReport:
     return LinkReport(each.name, LinkState.ACTIVE, link=each)
 
 
-def test_a_link_tells_its_epoch_sessions_counts_and_round_trip() -> None:
+def test_the_status_of_a_link_has_its_epoch_sessions_counts_and_round_trip() -> None:
     mine = link()
     mine.sessions[1] = cast(Session, None)
     for result in (*[LookupResult.HIT] * 3, LookupResult.MISS, LookupResult.LATE):
@@ -69,7 +69,7 @@ def test_a_link_tells_its_epoch_sessions_counts_and_round_trip() -> None:
     assert shown.draft_weights == "sha256:d"
 
 
-def test_the_capacity_of_a_link_is_what_it_does_within_one_verify() -> None:
+def test_sustainable_sessions_follow_from_the_times_of_batches_and_of_a_verify() -> None:
     mine = link(max_sessions=16)
     log = log_of_a_round()
     assert pool_status([up(mine)], pool(), log, 0.0).links[0].sustainable_sessions == 16
@@ -77,7 +77,7 @@ def test_the_capacity_of_a_link_is_what_it_does_within_one_verify() -> None:
     assert pool_status([up(mine)], pool(), log, 0.0).links[0].sustainable_sessions == 4
 
 
-def test_a_quarantine_shows_as_long_as_it_lasts() -> None:
+def test_a_link_is_quarantined_while_its_circuit_breaker_is_open() -> None:
     mine = link()
     for _ in range(3):
         mine.circuit_breaker.note_round(100.0, any_in_time=False)
@@ -90,7 +90,7 @@ def test_a_quarantine_shows_as_long_as_it_lasts() -> None:
     assert (shown.state, shown.reason) == ("active", "")
 
 
-def test_a_draining_and_a_refused_link_say_why() -> None:
+def test_a_draining_and_a_refused_link_have_a_reason() -> None:
     mine = link()
     mine.is_draining = True
     reports = [up(mine), LinkReport("10.0.0.2:1", LinkState.REFUSED, "vocab_size differs")]
@@ -101,7 +101,7 @@ def test_a_draining_and_a_refused_link_say_why() -> None:
     assert status.hit_rate == 0.0
 
 
-def test_a_link_that_was_too_slow_shows_what_was_measured_and_on_which_draft() -> None:
+def test_a_link_that_is_too_slow_has_its_measurement_and_its_draft() -> None:
     found = LinkQuality(transport="tcp", round_trip_seconds=0.0004)
     peer = Peer(pod="demo-draft-0-x", node="n1")
     report = LinkReport("10.0.0.1:1", LinkState.REFUSED, "link_too_slow: …", None, found, peer)
@@ -118,17 +118,17 @@ def shown(state: LinkState, capacity: int = 4) -> LinkStatus:
 @pytest.mark.parametrize(
     ("eligible", "drafts"), [(0.0, 0.0), (1.0, 1 / 6), (6.0, 1.0), (7.5, 1.25)]
 )
-def test_drafts_are_desired_for_all_who_may_have_one(eligible: float, drafts: float) -> None:
+def test_drafts_are_desired_for_all_eligible_sequences(eligible: float, drafts: float) -> None:
     links = [shown(LinkState.ACTIVE, 4), shown(LinkState.ACTIVE, 8), shown(LinkState.LOST, 0)]
     assert desired_draft_replicas(links, eligible) == pytest.approx(drafts)
 
 
-def test_a_draft_that_is_leaving_is_no_capacity() -> None:
+def test_a_draining_link_does_not_count_for_the_desired_drafts() -> None:
     links = [shown(LinkState.ACTIVE, 4), shown(LinkState.DRAINING, 400)]
     assert desired_draft_replicas(links, 6.0) == 1.5
 
 
-def test_with_no_draft_in_service_those_there_are_stay_and_the_first_is_asked_for() -> None:
+def test_without_an_active_link_the_desired_drafts_are_the_addresses_or_one() -> None:
     assert desired_draft_replicas([shown(LinkState.LOST), shown(LinkState.REFUSED)], 9.0) == 2
     assert desired_draft_replicas([], 9.0) == 1
     assert desired_draft_replicas([shown(LinkState.LOST)], 0.0) == 0

@@ -20,21 +20,23 @@ from ssd_target.drafts.sustainable_sessions import BatchTimes, sustainable_sessi
         ({1: 0.0}, 32),
     ],
     ids=[
-        "nothing known",
+        "no times",
         "in proportion to one",
-        "the larger batch costs less a session",
+        "the larger batch has less time per session",
         "just in time",
-        "batches that were late do not count",
-        "one is too many",
+        "late batches do not count",
+        "one session is late",
         "none in time: the smallest counts",
         "faster than the clock",
     ],
 )
-def test_as_many_as_one_verify_has_room_for(batches: dict[int, float], sessions: int) -> None:
+def test_the_tables_of_all_sessions_fit_into_one_verify(
+    batches: dict[int, float], sessions: int
+) -> None:
     assert sustainable_sessions(batches, 0.0100001, 32) == sessions
 
 
-def test_before_the_first_verify_all_fit() -> None:
+def test_before_the_first_verify_all_sessions_are_sustainable() -> None:
     assert sustainable_sessions({1: 0.5}, 0.0, 7) == 7
 
 
@@ -42,19 +44,19 @@ SECONDS = st.floats(0.0, 10.0)
 
 
 @given(st.dictionaries(st.integers(1, 64), SECONDS), SECONDS, st.integers(1, 64))
-def test_there_is_room_for_one_and_never_for_more_than_it_keeps(
+def test_the_result_is_between_one_and_the_maximum(
     batches: dict[int, float], verify_seconds: float, max_sessions: int
 ) -> None:
     assert 1 <= sustainable_sessions(batches, verify_seconds, max_sessions) <= max_sessions
 
 
 @given(st.integers(1, 16), st.floats(1e-4, 0.01), st.floats(1e-5, 0.01))
-def test_who_is_just_in_time_is_just_full(sessions: int, fixed: float, each: float) -> None:
+def test_a_batch_just_in_time_is_the_maximum(sessions: int, fixed: float, each: float) -> None:
     seconds = fixed + sessions * each
     assert sustainable_sessions({sessions: seconds}, seconds * 1.0001, 64) == sessions
 
 
-def test_the_times_of_a_batch_is_that_of_its_last_table_and_follows_slowly() -> None:
+def test_the_time_of_a_batch_is_a_mean_of_its_slowest_tables() -> None:
     times = BatchTimes()
     times.note([0.001, 0.004, 0.002])
     assert times.seconds_by_sessions == {3: 0.004}
