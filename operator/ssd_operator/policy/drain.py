@@ -25,7 +25,6 @@ from ssd_operator.observe.facts import DrainFact, Ref
 from ssd_operator.observe.pod_state import (
     DRAIN_DEADLINE_ANNOTATION,
     drain_deadline_of,
-    is_live,
     is_ready,
     is_scheduled,
     name_of,
@@ -80,50 +79,123 @@ class DrainPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drains:
-    """What is known about drains and drafts, and how long a drain may take."""
+class CellDrafts:
+    """The drafts of one cell, and what is known about their drains."""
 
+    pods: Sequence[Object]
+    """Live pods."""
+    wanted: int
+    replicas: int
+    """Of the live Deployment; the wanted number without one."""
     facts: Mapping[str, DrainFact] = field(default_factory=dict)
     """By pod."""
     sessions: Mapping[str, int] = field(default_factory=dict)
     """Sessions that a draft serves, by pod."""
     misplaced: AbstractSet[str] = frozenset()
-    """Pods on another node than their target, to be replaced one at a time in a cell."""
-    rolling: AbstractSet[int] = frozenset()
-    """Cells whose Deployment is between two revisions. Its controller shrinks the ReplicaSets in
-    proportion and could remove a draft that serves, so these cells do not shrink."""
+    """Pods on another node than their target, to be replaced one at a time."""
+    is_rolling: bool = False
+    """Whether the Deployment is between two revisions. Its controller shrinks the ReplicaSets in
+    proportion and could remove a draft that serves, so the cell does not shrink."""
     drain_seconds: float = 20.0
     """Longest drain, > 0."""
+    now: float
+    """Seconds since the epoch."""
+
+    def plan(self, cell: int) -> DrainPlan:
+        """Bring the drafts one step towards the wanted number."""
+        marked = [pod for pod in self.pods if drain_deadline_of(pod) is not None]
+        going = [pod for pod in marked if not self._is_done(pod)]
+        if len(self.pods) > self.replicas:  # the ReplicaSet has yet to follow the last shrink
+            return self._plan(cell, going, [], max(self.wanted, self.replicas))
+        excess = self.replicas - self.wanted
+        if excess <= 0:
+            # A victim is not reactivated, but its replica stays.
+            victims = [] if marked else self._misplaced()
+            plan = self._plan(cell, going, victims, self.wanted)
+            done = tuple(name_of(pod) for pod in marked if pod not in going)
+            return replace(plan, delete_pods=done)
+        if self.is_rolling:
+            return self._plan(cell, going, [], self.replicas)
+        num_missing = self.replicas - len(self.pods)
+        victims = self._victims()[: max(0, excess - num_missing - len(marked))]
+        num_done = 0 if going or victims else len(marked)
+        return self._plan(cell, going, victims, self.replicas - min(excess, num_missing + num_done))
+
+    def _plan(
+        self, cell: int, going: Sequence[Object], victims: Sequence[Object], replicas: int
+    ) -> DrainPlan:
+        last = math.ceil(self.now + self.drain_seconds)
+        marks = tuple(
+            Mark(pod=name_of(pod), deadline=last if is_ready(pod) else math.floor(self.now))
+            for pod in victims
+        )
+        deadlines = {name_of(pod): drain_deadline_of(pod) or 0.0 for pod in going}
+        deadlines |= {mark.pod: mark.deadline for mark in marks}
+        hosts = {name_of(pod): pod.get("status", {}).get("podIP", "") for pod in self.pods}
+        calls = tuple(
+            DrainCall(pod=pod, host=hosts[pod], seconds=deadline - self.now)
+            for pod, deadline in deadlines.items()
+            if deadline > self.now and hosts[pod]
+        )
+        return DrainPlan(marks=marks, calls=calls, replicas={cell: replicas})
+
+    def _is_done(self, pod: Object) -> bool:
+        fact, deadline = self.facts.get(name_of(pod)), drain_deadline_of(pod)
+        has_ended = fact is not None and fact.is_done and fact.result in _ENDED
+        return has_ended or (deadline is not None and deadline <= self.now)
+
+    def _victims(self) -> list[Object]:
+        """Pods without a mark, in the order of a ReplicaSet and then of the smallest loss."""
+        free = [pod for pod in self.pods if drain_deadline_of(pod) is None]
+        free.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
+        return sorted(
+            free,
+            key=lambda pod: (
+                is_scheduled(pod),
+                is_ready(pod),
+                name_of(pod) not in self.misplaced,
+                self.sessions.get(name_of(pod), 0),
+            ),
+        )
+
+    def _misplaced(self) -> list[Object]:
+        """One pod to replace; none before the replacement of the last one is ready."""
+        names = self.misplaced
+        placed = [pod for pod in self.pods if name_of(pod) not in names]
+        # Misplaced pods that are not ready may never be: they go first and delay no other.
+        misplaced = sorted((pod for pod in self.pods if name_of(pod) in names), key=is_ready)
+        may_go = all(is_ready(pod) for pod in placed) and len(self.pods) == self.replicas
+        return misplaced[:1] if may_go else []
 
 
-def drains_of(snapshot: Snapshot) -> DrainPlan:
+def plan_drains(snapshot: Snapshot) -> DrainPlan:
     """The next step of all drains of a resource."""
     resource, children = snapshot.resource, snapshot.observed.children
-    cells = draft_cells(resource)
-    number = snapshot.num_drafts_wanted
-    refs = {cell: Ref("Deployment", draft_deployment(resource, cell)) for cell in cells}
-    pods: dict[int, list[Object]] = {cell: [] for cell in cells}
-    for pod in snapshot.drafts:
-        pods.setdefault(cell_of(pod), []).append(pod)
+    cells, misplaced = draft_cells(resource), misplaced_drafts(snapshot)
     sessions: Counter[str] = Counter()
     for (_, draft), link in snapshot.links.items():
         sessions[draft] += link.sessions
-    return plan_drains(
-        {cell: drafts_of_cell(number, len(cells), cell) for cell in cells},
-        {
-            cell: int(children[ref]["spec"]["replicas"])
-            for cell, ref in refs.items()
-            if ref in children
-        },
-        pods,
-        Drains(
+    plans = []
+    for cell in cells:
+        wanted = drafts_of_cell(snapshot.num_drafts_wanted, len(cells), cell)
+        live = children.get(Ref("Deployment", draft_deployment(resource, cell)))
+        drafts = CellDrafts(
+            pods=[pod for pod in snapshot.drafts if cell_of(pod) == cell],
+            wanted=wanted,
+            replicas=wanted if live is None else int(live["spec"]["replicas"]),
             facts=snapshot.observed.drains,
             sessions=sessions,
-            misplaced=misplaced_drafts(snapshot),
-            rolling=frozenset(filter(snapshot.is_rolling_drafts, cells)),
+            misplaced=misplaced,
+            is_rolling=snapshot.is_rolling_drafts(cell),
             drain_seconds=resource.spec.draft.drain_seconds,
-        ),
-        snapshot.now,
+            now=snapshot.now,
+        )
+        plans.append(drafts.plan(cell))
+    return DrainPlan(
+        marks=tuple(mark for plan in plans for mark in plan.marks),
+        calls=tuple(call for plan in plans for call in plan.calls),
+        replicas={cell: number for plan in plans for cell, number in plan.replicas.items()},
+        delete_pods=tuple(pod for plan in plans for pod in plan.delete_pods),
     )
 
 
@@ -140,114 +212,3 @@ def misplaced_drafts(snapshot: Snapshot) -> frozenset[str]:
         if is_scheduled(pod)
         and nodes.get(cell_of(pod), pod["spec"]["nodeName"]) != pod["spec"]["nodeName"]
     )
-
-
-def plan_drains(
-    wanted: Mapping[int, int],
-    deployments: Mapping[int, int],
-    pods: Mapping[int, Sequence[Object]],
-    drains: Drains,
-    now: float,
-) -> DrainPlan:
-    """Bring each cell's drafts one step towards the wanted number.
-
-    Args:
-        wanted: drafts by cell. Other cells end at 0.
-        deployments: replicas of the live draft Deployments by cell; a cell without one gets its
-            number at once.
-        pods: draft pods by cell, of any state.
-        drains: see there.
-        now: seconds since the epoch.
-    """
-    plans = [
-        _Drafts(
-            tuple(pod for pod in pods.get(cell, ()) if is_live(pod)),
-            (number := wanted.get(cell, 0)),
-            deployments.get(cell, number),
-            drains,
-            now,
-        ).plan(cell)
-        for cell in sorted(wanted.keys() | deployments.keys())
-    ]
-    return DrainPlan(
-        marks=tuple(mark for plan in plans for mark in plan.marks),
-        calls=tuple(call for plan in plans for call in plan.calls),
-        replicas={cell: number for plan in plans for cell, number in plan.replicas.items()},
-        delete_pods=tuple(pod for plan in plans for pod in plan.delete_pods),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Drafts:
-    """The drafts of one cell."""
-
-    live: tuple[Object, ...]
-    wanted: int
-    replicas: int
-    drains: Drains
-    now: float
-
-    def plan(self, cell: int) -> DrainPlan:
-        marked = [pod for pod in self.live if drain_deadline_of(pod) is not None]
-        going = [pod for pod in marked if not self._is_done(pod)]
-        if len(self.live) > self.replicas:  # the ReplicaSet has yet to follow the last shrink
-            return self._plan(cell, going, [], max(self.wanted, self.replicas))
-        excess = self.replicas - self.wanted
-        if excess <= 0:
-            # A victim is not reactivated, but its replica stays.
-            victims = [] if marked else self._misplaced()
-            plan = self._plan(cell, going, victims, self.wanted)
-            done = tuple(name_of(pod) for pod in marked if pod not in going)
-            return replace(plan, delete_pods=done)
-        if cell in self.drains.rolling:
-            return self._plan(cell, going, [], self.replicas)
-        num_missing = self.replicas - len(self.live)
-        victims = self._victims()[: max(0, excess - num_missing - len(marked))]
-        num_done = 0 if going or victims else len(marked)
-        return self._plan(cell, going, victims, self.replicas - min(excess, num_missing + num_done))
-
-    def _plan(
-        self, cell: int, going: Sequence[Object], victims: Sequence[Object], replicas: int
-    ) -> DrainPlan:
-        last = math.ceil(self.now + self.drains.drain_seconds)
-        marks = tuple(
-            Mark(pod=name_of(pod), deadline=last if is_ready(pod) else math.floor(self.now))
-            for pod in victims
-        )
-        deadlines = {name_of(pod): drain_deadline_of(pod) or 0.0 for pod in going}
-        deadlines |= {mark.pod: mark.deadline for mark in marks}
-        hosts = {name_of(pod): pod.get("status", {}).get("podIP", "") for pod in self.live}
-        calls = tuple(
-            DrainCall(pod=pod, host=hosts[pod], seconds=deadline - self.now)
-            for pod, deadline in deadlines.items()
-            if deadline > self.now and hosts[pod]
-        )
-        return DrainPlan(marks=marks, calls=calls, replicas={cell: replicas})
-
-    def _is_done(self, pod: Object) -> bool:
-        fact, deadline = self.drains.facts.get(name_of(pod)), drain_deadline_of(pod)
-        has_ended = fact is not None and fact.is_done and fact.result in _ENDED
-        return has_ended or (deadline is not None and deadline <= self.now)
-
-    def _victims(self) -> list[Object]:
-        """Pods without a mark, in the order of a ReplicaSet and then of the smallest loss."""
-        free = [pod for pod in self.live if drain_deadline_of(pod) is None]
-        free.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
-        return sorted(
-            free,
-            key=lambda pod: (
-                is_scheduled(pod),
-                is_ready(pod),
-                name_of(pod) not in self.drains.misplaced,
-                self.drains.sessions.get(name_of(pod), 0),
-            ),
-        )
-
-    def _misplaced(self) -> list[Object]:
-        """One pod to replace; none before the replacement of the last one is ready."""
-        names = self.drains.misplaced
-        placed = [pod for pod in self.live if name_of(pod) not in names]
-        # Misplaced pods that are not ready may never be: they go first and delay no other.
-        misplaced = sorted((pod for pod in self.live if name_of(pod) in names), key=is_ready)
-        may_go = all(is_ready(pod) for pod in placed) and len(self.live) == self.replicas
-        return misplaced[:1] if may_go else []

@@ -15,7 +15,7 @@ from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.pod_state import drain_deadline_of, is_leaving, name_of
 from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, holding
-from ssd_operator.policy.drain import DrainPlan, drains_of
+from ssd_operator.policy.drain import DrainPlan, plan_drains
 from ssd_operator.policy.preflight import Preflight, preflight
 from ssd_operator.policy.rollout import (
     held_drafts,
@@ -88,7 +88,7 @@ def plan(
     """
     snapshot = Snapshot(resource=resource, observed=observed, now=now)
     children, generation = observed.children, resource.generation
-    drains = drains_of(snapshot)
+    drains = plan_drains(snapshot)
     absent_kinds = OPTIONAL_KINDS - observed.optional_apis
     objects = [
         each

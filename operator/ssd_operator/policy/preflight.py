@@ -22,8 +22,6 @@ from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.pod_state import is_leaving, name_of, to_seconds
 from ssd_operator.policy.rollout import Stage, serving_pod
 
-PULL_SECONDS = 10.0
-"""A pull that fails in a pod's first seconds may still succeed."""
 RETRY_SECONDS = 60.0
 """Until a preflight that the cluster ended is repeated."""
 _RUNNING = frozenset({Trouble.LOADING, Trouble.DRAINING})
@@ -95,21 +93,16 @@ def _hash_of(pod: Object) -> object:
 def _result(pod: Object, now: float) -> Preflight:
     """The result of a live preflight pod."""
     status, name = pod.get("status", {}), name_of(pod)
-    created_at = to_seconds(pod["metadata"].get("creationTimestamp"))
-    age = 0.0 if created_at is None else now - created_at
     if status.get("phase") == "Succeeded":
         return Preflight(Stage.PASSED, pod=pod)
     if status.get("reason") and not is_leaving(pod):
         # Evicted, out of time or its node shut down: the result is unknown.
         message = f"{name} was ended: {status['reason']}: {status.get('message', '')}"
-        wait = RETRY_SECONDS - age
+        wait = (to_seconds(pod["metadata"].get("creationTimestamp")) or now) + RETRY_SECONDS - now
         kept = (pod, wait) if wait > 0 else (None, math.inf)
         return Preflight(Stage.STUCK, message.rstrip(" :."), *kept)
     found = diagnose(pod, int(pod["spec"]["activeDeadlineSeconds"]), now)
     if found is None or found.trouble in _RUNNING:
         return Preflight(Stage.RUNNING, f"{name} runs" if found is None else found.message, pod)
-    message = found.message.rstrip(".")
-    if found.trouble is Trouble.IMAGE_PULL and age < PULL_SECONDS:
-        return Preflight(Stage.RUNNING, message, pod, PULL_SECONDS - age)
-    is_stuck = found.trouble is Trouble.UNSCHEDULABLE
-    return Preflight(Stage.STUCK if is_stuck else Stage.FAILED, message, pod)
+    stage = Stage.STUCK if found.trouble is Trouble.UNSCHEDULABLE else Stage.FAILED
+    return Preflight(stage, found.message.rstrip("."), pod)

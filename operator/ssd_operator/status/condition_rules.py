@@ -3,9 +3,9 @@
 A cause has a reason of its own only if a person or a machine acts on it. The message has the rest.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from ssd_operator.api.spec import Object, ScalingMode, Sharing
+from ssd_operator.api.spec import Draft, Object, ScalingMode, Sharing, Target
 from ssd_operator.children.names import Component, account, cell_of
 from ssd_operator.observe.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 from ssd_operator.observe.facts import Ref
@@ -88,7 +88,7 @@ def _draft_ready(passed: PassResult) -> Condition:
     summary = f"{num_ready} of {wanted} drafts are ready"
     if num_ready >= wanted:
         return yes("AllReady", f"{summary}.")
-    troubles = _draft_troubles(passed)
+    troubles = _troubles(passed, passed.staying_drafts, passed.resource.spec.draft)
     num_pods = len(passed.staying_drafts)
     if num_pods < wanted:
         absent = (diagnose_absence(made, name_of(made)) for made in passed.draft_deployments)
@@ -166,11 +166,10 @@ def _under_way(passed: PassResult) -> Condition | None:
     num_updated = passed.updated(pods)
     is_rolling = any(map(_is_rolling, deployments)) or passed.is_replacing_targets
     if num_updated < len(pods) or is_rolling:
-        cause = worst(
-            each
-            for each in (*_target_troubles(passed), *_draft_troubles(passed))
-            if each.trouble not in _USUAL
-        )
+        spec = passed.resource.spec
+        troubles = _troubles(passed, passed.targets, spec.target)
+        troubles += _troubles(passed, passed.staying_drafts, spec.draft)
+        cause = worst(each for each in troubles if each.trouble not in _USUAL)
         suffix = "" if cause is None else f"; {cause.message}"
         return yes("RollingOut", f"{num_updated} of {len(pods)} pods are up to date{suffix}.")
     if passed.num_draining:
@@ -250,15 +249,8 @@ def _num_ready_cells(passed: PassResult) -> int:
     return len({cell_of(pod) for pod in passed.ready_targets})
 
 
-def _target_troubles(passed: PassResult) -> list[Diagnosis]:
-    timeout = passed.resource.spec.target.startup_timeout_seconds
-    found = (diagnose(pod, timeout, passed.now) for pod in passed.targets)
-    return [each for each in found if each is not None]
-
-
-def _draft_troubles(passed: PassResult) -> list[Diagnosis]:
-    timeout = passed.resource.spec.draft.startup_timeout_seconds
-    found = (diagnose(pod, timeout, passed.now) for pod in passed.staying_drafts)
+def _troubles(passed: PassResult, pods: Sequence[Object], part: Target | Draft) -> list[Diagnosis]:
+    found = (diagnose(pod, part.startup_timeout_seconds, passed.now) for pod in pods)
     return [each for each in found if each is not None]
 
 
@@ -267,10 +259,8 @@ def _cell_trouble(passed: PassResult, cell: int) -> Diagnosis | None:
     pods, deployment = passed.cell_targets(cell), passed.target_deployment(cell)
     if any(map(is_ready, pods)):
         return None
-    timeout = passed.resource.spec.target.startup_timeout_seconds
-    found = (diagnose(pod, timeout, passed.now) for pod in pods)
     trouble = (
-        worst(each for each in found if each is not None)
+        worst(_troubles(passed, pods, passed.resource.spec.target))
         or diagnose_absence(deployment, f"cell {cell}")
         or Diagnosis(Trouble.LOADING, f"cell {cell} has no pod yet")
     )

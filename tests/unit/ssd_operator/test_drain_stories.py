@@ -1,4 +1,4 @@
-"""Drains against a ReplicaSet that follows when it likes, with drafts that come, stall and die."""
+"""Drains with a ReplicaSet that follows at any time, and drafts that start, hang and die."""
 
 import itertools
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.facts import DrainFact
 from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, to_seconds, to_text
-from ssd_operator.policy.drain import Drains, plan_drains
+from ssd_operator.policy.drain import CellDrafts
 
 DRAIN_SECONDS = 20.0
 
 
 @dataclass
 class Draft:
-    """One draft pod, with what only the process itself knows."""
+    """One draft pod, with the state of its process."""
 
     name: str
     created: float
@@ -43,20 +43,20 @@ class Draft:
         }
 
     def may_go(self, now: float) -> bool:
-        """Whether its end costs nothing: it drained, its time has come, or it served nothing."""
+        """Whether it may be removed: it has drained, its deadline is over, or it serves nothing."""
         deadline = to_seconds(self.annotations.get(DRAIN_DEADLINE_ANNOTATION))
         is_late = deadline is not None and deadline <= now
         return self.drained or is_late or not (self.ready or self.draining)
 
 
 def deletion_order(draft: Draft) -> tuple[bool, bool, int, float]:
-    """As kube-controller-manager sorts pods, the smallest first."""
+    """Sort key of kube-controller-manager, the first pod to delete first."""
     cost = int(draft.annotations.get("controller.kubernetes.io/pod-deletion-cost", "0"))
     return draft.scheduled, draft.ready, cost, -draft.created
 
 
 class Cell(RuleBasedStateMachine):
-    """A draft Deployment, its ReplicaSet, its pods, and an operator that may forget everything."""
+    """A draft Deployment, its ReplicaSet, its pods, and an operator that may restart."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,13 +98,15 @@ class Cell(RuleBasedStateMachine):
     @rule()
     def operator_passes(self) -> None:
         sessions = {draft.name: draft.sessions for draft in self.drafts}
-        plan = plan_drains(
-            {0: self.wanted},
-            {0: self.replicas},
-            {0: [draft.seen() for draft in self.drafts]},
-            Drains(facts=self.facts, sessions=sessions, drain_seconds=DRAIN_SECONDS),
-            self.now,
-        )
+        plan = CellDrafts(
+            pods=[draft.seen() for draft in self.drafts],
+            wanted=self.wanted,
+            replicas=self.replicas,
+            facts=self.facts,
+            sessions=sessions,
+            drain_seconds=DRAIN_SECONDS,
+            now=self.now,
+        ).plan(0)
         by_name = {draft.name: draft for draft in self.drafts}
         for mark in plan.marks:
             by_name[mark.pod].annotations |= mark.annotations
@@ -123,7 +125,7 @@ class Cell(RuleBasedStateMachine):
 
     @rule()
     def drafts_start(self) -> None:
-        """Each gets as far as it can in a moment: a node, or ready with sessions."""
+        """Each pod makes one step: it gets a node, or becomes ready with sessions."""
         for number, draft in enumerate(self.drafts):
             if draft.scheduled and not draft.draining and not draft.ready:
                 draft.ready, draft.sessions = True, (number * 3 + int(self.now)) % 5
@@ -142,7 +144,7 @@ class Cell(RuleBasedStateMachine):
     @precondition(lambda self: any(draft.draining for draft in self.drafts))
     @rule(number=st.integers(0, 4), end=st.sampled_from(["unready", "Drained", "Unreachable"]))
     def drain_goes_on(self, number: int, end: str) -> None:
-        """What the operator is told and what the kubelet sees come apart."""
+        """The operator and the kubelet observe the end of a drain at different times."""
         draft = self.pick(number, [draft for draft in self.drafts if draft.draining])
         if end == "unready":
             draft.ready = False
@@ -152,7 +154,7 @@ class Cell(RuleBasedStateMachine):
             self.facts[draft.name] = DrainFact(pod=draft.name, is_done=True, result=end)
 
     def teardown(self) -> None:
-        """Left alone, the cell comes to rest at the number wanted: deadlines see to it."""
+        """Without disturbance the cell reaches the wanted number."""
         for _ in range(12):
             self.all_is_well()
             self.now += 5

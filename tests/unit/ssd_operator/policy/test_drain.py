@@ -7,15 +7,14 @@ from tests.unit.ssd_operator.scenes import Scene, draft, target, unscheduled
 
 from ssd_operator.api.spec import Object, Placement
 from ssd_operator.observe.facts import DrainFact
-from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, to_text
+from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, is_live, to_text
 from ssd_operator.policy.drain import (
     COST_ANNOTATION,
+    CellDrafts,
     DrainCall,
     DrainPlan,
-    Drains,
     Mark,
     misplaced_drafts,
-    plan_drains,
 )
 
 NOW = 1_000_000.25
@@ -50,12 +49,13 @@ def pod(
     }
 
 
-def plan(wanted: int, replicas: int, *pods: Object, drains: Drains | None = None) -> DrainPlan:
-    return plan_drains({0: wanted}, {0: replicas}, {0: pods}, drains or Drains(), NOW)
+def plan(wanted: int, replicas: int, *pods: Object, **drains: Any) -> DrainPlan:
+    live = [pod for pod in pods if is_live(pod)]
+    return CellDrafts(pods=live, wanted=wanted, replicas=replicas, now=NOW, **drains).plan(0)
 
 
-def drained(*names: str, result: str = "Drained") -> Drains:
-    return Drains(facts={n: DrainFact(pod=n, is_done=True, result=result) for n in names})
+def drained(*names: str, result: str = "Drained") -> dict[str, DrainFact]:
+    return {name: DrainFact(pod=name, is_done=True, result=result) for name in names}
 
 
 def test_the_wanted_number_needs_no_change() -> None:
@@ -67,7 +67,7 @@ def test_a_higher_number_is_set_at_once() -> None:
 
 
 def test_a_victim_is_marked_and_called_before_the_deployment_shrinks() -> None:
-    assert plan(1, 2, pod("a"), pod("b"), drains=Drains(sessions={"a": 3})) == DrainPlan(
+    assert plan(1, 2, pod("a"), pod("b"), sessions={"a": 3}) == DrainPlan(
         marks=(Mark(pod="b", deadline=1_000_021),),
         calls=(DrainCall(pod="b", host="10.0.0.1", seconds=20.75),),
         replicas={0: 2},
@@ -91,8 +91,7 @@ def test_victims_are_in_the_order_of_a_replica_set_and_then_of_sessions() -> Non
     ]
     sessions = {"busy": 9, "young": 2, "old": 2}
     orders = [
-        [mark.pod for mark in plan(wanted, 5, *pods, drains=Drains(sessions=sessions)).marks]
-        for wanted in (4, 0)
+        [mark.pod for mark in plan(wanted, 5, *pods, sessions=sessions).marks] for wanted in (4, 0)
     ]
     assert orders == [["pending"], ["pending", "starting", "young", "old", "busy"]]
 
@@ -118,7 +117,7 @@ def test_a_running_drain_is_called_again_and_awaited() -> None:
 @pytest.mark.parametrize("result", ["Drained", "TimedOut"])
 def test_the_deployment_shrinks_once_its_victim_has_drained(result: str) -> None:
     victim = pod("b", ready=False, deadline=FUTURE)
-    assert plan(1, 2, pod("a"), victim, drains=drained("b", result=result)) == DrainPlan(
+    assert plan(1, 2, pod("a"), victim, facts=drained("b", result=result)) == DrainPlan(
         replicas={0: 1}
     )
 
@@ -129,15 +128,15 @@ def test_the_deployment_shrinks_after_the_deadline_in_any_case() -> None:
 
 def test_a_draft_that_was_not_reached_is_not_done() -> None:
     victim = pod("b", deadline=FUTURE)
-    found = plan(1, 2, pod("a"), victim, drains=drained("b", result="Unreachable"))
+    found = plan(1, 2, pod("a"), victim, facts=drained("b", result="Unreachable"))
     assert found.replicas == {0: 2}
     assert [call.pod for call in found.calls] == ["b"]
 
 
 def test_the_deployment_shrinks_when_all_marked_pods_are_done() -> None:
     pods = [pod("a"), pod("b", deadline=FUTURE), pod("c", deadline=FUTURE)]
-    assert plan(1, 3, *pods, drains=drained("b")).replicas == {0: 3}
-    assert plan(1, 3, *pods, drains=drained("b", "c")).replicas == {0: 1}
+    assert plan(1, 3, *pods, facts=drained("b")).replicas == {0: 3}
+    assert plan(1, 3, *pods, facts=drained("b", "c")).replicas == {0: 1}
 
 
 def test_a_new_victim_delays_the_shrink() -> None:
@@ -160,7 +159,7 @@ def test_after_an_increase_a_drained_pod_is_replaced() -> None:
     draining = plan(3, 2, *pods)
     assert (draining.replicas, draining.delete_pods) == ({0: 3}, ())
     assert [call.pod for call in draining.calls] == ["b"]
-    done = plan(3, 3, *pods, drains=drained("b"))
+    done = plan(3, 3, *pods, facts=drained("b"))
     assert (done.replicas, done.delete_pods) == ({0: 3}, ("b",))
 
 
@@ -182,30 +181,22 @@ def test_a_mark_without_a_valid_time_is_no_mark() -> None:
 
 
 def test_a_misplaced_draft_is_replaced_one_at_a_time() -> None:
-    drains = Drains(misplaced={"a", "b"})
-    first = plan(2, 2, pod("a"), pod("b"), drains=drains)
+    misplaced = {"a", "b"}
+    first = plan(2, 2, pod("a"), pod("b"), misplaced=misplaced)
     assert [mark.pod for mark in first.marks] == ["a"]
     assert first.replicas == {0: 2}
-    waiting = plan(2, 2, pod("a", deadline=FUTURE), pod("b"), drains=drains)
+    waiting = plan(2, 2, pod("a", deadline=FUTURE), pod("b"), misplaced=misplaced)
     assert (waiting.marks, waiting.delete_pods) == ((), ())
-    done = plan(2, 2, pod("a", deadline=PAST), pod("b"), drains=drains)
+    done = plan(2, 2, pod("a", deadline=PAST), pod("b"), misplaced=misplaced)
     assert (done.marks, done.delete_pods) == ((), ("a",))
-    fresh = plan(2, 2, pod("c", ready=False), pod("b"), drains=drains)
+    fresh = plan(2, 2, pod("c", ready=False), pod("b"), misplaced=misplaced)
     assert fresh.marks == ()
 
 
 def test_misplaced_drafts_that_are_not_ready_are_replaced_first() -> None:
-    drains = Drains(misplaced={"a", "b", "c"})
+    misplaced = {"a", "b", "c"}
     pods = [pod("a"), pod("b", ready=False), pod("c", ready=False)]
-    assert [mark.pod for mark in plan(3, 3, *pods, drains=drains).marks] == ["b"]
-
-
-def test_cells_are_planned_separately_and_a_removed_cell_ends_at_zero() -> None:
-    found = plan_drains(
-        {0: 2, 2: 3}, {0: 2, 1: 1}, {0: [pod("a"), pod("b")], 1: [pod("c")]}, Drains(), NOW
-    )
-    assert found.replicas == {0: 2, 1: 1, 2: 3}
-    assert [mark.pod for mark in found.marks] == ["c"]
+    assert [mark.pod for mark in plan(3, 3, *pods, misplaced=misplaced).marks] == ["b"]
 
 
 def elsewhere(thing: Object) -> Object:

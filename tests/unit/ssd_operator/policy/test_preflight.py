@@ -24,7 +24,7 @@ from ssd_operator.children.names import CELL_LABEL, COMPONENT_LABEL, REVISION_LA
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.pod_state import name_of, to_text
-from ssd_operator.policy.preflight import PULL_SECONDS, RETRY_SECONDS, Preflight, preflight
+from ssd_operator.policy.preflight import RETRY_SECONDS, Preflight, preflight
 from ssd_operator.policy.rollout import Stage, outdated_targets
 
 NOW = 1_000_000.0
@@ -224,12 +224,6 @@ def test_a_node_without_room_is_stuck_and_not_failed() -> None:
     found = look(seen(live=live))
     assert (found.stage, found.pod) == (Stage.STUCK, live)
     assert "no room" in found.message
-
-
-def test_a_failed_pull_counts_after_some_seconds() -> None:
-    found = look(seen(live=running(age=4.0, **waiting("ErrImagePull"))))
-    assert found.stage is Stage.RUNNING
-    assert found.again_after == PULL_SECONDS - 4.0
 
 
 def test_a_preflight_that_the_cluster_ended_is_repeated_after_a_while() -> None:
