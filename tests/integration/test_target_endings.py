@@ -1,4 +1,4 @@
-"""How a real target ends: told to while it loads or works, or because its step thread crashed."""
+"""The end of a real target: SIGTERM or Drain while it loads or serves, and crashes."""
 
 import asyncio
 import re
@@ -69,13 +69,13 @@ async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderT
 
 
 async def read(client: TargetClient, prompt: str, sampling: SamplingParams = LONG) -> int:
-    """Number of tokens of a whole answer."""
+    """Return the number of tokens of a complete response."""
     chunks = [chunk async for chunk in client.generate(prompt, sampling)]
     assert chunks[-1].finish_reason is FinishReason.LENGTH
     return sum(len(chunk.token_ids) for chunk in chunks)
 
 
-async def test_a_crash_of_the_step_thread_is_told_to_all_and_ends_the_process(
+async def test_a_crash_of_the_step_thread_fails_all_requests_and_ends_the_process(
     folder: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "termination-log"
@@ -97,7 +97,7 @@ async def test_a_crash_of_the_step_thread_is_told_to_all_and_ends_the_process(
     assert re.fullmatch(rf"ZeroDivisionError: broken on purpose \({place}\)", log.read_text())
 
 
-async def test_a_target_that_is_told_to_leave_while_it_loads_leaves_at_once(folder: Path) -> None:
+async def test_sigterm_during_loading_ends_the_target_at_once(folder: Path) -> None:
     async with running_code(NEVER_LOADS, *of(folder)) as process:
         await process.until("listening")
         async with TargetClient(process.grpc_address, ready_seconds=0) as client:
@@ -109,7 +109,7 @@ async def test_a_target_that_is_told_to_leave_while_it_loads_leaves_at_once(fold
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_running_streams_finish_and_new_ones_are_refused(
+async def test_sigterm_finishes_running_streams_and_refuses_new_ones(
     folder: Path, number: signal.Signals
 ) -> None:
     async with target(folder) as (process, client):
@@ -128,7 +128,7 @@ async def test_running_streams_finish_and_new_ones_are_refused(
         assert await process.wait() == 0
 
 
-async def test_what_runs_longer_than_the_drain_is_cancelled_and_told_so(folder: Path) -> None:
+async def test_requests_that_exceed_the_drain_are_cancelled_with_the_reason(folder: Path) -> None:
     async with target(folder, "--drain-seconds", "0.2") as (process, client):
         stream = client.generate("abc", ENDLESS)
         last = await anext(stream)
@@ -139,7 +139,7 @@ async def test_what_runs_longer_than_the_drain_is_cancelled_and_told_so(folder: 
         assert await process.wait() == 0
 
 
-async def test_a_drain_that_is_called_for_is_that_of_a_signal_and_watchers_see_it_out(
+async def test_the_drain_rpc_acts_like_sigterm_and_watches_continue_until_the_end(
     folder: Path,
 ) -> None:
     async with target(folder) as (process, client):
@@ -156,7 +156,9 @@ async def test_a_drain_that_is_called_for_is_that_of_a_signal_and_watchers_see_i
         assert await process.wait() == 0
 
 
-async def test_what_runs_longer_than_a_drain_was_given_is_cancelled(folder: Path) -> None:
+async def test_requests_beyond_the_deadline_of_a_drain_call_are_cancelled(
+    folder: Path,
+) -> None:
     async with target(folder) as (process, client):
         stream = client.generate("abc", ENDLESS)
         last = await anext(stream)
@@ -167,7 +169,7 @@ async def test_what_runs_longer_than_a_drain_was_given_is_cancelled(folder: Path
         assert await process.wait() == 0
 
 
-async def test_a_second_signal_does_no_harm(folder: Path) -> None:
+async def test_a_second_signal_has_no_effect(folder: Path) -> None:
     async with target(folder) as (process, client):
         stream = client.generate("abc", LONG)
         await anext(stream)
@@ -180,7 +182,7 @@ async def test_a_second_signal_does_no_harm(folder: Path) -> None:
         assert await process.wait() == 0
 
 
-async def test_a_killed_target_is_told_to_its_callers_as_ours(folder: Path) -> None:
+async def test_clients_of_a_killed_target_receive_an_error_of_this_product(folder: Path) -> None:
     async with target(folder) as (process, client):
         stream = client.generate("abc", ENDLESS)
         await anext(stream)

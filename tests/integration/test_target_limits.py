@@ -1,4 +1,4 @@
-"""A real target at its limits: stalled readers, time that is up, leaving callers, full queues."""
+"""A real target at its limits: stalled readers, deadlines, disconnected clients, full queues."""
 
 import asyncio
 import re
@@ -103,7 +103,7 @@ async def drain(call: "grpc.aio.UnaryStreamCall[Any, Any]") -> None:
         pass
 
 
-async def test_every_documented_metric_says_something_sensible(folder: Path) -> None:
+async def test_every_documented_metric_has_a_plausible_value(folder: Path) -> None:
     async with draft(folder) as helper:
         flags = ("--drafts", helper.grpc_address, *PATIENT)
         async with target(folder, *flags) as (process, client):
@@ -152,7 +152,7 @@ async def test_every_documented_metric_says_something_sensible(folder: Path) -> 
             assert {name for name in of_both if not name.startswith(links)} == set()
 
 
-async def test_the_state_of_the_pool_can_be_asked_for(folder: Path) -> None:
+async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None:
     async with draft(folder) as helper:
         nobody = "127.0.0.1:1"
         flags = ("--drafts", f"{helper.grpc_address},{nobody}", *PATIENT)
@@ -182,7 +182,7 @@ async def test_the_state_of_the_pool_can_be_asked_for(folder: Path) -> None:
             await stream.aclose()
 
 
-async def test_a_reader_that_takes_nothing_is_cancelled_and_the_others_go_on(folder: Path) -> None:
+async def test_a_stalled_reader_is_cancelled_and_others_continue(folder: Path) -> None:
     async with target(folder, "--stream-stall-seconds", "0.5") as (process, client):
         alone = await ask(client, "abc")
         async with grpc.aio.insecure_channel(process.grpc_address, options=NEVER_READS) as channel:
@@ -199,7 +199,7 @@ async def test_a_reader_that_takes_nothing_is_cancelled_and_the_others_go_on(fol
         assert await ask(client, "abc") == alone
 
 
-async def test_a_request_that_runs_too_long_ends_and_is_told_why(folder: Path) -> None:
+async def test_a_request_that_exceeds_its_time_ends_with_the_reason(folder: Path) -> None:
     async with target(folder, "--request-timeout-seconds", "0.5") as (process, client):
         with pytest.raises(DeadlineError, match=r"0\.5 s.*request_timeout_seconds"):
             async for _ in client.generate("abc", ENDLESS):
@@ -208,7 +208,7 @@ async def test_a_request_that_runs_too_long_ends_and_is_told_why(folder: Path) -
         assert len(await ask(client, "abc")) == 24
 
 
-async def test_a_callers_own_deadline_frees_its_sequence(folder: Path) -> None:
+async def test_a_deadline_of_the_client_frees_the_sequence(folder: Path) -> None:
     async with target(folder) as (process, client):
         with pytest.raises(DeadlineError):
             async for _ in client.generate("abc", ENDLESS, timeout_seconds=0.3):
@@ -216,7 +216,7 @@ async def test_a_callers_own_deadline_frees_its_sequence(folder: Path) -> None:
         await until(process, is_free)
 
 
-async def test_a_caller_that_leaves_frees_the_sequence_and_the_drafts_session(folder: Path) -> None:
+async def test_a_disconnected_client_frees_the_sequence_and_the_session(folder: Path) -> None:
     async with (
         draft(folder) as helper,
         target(folder, "--drafts", helper.grpc_address) as (process, client),
@@ -238,7 +238,7 @@ async def test_a_caller_that_leaves_frees_the_sequence_and_the_drafts_session(fo
         assert metrics['ssd_requests_total{outcome="cancelled"}'] == 1
 
 
-async def test_a_full_queue_refuses_with_a_time_to_come_back(folder: Path) -> None:
+async def test_a_full_queue_refuses_with_a_retry_time(folder: Path) -> None:
     flags = ("--max-num-seqs", "1", "--max-queue", "2")
     async with target(folder, *flags) as (process, client):
         stream = client.generate("abc", ENDLESS)
@@ -259,7 +259,7 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back(folder: Path) -> No
         await until(process, is_free)
 
 
-async def test_each_request_is_counted_once_by_how_it_ended(folder: Path) -> None:
+async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> None:
     flags = ("--max-num-seqs", "1", "--max-queue", "1")
     async with target(folder, *flags) as (process, client):
 
@@ -309,7 +309,7 @@ async def test_each_request_is_counted_once_by_how_it_ended(folder: Path) -> Non
         await stream.aclose()
 
 
-async def test_more_requests_than_places_all_get_their_own_tokens(folder: Path) -> None:
+async def test_more_requests_than_slots_all_receive_their_own_tokens(folder: Path) -> None:
     async with draft(folder) as helper:
         flags = ("--drafts", helper.grpc_address, "--max-num-seqs", "16", "--deterministic")
         async with target(folder, *flags) as (process, client):

@@ -68,7 +68,7 @@ async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderT
             yield process, client
 
 
-async def test_bad_requests_fail_alone_and_are_told_why(folder: Path) -> None:
+async def test_invalid_requests_fail_with_the_reason_and_affect_no_other(folder: Path) -> None:
     async with target(folder, "--max-model-len", "128") as (_, client):
         alone = await ask(client, "abc")
         running_on = asyncio.create_task(ask(client, "abc"))
@@ -93,7 +93,7 @@ async def test_bad_requests_fail_alone_and_are_told_why(folder: Path) -> None:
         assert (await running_on).token_ids == alone.token_ids
 
 
-async def test_unset_fields_get_a_drawn_seed_and_as_many_tokens_as_fit(folder: Path) -> None:
+async def test_an_unset_seed_is_drawn_and_unset_max_tokens_fit_the_model(folder: Path) -> None:
     async with target(folder, "--max-model-len", "64") as (_, client):
         call = GenerateCall(prompt="ab", sampling=SamplingParams(ignore_eos=True))
         chunks = [chunk async for chunk in client.generate(call)]
@@ -105,7 +105,7 @@ async def test_unset_fields_get_a_drawn_seed_and_as_many_tokens_as_fit(folder: P
         assert list((await ask(client, "ab", again)).token_ids) == tokens
 
 
-async def test_a_stop_string_ends_text_and_tokens(folder: Path) -> None:
+async def test_a_stop_string_ends_the_text_and_the_tokens(folder: Path) -> None:
     async with target(folder) as (_, client):
         whole = await ask(client, "abc")
         stop = whole.text[9:11]
@@ -118,7 +118,7 @@ async def test_a_stop_string_ends_text_and_tokens(folder: Path) -> None:
         assert stopped.last.usage.completion_tokens == len(stopped.token_ids)
 
 
-async def test_cancelling_a_call_frees_its_place(folder: Path) -> None:
+async def test_a_cancelled_call_frees_its_slot(folder: Path) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     async with target(folder, "--max-num-seqs", "1") as (_, client):
         for _ in range(3):
@@ -129,7 +129,7 @@ async def test_cancelling_a_call_frees_its_place(folder: Path) -> None:
         assert len((await ask(client, "abc")).token_ids) == 24
 
 
-async def test_tokens_do_not_depend_on_batch_mates(folder: Path) -> None:
+async def test_tokens_do_not_depend_on_other_requests(folder: Path) -> None:
     async with target(folder, "--deterministic") as (_, client):
         prompts = ["a", "some words", "x" * 70, "def f(n):"]
         warm = SamplingParams(temperature=0.9, seed=2**64 - 3, max_tokens=20, ignore_eos=True)
@@ -138,7 +138,7 @@ async def test_tokens_do_not_depend_on_batch_mates(folder: Path) -> None:
         assert [each.token_ids for each in alone] == [each.token_ids for each in together]
 
 
-async def test_probes_and_metrics_answer(folder: Path) -> None:
+async def test_probes_and_metrics_respond(folder: Path) -> None:
     async with target(folder) as (process, client):
         await ask(client, "abc")
         assert await process.probe("/readyz") == (200, "ready\n")
@@ -147,7 +147,7 @@ async def test_probes_and_metrics_answer(folder: Path) -> None:
         assert 'ssd_tokens_total{kind="output"} 24.0' in metrics
 
 
-async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(folder: Path) -> None:
+async def test_a_drain_finishes_running_requests_and_refuses_new_ones(folder: Path) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     async with target(folder) as (process, client):
         stream = client.generate("abc", long)
@@ -171,7 +171,7 @@ async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(folder:
         (("--model", "/nowhere"), "ModelNotFoundError", 78),
     ],
 )
-async def test_a_process_that_cannot_start_says_why_in_one_line(
+async def test_a_process_that_cannot_start_reports_the_cause_in_one_line(
     folder: Path, tmp_path: Path, flags: tuple[str, ...], error: str, code: int
 ) -> None:
     log = tmp_path / "termination-log"
@@ -195,7 +195,7 @@ async def test_a_process_that_cannot_start_says_why_in_one_line(
         (("--kv-cache-bytes", "1"), 78),
     ],
 )
-def test_settings_are_shown_without_loading_a_model(
+def test_print_config_does_not_load_the_model(
     folder: Path, module: str, flags: tuple[str, ...], code: int
 ) -> None:
     (weights := folder / "model.safetensors").rename(folder / "away")
@@ -212,7 +212,7 @@ def test_settings_are_shown_without_loading_a_model(
         assert json.loads(ended.stderr)["event"] == "failed"
 
 
-async def test_broken_model_folders_are_named(folder: Path, tmp_path: Path) -> None:
+async def test_an_error_names_the_invalid_model_folder(folder: Path, tmp_path: Path) -> None:
     truncated = write_tiny_folder(tmp_path / "truncated")
     weights = truncated / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -230,7 +230,7 @@ async def test_broken_model_folders_are_named(folder: Path, tmp_path: Path) -> N
             assert await process.wait() == 78
 
 
-async def test_a_port_in_use_is_an_error_before_the_model_is_loaded(folder: Path) -> None:
+async def test_a_port_in_use_is_reported_before_the_model_is_loaded(folder: Path) -> None:
     async with target(folder) as (first, _):
         port = first.grpc_address.rpartition(":")[2]
         flags = ("--port", port, "--http-port", "0")
@@ -241,7 +241,7 @@ async def test_a_port_in_use_is_an_error_before_the_model_is_loaded(folder: Path
             assert await second.wait() == 1
 
 
-async def test_a_draft_with_another_tokenizer_is_refused_and_requests_run_plain(
+async def test_a_draft_with_another_tokenizer_is_refused_and_requests_run_without_it(
     folder: Path, tmp_path: Path
 ) -> None:
     strange = write_tiny_folder(tmp_path / "strange")
