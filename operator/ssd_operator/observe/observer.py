@@ -33,8 +33,8 @@ FORBIDDEN_SECONDS = 60.0
 
 
 @dataclass(slots=True)
-class Sight:
-    """What earlier passes over one resource have seen, so that nothing is read twice."""
+class ObserverMemory:
+    """What earlier passes over one resource have read, so that nothing is read twice."""
 
     resource: Resource | None = None
     """Of the pass before."""
@@ -49,7 +49,7 @@ class Sight:
 
 
 class Observer:
-    """Looks at resources. Asyncio loop."""
+    """Collects the state of resources. Asyncio loop."""
 
     def __init__(
         self,
@@ -65,19 +65,21 @@ class Observer:
         self._served: frozenset[str] = frozenset()
         self._served_at = float("-inf")
 
-    async def observe(self, key: Key, found: Object, resource: Resource, sight: Sight) -> Observed:
-        """Look at a resource and everything around it.
+    async def observe(
+        self, key: Key, found: Object, resource: Resource, memory: ObserverMemory
+    ) -> Observed:
+        """Collect the state of a resource and of everything around it.
 
         Args:
             key: of the resource.
             found: the resource as an object.
             resource: the same, parsed.
-            sight: of the pass before; changed.
+            memory: of the pass before; is updated.
 
         Raises:
             ClusterError: the API server does not answer.
         """
-        await self._read_optional(key, resource, sight)
+        await self._read_optional(key, resource, memory)
         seen = self._cache.children(key)
         children = {
             ref: each
@@ -93,7 +95,7 @@ class Observer:
             and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
         )
         foreign, leaving, absent = set[Ref](), set[Ref](), set[Ref]()
-        for ref in self._unseen(resource, sight, children, pods):
+        for ref in self._unseen(resource, memory, children, pods):
             # Read by name: the watch sees only what carries our label.
             live = await self._cluster.get(key[0], ref)
             if live is None:
@@ -105,7 +107,7 @@ class Observer:
             else:
                 foreign.add(ref)
         if not resource.spec.paused:
-            sight.children = frozenset(children)
+            memory.children = frozenset(children)
         slices = (each for ref, each in seen.items() if ref.kind == "EndpointSlice")
         return Observed(
             children=children,
@@ -115,19 +117,19 @@ class Observer:
             foreign=frozenset(foreign),
             leaving=frozenset(leaving),
             absent=frozenset(absent),
-            optional_apis=self._served - sight.forbidden | {"HorizontalPodAutoscaler"},
-            unreadable=sight.forbidden,
+            optional_apis=self._served - memory.forbidden | {"HorizontalPodAutoscaler"},
+            unreadable=memory.forbidden,
             status=found.get("status") or {},
         )
 
-    def doubt_served_kinds(self) -> None:
-        """Ask again the next time which kinds are served: a call met one that is not."""
+    def forget_served_kinds(self) -> None:
+        """Read again which kinds are served: a call has met one that is not."""
         self._served_at = float("-inf")
 
     def _unseen(
         self,
         resource: Resource,
-        sight: Sight,
+        memory: ObserverMemory,
         children: dict[Ref, Object],
         pods: tuple[Object, ...],
     ) -> list[Ref]:
@@ -136,15 +138,15 @@ class Observer:
         These are the ones to be made, and those that were there or have pods and are neither seen
         nor wanted: the latter are gone, or their labels were removed and they would stay for ever.
         """
-        if sight.resource != resource:
-            sight.resource, sight.names = resource, _names(resource, self._config)
-        absent_kinds = set(OPTIONAL_KINDS) - (self._served - sight.forbidden)
-        names = [ref for ref in sight.names if ref.kind not in absent_kinds]
+        if memory.resource != resource:
+            memory.resource, memory.names = resource, _names(resource, self._config)
+        absent_kinds = set(OPTIONAL_KINDS) - (self._served - memory.forbidden)
+        names = [ref for ref in memory.names if ref.kind not in absent_kinds]
         makers = {Ref("Deployment", maker_of(pod)) for pod in pods if not is_leaving(pod)}
-        vanished = sorted((sight.children | makers) - set(names))
+        vanished = sorted((memory.children | makers) - set(names))
         return [ref for ref in (*names, *vanished) if ref not in children]
 
-    async def _read_optional(self, key: Key, resource: Resource, sight: Sight) -> None:
+    async def _read_optional(self, key: Key, resource: Resource, memory: ObserverMemory) -> None:
         """Read objects of optional kinds that the resource wants or has had, if it is time to.
 
         The first time all kinds are read, since an operator before this one may have made them. A
@@ -154,9 +156,9 @@ class Observer:
         if now - self._served_at >= OPTIONAL_SECONDS:
             self._served = await self._cluster.optional_kinds()
             self._served_at = now
-        kinds, is_first = _kinds_wanted(resource), sight.optional_read_at == float("-inf")
-        pause = FORBIDDEN_SECONDS if sight.forbidden else OPTIONAL_SECONDS
-        if now - sight.optional_read_at < pause and kinds == sight.kinds_wanted:
+        kinds, is_first = _kinds_wanted(resource), memory.optional_read_at == float("-inf")
+        pause = FORBIDDEN_SECONDS if memory.forbidden else OPTIONAL_SECONDS
+        if now - memory.optional_read_at < pause and kinds == memory.kinds_wanted:
             return
         cached, forbidden = self._cache.children(key), set[str]()
         for kind in self._served:
@@ -174,8 +176,8 @@ class Observer:
                 self._cache.remember(key, live)
             elif ref in cached:
                 self._cache.mark_deleted(cached[ref])
-        sight.forbidden, sight.kinds_wanted = kinds & forbidden, kinds
-        sight.optional_read_at = now
+        memory.forbidden, memory.kinds_wanted = kinds & forbidden, kinds
+        memory.optional_read_at = now
 
 
 def _names(resource: Resource, config: OperatorConfig) -> tuple[Ref, ...]:

@@ -17,7 +17,7 @@ from ssd_operator.observe.cluster import (
 )
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.object_cache import ObjectCache
-from ssd_operator.observe.observer import Observer, Sight
+from ssd_operator.observe.observer import Observer, ObserverMemory
 from ssd_operator.observe.pod_state import is_leaving, is_ready, name_of
 from ssd_operator.policy.apply_failures import Repairs, Results
 from ssd_operator.policy.plan import Memory, Plan, plan
@@ -43,7 +43,7 @@ class _Record:
     """As it was read last."""
     spec_problem: tuple[str, str] | None = None
     """Why it cannot be read as it is now: reason and message."""
-    sight: Sight = field(default_factory=Sight)
+    observer: ObserverMemory = field(default_factory=ObserverMemory)
     memory: Memory = field(default_factory=Memory)
     reported: Reported = field(default_factory=Reported)
     repairs: Repairs = field(default_factory=Repairs)
@@ -99,7 +99,7 @@ class Reconciler:
             if isinstance(error, ForbiddenError) and not error.is_leaving:
                 raise
             # What is missing may also be an optional kind that was served ten minutes ago.
-            self._observer.doubt_served_kinds()
+            self._observer.forget_served_kinds()
             _log.info("namespace_leaves", error=str(error))
             return RESYNC_SECONDS
 
@@ -125,7 +125,7 @@ class Reconciler:
         self, key: Key, found: Object, resource: Resource, record: _Record
     ) -> float | None:
         observed = replace(
-            await self._observer.observe(key, found, resource, record.sight),
+            await self._observer.observe(key, found, resource, record.observer),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),
             spec_problem=record.spec_problem,

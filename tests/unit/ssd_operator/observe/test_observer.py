@@ -1,4 +1,4 @@
-"""Objects of kinds that a cluster may not serve, or that we may have no right on."""
+"""Objects of kinds that a cluster may not serve, or that we may have no right to."""
 
 from tests.unit.ssd_operator.world import DEMO, KEY, World, demo, settled
 
