@@ -1,6 +1,6 @@
-"""``make mutants``: apply each mutant to a copy of the tree and run the tests that should notice.
+"""``make mutants``: apply each mutant to a copy of the tree and run the tests that should fail.
 
-A mutant is killed by a failing test. One that no test notices survives, and the exit code is 1.
+A failing test kills a mutant. If a mutant survives, the exit code is 1.
 Names as arguments select mutants; each is a part of a mutant's name.
 """
 
@@ -69,7 +69,7 @@ def mutated(tree: Path, mutant: Mutant) -> str:
     """The mutant's file with its text replaced.
 
     Raises:
-        BadMutantError: the text does not stand there exactly once.
+        BadMutantError: the text does not occur exactly once.
     """
     text = (tree / "services" / mutant.path).read_text()
     count = text.count(mutant.before)

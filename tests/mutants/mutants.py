@@ -1,7 +1,7 @@
-"""Small mistakes in the code of speculation, and the fastest tests that should notice each.
+"""Small mistakes in the code of speculation, and the fastest tests that should fail for each.
 
-A mutant replaces a text that stands exactly once in its file. It must import and run: what it gets
-wrong is a token, a position, a length or an identity, as a person could.
+A mutant replaces a text that occurs exactly once in its file. It must import and run. It has a
+wrong token, position, length or identity.
 """
 
 from dataclasses import dataclass

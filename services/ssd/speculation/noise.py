@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 
 Uint32s = NDArray[np.uint32]
-Uint64s = NDArray[np.uint64]
 Float32s = NDArray[np.float32]
 Int64s = NDArray[np.int64]
 

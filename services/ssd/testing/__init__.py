@@ -1,1 +1,1 @@
-"""Fakes of the seams, shipped for tests and imported by nothing else."""
+"""Fakes of the Protocols, for tests only."""

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that changes only when a test advances it."""
 
 
 class FakeClock:
@@ -8,10 +8,10 @@ class FakeClock:
         self._now = now
 
     def now(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Move on; time never goes back."""
+        """Advance the time, which never decreases."""
         assert seconds >= 0
         self._now += seconds

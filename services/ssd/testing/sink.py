@@ -1,4 +1,4 @@
-"""A token sink that keeps everything."""
+"""A token sink that records all chunks."""
 
 from dataclasses import dataclass, field
 
@@ -7,31 +7,31 @@ from ssd.types import FinishReason, GenerationChunk, TokenId
 
 @dataclass(slots=True)
 class ListSink:
-    """Implements ``ports.TokenSink`` and holds it to its rules."""
+    """Implements ``ports.TokenSink`` and asserts its contract."""
 
     chunks: list[GenerationChunk] = field(default_factory=list)
     error: Exception | None = None
     is_abandoned: bool = False
-    """Set it to let the reader go away."""
+    """Whether the reader has left; set by the test."""
 
     def put(self, chunk: GenerationChunk) -> None:
-        """Keep a chunk."""
+        """Record a chunk."""
         assert not self.has_ended, "a chunk after the end"
         self.chunks.append(chunk)
 
     def fail(self, error: Exception) -> None:
-        """Keep the error."""
+        """Record the error."""
         assert not self.has_ended, "an error after the end"
         self.error = error
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing may follow."""
+        """Whether the last chunk or an error has arrived."""
         return self.error is not None or self.finish_reason is not None
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ended, None while it has not."""
+        """Why the tokens ended; None before the last chunk."""
         return self.chunks[-1].finish_reason if self.chunks else None
 
     @property

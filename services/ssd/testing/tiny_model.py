@@ -1,8 +1,8 @@
-"""A model whose next-token law is known exactly, and that needs every bit of its context right.
+"""A model whose next-token distribution is known exactly and depends on its whole context.
 
-Its one layer attends evenly (all scores are 0), so attention returns the mean of what it sees.
-Times the number of positions that is a count of each token, and on these counts the law depends:
-one slot too many, one too few, a stale one or a wrong position changes it.
+Its one layer attends evenly (all scores are 0), so attention returns the mean of the values that it
+reads. The mean times the number of positions is a count of each token, which determines the
+distribution. A surplus, missing or stale slot or a wrong position therefore changes it.
 """
 
 import torch
@@ -14,27 +14,27 @@ from ssd.engine.models.decoder import Attends
 from ssd.engine.runner import AnyRunner, make_runner
 
 NUM_STATES = 7
-"""Contexts that the law tells apart, for each last token."""
+"""Number of different distributions for each last token."""
 MAX_LEN = {torch.bfloat16: 128, torch.float32: 4096}
-"""Contexts up to here are counted without error."""
+"""Contexts up to this length are counted without error."""
 
 
 class TinyModel:
-    """Fills ``CausalModel``: logits are a fixed table of (last token, state of the counts)."""
+    """Implements ``CausalModel``: logits are a fixed table of (last token, state of the counts)."""
 
     def __init__(
         self, vocab_size: int, *, seed: int = 0, dtype: torch.dtype = torch.float32
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         shape = (vocab_size, NUM_STATES, vocab_size)
-        self.is_packed = True  # Nothing is multiplied: the bits of a row are always the same.
+        self.is_packed = True  # Without products, the bits of a row are always the same.
         self.vocab_size = vocab_size
         self.dtype = dtype
         self.table_VMV = torch.randn(shape, generator=generator) * 1.5
         self._weight_W = torch.randint(1, NUM_STATES, (2 * vocab_size,), generator=generator)
 
     def config(self) -> ModelConfig:
-        """Return the shape that a runner must know."""
+        """Return the model configuration that a runner needs."""
         width = 2 * self.vocab_size
         return ModelConfig(
             family="tiny",
@@ -81,7 +81,7 @@ class TinyModel:
         return make_runner(kind, self, self.config(), engine, make_backend(engine.attention))
 
     def _values(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
-        """Return what a position tells: its token, and its token weighted by where it stands."""
+        """Return the values of positions: the token, and the token weighted by its position."""
         token_RV = torch.nn.functional.one_hot(tokens_R, self.vocab_size)
         return torch.cat((token_RV, token_RV * (positions_R[:, None] % 3)), dim=1)
 

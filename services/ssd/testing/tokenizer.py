@@ -18,12 +18,12 @@ class ByteTokenizer:
 
     @property
     def fingerprint(self) -> str:
-        """Always the same."""
+        """Return a constant."""
         return hashlib.sha256(b"ssd byte tokenizer").hexdigest()
 
     @property
     def eos_token_ids(self) -> frozenset[TokenId]:
-        """The one id that is no byte."""
+        """The id that is not a byte."""
         return frozenset({NUM_BYTES})
 
     @property

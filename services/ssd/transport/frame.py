@@ -57,11 +57,6 @@ class FrameLimits:
     max_width: int = 32
     """A row with 16 tokens has 22 columns."""
 
-    @property
-    def max_bytes(self) -> int:
-        """Bytes of the largest frame."""
-        return WORD_BYTES * (HEADER_WORDS + self.max_rows * self.max_width)
-
     def check(self, num_rows: int, width: int) -> None:
         """Reject a frame that is too large.
 
