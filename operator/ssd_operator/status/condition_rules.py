@@ -139,7 +139,7 @@ def _scaling_active(passed: PassResult) -> Condition | None:
     low, high = autoscaling.min_replicas, autoscaling.max_replicas
     is_held = decision.reason is Reason.UNSCHEDULABLE
     suffix = "; none is added while one has no node" if is_held else ""
-    message = f"The demand is {decision.replicas} drafts, {low} to {high} are allowed{suffix}."
+    message = f"The operator sets {decision.replicas} drafts, {low} to {high} are allowed{suffix}."
     return yes("Internal", message)
 
 
