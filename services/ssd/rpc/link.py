@@ -369,8 +369,8 @@ class LinkCall(_Link[TargetMessage, DraftMessage]):
 
     async def _end_call(self, reader: "asyncio.Task[None]") -> None:
         if not self._call.done():
-            gone = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-            with contextlib.suppress(*gone, TimeoutError):
+            ended = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+            with contextlib.suppress(*ended, TimeoutError):
                 async with asyncio.timeout(FLUSH_SECONDS):
                     await self._call.done_writing()
             await asyncio.wait({reader}, timeout=SERVER_END_SECONDS)

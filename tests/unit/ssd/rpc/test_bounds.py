@@ -1,4 +1,4 @@
-"""How long a request can be, and how what is out of bounds is written."""
+"""Bounds of requests, and the messages for values out of bounds."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a server holds of its callers, and how it lets go: memory, places, pending writes."""
+"""Resources that a server keeps for a call: memory, concurrency, pending writes."""
 
 import asyncio
 import gc
@@ -25,13 +25,13 @@ from ssd.rpc.status import from_rpc_error
 
 METHOD = "/test.Service/Method"
 WINDOW = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
-"""Of a client that takes nothing until it reads."""
+"""Options of a client that receives nothing until it reads."""
 LONG = b"x" * 1_000_000
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
 class Payload:
-    """A request whose life can be watched."""
+    """A request whose release can be observed."""
 
     alive: ClassVar["weakref.WeakSet[Payload]"] = weakref.WeakSet()
 
@@ -42,7 +42,7 @@ class Payload:
 
 @asynccontextmanager
 async def serving(behaviour: Behaviour, **options: Any) -> AsyncIterator[RpcServer]:
-    """A server of one method, which streams."""
+    """A server with one streaming method."""
     handler = grpc.unary_stream_rpc_method_handler(behaviour, request_deserializer=Payload)
     generic = grpc.method_handlers_generic_handler("test.Service", {"Method": handler})
     server = RpcServer("127.0.0.1", 0, **options)
@@ -63,7 +63,7 @@ async def channel_to(server: RpcServer, *options: tuple[str, int]) -> AsyncItera
 
 
 async def ask(server: RpcServer, message: bytes = b"x") -> Exception:
-    """The error of a call, as our clients raise it."""
+    """Return the error of a call, as the clients raise it."""
     async with channel_to(server) as channel:
         call = channel.unary_stream(METHOD)(message)
         with pytest.raises(grpc.aio.AioRpcError) as caught:

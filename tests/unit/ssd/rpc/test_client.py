@@ -32,7 +32,7 @@ from ssd.v1 import (
 
 
 class Target(generate_pb2_grpc.GenerateServiceServicer):
-    """Returns its prompt, a character a chunk; ``*`` in it makes it wait for ever."""
+    """Returns the prompt, one character in each chunk; at ``*`` it waits for ever."""
 
     def __init__(self, num_refusals: int = 0) -> None:
         self.calls: list[GenerateCall] = []
@@ -84,7 +84,7 @@ async def target() -> Target:
 
 @asynccontextmanager
 async def serving(target: Target, port: int = 0) -> AsyncIterator[str]:
-    """The address of a server with nothing but a target's service."""
+    """Address of a server that has only the services of this test."""
     server = RpcServer("127.0.0.1", port)
     register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, target)
     server.add("ssd.v1.GenerateService", register)
@@ -151,11 +151,11 @@ async def test_without_sampling_the_server_uses_its_defaults(
             [1, 2], SamplingParams(seed=0, temperature=0.0), Mode.AUTOREGRESSIVE
         )
     ]
-    bare, told = target.calls
-    assert (bare.seed, bare.max_tokens, bare.prompt) == (None, None, "abc")
-    assert (told.seed, told.max_tokens, told.prompt) == (0, 256, (1, 2))
-    assert told.sampling.temperature == 0.0
-    assert told.mode is Mode.AUTOREGRESSIVE
+    default, explicit = target.calls
+    assert (default.seed, default.max_tokens, default.prompt) == (None, None, "abc")
+    assert (explicit.seed, explicit.max_tokens, explicit.prompt) == (0, 256, (1, 2))
+    assert explicit.sampling.temperature == 0.0
+    assert explicit.mode is Mode.AUTOREGRESSIVE
 
 
 async def test_a_generate_call_is_sent_unchanged(client: TargetClient, target: Target) -> None:
@@ -269,7 +269,7 @@ async def test_a_connection_lost_during_a_response_reports_the_received_tokens(
     async with TargetClient(address) as client:
         chunks = client.generate("abc*")
         assert [(await anext(chunks)).text for _ in "abc"] == ["a", "b", "c"]
-        # Nobody accepts a second connection.
+        # The server accepts no second connection.
         proxy.close()
         for writer in writers:
             writer.transport.abort()
@@ -303,7 +303,7 @@ async def test_a_wait_for_a_target_ends_with_the_cause(
 
 @asynccontextmanager
 async def virtual_address(backends: list[str]) -> AsyncIterator[str]:
-    """As a Service: a connection goes to the first backend of its time, and stays there."""
+    """Behaves like a Service: a connection stays with the backend that is first when it opens."""
     pumps: set[asyncio.Task[None]] = set()
 
     async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -353,7 +353,7 @@ async def test_requests_rotate_over_the_reachable_addresses() -> None:
         async with TargetClient(endpoint, ready_seconds=0) as client:
             for _ in range(6):
                 assert await text_of(client, "abc") == "abc"
-            # The first ones may go to the address that was connected first.
+            # The first requests can go to the address that was connected first.
             assert min(len(target.calls) for target in targets) >= 2
 
 
@@ -391,7 +391,7 @@ async def test_open_generators_can_be_closed_in_any_order(
         await anext(chunks)
     finally:
         sys.set_asyncgen_hooks(*hooks)
-    # A loop that ends closes all of them, inner ones first at times.
+    # An ending loop closes all of them, sometimes the inner ones first.
     for each in reversed(opened):
         await each.aclose()
     assert opened[0] is chunks

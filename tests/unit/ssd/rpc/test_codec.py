@@ -53,7 +53,7 @@ def test_token_ids_of_a_prompt_are_not_checked_by_the_codec() -> None:
     assert generate_call(message, VOCAB).prompt == (1, VOCAB)
 
 
-def test_texts_and_lists_may_be_as_long_as_allowed() -> None:
+def test_texts_and_lists_of_maximum_length_are_accepted() -> None:
     text = "é" * (MAX_TEXT_BYTES // 2)
     assert generate_call(request(text=text), VOCAB).prompt == text
     ids = types_pb2.TokenIds(ids=[1] * (MAX_TOKEN_IDS - 1))
@@ -234,11 +234,11 @@ KINDS = {
     FieldDescriptor.CPPTYPE_STRING: st.text(max_size=8),
     FieldDescriptor.CPPTYPE_ENUM: st.integers(-1, 9),
 }
-"""What a client may put into a field, in and out of bounds."""
+"""Values of a field, in and out of bounds."""
 
 
 def fill(message: Message, data: st.DataObject) -> None:
-    """Set up to three fields of a message, and of the messages in it."""
+    """Set up to three fields of a message and of its nested messages."""
     for name in data.draw(st.lists(st.sampled_from(settable(message)), max_size=3, unique=True)):
         field, place = message.DESCRIPTOR.fields_by_name[name], getattr(message, name)
         if field.message_type is not None:
@@ -250,7 +250,7 @@ def fill(message: Message, data: st.DataObject) -> None:
 
 
 def settable(message: Message) -> list[str]:
-    """Names of the fields that are no maps."""
+    """Names of the fields that are not maps."""
     return [
         field.name
         for field in message.DESCRIPTOR.fields

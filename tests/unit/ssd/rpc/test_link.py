@@ -133,12 +133,12 @@ async def test_an_unreachable_draft_is_named_in_a_link_error() -> None:
         address = link.name
         await link.close()
     async with DraftClient(address) as client:
-        dead = await client.open_link()
+        link = await client.open_link()
         with pytest.raises(LinkError, match=address):
-            await dead.receive()
+            await link.receive()
         with pytest.raises(LinkError, match=address):
-            dead.send(Heartbeat())
-        await dead.close()
+            link.send(Heartbeat())
+        await link.close()
 
 
 async def test_a_draft_detects_a_lost_target() -> None:

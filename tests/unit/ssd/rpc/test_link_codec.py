@@ -99,7 +99,7 @@ def test_draft_messages_are_unchanged_after_encoding_and_decoding(message: Draft
         ("sampling_mode", 77),
     ],
 )
-def test_a_hello_out_of_bounds_names_its_field(field: str, value: int) -> None:
+def test_a_hello_out_of_bounds_is_refused_with_its_field(field: str, value: int) -> None:
     message = speculate_request(HELLO)
     setattr(message.hello, field, value)
     with pytest.raises(HandshakeError) as caught:
@@ -110,7 +110,7 @@ def test_a_hello_out_of_bounds_names_its_field(field: str, value: int) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("epoch", 0), ("lookahead", 0), ("branches", 999), ("max_sessions", 2**31)]
 )
-def test_a_welcome_out_of_bounds_names_its_field(field: str, value: int) -> None:
+def test_a_welcome_out_of_bounds_is_refused_with_its_field(field: str, value: int) -> None:
     message = speculate_response(WELCOME)
     setattr(message.welcome, field, value)
     with pytest.raises(HandshakeError) as caught:

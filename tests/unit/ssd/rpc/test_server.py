@@ -31,7 +31,7 @@ SERVICE = "ssd.v1.GenerateService"
 
 
 class Servicer(generate_pb2_grpc.GenerateServiceServicer):
-    """Answers, or raises what it is told to."""
+    """Returns a response, or raises ``error``."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -94,12 +94,12 @@ async def test_the_client_raises_the_error_of_the_server(
 async def test_an_internal_error_logs_its_stack_and_returns_only_the_request_id(
     servicer: Servicer, client: TargetClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    servicer.error = ZeroDivisionError("secret words")
+    servicer.error = ZeroDivisionError("secret text")
     with pytest.raises(InternalError) as caught:
         await client.tokenize("x")
     assert servicer.request_ids[0] in str(caught.value)
     assert "secret" not in str(caught.value)
-    assert "secret words" in caplog.text
+    assert "secret text" in caplog.text
     assert "Traceback" in caplog.text
 
 
@@ -142,9 +142,9 @@ async def test_a_valid_request_id_of_the_caller_is_used(
 ) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub: Any = generate_pb2_grpc.GenerateServiceStub(channel)  # type: ignore[no-untyped-call]
-        for given in ("mine", "x" * 129):
+        for given in ("r-1", "x" * 129):
             await stub.Tokenize(generate_pb2.TokenizeRequest(), metadata=(("x-request-id", given),))
-    assert servicer.request_ids[0] == "mine"
+    assert servicer.request_ids[0] == "r-1"
     assert 0 < len(servicer.request_ids[1]) < 129
 
 
@@ -178,10 +178,10 @@ async def test_a_port_in_use_is_an_error_that_names_the_address(
 
 
 async def test_a_port_used_by_another_program_is_an_address_error() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
         with pytest.raises(AddressError, match=str(port)):
             await RpcServer("127.0.0.1", port).start()
 
@@ -223,7 +223,7 @@ async def first_error(client: TargetClient) -> SSDError:
 
 
 async def test_a_call_during_a_stop_is_a_not_ready_error() -> None:
-    # gRPC cancels those that it has not begun: not in each round, but in most of ten.
+    # gRPC cancels calls that have not started: in most of ten rounds.
     for _ in range(10):
         server = RpcServer("127.0.0.1", 0)
         register = generate_pb2_grpc.add_GenerateServiceServicer_to_server

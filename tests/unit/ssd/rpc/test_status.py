@@ -152,8 +152,8 @@ def test_a_foreign_status_is_converted_by_its_code(
 
 
 def test_a_message_that_is_too_long_names_the_prompt_and_both_sizes() -> None:
-    words = "SERVER: Received message larger than max (5130017 vs. 354304)"
-    found = from_rpc_error(bare(Code.RESOURCE_EXHAUSTED, words), "host:1")
+    details = "SERVER: Received message larger than max (5130017 vs. 354304)"
+    found = from_rpc_error(bare(Code.RESOURCE_EXHAUSTED, details), "host:1")
     assert type(found) is RequestError
     assert str(found) == (
         "host:1: the prompt is too long: the request has 5,130,017 bytes, allowed are "
@@ -163,7 +163,7 @@ def test_a_message_that_is_too_long_names_the_prompt_and_both_sizes() -> None:
 
 def test_undecodable_details_are_ignored() -> None:
     trailers = grpc.aio.Metadata(("grpc-status-details-bin", b"\xff\xff"))
-    error = grpc.aio.AioRpcError(Code.UNAVAILABLE, grpc.aio.Metadata(), trailers, "gone", "")
+    error = grpc.aio.AioRpcError(Code.UNAVAILABLE, grpc.aio.Metadata(), trailers, "closed", "")
     assert isinstance(from_rpc_error(error, "host:1"), NotReadyError)
 
 
