@@ -1,4 +1,4 @@
-"""Dtypes of processes: what ``auto`` is on each CPU, and targets and drafts that differ."""
+"""Data types: ``auto`` on each CPU, and targets and drafts with different types."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def without_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that are started have the instructions of a CPU with AVX2 only."""
+    """Started processes use the instructions of a CPU with AVX2 only."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
 
@@ -35,7 +35,7 @@ def without_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
 async def pair(
     folder: Path, target_flags: tuple[str, ...] = (), draft_flags: tuple[str, ...] = ()
 ) -> AsyncIterator[tuple[ProcessUnderTest, ProcessUnderTest]]:
-    """A target and a draft of the same model, linked."""
+    """A linked target and draft of the same model."""
     common = ("--model", str(folder), *SHAPE)
     async with running("ssd_draft", *common, *draft_flags) as draft:
         await draft.until("ready")
@@ -59,7 +59,7 @@ async def assert_speculation_changes_no_token(client: TargetClient) -> None:
     plain = [await tokens_of(client, prompt, Mode.AUTOREGRESSIVE) for prompt in PROMPTS]
     ahead = await asyncio.gather(*(tokens_of(client, each, Mode.SPECULATIVE) for each in PROMPTS))
     assert [tokens for tokens, _ in ahead] == [tokens for tokens, _ in plain]
-    # A session may open after a short text has ended, on a busy machine.
+    # On a busy machine, a session can open after a short text has ended.
     assert sum(hits for _, hits in ahead) > 0
 
 
@@ -90,7 +90,7 @@ async def test_the_default_dtype_serves_on_a_cpu_that_cannot_pack_bfloat16(folde
 
 
 @pytest.mark.usefixtures("without_avx512")
-async def test_bfloat16_that_was_set_is_served_with_plain_linears_and_one_warning(
+async def test_explicit_bfloat16_uses_plain_linears_and_logs_one_warning(
     folder: Path,
 ) -> None:
     flags = ("--dtype", "bfloat16")
@@ -114,7 +114,7 @@ async def test_bfloat16_that_was_set_is_served_with_plain_linears_and_one_warnin
         pytest.param("auto", "auto"),
     ],
 )
-async def test_a_target_and_a_draft_of_different_dtypes_write_the_targets_tokens(
+async def test_a_target_and_a_draft_of_different_dtypes_generate_identical_tokens(
     folder: Path, of_target: str, of_draft: str
 ) -> None:
     async with (

@@ -1,4 +1,4 @@
-"""A process that is told to leave while it starts: it does, and does not wait to be killed."""
+"""SIGTERM during the start of a process."""
 
 import os
 import signal
@@ -17,14 +17,14 @@ PATHS = os.pathsep.join(
 
 
 def catches_sigterm(process: "subprocess.Popen[str]") -> bool:
-    """Whether it has asked for the signal; as process 1 it would not get it otherwise."""
+    """Whether the process handles the signal. As process 1 it does not receive it otherwise."""
     status = Path(f"/proc/{process.pid}/status").read_text()
     caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 @pytest.mark.parametrize("module", ["ssd_target", "ssd_draft", "ssd_operator"])
-def test_a_process_that_still_imports_leaves_at_once(module: str) -> None:
+def test_sigterm_during_the_imports_ends_the_process_at_once(module: str) -> None:
     process = subprocess.Popen(
         ["env", f"PYTHONPATH={PATHS}", sys.executable, "-v", "-m", module],
         stderr=subprocess.PIPE,
@@ -34,7 +34,7 @@ def test_a_process_that_still_imports_leaves_at_once(module: str) -> None:
         try:
             assert process.stderr is not None
             imported = [next(process.stderr)]
-            # The pipe holds little: the process cannot get far beyond the line that is read here.
+            # The pipe is small, so the process cannot run far beyond the line that is read here.
             while not catches_sigterm(process):
                 imported.append(next(process.stderr))
             process.send_signal(signal.SIGTERM)

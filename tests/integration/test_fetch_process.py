@@ -1,4 +1,4 @@
-"""``python -m ssd.fetch`` against a hub of this machine: what pods do before engines start."""
+"""``python -m ssd.fetch`` with a local hub, as in the init container of a pod."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 @dataclass
 class Pod:
-    """What a pod gives its containers: a cache that it may share, and settings."""
+    """The cache, which pods can share, and the settings of a container."""
 
     hub: Hub
     folder: Path
@@ -40,8 +40,8 @@ class Pod:
     token: str = ""
 
     @property
-    def last_words(self) -> str:
-        """What the kubelet reads."""
+    def termination_message(self) -> str:
+        """The termination message."""
         return (self.folder / "termination-log").read_text()
 
     def start(self, *command: str, **more: str) -> "subprocess.Popen[str]":
@@ -68,14 +68,14 @@ class Pod:
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, list[dict[str, Any]]]:
-    """Exit code and log of a process."""
-    _, said = process.communicate(timeout=PATIENCE_SECONDS)
-    lines = [line for line in said.splitlines() if line.startswith("{")]
+    """Return exit code and log of a process."""
+    _, output = process.communicate(timeout=PATIENCE_SECONDS)
+    lines = [line for line in output.splitlines() if line.startswith("{")]
     return process.returncode, [json.loads(line) for line in lines]
 
 
-def heard(process: "subprocess.Popen[str]", event: str) -> dict[str, Any]:
-    """The next event of that name."""
+def next_event(process: "subprocess.Popen[str]", event: str) -> dict[str, Any]:
+    """Return the next event of this name."""
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("{") and (found := json.loads(line))["event"] == event:
@@ -88,7 +88,7 @@ def pod(hub: Hub, tmp_path: Path) -> Pod:
     return Pod(hub, tmp_path / "pod", tmp_path / "cache")
 
 
-def test_what_was_fetched_is_found_by_an_engine_without_hub_and_token(pod: Pod) -> None:
+def test_an_engine_without_hub_and_token_loads_a_fetched_model(pod: Pod) -> None:
     pod.hub.is_gated, pod.token = True, TOKEN
     code, events = pod.fetch()
     assert code == 0, events
@@ -101,16 +101,16 @@ def test_what_was_fetched_is_found_by_an_engine_without_hub_and_token(pod: Pod) 
         f"print(resolve('hf://{NAME}@{COMMIT}'), file=sys.stderr)"
     )
     process = pod.start("-c", find, HF_HUB_OFFLINE="1")
-    _, said = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 0, said
-    folder = Path(said.strip().splitlines()[-1])
+    _, output = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 0, output
+    folder = Path(output.strip().splitlines()[-1])
     assert folder.is_relative_to(pod.cache)
     weights = "model.safetensors"
     assert (folder / weights).read_bytes() == pod.hub.files[weights]
     assert not (folder / "pytorch_model.bin").exists()
 
 
-def test_a_filled_cache_asks_no_hub(pod: Pod) -> None:
+def test_a_complete_cache_needs_no_hub(pod: Pod) -> None:
     assert pod.fetch()[0] == 0
     pod.hub.is_down = True
     code, events = pod.fetch()
@@ -118,14 +118,14 @@ def test_a_filled_cache_asks_no_hub(pod: Pod) -> None:
     assert len(pod.hub.paths) == 1
 
 
-def test_two_pods_of_one_cache_fetch_once(pod: Pod, tmp_path: Path) -> None:
+def test_two_pods_with_one_cache_fetch_once(pod: Pod, tmp_path: Path) -> None:
     pod.hub.may_send.clear()
     first = pod.start_fetch()
     try:
         assert pod.hub.is_asked_for_weights.wait(PATIENCE_SECONDS)
         second = Pod(pod.hub, tmp_path / "other", pod.cache).start_fetch()
         try:
-            assert heard(second, "waits")["model"] == NAME
+            assert next_event(second, "waits")["model"] == NAME
             pod.hub.may_send.set()
             assert ended(first)[0] == 0
             code, events = ended(second)
@@ -137,7 +137,7 @@ def test_two_pods_of_one_cache_fetch_once(pod: Pod, tmp_path: Path) -> None:
     assert len(pod.hub.paths) == 1
 
 
-def test_a_download_that_is_called_off_is_no_success_and_is_done_again(pod: Pod) -> None:
+def test_an_interrupted_download_fails_and_is_repeated(pod: Pod) -> None:
     pod.hub.may_send.clear()
     process = pod.start_fetch()
     try:
@@ -151,7 +151,7 @@ def test_a_download_that_is_called_off_is_no_success_and_is_done_again(pod: Pod)
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "message"),
     [
         (f"hf://{NAME}@{NO_COMMIT}", "not this revision"),
         (f"hf://org/none@{COMMIT}", "no such model"),
@@ -159,19 +159,19 @@ def test_a_download_that_is_called_off_is_no_success_and_is_done_again(pod: Pod)
         ("demo://target", "is not hf://org/name@commit"),
     ],
 )
-def test_what_the_hub_does_not_have_is_one_sentence_for_the_kubelet(
-    pod: Pod, model: str, words: str
+def test_a_missing_model_writes_one_line_to_the_termination_message(
+    pod: Pod, model: str, message: str
 ) -> None:
     assert pod.fetch(model)[0] == os.EX_CONFIG
-    assert words in pod.last_words
-    assert model in pod.last_words
-    assert "\n" not in pod.last_words
+    assert message in pod.termination_message
+    assert model in pod.termination_message
+    assert "\n" not in pod.termination_message
 
 
 @pytest.mark.parametrize("token", ["", "hf_of_a_stranger"])
-def test_a_model_that_is_not_for_everybody_asks_for_a_token(pod: Pod, token: str) -> None:
+def test_a_gated_model_requires_a_token(pod: Pod, token: str) -> None:
     pod.hub.is_gated, pod.token = True, token
     assert pod.fetch()[0] == os.EX_CONFIG
-    assert "accepted its terms" in pod.last_words
-    assert "token" in pod.last_words
-    assert token not in pod.last_words.split()
+    assert "accepted its terms" in pod.termination_message
+    assert "token" in pod.termination_message
+    assert token not in pod.termination_message.split()

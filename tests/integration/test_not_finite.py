@@ -53,7 +53,7 @@ async def ask_all(client: TargetClient) -> list[list[TokenId]]:
     return [tokens for tokens, _ in await asyncio.gather(*(ask(client, p) for p in PROMPTS))]
 
 
-async def test_a_poisoned_request_fails_alone_on_the_target_and_runs_plain_beside_a_draft(
+async def test_a_token_with_a_nan_embedding_fails_only_its_request(
     tmp_path: Path,
 ) -> None:
     sound = write_tiny_folder(tmp_path / "sound", seed=1)

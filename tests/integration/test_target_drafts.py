@@ -1,4 +1,4 @@
-"""A target and real drafts over real gRPC: the tokens are those of plain decoding, always."""
+"""A target and real drafts over real gRPC: all tokens are identical to plain decoding."""
 
 import asyncio
 import re
@@ -21,9 +21,9 @@ TARGET = (*SHAPE, "--port", "0", "--max-num-seqs", "4", "--deterministic")
 MAX_LEN = 800
 WARM = SamplingParams(temperature=0.7, seed=2**63 + 5, max_tokens=150, ignore_eos=True)
 GAIN = 8.0
-"""Attention matters so much that a wrong key or value in a draft costs hits."""
-MOST_TRIES = 20
-"""Requests until one has had its draft for long: a draft on a busy machine opens slowly."""
+"""Makes attention so strong that a wrong key or value in a draft reduces hits."""
+MAX_TRIES = 20
+"""Maximum number of requests until one has hits. A busy draft opens sessions slowly."""
 PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 
 
@@ -59,7 +59,7 @@ async def until_link(process: ProcessUnderTest, state: str) -> None:
         pass
 
 
-async def ask(
+async def generate(
     client: TargetClient,
     mode: Mode = Mode.AUTO,
     prompt: str = "some text",
@@ -77,37 +77,39 @@ async def ask(
     return tokens, statistics
 
 
-async def ask_until_a_hit(client: TargetClient, plain: list[int]) -> None:
-    for _ in range(MOST_TRIES):
-        tokens, statistics = await ask(client)
+async def generate_until_a_hit(client: TargetClient, plain: list[int]) -> None:
+    for _ in range(MAX_TRIES):
+        tokens, statistics = await generate(client)
         assert tokens == plain
         if statistics.hits > 0:
             return
-    raise AssertionError(f"no hit in {MOST_TRIES} requests")
+    raise AssertionError(f"no hit in {MAX_TRIES} requests")
 
 
-async def test_a_draft_that_is_the_target_never_misses_and_is_always_accepted(folder: Path) -> None:
+async def test_a_draft_with_the_targets_weights_has_no_misses_and_no_rejections(
+    folder: Path,
+) -> None:
     async with draft(folder) as helper, target(folder, [helper], *PATIENT) as (_, client):
-        plain, statistics = await ask(client, Mode.AUTOREGRESSIVE)
+        plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
         assert statistics.hits == 0
-        for _ in range(MOST_TRIES):
-            tokens, statistics = await ask(client)
+        for _ in range(MAX_TRIES):
+            tokens, statistics = await generate(client)
             assert tokens == plain
             assert (statistics.misses, statistics.late) == (0, 0)
             assert statistics.accepted_tokens == statistics.proposed_tokens
             if statistics.hits > 20:
                 break
         assert statistics.hits > 20
-        several = await asyncio.gather(*(ask(client, prompt=f"text {n}") for n in range(4)))
+        several = await asyncio.gather(*(generate(client, prompt=f"text {n}") for n in range(4)))
         for number, (tokens, _) in enumerate(several):
-            alone, _ = await ask(client, Mode.AUTOREGRESSIVE, f"text {number}")
+            alone, _ = await generate(client, Mode.AUTOREGRESSIVE, f"text {number}")
             assert tokens == alone
 
 
-async def test_ids_without_an_embedding_are_refused_and_everything_else_is_served(
+async def test_token_ids_without_an_embedding_are_refused(
     tmp_path: Path,
 ) -> None:
-    """The tokenizer has 257 tokens, as after adding some without resizing the model."""
+    """The tokenizer has 257 tokens and the embedding 250, as after adding tokens."""
     small = write_tiny_folder(tmp_path / "small", seed=1, vocab_size=250)
     async with draft(small) as helper, target(small, [helper], *PATIENT) as (_, client):
         assert (await client.model_info()).vocab_size == 250
@@ -115,57 +117,57 @@ async def test_ids_without_an_embedding_are_refused_and_everything_else_is_serve
             await anext(client.generate([1, 250], WARM))
         with pytest.raises(FieldError, match=r"token id 256, .* 0..249"):
             await anext(client.generate("a<|end|>b", WARM))
-        plain, _ = await ask(client, Mode.AUTOREGRESSIVE)
-        tokens, statistics = await ask(client)
+        plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
+        tokens, statistics = await generate(client)
         assert tokens == plain
         assert max(tokens) < 250
         assert statistics.hits > 20
 
 
-async def test_a_padded_embedding_goes_with_one_of_another_size(
+async def test_target_and_draft_can_have_embeddings_of_different_sizes(
     folder: Path, tmp_path: Path
 ) -> None:
     padded = write_tiny_folder(tmp_path / "padded", seed=1, attention_gain=GAIN, vocab_size=272)
     async with draft(folder) as helper, target(padded, [helper], *PATIENT) as (_, client):
-        plain, _ = await ask(client, Mode.AUTOREGRESSIVE)
-        tokens, statistics = await ask(client)
+        plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
+        tokens, statistics = await generate(client)
         assert tokens == plain
         assert statistics.hits > 20
         with pytest.raises(FieldError, match="token id 257"):
             await anext(client.generate([257], WARM))
 
 
-async def test_a_killed_draft_costs_no_token_and_its_sequences_move_on(folder: Path) -> None:
+async def test_a_killed_draft_does_not_change_the_tokens_of_its_sequences(folder: Path) -> None:
     async with AsyncExitStack() as stack:
         pair = [await stack.enter_async_context(draft(folder)) for _ in range(2)]
         process, client = await stack.enter_async_context(target(folder, pair, *PATIENT))
-        plain, _ = await ask(client, Mode.AUTOREGRESSIVE)
+        plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
         for victim in pair:
             begun = [asyncio.Event() for _ in range(4)]
-            running_on = [asyncio.create_task(ask(client, begun=each)) for each in begun]
+            running_on = [asyncio.create_task(generate(client, begun=each)) for each in begun]
             await asyncio.gather(*(each.wait() for each in begun))
             victim.signal(signal.SIGKILL)
             answers = await asyncio.gather(*running_on)
             assert all(tokens == plain for tokens, _ in answers)
             await until_link(process, "lost")
-        tokens, statistics = await ask(client)
+        tokens, statistics = await generate(client)
         assert tokens == plain
         assert statistics.mode is Mode.AUTOREGRESSIVE
 
 
-async def test_a_stopped_draft_is_given_up_and_taken_back_when_it_goes_on(folder: Path) -> None:
+async def test_a_stopped_draft_is_used_again_when_it_continues(folder: Path) -> None:
     async with draft(folder) as helper, target(folder, [helper], *PATIENT) as (process, client):
-        plain, _ = await ask(client, Mode.AUTOREGRESSIVE)
+        plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
         helper.signal(signal.SIGSTOP)
         async with asyncio.timeout(60):
-            assert (await ask(client))[0] == plain
+            assert (await generate(client))[0] == plain
         await until_link(process, "lost")
         helper.signal(signal.SIGCONT)
         await until_link(process, "active")
-        await ask_until_a_hit(client, plain)
+        await generate_until_a_hit(client, plain)
 
 
-async def test_a_draft_that_is_started_later_is_found(folder: Path) -> None:
+async def test_a_restarted_draft_is_linked_again(folder: Path) -> None:
     async with draft(folder) as first:
         port = first.grpc_address.rpartition(":")[2]
         async with target(folder, [first], *PATIENT) as (process, client):
@@ -174,20 +176,20 @@ async def test_a_draft_that_is_started_later_is_found(folder: Path) -> None:
             async with draft(folder, port):
                 await until_link(process, "active")
                 assert (await client.model_info()).active_drafts == 1
-                plain, _ = await ask(client, Mode.AUTOREGRESSIVE)
-                await ask_until_a_hit(client, plain)
+                plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
+                await generate_until_a_hit(client, plain)
 
 
-async def begin_drain(leaving: ProcessUnderTest, *, by_signal: bool) -> None:
+async def start_drain(draining: ProcessUnderTest, *, by_signal: bool) -> None:
     if by_signal:
-        leaving.signal(signal.SIGTERM)
+        draining.signal(signal.SIGTERM)
     else:
-        async with DraftClient(leaving.grpc_address) as there:
-            assert await there.drain(60_000) > 0
+        async with DraftClient(draining.grpc_address) as client:
+            assert await client.drain(60_000) > 0
 
 
 @pytest.mark.parametrize("by_signal", [False, True])
-async def test_a_drained_draft_ends_long_before_its_streams_which_move_to_another(
+async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
     tmp_path: Path, *, by_signal: bool
 ) -> None:
     folder = write_tiny_folder(tmp_path / "pair", seed=1, max_len=MAX_LEN)
@@ -196,32 +198,34 @@ async def test_a_drained_draft_ends_long_before_its_streams_which_move_to_anothe
     async with AsyncExitStack() as stack:
         shape = ("0", "--max-model-len", str(MAX_LEN), "--drain-seconds", "60")
         pair = [await stack.enter_async_context(draft(folder, *shape)) for _ in range(2)]
-        leaving, staying = pair
+        draining, remaining = pair
         _, client = await stack.enter_async_context(target(folder, pair, *flags))
 
         async def sessions() -> dict[str, int]:
             return {link.address: link.sessions for link in (await client.pool_status()).links}
 
         prompts = [f"text {n}" for n in range(4)]
-        running_on = [asyncio.create_task(ask(client, Mode.AUTO, each, long)) for each in prompts]
+        running_on = [
+            asyncio.create_task(generate(client, Mode.AUTO, each, long)) for each in prompts
+        ]
         async with asyncio.timeout(60):
             while 0 in (await sessions()).values():
                 pass
-        await begin_drain(leaving, by_signal=by_signal)
-        assert await leaving.wait() == 0
-        assert not any(each.done() for each in running_on), "it did not wait for their ends"
-        assert (await sessions())[staying.grpc_address] == 4
+        await start_drain(draining, by_signal=by_signal)
+        assert await draining.wait() == 0
+        assert not any(each.done() for each in running_on), "the draft did not wait for the streams"
+        assert (await sessions())[remaining.grpc_address] == 4
         answers = await asyncio.gather(*running_on)
-        alone = [ask(client, Mode.AUTOREGRESSIVE, prompt, long) for prompt in prompts]
+        alone = [generate(client, Mode.AUTOREGRESSIVE, prompt, long) for prompt in prompts]
         for answer, (plain, _) in zip(answers, await asyncio.gather(*alone), strict=True):
             assert answer[0] == plain
             found = answer[1]
-            # Rounds without a session are those before it opens, twice: a busy machine has many.
+            # Rounds without a session occur before it opens, twice; a busy machine has many.
             assert found.hits > 0.9 * (found.hits + found.misses + found.late)
             assert found.hits > 0.5 * found.rounds, "a move costs a few rounds"
 
 
-async def test_both_ends_of_a_link_know_each_others_pods(folder: Path) -> None:
+async def test_both_ends_of_a_link_report_the_pod_of_the_other(folder: Path) -> None:
     there = ("--pod-name", "demo-draft-0-x", "--node-name", "n1", "--cell", "0")
     here = ("--pod-name", "demo-target-0-y", "--node-name", "n1", "--cell", "0")
     async with draft(folder, "0", *there) as helper, target(folder, [helper], *here) as (_, client):
@@ -230,7 +234,7 @@ async def test_both_ends_of_a_link_know_each_others_pods(folder: Path) -> None:
         assert (await helper.until("link")).fields["target"] == "demo-target-0-y"
 
 
-async def test_a_link_slower_than_allowed_is_refused_with_its_numbers_and_costs_no_token(
+async def test_a_link_slower_than_allowed_is_refused_with_the_measured_round_trip(
     folder: Path,
 ) -> None:
     strict = ("--max-round-trip-us", "1", "--drafts")
@@ -248,10 +252,10 @@ async def test_a_link_slower_than_allowed_is_refused_with_its_numbers_and_costs_
         assert (link.state, link.transport, link.draft_pod) == ("refused", "tcp", "demo-draft-0-x")
         assert link.reason.startswith("link_too_slow: ")
         assert link.round_trip_seconds > 1e-6
-        strict_tokens, statistics = await ask(client)
+        strict_tokens, statistics = await generate(client)
         assert statistics.mode is Mode.AUTOREGRESSIVE
         lax = target(folder, [helper], *PATIENT, "--max-round-trip-us", "1000000")
         _, client = await stack.enter_async_context(lax)
-        tokens, statistics = await ask(client)
+        tokens, statistics = await generate(client)
         assert statistics.hits > 20
         assert tokens == strict_tokens

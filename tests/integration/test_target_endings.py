@@ -84,11 +84,11 @@ async def test_a_crash_of_the_step_thread_fails_all_requests_and_ends_the_proces
         await process.until("ready")
         async with TargetClient(process.grpc_address, ready_seconds=0) as client:
             calls = [asyncio.create_task(read(client, f"call {n}")) for n in range(5)]
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            for answer in answers:
-                assert isinstance(answer, InternalError | NotReadyError)
-            assert any(isinstance(answer, InternalError) for answer in answers)
-            assert not any("broken on purpose" in str(answer) for answer in answers)
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            for result in results:
+                assert isinstance(result, InternalError | NotReadyError)
+            assert any(isinstance(result, InternalError) for result in results)
+            assert not any("broken on purpose" in str(result) for result in results)
         assert await process.wait() == 1
     failed = process.events[-1]
     assert (failed.name, failed.fields["error"]) == ("failed", "ZeroDivisionError")
@@ -143,8 +143,8 @@ async def test_the_drain_rpc_acts_like_sigterm_and_watches_continue_until_the_en
     folder: Path,
 ) -> None:
     async with target(folder) as (process, client):
-        watched = client.watch_pool()
-        assert (await anext(watched)).running_sequences == 0
+        statuses = client.watch_pool()
+        assert (await anext(statuses)).running_sequences == 0
         stream = client.generate("abc", LONG)
         await anext(stream)
         assert await client.drain(60_000) == 1
@@ -152,7 +152,7 @@ async def test_the_drain_rpc_acts_like_sigterm_and_watches_continue_until_the_en
             await read(client, "too late")
         rest = [chunk async for chunk in stream]
         assert rest[-1].finish_reason is FinishReason.LENGTH
-        _ = [status async for status in watched]
+        _ = [status async for status in statuses]
         assert await process.wait() == 0
 
 

@@ -1,4 +1,4 @@
-"""The target as a process, over real gRPC, with a tiny model."""
+"""A target process with a tiny model, over real gRPC."""
 
 import asyncio
 import json
