@@ -37,7 +37,7 @@ from ssd_operator.runtime.work_queue import WorkQueue
 from ssd_operator.settings import OperatorSettings
 
 LONGEST_WAIT_SECONDS = 300.0
-"""A resource that waits for longer shows a stuck operator, which a restart may mend."""
+"""A resource that waits for longer shows that the operator hangs; a restart may help."""
 PREFIX = "SSD_OPERATOR"
 _QUIET = ("kopf", "kubernetes_asyncio", "aiohttp.access")
 """Loggers that write a line for each event or call."""

@@ -57,7 +57,7 @@ class ClusterError(SSDError):
     """A call to the API server failed.
 
     Attributes:
-        retry_after_seconds: what the server asked for; 0 where it asked for nothing.
+        retry_after_seconds: value of the header Retry-After; 0 without one.
     """
 
     def __init__(self, message: str, retry_after_seconds: float = 0.0) -> None:

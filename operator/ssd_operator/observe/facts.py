@@ -1,4 +1,4 @@
-"""What one pass has seen: children, pods, reports of engines. Data only."""
+"""The state that one pass reads: children, pods, reports of engines. Data only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class DrainFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What one pass has seen of a resource."""
+    """The state of a resource and of everything around it, as one pass has read it."""
 
     children: Mapping[Ref, Object] = field(default_factory=dict)
     """Objects that the resource owns (controller owner reference by uid): a preflight's pod is one,
@@ -54,7 +54,7 @@ class Observed:
     endpoints: frozenset[str] = frozenset()
     """Names of the ready pods of the client Service."""
     foreign: frozenset[Ref] = frozenset()
-    """Wanted names that somebody else's objects have."""
+    """Wanted names that other owners' objects have."""
     leaving: frozenset[Ref] = frozenset()
     """Wanted names that children of a former resource of this name still have."""
     absent: frozenset[Ref] = frozenset()

@@ -121,7 +121,7 @@ class ObjectCache:
 
 
 def key_of(thing: Object) -> Key | None:
-    """Key of the resource whose pass an object's change asks for."""
+    """Key of the resource that has a pass when an object changes."""
     if thing["kind"] == KIND:
         return thing["metadata"]["namespace"], thing["metadata"]["name"]
     return owner_key(thing)
@@ -143,7 +143,7 @@ def owner_key(thing: Object) -> Key | None:
 
 
 def is_ours(thing: Object, uid: str) -> bool:
-    """Whether an object is a resource's child: it controls it, or we made it and nobody does."""
+    """Whether an object is a child: controlled by the resource, or ours without a controller."""
     controller = controller_of(thing)
     if controller is not None:
         return controller.get("uid") == uid

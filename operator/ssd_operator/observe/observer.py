@@ -133,10 +133,10 @@ class Observer:
         children: dict[Ref, Object],
         pods: tuple[Object, ...],
     ) -> list[Ref]:
-        """Names that are to be read: children that are not seen.
+        """Names that are to be read, since the cache has no child of this name.
 
-        These are the ones to be made, and those that were there or have pods and are neither seen
-        nor wanted: the latter are gone, or their labels were removed and they would stay for ever.
+        These are wanted children, and children that existed before or still have pods. The latter
+        were deleted, or their labels were removed and without a read they would never be deleted.
         """
         if memory.resource != resource:
             memory.resource, memory.names = resource, _names(resource, self._config)
@@ -181,7 +181,7 @@ class Observer:
 
 
 def _names(resource: Resource, config: OperatorConfig) -> tuple[Ref, ...]:
-    """Names of all children that a resource asks for; a preflight's pod is none of them."""
+    """Names of all children of a resource, except a preflight's pod."""
     cells = draft_cells(resource)
     number = resource.spec.draft.replicas
     replicas = {cell: drafts_of_cell(number, len(cells), cell) for cell in cells}

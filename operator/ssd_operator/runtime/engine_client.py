@@ -1,7 +1,7 @@
 """Calls to engines: state of targets and drains of drafts, in tasks of their own with deadlines.
 
 A pass never waits for an engine. It sets which targets are followed and which drafts drain, and
-reads the facts that are there. A new fact asks for the next pass.
+reads the latest facts. A new fact wakes the resource.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class EngineClients:
 
         Args:
             now: seconds since the epoch.
-            wake: asks for a pass over a resource with new facts.
+            wake: called for a resource with new facts, which is due for a pass.
         """
         self._now = now
         self._wake = wake

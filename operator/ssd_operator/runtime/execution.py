@@ -121,7 +121,7 @@ class Execution:
             self.results.applied.add(ref)
 
     async def _mend(self, wanted: Object, live: Object) -> Object:
-        """Apply to the child that was seen: another object may have its name by now.
+        """Apply to the child that was observed: another object may have its name by now.
 
         Raises:
             ConflictError: it has; the next pass reads what is there.
@@ -149,7 +149,7 @@ class Execution:
             raise ConflictError(f"{ref_of(wanted)} has another owner: {error}") from error
 
     async def _is_taken(self, ref: Ref) -> bool:
-        """Whether somebody else's object has a name."""
+        """Whether an object of another owner has a name."""
         found = await self.cluster.get(self.resource.namespace, ref)
         return found is not None and not is_ours(found, self.resource.uid)
 

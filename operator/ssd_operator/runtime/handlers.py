@@ -65,7 +65,7 @@ def make_registry(
 
     Args:
         start: called once, before any event, with the cache that the indices fill.
-        wake: asks for a pass; with whether the resource itself asks for something else now.
+        wake: called when a pass is due; with whether the spec of the resource was changed.
         relist: the watch has begun again and does not report what was deleted meanwhile.
     """
     # All are coroutines: kopf runs plain functions in threads, and what they call is of the loop.
@@ -108,7 +108,7 @@ def make_registry(
 
 
 def _is_changed(generations: dict[Key, int], key: Key, resource: Object, event: str | None) -> bool:
-    """Whether an event brings a new generation of a resource that was seen before."""
+    """Whether an event brings a new generation of a resource, after an earlier event of it."""
     before = generations.pop(key, None)
     if event != "DELETED":
         generations[key] = resource["metadata"]["generation"]

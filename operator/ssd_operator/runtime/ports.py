@@ -32,7 +32,7 @@ async def serve(port: int, what: str, routes: Mapping[str, Handler]) -> AsyncIte
     """Answer while the block runs; yields the port, which is another one for 0.
 
     Args:
-        port: on every address of both families: the kubelet is outside, and knows one of them.
+        port: on all addresses of both families, since the kubelet uses one of them.
         what: is served: the flag that sets the port is ``--<what>-port``.
         routes: by path.
 

@@ -213,7 +213,7 @@ class Reconciler:
 
 
 def _read(found: Object, record: _Record) -> Resource | None:
-    """What is asked for; of a resource that cannot be read, what was asked for last."""
+    """The resource, parsed; of one that cannot be read, the last version that could."""
     try:
         record.resource, record.spec_problem = parse(found), None
     except SpecError as error:

@@ -91,8 +91,8 @@ class Relist:
         Args:
             cluster: what exists.
             cache: what is known of it.
-            wake: asks for a pass over a resource of which something is gone.
-            readiness: is told what was listed.
+            wake: called for a resource of which an object is gone.
+            readiness: receives what was listed.
             namespaces: those that are watched; none for all.
         """
         self._cluster = cluster

@@ -10,13 +10,13 @@ from ssd_operator.api.spec import API_VERSION, KIND, Object
 from ssd_operator.observe.cluster import ClusterError
 
 RETRY_SECONDS = 5.0
-"""Between two looks at a CRD that is too old."""
+"""Between two reads of a CRD that is too old."""
 MOST_NAMED = 3
 """Fields that a message names."""
 
 
 class Schemas(Protocol):
-    """What is asked of the API server. Any method raises ``ClusterError``."""
+    """The calls that this check needs. Any method raises ``ClusterError``."""
 
     async def is_served(self, name: str) -> bool:
         """Whether the cluster serves a kind."""

@@ -51,7 +51,7 @@ class _Entry:
     not_before: float = -math.inf
     """Time of the retry of a key that failed."""
     changed_at: float = math.inf
-    """First change of the resource that no pass has seen."""
+    """First change of the resource after the begin of its last pass."""
     settled_at: float = -math.inf
     """When these changes have settled."""
 
@@ -211,8 +211,8 @@ class WorkQueue:
             self._schedule.finish(key, self._now(), again_after)
             return
         metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
-        wish = error.retry_after_seconds if isinstance(error, ClusterError) else 0.0
-        pause = self._schedule.fail(key, self._now(), wish)
+        retry_after_seconds = error.retry_after_seconds if isinstance(error, ClusterError) else 0.0
+        pause = self._schedule.fail(key, self._now(), retry_after_seconds)
         if isinstance(error, ClusterError | TimeoutError):
             metrics.RECONCILES_TOTAL.labels("error").inc()
             message = str(error) or "too slow"

@@ -43,7 +43,7 @@ class CheckedCluster(MemoryCluster):
 
     def _check_takeover(self, before: Object | None, after: Object | None) -> None:
         was_foreign = before is not None and not before["metadata"].get("ownerReferences")
-        assert not was_foreign or before == after, f"somebody else's object is written: {before}"
+        assert not was_foreign or before == after, f"a foreign object is written: {before}"
 
     def touched(self, name: str) -> None:
         """Another writer changed a target: what follows is not the operator's doing."""

@@ -224,7 +224,7 @@ class MemoryCluster:
 
 
 class Watch:
-    """Indices as kopf keeps them; a test says which kinds catch up."""
+    """Indices as kopf keeps them. A test selects the kinds that catch up."""
 
     def __init__(self, cluster: MemoryCluster) -> None:
         self._cluster = cluster

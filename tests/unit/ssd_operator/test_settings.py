@@ -23,13 +23,13 @@ def test_the_operators_own_namespace_is_watched_unless_others_are_named(
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         (OperatorSettings(pod_namespace="kube-system"), "nothing is written in kube-system"),
         (OperatorSettings(watch_namespaces=("a", "kube-system")), "kube-system"),
         (OperatorSettings(watch_namespaces=("a",), watch_all_namespaces=True), "choose one"),
     ],
 )
-def test_a_scope_that_cannot_be_is_refused(settings: OperatorSettings, words: str) -> None:
-    with pytest.raises(SettingsError, match=words):
+def test_an_invalid_scope_is_rejected(settings: OperatorSettings, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
         assert settings.scope
