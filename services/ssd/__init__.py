@@ -1,8 +1,8 @@
-"""SSD's library: what the target, the draft, the gateway, the command and the operator stand on.
+"""The library of SSD, used by the target, the draft, the command, the benchmark and the operator.
 
-A model on a device (``engine``), speculation as pure functions (``speculation``), rows of numbers
-between processes (``transport``), messages and errors on the wire (``rpc``), text (``text``), and
-the embedded model pair (``demo``). Nothing here is a process and nothing here reads a command line.
+It contains a model on a device (``engine``), speculation as pure functions (``speculation``), rows
+of numbers between processes (``transport``), messages and errors (``rpc``), text (``text``) and
+the embedded model pair (``demo``). The processes are the packages ``ssd_*``.
 """
 
 __version__ = "0.1.0"

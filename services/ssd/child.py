@@ -1,8 +1,8 @@
 """``python -m ssd.child PARENT MODULE [FLAG ...]``: run a module that ends when its parent does.
 
-The child asks the kernel itself, before anything else. *Not chosen*: doing so between fork and
-exec (``preexec_fn``); that forces a real fork, and gRPC's fork handlers crash the child of a
-process with live channels.
+The child first asks the kernel for a SIGTERM at the end of its parent. *Not chosen*: doing so
+between fork and exec (``preexec_fn``), which forces a real fork; gRPC's fork handlers crash the
+child of a process with open channels.
 """
 
 import ctypes
@@ -15,11 +15,11 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Bind this process's life to its parent's, then become the module."""
+    """Tie this process to its parent, then run the module."""
     parent, module = int(sys.argv[1]), sys.argv[2]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        # The parent ended before the kernel was asked.
+        # The parent ended before the request to the kernel.
         sys.exit(1)
     sys.argv = [module, *sys.argv[3:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,13 +1,13 @@
-"""``python -m ssd.fetch``: put a model of the hub into the cache, for an engine that may not ask.
+"""``python -m ssd.fetch``: download a model of the hub into the cache.
 
-In a pod this runs first and alone has the token and the network. Pods that share a cache fetch a
-model once: who comes second waits, and finds it there.
+In a pod, this runs before the engine, which has neither a token nor access to the hub. Pods that
+share a cache download a model once: the others wait for the first one.
 """
 
 from ssd.sigterm import end_at_sigterm
 
 if __name__ == "__main__":
-    # Here, because what is imported below takes seconds. Not with 0: the model is not there.
+    # Before the imports below, which take seconds. Not 0: the model is not downloaded.
     end_at_sigterm(143)
 
 import contextlib
@@ -35,9 +35,9 @@ from ssd.settings import TERMINATION_LOG
 from ssd.telemetry import get_logger, log_progress
 
 PROGRESS_SECONDS = 10.0
-"""Between two lines on how far a download is."""
+"""Interval of progress events."""
 FETCHED = "fetched"
-"""What a lock file says once the model is whole."""
+"""Content of a lock file once the model is complete."""
 _WITHOUT_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS})
 _COMMIT = re.compile("[0-9a-f]{40}")
 _GIGABYTE = 1e9
@@ -47,12 +47,12 @@ _log = get_logger("ssd")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSettings:
-    """What ``python -m ssd.fetch`` can be told. Cache, token and address of the hub: ``HF_*``."""
+    """Settings of ``python -m ssd.fetch``. ``HF_*`` sets cache, token and address of the hub."""
 
     model: str = ""
-    """``hf://org/name@commit``: what else has a name may change, and is not fetched once."""
+    """``hf://org/name@commit``. Branches and tags can change, so they are not accepted."""
     termination_log: str = TERMINATION_LOG
-    """File for the one line on why the model could not be fetched; empty for none."""
+    """File that receives the cause of a failure in one line; empty for none."""
     log_format: Literal["json", "text"] = "json"
     """Form of log lines on standard error."""
 
@@ -73,16 +73,16 @@ async def _serve(settings: FetchSettings) -> int:
 
 
 def fetch(model: str) -> Path:
-    """The folder of ``hf://org/name@commit``, whole.
+    """Return the complete folder of ``hf://org/name@commit``.
 
     Raises:
-        SetupError: why it cannot be had.
+        SetupError: it cannot be downloaded.
     """
     wanted = HubModel.parse(model)
     assert wanted is not None
     try:
         with _lock(wanted) as lock:
-            if lock.read() == FETCHED and (folder := _here(wanted)) is not None:
+            if lock.read() == FETCHED and (folder := _cached(wanted)) is not None:
                 _log.info("fetched", model=model, was_here=True)
                 return folder
             folder = _download(wanted)
@@ -96,26 +96,28 @@ def fetch(model: str) -> Path:
 
 @contextlib.contextmanager
 def _lock(model: HubModel) -> Iterator[IO[str]]:
-    """Hold the model's lock file, which all pods of a cache see; it opens at its beginning."""
+    """Lock the model's lock file, which all pods of a cache share; open it at its beginning."""
     path = Path(HF_HUB_CACHE) / ".ssd" / f"{model.name.replace('/', '--')}@{model.revision}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _log.info("waits", model=model.name, reason="somebody else fetches it into this cache")
+            _log.info(
+                "waits", model=model.name, reason="another process downloads it into this cache"
+            )
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise
-            # The hub's library makes each file whole before it shows it: only time is lost.
+            # The hub's library renames complete files, so two downloads only cost time.
             _log.warning("cache_without_locks", reason=str(error))
         lock.seek(0)
         yield lock
 
 
-def _here(model: HubModel) -> Path | None:
-    """The folder in the cache, asking no hub; None if somebody has cleared it away."""
+def _cached(model: HubModel) -> Path | None:
+    """Return the folder in the cache without access to the hub; None if it was deleted."""
     try:
         return Path(
             snapshot_download(
@@ -131,22 +133,22 @@ def _download(model: HubModel) -> Path:
     blobs = _Blobs.of(model)
     blobs.check_room(model)
     is_over = threading.Event()
-    teller = threading.Thread(target=blobs.tell, args=(is_over,), daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=blobs.report, args=(is_over,), daemon=True)
+    reporter.start()
     try:
         return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=WANTED))
     finally:
         is_over.set()
-        teller.join()
+        reporter.join()
 
 
 @dataclass(frozen=True, slots=True)
 class _Blobs:
-    """The files of a model in the cache, where each bears the name of its content."""
+    """The files of a model in the cache, named by the hash of their content."""
 
     folder: Path
     sizes: Mapping[str, int]
-    """In bytes, by name; empty if the hub does not tell them."""
+    """Bytes by name; empty if the hub does not report them."""
 
     @classmethod
     def of(cls, model: HubModel) -> "_Blobs":
@@ -157,7 +159,7 @@ class _Blobs:
         except HUB_ERRORS as error:
             if not may_pass(error):
                 raise
-            # Whether it can do without the hub is for the download to find out.
+            # The download may still succeed from the cache.
             files = {}
         wanted = (
             file
@@ -169,31 +171,31 @@ class _Blobs:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files."""
         return sum(self.sizes.values())
 
     @property
     def num_bytes_here(self) -> int:
-        """Of these, how many have come, half files included."""
+        """Number of these bytes in the cache, including incomplete files."""
         there = [path for name in self.sizes for path in self.folder.glob(f"{name}*")]
         return sum(path.stat().st_size for path in there if path.exists())
 
     def check_room(self, model: HubModel) -> None:
-        """Find out before hours have passed.
+        """Check the free space before the download.
 
         Raises:
-            CacheError: the rest of the model is larger than what is free.
+            CacheError: the rest of the model is larger than the free space.
         """
         missing, free = self.num_bytes - self.num_bytes_here, shutil.disk_usage(HF_HUB_CACHE).free
         _log.info("fetching", model=model.name, bytes=self.num_bytes, missing_bytes=missing)
         if missing > free:
             raise CacheError(
                 f"{model.name} needs {missing / _GIGABYTE:.1f} GB more in {HF_HUB_CACHE}, "
-                f"{free / _GIGABYTE:.1f} GB are free; give modelCache a larger volume"
+                f"{free / _GIGABYTE:.1f} GB are free; use a larger volume for modelCache"
             )
 
-    def tell(self, is_over: threading.Event) -> None:
-        """Say how far the download is until it is over. A thread of its own."""
+    def report(self, is_over: threading.Event) -> None:
+        """Log the progress until the download ends. Its own thread."""
         while self.sizes and not is_over.wait(PROGRESS_SECONDS):
             log_progress("fetch", min(1.0, self.num_bytes_here / max(1, self.num_bytes)))
 

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: their names, and what its library says, in sentences of ours."""
+"""Models of the Hugging Face hub: their names, and the errors of the hub's library."""
 
 import errno
 import os
@@ -18,21 +18,21 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError:
 from ssd.errors import CacheError, HubError, ModelNotFoundError, SettingsError, SetupError
 
 WANTED = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
-"""Files of a model that are fetched."""
+"""Files of a model that are downloaded."""
 HUB_ERRORS = (OSError, HTTPError)
-"""What the hub's library raises of disks and networks; its newer versions' client has errors that
-are no ``OSError``."""
+"""Errors of disks and networks that the hub's library raises. The HTTP client of newer versions has
+errors that are no ``OSError``."""
 _HUB = "hf://"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_RIGHT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _REFUSALS = {
     RevisionNotFoundError: "the hub has the model, but not this revision",
-    GatedRepoError: "the hub gives it to accounts only that have accepted its terms; accept them, "
-    "and give a token of that account",
-    RepositoryNotFoundError: "the hub has no such model, or shows it to some accounts only; "
-    "look at the name, or give a token",
+    GatedRepoError: "only accounts that have accepted its terms can download it; accept them, "
+    "and use a token of that account",
+    RepositoryNotFoundError: "the hub has no such model, or it is private; "
+    "check the name, or use a token with access",
 }
-"""What the hub means, the narrower errors first."""
+"""Messages for the refusals of the hub, subclasses first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class HubModel:
 
     @classmethod
     def parse(cls, uri: str) -> "HubModel | None":
-        """What ``hf://org/name@revision`` names; None for what is not on the hub."""
+        """Return the model of ``hf://org/name@revision``; None for another kind of name."""
         if not uri.startswith(_HUB):
             return None
         name, _, revision = uri.removeprefix(_HUB).partition("@")
@@ -54,26 +54,26 @@ class HubModel:
 
 
 def as_setup_error(model: str, error: Exception) -> SetupError:
-    """What the hub's library has to say of a model, as one sentence with the cure."""
+    """Return an error of the hub's library as one sentence with the fix."""
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, HfHubHTTPError):
-        # It says that the model is not here; why it could not be had is the news.
+        # This error states that the cache lacks the model; its cause is why the download failed.
         error = error.__cause__
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
-        return CacheError(f"{model}: no room is left in {HF_HUB_CACHE}; give it a larger volume")
+        return CacheError(f"{model}: no space is left in {HF_HUB_CACHE}; use a larger volume")
     if isinstance(error, OSError) and error.errno in _NO_RIGHT:
         return SettingsError(
-            f"{model}: user {os.getuid()} may not write to {HF_HUB_CACHE}; "
-            f"give the folder to it, or name another cache: {error}"
+            f"{model}: user {os.getuid()} has no right to write to {HF_HUB_CACHE}; "
+            f"change its owner, or use another cache folder: {error}"
         )
     for kind_of_refusal, sentence in _REFUSALS.items():
         if isinstance(error, kind_of_refusal):
             return ModelNotFoundError(f"{model}: {sentence}")
     kind = HubError if may_pass(error) else ModelNotFoundError
-    return kind(f"{model}: not on the hub and not downloaded: {error}")
+    return kind(f"{model}: not downloaded from the hub: {error}")
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether asking the hub again later may help: it was not reached, or it was too busy."""
+    """Return whether a later attempt may succeed: the hub was not reached, or was overloaded."""
     if isinstance(error, HfHubHTTPError):
         code = error.response.status_code
         return code >= HTTPStatus.INTERNAL_SERVER_ERROR or code == HTTPStatus.TOO_MANY_REQUESTS

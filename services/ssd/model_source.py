@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, the embedded pair, or the Hugging Face hub."""
+"""Finds the folder of a model: a path, the embedded pair, or the Hugging Face hub."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ _WIDENED = Path.home() / ".cache" / "ssd" / "widened"
 
 
 def resolve(model: str) -> Path:
-    """The folder behind ``model``.
+    """Return the folder of a model; download or widen it if necessary.
 
     Raises:
         ModelNotFoundError: there is no such folder, demo model or hub entry.
-        SetupError: it could not be fetched.
+        SetupError: it cannot be downloaded.
     """
     if (on_hub := HubModel.parse(model)) is not None:
         return _fetched(on_hub, model)
@@ -27,7 +27,7 @@ def resolve(model: str) -> Path:
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder behind ``model`` if it needs no hub, looked at and not made; else None.
+    """Return the folder of a model without download or widening; None for a model on the hub.
 
     Raises:
         ModelNotFoundError: there is no such folder or demo model.
@@ -39,13 +39,14 @@ def local_folder(model: str) -> Path | None:
     folder = Path(model)
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(
-            f"{model}: no config.json there; give a model folder, demo://target, demo://draft or hf://org/name"
+            f"{model}: no config.json in this folder; use a model folder, demo://target, "
+            "demo://draft or hf://org/name"
         )
     return folder
 
 
 def _fetched(model: HubModel, uri: str) -> Path:
-    """The hub's files, from its cache on this machine or downloaded."""
+    """Return the folder of a hub model, from the cache of this machine or downloaded."""
     try:
         return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=WANTED))
     except (*HUB_ERRORS, ValueError) as error:
@@ -53,7 +54,7 @@ def _fetched(model: HubModel, uri: str) -> Path:
 
 
 def _widened(model: str, folder: Path) -> Path:
-    """The packaged folder, or a wider model of the same function, made once and kept."""
+    """Return the packaged folder, or that of a wider model, which is made once and kept."""
     factor = demo.widening(model)
     if factor == 1:
         return folder

@@ -1,8 +1,9 @@
-"""What SIGTERM does before a process has anything to drain.
+"""SIGTERM before a process serves.
 
-As process 1 of a container a process ignores each signal that it has not asked for: told to leave
-while it imports and loads, it would be killed at the end of the grace period. ``__main__`` modules
-ask here, before their imports; whoever serves later puts a drain in this one's place.
+Process 1 of a container ignores every signal without a handler. A SIGTERM during its imports or
+while it loads would have no effect, and the process would be killed after the grace period.
+``__main__`` modules therefore set this handler before their imports. A process that serves
+replaces it by a drain.
 """
 
 import os
@@ -11,14 +12,14 @@ from types import FrameType
 
 
 def end_at_sigterm(exit_code: int = 0) -> None:
-    """From now on SIGTERM ends the process at once. Main thread.
+    """Let SIGTERM end the process at once. Main thread.
 
     Args:
-        exit_code: 0, as after a drain, of who serves: nothing was begun, so nothing failed.
+        exit_code: 0 for a process that serves, as after a drain: no request was accepted yet.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        """Leave without the interpreter's farewell: it would wait for imports and threads."""
+        """Exit without the interpreter's shutdown, which would wait for imports and threads."""
         del number, frame
         os._exit(exit_code)
 

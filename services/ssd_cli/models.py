@@ -196,7 +196,7 @@ def _read_weights(file: Path) -> _Weights:
         more = f" (and {len(beyond) - 1} more)" if beyond[1:] else ""
         problem = (
             f"{file}: truncated: tensor {name}{more} ends at byte {end}, "
-            f"the file has {num_bytes}; fetch it again"
+            f"the file has {num_bytes}; download it again"
         )
     return _Weights(num_parameters, num_bytes, problem)
 

@@ -1,5 +1,5 @@
-"""A model on a device: it knows no request, no speculation and no wire.
+"""A model on a device, independent of requests, speculation and the network.
 
-Belongs here: model shapes and weights, layers, attention, the KV cache, the forward passes of
-fixed shape, choosing tokens from logits. Does not: what is proposed, accepted or sent.
+This package contains model shapes and weights, layers, attention, the KV cache, forward passes of
+fixed shape and the choice of tokens from logits.
 """

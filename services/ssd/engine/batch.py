@@ -1,4 +1,4 @@
-"""The typed inputs of forward passes. All tensors are int64 on the CPU; the runner moves them."""
+"""The inputs of forward passes. All tensors are int64 on the CPU; the runner moves them."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch import Tensor
 class PagedBatch:
     """Columns of several sequences, causal over their pages.
 
-    Column i of sequence b stands at position ``first_positions_B[b] + i``; columns from
+    Column i of sequence b is at position ``first_positions_B[b] + i``; columns from
     ``num_columns_B[b]`` on are padding, written to block 0 and never read.
     """
 
@@ -17,14 +17,14 @@ class PagedBatch:
     first_positions_B: Tensor
     num_columns_B: Tensor
     block_tables_BJ: Tensor
-    """Blocks of the context in order; missing ones are 0."""
+    """Blocks of the context in order; missing blocks are 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExplicitBatch:
-    """A draft's causal pass over proposals that its target spelt out.
+    """A draft's causal pass over proposals that the target sent as tokens.
 
-    Column i stands at position ``trunk_lengths_B[b] + i`` and sees the trunk and the columns up to
+    Column i is at position ``trunk_lengths_B[b] + i`` and sees the trunk and the columns up to
     itself. Its keys and values become the proposal segment of session slot ``slots_B[b]``.
     """
 
@@ -37,10 +37,10 @@ class ExplicitBatch:
 
 @dataclass(frozen=True, slots=True)
 class BranchBatch:
-    """Step ``step`` (0..P-1) of N branches a session, in lock step.
+    """Step ``step`` (0..P-1) of N branches of each session.
 
-    A branch's token stands at position ``trunk_lengths_B[b] + 1 + accepted_BN + step`` and sees the
-    trunk, proposal columns 0..accepted, and its own columns 0..step.
+    The token of a branch is at position ``trunk_lengths_B[b] + 1 + accepted_BN + step``. It sees
+    the trunk, proposal columns 0..accepted, and its own columns 0..step.
     """
 
     slots_B: Tensor

@@ -1,4 +1,4 @@
-"""What can be held against an engine's settings on any machine, before anything is loaded."""
+"""Checks of an engine's settings that need neither the weights nor the device."""
 
 import torch
 
@@ -9,13 +9,13 @@ from ssd.errors import SettingsError
 
 
 def check_engine(model: ModelConfig, engine: EngineConfig) -> None:
-    """Refuse what would work nowhere: no weights are read and no device is touched.
+    """Refuse settings that cannot work on any machine.
 
-    Which devices, CPUs and free memory a process gets is known only where it runs.
+    Devices, CPUs and free memory are known only on the machine where the process runs.
 
     Raises:
-        SettingsError: an attention backend or a kind of device that does not exist.
-        MemoryBudgetError: ``kv_cache_bytes`` is too little for one sequence.
+        SettingsError: the attention backend or the kind of device does not exist.
+        MemoryBudgetError: ``kv_cache_bytes`` is too small for one sequence.
     """
     make_backend(engine.attention)
     try:

@@ -1,4 +1,4 @@
-"""What a model is and how an engine runs it."""
+"""The shape of a model, and the settings of an engine."""
 
 import json
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from ssd.telemetry import get_logger
 _log = get_logger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-LONGEST_DEFAULT_LEN = 4096
-"""Tokens of a sequence where the model allows more and the settings say nothing."""
+MAX_DEFAULT_LEN = 4096
+"""Largest length of a sequence if the settings do not contain one."""
 FAMILIES = {"llama": "llama", "qwen3": "qwen3"}
 
 
@@ -30,7 +30,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a dense decoder, as its config.json states it."""
+    """The shape of a dense decoder, from its ``config.json``."""
 
     family: str
     vocab_size: int
@@ -53,7 +53,7 @@ class ModelConfig:
 
         Raises:
             ModelNotFoundError: no such folder, or no readable config in it.
-            UnsupportedModelError: another family, or a feature that changes the arithmetic.
+            UnsupportedModelError: another family, or a feature that is not implemented.
         """
         raw = _read_config(folder)
         family = raw.get("model_type")
@@ -130,26 +130,26 @@ def _rope(folder: Path, raw: dict[str, Any]) -> tuple[float, RopeScaling | None]
 
 
 def length_limit(asked: int, model: ModelConfig) -> int:
-    """Return the tokens that one sequence may have.
+    """Return the largest length of a sequence, in tokens.
 
     Args:
-        asked: by the settings; 0 takes what the model allows, at most ``LONGEST_DEFAULT_LEN``.
-        model: says what it was made for.
+        asked: length of the settings; 0 takes that of the model, at most ``MAX_DEFAULT_LEN``.
+        model: contains the largest length of the model.
 
     Raises:
-        SettingsError: more was asked than that.
+        SettingsError: the settings exceed it.
     """
     longest = model.max_position_embeddings
     if asked > longest:
         raise SettingsError(f"max_model_len {asked} is over the model's own {longest}; lower it")
-    return asked or min(longest, LONGEST_DEFAULT_LEN)
+    return asked or min(longest, MAX_DEFAULT_LEN)
 
 
 def usable_token_ids(tokenizer_size: int, model: ModelConfig) -> int:
-    """Return the number of token ids that a model can take and choose: 0 up to it.
+    """Return the number of token ids that a model can read and choose.
 
-    An embedding may be padded beyond the tokenizer (Qwen3). A tokenizer may have tokens that were
-    added without resizing the embedding; the model is served, and only texts with such a token are
+    An embedding can be padded beyond the tokenizer (Qwen3). A tokenizer can have tokens that were
+    added without resizing the embedding: the model is served, and texts with such a token are
     refused.
     """
     if tokenizer_size > model.vocab_size:
@@ -174,21 +174,21 @@ def _eos_ids(folder: Path, raw: dict[str, Any]) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How an engine runs a model: all shapes are fixed by it."""
+    """The settings of an engine, which fix all shapes."""
 
     max_model_len: int
-    """Tokens of a sequence at most, prompt and continuation."""
+    """Largest number of tokens of a sequence, prompt and continuation."""
     max_num_seqs: int = 16
-    """Sequences (or draft sessions) of a forward pass at most."""
+    """Largest number of sequences (or draft sessions) of a forward pass."""
     num_columns: int = 7
     """Columns of a verify, P = K + 1."""
     branches: int = 0
-    """N > 0 makes the engine a draft's: room for N branches a session."""
+    """N branches of each session for a draft; 0 for a target."""
     device: str = "cpu"
     dtype: str = "float32"
     """``bfloat16`` or ``float32``; see ``ssd.engine.precision`` for ``auto``."""
     dtype_reason: str = "set explicitly"
-    """Why this dtype, for logs and status."""
+    """Reason of the dtype, for logs and status."""
     attention: str = "cpu"
     """Name of the attention backend."""
     block_size: int = 16
@@ -196,15 +196,16 @@ class EngineConfig:
     prefill_chunk: int = 128
     """Rows of a prefill pass; chunks start at its multiples."""
     context_chunk: int = 256
-    """Positions attended to at a time, merged in a fixed order; a multiple of ``block_size``."""
+    """Positions of one attention chunk; chunks are merged in a fixed order. A multiple of
+    ``block_size``."""
     kv_cache_bytes: int | None = None
-    """Room of the KV cache; None takes ``kv_cache_fraction`` of what is free, at most what
+    """Size of the KV cache; None takes ``kv_cache_fraction`` of the free memory, at most what
     ``max_num_seqs`` sequences of ``max_model_len`` need."""
     kv_cache_fraction: float = 0.5
     deterministic: bool = False
-    """Every verify has one shape, so that the bits of a row depend on nothing but its sequence."""
+    """Every verify has one shape, so that the bits of a row depend on its sequence only."""
     num_token_ids: int | None = None
-    """Ids from here on are padding of the embedding: they are never chosen and must not be run."""
+    """Ids from this one on are padding of the embedding, which is never chosen and never run."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -217,9 +218,9 @@ class EngineConfig:
 
     @property
     def verify_columns(self) -> tuple[int, ...]:
-        """Column counts of a verify that are warmed up, ascending; the last fits every proposal.
+        """Column counts of a verify to warm up, ascending; the last one fits every proposal.
 
-        The narrow one is used where the warm-up finds the same bits in both
+        The smaller one is used if the warm-up finds the same bits with both
         (``TargetRunner.verify_columns``).
         """
         one_shape = self.deterministic or self.num_columns == 1

@@ -1,4 +1,4 @@
-"""How many KV blocks fit."""
+"""The number of KV blocks that fit into memory."""
 
 from pathlib import Path
 
@@ -13,10 +13,10 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(device: str, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int:
-    """Return the memory that an allocation may still take, bytes.
+    """Return the memory that can still be allocated, in bytes.
 
-    In a container the group's limit counts, less its working set: cached file pages are given back
-    when memory is short, and mapped weights are just that.
+    In a container, this is the limit of the control group without its working set. Cached file
+    pages, which include mapped weights, do not count: the kernel frees them when memory is short.
     """
     if device != "cpu":
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
@@ -32,7 +32,7 @@ def free_bytes(device: str, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> i
 
 
 def branch_logits_bytes(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) -> int:
-    """Return what a draft's tree keeps beside the KV: logits of every step of every branch."""
+    """Return the size of the logits that a draft keeps: every step of every branch."""
     rows = engine.max_num_seqs * engine.branches * engine.num_columns
     return rows * model.vocab_size * dtype.itemsize
 
@@ -40,10 +40,10 @@ def branch_logits_bytes(model: ModelConfig, engine: EngineConfig, dtype: torch.d
 def plan_blocks(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) -> int:
     """Return the number of KV blocks, block 0 included.
 
-    Never more than ``max_num_seqs`` sequences of ``max_model_len`` tokens need.
+    At most the blocks of ``max_num_seqs`` sequences of ``max_model_len`` tokens.
 
     Raises:
-        MemoryBudgetError: less than one such sequence fits, with the numbers.
+        MemoryBudgetError: not one such sequence fits; the message contains the numbers.
     """
     slot_bytes = bytes_per_slot(model, dtype)
     block_bytes = slot_bytes * engine.block_size
@@ -57,7 +57,7 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) ->
     if fitting < 1 + per_sequence:
         needed = (1 + per_sequence) * block_bytes + segment_slots(engine) * slot_bytes
         raise MemoryBudgetError(
-            f"the KV cache may take {budget} bytes, and one sequence of max_model_len "
+            f"the KV cache can use {budget} bytes, and one sequence of max_model_len "
             f"{engine.max_model_len} needs {needed}; lower max_model_len or max_num_seqs, or "
             "raise kv_cache_bytes"
         )

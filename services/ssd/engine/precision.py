@@ -1,13 +1,14 @@
-"""The dtype of weights and KV: as asked for, or what is fastest on this device.
+"""The dtype of weights and KV cache: that of the settings, or the fastest of the device.
 
-``python -m ssd.engine.precision`` prints what ``auto`` means on this machine's CPU, as JSON, for
-processes that do not load torch.
+``python -m ssd.engine.precision`` prints the choice of ``auto`` on this machine's CPU as JSON, for
+processes that do not import torch.
 
 *Decision*: ``auto`` is float32 on a CPU that packs bf16 weights but has no bf16 arithmetic.
-*Because*: it converts them in each product. Passes of 7 or 56 rows (pair widened 4x) took
-220 and 1,089 ms in bf16, 130 and 325 ms in float32 (fastest of 40 / 12, CPU time of one thread,
-AVX-512 without AVX512-BF16, busy machine). *Not chosen*: to time both, since a busy machine could
-change the dtype, and with it the tokens, from start to start. *Revisit when* memory matters more.
+*Because*: such a CPU converts the weights in each product. Passes of 7 or 56 rows (pair widened 4x)
+took 220 and 1,089 ms in bf16, 130 and 325 ms in float32 (fastest of 40 / 12, CPU time of one
+thread, AVX-512 without AVX512-BF16, busy machine). *Not chosen*: timing both, since a busy machine
+could then change the dtype, and with it the tokens, at each start. *Revisit when* memory matters
+more.
 """
 
 import json
@@ -20,17 +21,17 @@ from ssd.engine.layers.linear import packing_problem
 
 AUTO = "auto"
 BFLOAT16_ARITHMETIC = ("avx512_bf16", "amx_bf16", "avx_ne_convert")
-"""Names in ``torch.cpu.get_capabilities``. The last one alone has not been measured."""
+"""Names in ``torch.cpu.get_capabilities``. The last one has not been measured alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """A dtype and why it was chosen."""
+    """A dtype and the reason of its choice."""
 
     dtype: str
     """``bfloat16`` or ``float32``."""
     reason: str
-    """One clause for logs and status."""
+    """One clause, for logs and status."""
 
 
 def choose_precision(asked: str, device: str) -> Precision:
@@ -38,8 +39,8 @@ def choose_precision(asked: str, device: str) -> Precision:
 
     Args:
         asked: ``auto``, ``bfloat16`` or ``float32``.
-        device: ``cpu``, ``cuda:0``. Only on a CPU does ``auto`` need a probe: without packed
-            weights and bf16 arithmetic, bf16 is several times slower there than packed float32.
+        device: ``cpu``, ``cuda:0``. On a CPU, ``auto`` needs packed weights and bf16 arithmetic for
+            bf16: without them, it is several times slower than packed float32.
     """
     if asked != AUTO:
         return Precision(asked, "set explicitly")
@@ -52,7 +53,7 @@ def choose_precision(asked: str, device: str) -> Precision:
     if not any(has.get(name, False) for name in BFLOAT16_ARITHMETIC):
         names = ", ".join(BFLOAT16_ARITHMETIC)
         return Precision("float32", f"this CPU has no bfloat16 arithmetic (none of {names})")
-    return Precision("bfloat16", "the CPU packs bfloat16 weights and multiplies them")
+    return Precision("bfloat16", "the CPU has packed weights and arithmetic for bfloat16")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Text to token ids and back, chat templates, stop strings. No tensors, no wire."""
+"""Text to token ids and back, chat templates, stop strings. No tensors, no network."""

@@ -1,4 +1,4 @@
-"""Conversations to prompts, by the template that a model's tokenizer brings."""
+"""Conversations to prompts, by the chat template of a model."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ssd.errors import FieldError, TokenizerError, UnsupportedError
 
 RENDERING_ERRORS = (TemplateError, ArithmeticError, LookupError, TypeError, ValueError)
-"""What an expression inside a template can raise."""
+"""Errors that an expression in a template can raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class ChatTurn:
 
 
 def load_template(folder: Path) -> str | None:
-    """Return a model folder's chat template, or None when it has none.
+    """Return the chat template of a model folder, or None.
 
     Raises:
-        TokenizerError: the file that would hold it cannot be read.
+        TokenizerError: the configuration cannot be read.
     """
     file = folder / "chat_template.jinja"
     if file.is_file():
@@ -49,11 +49,11 @@ def render_chat(template: str | None, turns: Sequence[ChatTurn], **tokens: Any) 
     Args:
         template: Jinja, run in a sandbox.
         turns: oldest first.
-        tokens: names such as ``bos_token`` that templates use.
+        tokens: special tokens such as ``bos_token``, which templates use.
 
     Raises:
         UnsupportedError: the model has no template.
-        FieldError: the template refuses the conversation.
+        FieldError: the template rejects the conversation.
     """
     if template is None:
         raise UnsupportedError("chat", "this model has no chat template; send text or token_ids")
@@ -62,12 +62,12 @@ def render_chat(template: str | None, turns: Sequence[ChatTurn], **tokens: Any) 
             messages=[asdict(turn) for turn in turns], add_generation_prompt=True, **tokens
         )
     except RENDERING_ERRORS as error:
-        raise FieldError("chat", f"the model's template refuses it: {error}") from error
+        raise FieldError("chat", f"the chat template of the model rejects it: {error}") from error
 
 
 @lru_cache(maxsize=4)
 def _compiled(template: str) -> Template:
-    """A process serves one model: compiling takes milliseconds, rendering microseconds."""
+    """Compile a template once: compiling takes milliseconds, rendering microseconds."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -1,4 +1,4 @@
-"""Token ids to text, a piece at a time, never half a character."""
+"""Token ids to text in pieces of complete characters."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,19 @@ from ssd.ports import Tokenizer
 from ssd.types import TokenId
 
 REPLACEMENT = "\ufffd"
-LONGEST_CHARACTER_TOKENS = 16
-"""Tokens that wait for their character; past it the text is malformed and goes out in parts."""
+MAX_CHARACTER_TOKENS = 16
+"""Largest number of tokens held back for one character. With more, the text is malformed and is
+returned in parts."""
 UNDECIDED_TOKENS = 3
-"""Tokens whose bytes the next token can still turn into a character: UTF-8 has up to four bytes."""
+"""Number of last tokens that can still be part of a character: UTF-8 has up to four bytes."""
 
 
 class IncrementalDetokenizer:
     """Text of a growing list of ids.
 
-    A window of recent ids is decoded twice, without and with the new ones: the difference is new
-    text, whatever a decoder does at the start of a text. Belongs to one task or thread.
+    A window of recent ids is decoded without and with the new ids, and the difference is the new
+    text. So the result does not depend on how a decoder treats the start of a text. One task or
+    thread.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -26,14 +28,14 @@ class IncrementalDetokenizer:
         self._read_text = ""
 
     def push(self, token_ids: Sequence[TokenId]) -> str:
-        """Take new ids; return the text that became whole."""
+        """Add new ids; return the new complete characters."""
         self._window.extend(token_ids)
         text = self._tokenizer.decode(self._window)
         if not text.endswith(REPLACEMENT):
             return self._advance(len(self._window), text)
-        if len(self._window) - self._num_read <= LONGEST_CHARACTER_TOKENS:
+        if len(self._window) - self._num_read <= MAX_CHARACTER_TOKENS:
             return ""
-        # Malformed so far: let go up to the last token that certainly ends a character.
+        # Malformed: return the text up to the last token that ends a character.
         for end in range(len(self._window) - UNDECIDED_TOKENS, self._num_read, -1):
             head = self._tokenizer.decode(self._window[:end])
             if text.startswith(head):
@@ -41,11 +43,11 @@ class IncrementalDetokenizer:
         return ""
 
     def finish(self) -> str:
-        """Return what was held back; incomplete characters become U+FFFD."""
+        """Return the text held back; incomplete characters become U+FFFD."""
         return self._advance(len(self._window), self._tokenizer.decode(self._window))
 
     def _advance(self, end: int, text: str) -> str:
-        """Take the first ``end`` ids of the window, which say ``text``, as read."""
+        """Mark the first ``end`` ids of the window, whose text is ``text``, as read."""
         fresh = text[len(self._read_text) :]
         recent = self._window[self._num_read : end]
         self._window = self._window[self._num_read :]

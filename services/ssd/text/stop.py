@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Lets text through up to the first stop string; holds back what may be the start of one.
+    """Returns text up to the first stop string; holds back text that may start one.
 
-    Belongs to one task or thread.
+    One task or thread.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -15,11 +15,11 @@ class StopStrings:
         self.is_complete = False
 
     def push(self, text: str) -> str:
-        """Take text; return what no stop string can claim; nothing once one is complete."""
+        """Add text; return the text that cannot be part of a stop string."""
         if self.is_complete:
             return ""
         text = self._held + text
-        # The earliest completed match ends the text, as if characters came one at a time.
+        # The match that is complete first ends the text, as if characters arrived one at a time.
         found = [
             (text.find(stop) + len(stop), text.find(stop)) for stop in self._stop if stop in text
         ]
@@ -32,13 +32,13 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """Return what was held back: the text is over and no stop string came."""
+        """Return the text held back, at the end of a text without a stop string."""
         held, self._held = self._held, ""
         return "" if self.is_complete else held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of ``text`` that begins ``stop``."""
+    """Return the length of the longest suffix of ``text`` that is a prefix of ``stop``."""
     return next(
         (
             size

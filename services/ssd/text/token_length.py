@@ -1,12 +1,12 @@
-"""The longest text that one token can stand for, from a tokenizer's own file.
+"""The longest text of one token, from the file of a tokenizer.
 
-A prompt that is longer than this, times the tokens that a sequence may have, cannot fit, and is
-refused before it is tokenised. Lengths are bytes of UTF-8 of the text as it was sent: characters
-are no measure, since a byte-level token is a run of bytes and may hold a part of a character.
+A prompt longer than this times the largest number of tokens cannot fit, and is refused before it is
+tokenised. Lengths are bytes of UTF-8 of the received text. Characters are not suitable, since a
+byte-level token is a sequence of bytes and can contain a part of a character.
 
-A tokenizer has such a length only if nothing of a text gets lost on its way to the tokens. Many
-have none: those that drop or strip white space, replace by an expression, put one token in the
-place of any unknown word, or have added tokens that take the white space around them.
+A tokenizer has such a length only if no part of a text is lost on its way to the tokens. Many have
+none: those that drop or strip white space, replace by a regular expression, use one token for any
+unknown word, or have added tokens that include the white space around them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers.pre_tokenizers import ByteLevel
 
 NORMAL_FORM_SHRINKAGE = 4
-"""How many times shorter a Unicode normal form makes a text at most. The most that occurs is 3.5
+"""Largest factor by which a Unicode normal form shortens a text. The largest that occurs is 3.5
 for NFC (U+1FBE U+0308 U+0301, 7 bytes, becomes U+0390 of 2) and 4 for NFKC and NFKD."""
 _NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _LENGTHENING = ("Prepend", "ByteLevel")
@@ -27,7 +27,7 @@ Part = Mapping[str, Any]
 
 
 def longest_token_bytes(tokenizer: Part) -> int | None:
-    """Bytes of text that one token stands for at most; None where no length is known.
+    """Return the largest number of bytes of text of one token; None if it is not limited.
 
     Args:
         tokenizer: the document of a ``tokenizer.json``.
@@ -46,7 +46,7 @@ def longest_token_bytes(tokenizer: Part) -> int | None:
 
 
 def _parts(part: Part | None) -> Iterator[Part]:
-    """A normalizer or pre-tokenizer, sequences laid out."""
+    """Yield the parts of a normalizer or pre-tokenizer, sequences flattened."""
     if part is None:
         return
     if part["type"] != "Sequence":
@@ -57,7 +57,7 @@ def _parts(part: Part | None) -> Iterator[Part]:
 
 
 def _shrinkage(tokenizer: Part) -> int | None:
-    """How many times shorter the normalizer makes a text at most."""
+    """Return the largest factor by which the normalizer shortens a text; None if not limited."""
     shrinkage = 1
     for part in _parts(tokenizer.get("normalizer")):
         if part["type"] in _NORMAL_FORMS:
@@ -68,7 +68,7 @@ def _shrinkage(tokenizer: Part) -> int | None:
 
 
 def _replaces_by_more(part: Part) -> bool:
-    """Such as a space by U+2581."""
+    """Return whether a part replaces a string by one at least as long (a space by U+2581)."""
     if part["type"] != "Replace" or "String" not in part["pattern"]:
         return False
     return len(part["content"].encode()) >= len(part["pattern"]["String"].encode())
@@ -81,7 +81,7 @@ def _keeps_all(part: Part) -> bool:
 
 
 def _piece_lengths(tokenizer: Part) -> list[int] | None:
-    """Bytes of each token of the vocabulary; None where a token can stand for any text."""
+    """Return the bytes of each token of the vocabulary; None if a token can be any text."""
     model = tokenizer["model"]
     affixes = ("continuing_subword_prefix", "end_of_word_suffix")
     if model["type"] not in {"BPE", "Unigram"} or any(model.get(affix) for affix in affixes):

@@ -18,7 +18,7 @@ CONFIGS = ("generation_config.json", "config.json")
 
 
 class HFTokenizer:
-    """A ``tokenizer.json``, with the ids that end a text. Safe to use from any thread."""
+    """A ``tokenizer.json`` with the ids that end a text. Any thread."""
 
     def __init__(self, library: LibraryTokenizer, eos_token_ids: frozenset[TokenId]) -> None:
         self._library = library
@@ -45,26 +45,25 @@ class HFTokenizer:
 
     @cached_property
     def longest_token_bytes(self) -> int | None:
-        """Bytes of text that one token stands for at most; None where no length is known."""
+        """Largest number of bytes of text of one token; None if it is not limited."""
         return longest_token_bytes(json.loads(self._library.to_str()))
 
     def encode(self, text: str) -> list[TokenId]:
-        """Ids of a text; the model's own prefix (such as Llama's first token) included.
+        """Return the ids of a text, with the model's prefix (such as Llama's first token).
 
-        Other threads run meanwhile: a batch releases the interpreter, which ``encode`` of the
-        library holds for all of a text, 7 s for 4 MiB; a batch that keeps no offsets holds it for
-        0.1 s, to make the list.
+        Other threads can run: ``encode`` of the library holds the interpreter lock for the whole
+        text, 7 s for 4 MiB. A batch without offsets holds it for 0.1 s, to make the list.
         """
         ids: list[TokenId] = self._library.encode_batch_fast([text])[0].ids
         return ids
 
     def decode(self, token_ids: Sequence[TokenId]) -> str:
-        """Text of ids; incomplete characters become U+FFFD, special tokens are left out."""
+        """Return the text of ids, without special tokens; incomplete characters become U+FFFD."""
         return self._library.decode(list(token_ids), skip_special_tokens=True)
 
 
 def load_tokenizer(folder: Path) -> HFTokenizer:
-    """Read a model folder's tokenizer.
+    """Read the tokenizer of a model folder.
 
     Raises:
         TokenizerError: there is none, or it cannot be read.
@@ -74,10 +73,10 @@ def load_tokenizer(folder: Path) -> HFTokenizer:
         raise TokenizerError(f"{folder}: no tokenizer.json in this folder")
     try:
         library = LibraryTokenizer.from_str(path.read_text(encoding="utf-8"))
-    # The library raises bare Exception for any malformed file.
+    # The library raises Exception for malformed files.
     except Exception as error:
         raise TokenizerError(f"{path}: not a tokenizer: {error}") from error
-    # Prompts are neither cut nor filled up, whatever the model was trained with.
+    # Prompts are neither truncated nor padded, also if the file contains such settings.
     library.no_truncation()
     library.no_padding()
     return HFTokenizer(library, _eos_token_ids(folder, library))

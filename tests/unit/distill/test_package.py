@@ -62,13 +62,13 @@ def test_the_card_of_a_pair_trained_apart_lists_its_own_stages_only(stages: Path
     assert "was trained together" not in card
 
 
-def test_a_card_counts_the_parameters_that_there_are(stages: Path) -> None:
+def test_a_card_contains_the_number_of_parameters(stages: Path) -> None:
     config = json.loads((stages / "target" / "config.json").read_text(encoding="utf-8"))
     counted = sum(parameter.numel() for parameter in TrainableLlama(SHAPE).parameters())
     assert package.num_parameters(config) == counted
 
 
-def test_assembling_replaces_both_folders_and_leaves_nothing_beside(
+def test_assembling_replaces_both_folders_and_leaves_no_other_file(
     stages: Path, tmp_path: Path
 ) -> None:
     weights = tmp_path / "demo" / "weights"

@@ -67,7 +67,7 @@ def test_every_parameter_moves_and_the_loss_falls() -> None:
     assert loss < untrained
 
 
-def test_a_student_moves_towards_its_teachers_law() -> None:
+def test_a_student_moves_towards_the_distribution_of_its_teacher() -> None:
     teacher, student = fresh_model(1), fresh_model(2)
     with torch.no_grad():
         teacher.model.embed_tokens.weight.mul_(20.0)
@@ -81,7 +81,7 @@ def test_a_student_moves_towards_its_teachers_law() -> None:
     assert torch.equal(weights(teacher), teacher_before)
 
 
-def test_divergence_is_zero_for_one_law_and_right_for_a_known_one() -> None:
+def test_divergence_is_zero_for_equal_distributions_and_correct_for_known_ones() -> None:
     logits_BSV = torch.tensor([[[0.0, 0.0]]])
     other_BSV = torch.tensor([[[0.0, torch.log(torch.tensor(3.0))]]])
     assert divergence(logits_BSV, logits_BSV).item() == pytest.approx(0.0, abs=1e-6)
@@ -92,7 +92,7 @@ def test_divergence_is_zero_for_one_law_and_right_for_a_known_one() -> None:
     assert divergence(logits_BSV, other_BSV).item() == pytest.approx(wanted)
 
 
-def test_windows_are_runs_of_the_text_and_an_epoch_repeats_none() -> None:
+def test_windows_are_slices_of_the_text_and_an_epoch_repeats_none() -> None:
     stream_S = torch.arange(1000)
     batches = windows(stream_S, RECIPE, torch.Generator().manual_seed(1))
     rows = torch.cat([next(batches) for _ in range(15)])
@@ -100,7 +100,7 @@ def test_windows_are_runs_of_the_text_and_an_epoch_repeats_none() -> None:
     assert len(set(rows[:, 0].tolist())) == 60
 
 
-def test_the_rate_rises_to_its_peak_and_ends_near_nothing() -> None:
+def test_the_rate_rises_to_its_peak_and_falls_to_a_hundredth() -> None:
     recipe = replace(RECIPE, num_steps=100, warmup_steps=10)
     factors = [rate_factor(step, recipe) for step in range(100)]
     assert factors[9] == pytest.approx(1.0)
@@ -118,7 +118,7 @@ def test_half_of_a_distilling_batch_is_the_targets_own_text() -> None:
     assert (batch_BS[2:] < 0).all()
 
 
-def test_a_sampled_window_starts_with_its_prompt_and_is_greedy_where_told() -> None:
+def test_a_sampled_window_starts_with_its_prompt_and_is_greedy_at_temperature_0() -> None:
     model = fresh_model(4).eval()
     prompts_BS = torch.tensor([[1, 2, 3]]).repeat(3, 1)
     tokens_BS = sample_windows(model, prompts_BS, 8, torch.Generator().manual_seed(0))
@@ -129,7 +129,7 @@ def test_a_sampled_window_starts_with_its_prompt_and_is_greedy_where_told() -> N
     assert torch.equal(tokens_BS[2, 3:], greedy_S)
 
 
-def test_running_with_keys_and_values_gives_the_logits_of_running_without() -> None:
+def test_logits_with_and_without_stored_keys_are_equal() -> None:
     model = fresh_model(4).eval()
     tokens_BS = torch.arange(14).view(2, 7)
     with torch.no_grad():
@@ -173,7 +173,7 @@ def test_a_pair_that_learns_to_agree_diverges_less_and_both_models_move() -> Non
     assert not torch.equal(weights(draft), old_draft)
 
 
-def test_only_rows_of_text_teach_a_pair_about_text() -> None:
+def test_only_rows_of_text_contribute_to_the_text_loss() -> None:
     model = fresh_model(1)
     batch_BS = next(windows(STREAM_S, RECIPE, torch.Generator()))
     with torch.no_grad():

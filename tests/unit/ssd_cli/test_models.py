@@ -129,7 +129,7 @@ def test_truncated_weights_are_reported_with_the_tensor_and_the_file(tmp_path: P
     file.write_bytes(whole[:-1])
     assert problem_of(tmp_path) == (
         f"{file}: truncated: tensor {last} ends at byte {len(whole)}, "
-        f"the file has {len(whole) - 1}; fetch it again"
+        f"the file has {len(whole) - 1}; download it again"
     )
     size = header[last]["data_offsets"][1] - header[last]["data_offsets"][0]
     file.write_bytes(whole[: -size - 1])

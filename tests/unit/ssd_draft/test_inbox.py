@@ -1,4 +1,4 @@
-"""What the mailbox of the step thread takes, and what it tells of the one who empties it."""
+"""The bounds of the step thread's inbox, and the time since it was read."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from ssd_draft.sessions import LinkEnd
 
 @dataclass(frozen=True)
 class NoLink:
-    """Only its number counts."""
+    """A link of which only the number is used."""
 
     number: int
 
@@ -57,7 +57,7 @@ def test_events_are_bounded_by_number() -> None:
     ],
     ids=lambda event: type(event).__name__,
 )
-def test_events_are_bounded_by_what_they_hold(event: Event) -> None:
+def test_events_are_bounded_by_their_size(event: Event) -> None:
     inbox = Inbox(1000, 2 * (EVENT_BYTES + 100 * ID_BYTES), FakeClock())
     assert inbox.put(event)
     assert inbox.put(event)
@@ -66,20 +66,20 @@ def test_events_are_bounded_by_what_they_hold(event: Event) -> None:
     assert inbox.put(event)
 
 
-def test_that_a_link_comes_or_goes_is_always_taken() -> None:
+def test_the_start_and_end_of_a_link_are_always_queued() -> None:
     inbox = Inbox(1, 1, FakeClock())
     assert not inbox.put(opening(1))
     assert inbox.put(LinkUp(LINK))
     assert inbox.put(LinkLost(LINK))
 
 
-def test_honest_targets_reach_no_bound() -> None:
+def test_correct_targets_reach_no_bound() -> None:
     inbox = Inbox(100, enough_bytes(4, 1000, 100), FakeClock())
     assert all(inbox.put(opening(1000)) for _ in range(8))
     assert all(inbox.put(Closing(LINK, number)) for number in range(92))
 
 
-def test_what_lies_here_tells_how_long_the_step_thread_has_not_come() -> None:
+def test_the_inbox_reports_how_long_the_step_thread_has_not_read_it() -> None:
     clock = FakeClock()
     inbox = Inbox(10, 1 << 20, clock)
     clock.advance(100.0)
@@ -93,7 +93,7 @@ def test_what_lies_here_tells_how_long_the_step_thread_has_not_come() -> None:
     assert inbox.waiting_seconds(clock.now()) == 0.0
 
 
-def test_a_link_that_floods_leaves_the_room_and_the_turn_of_others() -> None:
+def test_a_link_with_too_many_events_does_not_delay_others() -> None:
     inbox = Inbox(1000, 1 << 20, FakeClock())
     while inbox.put(Closing(LINK, 1)):
         pass
@@ -104,7 +104,7 @@ def test_a_link_that_floods_leaves_the_room_and_the_turn_of_others() -> None:
     assert len(inbox.drain()) == EVENTS_PER_STEP
 
 
-def test_what_a_lost_link_sent_before_is_not_worked_off() -> None:
+def test_events_of_a_lost_link_are_dropped() -> None:
     inbox = Inbox(1000, 1 << 20, FakeClock())
     for number in range(900):
         inbox.put(Closing(LINK, number))
@@ -113,7 +113,7 @@ def test_what_a_lost_link_sent_before_is_not_worked_off() -> None:
     assert inbox.drain() == []
 
 
-def test_the_step_thread_that_comes_for_some_events_is_not_stuck() -> None:
+def test_a_step_thread_that_reads_some_events_is_not_stuck() -> None:
     clock = FakeClock()
     inbox = Inbox(1000, 1 << 20, clock)
     for number in range(2 * EVENTS_PER_STEP):

@@ -1,4 +1,4 @@
-"""Admission, and what a commit may say. No model, no threads."""
+"""Admission of sessions, and the effect of commits. No model, no threads."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -69,7 +69,7 @@ def with_table(proposal: tuple[int, ...] = (10, 11)) -> Session:
     return session
 
 
-def test_slots_bound_the_sessions() -> None:
+def test_slots_limit_the_sessions() -> None:
     sessions, link = make_sessions(max_sessions=1), SilentLink()
     first = sessions.open(link, opening(1), 0.0)
     assert isinstance(first, Session)
@@ -78,7 +78,7 @@ def test_slots_bound_the_sessions() -> None:
     assert isinstance(sessions.open(link, opening(3), 0.0), Session)
 
 
-def test_blocks_bound_the_sessions() -> None:
+def test_blocks_limit_the_sessions() -> None:
     sessions, link = make_sessions(num_blocks=1 + 40 // BLOCK), SilentLink()
     assert isinstance(sessions.open(link, opening(1), 0.0), Session)
     assert sessions.open(link, opening(2, max_len=8), 0.0) is Refusal.MAX_SESSIONS
@@ -122,7 +122,7 @@ def test_a_session_needs_room_for_a_tree_in_the_models_length(
         (Outcome(1, 99), Explicit((40,)), Move(2, 99, (40,), None)),
     ],
 )
-def test_a_branch_is_adopted_wherever_the_next_proposal_stands_in_it(
+def test_a_branch_that_starts_with_the_next_proposal_is_used(
     outcome: Outcome, following: Branch | Explicit, move: Move
 ) -> None:
     assert with_table().plan(Commit(1, 5, outcome, following)) == move
@@ -143,14 +143,14 @@ def test_a_commit_that_does_not_match_exactly_is_a_gap(commit: Commit) -> None:
         with_table().plan(commit)
 
 
-def test_a_branch_of_a_table_that_was_never_grown_is_a_gap() -> None:
+def test_a_branch_without_a_table_is_a_gap() -> None:
     session = with_table()
     session.table = None
     with pytest.raises(GapError):
         session.plan(Commit(1, 5, Outcome(1, 21), Branch(1, 2)))
 
 
-def test_a_commit_counts_the_accepted_tokens_and_the_targets_own() -> None:
+def test_a_commit_advances_by_the_accepted_tokens_and_the_bonus_token() -> None:
     session = with_table()
     session.apply(session.plan(Commit(1, 5, Outcome(2, 22), Branch(2, 2))))
     assert (session.num_committed, session.proposal, session.table) == (8, (50, 51), None)
@@ -175,7 +175,7 @@ def test_a_commit_counts_the_accepted_tokens_and_the_targets_own() -> None:
         (0, [8], False),
     ],
 )
-def test_beyond_its_share_a_link_leaves_a_slot_for_those_that_have_less(
+def test_beyond_its_share_a_link_leaves_one_slot_for_links_below_theirs(
     mine: int, others: list[int], *, may: bool
 ) -> None:
     assert may_open(mine, others, 8) == may
@@ -189,7 +189,7 @@ def fill(sessions: Sessions, link: SilentLink, first: int = 1) -> list[Session]:
     return opened
 
 
-def test_a_target_that_takes_all_it_can_leaves_room_for_one_that_comes_late() -> None:
+def test_a_link_with_many_sessions_leaves_slots_for_a_later_link() -> None:
     sessions, greedy, late = make_sessions(max_sessions=8), SilentLink(1), SilentLink(2)
     sessions.join(greedy)
     sessions.join(late)
@@ -204,7 +204,7 @@ def test_a_target_that_takes_all_it_can_leaves_room_for_one_that_comes_late() ->
     sessions.check()
 
 
-def test_a_link_alone_has_all_slots_also_after_another_has_left() -> None:
+def test_a_single_link_has_all_slots_also_after_another_has_left() -> None:
     sessions, alone, gone = make_sessions(max_sessions=8), SilentLink(1), SilentLink(2)
     for link in (alone, gone):
         sessions.join(link)

@@ -1,4 +1,4 @@
-"""The draft against brute force: every branch of every table is recomputed from plain text."""
+"""The worker over a ledger runner: every branch of every table is recomputed from plain text."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -46,7 +46,7 @@ class StillClock:
 
 @dataclass
 class FakeLink:
-    """Keeps what the draft says."""
+    """Records what the draft sends."""
 
     number: int = 1
     policy: LinkPolicy = field(default_factory=lambda: LinkPolicy(fan_out_policy="uniform"))
@@ -79,7 +79,7 @@ def a_text(
 
 
 class Draft:
-    """A worker over a ledger, stepped by hand."""
+    """A worker over a ledger runner; the tests run its steps."""
 
     def __init__(self, num_blocks: int = 200) -> None:
         self.runner = LedgerTreeRunner(
@@ -148,7 +148,7 @@ def opened(request: pytest.FixtureRequest) -> Opened:
     return draft, link, text
 
 
-def test_the_first_table_foresees_the_first_token(opened: Opened) -> None:
+def test_the_first_table_contains_outcomes_of_the_first_token(opened: Opened) -> None:
     _, link, text = opened
     table = link.newest()
     text.check(table)
@@ -164,7 +164,7 @@ def test_prompts_of_any_length_open(prompt_len: int) -> None:
     text.check(link.newest())
 
 
-def test_every_hit_is_followed_without_computing_anything_again(opened: Opened) -> None:
+def test_a_hit_needs_no_explicit_pass(opened: Opened) -> None:
     draft, link, text = opened
     draft.commit(link, text.hit(link.newest(), 0, K))
     draft.settle()
@@ -192,7 +192,7 @@ def test_a_shorter_proposal_ends_the_forks_at_its_own_length(
 
 
 @pytest.mark.parametrize("guess", [(), (4,), (4, 4, 30)])
-def test_a_miss_is_followed_by_a_table_around_the_targets_own_token(
+def test_a_miss_is_followed_by_a_table_for_the_explicit_tokens(
     opened: Opened, guess: tuple[int, ...]
 ) -> None:
     draft, link, text = opened
@@ -208,7 +208,7 @@ def test_a_miss_is_followed_by_a_table_around_the_targets_own_token(
 
 
 @pytest.mark.parametrize("count", range(K + 1))
-def test_guesses_that_stand_in_a_branch_adopt_it(opened: Opened, count: int) -> None:
+def test_explicit_tokens_equal_to_a_branch_use_that_branch(opened: Opened, count: int) -> None:
     draft, link, text = opened
     table = link.newest()
     tokens = table.proposal(3, count)
@@ -220,7 +220,7 @@ def test_guesses_that_stand_in_a_branch_adopt_it(opened: Opened, count: int) -> 
     text.check(link.newest())
 
 
-def test_several_commits_at_once_cost_one_table(opened: Opened) -> None:
+def test_several_commits_of_a_session_need_one_table(opened: Opened) -> None:
     draft, link, text = opened
     commits = [
         text.hit(link.newest(), 0, 2),
@@ -234,7 +234,7 @@ def test_several_commits_at_once_cost_one_table(opened: Opened) -> None:
     text.check(link.newest())
 
 
-def test_commits_that_come_before_the_prompt_is_stored_are_followed() -> None:
+def test_commits_during_prefill_are_applied() -> None:
     draft, link, text = Draft(), FakeLink(), a_text(list(range(2 * CHUNK)))
     draft.open(link, text)
     draft.worker.run_step()
@@ -249,7 +249,7 @@ def test_commits_that_come_before_the_prompt_is_stored_are_followed() -> None:
     text.check(link.newest())
 
 
-def test_sessions_whose_commits_come_together_grow_together() -> None:
+def test_sessions_with_commits_in_one_frame_share_a_batch() -> None:
     draft, link = Draft(), FakeLink()
     texts = {1: a_text([1, 2, 3]), 2: a_text([4, 5], temperature=0.0), 3: a_text([6] * 12, seed=3)}
     for session, text in texts.items():
@@ -268,7 +268,7 @@ def test_sessions_whose_commits_come_together_grow_together() -> None:
         text.check(link.newest(session))
 
 
-def test_links_with_different_policies_get_what_they_asked_for() -> None:
+def test_each_link_gets_the_tables_of_its_policy() -> None:
     draft, texts = Draft(), [a_text([1, 2, 3]), a_text([1, 2, 3])]
     split = LinkPolicy(fan_out_policy="explicit", fan_out=(N - 3, 1, 1, 1))
     links = [FakeLink(1), FakeLink(2, policy=split)]
@@ -294,7 +294,7 @@ def test_a_gap_closes_the_session(opened: Opened, distance: int) -> None:
     assert len(draft.sessions) == 0
 
 
-def test_a_session_ends_where_no_tree_fits_into_the_models_length() -> None:
+def test_a_session_ends_if_no_tree_fits_into_the_length_of_the_model() -> None:
     draft, link = Draft(), FakeLink()
     last = MAX_LEN - (2 * K + 2)
     text = a_text([i % VOCAB for i in range(last)])
@@ -348,7 +348,7 @@ def test_an_id_in_use_ends_the_link() -> None:
     assert len(link.errors) == 1
 
 
-def test_a_draft_that_leaves_keeps_its_sessions_and_takes_no_more(opened: Opened) -> None:
+def test_a_draining_draft_keeps_its_sessions_and_refuses_new_ones(opened: Opened) -> None:
     draft, link, text = opened
     draft.worker.start_draining()
     draft.open(link, a_text([1, 2]), 2)
@@ -358,7 +358,7 @@ def test_a_draft_that_leaves_keeps_its_sessions_and_takes_no_more(opened: Opened
     text.check(link.newest())
 
 
-def test_a_lost_link_takes_its_sessions_along_and_no_others() -> None:
+def test_a_lost_link_closes_only_its_own_sessions() -> None:
     draft, links = Draft(), [FakeLink(1), FakeLink(2)]
     for link in links:
         draft.open(link, a_text([1, 2]))
@@ -392,7 +392,7 @@ _ACTIONS = st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(actions=_ACTIONS)
-def test_whatever_is_opened_and_closed_no_block_leaks(actions: list[Action]) -> None:
+def test_no_sequence_of_events_leaks_a_block(actions: list[Action]) -> None:
     draft, links = Draft(num_blocks=60), {1: FakeLink(1), 2: FakeLink(2)}
     free = draft.pool.num_free
     opened: set[tuple[int, int]] = set()
@@ -430,7 +430,7 @@ def test_whatever_is_opened_and_closed_no_block_leaks(actions: list[Action]) -> 
     assert len(draft.sessions) == 0
 
 
-def test_a_target_that_floods_its_draft_with_commits_delays_no_table_of_another() -> None:
+def test_many_commits_of_one_target_delay_no_table_of_another() -> None:
     draft, hostile, honest = Draft(), FakeLink(1), FakeLink(2)
     text, flood = a_text([1, 2, 3]), a_text([4, 5, 6])
     draft.open(hostile, flood)
@@ -448,7 +448,7 @@ def test_a_target_that_floods_its_draft_with_commits_delays_no_table_of_another(
     flood.check(hostile.newest())
 
 
-def test_a_session_that_falls_too_far_behind_is_given_up(opened: Opened) -> None:
+def test_a_session_with_too_many_pending_commits_is_closed(opened: Opened) -> None:
     draft, link, text = opened
     for _ in range(MAX_PENDING):
         draft.commit(link, text.miss(None, 0, ()))

@@ -1,1 +1,1 @@
-"""Attention over gathered slots: one Protocol, chosen at start."""
+"""Attention over gathered slots. The backend is selected at start."""

@@ -1,8 +1,8 @@
-"""The seam between a forward pass and the kernels that attend.
+"""The interface between a forward pass and the attention kernels.
 
-A pass is a set of queries that look at runs of KV slots under an additive mask; which slots and
-which mask make it a verify, a prefill, an explicit pass or a step of branches. Q stands for the
-queries of a sequence (its columns or branches), U for query rows times query heads of a group.
+A pass is a set of queries that attend to KV slots under an additive mask. Slots and mask define
+whether it is a verify, a prefill, an explicit pass or a step of branches. Letters: Q queries of a
+sequence (its columns or branches), U query rows times query heads of a group.
 """
 
 from importlib import import_module
@@ -14,7 +14,7 @@ from ssd.errors import SettingsError
 
 
 class AttentionBackend(Protocol):
-    """Scaled dot-product attention that also says how much mass it saw. Step thread only."""
+    """Scaled dot-product attention that also returns the log-sum-exp. Step thread only."""
 
     name: str
 
@@ -37,9 +37,9 @@ class AttentionBackend(Protocol):
     def attend_whole(
         self, queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
     ) -> Tensor:
-        """Attend to all there is at once: ``attend`` without the mass, in whatever is fastest.
+        """Attend to the whole context: ``attend`` without the log-sum-exp, in the fastest way.
 
-        For a draft's passes: their bits may depend on the batch, since drafts only guess.
+        For the passes of a draft, whose bits may depend on the batch: a draft only proposes.
         """
         ...
 
@@ -51,10 +51,10 @@ BACKENDS = {
 
 
 def make_backend(name: str) -> AttentionBackend:
-    """Return the backend of a name.
+    """Return the backend with this name.
 
     Raises:
-        SettingsError: no such backend.
+        SettingsError: there is no such backend.
     """
     if name not in BACKENDS:
         raise SettingsError(f"attention: {name!r} is not one of {', '.join(sorted(BACKENDS))}")

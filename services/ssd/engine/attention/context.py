@@ -1,4 +1,4 @@
-"""What one forward pass attends to: made once a pass, used by every layer.
+"""The context of one forward pass: made once per pass, used by every layer.
 
 Q: queries of a sequence; U = Q x heads of a group; S: slots of one context chunk; X: chunks that
 one kernel call covers; Y = X x B.
@@ -15,28 +15,26 @@ from ssd.engine.attention.merge import merge_partials
 from ssd.engine.kv_cache.storage import KVStorage
 
 MAX_CHUNKS_A_CALL = 8
-"""Bounds what is gathered at a time."""
-
-
-NARROWEST_WIDTH = 128
+"""Limits the size of one gather operation."""
+MIN_WIDTH = 128
 
 
 @dataclass(frozen=True, slots=True)
 class ContextRun:
-    """Context chunks of one width for one kernel call: where to gather, what each query sees."""
+    """Context chunks of one width for one kernel call: gathered slots, and the mask."""
 
     num_chunks: int
     gather_Z: Tensor
-    """Slots of the keys, then of the values: [2, X, B, S], flat."""
+    """Slots of the keys, then of the values: [2, X, B, S], flattened."""
     mask_Y1US: Tensor
     dead_Y1U: Tensor | None
-    """Rows that see nothing of a chunk; None when every row sees something of every chunk."""
+    """Rows that see no slot of a chunk; None if there are none."""
 
 
 class AttentionPass:
     """One pass over the KV storage: writes the new entries of a layer, then attends.
 
-    Masks may have more query rows than there are queries: a kernel's bits depend on their number.
+    Masks can have more query rows than there are queries, since the kernel's bits depend on it.
     """
 
     def __init__(
@@ -49,7 +47,7 @@ class AttentionPass:
         *,
         is_whole: bool,
     ) -> None:
-        """Prepare a pass; ``is_whole`` if its one run has one chunk that holds all there is."""
+        """Prepare a pass; ``is_whole`` if one chunk of one run contains the whole context."""
         self._is_whole = is_whole
         self._backend = backend
         self._storage = storage
@@ -60,7 +58,7 @@ class AttentionPass:
     def attend(
         self, layer: int, queries_RHE: Tensor, keys_RGE: Tensor, values_RGE: Tensor
     ) -> Tensor:
-        """Store a layer's new keys and values and return what the queries see, [R, H*E]."""
+        """Store a layer's new keys and values and return the attention output, [R, H*E]."""
         storage = self._storage
         storage.write(layer, self._write_slots_R, keys_RGE, values_RGE)
         num_kv_heads, head_size = storage.shape_GE
@@ -123,14 +121,14 @@ def make_run(
 
     Args:
         slots_XBS: int64, the slots of each chunk.
-        visible_XBQS: bool, which of them a query sees.
-        group: query heads of a key/value head.
-        num_slots: slots of the storage; the values of slot z stand at row num_slots + z.
+        visible_XBQS: bool, the slots that a query sees.
+        group: number of query heads of a key/value head.
+        num_slots: slots of the storage; the values of slot z are in row num_slots + z.
         like: gives the mask's dtype and device.
 
     Returns:
-        The run. Rows that see nothing of a chunk get an open mask and are marked dead, since a
-        kernel's answer to an all-masked row is not specified.
+        The run. Rows that see no slot of a chunk get an open mask and are marked dead, since the
+        result of a kernel for a fully masked row is not specified.
     """
     flat_Z = slots_XBS.flatten()
     visible_YQS = visible_XBQS.flatten(0, 1)
@@ -149,23 +147,23 @@ def make_run(
 
 
 def whole_width(num_slots: int) -> int:
-    """Return how wide a context of so many slots is made where it is attended to at once.
+    """Return the padded width of a whole context of ``num_slots`` slots.
 
-    The CPU's products compile a kernel for each shape they meet (oneDNN: 0.5 ms and 0.7 MiB), so
-    widths are few: multiples of a quarter of the next power of two, 128 at least.
+    oneDNN compiles a kernel for each shape (0.5 ms and 0.7 MiB), so there are few widths: multiples
+    of a quarter of the next power of two, at least 128.
     """
-    step = max(NARROWEST_WIDTH, 1 << (num_slots - 1).bit_length() >> 2)
+    step = max(MIN_WIDTH, 1 << (num_slots - 1).bit_length() >> 2)
     return -(-num_slots // step) * step
 
 
 def widen(slots_BS: Tensor, visible_BQS: Tensor) -> tuple[Tensor, Tensor]:
-    """Add slots that nobody sees, up to the ``whole_width``."""
+    """Add invisible slots up to the ``whole_width``."""
     missing = whole_width(slots_BS.shape[1]) - slots_BS.shape[1]
     return functional.pad(slots_BS, (0, missing)), functional.pad(visible_BQS, (0, missing))
 
 
 def first_slots(run: ContextRun, used: int) -> ContextRun:
-    """Keep the first ``used`` slots of a run of one chunk, and hide those that fill its width."""
+    """Keep the first ``used`` slots of a run of one chunk, and mask the padding of its width."""
     width = min(whole_width(used), run.mask_Y1US.shape[-1])
     gather_2BS = run.gather_Z.view(2, len(run.mask_Y1US), -1)
     mask_B1US = run.mask_Y1US[..., :width].clone()

@@ -1,10 +1,10 @@
-"""Attention by torch's fused CPU kernel, and by products where no log-sum-exp is asked for.
+"""Attention by torch's fused CPU kernel, and by matrix products if no log-sum-exp is needed.
 
-*Decision*: ``attend_whole`` writes softmax(QK)V out. *Because*: with the 48 short query rows that
-branches bring to each key/value head, two batched products and a softmax took half the time of the
-fused kernel (245 against 470 us; 8 heads of 32, 495 slots, one AVX-512 core). *Not chosen*: to
-attend to a branch's own entries apart, which cost more than the masked columns it saved. *Revisit
-when* contexts are thousands of tokens long and the scores no longer fit the cache.
+*Decision*: ``attend_whole`` computes softmax(QK)V with matrix products. *Because*: with the 48
+query rows of branches for each key/value head, two batched products and a softmax took half the
+time of the fused kernel (245 instead of 470 us; 8 heads of 32, 495 slots, one AVX-512 core). *Not
+chosen*: separate attention to the own entries of branches, which costs more than the masked
+columns. *Revisit when* contexts have thousands of tokens and the scores no longer fit the cache.
 """
 
 import torch
@@ -20,7 +20,7 @@ class FlashCpuAttention:
         self, queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See ``AttentionBackend.attend``."""
-        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 the only one that returns the mass
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the only one with a log-sum-exp
         out_BGUE, mass_BGU = attend(
             queries_BGUE,
             keys_BSGE.transpose(1, 2),
@@ -36,7 +36,7 @@ class FlashCpuAttention:
     ) -> Tensor:
         """See ``AttentionBackend.attend_whole``."""
         scale = queries_BGUE.shape[-1] ** -0.5
-        # Contiguous: on strided keys the products fall back to a loop that is ten times slower.
+        # Contiguous, since products of strided keys use a loop that is ten times slower.
         keys_BGSE = keys_BSGE.transpose(1, 2).contiguous()
         values_BGSE = values_BSGE.transpose(1, 2).contiguous()
         scores_BGUS = (queries_BGUE @ keys_BGSE.mT).float()

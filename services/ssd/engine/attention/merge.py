@@ -3,8 +3,8 @@
 *Decision*: the weights of the parts are a softmax in float64, rounded once. *Because*: torch's
 float32 softmax took another exponential for the last entries of a tensor than for those before, so
 a row's bits depended on its place in the batch (2 of 3 places differed, AVX-512, torch 2.13).
-*Not chosen*: exp and sum in float32, whose bits held, by the grace of one kernel, at twice the
-operations. *Revisit when* the merge shows in a profile.
+*Not chosen*: exp and sum in float32, which takes twice the operations and gave equal bits only by
+chance of one kernel. *Revisit when* the merge is visible in a profile.
 """
 
 import torch
@@ -14,12 +14,12 @@ from torch import Tensor
 def merge_partials(outs_XBGUE: Tensor, masses_XBGU: Tensor) -> Tensor:
     """Merge X partial results in order.
 
-    A partial whose mass is -inf contributes exactly nothing: the bits of the result are those of
-    the merge without it, so a longer batch mate changes nothing.
+    A partial with mass -inf contributes exactly 0: the bits of the result equal those of the merge
+    without it, so a longer sequence in the batch changes nothing.
 
     Args:
         outs_XBGUE: weighted values of each part.
-        masses_XBGU: log-sum-exp of each part, fp32; some part of each row is finite.
+        masses_XBGU: log-sum-exp of each part, fp32; at least one part of each row is finite.
 
     Returns:
         [B, G, U, E] in the dtype of the parts.

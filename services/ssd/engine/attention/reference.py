@@ -1,11 +1,11 @@
-"""The truth that other backends are compared with: softmax written out, in float32."""
+"""The reference for the other backends: explicit softmax in float32."""
 
 import torch
 from torch import Tensor
 
 
 class ReferenceAttention:
-    """Attention as the formula has it."""
+    """Attention as the formula defines it."""
 
     name = "reference"
 

@@ -1,1 +1,1 @@
-"""Where keys and values live: which blocks are whose (no tensors), and the tensors themselves."""
+"""The KV cache: ownership of blocks (without tensors), and the tensors of keys and values."""

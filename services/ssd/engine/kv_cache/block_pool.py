@@ -1,8 +1,8 @@
-"""Which KV blocks are free. Pure bookkeeping, no tensors."""
+"""Free and allocated KV blocks, without tensors."""
 
 
 class BlockPool:
-    """Hands out blocks 1..num_blocks-1; block 0 takes what padding writes and is never handed out.
+    """Allocates blocks 1..num_blocks-1. Padding is written to block 0, which is never allocated.
 
     Owned by one thread.
     """
@@ -15,33 +15,33 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated now."""
+        """Number of free blocks."""
         return len(self._free)
 
     @property
     def num_taken(self) -> int:
-        """Blocks handed out."""
+        """Number of allocated blocks."""
         return len(self._taken)
 
     def can_allocate(self, count: int) -> bool:
-        """Tell whether ``count`` blocks are free."""
+        """Return whether ``count`` blocks are free."""
         return count <= len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out ``count`` blocks; ask ``can_allocate`` first."""
-        assert self.can_allocate(count), f"{count} blocks asked, {len(self._free)} free"
+        """Allocate ``count`` blocks; ``can_allocate`` must be true."""
+        assert self.can_allocate(count), f"{count} blocks requested, {len(self._free)} free"
         blocks = [self._free.pop() for _ in range(count)]
         self._taken.update(blocks)
         return blocks
 
     def free(self, blocks: list[int]) -> None:
-        """Take blocks back; each must have been handed out."""
+        """Free blocks; each must be allocated."""
         for block in blocks:
             self._taken.remove(block)
             self._free.append(block)
 
     def check(self) -> None:
-        """Assert that every block but 0 is either free or taken, and none is both."""
+        """Assert that every block except 0 is either free or allocated."""
         assert not self._taken & set(self._free)
         assert self._taken | set(self._free) == set(range(1, self._num_blocks))
         assert len(self._free) + len(self._taken) == self._num_blocks - 1

@@ -1,8 +1,8 @@
-"""The tensors of the KV cache: slots of keys and values, paged first, a draft's segments behind.
+"""The tensors of the KV cache: slots of keys and values, first the pages, then a draft's segments.
 
-Slots 0..num_blocks*C-1 are the pages. A draft's engine has, behind them and for every session slot
-b, its proposal segment (P slots) and its own segment (P x N slots, step-major, so that the columns
-of steps 0..s of all branches are one run).
+Slots 0..num_blocks*C-1 are the pages. A draft also has, for every session slot b, a proposal
+segment (P slots) and an own segment (P x N slots, step-major, so that the columns of steps 0..s of
+all branches are contiguous).
 
 Z stands for all slots.
 """
@@ -17,7 +17,7 @@ from ssd.engine.config import EngineConfig, ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:
-    """Where things are in a storage; pure arithmetic."""
+    """Addresses in a storage; pure arithmetic."""
 
     num_blocks: int
     block_size: int
@@ -27,7 +27,7 @@ class SlotMap:
 
     @property
     def num_slots(self) -> int:
-        """Slots of pages and segments together."""
+        """Number of slots of pages and segments."""
         per_session = self.num_columns * (1 + self.branches) if self.branches else 0
         return self.num_blocks * self.block_size + self.num_sessions * per_session
 
@@ -52,18 +52,18 @@ class SlotMap:
 
 
 class KVStorage:
-    """Keys and values of all slots, [L, 2, Z, G*E]. Every number in it is finite.
+    """Keys and values of all slots, [L, 2, Z, G*E]. All values are finite.
 
     Attention gathers slots that a query must not see: padding, blocks that another sequence has
-    freed, rejected proposals. It adds -inf to their scores and multiplies their values by 0, and
-    both give NaN if the slot holds NaN or an infinity. So ``write`` stores 0 instead. The row that
-    computed such a number keeps it in its hidden state, and its logits are not finite.
+    freed, rejected proposals. It adds -inf to their scores and multiplies their values by 0. Both
+    give NaN if the slot contains NaN or infinity, so ``write`` stores 0 instead. The row that
+    computed such a value keeps it in its hidden state, and its logits are not finite.
 
-    *Decision*: checked where slots are written. *Because*: no slot needs care later, whatever reads
-    it; it costs one small operation for keys and one for values, 0 to 2 % of a pass of the embedded
-    pair (1 to 56 rows, bf16 and fp32). *Not chosen*: to zero blocks when they are freed or
-    allocated, and to write padding elsewhere, which is free in a step but leaves a rejected
-    proposal beside the rows of its own sequence. *Revisit when* a kernel writes the slots.
+    *Decision*: slots are checked when they are written. *Because*: no reader needs a check then; it
+    costs one small operation for keys and one for values, 0 to 2 % of a pass of the embedded pair
+    (1 to 56 rows, bf16 and fp32). *Not chosen*: zeroing blocks when they are freed or allocated and
+    writing padding elsewhere, which is free in a step but leaves rejected proposals visible to the
+    rows of their own sequence. *Revisit when* a kernel writes the slots.
     """
 
     def __init__(self, model: ModelConfig, slots: SlotMap, dtype: torch.dtype, device: str) -> None:
@@ -73,18 +73,18 @@ class KVStorage:
         self.entries_L2ZW = torch.zeros(
             (model.num_layers, 2, slots.num_slots, width), dtype=dtype, device=device
         )
-        # Views by layer, made once: a slice costs as much as a small kernel.
+        # Views of each layer are made once, since a slice costs as much as a small kernel.
         self.keys = [layer[0].unflatten(1, self.shape_GE) for layer in self.entries_L2ZW]
         self.values = [layer[1].unflatten(1, self.shape_GE) for layer in self.entries_L2ZW]
         self.flat = [layer.flatten(0, 1) for layer in self.entries_L2ZW]
 
     def write(self, layer: int, slots_R: Tensor, keys_RGE: Tensor, values_RGE: Tensor) -> None:
-        """Store one layer's keys and values; what is not finite is stored as 0."""
+        """Store one layer's keys and values; values that are not finite are stored as 0."""
         self.keys[layer].index_copy_(0, slots_R, keys_RGE.nan_to_num(0.0, 0.0, 0.0))
         self.values[layer].index_copy_(0, slots_R, values_RGE.nan_to_num(0.0, 0.0, 0.0))
 
     def copy(self, from_X: Tensor, to_X: Tensor) -> None:
-        """Copy slots, all layers at once; sources are read before anything is written."""
+        """Copy slots of all layers; all sources are read before the first write."""
         self.entries_L2ZW[:, :, to_X] = self.entries_L2ZW[:, :, from_X]
 
 
@@ -94,7 +94,7 @@ def bytes_per_slot(model: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def segment_slots(engine: EngineConfig) -> int:
-    """Return the slots behind the pages that a draft's engine needs, 0 for a target's."""
+    """Return the number of slots of all segments of a draft; 0 for a target."""
     if engine.branches == 0:
         return 0
     return engine.max_num_seqs * engine.num_columns * (1 + engine.branches)

@@ -1,1 +1,1 @@
-"""Shared layers: a model family is what differs between them."""
+"""Layers that model families share."""

@@ -1,13 +1,13 @@
-"""Linear layers whose weights are packed once for the CPU's matrix kernels.
+"""Linear layers with weights that are packed once for the CPU's matrix kernels.
 
 *Decision*: oneDNN's private packing operations, eager, one packed copy for every row count.
-*Because*: reading weights dominates; packed weights streamed 1.4 to 3.6 times faster than plain
-ones (7 rows, one core, bf16 and fp32). *Not chosen*: ``torch.compile`` with freezing, which keeps
-a copy per shape, needs a compiler at run time, and starts in tens of seconds. *Revisit when* torch
-offers packing in public.
+*Because*: reading weights takes most of the time; packed weights streamed 1.4 to 3.6 times faster
+than plain ones (7 rows, one core, bf16 and fp32). *Not chosen*: ``torch.compile`` with freezing,
+which keeps a copy per shape, needs a compiler at run time, and takes tens of seconds to start.
+*Revisit when* torch has public operations for packing.
 
-The operations are private and their bf16 path needs AVX-512 or AVX-NE-CONVERT. Where they are
-missing or raise, layers stay plain: slower, and a warning names the reason.
+The operations are private and their bf16 path needs AVX-512 or AVX-NE-CONVERT. If they are
+missing or raise, layers stay plain, which is slower, and a warning states the reason.
 """
 
 from functools import cache
@@ -23,11 +23,11 @@ TYPICAL_ROWS = 8
 PACKABLE = frozenset({torch.bfloat16, torch.float32})
 _PROBE_SIZE = 64
 _PROBE_TOLERANCE = 1e-2
-"""Relative; the sums are exact in fp32, and bf16 keeps 8 bits of them."""
+"""Relative tolerance; the sums are exact in fp32, and bf16 keeps 8 bits of them."""
 
 
 class Linear:
-    """y = x W^T, without bias. Holds one copy of its weight, packed where that is possible."""
+    """y = x W^T, without bias. Has one copy of its weight, packed if possible."""
 
     def __init__(self, weight_OI: Tensor, *, packed: bool = True) -> None:
         self._packed: Tensor | None = None
@@ -52,12 +52,12 @@ class Linear:
 
 @cache
 def packing_problem(dtype: torch.dtype) -> str | None:
-    """Return why this process cannot pack CPU weights of a dtype; None if it can.
+    """Return the reason why CPU weights of a dtype cannot be packed; None if they can.
 
-    Packs one small weight and compares its product with the plain one, once a process (25 ms).
+    Packs one small weight and compares its product with the plain one, once per process (25 ms).
     """
     size = _PROBE_SIZE
-    # Whole numbers below 2^7: exact in bf16, so that only the sums are rounded.
+    # Integers below 2^7 are exact in bf16, so only the sums are rounded.
     weight_OI = (torch.arange(size * size) * 37 % 101 - 50).view(size, size).to(dtype)
     input_RI = (torch.arange(2 * size) * 53 % 89 - 44).view(2, size).to(dtype)
     try:
@@ -71,7 +71,7 @@ def packing_problem(dtype: torch.dtype) -> str | None:
 
 
 def _pack_or_warn(weight_OI: Tensor) -> Tensor | None:
-    """Return the packed weight; None, with one warning a process and reason, if that fails."""
+    """Return the packed weight; None if that fails, with one warning per process and reason."""
     problem = packing_problem(weight_OI.dtype)
     if problem is None:
         try:
@@ -83,14 +83,14 @@ def _pack_or_warn(weight_OI: Tensor) -> Tensor | None:
 
 
 def _pack(weight_OI: Tensor) -> Tensor:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(  # noqa: SLF001 private, see above
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(  # noqa: SLF001 - private; see the module docstring
         weight_OI.contiguous(), TYPICAL_ROWS
     )
     return packed
 
 
 def _multiply(input_RI: Tensor, packed: Tensor) -> Tensor:
-    output_RO: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 private, see above
+    output_RO: Tensor = torch.ops.mkldnn._linear_pointwise(  # noqa: SLF001 - private; see the module docstring
         input_RI, packed, None, "none", [], ""
     )
     return output_RO

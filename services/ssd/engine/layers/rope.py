@@ -1,4 +1,4 @@
-"""Rotary positions: tables made once, gathered once a pass."""
+"""Rotary positions: tables are computed once and gathered once per pass."""
 
 import math
 
@@ -16,7 +16,7 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
 
 
 def _scale(speed_E: Tensor, scaling: RopeScaling) -> Tensor:
-    """Slow the long waves down by ``factor``, keep the short ones, blend between (Llama 3.1)."""
+    """Divide the speed of long waves by ``factor``; interpolate towards short ones (Llama 3.1)."""
     wavelength_E = 2 * math.pi / speed_E
     longest = scaling.original_max_position_embeddings / scaling.low_freq_factor
     shortest = scaling.original_max_position_embeddings / scaling.high_freq_factor
@@ -30,7 +30,7 @@ def _scale(speed_E: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 class RotaryTable:
-    """cos and sin of every position; the sine carries the sign of the rotation."""
+    """cos and sin of every position; the sine includes the sign of the rotation."""
 
     def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype, device: str) -> None:
         angle_SE = torch.outer(torch.arange(max_len).float(), inverse_frequencies(config))

@@ -1,1 +1,1 @@
-"""Model families: what each is made of and how its checkpoint names it."""
+"""Model families: their layers and the names in their checkpoints."""

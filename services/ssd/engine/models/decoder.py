@@ -1,4 +1,4 @@
-"""The decoder that Llama and Qwen3 share: attention and a gated MLP, each behind a norm."""
+"""The decoder of Llama and Qwen3: attention and a gated MLP, each after a norm."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,12 +14,12 @@ from ssd.engine.layers.rope import RotaryTable, rotate
 
 
 class Attends(Protocol):
-    """What a layer needs of a pass over the KV cache."""
+    """The attention of one pass over the KV cache."""
 
     def attend(
         self, layer: int, queries_RHE: Tensor, keys_RGE: Tensor, values_RGE: Tensor
     ) -> Tensor:
-        """Store new keys and values; return what the queries see, [R, H*E]."""
+        """Store new keys and values; return the attention output, [R, H*E]."""
         ...
 
 
@@ -43,7 +43,7 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A dense decoder over token ids; knows no KV cache."""
+    """A dense decoder over token ids; independent of the KV cache."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Decoder:
         self.rotary: RotaryTable | None = None
 
     def prepare(self, max_len: int) -> None:
-        """Make the rotary table for positions below ``max_len``; call once before ``forward``."""
+        """Compute the rotary table for positions below ``max_len``; once, before ``forward``."""
         embedding_VD = self._embedding_VD
         self.rotary = RotaryTable(
             self.config, max_len, embedding_VD.dtype, str(embedding_VD.device)

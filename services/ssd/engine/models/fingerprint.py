@@ -1,4 +1,4 @@
-"""Which weights a folder holds, told without reading them all."""
+"""A fingerprint of the weights of a folder, from samples of the files."""
 
 import hashlib
 from pathlib import Path
@@ -7,17 +7,17 @@ from ssd.engine.models.weights import weight_files
 from ssd.errors import WeightsError
 
 SAMPLES = 16
-"""Pieces read of a file, the first and the last among them."""
+"""Number of samples of a file, including its start and its end."""
 SAMPLE_BYTES = 64 * 1024
-"""Of a piece: the first holds the names, types and shapes of a usual file's tensors."""
+"""Size of a sample; the first one contains the names, types and shapes of most files."""
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """``sha256:…`` of the configuration, and of each weight file's name, size and samples.
+    """Return ``sha256:…`` of the configuration and of each weight file's name, size and samples.
 
-    The same for equal folders wherever they lie, and another one after any training: that changes
-    numbers everywhere. A change made to hide between the samples is not found, and 140 GB are told
-    in a second. *Not chosen*: the hub's revision, which a folder does not have.
+    Equal folders have the same fingerprint. Training changes values everywhere, so it changes the
+    fingerprint. A deliberate change between the samples is not detected. 140 GB take a second.
+    *Not chosen*: the revision on the hub, which a folder does not have.
 
     Raises:
         WeightsError: no weights, or a file that cannot be read.

@@ -1,4 +1,4 @@
-"""Llama 3: the decoder as it stands. Qwen3 adds norms on queries and keys."""
+"""Llama 3. Qwen3 uses the same decoder with norms on queries and keys."""
 
 from ssd.engine.config import ModelConfig
 from ssd.engine.layers.linear import Linear
@@ -8,12 +8,11 @@ from ssd.engine.models.weights import TensorReader
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-# Some checkpoints carry what is derived: rotary tables, and a head beside tied embeddings.
 NORM = "model.norm.weight"
 
 
 def shapes(config: ModelConfig, *, with_head_norms: bool = False) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of each tensor that the checkpoint must hold."""
+    """Return the name and shape of each tensor that the checkpoint must contain."""
     hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_size
     needed: dict[str, tuple[int, ...]] = {
         EMBEDDING: (config.vocab_size, hidden),
@@ -41,7 +40,7 @@ def shapes(config: ModelConfig, *, with_head_norms: bool = False) -> dict[str, t
 
 
 def ignored(config: ModelConfig) -> frozenset[str]:
-    """Return names that a checkpoint may hold besides."""
+    """Return the names of derived tensors that a checkpoint can contain, and that are not read."""
     rotary = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.num_layers)}
     return frozenset(rotary | ({HEAD} if config.tie_word_embeddings else set()))
 
@@ -70,6 +69,6 @@ def build(config: ModelConfig, read: TensorReader, *, with_head_norms: bool = Fa
                 down=Linear(read(prefix + "mlp.down_proj.weight")),
             )
         )
-    embedding_VD = read(EMBEDDING, may_hold_nan=not config.tie_word_embeddings)
+    embedding_VD = read(EMBEDDING, may_contain_nan=not config.tie_word_embeddings)
     head = Linear(embedding_VD if config.tie_word_embeddings else read(HEAD))
     return Decoder(config, embedding_VD, layers, norm(NORM), head)

@@ -1,4 +1,4 @@
-"""Qwen3 dense: Llama's decoder with a norm on each query and key head."""
+"""Qwen3 dense: the decoder of Llama with a norm on each query and key head."""
 
 from ssd.engine.config import ModelConfig
 from ssd.engine.models import llama

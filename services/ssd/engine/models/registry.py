@@ -1,4 +1,4 @@
-"""Which families run, and the seam that each fills."""
+"""The supported model families and their common interface."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class CausalModel(Protocol):
     """A next-token model over token ids. Step thread only."""
 
     is_packed: bool
-    """Whether all linears are packed, so that a row's bits are the same among 2 rows or more."""
+    """Whether all linears are packed: a row has the same bits in any batch of 2 rows or more."""
 
     def prepare(self, max_len: int) -> None:
-        """Get ready for positions below ``max_len``; called once."""
+        """Prepare for positions below ``max_len``; called once."""
         ...
 
     def forward(self, tokens_R: Tensor, positions_R: Tensor, attention: Attends) -> Tensor:
@@ -35,7 +35,7 @@ class CausalModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family's checkpoint looks and becomes a model."""
+    """The checkpoint of a family, and the function that makes a model of it."""
 
     shapes: Callable[[ModelConfig], Mapping[str, tuple[int, ...]]]
     build: Callable[[ModelConfig, TensorReader], CausalModel]

@@ -1,4 +1,4 @@
-"""Checkpoints in safetensors: found, checked against what the model needs, read one by one."""
+"""Checkpoints in safetensors: find the files, check names and shapes, read the tensors."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,7 @@ from torch import Tensor
 from ssd.errors import WeightsError
 
 STORED_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
-"""Other kinds are quantised: reading them as numbers would be wrong without an error."""
+"""Other dtypes are quantised, and would be read as wrong numbers without an error."""
 
 
 class _Header(Protocol):
@@ -21,7 +21,7 @@ class _Header(Protocol):
 
 
 class _TensorFile(Protocol):
-    """What is used of ``safetensors.safe_open``, which has no types."""
+    """The used methods of ``safetensors.safe_open``, which has no type annotations."""
 
     def keys(self) -> Iterable[str]: ...
     def get_slice(self, name: str) -> _Header: ...
@@ -32,7 +32,7 @@ class Checkpoint:
     """The tensors of a model folder, memory-mapped.
 
     Raises:
-        WeightsError: no weights, a truncated file, or an index that names a missing one.
+        WeightsError: no weights, a truncated file, or a file of the index that does not exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,7 +44,7 @@ class Checkpoint:
         """Compare names and shapes with what a model needs.
 
         Raises:
-            WeightsError: naming the missing, surplus or misshapen tensor and its file.
+            WeightsError: names the tensor that is missing, unknown or of wrong shape.
         """
         for name in shapes:
             if name not in self._file_of:
@@ -67,11 +67,11 @@ class Checkpoint:
                 )
 
     def file_of(self, name: str) -> Path:
-        """Return the file that holds a tensor."""
+        """Return the file that contains a tensor."""
         return self._file_of[name]
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor, as stored."""
+        """Return one tensor in its stored dtype."""
         return self._handles[self._file_of[name]].get_tensor(name)
 
     def _header(self, name: str) -> _Header:
@@ -83,7 +83,7 @@ class Checkpoint:
 
 
 class TensorReader:
-    """Hands out a checkpoint's tensors in the engine's dtype and says how far it is."""
+    """Returns the tensors of a checkpoint in the engine's dtype, and reports the progress."""
 
     def __init__(
         self,
@@ -101,19 +101,19 @@ class TensorReader:
         self._on_progress = on_progress
         self.num_parameters = 0
 
-    def __call__(self, *names: str, may_hold_nan: bool = False) -> Tensor:
+    def __call__(self, *names: str, may_contain_nan: bool = False) -> Tensor:
         """Return one tensor, or several stacked along the first dimension.
 
         Args:
             names: of the checkpoint.
-            may_hold_nan: for a tensor of which a token reads one row, so that the other tokens are
-                served all the same.
+            may_contain_nan: for a tensor of which each token reads one row, so that other tokens
+                are not affected.
 
         Raises:
-            WeightsError: a tensor holds NaN or infinity.
+            WeightsError: a tensor contains NaN or infinity.
         """
         parts = [self._checkpoint.read(name).to(self._dtype) for name in names]
-        if not may_hold_nan:
+        if not may_contain_nan:
             for name, part in zip(names, parts, strict=True):
                 self._check_finite(name, part)
         self._num_read += len(names)
@@ -123,23 +123,23 @@ class TensorReader:
         return whole.to(self._device)
 
     def _check_finite(self, name: str, part: Tensor) -> None:
-        # The extremes are NaN if anything is: one pass, no copy.
+        # Minimum and maximum are NaN if any value is: one pass without a copy.
         if not bool(torch.stack(torch.aminmax(part)).isfinite().all()):
             path = self._checkpoint.file_of(name)
-            raise WeightsError(f"{path}: tensor {name} holds NaN or infinity")
+            raise WeightsError(f"{path}: tensor {name} contains NaN or infinity")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's tensors, in order of their names.
+    """Return the weight files of a folder, sorted by name.
 
     Raises:
-        WeightsError: there are none, or the index is broken.
+        WeightsError: there are none, or the index is invalid.
     """
     return sorted(set(_locate(folder).values()))
 
 
 def _locate(folder: Path) -> dict[str, Path]:
-    """Find each tensor's file: by the index, in model.safetensors, or in whatever there is."""
+    """Find the file of each tensor: by the index, in model.safetensors, or in all files."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -161,9 +161,9 @@ def _open(path: Path) -> _TensorFile:
     try:
         handle: _TensorFile = safe_open(path, framework="pt")
     except FileNotFoundError as error:
-        raise WeightsError(f"{path}: named by the index, but not there") from error
+        raise WeightsError(f"{path}: named by the index, but missing") from error
     except (SafetensorError, OSError) as error:
         raise WeightsError(
-            f"{path}: truncated or not safetensors: {error}; fetch it again"
+            f"{path}: truncated or not safetensors: {error}; download it again"
         ) from error
     return handle

@@ -28,7 +28,7 @@ def test_training_and_held_out_modules_are_disjoint_and_cover_the_library(tmp_pa
     assert 0 < len(kept) < LIBRARY_SIZE // 5
 
 
-def test_what_is_held_out_depends_on_the_path_alone() -> None:
+def test_the_held_out_modules_depend_only_on_their_paths() -> None:
     assert held_out(PurePosixPath("dataclasses.py"))
     assert held_out(PurePosixPath("asyncio/futures.py"))
     assert held_out(PurePosixPath("statistics.py"))
@@ -36,7 +36,7 @@ def test_what_is_held_out_depends_on_the_path_alone() -> None:
     assert not held_out(PurePosixPath("asyncio/tasks.py"))
 
 
-def test_tests_tables_and_other_peoples_code_are_left_out(tmp_path: Path) -> None:
+def test_tests_tables_and_third_party_code_are_omitted(tmp_path: Path) -> None:
     for name in ("kept", "test", "json/tests", "site-packages/torch", "encodings", "pydoc_data"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "file.py").write_text("pass\n", encoding="utf-8")
@@ -66,7 +66,7 @@ def test_the_first_prompts_come_from_different_modules(tmp_path: Path) -> None:
     assert len(set(prompts)) == number_held_out
 
 
-def test_no_more_prompts_come_than_the_held_out_text_has(tmp_path: Path) -> None:
+def test_the_number_of_prompts_is_limited_by_the_held_out_text(tmp_path: Path) -> None:
     root = write_library(tmp_path)
     assert 0 < len(held_out_prompts(10_000, num_chars=100, root=root)) < 10_000
     assert held_out_prompts(0, root=root) == []

@@ -49,7 +49,7 @@ def test_target_and_draft_share_one_tokenizer() -> None:
     assert target.read_bytes() == draft.read_bytes()
 
 
-def test_a_wish_to_widen_names_the_same_folder_and_a_factor() -> None:
+def test_a_query_changes_the_factor_and_not_the_folder() -> None:
     assert folder("demo://draft?widen=4") == folder("draft")
     assert widening("demo://draft?widen=4") == 4
     assert widening("demo://draft") == 1

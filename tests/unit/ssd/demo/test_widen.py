@@ -88,7 +88,7 @@ def test_a_widened_model_has_the_logits_of_the_original(
     assert relative_difference(found_BSV, wanted_BSV) <= 1e-5
 
 
-def test_an_independent_reference_agrees_about_both(source: Path, tmp_path: Path) -> None:
+def test_an_independent_reference_gives_equal_logits_for_both(source: Path, tmp_path: Path) -> None:
     wider = widen(source, 4, tmp_path / "wider")
     token_ids_BS = token_ids()
     with torch.no_grad():
@@ -104,15 +104,15 @@ def test_sizes_grow_by_the_factor_and_a_head_keeps_its_own(source: Path, tmp_pat
     assert (shape.head_size, shape.num_layers, shape.vocab_size) == (8, 2, 97)
 
 
-def test_the_tokenizer_goes_along_and_nothing_is_left_beside(source: Path, tmp_path: Path) -> None:
+def test_the_tokenizer_is_copied_and_no_temporary_file_remains(
+    source: Path, tmp_path: Path
+) -> None:
     wider = widen(source, 2, tmp_path / "models" / "wider")
     assert (wider / "tokenizer.json").read_text(encoding="utf-8") == "{}"
     assert [file.name for file in wider.parent.iterdir()] == ["wider"]
 
 
-def test_the_same_wish_is_met_once_and_another_in_its_place_is_refused(
-    source: Path, tmp_path: Path
-) -> None:
+def test_an_equal_folder_is_reused_and_another_is_refused(source: Path, tmp_path: Path) -> None:
     wider = widen(source, 2, tmp_path / "wider")
     before = (wider / "model.safetensors").stat().st_mtime_ns
     assert widen(source, 2, wider) == wider

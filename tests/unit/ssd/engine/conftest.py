@@ -1,4 +1,4 @@
-"""A runner of a tiny random model, and the truth about any text: one dense causal pass."""
+"""Runners of a tiny random model, and the reference for any text: one dense causal pass."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -18,10 +18,10 @@ def model(tmp_path: Path) -> ModelConfig:
     [
         (EngineConfig(max_model_len=64, attention="cqu"), SettingsError, "attention: 'cqu'"),
         (EngineConfig(max_model_len=64, device="gpu7"), SettingsError, "'gpu7' does not exist"),
-        (EngineConfig(max_model_len=64, kv_cache_bytes=1), MemoryBudgetError, "may take 1 bytes"),
+        (EngineConfig(max_model_len=64, kv_cache_bytes=1), MemoryBudgetError, "can use 1 bytes"),
     ],
 )
-def test_what_would_work_nowhere_is_refused_before_anything_is_loaded(
+def test_settings_that_work_on_no_machine_are_refused_before_loading(
     model: ModelConfig, engine: EngineConfig, error: type[SetupError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -29,5 +29,5 @@ def test_what_would_work_nowhere_is_refused_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:7"])
-def test_a_device_that_is_elsewhere_is_nothing_to_refuse(model: ModelConfig, device: str) -> None:
+def test_a_device_of_another_machine_is_accepted(model: ModelConfig, device: str) -> None:
     check_engine(model, EngineConfig(max_model_len=64, device=device))

@@ -24,20 +24,20 @@ def write(folder: Path, **changes: object) -> Path:
     return folder
 
 
-def test_what_a_config_leaves_out_follows_from_the_rest(tmp_path: Path) -> None:
+def test_missing_values_of_a_config_are_derived(tmp_path: Path) -> None:
     model = ModelConfig.from_folder(write(tmp_path))
     assert (model.num_kv_heads, model.head_size) == (4, 8)
     assert (model.rope_theta, model.rope_scaling) == (10000.0, None)
     assert not model.tie_word_embeddings
 
 
-def test_texts_end_at_the_ids_of_both_files(tmp_path: Path) -> None:
+def test_end_of_text_ids_come_from_both_files(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     assert ModelConfig.from_folder(write(tmp_path)).eos_token_ids == {7, 9}
 
 
 @pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
-def test_rope_scaling_is_found_in_old_and_new_configs(tmp_path: Path, place: str) -> None:
+def test_rope_scaling_is_read_from_old_and_new_configs(tmp_path: Path, place: str) -> None:
     scaling = {
         "factor": 8.0,
         "low_freq_factor": 1.0,
@@ -68,14 +68,14 @@ def test_rope_scaling_is_found_in_old_and_new_configs(tmp_path: Path, place: str
         ({"quantization_config": {"quant_method": "fp8"}}, "quantised"),
     ],
 )
-def test_what_would_change_the_arithmetic_is_refused_by_name(
+def test_an_unsupported_feature_is_refused_by_name(
     tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(UnsupportedModelError, match=message):
         ModelConfig.from_folder(write(tmp_path, **changes))
 
 
-def test_a_folder_that_is_none_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no such model folder"):
         ModelConfig.from_folder(tmp_path / "nowhere")
     with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
@@ -83,24 +83,24 @@ def test_a_folder_that_is_none_is_said_to_be_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"model_type": "llama"}', "\x00"])
-def test_a_config_that_says_too_little_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_incomplete_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelNotFoundError, match=r"config\.json"):
         ModelConfig.from_folder(tmp_path)
 
 
-def test_a_number_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_value_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="many"):
         ModelConfig.from_folder(write(tmp_path, vocab_size="many"))
 
 
-def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
+def test_an_invalid_generation_config_is_named(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ModelNotFoundError, match=r"generation_config\.json"):
         ModelConfig.from_folder(write(tmp_path))
 
 
-def test_an_engine_is_refused_a_precision_or_a_chunk_that_it_can_not_run() -> None:
+def test_an_unknown_dtype_or_an_invalid_chunk_is_refused() -> None:
     with pytest.raises(SettingsError, match="'float16' is not one of bfloat16, float32"):
         EngineConfig(max_model_len=64, dtype="float16")
     with pytest.raises(SettingsError, match="context_chunk 100 is not a multiple of block_size 16"):

@@ -1,4 +1,4 @@
-"""Devices that a machine has, and has not."""
+"""Devices that exist and devices that do not."""
 
 import pytest
 
@@ -11,6 +11,6 @@ def test_every_machine_has_a_cpu() -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "abacus"])
-def test_a_device_that_is_not_there_is_named_and_replaced_by_no_other(device: str) -> None:
+def test_a_missing_device_is_named_and_not_replaced(device: str) -> None:
     with pytest.raises(SettingsError, match=device):
         require_device(device)

@@ -1,4 +1,4 @@
-"""A draft's passes over trunk, proposal and own segments say what each branch's plain text says."""
+"""The passes of a draft give the logits of the plain text of each branch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -135,7 +135,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("attention", ["cpu", "reference"])
 @pytest.mark.parametrize("lengths", [[1], [33, 1, 70]])
-def test_branches_equal_their_plain_texts_round_after_round(
+def test_branches_equal_their_plain_texts_in_every_round(
     make_draft_runner: Make, plain_logits: Plain, store: Store, attention: str, lengths: list[int]
 ) -> None:
     runner = make_draft_runner(replace(ENGINE, attention=attention))
@@ -173,7 +173,7 @@ def test_a_draft_warms_up_and_reports_its_progress(make_draft_runner: Make) -> N
     assert reports[-1] == 1.0
 
 
-def test_sessions_of_other_slots_are_left_alone(make_draft_runner: Make) -> None:
+def test_a_pass_does_not_change_other_slots(make_draft_runner: Make) -> None:
     runner = make_draft_runner(ENGINE)
     runner.warm_up(lambda _stage, _fraction: None)
     slots = runner._slots

@@ -29,7 +29,7 @@ def test_a_small_budget_is_filled() -> None:
     assert plan(replace(ENGINE, kv_cache_bytes=budget)) == 5
 
 
-def test_one_sequence_of_full_length_must_fit_and_the_numbers_are_said() -> None:
+def test_one_sequence_of_full_length_must_fit_or_the_error_has_the_numbers() -> None:
     needed = (1 + BLOCKS_A_SEQUENCE) * 16 * SLOT_BYTES
     assert plan(replace(ENGINE, kv_cache_bytes=needed)) == 1 + BLOCKS_A_SEQUENCE
     with pytest.raises(MemoryBudgetError, match=rf"{needed - 1} bytes.* 40 needs {needed};"):
@@ -45,13 +45,13 @@ def test_the_segments_of_a_draft_are_part_of_the_budget() -> None:
         plan(replace(draft, kv_cache_bytes=segments + pages - 1))
 
 
-def test_without_a_number_a_fraction_of_free_memory_is_taken() -> None:
+def test_without_a_size_the_cache_takes_a_fraction_of_free_memory() -> None:
     assert plan(replace(ENGINE, kv_cache_bytes=None)) == 1 + 2 * BLOCKS_A_SEQUENCE
     with pytest.raises(MemoryBudgetError):
         plan(replace(ENGINE, kv_cache_bytes=None, kv_cache_fraction=0.0))
 
 
-def test_the_logits_that_branches_keep_are_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_kept_branch_logits_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     draft = replace(ENGINE, branches=4, kv_cache_bytes=None, kv_cache_fraction=1.0)
     kept = 2 * 4 * 7 * MODEL.vocab_size * 4
     needed = 2 * 7 * (1 + 4) * SLOT_BYTES + (1 + BLOCKS_A_SEQUENCE) * 16 * SLOT_BYTES
@@ -69,13 +69,15 @@ def meminfo(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_machine_without_limit_has_what_is_available(meminfo: Path, tmp_path: Path) -> None:
+def test_without_a_limit_the_available_memory_counts(meminfo: Path, tmp_path: Path) -> None:
     assert free_bytes("cpu", meminfo, tmp_path / "none") == 4000 * 1024
     (tmp_path / "memory.max").write_text("max\n")
     assert free_bytes("cpu", meminfo, tmp_path) == 4000 * 1024
 
 
-def test_a_container_has_its_limit_less_its_working_set(meminfo: Path, tmp_path: Path) -> None:
+def test_in_a_container_the_limit_without_the_working_set_counts(
+    meminfo: Path, tmp_path: Path
+) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("900000\n")
     (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 500000\n")

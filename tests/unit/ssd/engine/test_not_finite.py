@@ -1,4 +1,4 @@
-"""A token whose embedding is NaN spoils the rows that see it, and nothing else."""
+"""A token with a NaN embedding affects the rows that see it, and no others."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,7 +68,7 @@ def verify(*rows: tuple[Sequence[int], int, Tensor]) -> PagedBatch:
     )
 
 
-def test_batch_mates_and_later_owners_of_its_blocks_have_the_same_bits(
+def test_other_sequences_and_later_owners_of_the_blocks_have_the_same_bits(
     load: Load, store: Store
 ) -> None:
     runner = load(TargetRunner)
@@ -87,7 +87,7 @@ def test_batch_mates_and_later_owners_of_its_blocks_have_the_same_bits(
     assert torch.equal(logits_BPV[0, :2], alone_PV)
 
 
-def test_a_rejected_proposal_spoils_no_row_before_it_and_no_later_round(
+def test_a_rejected_proposal_affects_no_earlier_row_and_no_later_round(
     load: Load, store: Store
 ) -> None:
     runner = load(TargetRunner)
@@ -112,7 +112,7 @@ def test_prefill_returns_the_first_column_that_is_not_finite(
     assert load(TargetRunner).prefill(batch) == expected
 
 
-def test_a_branch_spoils_no_other_branch_and_no_other_session(load: Load, store: Store) -> None:
+def test_a_branch_affects_no_other_branch_and_no_other_session(load: Load, store: Store) -> None:
     runner = load(DraftRunner, N)
     tables_BJ = torch.stack([TABLE, OTHER_TABLE])
     for table_J in tables_BJ:

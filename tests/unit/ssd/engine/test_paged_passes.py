@@ -1,4 +1,4 @@
-"""Prefill and verify over pages say what one dense pass over the whole text says."""
+"""Prefill and verify over pages give the logits of one dense pass over the whole text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_chunked_prefill_and_columns_equal_one_pass(
         close(logits_BPV[0, :real], expected_RV[first : first + real])
 
 
-def test_one_column_says_what_the_first_of_several_says(runner: TargetRunner, store: Store) -> None:
+def test_one_column_equals_the_first_of_several(runner: TargetRunner, store: Store) -> None:
     texts = [text(length, seed=3) for length in (9, 70)]
     tables_BJ = tables(2)
     for tokens, blocks_J in zip(texts, tables_BJ, strict=True):
@@ -120,7 +120,7 @@ class ByRows:
     [(False, False, (1, P)), (True, False, (P,)), (False, True, (P,))],
     ids=["same bits", "bits by rows", "deterministic"],
 )
-def test_a_narrow_verify_is_used_only_where_the_warm_up_finds_the_bits_of_a_wide_one(
+def test_a_narrow_verify_is_used_only_if_the_warm_up_finds_equal_bits(
     make_runner: Make, *, is_by_rows: bool, is_deterministic: bool, expected: tuple[int, ...]
 ) -> None:
     runner = make_runner(replace(ENGINE, deterministic=is_deterministic))
@@ -162,7 +162,7 @@ def test_a_context_of_several_kernel_calls_equals_one_pass(
         close(logits_PV, plain_logits(runner, tokens)[-P:])
 
 
-def test_greedy_tokens_agree_whatever_the_batch_is_padded_to(
+def test_greedy_tokens_do_not_depend_on_the_padding_of_the_batch(
     make_runner: Make, store: Store
 ) -> None:
     runner = make_runner(ENGINE)
@@ -214,7 +214,7 @@ def test_padding_columns_write_to_block_0_only(make_runner: Make) -> None:
     assert touched - set(range(ENGINE.block_size)) == {first, first + 1}
 
 
-def test_the_last_positions_of_a_full_sequence_are_right(
+def test_the_last_positions_of_a_full_sequence_are_correct(
     runner: TargetRunner, plain_logits: Plain, store: Store
 ) -> None:
     tokens = text(MAX_LEN)
@@ -232,7 +232,7 @@ def test_a_block_table_may_be_no_longer_than_its_text(
     close(logits_BPV[0, :3], plain_logits(runner, tokens))
 
 
-def test_ids_beyond_the_tokenizer_can_not_be_chosen(make_runner: Make) -> None:
+def test_ids_beyond_the_tokenizer_cannot_be_chosen(make_runner: Make) -> None:
     runner = make_runner(replace(ENGINE, num_token_ids=200))
     logits_BPV = runner.forward(columns([text(4)], [0], tables(1)))
     assert (logits_BPV[..., 200:] == -torch.inf).all()
@@ -247,13 +247,13 @@ def test_warming_up_runs_every_shape_and_reports_its_progress(make_runner: Make)
     assert len(reports) == len(sequence_buckets(ENGINE))
 
 
-def test_shapes_are_few_and_one_when_deterministic() -> None:
+def test_sequence_counts_are_few_and_one_in_deterministic_mode() -> None:
     engine = replace(ENGINE, max_num_seqs=12)
     assert sequence_buckets(engine) == [1, 2, 4, 8, 12]
     assert sequence_buckets(replace(engine, deterministic=True)) == [12]
 
 
-def test_bfloat16_stays_near_the_truth(make_runner: Make, plain_logits: Plain) -> None:
+def test_bfloat16_logits_are_close_to_float32(make_runner: Make, plain_logits: Plain) -> None:
     tokens = text(P)
     truth_RV = plain_logits(make_runner(ENGINE), tokens)
     runner = make_runner(replace(ENGINE, dtype="bfloat16"))

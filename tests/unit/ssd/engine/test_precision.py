@@ -27,13 +27,17 @@ def avx2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("capabilities", "dtype", "reason"),
     [
-        ({"avx512_bf16": True}, "bfloat16", "the CPU packs bfloat16 weights and multiplies them"),
-        ({"avx512_bf16": False, "amx_bf16": True}, "bfloat16", "and multiplies them"),
+        (
+            {"avx512_bf16": True},
+            "bfloat16",
+            "has packed weights and arithmetic for bfloat16",
+        ),
+        ({"avx512_bf16": False, "amx_bf16": True}, "bfloat16", "and arithmetic for bfloat16"),
         ({"avx512_bw": True, "avx512_bf16": False}, "float32", "has no bfloat16 arithmetic"),
         ({}, "float32", "none of avx512_bf16, amx_bf16, avx_ne_convert"),
     ],
 )
-def test_auto_is_bfloat16_where_the_cpu_packs_it_and_computes_in_it(
+def test_auto_is_bfloat16_if_the_cpu_packs_it_and_has_its_arithmetic(
     capabilities: dict[str, bool], dtype: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
@@ -43,7 +47,7 @@ def test_auto_is_bfloat16_where_the_cpu_packs_it_and_computes_in_it(
 
 
 @pytest.mark.usefixtures("avx2")
-def test_auto_is_float32_where_the_cpu_cannot_pack_bfloat16_and_names_the_cause() -> None:
+def test_auto_is_float32_with_the_reason_if_the_cpu_cannot_pack_bfloat16() -> None:
     cause = AVX2_ERROR.partition("\n")[0]
     assert choose_precision("auto", "cpu") == Precision(
         "float32", f"this CPU cannot pack bfloat16 weights: {cause}"
@@ -52,12 +56,12 @@ def test_auto_is_float32_where_the_cpu_cannot_pack_bfloat16_and_names_the_cause(
 
 @pytest.mark.usefixtures("avx2")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_dtype_that_was_set_is_taken_on_every_cpu(dtype: str) -> None:
+def test_an_explicit_dtype_is_used_on_every_cpu(dtype: str) -> None:
     assert choose_precision(dtype, "cpu") == Precision(dtype, "set explicitly")
 
 
 @pytest.mark.parametrize(("asked", "device"), [("auto", "cuda:0"), ("float32", "cpu")])
-def test_the_cpu_is_probed_only_where_its_result_is_needed(
+def test_the_cpu_is_tested_only_if_the_result_is_needed(
     asked: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_dtype: object) -> None:
@@ -68,7 +72,7 @@ def test_the_cpu_is_probed_only_where_its_result_is_needed(
     assert choose_precision(asked, device).dtype == expected
 
 
-def test_other_processes_read_what_auto_is_as_json() -> None:
+def test_the_module_prints_the_choice_of_auto_as_json() -> None:
     printed = subprocess.run(
         [sys.executable, "-m", "ssd.engine.precision"],
         cwd=Path(ssd.__file__).parents[1],

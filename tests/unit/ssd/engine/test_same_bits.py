@@ -1,4 +1,4 @@
-"""A row's bits do not depend on its column, its batch mates, nor on how far they reach.
+"""The bits of a row do not depend on its column or on other sequences and their lengths.
 
 So plain decoding and verification of proposals give the same logits, bit for bit. The layers are as
 wide as those of a real small model: narrow matrices would not show what the kernels do.
@@ -159,7 +159,7 @@ def test_a_verify_of_one_column_has_the_bits_of_a_wide_one_in_every_batch(
     assert torch.equal(alone_PV, wide_BPV[-1])
 
 
-def test_one_plain_linear_forbids_narrow_verifies(
+def test_one_plain_linear_prevents_narrow_verifies(
     wide_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack = linear._pack_or_warn
@@ -180,7 +180,7 @@ def test_packed_linears_allow_narrow_verifies(fast_runner: TargetRunner) -> None
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_batch_mates_change_no_bit_however_far_they_reach(
+def test_other_sequences_of_any_length_change_no_bit(
     runner: TargetRunner, store: Store, length: int
 ) -> None:
     tokens, mate = text(length + P), text(700)

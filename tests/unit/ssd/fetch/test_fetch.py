@@ -1,4 +1,4 @@
-"""Room, progress and locks of a download; the download itself is an integration test's."""
+"""Free space, progress and locks of a download; an integration test runs the download."""
 
 import errno
 import fcntl
@@ -31,12 +31,12 @@ def blobs(cache: Path) -> _Blobs:
     return _Blobs(cache, {"aa": 60, "bb": 40, "dd": 100})
 
 
-def test_what_is_here_is_what_was_fetched_of_this_model(blobs: _Blobs) -> None:
+def test_the_size_in_the_cache_counts_the_files_of_this_model(blobs: _Blobs) -> None:
     assert (blobs.num_bytes, blobs.num_bytes_here) == (200, 80)
 
 
 @pytest.mark.parametrize(("free", "fits"), [(120, True), (119, False)])
-def test_a_model_for_which_there_is_no_room_is_not_begun(
+def test_a_model_larger_than_the_free_space_is_not_downloaded(
     blobs: _Blobs, monkeypatch: pytest.MonkeyPatch, free: int, *, fits: bool
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
@@ -47,7 +47,7 @@ def test_a_model_for_which_there_is_no_room_is_not_begun(
         blobs.check_room(MODEL)
 
 
-def test_progress_is_told_until_it_is_over(blobs: _Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_logged_until_the_end(blobs: _Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
     is_over, told = threading.Event(), list[float]()
 
     def tell(_stage: str, fraction: float) -> None:
@@ -56,11 +56,11 @@ def test_progress_is_told_until_it_is_over(blobs: _Blobs, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(module, "log_progress", tell)
-    blobs.tell(is_over)
+    blobs.report(is_over)
     assert told == [0.4]
 
 
-def test_a_cache_that_knows_no_locks_is_used_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_without_locks_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_file: object, _how: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

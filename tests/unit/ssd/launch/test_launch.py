@@ -1,4 +1,4 @@
-"""CPU split, and what a child's last words become."""
+"""Child processes: their events, failures and end."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ print('{"event": "listening", "grpc": "a:1", "http": "a:2"}', file=sys.stderr)
 print('{"event": "ready", "seconds": 0.1}', file=sys.stderr, flush=True)
 signal.pause()
 """
-"""Speaks as a process of ours does."""
+"""Logs the events of a process of the product."""
 
 
 CRASHING_CHILD = """
@@ -36,21 +36,21 @@ async def serve(_settings):
 
 sys.exit(run_process("fetch", FetchSettings, serve, lambda _settings: None, sys.argv[1:]))
 """
-"""Crashes as a process of ours does."""
+"""Crashes like a process of the product."""
 
 
 def link(state: str, address: str = "a:1") -> Event:
     return Event("link", {"draft": address, "state": state, "reason": "tokenizer_fingerprint: x"})
 
 
-def nobody_listens(_name: str, _event: Event) -> None: ...
+def ignore_event(_name: str, _event: Event) -> None: ...
 
 
 @pytest.mark.parametrize(
     ("said", "kind"),
     [("SettingsError", SettingsError), ("AddressError", AddressError)],
 )
-def test_a_childs_failure_keeps_its_kind(said: str, kind: type[SetupError]) -> None:
+def test_the_error_of_a_child_keeps_its_type(said: str, kind: type[SetupError]) -> None:
     error = setup_error("draft 0", Event("failed", {"error": said, "message": "port 1 in use"}))
     assert type(error) is kind
     assert str(error) == "draft 0: port 1 in use"
@@ -64,7 +64,7 @@ def test_a_childs_crash_is_named_with_its_place(kind: str) -> None:
     assert str(error) == f"draft 0: {kind}: bf16 path (ssd/engine/layers/linear.py:31)"
 
 
-def test_a_failure_of_no_words_is_still_an_error() -> None:
+def test_a_failure_without_a_message_is_an_error() -> None:
     assert str(setup_error("draft 0", Event("failed", {}))) == "draft 0: error: failed"
 
 
@@ -74,7 +74,7 @@ async def test_a_child_that_crashes_names_the_cause_in_one_line_and_keeps_its_st
     (tmp_path / "crashing_child.py").write_text(CRASHING_CHILD)
     monkeypatch.chdir(tmp_path)
     flags = ("--model", "hf://a/b@0123456789abcdef0123456789abcdef01234567")
-    child = ChildProcess("draft 0", "crashing_child", flags, nobody_listens)
+    child = ChildProcess("draft 0", "crashing_child", flags, ignore_event)
     await child.start()
     with pytest.raises(SetupError) as caught:
         await child.ready()
@@ -92,7 +92,7 @@ async def test_a_child_that_is_killed_by_a_signal_names_it_and_keeps_its_stack(
 ) -> None:
     (tmp_path / "fake_child.py").write_text(FAKE_CHILD)
     monkeypatch.chdir(tmp_path)
-    child = ChildProcess("draft 0", "fake_child", (), nobody_listens)
+    child = ChildProcess("draft 0", "fake_child", (), ignore_event)
     await child.start()
     await child.ready()
     os.kill(child.pid, signal.SIGSEGV)
@@ -102,21 +102,21 @@ async def test_a_child_that_is_killed_by_a_signal_names_it_and_keeps_its_stack(
     assert 'fake_child.py", line' in "\n".join(child.failure().__notes__)
 
 
-async def test_a_child_that_dies_unheard_is_told_with_its_last_lines() -> None:
-    child = ChildProcess("draft 0", "ssd_no_such_module", (), nobody_listens)
+async def test_the_error_of_a_child_without_events_contains_its_last_lines() -> None:
+    child = ChildProcess("draft 0", "ssd_no_such_module", (), ignore_event)
     await child.start()
     with pytest.raises(SetupError, match=r"draft 0 ended with exit code 1: .*ssd_no_such_module"):
         await child.ready()
     assert await child.stop() == 1
 
 
-async def test_stopping_what_never_started_is_no_error() -> None:
-    child = ChildProcess("draft 0", "ssd_draft", (), nobody_listens)
+async def test_stopping_a_child_that_never_started_is_no_error() -> None:
+    child = ChildProcess("draft 0", "ssd_draft", (), ignore_event)
     async with asyncio.timeout(60):
         assert await child.stop() == 0
 
 
-async def test_a_childs_events_are_heard_in_order_and_its_addresses_known(
+async def test_events_of_a_child_arrive_in_order_and_contain_its_addresses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fake_child.py").write_text(FAKE_CHILD)
@@ -132,12 +132,12 @@ async def test_a_childs_events_are_heard_in_order_and_its_addresses_known(
     assert heard == [("draft 3", word) for word in ("listening", "ready", "stopped")]
 
 
-async def test_a_child_that_says_nothing_in_time_is_a_setup_error(
+async def test_a_child_that_is_not_ready_in_time_is_a_setup_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "fake_child.py").write_text("import signal; signal.pause()")
     monkeypatch.chdir(tmp_path)
-    child = ChildProcess("target", "fake_child", (), nobody_listens)
+    child = ChildProcess("target", "fake_child", (), ignore_event)
     await child.start()
     with pytest.raises(SetupError, match=r"target was not ready within 0.01 s"):
         await child.ready(0.01)
@@ -146,7 +146,7 @@ async def test_a_child_that_says_nothing_in_time_is_a_setup_error(
     assert "(SIGKILL), as the kernel does when memory runs out" in str(child.failure())
 
 
-async def test_links_are_waited_for_until_all_drafts_are_in() -> None:
+async def test_the_start_waits_for_the_links_of_all_drafts() -> None:
     heard: list[str] = []
     watch = LinkWatch(2, lambda _name, event: heard.append(event.name))
     for event in (link("active", "a:1"), link("lost", "a:1"), link("active", "a:2")):
@@ -160,13 +160,13 @@ async def test_links_are_waited_for_until_all_drafts_are_in() -> None:
     assert heard == ["link"] * 5
 
 
-async def test_a_pair_that_does_not_fit_is_refused_by_name() -> None:
-    watch = LinkWatch(1, nobody_listens)
+async def test_a_pair_that_does_not_match_is_refused_with_the_field() -> None:
+    watch = LinkWatch(1, ignore_event)
     watch("target", link("refused"))
     with pytest.raises(SettingsError, match=r"do not fit: tokenizer_fingerprint: x"):
         await watch.linked(5)
 
 
 @pytest.mark.parametrize("num_drafts", [0, 1])
-async def test_drafts_that_do_not_come_are_no_error(num_drafts: int) -> None:
-    await LinkWatch(num_drafts, nobody_listens).linked(0.001)
+async def test_missing_drafts_are_no_error(num_drafts: int) -> None:
+    await LinkWatch(num_drafts, ignore_event).linked(0.001)

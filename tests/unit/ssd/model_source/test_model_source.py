@@ -22,7 +22,7 @@ from ssd.model_source import local_folder, resolve
 from ssd.testing.tiny_folder import write_tiny_folder
 
 
-def test_a_folder_is_itself(tmp_path: Path) -> None:
+def test_a_path_resolves_to_itself(tmp_path: Path) -> None:
     assert resolve(str(write_tiny_folder(tmp_path / "model"))) == tmp_path / "model"
 
 
@@ -31,18 +31,20 @@ def test_the_embedded_pair_needs_no_download() -> None:
 
 
 @pytest.mark.parametrize("name", ["/nowhere", "demo://other", "demo://target?widen=3"])
-def test_what_does_not_exist_is_named(name: str) -> None:
+def test_a_missing_model_is_named(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match=name.partition("?")[0]):
         resolve(name)
 
 
 @pytest.mark.parametrize("name", ["/nowhere", "demo://other"])
-def test_a_look_at_what_is_here_finds_what_is_missing(name: str) -> None:
+def test_a_missing_local_folder_is_found(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match=name):
         local_folder(name)
 
 
-def test_a_look_asks_no_hub_and_makes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_up_a_local_folder_neither_downloads_nor_widens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(model_source, "snapshot_download", None)
     monkeypatch.setattr(model_source, "widen", None)
     assert local_folder("hf://org/name@0123") is None
@@ -65,7 +67,7 @@ def answer(code: int) -> Any:
         (HFValidationError("no such name"), ModelNotFoundError),
     ],
 )
-def test_a_hub_that_may_answer_later_is_told_from_one_that_has_answered(
+def test_an_unreachable_hub_and_a_refusal_are_different_errors(
     monkeypatch: pytest.MonkeyPatch, error: Exception, kind: type[Exception]
 ) -> None:
     def download(*_asked: object, **_how: object) -> str:
@@ -80,14 +82,14 @@ def test_a_hub_that_may_answer_later_is_told_from_one_that_has_answered(
     ("error", "kind", "words"),
     [
         (OSError(errno.ENOSPC, "No space left"), CacheError, "larger volume"),
-        (PermissionError(errno.EACCES, "denied", "/cache"), SettingsError, "may not write"),
+        (PermissionError(errno.EACCES, "denied", "/cache"), SettingsError, "no right to write"),
         (GatedRepoError("no", response=answer(403)), ModelNotFoundError, "accepted its terms"),
         (RevisionNotFoundError("no", response=answer(404)), ModelNotFoundError, "this revision"),
-        (RepositoryNotFoundError("no", response=answer(401)), ModelNotFoundError, "give a token"),
+        (RepositoryNotFoundError("no", response=answer(401)), ModelNotFoundError, "use a token"),
         (HUB_ERRORS[1]("slow"), HubError, "slow"),
     ],
 )
-def test_what_the_hub_or_the_disk_says_comes_with_a_cure(
+def test_errors_of_hub_and_disk_contain_a_fix(
     error: Exception, kind: type[SetupError], words: str
 ) -> None:
     found = as_setup_error("hf://org/name@0123", error)
@@ -96,7 +98,7 @@ def test_what_the_hub_or_the_disk_says_comes_with_a_cure(
     assert "hf://org/name@0123" in str(found)
 
 
-def test_that_a_model_is_not_here_is_no_news_beside_why_it_could_not_be_had() -> None:
+def test_the_error_states_the_refusal_and_not_the_empty_cache() -> None:
     refusal = HfHubHTTPError("bad token", response=answer(403))
     error = LocalEntryNotFoundError("not here")
     error.__cause__ = refusal

@@ -20,7 +20,7 @@ TEMPLATE = """
 """
 
 
-def test_a_conversation_becomes_a_prompt_that_asks_for_the_next_turn() -> None:
+def test_a_conversation_becomes_a_prompt_for_the_next_turn() -> None:
     assert render_chat(TEMPLATE, TURNS) == "<system>Be brief.<user>2 < 3?<assistant>"
 
 
@@ -43,12 +43,12 @@ def test_a_template_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled == [template]
 
 
-def test_one_conversation_leaves_nothing_behind_for_the_next() -> None:
+def test_conversations_do_not_affect_each_other() -> None:
     template = "{{ seen is defined }}{% set seen = messages %}{{ seen | length }}"
     assert [render_chat(template, TURNS) for _ in range(2)] == ["False2"] * 2
 
 
-def test_templates_may_leave_a_loop_early() -> None:
+def test_templates_can_leave_a_loop() -> None:
     template = "{% for m in messages %}{{ m.role }}{% if loop.first %}{% break %}{% endif %}"
     template += "{% endfor %}"
     assert render_chat(template, TURNS) == "system"
@@ -60,7 +60,7 @@ def test_without_a_template_chat_is_unsupported_by_name() -> None:
     assert caught.value.field == "chat"
 
 
-def test_a_template_may_refuse_a_conversation() -> None:
+def test_a_template_can_reject_a_conversation() -> None:
     with pytest.raises(FieldError, match="no role tool") as caught:
         render_chat(TEMPLATE, [ChatTurn("tool", "x")])
     assert caught.value.field == "chat"
@@ -77,7 +77,7 @@ def test_a_template_may_refuse_a_conversation() -> None:
         "{{ 'unclosed' ",
     ],
 )
-def test_a_template_reaches_nothing_outside_its_sandbox(template: str) -> None:
+def test_a_template_cannot_leave_its_sandbox(template: str) -> None:
     with pytest.raises(FieldError):
         render_chat(template, TURNS)
 

@@ -42,7 +42,7 @@ def cut(ids: list[TokenId], sizes: list[int]) -> list[list[TokenId]]:
     return [*pushes, ids]
 
 
-def test_text_comes_as_soon_as_its_characters_are_whole() -> None:
+def test_text_is_returned_as_soon_as_its_characters_are_complete() -> None:
     smile = list("😀".encode())
     assert run(ByteTokenizer(), [[97], *([each] for each in smile), [98]]) == [
         "a", "", "", "", "😀", "b", "",
@@ -53,7 +53,7 @@ def test_an_unfinished_character_becomes_the_replacement_character_at_the_end() 
     assert run(ByteTokenizer(), [[97, 0xE2, 0x82]]) == ["", "a\ufffd"]
 
 
-def test_a_replacement_character_of_the_text_itself_is_delivered() -> None:
+def test_a_replacement_character_of_the_text_is_returned() -> None:
     ids = ByteTokenizer().encode("a\ufffdb")
     assert "".join(run(ByteTokenizer(), [[each] for each in ids])) == "a\ufffdb"
 
@@ -62,14 +62,12 @@ def test_ids_without_text_give_none() -> None:
     assert run(ByteTokenizer(), [[256], [], [97, 256]]) == ["", "", "a", ""]
 
 
-def test_what_a_decoder_does_at_the_start_of_a_text_happens_once() -> None:
+def test_the_special_start_of_a_text_is_decoded_once() -> None:
     assert run(WordTokenizer(), [[1], [2, 3], [4]]) == ["w1", " w2 w3", " w4", ""]
 
 
 @given(st.text(max_size=40), st.lists(st.integers(0, 6), max_size=30))
-def test_pieces_of_a_text_make_the_text_and_none_holds_half_a_character(
-    text: str, sizes: list[int]
-) -> None:
+def test_pieces_are_complete_characters_and_add_up_to_the_text(text: str, sizes: list[int]) -> None:
     ids = list(text.encode())
     pieces = run(ByteTokenizer(), cut(ids, sizes))
     assert "".join(pieces) == text
@@ -80,7 +78,7 @@ def test_pieces_of_a_text_make_the_text_and_none_holds_half_a_character(
     st.lists(st.sampled_from(MALFORMED), max_size=80),
     st.lists(st.integers(0, 4), max_size=60),
 )
-def test_pieces_of_malformed_bytes_make_what_the_whole_decodes_to(
+def test_pieces_of_malformed_bytes_equal_the_text_decoded_at_once(
     ids: list[TokenId], sizes: list[int]
 ) -> None:
     tokenizer = ByteTokenizer()
@@ -88,7 +86,7 @@ def test_pieces_of_malformed_bytes_make_what_the_whole_decodes_to(
 
 
 @pytest.mark.parametrize("tail", ["é", "€", "😀"])
-def test_a_character_after_a_long_malformed_run_is_not_torn(tail: str) -> None:
+def test_a_character_after_many_malformed_bytes_is_complete(tail: str) -> None:
     ids = [*[0x80] * 40, *tail.encode()]
     tokenizer = ByteTokenizer()
     pieces = run(tokenizer, [[each] for each in ids])
@@ -97,7 +95,7 @@ def test_a_character_after_a_long_malformed_run_is_not_torn(tail: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"abcd", "é".encode() * 2, b"\x80" * 4])
-def test_work_grows_in_step_with_the_text(content: bytes) -> None:
+def test_work_is_linear_in_the_length_of_the_text(content: bytes) -> None:
     decoded = []
     for repeats in (50, 500):
         tokenizer = CountingTokenizer()

@@ -22,17 +22,17 @@ def expected(stop: list[str], text: str) -> tuple[str, bool]:
     return text, False
 
 
-def test_without_stop_strings_text_passes_at_once() -> None:
+def test_without_stop_strings_text_is_returned_at_once() -> None:
     matcher = StopStrings([])
     assert matcher.push("def f") == "def f"
     assert matcher.finish() == ""
 
 
-def test_a_stop_string_and_what_follows_it_are_left_out() -> None:
+def test_a_stop_string_and_the_text_after_it_are_omitted() -> None:
     assert run(["\n\n"], ["a = 1\n\nb = 2"]) == ("a = 1", True)
 
 
-def test_a_stop_string_may_span_pushes() -> None:
+def test_a_stop_string_can_span_pushes() -> None:
     assert run(["STOP"], ["x S", "T", "O", "P y"]) == ("x ", True)
 
 
@@ -47,12 +47,12 @@ def test_a_partial_match_is_released_at_the_end() -> None:
     assert run(["STOP"], ["one ST"]) == ("one ST", False)
 
 
-def test_the_string_that_is_whole_first_wins_and_the_longer_one_of_two_that_end_together() -> None:
+def test_the_match_that_is_complete_first_ends_the_text() -> None:
     assert run(["bcd", "b"], ["abcd"]) == ("a", True)
     assert run(["d", "bcd"], ["abcd"]) == ("a", True)
 
 
-def test_nothing_comes_after_the_end() -> None:
+def test_no_text_is_returned_after_the_end() -> None:
     matcher = StopStrings(["b"])
     assert matcher.push("ab") == "a"
     assert matcher.push("more") == ""
@@ -60,7 +60,7 @@ def test_nothing_comes_after_the_end() -> None:
 
 
 @pytest.mark.parametrize("text", ["aab", "aaab", "aaaab"])
-def test_a_start_inside_a_failed_start_is_seen(text: str) -> None:
+def test_a_match_that_starts_inside_a_failed_match_is_found(text: str) -> None:
     assert run(["aab"], list(text)) == (text[:-3], True)
 
 
@@ -68,7 +68,7 @@ def test_a_start_inside_a_failed_start_is_seen(text: str) -> None:
     st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=3),
     st.lists(st.text(LETTERS, max_size=5), max_size=8),
 )
-def test_any_cut_of_a_text_gives_what_single_characters_give(
+def test_the_division_into_pieces_does_not_change_the_result(
     stop: list[str], pieces: list[str]
 ) -> None:
     assert run(stop, pieces) == expected(stop, "".join(pieces))
@@ -78,9 +78,7 @@ def test_any_cut_of_a_text_gives_what_single_characters_give(
     st.lists(st.text(LETTERS, min_size=1, max_size=4), min_size=1, max_size=3),
     st.lists(st.text(LETTERS, max_size=5), max_size=8),
 )
-def test_no_more_is_held_back_than_the_longest_stop_string_lacks(
-    stop: list[str], pieces: list[str]
-) -> None:
+def test_less_than_the_longest_stop_string_is_held_back(stop: list[str], pieces: list[str]) -> None:
     matcher = StopStrings(stop)
     pushed = released = 0
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Which tokenizers bound the text that a token stands for, and that the bound holds."""
+"""The largest length of a token: which tokenizers have one, and that it is a bound."""
 
 import json
 import unicodedata
@@ -42,7 +42,7 @@ def test_a_byte_level_token_is_as_many_bytes_as_it_has_characters() -> None:
     assert length(byte_level()) == len(LONGEST)
 
 
-def test_bytes_of_a_fallback_count_as_they_are_spelt() -> None:
+def test_byte_fallback_tokens_count_with_their_spelling() -> None:
     assert length(with_fallback()) == len("<0x00>")
 
 
@@ -97,7 +97,7 @@ LOSING: Mapping[str, Callable[[Tokenizer], None]] = {
 
 
 @pytest.mark.parametrize("change", LOSING.values(), ids=LOSING.keys())
-def test_where_text_can_get_lost_there_is_no_length(change: Callable[[Tokenizer], None]) -> None:
+def test_a_tokenizer_that_can_lose_text_has_no_length(change: Callable[[Tokenizer], None]) -> None:
     assert length(altered(change)) is None
 
 
@@ -106,11 +106,11 @@ def test_where_text_can_get_lost_there_is_no_length(change: Callable[[Tokenizer]
     [pre_tokenizers.Split(" ", "isolated"), pre_tokenizers.Digits()],
     ids=["split", "digits"],
 )
-def test_splitting_alone_loses_nothing(part: Any) -> None:
+def test_splitting_loses_no_text(part: Any) -> None:
     assert length(altered(set_splitter(part))) == len(LONGEST)
 
 
-def test_no_character_shrinks_more_than_is_allowed_for() -> None:
+def test_no_character_shrinks_by_more_than_the_constant() -> None:
     # All others are their own normal form.
     syllables = range(0xAC00, 0xD7A4)
     characters = [
@@ -138,7 +138,7 @@ TEXTS = st.text(st.sampled_from(f"{LONGEST} é\u212b\u1fbe\u0308\u0301😀\n"), 
 
 
 @given(TEXTS)
-def test_a_text_has_no_fewer_tokens_than_its_bytes_allow(text: str) -> None:
+def test_the_length_is_a_lower_bound_of_the_number_of_tokens(text: str) -> None:
     composing = altered(set_normalizer(normalizers.NFC()))
     for made in (byte_level(), with_fallback(), composing):
         longest = length(made)

@@ -76,7 +76,7 @@ def test_other_threads_run_while_a_text_is_tokenised(tokenizer: HFTokenizer) -> 
     assert time.thread_time() - started > 0.3 * spent[0]
 
 
-def test_texts_are_neither_cut_nor_filled_up(tmp_path: Path) -> None:
+def test_texts_are_neither_truncated_nor_padded(tmp_path: Path) -> None:
     made = library()
     made.enable_truncation(4)
     made.enable_padding(length=8)
@@ -86,7 +86,7 @@ def test_texts_are_neither_cut_nor_filled_up(tmp_path: Path) -> None:
         assert len(tokenizer.encode(text)) == 1 + len(text)
 
 
-def test_decoding_leaves_special_tokens_out(tokenizer: HFTokenizer) -> None:
+def test_decoding_omits_special_tokens(tokenizer: HFTokenizer) -> None:
     assert tokenizer.decode([*tokenizer.encode("def f"), tokenizer.vocab_size - 1]) == "def f"
 
 
@@ -95,7 +95,7 @@ def test_vocab_size_counts_added_tokens(tokenizer: HFTokenizer) -> None:
 
 
 @given(st.text(max_size=30))
-def test_a_text_survives_the_way_to_ids_and_back_in_pieces(text: str) -> None:
+def test_text_decoded_in_pieces_equals_the_text(text: str) -> None:
     ids = PLAIN.encode(text)
     assert PLAIN.decode(ids) == text
     detokenizer = IncrementalDetokenizer(PLAIN)
@@ -103,7 +103,7 @@ def test_a_text_survives_the_way_to_ids_and_back_in_pieces(text: str) -> None:
 
 
 @given(st.lists(st.integers(0, PLAIN.vocab_size - 1), max_size=60))
-def test_pieces_of_any_ids_make_what_the_whole_decodes_to(ids: list[int]) -> None:
+def test_pieces_of_any_ids_equal_the_text_decoded_at_once(ids: list[int]) -> None:
     detokenizer = IncrementalDetokenizer(PLAIN)
     pieces = [*(detokenizer.push([each]) for each in ids), detokenizer.finish()]
     assert "".join(pieces) == PLAIN.decode(ids)
@@ -121,11 +121,11 @@ def test_ids_that_end_a_text_come_from_all_files_that_name_them(tmp_path: Path) 
     assert load_tokenizer(folder).eos_token_ids == {7, 8, end}
 
 
-def test_without_such_files_nothing_ends_a_text(tokenizer: HFTokenizer) -> None:
+def test_without_such_files_no_id_ends_a_text(tokenizer: HFTokenizer) -> None:
     assert tokenizer.eos_token_ids == frozenset()
 
 
-def test_the_fingerprint_depends_on_tokens_and_special_ids_and_on_nothing_else(
+def test_the_fingerprint_depends_only_on_tokens_and_special_ids(
     tmp_path: Path,
 ) -> None:
     other_merges = library(merges=(("d", "e"), ("de", "g")))
@@ -141,7 +141,7 @@ def test_the_fingerprint_depends_on_tokens_and_special_ids_and_on_nothing_else(
     assert len(prints[0]) == 64
 
 
-def test_the_embedded_pair_has_one_tokenizer_that_keeps_every_text() -> None:
+def test_the_tokenizer_of_the_embedded_pair_preserves_every_text() -> None:
     target, draft = (load_tokenizer(demo.folder(name)) for name in ("target", "draft"))
     assert target.fingerprint == draft.fingerprint
     assert target.eos_token_ids
@@ -171,6 +171,6 @@ def test_a_corrupt_config_is_an_error_that_names_the_file(tmp_path: Path, name: 
         load_tokenizer(tmp_path)
 
 
-def test_it_is_a_tokenizer_of_the_ports(tokenizer: HFTokenizer) -> None:
+def test_the_tokenizer_implements_the_protocol(tokenizer: HFTokenizer) -> None:
     port: Tokenizer = tokenizer
     assert port.vocab_size == tokenizer.vocab_size

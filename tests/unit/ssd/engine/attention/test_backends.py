@@ -28,7 +28,7 @@ def tensors(dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor, Tensor, Tens
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_a_backend_agrees_with_the_formula_in_double(
+def test_a_backend_equals_the_formula_in_float64(
     name: str, dtype: torch.dtype, tolerance: float
 ) -> None:
     queries, keys, values, mask = tensors(dtype, 1)
@@ -45,7 +45,7 @@ def test_a_backend_agrees_with_the_formula_in_double(
 
 @pytest.mark.parametrize("name", sorted(BACKENDS))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-def test_attending_to_all_at_once_gives_the_same_values(
+def test_whole_attention_equals_chunked_attention(
     name: str, dtype: torch.dtype, tolerance: float
 ) -> None:
     queries, keys, values, mask = tensors(dtype, 3)
@@ -77,7 +77,7 @@ def merge(parts: list[Partial]) -> Tensor:
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])
-def test_merged_parts_are_attention_over_the_whole(width: int) -> None:
+def test_merged_parts_equal_attention_over_all_slots(width: int) -> None:
     parts = attend_by_parts(ReferenceAttention(), width)
     queries, keys, values, mask = tensors(torch.float32, 2)
     mask[..., ::width] = 0.0
@@ -85,7 +85,7 @@ def test_merged_parts_are_attention_over_the_whole(width: int) -> None:
     torch.testing.assert_close(merge(parts), whole, atol=1e-6, rtol=0)
 
 
-def test_parts_without_mass_change_no_bit_wherever_they_stand() -> None:
+def test_parts_without_mass_change_no_bit_at_any_place() -> None:
     parts = attend_by_parts(make_backend("cpu"), 8)
     expected = merge(parts)
     nothing = (torch.randn(B, G, U, E), torch.full((B, G, U), -torch.inf))
@@ -95,6 +95,6 @@ def test_parts_without_mass_change_no_bit_wherever_they_stand() -> None:
     assert torch.equal(merge([parts[0], nothing]), parts[0][0])
 
 
-def test_a_name_that_is_no_backend_is_refused_with_those_that_are() -> None:
+def test_an_unknown_backend_is_refused_with_the_known_names() -> None:
     with pytest.raises(SettingsError, match=r"'flash' is not one of cpu, reference"):
         make_backend("flash")

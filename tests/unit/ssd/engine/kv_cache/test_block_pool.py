@@ -32,16 +32,16 @@ def test_no_block_is_owned_twice_and_none_leaks(
     assert pool.num_free == num_blocks - 1
 
 
-def test_more_blocks_than_there_are_can_not_be_had() -> None:
+def test_more_blocks_than_are_free_cannot_be_allocated() -> None:
     pool = BlockPool(4)
     assert pool.can_allocate(3)
     assert not pool.can_allocate(4)
-    with pytest.raises(AssertionError, match="4 blocks asked, 3 free"):
+    with pytest.raises(AssertionError, match="4 blocks requested, 3 free"):
         pool.allocate(4)
     assert pool.num_free == 3
 
 
-def test_a_block_that_nobody_owns_can_not_be_freed() -> None:
+def test_a_free_block_cannot_be_freed() -> None:
     pool = BlockPool(4)
     with pytest.raises(KeyError):
         pool.free([1])

@@ -15,7 +15,7 @@ def model() -> ModelConfig:
 
 @settings(deadline=None)
 @given(num_blocks=SIZES, block_size=SIZES, columns=SIZES, branches=SIZES, sessions=SIZES)
-def test_pages_and_segments_of_all_sessions_share_no_slot_and_leave_none(
+def test_pages_and_segments_are_disjoint_and_cover_all_slots(
     num_blocks: int, block_size: int, columns: int, branches: int, sessions: int
 ) -> None:
     slots = SlotMap(num_blocks, block_size, columns, branches, sessions)
@@ -34,7 +34,7 @@ def test_a_block_table_gives_the_slots_of_positions_in_order() -> None:
     assert slots.paged(torch.tensor([[3, 1]])).tolist() == [[6, 7, 2, 3]]
 
 
-def test_columns_of_early_steps_are_one_run_of_slots() -> None:
+def test_columns_of_early_steps_are_contiguous_slots() -> None:
     own_BPN = SlotMap(1, 1, 3, 4, 2).own(torch.tensor([1]))
     first = int(own_BPN[0, 0, 0])
     assert own_BPN[0, :2].flatten().tolist() == list(range(first, first + 8))
@@ -45,7 +45,7 @@ def test_a_target_has_no_segments() -> None:
     assert segment_slots(EngineConfig(max_model_len=8)) == 0
 
 
-def test_segments_are_counted_as_they_are_laid_out() -> None:
+def test_the_number_of_segment_slots_equals_the_layout() -> None:
     engine = EngineConfig(max_model_len=8, max_num_seqs=3, num_columns=4, branches=5)
     assert segment_slots(engine) == SlotMap(0, 1, 4, 5, 3).num_slots
 
@@ -57,13 +57,13 @@ def test_copying_slots_that_overlap_reads_before_it_writes() -> None:
     assert storage.entries_L2ZW[0, 1, :, 0].tolist() == [0.0, 0.0, 1.0, 2.0]
 
 
-def test_storage_starts_as_zeros_of_the_promised_size() -> None:
+def test_storage_starts_as_zeros_of_the_planned_size() -> None:
     storage = KVStorage(model(), SlotMap(4, 2, 1, 0, 0), torch.bfloat16, "cpu")
     assert not storage.entries_L2ZW.any()
     assert storage.entries_L2ZW.nbytes == 8 * bytes_per_slot(model(), torch.bfloat16)
 
 
-def test_what_is_written_is_stored_as_finite_numbers() -> None:
+def test_values_that_are_not_finite_are_stored_as_zero() -> None:
     slots = SlotMap(1, 4, 1, 0, 0)
     storage = KVStorage(model(), slots, torch.float32, "cpu")
     keys_RGE = torch.ones((2, *storage.shape_GE))

@@ -50,7 +50,7 @@ def uneven(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("rows", [1, 7, 24, 128])
-def test_packed_weights_give_the_products_of_plain_ones(dtype: torch.dtype, rows: int) -> None:
+def test_products_of_packed_and_plain_weights_are_equal(dtype: torch.dtype, rows: int) -> None:
     tolerance = 1e-5 if dtype is torch.float32 else 2e-2
     weight_OI, input_RI = drawn((40, 24), dtype), drawn((rows, 24), dtype, seed=rows)
     packed, plain = Linear(weight_OI), Linear(weight_OI, packed=False)
@@ -62,7 +62,7 @@ def test_packed_weights_give_the_products_of_plain_ones(dtype: torch.dtype, rows
 
 @pytest.mark.parametrize("dtype", BOTH)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_packed_products_add_in_one_order_for_every_number_of_rows(
+def test_packed_products_sum_in_one_order_for_every_number_of_rows(
     shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     packed = Linear(uneven(shape, dtype, seed=1))

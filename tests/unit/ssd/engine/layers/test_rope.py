@@ -1,4 +1,4 @@
-"""Rotary tables against the formula of their speeds, and the rotation against complex numbers.
+"""Rotary tables compared with their formula, and rotations with complex numbers.
 
 The same tables inside a whole model: ``models/test_against_transformers.py``.
 """
@@ -68,7 +68,7 @@ def speed(plain: float, scaling: RopeScaling | None) -> float:
     return kept * plain + (1 - kept) * plain / scaling.factor
 
 
-def test_the_scaling_keeps_fast_pairs_slows_slow_ones_and_blends_between() -> None:
+def test_the_scaling_keeps_fast_pairs_slows_slow_ones_and_interpolates() -> None:
     ratio_E = inverse_frequencies(config(5e5, SCALING)) / inverse_frequencies(config(5e5, None))
     assert ratio_E[0] == 1.0
     assert ratio_E[-1] == 1 / SCALING.factor
@@ -76,7 +76,7 @@ def test_the_scaling_keeps_fast_pairs_slows_slow_ones_and_blends_between() -> No
     assert (ratio_E.diff() <= 0).all()
 
 
-def test_pairs_of_dimensions_turn_as_complex_numbers_do() -> None:
+def test_pairs_of_dimensions_rotate_like_complex_numbers() -> None:
     plain = config(1e4, None)
     heads_RHE = heads(2).double()
     table = RotaryTable(plain, MAX_LEN, torch.float64, "cpu")

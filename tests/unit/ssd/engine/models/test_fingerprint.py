@@ -1,4 +1,4 @@
-"""Equal weights have equal fingerprints wherever they lie; others have others."""
+"""Equal weights have equal fingerprints, different weights have different ones."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     return write_tiny_folder(tmp_path / "model")
 
 
-def test_a_copy_elsewhere_is_the_same_and_tokenizers_do_not_matter(
+def test_a_copy_with_another_tokenizer_has_the_same_fingerprint(
     folder: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "volume" / "other-name"
@@ -30,7 +30,7 @@ def test_a_copy_elsewhere_is_the_same_and_tokenizers_do_not_matter(
     assert len(weights_fingerprint(folder)) == len("sha256:") + 64
 
 
-def test_a_configuration_and_a_number_at_either_end_make_another(folder: Path) -> None:
+def test_a_change_of_the_configuration_or_of_a_value_changes_the_fingerprint(folder: Path) -> None:
     found = {weights_fingerprint(folder)}
     weights = folder / "model.safetensors"
     for place in (-1, weights.stat().st_size // 2):
@@ -44,12 +44,12 @@ def test_a_configuration_and_a_number_at_either_end_make_another(folder: Path) -
     assert len(found) == 4
 
 
-def test_a_target_and_a_draft_differ() -> None:
+def test_target_and_draft_have_different_fingerprints() -> None:
     target, draft = (weights_fingerprint(demo.folder(name)) for name in demo.NAMES)
     assert target != draft
 
 
-def test_of_a_large_file_samples_are_read_from_its_first_byte_to_its_last(
+def test_samples_of_a_large_file_include_its_first_and_last_bytes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SAMPLE_BYTES", 100)
@@ -62,7 +62,7 @@ def test_of_a_large_file_samples_are_read_from_its_first_byte_to_its_last(
     assert weights_fingerprint(folder) != before
 
 
-def test_a_folder_without_weights_has_none(folder: Path) -> None:
+def test_a_folder_without_weights_has_no_fingerprint(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"no \*\.safetensors"):
         weights_fingerprint(folder)

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a checkpoint is said by tensor and file, before anything runs."""
+"""Errors of a checkpoint name the tensor and the file."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_a_split_checkpoint_is_the_same_model(folder: Path) -> None:
     assert torch.equal(head_of(load(folder)), expected_RV)
 
 
-def test_other_files_beside_the_model_are_left_alone(folder: Path) -> None:
+def test_other_files_of_the_folder_are_ignored(folder: Path) -> None:
     expected = load(folder)
     save_file({"norm.weight": torch.ones(1)}, folder / "consolidated.safetensors")
     found = load(folder)
@@ -88,7 +88,7 @@ def test_other_files_beside_the_model_are_left_alone(folder: Path) -> None:
     assert torch.equal(head_of(found), head_of(expected))
 
 
-def test_a_derived_tensor_may_be_there(folder: Path) -> None:
+def test_a_derived_tensor_is_ignored(folder: Path) -> None:
     expected_RV = head_of(load(folder))
     change(folder, **{"lm_head.weight": torch.zeros(257, 32)})
     assert torch.equal(head_of(load(folder)), expected_RV), "the embedding is the head"
@@ -121,11 +121,11 @@ def test_a_quantised_tensor_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-def test_a_tensor_with_a_number_that_is_not_finite_is_named(folder: Path, number: float) -> None:
+def test_a_tensor_with_a_value_that_is_not_finite_is_named(folder: Path, number: float) -> None:
     weight = torch.ones((64, 32))
     weight[3, 5] = number
     change(folder, **{NAME: weight})
-    with pytest.raises(WeightsError, match=rf"safetensors: tensor {NAME} holds NaN or infinity"):
+    with pytest.raises(WeightsError, match=rf"safetensors: tensor {NAME} contains NaN or infinity"):
         load(folder)
 
 
@@ -133,7 +133,7 @@ def test_a_tied_embedding_must_be_finite_since_every_row_of_logits_reads_it(fold
     weight = torch.ones((257, 32))
     weight[3] = torch.nan
     change(folder, **{"model.embed_tokens.weight": weight})
-    with pytest.raises(WeightsError, match=r"embed_tokens\.weight holds NaN"):
+    with pytest.raises(WeightsError, match=r"embed_tokens\.weight contains NaN"):
         load(folder)
 
 
@@ -145,7 +145,7 @@ def test_a_truncated_file_is_named(folder: Path, kept: int) -> None:
         load(folder)
 
 
-def test_a_folder_without_weights_says_so(folder: Path) -> None:
+def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"no \*\.safetensors"):
         load(folder)
@@ -167,7 +167,7 @@ def test_an_index_that_misplaces_a_tensor_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}'])
-def test_an_index_that_is_none_is_refused(folder: Path, text: str) -> None:
+def test_an_invalid_index_is_refused(folder: Path, text: str) -> None:
     (folder / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match="not a checkpoint index"):
         load(folder)

@@ -10,11 +10,11 @@ LOGITS_RV = torch.tensor([[0.0, 2.0, 1.0], [0.0, 2.0, 1.0]])
 NOISE_RV = torch.tensor([[9.0, 0.0, 0.0], [9.0, 0.0, 0.0]])
 
 
-def test_a_cold_row_ignores_noise_and_a_warm_one_takes_it() -> None:
+def test_a_row_of_temperature_0_ignores_noise() -> None:
     assert choose(LOGITS_RV, torch.tensor([0.0, 1.0]), NOISE_RV).tolist() == [1, 0]
 
 
-def test_rows_that_are_all_cold_need_no_noise() -> None:
+def test_rows_of_temperature_0_need_no_noise() -> None:
     assert choose(LOGITS_RV, torch.zeros(2), None).tolist() == [1, 1]
 
 
@@ -29,7 +29,7 @@ def test_ties_go_to_the_lowest_id() -> None:
     assert choose(level_RV, torch.tensor([0.0, 1.0]), torch.zeros((2, 5000))).tolist() == [0, 0]
 
 
-def test_a_masked_token_is_not_chosen_however_loud_its_noise() -> None:
+def test_a_masked_token_is_never_chosen() -> None:
     logits_RV = torch.tensor([[-torch.inf, 0.0]])
     for temperature in (0.0, 0.3, 5.0):
         noise_RV = torch.tensor([[80.0, -3.0]])
@@ -41,7 +41,7 @@ def test_a_masked_token_is_not_chosen_however_loud_its_noise() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_a_row_that_is_not_finite_chooses_nothing_and_the_others_do(
+def test_a_row_that_is_not_finite_has_no_token_and_affects_no_other(
     number: float, temperature: float
 ) -> None:
     logits_RV = torch.tensor([[0.0, 2.0, 1.0], [0.0, 2.0, number], [-torch.inf] * 3])
@@ -71,7 +71,7 @@ def test_scores_are_log_probabilities_plus_tempered_noise_up_to_a_constant() -> 
     torch.testing.assert_close(offset_RM, offset_RM[:, :1].expand(-1, 3))
 
 
-def test_a_law_chosen_with_gumbel_noise_is_the_softmax() -> None:
+def test_choices_with_gumbel_noise_have_the_softmax_distribution() -> None:
     """20,000 draws; the largest deviation of a frequency is within 4 standard errors."""
     generator = torch.Generator().manual_seed(3)
     noise_RV = -torch.log(-torch.log(torch.rand((20_000, 3), generator=generator)))
@@ -83,6 +83,6 @@ def test_a_law_chosen_with_gumbel_noise_is_the_softmax() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_as_many_candidates_as_asked(count: int) -> None:
+def test_the_requested_number_of_candidates_is_returned(count: int) -> None:
     ids_RM, scores_RM = top_candidates(LOGITS_RV, torch.zeros(2), None, count)
     assert ids_RM.shape == scores_RM.shape == (2, count)
