@@ -37,7 +37,7 @@ test: $(TOOLS) ## all tests that need no GPU and no cluster
 	$(BIN)/python -m pytest $(PARALLEL)
 
 coverage: $(TOOLS) ## the same tests; lines and branches that they run, by file
-	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report term --cov-report html
+	$(BIN)/python -m pytest $(PARALLEL) --cov
 
 check: $(TOOLS) ## linters, types, import contracts, generated code
 	$(BIN)/ruff check .
