@@ -9,6 +9,7 @@ valid one. The attribute docstring of a field is its description; ``field(metada
 import argparse
 import ast
 import difflib
+import functools
 import inspect
 import json
 import math
@@ -132,6 +133,7 @@ def field_help(cls: type) -> dict[str, str]:
     return found
 
 
+@functools.cache
 def _own_field_help(cls: type) -> dict[str, str]:
     """Return the docstrings of the fields that a class itself defines; {} without its source."""
     try:
