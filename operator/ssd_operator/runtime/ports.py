@@ -1,6 +1,10 @@
 """The operator's HTTP ports: probes and metrics, answered by the loop that does the work.
 
 A loop that stalls answers neither, and the kubelet restarts the process.
+
+*Decision*: kopf's liveness endpoint is not used. *Because* it has one path, caches its answer for
+10 s and starts with the watches (kopf 1.45), but an operator that waits for its CRD has to be alive
+and not ready before it watches. *Revisit when* kopf serves several paths from the start.
 """
 
 import contextlib
