@@ -25,7 +25,7 @@ from ssd_target.settings import TargetSettings
 
 WATCH_SECONDS = 1.0
 """Interval at which ``WatchPool`` compares the status."""
-LONGEST_DRAIN_MS = 3_600_000
+MAX_DRAIN_MS = 3_600_000
 _GENERATE = "/ssd.v1.GenerateService/Generate"
 _log = telemetry.get_logger(__name__)
 GenerateContext = grpc.aio.ServicerContext[
@@ -204,8 +204,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DrainTargetRequest, _context: object
     ) -> admin_pb2.DrainTargetResponse:
         """Start the drain."""
-        if request.deadline_ms > LONGEST_DRAIN_MS:
-            raise FieldError("deadline_ms", f"is {request.deadline_ms}, at most {LONGEST_DRAIN_MS}")
+        if request.deadline_ms > MAX_DRAIN_MS:
+            raise FieldError("deadline_ms", f"is {request.deadline_ms}, at most {MAX_DRAIN_MS}")
         return admin_pb2.DrainTargetResponse(requests=self._drain(request.deadline_ms / 1000))
 
 
