@@ -141,7 +141,8 @@ def plan(
 def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
     """How long a restarted operator keeps the present status and number of drafts.
 
-    They come from answers of targets, some of which have not answered this operator yet.
+    They come from answers of targets, some of which have not answered this operator yet. A target
+    that is new in the status is not waited for.
 
     Args:
         snapshot: of this pass.
@@ -150,9 +151,11 @@ def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
     status = snapshot.observed.status
     conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
     is_scaled = internal_scaling(snapshot.resource.spec.draft) is not None
-    has_answers = status.get("links") or (is_scaled and conditions.get("ScalingActive") == "True")
     serving = {name_of(pod) for pod in snapshot.ready_targets}
-    if not has_answers or serving <= snapshot.observed.pools.keys():
+    known = {link["target"] for link in status.get("links") or []}
+    if is_scaled and conditions.get("ScalingActive") == "True":
+        known = serving
+    if not known & serving - snapshot.observed.pools.keys():
         return 0.0
     began_at = snapshot.now if began_at is None else began_at
     return max(began_at + OLDEST_ANSWER_SECONDS - snapshot.now, 0.0)
