@@ -23,20 +23,20 @@ TARGET = "target"
 """Name of the target's process in events and errors."""
 LOCAL_DEADLINE_MS = 100.0
 """Longest wait for a table here, milliseconds: on a shared machine a thread may lose its core for
-tens of them, and a target that gives up too soon takes three such moments for a broken draft. The
-adaptive deadline keeps usual waits far below."""
+tens of them, and a shorter deadline would count three such moments as a broken draft. The adaptive
+deadline keeps usual waits far below."""
 LINK_SECONDS = 10.0
-"""A target that has no link to its drafts this long after the start serves without them."""
+"""Longest time for which the start waits for the links between target and drafts."""
 DRAIN_SECONDS = 5.0
-"""How long streams may go on after SIGTERM here: somebody waits for the prompt to come back."""
+"""Longest time for which streams continue after SIGTERM; short, since a user waits."""
 END_SECONDS = 5.0
-"""A target that crashes ends within this time of its clients' errors."""
+"""Longest time from the error of a client to the end of a crashed target."""
 STOP_SECONDS = DRAIN_SECONDS + 15.0
-"""A child that has not ended this long after SIGTERM is killed: longer than any honest drain."""
+"""A child is killed this long after SIGTERM; longer than any drain."""
 MAX_OTHER_LINES = 400
-"""Of what a child wrote that is no event: enough for the stacks of all its threads."""
+"""Largest number of stored lines that are no events: enough for the stacks of all threads."""
 _FAULT_DUMP = "Fatal Python error"
-"""Begins what ``faulthandler`` writes of a crash outside Python."""
+"""Start of the output of ``faulthandler`` after a crash outside Python."""
 EventListener = Callable[[str, Event], None]
 """Called with a child's name and each of its events."""
 
@@ -75,7 +75,7 @@ class ChildProcess:
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             limit=1 << 20,
-            # The own session keeps a terminal's Ctrl-C for the parent, which stops children itself.
+            # In its own session, the child receives no Ctrl-C; the parent stops it.
             start_new_session=True,
         )
         self._reader = asyncio.create_task(self._read())
@@ -84,7 +84,7 @@ class ChildProcess:
         """Wait until the addresses are known.
 
         Raises:
-            SetupError: the process ended, or the time is over.
+            SetupError: the process ended, or the time-out was reached.
         """
         await self._wait(self._listening, "listening", timeout_seconds)
 
@@ -92,27 +92,27 @@ class ChildProcess:
         """Wait until the process serves.
 
         Raises:
-            SetupError: the process ended, or the time is over.
+            SetupError: the process ended, or the time-out was reached.
         """
         await self._wait(self._ready, "ready", timeout_seconds)
 
     async def wait(self) -> int:
-        """Wait for the end, its last words included; returns the exit code."""
+        """Wait for the end and read all output; returns the exit code."""
         assert self._process is not None
         code = await self._process.wait()
         if self._reader is not None:
-            # Unlike awaiting the task, this leaves it alone when the caller is cancelled.
+            # Unlike awaiting the task, this does not cancel it with the caller.
             await asyncio.wait({self._reader})
         return code
 
     def kill(self) -> None:
-        """End the process at once, as a crash would."""
+        """Kill the process."""
         assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def stop(self) -> int:
-        """Ask the process to end, insist after a while; returns the exit code."""
+        """Send SIGTERM, and SIGKILL after ``STOP_SECONDS``; returns the exit code."""
         if self._process is None:
             return 0
         with contextlib.suppress(ProcessLookupError):
@@ -128,9 +128,9 @@ class ChildProcess:
         return code
 
     def failure(self) -> SetupError:
-        """Why the process ended, in its own words and of its own kind where it had any.
+        """Return why the process ended: the error of its ``failed`` event, or its exit code.
 
-        Its stack, or whatever else it wrote, is a note of the error (``add_note``).
+        Its stack, or its other output, is a note of the error (``add_note``).
         """
         if self._failure is not None:
             return self._failure
@@ -176,9 +176,9 @@ class ChildProcess:
             self._on_event(self.name, event)
 
     async def _next_line(self, stream: asyncio.StreamReader) -> bytes:
-        """Return the next line, empty at the end; one over the limit comes in pieces.
+        """Return the next line, empty at the end; a line over the limit is returned in pieces.
 
-        Somebody has to keep reading: a child whose pipe is full blocks in its next log line.
+        Reading never stops: a child with a full pipe blocks at its next log line.
         """
         try:
             return await stream.readuntil()
@@ -199,7 +199,7 @@ class ChildProcess:
 
 
 def setup_error(name: str, event: Event) -> SetupError:
-    """Return the content of a ``failed`` event of a child, as the error that the child had.
+    """Return the error of a ``failed`` event of a child.
 
     A crash becomes a ``SetupError`` that names the exception and its place; its stack is a note.
     """
@@ -226,15 +226,15 @@ def _ending(code: int | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """What to start on this machine."""
+    """The processes to start on this machine."""
 
     target: str = "demo://target"
     draft: str = "demo://draft"
     num_drafts: int = 1
     port: int = 0
-    """gRPC port of the target, the drafts' follow it; 0 lets the system choose them all."""
+    """gRPC port of the target; the drafts use the next ones. 0: any free ports."""
     http_port: int = 0
-    """HTTP port of the target, the drafts' follow it."""
+    """HTTP port of the target; the drafts use the next ones."""
     common_flags: tuple[str, ...] = ()
     """For target and drafts: ``--lookahead 6``."""
     target_flags: tuple[str, ...] = ()
@@ -253,7 +253,7 @@ class RunningDeployment:
 
 
 class LinkWatch:
-    """An ``EventListener`` that knows when a target has linked its drafts."""
+    """An ``EventListener`` that waits for the links of a target to its drafts."""
 
     def __init__(self, num_drafts: int, on_event: EventListener) -> None:
         self._num_drafts = num_drafts
@@ -264,7 +264,7 @@ class LinkWatch:
         self._note()
 
     def __call__(self, name: str, event: Event) -> None:
-        """Pass an event on and learn from the target's about its links."""
+        """Forward an event, and record the links of the target."""
         self._on_event(name, event)
         if event.name != "link" or name != TARGET:
             return
@@ -273,7 +273,7 @@ class LinkWatch:
             self._active.add(address)
         elif state == "refused":
             self._refusal = SettingsError(
-                f"target and draft do not fit: {event.fields.get('reason')}; "
+                f"target and draft do not match: {event.fields.get('reason')}; "
                 "they need the same tokenizer, lookahead and branches"
             )
         else:
@@ -281,10 +281,10 @@ class LinkWatch:
         self._note()
 
     async def linked(self, timeout_seconds: float) -> None:
-        """Wait until all drafts are linked, or the time is over: drafts only add speed.
+        """Wait until all drafts are linked, or for the time-out, since drafts only add speed.
 
         Raises:
-            SettingsError: target and draft do not fit.
+            SettingsError: target and draft do not match.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds):
@@ -301,13 +301,13 @@ class LinkWatch:
 async def deployed(
     deployment: Deployment, on_event: EventListener = lambda _name, _event: None
 ) -> AsyncIterator[RunningDeployment]:
-    """Run a target and its drafts; inside, all are ready. Leaving stops them all.
+    """Run a target and its drafts. Inside, all are ready; afterwards, all are stopped.
 
-    Links are waited for, up to ``LINK_SECONDS``: a first request should meet its drafts.
+    The start waits up to ``LINK_SECONDS`` for links, so that the first request can use drafts.
 
     Raises:
-        SetupError: one of them could not start, in its own words, or they do not fit; or the target
-            ended while a client was using it.
+        SetupError: a process could not start, with its own message; target and draft do not match;
+            or the target ended while a client used it.
     """
     plan = plan_cpus(deployment.allowed_cpus, deployment.num_drafts)
     drafts = [
@@ -329,7 +329,7 @@ async def deployed(
         try:
             yield RunningDeployment(target, tuple(drafts))
         except (NotReadyError, InternalError) as error:
-            # What a client sees of a target that crashes; the target itself knows why.
+            # The error of a client does not contain the cause; the target's exit does.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(END_SECONDS):
                     await target.wait()
@@ -350,9 +350,9 @@ def draft_process(
     *,
     port: int | None = None,
 ) -> ChildProcess:
-    """Return the draft of an index, not started.
+    """Return the draft with this index, not started.
 
-    ``port`` overrides the deployment's: a replacement listens where its predecessor did.
+    ``port`` overrides the port of the deployment, so that a replacement can reuse an address.
     """
     if port is None:
         port = deployment.port + 1 + index if deployment.port else 0

@@ -1,7 +1,7 @@
-"""What a process says about itself: log lines, metrics, time.
+"""Log lines, metrics and time of a process.
 
 A log line is an event with fields. In containers it is one JSON object; on a terminal it is text.
-Lines carry the request id where one is bound, never a prompt and never a secret.
+Lines contain the request id if there is one, and never prompts or secrets.
 """
 
 import json
@@ -19,14 +19,14 @@ from typing import Any, Literal
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The request that the current task serves; log lines carry it."""
+"""The request of the current task; log lines contain it."""
 bound_fields: ContextVar[Mapping[str, object]] = ContextVar(
     "bound_fields", default=MappingProxyType({})
 )
-"""Other fields that all log lines of the current task carry."""
+"""Other fields of all log lines of the current task."""
 
-_MOST_EVENTS = 1024
-"""Events whose frequency is remembered; libraries may make a new one of each message."""
+_MAX_EVENTS = 1024
+"""Largest number of events with a stored frequency; libraries can log a new event each time."""
 _PROGRESS_STEPS = 25
 _FAST_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 _SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600)
@@ -35,34 +35,34 @@ OUTCOMES = (
     *("stop", "length", "cancelled", "deadline"),
     *("invalid", "overloaded", "unavailable", "error"),
 )
-"""Of a call of Generate; each call has one."""
+"""Outcomes of a call of Generate; each call has one."""
 REQUESTS_TOTAL = Counter(
     "ssd_requests",
-    "Requests ended, by outcome. Complete: stop, length. Ended before: cancelled (by the caller or "
-    "a drain), deadline (of the caller or the target, or a reader that stalled). Refused: invalid "
-    "(what it asks for), overloaded (a bound is reached), unavailable (loading or draining). "
+    "Ended requests by outcome. Complete: stop, length. Ended early: cancelled (by the client or "
+    "a drain), deadline (of the client or the target, or a client that does not read). Refused: "
+    "invalid (bad input), overloaded (a limit is reached), unavailable (loading or draining). "
     "Failed: error. Error rate: sum(rate(ssd_requests_total{outcome='error'}[5m])) / "
     "sum(rate(ssd_requests_total[5m])).",
     ["outcome"],
 )
 QUEUE_SECONDS = Histogram(
     "ssd_queue_seconds",
-    "Seconds from a request's arrival to its place in the batch; tokenising is a part of it.",
+    "Seconds from the arrival of a request to its place in the batch, including tokenisation.",
     buckets=_SLOW_SECONDS,
 )
 TIME_TO_FIRST_TOKEN_SECONDS = Histogram(
     "ssd_time_to_first_token_seconds",
-    "Seconds from a request's arrival to its first token; requests without a token do not count.",
+    "Seconds from the arrival of a request to its first token, for requests with a token.",
     buckets=_SLOW_SECONDS,
 )
 INTER_TOKEN_SECONDS = Histogram(
     "ssd_inter_token_seconds",
-    "Seconds between messages of a stream, divided by the tokens in the later one.",
+    "Seconds between two messages of a stream, divided by the number of tokens in the second.",
     buckets=_FAST_SECONDS,
 )
 E2E_SECONDS = Histogram(
     "ssd_e2e_seconds",
-    "Seconds from a complete request's arrival to its last token.",
+    "Seconds from the arrival of a complete request to its last token.",
     buckets=_SLOW_SECONDS,
 )
 TOKENS_TOTAL = Counter("ssd_tokens", "Tokens, by kind: prompt, output.", ["kind"])
@@ -81,8 +81,8 @@ ROUND_SECONDS = Histogram(
 )
 ROUNDS_TOTAL = Counter(
     "ssd_rounds",
-    "Rounds of a sequence, by what its table gave: hit, miss, late, no_draft (no draft had a table "
-    "of this sequence, speculation was off), none (no table was needed). "
+    "Rounds of a sequence by the result of the look-up: hit, miss, late, no_draft (no draft had a "
+    "session of this sequence, or speculation was off), none (no table was needed). "
     "Hit rate: rate(ssd_rounds_total{result='hit'}[5m]) / ignoring(result) "
     "sum without(result) (rate(ssd_rounds_total{result=~'hit|miss|late'}[5m])). Without a draft: "
     "rate(ssd_rounds_total{result='no_draft'}[5m]) / ignoring(result) "
@@ -91,7 +91,7 @@ ROUNDS_TOTAL = Counter(
 )
 ACCEPTED_TOKENS_TOTAL = Counter(
     "ssd_accepted_tokens",
-    "Proposed tokens that were accepted, by position in the proposal (1 is the first). "
+    "Accepted proposed tokens by position in the proposal (1 is the first). "
     "Acceptance: rate(ssd_accepted_tokens_total[5m]) over rate(ssd_proposed_tokens_total[5m]).",
     ["position"],
 )
@@ -99,53 +99,57 @@ PROPOSED_TOKENS_TOTAL = Counter("ssd_proposed_tokens", "Tokens proposed to the t
 OPEN_SESSIONS = Gauge("ssd_open_sessions", "Sessions that a target has open on its drafts.")
 COMMIT_TO_TABLE_SECONDS = Histogram(
     "ssd_commit_to_table_seconds",
-    "Seconds from sending a commit to the arrival of its table, as a target sees it.",
+    "Seconds from sending a commit to the arrival of its table, measured by a target.",
     buckets=_FAST_SECONDS,
 )
 DRAFT_TABLE_SECONDS = Histogram(
     "ssd_draft_table_seconds",
-    "Seconds in which a draft grows a batch of tables.",
+    "Seconds in which a draft computes a batch of tables.",
     buckets=_FAST_SECONDS,
 )
-DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Sessions that a draft keeps now.")
-DRAFT_CAPACITY = Gauge("ssd_draft_capacity", "Sessions that a draft keeps at most.")
+DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Open sessions of a draft.")
+DRAFT_CAPACITY = Gauge("ssd_draft_capacity", "Largest number of sessions of a draft.")
 DESIRED_DRAFT_REPLICAS = Gauge(
     "ssd_desired_draft_replicas",
-    "Drafts that the eligible sequences of a target would fill, a fraction; mean over 30 s.",
+    "Number of drafts that the eligible sequences of a target need, a fraction; mean over 30 s.",
 )
-LINK_STATE = Gauge("ssd_link_state", "1 while a link takes sessions, else 0.", ["draft"])
+LINK_STATE = Gauge("ssd_link_state", "1 while a link accepts sessions, else 0.", ["draft"])
 LINK_RTT_SECONDS = Gauge(
-    "ssd_link_rtt_seconds", "Seconds from a beat to its echo, event loop to event loop.", ["draft"]
+    "ssd_link_rtt_seconds",
+    "Seconds from a heartbeat to its echo, between the event loops.",
+    ["draft"],
 )
 LINK_TRANSPORT_INFO = Gauge(
     "ssd_link_transport_info",
-    "1 for the transport of a link that is up: tcp, rdma, nvlink.",
+    "1 for the transport of an active link: tcp, rdma, nvlink.",
     ["draft", "transport"],
 )
 LINK_REFUSALS_TOTAL = Counter(
     "ssd_link_refusals",
-    "Attempts at a link that were refused, by reason: handshake (the two ends do not fit), "
-    "link_too_slow (measured worse than required).",
+    "Refused links by reason: handshake (target and draft do not match), link_too_slow (the "
+    "measurement is worse than required).",
     ["reason"],
 )
 LINK_BYTES_TOTAL = Counter("ssd_link_bytes", "Bytes of frames, by direction.", ["direction"])
 COMMIT_TO_WIRE_SECONDS = Histogram(
     "ssd_commit_to_wire_seconds",
-    "Seconds from a decided round to its commit's hand-over to the link, waiting included.",
+    "Seconds from the decision of a round to the sending of its commit, including waiting.",
     buckets=_FAST_SECONDS,
 )
 WIRE_TO_TABLE_SECONDS = Histogram(
     "ssd_wire_to_table_seconds",
-    "Seconds from a commit's arrival at a draft to its table's departure.",
+    "Seconds from the arrival of a commit at a draft to the sending of its table.",
     buckets=_FAST_SECONDS,
 )
 DRAFT_STARTUP_SECONDS = Gauge(
-    "ssd_draft_startup_seconds", "Seconds of a draft's start, by part: load, warm-up.", ["part"]
+    "ssd_draft_startup_seconds", "Seconds of the start of a draft by part: load, warm-up.", ["part"]
 )
-BAD_FRAMES_TOTAL = Counter("ssd_bad_frames", "Malformed or oversize frames; each ended its link.")
+BAD_FRAMES_TOTAL = Counter(
+    "ssd_bad_frames", "Frames that are malformed or too large; each one ended its link."
+)
 STALE_FRAMES_TOTAL = Counter(
     "ssd_stale_frames",
-    "Frames or rows dropped because epoch, session or base length did not match.",
+    "Frames or rows dropped because their epoch, session or base length did not match.",
 )
 
 
@@ -164,7 +168,7 @@ _OF_OTHERS = {"target": _OF_DRAFT, "draft": _OF_TARGET}
 
 
 class _MetricsOf:
-    """All metrics but those of the other process, for a registry."""
+    """All metrics except those of the other process, for a registry."""
 
     def __init__(self, process: str) -> None:
         self._left_out = {
@@ -172,12 +176,12 @@ class _MetricsOf:
         }
 
     def collect(self) -> Iterator[Metric]:
-        """Families with their samples as they are now."""
+        """Return the metric families with their current samples."""
         return (each for each in REGISTRY.collect() if each.name not in self._left_out)
 
 
 def metrics_of(process: Literal["target", "draft"]) -> CollectorRegistry:
-    """Return what a process exports: what only the other process measures is left out."""
+    """Return the metrics of a process, without those that only the other process measures."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_MetricsOf(process))
     return registry
@@ -198,27 +202,27 @@ class Logger:
         self._logger = logger
 
     def debug(self, event: str, **fields: object) -> None:
-        """Log what only a developer asks for."""
+        """Log an event for developers."""
         self._log(logging.DEBUG, event, fields)
 
     def info(self, event: str, **fields: object) -> None:
-        """Log what happened."""
+        """Log a normal event."""
         self._log(logging.INFO, event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        """Log what costs speed."""
+        """Log an event that costs speed."""
         self._log(logging.WARNING, event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        """Log what failed."""
+        """Log a failure."""
         self._log(logging.ERROR, event, fields)
 
     def exception(self, event: str, **fields: object) -> None:
-        """Log what failed, with the stack of the exception being handled."""
+        """Log a failure with the stack of the exception that is handled."""
         self._log(logging.ERROR, event, fields, exc_info=True)
 
     def crash(self, event: str, error: BaseException | None, /, **fields: object) -> None:
-        """Log what failed, with the stack of an exception that was not handled."""
+        """Log a failure with the stack of an unhandled exception."""
         self._log(logging.ERROR, event, fields, exc_info=error)
 
     def _log(
@@ -239,7 +243,7 @@ def get_logger(name: str) -> Logger:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -262,10 +266,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """One readable line, stack below it.
+    """One readable line, followed by the stack.
 
-    Fields and messages may hold what a peer sent: what cannot be printed is escaped, and the lines
-    of a stack are indented, so that no peer can write a log line of its own.
+    Fields and messages can contain data of a peer. Control characters are escaped and the lines of
+    a stack are indented, so that no peer can forge a log line.
     """
 
     def __init__(self, process: str) -> None:
@@ -290,15 +294,15 @@ def printable(text: str) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """Of the line and of the task that logs it."""
+    """Return the fields of a line and of the task that logs it."""
     return {**bound_fields.get(), **getattr(record, "fields", {})}
 
 
 class RepeatLimit(logging.Filter):
-    """Drops the lines of an event that comes too often, so that no peer can fill the log.
+    """Drops lines of events that are too frequent, so that no peer can fill the log.
 
-    Each event of each module may write ``burst`` lines at once and ``per_second`` in the long run.
-    The next line that passes has the number of those dropped before it as ``suppressed``.
+    Each event of each module can write ``burst`` lines at once and ``per_second`` on average. The
+    next written line contains the number of dropped lines as ``suppressed``.
     """
 
     def __init__(self, burst: int = 100, per_second: float = 1.0) -> None:
@@ -306,11 +310,11 @@ class RepeatLimit(logging.Filter):
         self._burst = burst
         self._per_second = per_second
         self._states: dict[tuple[str, str], tuple[float, float, int]] = {}
-        """By logger and event: lines allowed, time of the newest line, lines dropped since."""
+        """By logger and event: allowed lines, time of the newest line, dropped lines since then."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written. Called under the handler's lock, so for one line at once."""
-        if len(self._states) >= _MOST_EVENTS:
+        """Return whether the line is written. The handler's lock allows one call at a time."""
+        if len(self._states) >= _MAX_EVENTS:
             self._states.clear()
         key = (record.name, str(record.msg))
         allowed, last, dropped = self._states.get(key, (float(self._burst), record.created, 0))
@@ -330,8 +334,8 @@ def configure_logging(form: str, process: str, level: str = "INFO") -> None:
 
     Args:
         form: "json" or "text".
-        process: name that each line carries, "target".
-        level: the least severe level that is kept.
+        process: name in each line, for example "target".
+        level: the lowest level that is written.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(process) if form == "json" else TextFormatter(process))
@@ -340,7 +344,7 @@ def configure_logging(form: str, process: str, level: str = "INFO") -> None:
 
 
 def log_crash(crash: threading.ExceptHookArgs) -> None:
-    """Log what ended a thread, with its stack; for ``threading.excepthook``."""
+    """Log the error that ended a thread, with its stack; for ``threading.excepthook``."""
     name = crash.thread.name if crash.thread is not None else "unknown"
     get_logger(__name__).crash("thread_crashed", crash.exc_value, thread=name)
 

@@ -1,9 +1,9 @@
-"""Judge a pair on text it never saw: ``python -m tools.distill.evaluate TARGET DRAFT``.
+"""Measure a pair on held-out text: ``python -m tools.distill.evaluate TARGET DRAFT``.
 
-Tokens a round need no loop over rounds. Under greedy and under coupled sampling the text is the
-target's own, whatever the draft says, and a draft that was right so far has read exactly that
-text: so a proposal's accepted length is the run of positions, from its start on, where the draft's
-choice after the true prefix is the true token. One pass of the draft gives all of them.
+Tokens per round need no loop over rounds. With greedy and with coupled sampling, the text does not
+depend on the draft. The accepted length of a proposal is therefore the number of consecutive
+positions, from its start, at which the draft's choice after the true prefix is the true token. One
+pass of the draft computes all of them.
 """
 
 import argparse
@@ -33,19 +33,19 @@ TEMPERATURES = (0.0, 0.6, 1.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What was found on held-out modules; losses and divergence in nats a token.
+    """Results on held-out modules; losses and divergence in nats per token.
 
     Attributes:
         target_loss: Cross entropy of the target.
         draft_loss: Cross entropy of the draft.
-        kl: KL divergence from the target's law to the draft's.
-        agreement: Share of positions of held-out text where both would say the same, greedily.
-        tokens_a_round: Mean accepted length plus one by temperature, at ``LOOKAHEAD``.
+        kl: KL divergence from the distribution of the target to that of the draft.
+        agreement: Share of positions of held-out text at which both have the same greedy choice.
+        tokens_a_round: Mean accepted length plus one by temperature, with ``LOOKAHEAD``.
         bytes_a_token: Bytes of held-out text per token.
         lookahead: Tokens in a full proposal (K).
-        num_prompts: Prompts, cut from held-out modules.
+        num_prompts: Number of prompts from held-out modules.
         prompt_tokens: Length of each.
-        new_tokens: Tokens that the target wrote after each.
+        new_tokens: Number of tokens that the target generates after each.
     """
 
     target_loss: float
@@ -61,7 +61,7 @@ class Evaluation:
 
 
 def tokens_a_round(agrees_BS: Tensor, lookahead: int) -> float:
-    """Return tokens a round over texts that the target wrote.
+    """Return tokens per round over texts that the target generated.
 
     Args:
         agrees_BS: bool, whether the draft's choice after the true prefix is the true token.
@@ -87,7 +87,7 @@ def tokens_a_round(agrees_BS: Tensor, lookahead: int) -> float:
 def write_text(
     target: TrainableLlama, prompts_BS: Tensor, temperature: float, noise_SBV: Tensor
 ) -> Tensor:
-    """Let the target continue prompts with given noise.
+    """Generate continuations of prompts with given noise.
 
     Args:
         target: The model.
@@ -117,9 +117,9 @@ def agreement_with(
 
     Args:
         draft: The model that proposes.
-        tokens_BS: int64, what the target wrote after its prompts.
+        tokens_BS: int64, prompts and the tokens that the target generated.
         start: Length of the prompts.
-        noised_SBV: Temperature times noise, the target's own.
+        noised_SBV: Temperature times noise, the same as for the target.
     """
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits_BSV: Tensor = draft(tokens_BS[:, :-1])[:, start - 1 :]
@@ -161,7 +161,7 @@ def prompt_ids(tokenizer: Tokenizer, count: int, length: int) -> Tensor:
 def evaluate(
     target_folder: Path, draft_folder: Path, tokenizer_folder: Path, *, seed: int = 0
 ) -> Evaluation:
-    """Judge a pair; about two minutes on two cores."""
+    """Measure a pair; about two minutes on two cores."""
     target, draft = load_model(target_folder).eval(), load_model(draft_folder).eval()
     tokenizer = load_tokenizer(tokenizer_folder)
     modules = held_out_modules()
@@ -192,9 +192,9 @@ def evaluate(
 
 
 def main() -> None:
-    """Parse the command line, judge the pair and log what was found as JSON."""
+    """Parse the command line, measure the pair and log the results as JSON."""
     parser = argparse.ArgumentParser(
-        prog="python -m tools.distill.evaluate", description="Judge a pair on held-out modules."
+        prog="python -m tools.distill.evaluate", description="Measure a pair on held-out modules."
     )
     parser.add_argument("target", type=Path, help="folder of the target, with its tokenizer")
     parser.add_argument("draft", type=Path, help="folder of the draft")

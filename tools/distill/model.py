@@ -1,7 +1,7 @@
-"""A small differentiable Llama, for training, distilling and judging the embedded pair.
+"""A small differentiable Llama for training, distilling and measuring the embedded pair.
 
-It is no engine: no paging, no batching of unequal lengths, nothing fast. Parameter names are those
-of Hugging Face's ``LlamaForCausalLM``, so that its state is a checkpoint.
+It has no paging and no batching of unequal lengths, and it is not fast. Parameter names are those
+of Hugging Face's ``LlamaForCausalLM``, so its state is a checkpoint.
 """
 
 import json
@@ -20,7 +20,7 @@ END_OF_TEXT_ID = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a Llama, in the words of the project (``config.json`` has Hugging Face's)."""
+    """The sizes of a Llama."""
 
     vocab_size: int = 4096
     width: int
@@ -82,7 +82,7 @@ TARGET = Shape(width=384, num_layers=8, num_heads=6, num_kv_heads=2, head_size=6
 DRAFT = Shape(width=128, num_layers=2, num_heads=4, num_kv_heads=2, head_size=32, mlp_width=512)
 
 KeyValues = list[tuple[Tensor, Tensor]]
-"""A layer's keys and values each, [B, G, S, E]."""
+"""Keys and values of each layer, [B, G, S, E]."""
 
 
 class Attention(nn.Module):
@@ -150,7 +150,7 @@ class Layer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Everything below the output embedding; carries Hugging Face's ``model.`` prefix."""
+    """Everything below the output embedding; its names start with ``model.``."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class TrainableLlama(nn.Module):
 
         Args:
             token_ids_BS: int64, the new tokens.
-            past: What the call before returned, or None at position 0.
+            past: Result of the previous call, or None at position 0.
 
         Returns:
             ``logits_BSV`` of the new positions, and the keys and values up to their end.

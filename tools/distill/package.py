@@ -1,7 +1,7 @@
 """Write the folders of ``ssd/demo/weights``: ``python -m tools.distill.package STAGES WEIGHTS``.
 
-A folder holds a model in Hugging Face's layout, its tokenizer and a model card with the figures of
-the very run that made it.
+A folder contains a model in Hugging Face's layout, its tokenizer and a model card with the figures
+of its training run.
 """
 
 import argparse
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 MAX_PAIR_BYTES = 40_000_000
-"""Both folders together: they live in the repository and in every image."""
+"""Largest size of both folders; they are in the repository and in every image."""
 
 CARD = Template("""\
 ---
@@ -75,7 +75,7 @@ times its size as a real draft follows its target. This raises acceptance and th
 target; the table shows both. Acceptance measured with this pair does not predict that of another
 pair.""",
 }
-"""What the card says about how each pair came to agree."""
+"""How each pair was trained, for the card."""
 SOURCES = {
     "apart": {"target": "target", "draft": "distil"},
     "agreed": {"target": "agree/target", "draft": "distil-again"},
@@ -88,18 +88,18 @@ ROWS = {
     "agree": "4. both, on text and towards each other",
     "distil-again": "5. draft, distilled from the moved target",
 }
-"""The stages that move weights, in order, and how the card calls them."""
+"""The training stages in order, and their names in the card."""
 STAGES_OF = {"apart": tuple(ROWS)[:3], "agreed": tuple(ROWS)}
-"""The stages that each pair went through."""
+"""The stages of each pair."""
 LOSSES = {"distil": "KL", "distil-again": "KL", "agree": "text + KL"}
-"""What a stage minimised where it was not the text loss alone."""
+"""The loss of a stage, if it is not the text loss."""
 FIGURES = {
     "target_loss": "Loss of the target, nats a token",
     "draft_loss": "Loss of the draft, nats a token",
     "kl": "KL(target, draft), nats a token",
     "agreement": "Greedy agreement on the text",
 }
-"""What the card takes from both evaluations."""
+"""Figures of the card from both evaluations."""
 CONDITIONS = (
     "lookahead",
     "num_prompts",
@@ -107,7 +107,7 @@ CONDITIONS = (
     "new_tokens",
     "bytes_a_token",
 )
-"""What the card says about how the figures were found."""
+"""Conditions of the figures in the card."""
 ROLES = {
     "target": "As the target, it selects every token.",
     "draft": "As the draft, it proposes tokens; it never changes the output.",
@@ -150,7 +150,7 @@ def assemble(stages: Path, weights: Path, pair: str = "agreed") -> None:
 
 
 def model_card(name: str, stages: Path, pair: str = "agreed") -> str:
-    """Return the README of a model: the figures of its run, none written by hand."""
+    """Return the README of a model with the figures of its run."""
     config = _read(stages / SOURCES[pair][name] / "config.json")
     before = _read(stages / "evaluation-apart.json")
     found = before if pair == "apart" else _read(stages / "evaluation.json")
@@ -192,7 +192,7 @@ def _results(columns: dict[str, dict[str, Any]]) -> str:
 
 
 def corpus_record(num_modules: int, num_tokens: int) -> dict[str, Any]:
-    """Return what the card says about the text."""
+    """Return the figures of the corpus for the card."""
     return {
         "python": platform.python_version(),
         "num_modules": num_modules,
@@ -201,7 +201,7 @@ def corpus_record(num_modules: int, num_tokens: int) -> dict[str, Any]:
 
 
 def _training_row(stages: Path, stage: str) -> str:
-    """Return the card's row about one stage."""
+    """Return the row of one stage in the card."""
     record = _read(stages / stage / "training.json")
     recipe, results = record["recipe"], record["results"]
     return (

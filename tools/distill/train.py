@@ -1,15 +1,15 @@
 """Train the embedded pair: ``python -m tools.distill.train --output DIR``.
 
-Nine stages, each of which reads the folders of those before it and writes its own, so that any of
-them can be run again alone: ``tokenizer``; ``target`` and ``draft`` (from text); ``sample`` (text
-that the target writes itself); ``distil`` (the draft learns the target's law on both); ``agree``
-(the target, too, moves towards its draft); ``sample-again`` and ``distil-again`` (the draft learns
-the law of the moved target); ``evaluate`` (the pair before and after ``agree``).
+Each of nine stages reads the folders of earlier stages and writes its own, so each can be repeated
+alone: ``tokenizer``; ``target`` and ``draft`` (from text); ``sample`` (text that the target
+generates); ``distil`` (the draft learns the distribution of the target on both texts); ``agree``
+(the target is trained towards its draft, too); ``sample-again`` and ``distil-again`` (the draft
+learns the distribution of the changed target); ``evaluate`` (the pair before and after ``agree``).
 ``tools.distill.package`` makes the packaged folders of their results.
 
 With glibc, ``MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 MALLOC_TOP_PAD_=268435456`` in the
-environment keeps freed tensors mapped, which saves a fifth of the time where page faults are dear;
-``GOMP_SPINCOUNT=20000`` keeps threads from spinning when the cores are shared.
+environment keeps freed tensors mapped, which saves a fifth of the time if page faults are slow.
+``GOMP_SPINCOUNT=20000`` limits the spinning of threads on shared cores.
 """
 
 import argparse
@@ -84,14 +84,14 @@ AGREE_RECIPE = Recipe(
     warmup_steps=15,
 )
 AGREEMENT_WEIGHT = 1.0
-"""Nats of divergence from its draft that cost the target as much as a nat of text."""
+"""Weight of a nat of divergence between target and draft, relative to a nat of text."""
 DISTIL_AGAIN_RECIPE = replace(DISTIL_RECIPE, num_steps=900, adam_rate=1.5e-3, muon_rate=2e-3)
 NUM_SAMPLED_WINDOWS = 960
-"""Windows of 256 tokens that the target writes in stage ``sample``."""
+"""Windows of 256 tokens that the target generates in stage ``sample``."""
 NUM_SAMPLED_AGAIN_WINDOWS = 480
-"""Windows of 256 tokens that the target writes in stage ``sample-again``."""
+"""Windows of 256 tokens that the target generates in stage ``sample-again``."""
 SAMPLING_TEMPERATURES = (1.0, 0.6, 0.0)
-"""Taken in turn by the sampled windows: the temperatures at which the pair will be used."""
+"""The temperatures of the sampled windows, in turn."""
 
 
 def train_vocabulary(output: Path) -> None:
@@ -124,7 +124,7 @@ def train_on_text(output: Path, name: str, shape: Shape, recipe: Recipe, seed: i
 
 
 def write_record(folder: Path, recipe: Recipe, seed: int, results: dict[str, Any]) -> None:
-    """Write ``training.json``: what a stage was told and what came of it, for the model card."""
+    """Write ``training.json``: the recipe and the results of a stage, for the model card."""
     write_json(
         folder / "training.json",
         {
@@ -233,11 +233,11 @@ def distil(
 
 
 def agree(output: Path, recipe: Recipe, seed: int) -> None:
-    """Stage ``agree``: both models move, the target on text and towards its draft too.
+    """Stage ``agree``: train both models, the target on text and towards its draft.
 
-    Pairs in use are trained apart. A draft of a million parameters is too small to follow a target
-    fourteen times its size as well as a real draft follows its target, so this pair is asked to
-    meet in the middle; the model card gives the figures of before and after.
+    Pairs in use are trained separately. A draft of a million parameters is too small to follow a
+    target of fourteen times its size as well as a real draft follows its target, so this stage
+    trains both towards each other. The model card contains the figures before and after.
     """
     generator = torch.Generator().manual_seed(seed)
     target, draft = load_model(output / "target"), load_model(output / "distil")
@@ -252,8 +252,8 @@ def agree(output: Path, recipe: Recipe, seed: int) -> None:
     write_record(output / "agree", recipe, seed, asdict(progressed))
 
 
-def judge(output: Path, seed: int) -> None:
-    """Stage ``evaluate``: what the pair does on new text, and what it did before ``agree``."""
+def measure(output: Path, seed: int) -> None:
+    """Stage ``evaluate``: measure the pair, and the pair before ``agree``."""
     pairs = {
         "evaluation-apart.json": ("target", "distil"),
         "evaluation.json": ("agree/target", "distil-again"),
@@ -266,7 +266,7 @@ def judge(output: Path, seed: int) -> None:
 def run_stage(stage: str, output: Path, seed: int, num_steps: int | None) -> None:
     """Run one stage into its folder; ``num_steps`` replaces the recipe's number."""
 
-    def told(recipe: Recipe) -> Recipe:
+    def with_steps(recipe: Recipe) -> Recipe:
         return recipe if num_steps is None else replace(recipe, num_steps=num_steps)
 
     def sample(source: str, num_windows: int, stage_seed: int) -> None:
@@ -276,14 +276,16 @@ def run_stage(stage: str, output: Path, seed: int, num_steps: int | None) -> Non
     second = ("agree/target", "agree/draft", "sample-again")
     actions: dict[str, Callable[[], None]] = {
         "tokenizer": lambda: train_vocabulary(output),
-        "target": lambda: train_on_text(output, stage, TARGET, told(TARGET_RECIPE), seed),
-        "draft": lambda: train_on_text(output, stage, DRAFT, told(DRAFT_RECIPE), seed + 1),
+        "target": lambda: train_on_text(output, stage, TARGET, with_steps(TARGET_RECIPE), seed),
+        "draft": lambda: train_on_text(output, stage, DRAFT, with_steps(DRAFT_RECIPE), seed + 1),
         "sample": lambda: sample(first[0], NUM_SAMPLED_WINDOWS, seed + 2),
-        "distil": lambda: distil(output, first, stage, told(DISTIL_RECIPE), seed + 3),
-        "agree": lambda: agree(output, told(AGREE_RECIPE), seed + 4),
+        "distil": lambda: distil(output, first, stage, with_steps(DISTIL_RECIPE), seed + 3),
+        "agree": lambda: agree(output, with_steps(AGREE_RECIPE), seed + 4),
         "sample-again": lambda: sample(second[0], NUM_SAMPLED_AGAIN_WINDOWS, seed + 5),
-        "distil-again": lambda: distil(output, second, stage, told(DISTIL_AGAIN_RECIPE), seed + 6),
-        "evaluate": lambda: judge(output, seed),
+        "distil-again": lambda: distil(
+            output, second, stage, with_steps(DISTIL_AGAIN_RECIPE), seed + 6
+        ),
+        "evaluate": lambda: measure(output, seed),
     }
     output.mkdir(parents=True, exist_ok=True)
     actions[stage]()
@@ -295,7 +297,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder of all stages")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stage", choices=(*STAGES, "all"), default="all")
-    parser.add_argument("--threads", type=int, default=2, help="part of what decides the result")
+    parser.add_argument("--threads", type=int, default=2, help="changes the result")
     parser.add_argument("--steps", type=int, help="replaces the number of steps of the recipe")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

@@ -1,4 +1,4 @@
-"""The loops that move weights: learning from text, and learning from a teacher.
+"""Training loops: from text, and from a teacher.
 
 Everything is a function of the seed and the number of threads: the batches, the initial weights
 and the order of every sum.
@@ -19,19 +19,19 @@ from torch.optim import AdamW, Muon, Optimizer
 logger = logging.getLogger(__name__)
 
 LossFunction = Callable[[Tensor], Tensor]
-"""From token ids [B, S+1] to the mean loss of the batch, a scalar in nats a token."""
+"""From token ids [B, S+1] to the mean loss of the batch, a scalar in nats per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How long, how fast and on what batches a model learns."""
+    """Steps, batches and learning rates of a training run."""
 
     num_steps: int
     """Optimizer steps, > 0."""
     batch_size: int
     """Sequences in a batch."""
     length: int
-    """Tokens that each sequence predicts."""
+    """Number of predicted tokens of each sequence."""
     adam_rate: float
     """Peak learning rate of AdamW (embeddings and norms, or everything without Muon)."""
     muon_rate: float = 0.0
@@ -51,10 +51,10 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progressed:
-    """What a run of ``learn`` did."""
+    """Result of a run of ``learn``."""
 
     loss: float
-    """Mean loss of the last tenth of the steps, nats a token."""
+    """Mean loss of the last tenth of the steps, nats per token."""
     seconds: float
     """Wall time."""
 
@@ -176,7 +176,7 @@ def agreement_loss(
 
 
 def divergence(wanted_BSV: Tensor, logits_BSV: Tensor) -> Tensor:
-    """Return the mean KL divergence from ``wanted`` to ``logits``, nats a token."""
+    """Return the mean KL divergence from ``wanted`` to ``logits``, nats per token."""
     log_p_RV = functional.log_softmax(wanted_BSV.flatten(0, 1).float(), dim=-1)
     log_q_RV = functional.log_softmax(logits_BSV.flatten(0, 1).float(), dim=-1)
     return functional.kl_div(log_q_RV, log_p_RV, log_target=True, reduction="batchmean")

@@ -12,7 +12,7 @@ from ssd.demo.corpus import Module
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> Tokenizer:
-    """Train a byte-level BPE whose id 0 is the end of text; any text survives a round trip."""
+    """Train a byte-level BPE; id 0 is the end of text, and decoding restores any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

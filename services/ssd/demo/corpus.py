@@ -1,8 +1,8 @@
-"""The text that the embedded pair learns from: the running Python's standard library.
+"""The text on which the embedded pair is trained: the standard library of the running Python.
 
-Every machine that can run this package has it, its licence (PSF-2.0) allows it, and a small model
-learns to complete it well. About one byte in twenty belongs to a module that is held out: never
-trained on, and the source of every prompt of a benchmark.
+Every machine that runs this package has it, its licence (PSF-2.0) allows it, and a small model can
+learn to complete it. About 5 % of the bytes are in held-out modules, which are not used for
+training and supply the prompts of benchmarks.
 """
 
 import hashlib
@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data"}
 )
-"""Folder names whose files teach nothing: other people's code, tests, generated tables."""
+"""Folders that are not used: third-party code, tests, generated tables."""
 
 HELD_OUT_PER_MILLE = 50
-"""Share of the modules that are held out, in thousandths."""
+"""Share of held-out modules, in thousandths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def standard_library() -> Path:
 
 
 def held_out(path: PurePosixPath) -> bool:
-    """Say whether a module is never trained on; depends on nothing but its relative path."""
+    """Return whether a module is held out; depends only on its relative path."""
     digest = hashlib.sha256(path.as_posix().encode()).digest()
     return int.from_bytes(digest[:8], "big") % 1000 < HELD_OUT_PER_MILLE
 
@@ -50,7 +50,7 @@ def read_modules(root: Path | None = None) -> list[Module]:
         root: Another folder to read instead of the standard library.
 
     Returns:
-        Modules that decode as UTF-8 and are not empty; the others are left out.
+        Modules that are valid UTF-8 and not empty.
     """
     folder = standard_library() if root is None else root
     modules: list[Module] = []
@@ -69,28 +69,28 @@ def read_modules(root: Path | None = None) -> list[Module]:
 
 
 def training_modules(root: Path | None = None) -> list[Module]:
-    """Return the modules that the pair is trained on."""
+    """Return the modules for training."""
     return [module for module in read_modules(root) if not held_out(module.path)]
 
 
 def held_out_modules(root: Path | None = None) -> list[Module]:
-    """Return the modules that nothing is ever trained on."""
+    """Return the held-out modules."""
     return [module for module in read_modules(root) if held_out(module.path)]
 
 
 def held_out_prompts(count: int, *, num_chars: int = 1200, root: Path | None = None) -> list[str]:
-    """Cut prompts out of held-out modules; the same list on every call.
+    """Return prompts from held-out modules; the same list on every call.
 
-    Prompts start and end at a line start. They walk the modules in turn, so that a few prompts
-    already come from different modules.
+    Prompts start and end at the start of a line. They are taken from the modules in turn, so that a
+    few prompts are already from different modules.
 
     Args:
-        count: Number of prompts wanted, at least 0.
+        count: Number of prompts, at least 0.
         num_chars: Least length of a prompt in characters; a prompt ends with its line.
         root: Another folder to read instead of the standard library.
 
     Returns:
-        At most ``count`` prompts: fewer only if the held-out text is used up.
+        ``count`` prompts, or fewer if the held-out text is too short.
     """
     columns = [_cut(module.text, num_chars) for module in held_out_modules(root)]
     prompts: list[str] = []

@@ -1,15 +1,14 @@
-"""Make a costlier model of exactly the same function: ``python -m ssd.demo.widen``.
+"""Make a more expensive model of exactly the same function: ``python -m ssd.demo.widen``.
 
-Every copy of the residual stream, of an attention head and of an MLP unit computes what the
-original does, so acceptance stays that of the trained pair while a pass costs what a real model's
-does. The number of weights of a layer grows with the square of the factor. With F copies:
+Every copy of the residual stream, of an attention head and of an MLP unit computes the same values
+as the original. So acceptance is that of the trained pair, and a pass costs as much as with a
+larger model. The number of weights of a layer grows with the square of the factor. With F copies:
 
-- a matrix inside a layer is repeated F times in both directions and divided by F, because each
-  output now sums F equal inputs; F is a power of two, so the stored values stay exact;
-- the embedding is repeated along the width, and the mean of squares that RMSNorm takes of a
-  repeated stream is the old one;
-- the logits would sum F equal copies, so the last norm's weight is divided by F. That holds with
-  tied embeddings too, where the output matrix cannot be scaled alone.
+- A matrix inside a layer is repeated F times in both directions and divided by F, because each
+  output sums F equal inputs. F is a power of two, so the stored values are exact.
+- The embedding is repeated along the width. The mean of squares in RMSNorm does not change.
+- The weight of the last norm is divided by F, because the logits sum F equal copies. This is also
+  correct for tied embeddings, where the output matrix cannot be scaled alone.
 """
 
 import argparse
@@ -46,22 +45,22 @@ MARK = "widened.json"
 def widen(source: Path, factor: int, output: Path) -> Path:
     """Write a model of the same function whose width, heads and MLP are ``factor`` times larger.
 
-    The size of a head, the number of layers and the vocabulary stay. The work is done in a folder
-    beside ``output`` that is renamed at the end, so two processes may ask for the same folder.
+    Head size, number of layers and vocabulary do not change. The model is written into a temporary
+    folder that is renamed at the end, so two processes can make the same folder.
 
     Args:
         source: Folder with ``config.json`` (llama or qwen3) and safetensors.
         factor: 1, 2, 4 or 8.
-        output: The folder to make. If it holds the same widening already, it is left as it is.
+        output: The folder to make. If it contains the same model already, it is not changed.
 
     Returns:
         ``output``.
 
     Raises:
-        ModelNotFoundError: ``source`` holds no ``config.json``.
+        ModelNotFoundError: ``source`` has no ``config.json``.
         UnsupportedModelError: The family is not one of ``MODEL_TYPES``, or a tensor is unknown.
-        WeightsError: ``source`` holds no safetensors.
-        SetupError: The factor is not allowed, or ``output`` holds something else.
+        WeightsError: ``source`` has no safetensors.
+        SetupError: The factor is not allowed, or ``output`` contains another model.
     """
     if factor not in FACTORS:
         raise SetupError(f"cannot widen by {factor}; choose a factor of {FACTORS}")
@@ -87,7 +86,7 @@ def widen(source: Path, factor: int, output: Path) -> Path:
         try:
             made.rename(output)
         except OSError:
-            # Another process was quicker; what it made is judged like any folder found here.
+            # Another process was faster; check its folder like an existing one.
             return _accept(output, mark)
     logger.info("widened %s by %d into %s", source, factor, output)
     return output
@@ -112,15 +111,15 @@ def widened_config(config: dict[str, Any], factor: int) -> dict[str, Any]:
 
 
 def widened_tensor(name: str, tensor: Tensor, factor: int) -> Tensor:
-    """Return what takes a tensor's place in the widened model; same dtype, values exact.
+    """Return the tensor of the widened model; same dtype, exact values.
 
     Args:
-        name: Its name in Hugging Face's checkpoint.
-        tensor: Its values.
+        name: Name in the checkpoint.
+        tensor: Values in the original model.
         factor: A power of two.
 
     Raises:
-        UnsupportedModelError: The tensor is of no kind known here.
+        UnsupportedModelError: The kind of the tensor is unknown.
     """
     owner, _, kind = name.rpartition(".")
     module = owner.rpartition(".")[2]
@@ -144,7 +143,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     """Return the parsed ``config.json`` of a folder."""
     file = folder / "config.json"
     if not file.is_file():
-        raise ModelNotFoundError(f"{folder} holds no config.json; name a folder that holds a model")
+        raise ModelNotFoundError(f"{folder} has no config.json; use the folder of a model")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -158,12 +157,12 @@ def _weight_files(folder: Path) -> list[Path]:
     """Return the safetensors of a folder, sorted by name."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise WeightsError(f"{folder} holds no .safetensors file; other formats cannot be widened")
+        raise WeightsError(f"{folder} has no .safetensors file; other formats cannot be widened")
     return files
 
 
 def _fingerprint(folder: Path) -> str:
-    """Return a hash of what decides the widened model: configuration and weights."""
+    """Return a hash of configuration and weights, which determine the widened model."""
     _read_config(folder)
     digest = hashlib.sha256()
     for file in [folder / "config.json", *_weight_files(folder)]:
@@ -173,7 +172,7 @@ def _fingerprint(folder: Path) -> str:
 
 
 def _is_companion(file: Path) -> bool:
-    """Say whether a file goes along unchanged: tokenizer and generation settings, no weights."""
+    """Return whether a file is copied unchanged: tokenizer and generation settings."""
     return (
         file.is_file()
         and file.suffix in {".json", ".jinja", ".txt", ".model"}
@@ -182,12 +181,12 @@ def _is_companion(file: Path) -> bool:
 
 
 def _accept(output: Path, mark: dict[str, Any]) -> Path:
-    """Return ``output`` if it is the widening that ``mark`` describes."""
+    """Return ``output`` if ``mark`` describes it."""
     file = output / MARK
     if file.is_file() and json.loads(file.read_text(encoding="utf-8")) == mark:
         return output
     raise SetupError(
-        f"{output} exists and is not this widening by {mark['factor']}; remove it or choose "
+        f"{output} exists and is not this model widened by {mark['factor']}; remove it or choose "
         "another folder"
     )
 
@@ -200,7 +199,8 @@ def _write_json(file: Path, content: dict[str, Any]) -> None:
 def main() -> None:
     """Parse the command line and widen."""
     parser = argparse.ArgumentParser(
-        prog="python -m ssd.demo.widen", description="Make a costlier model of the same function."
+        prog="python -m ssd.demo.widen",
+        description="Make a more expensive model of the same function.",
     )
     parser.add_argument("source", type=Path, help="folder of the model")
     parser.add_argument("factor", type=int, choices=FACTORS)

@@ -117,7 +117,7 @@ def test_an_equal_folder_is_reused_and_another_is_refused(source: Path, tmp_path
     before = (wider / "model.safetensors").stat().st_mtime_ns
     assert widen(source, 2, wider) == wider
     assert (wider / "model.safetensors").stat().st_mtime_ns == before
-    with pytest.raises(SetupError, match="not this widening by 4"):
+    with pytest.raises(SetupError, match="not this model widened by 4"):
         widen(source, 4, wider)
 
 

@@ -63,7 +63,7 @@ def root_logger() -> Iterator[logging.Logger]:
     root.setLevel(level)
 
 
-def test_a_json_line_carries_time_level_process_event_and_fields() -> None:
+def test_a_json_line_contains_time_level_process_event_and_fields() -> None:
     log, lines = listen(JsonFormatter("target"))
     log.info("listening", grpc="127.0.0.1:50051", http="127.0.0.1:9090")
     document = json.loads(lines[0])
@@ -77,7 +77,7 @@ def test_a_json_line_carries_time_level_process_event_and_fields() -> None:
     }
 
 
-def test_a_line_carries_the_request_id_only_where_one_is_bound() -> None:
+def test_a_line_contains_the_request_id_of_its_task() -> None:
     for formatter in (JsonFormatter("target"), TextFormatter("target")):
         log, lines = listen(formatter)
         with bound("r-17"):
@@ -87,7 +87,7 @@ def test_a_line_carries_the_request_id_only_where_one_is_bound() -> None:
         assert "r-17" not in lines[1]
 
 
-def test_a_json_line_is_one_line_whatever_the_fields_hold() -> None:
+def test_a_json_line_with_any_fields_is_one_line() -> None:
     log, lines = listen(JsonFormatter("draft"))
     log.error("failed", message="first\nsecond", cause=ValueError("x"), text="Grüße")
     assert "\n" not in lines[0]
@@ -95,7 +95,7 @@ def test_a_json_line_is_one_line_whatever_the_fields_hold() -> None:
     assert json.loads(lines[0])["text"] == "Grüße"
 
 
-def test_an_exception_brings_its_stack_inside_the_json_line() -> None:
+def test_the_stack_of_an_exception_is_inside_the_json_line() -> None:
     log, lines = listen(JsonFormatter("draft"))
     try:
         raise ValueError("broken")
@@ -105,7 +105,7 @@ def test_an_exception_brings_its_stack_inside_the_json_line() -> None:
     assert "\n" not in lines[0]
 
 
-def test_a_text_line_reads_from_left_to_right_and_the_stack_stands_below() -> None:
+def test_the_stack_follows_its_text_line() -> None:
     log, lines = listen(TextFormatter("target"))
     log.info("ready", seconds=1.9)
     assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} target info ready seconds=1\.9", lines[0])
@@ -125,7 +125,7 @@ def written(limit: RepeatLimit, event: str, at: float, **fields: object) -> dict
     return dict(record.fields) if limit.filter(record) else None
 
 
-def test_an_event_that_repeats_is_written_at_a_bounded_rate_and_the_rest_is_counted() -> None:
+def test_a_repeated_event_is_written_at_a_limited_rate_and_the_rest_is_counted() -> None:
     limit = RepeatLimit(burst=5, per_second=1.0)
     times = [1000.0 + number / 70 for number in range(700)]
     lines = [written(limit, "bad_frame", at, reason="r") for at in times]
@@ -135,7 +135,7 @@ def test_an_event_that_repeats_is_written_at_a_bounded_rate_and_the_rest_is_coun
     assert sum(line.get("suppressed", 0) for line in passed) >= 700 - len(passed) - 70
 
 
-def test_a_flood_of_one_event_hides_no_other() -> None:
+def test_many_lines_of_one_event_suppress_no_other_event() -> None:
     limit = RepeatLimit(burst=2, per_second=1.0)
     assert [written(limit, "bad_frame", 0.0) for _ in range(4)] == [{}, {}, None, None]
     assert written(limit, "link", 0.0) == {}
@@ -143,18 +143,18 @@ def test_a_flood_of_one_event_hides_no_other() -> None:
     assert [written(limit, "bad_frame", 100.0) for _ in range(3)] == [{}, {}, None]
 
 
-def test_a_clock_that_is_set_back_stops_no_log() -> None:
+def test_a_clock_that_is_set_back_suppresses_no_line() -> None:
     limit = RepeatLimit(burst=1, per_second=1.0)
     assert written(limit, "link", 100.0) == {}
     assert written(limit, "link", 50.0) is None
     assert written(limit, "link", 51.0) == {"suppressed": 1}
 
 
-def test_events_without_end_take_bounded_memory() -> None:
+def test_unlimited_kinds_of_events_take_limited_memory() -> None:
     limit = RepeatLimit()
     for number in range(5000):
         written(limit, f"message {number}", 0.0)
-    assert len(limit._states) <= telemetry._MOST_EVENTS
+    assert len(limit._states) <= telemetry._MAX_EVENTS
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
@@ -200,20 +200,20 @@ def test_text_of_a_peer_in_an_exception_cannot_forge_a_text_line() -> None:
     assert all(line.startswith("  ") and line.isprintable() for line in below)
 
 
-def test_letters_of_any_script_are_written_as_they_are() -> None:
+def test_letters_of_any_script_are_not_escaped() -> None:
     log, lines = listen(TextFormatter("target"))
     log.info("ready", name="Grüße 東京 😀")
     assert lines[0].endswith("name=Grüße 東京 😀")
 
 
-def test_what_is_below_the_level_is_not_formatted() -> None:
+def test_events_below_the_level_are_not_formatted() -> None:
     log, lines = listen(JsonFormatter("target"))
     log.debug("detail")
     assert lines == []
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_configured_logging_goes_to_standard_error_alone(
+def test_logging_goes_to_standard_error_only(
     form: str, capsys: pytest.CaptureFixture[str], root_logger: logging.Logger
 ) -> None:
     configure_logging(form, "target")
@@ -226,7 +226,7 @@ def test_configured_logging_goes_to_standard_error_alone(
     assert (parse_event(lines[0]) is not None) == (form == "json")
 
 
-def test_an_event_survives_the_way_over_a_log_line() -> None:
+def test_an_event_is_restored_from_its_log_line() -> None:
     log, lines = listen(JsonFormatter("draft"))
     log.info("progress", stage="warm-up", fraction=0.4)
     event = parse_event(lines[0])
@@ -266,7 +266,7 @@ def test_text_that_is_no_object_is_no_event(line: str) -> None:
     assert parse_event(line) is None
 
 
-def test_the_clock_never_goes_back() -> None:
+def test_the_clock_is_monotonic() -> None:
     clock = SystemClock()
     readings = [clock.now() for _ in range(100)]
     assert readings == sorted(readings)
@@ -301,7 +301,7 @@ SERVED = {
 }
 
 
-def test_a_process_exports_no_metric_of_the_other() -> None:
+def test_a_process_exports_no_metric_of_the_other_process() -> None:
     def names(process: Literal["target", "draft"]) -> set[str]:
         exposed = generate_latest(telemetry.metrics_of(process)).decode()
         return set(re.findall(r"^# TYPE (ssd_\w+) \w+$", exposed, re.MULTILINE))
@@ -312,7 +312,7 @@ def test_a_process_exports_no_metric_of_the_other() -> None:
     assert {"ssd_requests_total", "ssd_queue_seconds"} <= names("target")
 
 
-def test_every_metric_is_exposed_with_help_under_its_agreed_name() -> None:
+def test_every_metric_is_exported_with_help_and_its_documented_name() -> None:
     exposed = generate_latest(REGISTRY).decode()
     helps = dict(re.findall(r"^# HELP (ssd_\w+) (.+)$", exposed, re.MULTILINE))
     assert SERVED - set(helps) == set()
@@ -320,7 +320,7 @@ def test_every_metric_is_exposed_with_help_under_its_agreed_name() -> None:
         assert helps[name].strip().endswith(".")
 
 
-def test_seconds_say_so_and_queries_name_only_metrics_that_exist() -> None:
+def test_help_states_seconds_and_its_queries_use_existing_metrics() -> None:
     exposed = generate_latest(REGISTRY).decode()
     helps = dict(re.findall(r"^# HELP (ssd_\w+) (.+)$", exposed, re.MULTILINE))
     assert "ssd_round_seconds" in helps
