@@ -1,0 +1,81 @@
+"""The next proposal of one sequence: branch, backup or none."""
+
+import numpy as np
+import pytest
+
+from ssd.speculation.table import OutcomeTable
+from ssd.testing.sink import ListSink
+from ssd.transport.inprocess import pair
+from ssd.types import (
+    Branch,
+    Explicit,
+    LinkWelcome,
+    LookupResult,
+    Mode,
+    Outcome,
+    Request,
+    SamplingParams,
+)
+from ssd_target.decoding.round_result import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
+from ssd_target.decoding.sequence import Arrival, Emission, Sequence
+from ssd_target.drafts.link import DraftLink
+from ssd_target.drafts.lookup import look_up_outcome
+from ssd_target.drafts.session_registry import SessionRegistry
+from ssd_target.drafts.tables import Answer
+
+LOOKAHEAD = 3
+TABLE = OutcomeTable(
+    session=1,
+    base_len=2,
+    accepted_N=np.array([0, 1], dtype=np.int32),
+    bonus_N=np.array([7, 7], dtype=np.int32),
+    tokens_NK=np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int32),
+)
+
+
+def answer(table: OutcomeTable | None) -> Answer:
+    welcome = LinkWelcome(epoch=1, max_sessions=1, lookahead=LOOKAHEAD, branches=2)
+    link = DraftLink("draft", welcome, pair()[0], lambda _message: None)
+    return SessionRegistry().add(link, 1, 2, 0.0), table
+
+
+def look_up(
+    found: Answer | None, outcome: Outcome, *, remaining: int = 10, mode: Mode = Mode.AUTO
+) -> Lookup:
+    request = Request(
+        request_id="1", prompt_ids=(8, 9), sampling=SamplingParams(max_tokens=remaining), mode=mode
+    )
+    arrival = Arrival(
+        sequence_id=1,
+        request=request,
+        eos_token_ids=frozenset(),
+        sink=ListSink(),
+    )
+    result = RoundResult(Sequence(arrival, 0, ()), 2, 0, outcome, Emission(()))
+    return look_up_outcome(result, found, LOOKAHEAD, lambda tokens, num: tuple(tokens[:num]))
+
+
+def test_a_hit_proposes_the_tokens_of_the_branch() -> None:
+    assert look_up(answer(TABLE), Outcome(1, 7)) == Lookup(
+        LookupResult.HIT, Branch(1, 3), (4, 5, 6)
+    )
+
+
+@pytest.mark.parametrize(("remaining", "tokens"), [(3, (4, 5)), (2, (4,)), (1, ())])
+def test_a_proposal_leaves_room_for_the_bonus_token(
+    remaining: int, tokens: tuple[int, ...]
+) -> None:
+    lookup = look_up(answer(TABLE), Outcome(1, 7), remaining=remaining)
+    assert lookup == Lookup(LookupResult.HIT, Branch(1, len(tokens)), tokens)
+
+
+def test_a_miss_and_a_late_table_propose_the_backup() -> None:
+    backup = Explicit((8, 9))
+    assert look_up(answer(TABLE), Outcome(2, 7)) == Lookup(LookupResult.MISS, backup, (8, 9))
+    assert look_up(answer(None), Outcome(1, 7)) == Lookup(LookupResult.LATE, backup, (8, 9))
+
+
+def test_without_an_open_session_there_is_no_proposal() -> None:
+    assert look_up(None, Outcome(1, 7)) == NO_DRAFT
+    assert look_up(None, Outcome(1, 7), mode=Mode.AUTOREGRESSIVE) == NO_TABLE_NEEDED
+    assert look_up(None, Outcome(1, 7), remaining=1) == NO_TABLE_NEEDED
