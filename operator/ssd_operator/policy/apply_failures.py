@@ -5,6 +5,7 @@ A failure holds until what is wanted, the resource or the live object changes.
 *Decision*: what is refused (422) is also sent again every ten minutes. *Because* the cause may be
 gone without a change of any of our objects: a webhook, a policy. What is forbidden (403: a quota, a
 policy, a missing right) is not remembered: the next pass sends it again, with the queue's back-off.
+A forbidden preflight is, for a minute: it delays one change, and no other work of the resource.
 
 *Decision*: an object that another writer changes again and again is repaired ``MOST_REPAIRS`` times
 an hour, then left as it is for ten minutes. *Because* each repair of a template replaces pods: a
@@ -23,12 +24,14 @@ from enum import StrEnum
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import HASH_ANNOTATION
 from ssd_operator.children.objects import HASH_DIGITS, digest
-from ssd_operator.observe.cluster import ClusterError, ref_of
+from ssd_operator.observe.cluster import ClusterError, ForbiddenError, RefusedError, ref_of
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.facts import Observed, Ref
 
 RETRY_SECONDS = 600.0
 """Until a refused or contested object is applied again although nothing has changed."""
+FORBIDDEN_SECONDS = 60.0
+"""Until a forbidden preflight is created again."""
 MOST_REPAIRS = 6
 """Repairs of one object in ``REPAIRS_SECONDS``; the last of them begins a pause."""
 REPAIRS_SECONDS = 3600.0
@@ -39,6 +42,8 @@ class Cause(StrEnum):
 
     REFUSED = "Refused"
     """The API server refused the object."""
+    FORBIDDEN = "Forbidden"
+    """A quota, a policy or a missing right prevents a preflight."""
     REVERTED = "Reverted"
     """The API server stored something else: a webhook or a default changed it."""
     CONTESTED = "Contested"
@@ -123,10 +128,17 @@ def holding(
 
 
 def refusal(
-    wanted: Object, live: Object | None, message: str, generation: int, now: float
+    wanted: Object,
+    live: Object | None,
+    error: RefusedError | ForbiddenError,
+    generation: int,
+    now: float,
 ) -> ApplyFailure:
-    """An object that the API server refused with this message."""
-    return _failure(Cause.REFUSED, wanted, live, generation, now + RETRY_SECONDS, message)
+    """An object that the API server did not store because of this error."""
+    cause, seconds = Cause.REFUSED, RETRY_SECONDS
+    if isinstance(error, ForbiddenError):
+        cause, seconds = Cause.FORBIDDEN, FORBIDDEN_SECONDS
+    return _failure(cause, wanted, live, generation, now + seconds, str(error))
 
 
 def reversion(wanted: Object, answer: Object, generation: int) -> ApplyFailure | None:

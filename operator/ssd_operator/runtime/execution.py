@@ -105,8 +105,10 @@ class Execution:
                 namespace = self.resource.namespace
                 answer = await self.cluster.patch(namespace, ref, removal(answer, places))
                 _log.info("pruned", object=str(ref), places=[".".join(map(str, p)) for p in places])
-        except RefusedError as error:
-            self.results.failures[ref] = refusal(wanted, live, str(error), generation, now)
+        except (RefusedError, ForbiddenError) as error:
+            if isinstance(error, ForbiddenError) and (ref.kind != "Pod" or error.is_leaving):
+                raise
+            self.results.failures[ref] = refusal(wanted, live, error, generation, now)
             _log.warning("object_refused", object=str(ref), error=str(error))
             return
         _log.info("applied", object=str(ref))

@@ -125,7 +125,7 @@ def reversion_events(
     return tuple(
         _warning("ApplyReverted", failure.message)
         for ref, failure in sorted(failures.items())
-        if failure.cause is not Cause.REFUSED and before.get(ref) != failure
+        if failure.cause in (Cause.REVERTED, Cause.CONTESTED) and before.get(ref) != failure
     )
 
 

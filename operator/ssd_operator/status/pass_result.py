@@ -46,10 +46,10 @@ class PassResult(Snapshot):
     def preflight(self) -> Preflight:
         """The preflight of the plan, stuck if its pod could not be created."""
         found = self.plan.preflight
-        errors = {**self.results.forbidden, **self.refused}
-        if found.pod is None or (ref := ref_of(found.pod)) not in errors:
+        failure = None if found.pod is None else self.results.failures.get(ref_of(found.pod))
+        if failure is None or failure.cause not in (Cause.REFUSED, Cause.FORBIDDEN):
             return found
-        return replace(found, stage=Stage.STUCK, message=errors[ref].rstrip("."))
+        return replace(found, stage=Stage.STUCK, message=failure.message.rstrip("."))
 
     @cached_property
     def has_endpoint(self) -> bool:

@@ -102,10 +102,10 @@ def answer(target_pod: str, *links: LinkStatus, age: float = 1.0, **more: Any) -
 UP_TO_DATE = {"demo-target-0": "r1", "demo-draft-0": "r1"}
 
 
-def refused(ref: Ref, message: str = "no.") -> Results:
+def refused(ref: Ref, message: str = "no.", cause: Cause = Cause.REFUSED) -> Results:
     """The API server refused one object."""
     failure = ApplyFailure(
-        cause=Cause.REFUSED, message=message, digest="", generation=1, fingerprint="", retry_at=NOW
+        cause=cause, message=message, digest="", generation=1, fingerprint="", retry_at=NOW
     )
     return Results(failures={ref: failure})
 

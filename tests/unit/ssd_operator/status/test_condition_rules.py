@@ -21,7 +21,7 @@ from tests.unit.ssd_operator.scenes import (
 from ssd_operator.api.spec import Object, Observability, ScalingMode
 from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.policy.apply_failures import Results
+from ssd_operator.policy.apply_failures import Cause
 from ssd_operator.policy.plan import Plan
 from ssd_operator.policy.preflight import Preflight
 from ssd_operator.policy.rollout import Stage
@@ -346,7 +346,7 @@ def test_a_deployment_that_has_not_seen_its_newest_template_is_rolling() -> None
     assert judge(Scene(deployments=(unseen,)), "Progressing") == ("True", "RollingOut")
 
 
-def test_what_a_schema_cannot_say_is_told_in_the_api_servers_message() -> None:
+def test_the_error_of_the_api_server_is_quoted() -> None:
     scene = Scene(results=refused(TARGET, "spec.containers[0].env: Invalid."))
     assert judge(scene, "SpecValid") == ("False", "PodTemplateInvalid")
     expected = "Deployment demo-target-0 was refused: spec.containers[0].env: Invalid."
@@ -383,7 +383,7 @@ def test_a_preflight_whose_pod_was_refused_or_forbidden_has_failed() -> None:
     made: Object = {"kind": "Pod", "metadata": {"name": "demo-preflight-r2"}}
     plan = replace(STALE, preflight=Preflight(Stage.RUNNING, "it is created", made))
     ref = Ref("Pod", "demo-preflight-r2")
-    for results in (refused(ref, "exceeded quota"), Results(forbidden={ref: "exceeded quota"})):
-        scene = Scene(plan=plan, results=results)
+    for cause in (Cause.REFUSED, Cause.FORBIDDEN):
+        scene = Scene(plan=plan, results=refused(ref, "exceeded quota", cause))
         assert judge(scene, "Progressing") == ("False", "PreflightFailed")
         assert "exceeded quota" in message(scene, "Progressing")
