@@ -49,9 +49,6 @@ MAX_OUTGOING = 1024
 """Maximum number of messages that wait to be sent."""
 MAX_INCOMING = 1024
 """Maximum number of messages that wait to be read."""
-MAX_EARLY_BYTES = 1024 * 1024
-"""Maximum size of all frames that arrive before ``receive_frames``. Peers send no frame before the
-handshake is complete."""
 MESSAGES_PER_SECOND = 2_000.0
 """Rate at which the messages of one peer are read; a message counts once for each 16 KiB. This rate
 takes a third of the event loop's time. Unpacking takes 0.16 ms for a frame with one table of
@@ -125,7 +122,6 @@ class _Link(ABC, Generic[Sent, Received]):
         self._wake = asyncio.Event()
         self._incoming: asyncio.Queue[Received | LinkError | None] = asyncio.Queue()
         self._has_ended = False
-        self._early: list[bytes] = []
         self._rate_limit = RateLimit(MESSAGES_PER_SECOND, BURST_MESSAGES)
         self._on_payload: Callable[[bytes], None] | None = None
         self._on_lost: Callable[[Exception], None] | None = None
@@ -190,11 +186,11 @@ class _Link(ABC, Generic[Sent, Received]):
     def receive_frames(
         self, on_payload: Callable[[bytes], None], on_lost: Callable[[Exception], None]
     ) -> None:
-        """Pass frames to ``on_payload``, earlier ones first; call ``on_lost`` once at the end."""
+        """Pass frames to ``on_payload``; call ``on_lost`` once at the end.
+
+        Called at the end of the handshake. A frame that arrives earlier ends the link.
+        """
         self._on_payload, self._on_lost = on_payload, on_lost
-        early, self._early = self._early, []
-        for payload in early:
-            on_payload(payload)
         if self._has_ended:
             self._report_lost(self._send_error or LinkError(f"the link to {self.name} has ended"))
 
@@ -300,14 +296,9 @@ class _Link(ABC, Generic[Sent, Received]):
             return None
 
     def _deliver(self, payload: bytes) -> None:
-        if self._on_payload is not None:
-            self._on_payload(payload)
-        elif sum(map(len, self._early)) + len(payload) <= MAX_EARLY_BYTES:
-            self._early.append(payload)
-        else:
-            raise FrameError(
-                f"{self.name} sent frames of {MAX_EARLY_BYTES} bytes before the handshake ended"
-            )
+        if self._on_payload is None:
+            raise FrameError(f"{self.name} sent a frame before the end of the handshake")
+        self._on_payload(payload)
 
     def _end(self, error: LinkError | None) -> None:
         """End the link; the first cause is reported."""

@@ -325,14 +325,13 @@ async def test_a_link_is_read_at_a_bounded_rate(
                 await link.receive()
 
 
-async def test_frames_before_the_handshake_are_bounded_in_bytes() -> None:
+async def test_a_frame_before_the_end_of_the_handshake_ends_the_link() -> None:
     async def serve(call: LinkServerCall) -> None:
-        for _ in range(3):
-            call.send(bytes(link_module.MAX_EARLY_BYTES // 2))
+        call.send(b"x")
         await receive_until_closed(call)
 
     async with linked(serve) as link:
-        with pytest.raises(FrameError, match="before the handshake"):
+        with pytest.raises(FrameError, match="before the end of the handshake"):
             await link.receive()
 
 
