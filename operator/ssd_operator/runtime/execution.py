@@ -102,8 +102,7 @@ class Execution:
                 return
             answer = await self._create(wanted) if live is None else await self._mend(wanted, live)
             if places := surplus(answer, wanted):
-                namespace = self.resource.namespace
-                answer = await self.cluster.patch(namespace, ref, removal(answer, places))
+                answer = await self._prune(wanted, answer)
                 _log.info("pruned", object=str(ref), places=[".".join(map(str, p)) for p in places])
         except (RefusedError, ForbiddenError) as error:
             if isinstance(error, ForbiddenError) and (ref.kind != "Pod" or error.is_leaving):
@@ -136,6 +135,23 @@ class Execution:
             if found is None or found["metadata"]["uid"] != uid:
                 self.cache.mark_deleted(live)
             raise
+
+    async def _prune(self, wanted: Object, live: Object) -> Object:
+        """Remove what others have added to fields that we own.
+
+        A second try follows a conflict: the apply has made a controller write its status.
+
+        Raises:
+            ConflictError: the object was changed again, or is another one.
+        """
+        namespace, ref = self.resource.namespace, ref_of(wanted)
+        try:
+            return await self.cluster.patch(namespace, ref, removal(live, surplus(live, wanted)))
+        except ConflictError:
+            found = await self.cluster.get(namespace, ref)
+            if found is None or found["metadata"]["uid"] != live["metadata"]["uid"]:
+                raise
+            return await self.cluster.patch(namespace, ref, removal(found, surplus(found, wanted)))
 
     async def _create(self, wanted: Object) -> Object:
         """Make an object whose name is free.

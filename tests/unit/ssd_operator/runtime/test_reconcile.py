@@ -6,6 +6,7 @@ from unittest.mock import Mock
 import pytest
 from tests.unit.ssd_operator.world import DEMO, KEY, World, demo, settled
 
+from ssd_operator.api.spec import Object
 from ssd_operator.children.names import NAME_LABEL, revision_of
 from ssd_operator.observe.cluster import BusyError, ConflictError, ForbiddenError
 from ssd_operator.observe.facts import PoolFact, Ref
@@ -370,6 +371,27 @@ async def test_additions_to_fields_that_we_own_are_removed(*, is_seen: bool) -> 
     selector = world.cluster.objects["default", Ref("Service", "demo")]["spec"]["selector"]
     assert "extra" not in selector
     assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+
+
+async def test_additions_are_removed_although_a_controller_writes_a_status_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await settled()
+    edited = copy.deepcopy(world.deployment("demo-draft-0"))
+    edited["spec"]["template"]["spec"]["containers"][0]["env"].append({"name": "THEIRS"})
+    world.cluster.put(edited)
+    patch = world.cluster.patch
+
+    async def patch_later(namespace: str, ref: Ref, changes: Object, part: str = "") -> Object:
+        world.controllers.step()
+        return await patch(namespace, ref, changes, part)
+
+    monkeypatch.setattr(world.cluster, "patch", patch_later)
+    world.cluster.now += 2.0
+    world.catch_up()
+    await world.run_pass()
+    env = world.deployment("demo-draft-0")["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert "THEIRS" not in [each["name"] for each in env]
 
 
 async def test_ready_needs_an_endpoint_of_the_service_that_clients_use() -> None:
