@@ -73,6 +73,7 @@ class Session:
         self.base_len = base_len
         self.table = None
         self.requested_at = now
+        self.link.num_due_tables += 1
 
     def seconds_so_far(self, now: float) -> float | None:
         """Time from the commit to the table, or to now; None for the first table."""

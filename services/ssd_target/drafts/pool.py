@@ -157,7 +157,6 @@ class DraftPool:
                 commit = Commit(session.number, result.base_len, result.outcome, lookup.next)
                 commits.setdefault(session.link, []).append(commit)
                 session.begin_round(len(result.sequence.tokens), now)
-                session.link.num_due_tables += 1
         for link, link_commits in commits.items():
             try:
                 link.send_commits(link_commits, self._settings.lookahead)

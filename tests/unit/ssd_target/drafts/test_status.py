@@ -111,8 +111,8 @@ def test_a_link_that_is_too_slow_has_its_measurement_and_its_draft() -> None:
     assert (shown.draft_pod, shown.draft_node) == ("demo-draft-0-x", "n1")
 
 
-def shown(state: LinkState, capacity: int = 4) -> LinkStatus:
-    return LinkStatus(address="10.0.0.1:1", state=state, sustainable_sessions=capacity)
+def shown(state: LinkState, sessions: int = 4) -> LinkStatus:
+    return LinkStatus(address="10.0.0.1:1", state=state, sustainable_sessions=sessions)
 
 
 @pytest.mark.parametrize(
