@@ -1,6 +1,6 @@
-"""A target and its drafts as processes of this machine: started, watched, stopped.
+"""Starts, monitors and stops a target and its drafts as processes of this machine.
 
-The command, the benchmarks and the tests stand on it. A child speaks by JSON log lines
+Used by the command, the benchmarks and the tests. A child reports its state in JSON log lines
 (``ssd.telemetry``): progress, listening, ready, failed.
 """
 

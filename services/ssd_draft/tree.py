@@ -31,7 +31,6 @@ from ssd_draft.sessions import Move
 NUM_FORKS = 16
 """Smallest number of candidates of a position, besides the proposed token."""
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 
 class TreeRunner(Protocol):

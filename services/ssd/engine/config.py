@@ -45,11 +45,10 @@ class ModelConfig:
     rope_scaling: RopeScaling | None
     max_position_embeddings: int
     tie_word_embeddings: bool
-    eos_token_ids: frozenset[int]
 
     @classmethod
     def from_folder(cls, folder: Path) -> "ModelConfig":
-        """Read ``config.json`` (and ``generation_config.json`` for the ids that end a text).
+        """Read ``config.json``.
 
         Raises:
             ModelNotFoundError: no such folder, or no readable config in it.
@@ -86,7 +85,6 @@ class ModelConfig:
                 rope_scaling=scaling,
                 max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
                 tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-                eos_token_ids=_eos_ids(folder, raw),
             )
         except KeyError as error:
             raise ModelNotFoundError(f"{folder}/config.json lacks {error.args[0]!r}") from error
@@ -159,19 +157,6 @@ def usable_token_ids(tokenizer_size: int, model: ModelConfig) -> int:
     return min(tokenizer_size, model.vocab_size)
 
 
-def _eos_ids(folder: Path, raw: dict[str, Any]) -> frozenset[int]:
-    ids: set[int] = set()
-    generation = folder / "generation_config.json"
-    sources = [raw]
-    if generation.is_file():
-        sources.append(_read_json(generation))
-    for source in sources:
-        value = source.get("eos_token_id")
-        if value is not None:
-            ids.update(value if isinstance(value, list) else [value])
-    return frozenset(ids)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The settings of an engine, which fix all shapes."""
@@ -225,9 +210,3 @@ class EngineConfig:
         """
         one_shape = self.deterministic or self.num_columns == 1
         return (self.num_columns,) if one_shape else (1, self.num_columns)
-
-    @property
-    def blocks_per_sequence(self) -> int:
-        """Blocks of a sequence of maximum length, rounded up to whole context chunks."""
-        chunks = -(-self.max_model_len // self.context_chunk)
-        return chunks * self.context_chunk // self.block_size

@@ -50,7 +50,6 @@ class TinyModel:
             rope_scaling=None,
             max_position_embeddings=MAX_LEN[self.dtype],
             tie_word_embeddings=True,
-            eos_token_ids=frozenset(),
         )
 
     def prepare(self, max_len: int) -> None:

@@ -50,7 +50,6 @@ class RequestHandler:
         self._inbox = inbox
         self._clock = clock
         self._wakeups: Wakeups | None = None
-        self._eos_token_ids: frozenset[TokenId] = frozenset()
         self._is_draining = False
         self._sequence_ids = itertools.count(1)
         self._idle = asyncio.Event()
@@ -59,7 +58,6 @@ class RequestHandler:
     def open(self, runner: TargetRunner, wakeups: Wakeups) -> None:
         """Accept requests from now on."""
         self._wakeups = wakeups
-        self._eos_token_ids = self.tokenizer.eos_token_ids | runner.model.eos_token_ids
         self.bounds = PromptBounds.of_model(
             runner.engine.max_model_len, self.tokenizer.longest_token_bytes
         )
@@ -121,7 +119,7 @@ class RequestHandler:
         arrival = Arrival(
             sequence_id=next(self._sequence_ids),
             request=request,
-            eos_token_ids=self._eos_token_ids,
+            eos_token_ids=self.tokenizer.eos_token_ids,
             sink=stream,
             stop_detector=StopStringDetector(self.tokenizer, stop) if stop else None,
             arrived_at=arrived_at,

@@ -31,11 +31,6 @@ def test_missing_values_of_a_config_are_derived(tmp_path: Path) -> None:
     assert not model.tie_word_embeddings
 
 
-def test_end_of_text_ids_come_from_both_files(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert ModelConfig.from_folder(write(tmp_path)).eos_token_ids == {7, 9}
-
-
 @pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
 def test_rope_scaling_is_read_from_old_and_new_configs(tmp_path: Path, place: str) -> None:
     scaling = {
@@ -92,12 +87,6 @@ def test_an_incomplete_config_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_value_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="many"):
         ModelConfig.from_folder(write(tmp_path, vocab_size="many"))
-
-
-def test_an_invalid_generation_config_is_named(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(ModelNotFoundError, match=r"generation_config\.json"):
-        ModelConfig.from_folder(write(tmp_path))
 
 
 def test_an_unknown_dtype_or_an_invalid_chunk_is_refused() -> None:

@@ -42,7 +42,6 @@ async def handler(tokenizer: WatchedTokenizer, inbox: Inbox) -> RequestHandler:
     handler = RequestHandler(settings, tokenizer, TEMPLATE, inbox, FakeClock())
     runner = SimpleNamespace(
         engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=NUM_TOKEN_IDS),
-        model=SimpleNamespace(eos_token_ids=frozenset()),
     )
     handler.open(cast(TargetRunner, runner), Wakeups(asyncio.get_running_loop()))
     return handler

@@ -41,7 +41,6 @@ def config(theta: float, scaling: RopeScaling | None) -> ModelConfig:
         rope_scaling=scaling,
         max_position_embeddings=MAX_LEN,
         tie_word_embeddings=True,
-        eos_token_ids=frozenset(),
     )
 
 
