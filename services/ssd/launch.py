@@ -108,15 +108,13 @@ class ChildProcess:
     def kill(self) -> None:
         """Kill the process."""
         assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._signal(signal.SIGKILL)
 
     async def stop(self) -> int:
         """Send SIGTERM, and SIGKILL after ``STOP_SECONDS``; returns the exit code."""
         if self._process is None:
             return 0
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 code = await self._process.wait()
@@ -126,6 +124,16 @@ class ChildProcess:
         if self._reader is not None:
             await self._reader
         return code
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended.
+
+        Not with ``subprocess``: it would take the exit code of a process that has just ended, and
+        asyncio would return 255 for it.
+        """
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     def failure(self) -> SetupError:
         """Return why the process ended: the error of its ``failed`` event, or its exit code.

@@ -18,6 +18,7 @@ SHAPE = (
     *("--port", "0", "--http-port", "0", "--prefill-chunk", "32"),
 )
 PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
+MAX_TRIES = 20
 PROMPTS = [[7, 8, 9], list(range(40)), [100] * 5]
 Text = tuple[list[TokenId], SpeculationStatistics]
 
@@ -78,6 +79,12 @@ async def test_a_token_with_a_nan_embedding_fails_only_its_request(
             tokens, statistics = await ask(client, prompt)
             assert tokens == expected
             assert statistics.hits == 0
-        tokens, statistics = await ask(client, PROMPTS[1])
-        assert tokens == texts[1]
-        assert statistics.hits > 0
+        # On a busy machine, a session can open after a short text has ended.
+        hits = 0
+        for _ in range(MAX_TRIES):
+            tokens, statistics = await ask(client, PROMPTS[1])
+            assert tokens == texts[1]
+            hits += statistics.hits
+            if hits:
+                break
+        assert hits > 0

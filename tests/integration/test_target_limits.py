@@ -267,7 +267,11 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
             total = sum(expected.values())
             names = {outcome: f'ssd_requests_total{{outcome="{outcome}"}}' for outcome in OUTCOMES}
             found = await until(
-                process, lambda found: sum(found[each] for each in names.values()) == total
+                process,
+                lambda found: (
+                    sum(found[each] for each in names.values()) == total
+                    and found["ssd_waiting_sequences"] == 0
+                ),
             )
             counts = {outcome: found[name] for outcome, name in names.items()}
             assert {name: count for name, count in counts.items() if count} == expected
