@@ -57,6 +57,18 @@ class ObjectCache:
         """Keep what the API server answered to a write or a read."""
         self._answers.setdefault(key, {})[ref_of(answer)] = answer, self._now()
 
+    def replace_answers(self, thing: Object) -> None:
+        """Forget older answers about an object that the watch has brought.
+
+        The object may belong to another resource by now: two resources can want the same name.
+        """
+        namespace, ref = thing["metadata"]["namespace"], ref_of(thing)
+        for key, answers in self._answers.items():
+            if key[0] == namespace and ref in answers:
+                answer, _ = answers[ref]
+                if _version(answer) < _version(thing):
+                    del answers[ref]
+
     def mark_deleted(self, thing: Object) -> None:
         """Record that an object is gone as of this version; a later version shows it again.
 

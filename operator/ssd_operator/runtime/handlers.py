@@ -97,6 +97,7 @@ def make_registry(
         found = _plain(event["object"], resource)
         if event["type"] is None:
             relist()
+        caches[0].replace_answers(found)
         if event["type"] == "DELETED":
             caches[0].mark_deleted(found)
         if (key := key_of(found)) is None:

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
 
-from ssd_operator.api.spec import KIND, Object
+from ssd_operator.api.spec import API_VERSION, KIND, Object
 from ssd_operator.observe.cluster import ConflictError
 from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import to_text
@@ -62,6 +62,21 @@ async def test_a_name_that_another_resource_took_meanwhile_is_reported_as_taken(
     assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
     service = world.cluster.objects["default", Ref("Service", "demo-targets")]
     assert [each["uid"] for each in service["metadata"]["ownerReferences"]] == ["other"]
+
+
+async def test_a_child_that_another_resource_has_taken_over_is_reported_as_taken() -> None:
+    world = World()
+    world.catch_up()
+    await world.run_pass()  # the first status
+    await world.run_pass()
+    taken = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo-targets")])
+    owner = {"kind": KIND, "apiVersion": API_VERSION, "name": "demo-targets", "uid": "other"}
+    taken["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
+    world.cluster.put(taken)
+    world.catch_up()
+    world.cluster.now += 2.0
+    await world.run_pass()
+    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
 
 
 async def test_resources_whose_names_differ_by_a_suffix_of_a_child_do_not_share_it() -> None:

@@ -84,3 +84,12 @@ def test_a_deletion_does_not_hide_the_object_that_took_the_name() -> None:
     seen.cache.remember(KEY, pod(9, "uid-2"))
     seen.cache.mark_deleted(pod(8))
     assert seen.version() == "9"
+
+
+def test_an_object_that_another_resource_took_over_is_not_ours_any_more() -> None:
+    seen = Seen()
+    seen.cache.remember(KEY, pod(2))
+    seen.cache.replace_answers(pod(2))
+    assert seen.version() == "2", "it is our own write"
+    seen.cache.replace_answers(pod(3))
+    assert seen.version() is None
