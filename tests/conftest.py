@@ -9,6 +9,14 @@ from hypothesis import settings
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+LONGEST_FIRST = ("tests/exactness/", "tests/integration/", "tests/unit/ssd_operator/")
+"""A long file that begins last would keep one worker busy while the others have nothing to do."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by folder; the order within a folder stays."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST_FIRST))
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
