@@ -1,7 +1,8 @@
 """Values of the whole system: frozen dataclasses without tensors.
 
 ``TokenId`` is an id of the target's vocabulary; ``SequenceId`` numbers the sequences of one target
-process and is never reused. A *base length* is the number of committed tokens before a round.
+process and is never reused. *Committed tokens* are the prompt and all tokens that rounds have
+appended to it. A *base length* is their number before a round.
 """
 
 from dataclasses import dataclass, field
@@ -103,7 +104,7 @@ class Explicit:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The outcome of one round of one session. Only commits advance a session."""
+    """Reports the outcome of one round to a draft. Only these messages advance a session."""
 
     session: int
     base_len: int

@@ -64,7 +64,7 @@ class Target:
         self._me = me
         self._clock = clock
         self._inbox = Inbox(settings.max_queue + settings.max_num_seqs)
-        self._log = RoundLog()
+        self._round_log = RoundLog()
         self._pool = DraftPool(settings, model.num_token_ids, clock)
         self._links = LinkDialer(
             self._pool,
@@ -82,7 +82,7 @@ class Target:
             inbox=self._inbox,
             drafts=self._pool,
             wakeups=self._wakeups,
-            log=self._log,
+            round_log=self._round_log,
             clock=clock,
             watchdog=watchdog,
         )
@@ -144,7 +144,7 @@ class Target:
         await self._handler.wait_until_idle()
 
     def _pool_status(self) -> PoolStatus:
-        status = pool_status(self._links.reports(), self._pool, self._log, self._clock.now())
+        status = pool_status(self._links.reports(), self._pool, self._round_log, self._clock.now())
         return replace(
             status,
             weights_fingerprint=self._me.weights_fingerprint,

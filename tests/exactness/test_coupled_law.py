@@ -147,7 +147,7 @@ def decode(propose: Proposer) -> Int64s:
         chosen_XP = sampler.choose(rows, num_proposed_X, log_law_VV[columns_XP])
         outcomes = read_back(verify_coupled(proposal_XK, num_proposed_X, chosen_XP))
         for row, proposed, outcome in zip(running_X, proposal_XK.tolist(), outcomes, strict=True):
-            sequences[row].commit((*proposed[: outcome.accepted], outcome.bonus))
+            sequences[row].append((*proposed[: outcome.accepted], outcome.bonus))
             tokens = sequences[row].tokens
             texts_BS[row, : len(tokens)] = tokens
             lengths_B[row] = len(tokens)

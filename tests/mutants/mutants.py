@@ -43,8 +43,8 @@ MUTANTS = (
     Mutant(
         "padding after a proposal is accepted",
         "ssd/speculation/verification.py",
-        "(column_K < num_proposed_B[:, None])",
-        "(column_K <= num_proposed_B[:, None])",
+        "(index_K < num_proposed_B[:, None])",
+        "(index_K <= num_proposed_B[:, None])",
         (VERIFICATION,),
     ),
     Mutant(
@@ -64,29 +64,29 @@ MUTANTS = (
     Mutant(
         "all rows of a sequence take the noise of the first",
         "ssd_target/decoding/sampler.py",
-        "next_B[row_R] + column_R",
-        "next_B[row_R] + 0 * column_R",
+        "next_B[sequence_R] + row_R",
+        "next_B[sequence_R] + 0 * row_R",
         (LAW,),
     ),
     Mutant(
         "the target takes the noise of the position before",
         "ssd_target/decoding/sampler.py",
-        "next_B = torch.tensor([len(row.tokens) for row in rows]",
-        "next_B = torch.tensor([len(row.tokens) - 1 for row in rows]",
+        "next_B = torch.tensor([len(each.tokens) for each in sequences]",
+        "next_B = torch.tensor([len(each.tokens) - 1 for each in sequences]",
         (LOOP,),
     ),
     Mutant(
-        "noise of a row instead of its slot",
+        "noise of a sequence instead of its slot",
         "ssd_target/decoding/sampler.py",
-        "slots_R = slots_B[row_R]",
-        "slots_R = row_R",
+        "slots_R = slots_B[sequence_R]",
+        "slots_R = sequence_R",
         (LAW,),
     ),
     Mutant(
         "the newest token is verified at the position after its own",
         "ssd_target/decoding/batch_builder.py",
-        "first_B = torch.tensor([len(row.tokens) - 1 for row in rows]",
-        "first_B = torch.tensor([len(row.tokens) for row in rows]",
+        "first_B = torch.tensor([len(each.tokens) - 1 for each in sequences]",
+        "first_B = torch.tensor([len(each.tokens) for each in sequences]",
         (LOOP,),
     ),
     Mutant(
@@ -222,8 +222,8 @@ MUTANTS = (
     Mutant(
         "a session opens while its sequence carries a proposal",
         "ssd_target/decoding/decode_loop.py",
-        "if each.wants_draft and not self._proposed.get(each.sequence_id)",
-        "if each.wants_draft",
+        "if each.may_speculate and not self._proposed.get(each.sequence_id)",
+        "if each.may_speculate",
         (LOOP, POOL),
     ),
     # The draft's sessions and worker.

@@ -13,7 +13,7 @@ def verify_coupled(proposal_BK: Tensor, num_proposed_B: Tensor, chosen_BP: Tenso
     needed. The choice after the accepted prefix is the bonus token.
 
     Args:
-        proposal_BK: int64 token ids. Columns from ``num_proposed_B`` on are padding.
+        proposal_BK: int64 token ids. Tokens from index ``num_proposed`` on are padding.
         num_proposed_B: int64, 0..K. 0 means plain decoding.
         chosen_BP: int64, the target's choice at rows 0..K.
 
@@ -23,7 +23,7 @@ def verify_coupled(proposal_BK: Tensor, num_proposed_B: Tensor, chosen_BP: Tenso
 
     Source: arXiv 2408.07978 (shared noise).
     """
-    column_K = torch.arange(proposal_BK.shape[1], device=proposal_BK.device)
-    agrees_BK = (proposal_BK == chosen_BP[:, :-1]) & (column_K < num_proposed_B[:, None])
+    index_K = torch.arange(proposal_BK.shape[1], device=proposal_BK.device)
+    agrees_BK = (proposal_BK == chosen_BP[:, :-1]) & (index_K < num_proposed_B[:, None])
     accepted_B = agrees_BK.long().cumprod(dim=1).sum(dim=1)
     return Outcomes(accepted_B, bonus_B=chosen_BP.gather(1, accepted_B[:, None]).squeeze(1))

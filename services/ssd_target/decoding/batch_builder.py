@@ -1,4 +1,4 @@
-"""The rows of a round as the tensors of one forward pass."""
+"""The sequences of a round as the tensors of one forward pass."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
@@ -20,7 +20,8 @@ NO_TOKENS: tuple[TokenId, ...] = ()
 class Proposals:
     """The proposals of a round.
 
-    ``tokens_BK`` int64, padded with ``NO_TOKEN``, and of width 0 in a round of one column;
+    ``tokens_BK`` int64, padded with ``NO_TOKEN``, and of width 0 in a round without proposals
+    whose sequences have one row each;
     ``num_proposed_B`` int64, 0..K. ``tokens`` holds the same ids on the host, without padding.
     """
 
@@ -44,23 +45,23 @@ class BatchBuilder:
         self._block_tables_SJ[sequence.slot] = row_J
 
     def proposals(
-        self, rows: Rows[Sequence], proposed: Mapping[SequenceId, tuple[TokenId, ...]]
+        self, sequences: Rows[Sequence], proposed: Mapping[SequenceId, tuple[TokenId, ...]]
     ) -> Proposals:
-        """Gather the proposals of the rows."""
-        tokens = tuple(proposed.get(row.sequence_id, NO_TOKENS) for row in rows)
+        """Gather the proposals of the sequences."""
+        tokens = tuple(proposed.get(each.sequence_id, NO_TOKENS) for each in sequences)
         columns = self._verify_columns[-1 if any(tokens) else 0]
-        tokens_BK = np.full((len(rows), columns - 1), NO_TOKEN, dtype=np.int64)
-        for index, row_tokens in enumerate(tokens):
-            tokens_BK[index, : len(row_tokens)] = row_tokens
-        num_proposed_B = np.fromiter((len(each) for each in tokens), np.int64, len(rows))
+        tokens_BK = np.full((len(sequences), columns - 1), NO_TOKEN, dtype=np.int64)
+        for index, proposal in enumerate(tokens):
+            tokens_BK[index, : len(proposal)] = proposal
+        num_proposed_B = np.fromiter((len(each) for each in tokens), np.int64, len(sequences))
         return Proposals(torch.from_numpy(tokens_BK), torch.from_numpy(num_proposed_B), tokens)
 
-    def round(self, rows: Rows[Sequence], proposals: Proposals) -> PagedBatch:
-        """Build the batch to verify: each row's newest token and its proposal."""
-        newest_B = torch.tensor([row.tokens[-1] for row in rows], dtype=torch.int64)
+    def round(self, sequences: Rows[Sequence], proposals: Proposals) -> PagedBatch:
+        """Build the batch to verify: each sequence's newest token and its proposal."""
+        newest_B = torch.tensor([each.tokens[-1] for each in sequences], dtype=torch.int64)
         tokens_BP = torch.cat([newest_B[:, None], proposals.tokens_BK.clamp_min(0)], dim=1)
-        first_B = torch.tensor([len(row.tokens) - 1 for row in rows], dtype=torch.int64)
-        slots_B = torch.tensor([row.slot for row in rows], dtype=torch.int64)
+        first_B = torch.tensor([len(each.tokens) - 1 for each in sequences], dtype=torch.int64)
+        slots_B = torch.tensor([each.slot for each in sequences], dtype=torch.int64)
         return PagedBatch(
             tokens_BP, first_B, proposals.num_proposed_B + 1, self._block_tables_SJ[slots_B]
         )

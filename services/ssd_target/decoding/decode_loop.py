@@ -1,7 +1,9 @@
-"""The decode loop: propose, verify, decide, stream, look up, commit. ``run_round`` is the overview.
+"""The decode loop: verify, append, stream, look up, commit. ``run_round`` is the overview.
 
-Tokens are streamed before any wait. While the drafts prepare the next tables, the noise of the next
-positions is computed. Everything here runs on the step thread.
+A round verifies the proposals that the previous round looked up. Meanwhile the drafts build the
+tables for the outcome of this round. Tokens are streamed before the round waits for these tables,
+and the noise of the next positions is computed before that wait too. Everything here runs on the
+step thread.
 """
 
 from collections.abc import Sequence as Rows
@@ -42,7 +44,7 @@ class DecodeLoop:
         self._inbox = context.inbox
         self._drafts = context.drafts
         self._wakeups = context.wakeups
-        self._rounds = context.log
+        self._round_log = context.round_log
         self._clock = context.clock
         self._watchdog = context.watchdog
         self._runner = runner
@@ -75,22 +77,22 @@ class DecodeLoop:
         self._apply(plan)
         with times.part(RoundPart.PREFILL):
             self._prefill(plan)
-        rows = [row for row in plan.decoding if row.finish_reason is None]
-        if not rows:
+        sequences = [each for each in plan.decoding if each.finish_reason is None]
+        if not sequences:
             self._wakeups.flush()
             return
-        self._rounds.begin(times.begun_at)
-        proposals = self._builder.proposals(rows, self._proposed)
-        prepared = self._runner.prepare(self._builder.round(rows, proposals))
+        self._round_log.begin(times.begun_at)
+        proposals = self._builder.proposals(sequences, self._proposed)
+        prepared = self._runner.prepare(self._builder.round(sequences, proposals))
         with times.part(RoundPart.VERIFY):
             logits_BPV = self._runner.verify(prepared)
-        chosen_BP = self._sampler.choose(rows, proposals.num_proposed_B, logits_BPV)
+        chosen_BP = self._sampler.choose(sequences, proposals.num_proposed_B, logits_BPV)
         outcomes = verify_coupled(proposals.tokens_BK, proposals.num_proposed_B, chosen_BP)
-        results = self._commit(rows, proposals, read_back(outcomes))
+        results = self._append(sequences, proposals, read_back(outcomes))
         decided_at = self._clock.now()
-        self._rounds.decide(times.seconds[RoundPart.VERIFY], decided_at)
+        self._round_log.note_outcomes(times.seconds[RoundPart.VERIFY], decided_at)
         self._push(results)
-        self._sampler.fill([row for row in rows if row.finish_reason is None])
+        self._sampler.fill([each for each in sequences if each.finish_reason is None])
         with times.part(RoundPart.WAIT):
             lookups = self._drafts.look_up(results)
         self._drafts.send(results, lookups, decided_at)
@@ -117,7 +119,7 @@ class DecodeLoop:
         self._drafts.open_sessions(
             each
             for each in plan.running
-            if each.wants_draft and not self._proposed.get(each.sequence_id)
+            if each.may_speculate and not self._proposed.get(each.sequence_id)
         )
         self._note_counts()
 
@@ -132,15 +134,15 @@ class DecodeLoop:
                 self._scheduler.finish(sequence)
                 self._forget(sequence)
 
-    def _commit(
-        self, rows: Rows[Sequence], proposals: Proposals, outcomes: list[Outcome]
+    def _append(
+        self, sequences: Rows[Sequence], proposals: Proposals, outcomes: list[Outcome]
     ) -> list[RoundResult]:
         """Append to each sequence its accepted tokens and its bonus token."""
         results: list[RoundResult] = []
-        for row, proposed, outcome in zip(rows, proposals.tokens, outcomes, strict=True):
-            base_len = len(row.tokens)
-            emission = row.commit((*proposed[: outcome.accepted], outcome.bonus))
-            results.append(RoundResult(row, base_len, len(proposed), outcome, emission))
+        for sequence, proposed, outcome in zip(sequences, proposals.tokens, outcomes, strict=True):
+            base_len = len(sequence.tokens)
+            emission = sequence.append((*proposed[: outcome.accepted], outcome.bonus))
+            results.append(RoundResult(sequence, base_len, len(proposed), outcome, emission))
         return results
 
     def _push(self, results: Rows[RoundResult]) -> None:
@@ -151,7 +153,7 @@ class DecodeLoop:
             request_statistics = self._request_statistics[sequence.sequence_id]
             accepted = min(result.outcome.accepted, len(emission.token_ids))
             request_statistics.note_round(
-                self._rounds.num_rounds - 1, result.num_proposed, accepted, now
+                self._round_log.num_rounds - 1, result.num_proposed, accepted, now
             )
             if emission.finish_reason is FinishReason.FAILED:
                 sequence.arrival.sink.put(GenerationChunk(token_ids=emission.token_ids))
@@ -181,15 +183,15 @@ class DecodeLoop:
     ) -> None:
         times.end()
         num_tokens = sum(len(each.emission.token_ids) for each in results)
-        self._rounds.end(times.round_seconds, len(results), num_tokens)
+        self._round_log.end(times.round_seconds, len(results), num_tokens)
         self._metrics.observe_round(times, results, lookups)
 
     def _note_counts(self) -> None:
         """Report the counts of the scheduler, if they have changed."""
         counts = self._scheduler.counts
-        if counts != self._rounds.counts:
+        if counts != self._round_log.counts:
             self._inbox.num_waiting = counts.waiting
-            self._rounds.note_counts(counts, self._clock.now())
+            self._round_log.note_counts(counts, self._clock.now())
             self._metrics.observe_counts(counts)
 
     def _cancel_all(self) -> None:
@@ -230,7 +232,7 @@ class DecodeLoop:
                 token_ids=emission.token_ids,
                 finish_reason=reason,
                 usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=num_emitted),
-                statistics=request_statistics.statistics(self._rounds),
+                statistics=request_statistics.statistics(self._round_log),
             )
         )
 

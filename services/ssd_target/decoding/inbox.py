@@ -2,8 +2,8 @@
 
 import threading
 
-from ssd.errors import NotReadyError
-from ssd_target.decoding.scheduler import Cancel, Event, queue_full
+from ssd.errors import NotReadyError, OverloadedError
+from ssd_target.decoding.scheduler import Cancel, Event
 from ssd_target.decoding.sequence import Arrival
 
 
@@ -14,6 +14,7 @@ class Inbox:
     """
 
     def __init__(self, max_arrivals: int) -> None:
+        """Construct an inbox; ``max_arrivals`` is ``max_queue + max_num_seqs`` of the settings."""
         self._max_arrivals = max_arrivals
         self._events: list[Event] = []
         self._num_arrivals = 0
@@ -43,7 +44,10 @@ class Inbox:
             if self._is_closed:
                 raise NotReadyError("the target is shutting down; send the request to another one")
             if self._num_arrivals >= self._max_arrivals:
-                raise queue_full(self._max_arrivals)
+                raise OverloadedError(
+                    f"{self._max_arrivals} requests wait for the next round "
+                    "(max_queue + max_num_seqs); try again later"
+                )
             self._num_arrivals += 1
             self._events.append(arrival)
             self._filled.notify()

@@ -77,6 +77,6 @@ class LoopContext:
     inbox: Inbox
     drafts: Drafts
     wakeups: Flusher
-    log: RoundLog
+    round_log: RoundLog
     clock: Clock
     watchdog: Watchdog

@@ -30,9 +30,11 @@ class RequestStatistics:
         self.accepted_tokens += accepted
         self.last_token_at = now
 
-    def statistics(self, log: RoundLog) -> SpeculationStatistics:
+    def statistics(self, round_log: RoundLog) -> SpeculationStatistics:
         """Return the statistics of the request; called in the round that ends the sequence."""
-        verify_seconds, round_seconds = log.medians(self.first_round) if self.rounds else (0.0, 0.0)
+        verify_seconds = round_seconds = 0.0
+        if self.rounds:
+            verify_seconds, round_seconds = round_log.medians(self.first_round)
         return SpeculationStatistics(
             mode=Mode.SPECULATIVE if self.lookups.total else Mode.AUTOREGRESSIVE,
             rounds=self.rounds,

@@ -45,8 +45,8 @@ class RoundLog:
         self._begun_at[self.num_rounds % _ROUNDS_KEPT] = now
         self.num_rounds += 1
 
-    def decide(self, verify_seconds: float, now: float) -> None:
-        """Note the duration of the forward pass; the tokens of the round are known now."""
+    def note_outcomes(self, verify_seconds: float, now: float) -> None:
+        """Note that the outcomes of the round exist, and the duration of its forward pass."""
         index = (self.num_rounds - 1) % _ROUNDS_KEPT
         self._verify_seconds[index] = verify_seconds
         self._decided_at[index] = now

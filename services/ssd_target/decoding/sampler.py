@@ -12,7 +12,7 @@ from ssd_target.decoding.sequence import Sequence
 
 
 class Sampler:
-    """Selects the target's token at each row. Step thread only.
+    """Selects the target's token at each of the P rows of a sequence. Step thread only.
 
     Noise is kept by (slot, position) and computed once, in ``fill``, while the drafts work.
     """
@@ -33,34 +33,34 @@ class Sampler:
         """Release the noise of a sequence."""
         self._ring.release(sequence.slot)
 
-    def fill(self, rows: Rows[Sequence]) -> None:
-        """Compute the noise of all positions that the next round selects, unless it is known."""
-        for row in rows:
-            first = len(row.tokens)
-            self._ring.fill(row.slot, first, first + self._num_columns - 1)
+    def fill(self, sequences: Rows[Sequence]) -> None:
+        """Compute the noise of all positions that the next round selects, unless it is stored."""
+        for sequence in sequences:
+            first = len(sequence.tokens)
+            self._ring.fill(sequence.slot, first, first + self._num_columns - 1)
 
     def choose(
-        self, rows: Rows[Sequence], num_proposed_B: torch.Tensor, logits_BPV: torch.Tensor
+        self, sequences: Rows[Sequence], num_proposed_B: torch.Tensor, logits_BPV: torch.Tensor
     ) -> torch.Tensor:
         """Select the target's token at each row.
 
         Args:
-            rows: the sequences of the round.
-            num_proposed_B: int64, 0..K. Row 0..num_proposed of each sequence counts.
+            sequences: those of the round.
+            num_proposed_B: int64, 0..K. Rows 0..num_proposed of each sequence count.
             logits_BPV: float32.
 
         Returns:
             ``chosen_BP`` int64, ``NO_TOKEN`` at padding and where the logits are not finite.
         """
-        self.fill(rows)
-        column_P = torch.arange(logits_BPV.shape[1])
-        counts_BP = column_P <= num_proposed_B[:, None]
-        row_R, column_R = counts_BP.nonzero(as_tuple=True)
-        slots_B = torch.tensor([row.slot for row in rows], dtype=torch.int64)
-        next_B = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
-        slots_R = slots_B[row_R]
-        noise_RV = self._ring.rows(slots_R, next_B[row_R] + column_R)
-        chosen_R = choose(logits_BPV[row_R, column_R], self._temperature_S[slots_R], noise_RV)
+        self.fill(sequences)
+        row_P = torch.arange(logits_BPV.shape[1])
+        counts_BP = row_P <= num_proposed_B[:, None]
+        sequence_R, row_R = counts_BP.nonzero(as_tuple=True)
+        slots_B = torch.tensor([each.slot for each in sequences], dtype=torch.int64)
+        next_B = torch.tensor([len(each.tokens) for each in sequences], dtype=torch.int64)
+        slots_R = slots_B[sequence_R]
+        noise_RV = self._ring.rows(slots_R, next_B[sequence_R] + row_R)
+        chosen_R = choose(logits_BPV[sequence_R, row_R], self._temperature_S[slots_R], noise_RV)
         chosen_BP = torch.full(counts_BP.shape, NO_TOKEN, dtype=torch.int64)
-        chosen_BP[row_R, column_R] = chosen_R.cpu()
+        chosen_BP[sequence_R, row_R] = chosen_R.cpu()
         return chosen_BP

@@ -1,4 +1,7 @@
-"""Which sequences run: (state, events) -> plan. No tensors, no clock, no I/O.
+"""Which sequences run. No tensors, no clock, no I/O.
+
+``Scheduler.plan`` applies the events of a round to the state and returns what the round does: it
+admits sequences, releases cancelled ones and counts the next prefill chunk as stored.
 
 Sequences are admitted first come, first served. Admission needs a free slot and the KV blocks of
 the sequence's maximum length, which are reserved. A running sequence therefore never waits for
@@ -67,7 +70,7 @@ class Plan:
     running: tuple[Sequence, ...] = ()
     """Sequences that have a slot, oldest first."""
     decoding: tuple[Sequence, ...] = ()
-    """The running sequences that are rows of the round."""
+    """The running sequences that take part in the round."""
 
 
 class Scheduler:
@@ -99,7 +102,10 @@ class Scheduler:
         return not self._running and not self._waiting
 
     def plan(self, events: Iterable[Event]) -> Plan:
-        """Apply the events, admit sequences while there is room, select the rows of the round."""
+        """Apply the events, admit sequences while there is room, select the sequences of the round.
+
+        The caller must run the whole plan: its prefill chunk already counts as stored.
+        """
         dropped: list[Arrival] = []
         cancelled: list[Sequence] = []
         for event in events:
@@ -145,7 +151,7 @@ class Scheduler:
         )
         blocks = [block for each in self._running.values() for block in each.blocks]
         assert len(blocks) == len(set(blocks)), "a KV block is owned twice"
-        num_eligible = sum(each.wants_draft for each in self._running.values())
+        num_eligible = sum(each.may_speculate for each in self._running.values())
         assert self._num_eligible == num_eligible, f"eligible sequences: {self._num_eligible}"
         self._blocks.check()
 
@@ -162,7 +168,7 @@ class Scheduler:
                 blocks=tuple(self._blocks.allocate(count)),
             )
             self._running[sequence.sequence_id] = sequence
-            self._num_eligible += sequence.wants_draft
+            self._num_eligible += sequence.may_speculate
             admitted.append(sequence)
         return admitted
 
@@ -180,7 +186,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         del self._running[sequence.sequence_id]
-        self._num_eligible -= sequence.wants_draft
+        self._num_eligible -= sequence.may_speculate
         self._free_slots.append(sequence.slot)
         self._blocks.free(list(sequence.blocks))
 

@@ -40,7 +40,7 @@ class Arrival:
         return len(self.request.prompt_ids) + self.request.sampling.max_tokens
 
     @property
-    def wants_draft(self) -> bool:
+    def may_speculate(self) -> bool:
         """Whether its mode allows speculation."""
         return self.request.mode is not Mode.AUTOREGRESSIVE
 
@@ -60,12 +60,12 @@ NOTHING_EMITTED = Emission(())
 class Sequence:
     """A running sequence. Step thread only.
 
-    It changes in ``prefilled``, ``fail`` and ``commit``.
+    It changes in ``prefilled``, ``fail`` and ``append``.
     """
 
     arrival: Arrival
     slot: int
-    """Row of the sequence in arrays with one row per running sequence, 0..max_num_seqs - 1."""
+    """Index of the sequence in arrays of all running sequences (letter S), 0..max_num_seqs - 1."""
     blocks: tuple[int, ...]
     """KV blocks for the maximum length."""
     tokens: list[TokenId] = field(default_factory=list)
@@ -107,9 +107,9 @@ class Sequence:
         return self.num_prefilled >= self.num_prompt - 1
 
     @property
-    def wants_draft(self) -> bool:
+    def may_speculate(self) -> bool:
         """Whether its mode allows speculation."""
-        return self.arrival.wants_draft
+        return self.arrival.may_speculate
 
     def next_chunk(self, chunk: int) -> tuple[int, int]:
         """Return positions [first, last) of the next prefill; it ends at a ``chunk`` multiple."""
@@ -125,7 +125,7 @@ class Sequence:
         """Mark the sequence as failed."""
         self.finish_reason = FinishReason.FAILED
 
-    def commit(self, token_ids: Tokens[TokenId]) -> Emission:
+    def append(self, token_ids: Tokens[TokenId]) -> Emission:
         """Append the tokens of a round, up to and including the token that ends the sequence.
 
         An end-of-text token or stop string inside an accepted proposal ends the sequence exactly

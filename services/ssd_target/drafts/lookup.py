@@ -19,7 +19,7 @@ def look_up_outcome(
     """
     max_tokens = min(lookahead, result.sequence.num_remaining - 1)
     if answer is None:
-        needs_table = result.sequence.wants_draft and max_tokens > 0
+        needs_table = result.sequence.may_speculate and max_tokens > 0
         return NO_DRAFT if needs_table else NO_TABLE_NEEDED
     _, table = answer
     index = table.look_up(result.outcome) if table is not None else None

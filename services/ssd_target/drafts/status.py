@@ -16,21 +16,21 @@ _REASONS = {
 
 
 def pool_status(
-    reports: Rows[LinkReport], pool: DraftPool, log: RoundLog, now: float
+    reports: Rows[LinkReport], pool: DraftPool, round_log: RoundLog, now: float
 ) -> PoolStatus:
-    """Return the response of ``AdminService.GetPoolStatus``, as far as pool and rounds know it."""
-    links = tuple(link_status(report, now, log.verify_seconds) for report in reports)
-    eligible = log.mean_eligible(now)
+    """Return the fields of ``AdminService.GetPoolStatus`` that pool and rounds provide."""
+    links = tuple(link_status(report, now, round_log.verify_seconds) for report in reports)
+    eligible = round_log.mean_eligible(now)
     desired = desired_draft_replicas(links, eligible)
     return PoolStatus(
         links=links,
-        running_sequences=log.counts.running,
-        waiting_sequences=log.counts.waiting,
+        running_sequences=round_log.counts.running,
+        waiting_sequences=round_log.counts.waiting,
         hit_rate=pool.counts.hit_rate,
         eligible_sequences=eligible,
-        tokens_per_round=log.tokens_per_round,
+        tokens_per_round=round_log.tokens_per_round,
         desired_draft_replicas=desired,
-        efficiency=log.efficiency,
+        efficiency=round_log.efficiency,
     )
 
 

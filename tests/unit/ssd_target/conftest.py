@@ -134,7 +134,7 @@ class Bench:
             inbox=self.inbox,
             drafts=self.pool,
             wakeups=NoWakeups(),
-            log=self.log,
+            round_log=self.log,
             clock=self.clock,
             watchdog=Watchdog(self.clock),
         )

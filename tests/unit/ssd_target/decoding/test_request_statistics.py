@@ -10,7 +10,7 @@ from ssd_target.decoding.round_log import RoundLog
 def test_a_request_without_lookups_ran_autoregressively() -> None:
     log = RoundLog()
     log.begin(1.0)
-    log.decide(0.02, 1.021)
+    log.note_outcomes(0.02, 1.021)
     request_statistics = RequestStatistics(arrived_at=0.5)
     request_statistics.note_round(0, proposed=0, accepted=0, now=1.1)
     request_statistics.lookups.note(LookupResult.NONE)
@@ -26,7 +26,7 @@ def test_hits_misses_and_late_tables_are_counted_separately() -> None:
         [LookupResult.HIT, LookupResult.HIT, LookupResult.MISS, LookupResult.LATE]
     ):
         log.begin(float(index))
-        log.decide(0.02, index + 0.021)
+        log.note_outcomes(0.02, index + 0.021)
         request_statistics.note_round(index, proposed=6, accepted=4, now=index + 0.1)
         request_statistics.lookups.note(result)
     statistics = request_statistics.statistics(log)

@@ -9,14 +9,14 @@ from ssd_target.decoding.scheduler import SchedulerCounts
 def run_rounds(log: RoundLog, starts: list[float], verify_seconds: float) -> None:
     for start in starts:
         log.begin(start)
-        log.decide(verify_seconds, start + verify_seconds + 0.001)
+        log.note_outcomes(verify_seconds, start + verify_seconds + 0.001)
 
 
 def run_round(
     log: RoundLog, sequences: int, tokens: int, verify_seconds: float, round_seconds: float
 ) -> None:
     log.begin(0.0)
-    log.decide(verify_seconds, verify_seconds)
+    log.note_outcomes(verify_seconds, verify_seconds)
     log.end(round_seconds, num_sequences=sequences, num_tokens=tokens)
 
 

@@ -44,7 +44,7 @@ def scheduler(blocks: int = 100) -> Scheduler:
 
 def finish_all(plan: Plan, scheduler: Scheduler) -> None:
     for sequence in plan.decoding:
-        sequence.commit([7] * sequence.num_remaining)
+        sequence.append([7] * sequence.num_remaining)
         scheduler.finish(sequence)
 
 
@@ -135,7 +135,7 @@ STEPS = st.lists(
 def commit_some(decoding: tuple[Sequence, ...], emitted: int) -> list[Sequence]:
     ended = []
     for sequence in decoding:
-        sequence.commit([7] * emitted)
+        sequence.append([7] * emitted)
         if sequence.finish_reason is not None:
             ended.append(sequence)
     return ended

@@ -42,7 +42,7 @@ def sequence(sampling: SamplingParams, detector: StopDetector | None = None) -> 
 
 def test_an_end_of_text_token_inside_a_proposal_ends_the_sequence() -> None:
     subject = sequence(SamplingParams())
-    emission = subject.commit([8, END, 9, 9])
+    emission = subject.append([8, END, 9, 9])
     assert emission.token_ids == (8, END)
     assert emission.finish_reason is FinishReason.STOP
     assert subject.tokens == [5, 6, 7, 8, END]
@@ -50,33 +50,33 @@ def test_an_end_of_text_token_inside_a_proposal_ends_the_sequence() -> None:
 
 def test_ignore_eos_continues_after_end_of_text() -> None:
     subject = sequence(SamplingParams(ignore_eos=True))
-    assert subject.commit([8, END, 9]).finish_reason is None
+    assert subject.append([8, END, 9]).finish_reason is None
 
 
 def test_ignore_eos_does_not_ignore_stop_tokens() -> None:
     subject = sequence(SamplingParams(ignore_eos=True, stop_token_ids=(9,)))
-    assert subject.commit([8, END, 9, 4]).token_ids == (8, END, 9)
+    assert subject.append([8, END, 9, 4]).token_ids == (8, END, 9)
 
 
 def test_the_limit_truncates_a_proposal() -> None:
     subject = sequence(SamplingParams(max_tokens=3))
-    assert subject.commit([1, 2]).finish_reason is None
+    assert subject.append([1, 2]).finish_reason is None
     assert subject.num_remaining == 1
-    emission = subject.commit([3, 4])
+    emission = subject.append([3, 4])
     assert emission.token_ids == (3,)
     assert emission.finish_reason is FinishReason.LENGTH
 
 
 def test_a_stop_token_at_the_limit_gives_finish_reason_stop() -> None:
     subject = sequence(SamplingParams(max_tokens=2))
-    assert subject.commit([1, END]).finish_reason is FinishReason.STOP
+    assert subject.append([1, END]).finish_reason is FinishReason.STOP
 
 
 def test_the_stop_detector_receives_each_emitted_token_once() -> None:
     detector = StopsAt(9)
     subject = sequence(SamplingParams(), detector=detector)
-    subject.commit([1, 2])
-    assert subject.commit([3, 9, 4]).token_ids == (3, 9)
+    subject.append([1, 2])
+    assert subject.append([3, 9, 4]).token_ids == (3, 9)
     assert detector.seen == [1, 2, 3, 9]
 
 
@@ -87,5 +87,5 @@ def test_the_tokens_do_not_depend_on_the_number_of_tokens_per_round(size: int) -
     emitted: list[TokenId] = []
     for start in range(0, len(text), size):
         if subject.finish_reason is None:
-            emitted += subject.commit(text[start : start + size]).token_ids
+            emitted += subject.append(text[start : start + size]).token_ids
     assert emitted == [1, 2, 3, 4, END]

@@ -32,7 +32,7 @@ def log_of_a_round() -> RoundLog:
     """A round of 2 sequences: 5 tokens, T_verify 4 ms, T_round 5 ms."""
     log = RoundLog()
     log.begin(0.0)
-    log.decide(0.004, 0.0045)
+    log.note_outcomes(0.004, 0.0045)
     log.end(0.005, num_sequences=2, num_tokens=5)
     return log
 
