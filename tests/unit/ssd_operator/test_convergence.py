@@ -151,7 +151,7 @@ class Disturbances(RuleBasedStateMachine):
         edited = self.edited(self.pick_child(index, "Deployment"))
         edited["spec"]["paused"] = True
         container = edited["spec"]["template"]["spec"]["containers"][0]
-        container["env"] = [{"name": "EXTRA"}, *container["env"]]
+        container["env"] = [{"name": f"EXTRA_{next(self.numbers)}"}, *container["env"]]
         self.cluster.touched(name_of(edited))
         self.cluster.put(edited)
         if has_followed:
