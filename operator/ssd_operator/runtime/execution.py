@@ -1,6 +1,6 @@
 """Carries a plan out, call by call: one that is refused does not stop the others."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,7 @@ from ssd_operator.policy.apply_failures import (
     refusal,
     reversion,
 )
+from ssd_operator.policy.drain import DrainCall, Mark
 from ssd_operator.policy.plan import Plan
 from ssd_operator.policy.scaling import Decision
 from ssd_operator.runtime import metrics
@@ -58,6 +59,9 @@ class Execution:
             ForbiddenError: the namespace is being deleted.
             MissingError: it is gone, or a kind is not served any more.
         """
+        # A pod that has its mark drains, also if a call of this pass fails.
+        new = {mark.pod for mark in decided.drains.marks}
+        self.engines.drain(self.key, [each for each in decided.drains.calls if each.pod not in new])
         for ref, call in self._calls(decided):
             try:
                 await call()
@@ -83,9 +87,8 @@ class Execution:
             yield ref_of(pod), partial(self._adopt, pod)
         pods = {name_of(pod): pod for pod in self.observed.pods}
         for mark in decided.drains.marks:
-            changes = {"annotations": mark.annotations}
-            yield Ref("Pod", mark.pod), partial(self._patch_pod, pods[mark.pod], changes)
-        self.engines.drain(self.key, decided.drains.calls)
+            drains = [each for each in decided.drains.calls if each.pod == mark.pod]
+            yield Ref("Pod", mark.pod), partial(self._drain, pods[mark.pod], mark, drains)
         for name in decided.drains.delete_pods:
             yield Ref("Pod", name), partial(self._delete, pods[name])
         if decided.scale is not None:
@@ -177,6 +180,14 @@ class Execution:
         version = pod["metadata"].get("resourceVersion")
         await self._patch_pod(pod, {"resourceVersion": version, "ownerReferences": [owner]})
         _log.warning("pod_released", pod=name_of(pod))
+
+    async def _drain(self, pod: Object, mark: Mark, drains: Sequence[DrainCall]) -> None:
+        """Mark a pod, then start its drain: without the mark a restarted operator would forget it.
+
+        The pod would stay, and accept no session.
+        """
+        await self._patch_pod(pod, {"annotations": mark.annotations})
+        self.engines.drain(self.key, drains)
 
     async def _patch_pod(self, pod: Object, metadata: Object) -> None:
         changes = {"metadata": {"uid": pod["metadata"]["uid"], **metadata}}

@@ -10,6 +10,7 @@ from ssd_operator.api.spec import Object
 from ssd_operator.children.names import NAME_LABEL, revision_of
 from ssd_operator.observe.cluster import BusyError, ConflictError, ForbiddenError
 from ssd_operator.observe.facts import PoolFact, Ref
+from ssd_operator.observe.pod_state import name_of
 from ssd_operator.policy.plan import plan
 from ssd_operator.runtime import reconcile
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS
@@ -151,6 +152,33 @@ async def test_replicas_that_were_raised_on_a_deployment_are_drained_away() -> N
     await world.come_to_rest(8)
     assert world.deployment("demo-draft-0")["spec"]["replicas"] == 2
     assert any((verb, ref.kind) == ("patch", "Pod") for verb, ref in world.cluster.writes)
+
+
+async def test_a_marked_draft_drains_although_an_earlier_call_of_the_pass_fails() -> None:
+    world = await settled()
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    world.catch_up()
+    await world.run_pass()
+    drained = set(world.engines.facts)
+    assert len(drained) == 1
+    world.restart()
+    world.cluster.remove("default", Ref("Service", "demo"))
+    world.catch_up()
+    world.cluster.refusals = {"Service": BusyError("503")}
+    with pytest.raises(BusyError):
+        await world.run_pass()
+    assert set(world.engines.facts) == drained
+
+
+async def test_a_draft_whose_mark_is_refused_does_not_drain() -> None:
+    world = await settled()
+    pods = [Ref("Pod", name_of(pod)) for pod in world.ready_pods("draft")]
+    world.cluster.forbidden = dict.fromkeys(pods, "no")
+    world.cluster.edit_spec(KEY, draft={"replicas": 1})
+    world.catch_up()
+    with pytest.raises(ForbiddenError):
+        await world.run_pass()
+    assert world.engines.facts == {}
 
 
 async def test_scaling_down_drains_the_draft_before_it_goes() -> None:
