@@ -108,7 +108,9 @@ DRAFT_TABLE_SECONDS = Histogram(
     buckets=_FAST_SECONDS,
 )
 DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Open sessions of a draft.")
-DRAFT_CAPACITY = Gauge("ssd_draft_capacity", "Largest number of sessions of a draft.")
+DRAFT_MAX_SESSIONS = Gauge(
+    "ssd_draft_max_sessions", "Maximum number of sessions that a draft accepts; a setting."
+)
 DESIRED_DRAFT_REPLICAS = Gauge(
     "ssd_desired_draft_replicas",
     "Number of drafts that the eligible sequences of a target need, a fraction; mean over 30 s.",
@@ -154,7 +156,7 @@ STALE_FRAMES_TOTAL = Counter(
 
 
 _OF_DRAFT = (
-    *(DRAFT_TABLE_SECONDS, DRAFT_SESSIONS, DRAFT_CAPACITY),
+    *(DRAFT_TABLE_SECONDS, DRAFT_SESSIONS, DRAFT_MAX_SESSIONS),
     *(DRAFT_STARTUP_SECONDS, WIRE_TO_TABLE_SECONDS),
 )
 _OF_TARGET = (

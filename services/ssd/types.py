@@ -67,6 +67,15 @@ class SamplingParams:
     """Continue after end-of-text tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """One turn of a conversation."""
+
+    role: str
+    """``system``, ``user`` or ``assistant``."""
+    content: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A validated and tokenized request."""
@@ -114,7 +123,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOpening:
+class OpenSession:
     """Opens a session: the committed tokens and the noise parameters of a sequence."""
 
     session: int
@@ -136,7 +145,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkHello:
+class Hello:
     """First message of a link: the values that both ends must share."""
 
     wire_version: int
@@ -150,8 +159,8 @@ class LinkHello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkWelcome:
-    """Reply of a draft to ``LinkHello``."""
+class Welcome:
+    """Reply of a draft to ``Hello``."""
 
     epoch: int
     max_sessions: int
@@ -206,23 +215,38 @@ class GenerationChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionClosing:
+class CloseSession:
     """The sequence of a session has ended."""
 
     session: int
 
 
+class RefusalReason(StrEnum):
+    """Why a draft refuses or closes a session."""
+
+    MAX_SESSIONS = "max_sessions"
+    """The draft has no free slot for the link, or its inbox is full."""
+    GAP = "gap"
+    """A commit is missing or does not match the session, or too many commits wait."""
+    LENGTH = "length"
+    """The sequence is too long for the draft."""
+    DRAINING = "draining"
+    NOT_FINITE = "not_finite"
+    """The draft's model computed NaN or infinity for the session."""
+
+
 @dataclass(frozen=True, slots=True)
-class SessionRefusal:
-    """The draft refuses or ends a session."""
+class SessionRefused:
+    """The draft refuses a session, or closes it."""
 
     session: int
     reason: str
+    """A value of ``RefusalReason``; a target accepts other words too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkPolicy:
-    """Fan-out policy of a link, which may change while the link is open."""
+class LinkSettings:
+    """Settings of a link: its fan-out policy, which may change while the link is open."""
 
     fan_out_policy: str = "adaptive"
     fan_out: tuple[int, ...] = ()
@@ -243,7 +267,7 @@ class Draining:
     """The draft drains and accepts no more sessions."""
 
 
-TargetMessage = LinkHello | SessionOpening | SessionClosing | LinkPolicy | Heartbeat
+TargetMessage = Hello | OpenSession | CloseSession | LinkSettings | Heartbeat
 """A control message from a target to a draft. Frames travel beside them, as bytes."""
-DraftMessage = LinkWelcome | SessionRefusal | Draining | Heartbeat
+DraftMessage = Welcome | SessionRefused | Draining | Heartbeat
 """A control message from a draft to a target."""

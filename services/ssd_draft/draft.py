@@ -12,7 +12,7 @@ from ssd.ports import Clock
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.pool_codec import DraftStatus
 from ssd.step_thread import StepThread, Watchdog
-from ssd.telemetry import DRAFT_CAPACITY, get_logger
+from ssd.telemetry import DRAFT_MAX_SESSIONS, get_logger
 from ssd.threads import post
 from ssd_draft.inbox import Inbox, enough_bytes
 from ssd_draft.link_server import LinkServer, max_message_bytes
@@ -78,7 +78,7 @@ class Draft:
             TimeoutError: the step thread did not end after the drain.
             Exception: what the step thread crashed with.
         """
-        DRAFT_CAPACITY.set(self._setup.settings.max_sessions)
+        DRAFT_MAX_SESSIONS.set(self._setup.settings.max_sessions)
         servicer = SpeculationServicer(
             self._links, is_ready=self._is_loaded, status=self.status, drain=self.drain
         )

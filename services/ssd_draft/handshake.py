@@ -3,7 +3,7 @@
 from ssd.errors import HandshakeError, SettingsError
 from ssd.speculation.fan_out import make_policy
 from ssd.transport.channels import CHANNELS
-from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy, LinkWelcome
+from ssd.types import WIRE_VERSION, Hello, LinkSettings, Welcome
 from ssd_draft.setup import DraftSetup
 
 _SHOWN_CHARACTERS = 12
@@ -13,9 +13,9 @@ _FIXES = dict.fromkeys(
 """Fix for a field that differs, if its values do not show the fix."""
 
 
-def welcome(hello: LinkHello, setup: DraftSetup) -> LinkWelcome:
+def welcome(hello: Hello, setup: DraftSetup) -> Welcome:
     """Return the answer to a valid Hello."""
-    return LinkWelcome(
+    return Welcome(
         epoch=hello.epoch,
         max_sessions=setup.settings.max_sessions,
         lookahead=setup.settings.lookahead,
@@ -25,7 +25,7 @@ def welcome(hello: LinkHello, setup: DraftSetup) -> LinkWelcome:
     )
 
 
-def check_hello(hello: LinkHello, setup: DraftSetup) -> None:
+def check_hello(hello: Hello, setup: DraftSetup) -> None:
     """Refuse a target that does not match this draft.
 
     Raises:
@@ -51,19 +51,19 @@ def check_hello(hello: LinkHello, setup: DraftSetup) -> None:
         raise HandshakeError("channel", f"this draft has {known}, the target has {hello.channel}")
 
 
-def check_policy(policy: LinkPolicy, setup: DraftSetup) -> None:
+def check_settings(settings: LinkSettings, setup: DraftSetup) -> None:
     """Refuse a fan-out policy that this draft cannot apply.
 
     Raises:
         HandshakeError: the policy is unknown, or its split does not match the table.
     """
     try:
-        make_policy(policy.fan_out_policy, policy.fan_out)
+        make_policy(settings.fan_out_policy, settings.fan_out)
     except SettingsError as error:
         raise HandshakeError("fan_out_policy", str(error)) from error
     num_lengths, num_branches = setup.settings.num_columns, setup.settings.branches
-    found = len(policy.fan_out), sum(policy.fan_out)
-    if policy.fan_out and found != (num_lengths, num_branches):
+    found = len(settings.fan_out), sum(settings.fan_out)
+    if settings.fan_out and found != (num_lengths, num_branches):
         raise HandshakeError(
             "fan_out",
             f"has {found[0]} lengths and {found[1]} branches, this draft has {num_lengths} and "

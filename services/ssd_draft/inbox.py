@@ -6,7 +6,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
 from ssd.ports import Clock
-from ssd.types import Commit, SessionOpening
+from ssd.types import Commit, OpenSession
 from ssd_draft.sessions import LinkEnd
 
 EVENT_BYTES = 512
@@ -30,7 +30,7 @@ class Opening:
     """A target opens a session."""
 
     link: LinkEnd
-    opening: SessionOpening
+    opening: OpenSession
     arrived_at: float
 
 

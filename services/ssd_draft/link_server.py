@@ -17,16 +17,15 @@ from ssd.rpc.link import (
     first_result,
 )
 from ssd.telemetry import get_logger
-from ssd.types import Heartbeat, LinkHello, LinkPolicy, SessionClosing, SessionOpening
-from ssd_draft.handshake import check_hello, check_policy, welcome
+from ssd.types import CloseSession, Heartbeat, Hello, LinkSettings, OpenSession, RefusalReason
+from ssd_draft.handshake import check_hello, check_settings, welcome
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
-from ssd_draft.sessions import Refusal
 from ssd_draft.setup import DraftSetup
 from ssd_draft.target_link import TargetLink
 
 _log = get_logger(__name__)
 _MIN_MESSAGE_BYTES = 64 * 1024
-"""More than the commits of 256 sessions, a Hello or a policy take."""
+"""More than the commits of 256 sessions, a Hello or LinkSettings take."""
 _TOKEN_BYTES = 5
 """Largest size of an encoded token id."""
 _OTHER_BYTES = 1024
@@ -133,16 +132,16 @@ class LinkServer:
                 match message:
                     case None:
                         return None
-                    case SessionOpening():
+                    case OpenSession():
                         self._open(link, message)
-                    case SessionClosing():
+                    case CloseSession():
                         self._put(link, Closing(link, message.session))
-                    case LinkPolicy():
-                        check_policy(message, self._setup)
-                        link.policy = message
+                    case LinkSettings():
+                        check_settings(message, self._setup)
+                        link.settings = message
                     case Heartbeat(nonce=nonce) if nonce:
                         call.send(Heartbeat(echo=nonce))
-                    case LinkHello():
+                    case Hello():
                         return FrameError("a second Hello")
                     case _:
                         pass
@@ -168,13 +167,13 @@ class LinkServer:
             return None
         return LinkError(f"the draft's step thread has not read its inbox for {seconds:.1f} s")
 
-    def _open(self, link: TargetLink, opening: SessionOpening) -> None:
+    def _open(self, link: TargetLink, opening: OpenSession) -> None:
         """Queue an opening, or refuse the session if it is too long or the inbox is full."""
         check_opening(opening, self._setup.vocab_size)
         if len(opening.token_ids) >= self._setup.max_len:
-            link.refuse(opening.session, Refusal.LENGTH)
+            link.refuse(opening.session, RefusalReason.LENGTH)
         elif not self._inbox.put(Opening(link, opening, self._clock.now())):
-            link.refuse(opening.session, Refusal.MAX_SESSIONS)
+            link.refuse(opening.session, RefusalReason.MAX_SESSIONS)
 
     def _put(self, link: TargetLink, event: Event) -> None:
         if not self._inbox.put(event):
@@ -198,7 +197,7 @@ def max_message_bytes(setup: DraftSetup) -> int:
     return max(_MIN_MESSAGE_BYTES, _OTHER_BYTES + _TOKEN_BYTES * setup.max_len)
 
 
-def check_opening(opening: SessionOpening, vocab_size: int) -> None:
+def check_opening(opening: OpenSession, vocab_size: int) -> None:
     """Refuse an opening that the model cannot run.
 
     Raises:
@@ -211,12 +210,12 @@ def check_opening(opening: SessionOpening, vocab_size: int) -> None:
         raise FrameError(f"temperature {opening.temperature} of an opening is not in 0..2")
 
 
-async def _receive_hello(call: LinkServerCall) -> LinkHello:
+async def _receive_hello(call: LinkServerCall) -> Hello:
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             message = await call.receive()
     except TimeoutError as error:
         raise LinkError(f"no Hello within {HANDSHAKE_SECONDS} s") from error
-    if not isinstance(message, LinkHello):
+    if not isinstance(message, Hello):
         raise FrameError("the first message of a link must be Hello")
     return message

@@ -12,23 +12,12 @@ a draft is small compared with that of its target, and an open session never run
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol
 
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import FrameError, LinkError
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Branch, Commit, LinkPolicy, SessionOpening, TokenId
-
-
-class Refusal(StrEnum):
-    """Reasons why a session is refused or closed; the values are sent to the target."""
-
-    MAX_SESSIONS = "max_sessions"
-    GAP = "gap"
-    LENGTH = "length"
-    DRAINING = "draining"
-    NOT_FINITE = "not finite"
+from ssd.types import Branch, Commit, LinkSettings, OpenSession, RefusalReason, TokenId
 
 
 class LinkEnd(Protocol):
@@ -40,15 +29,15 @@ class LinkEnd(Protocol):
         ...
 
     @property
-    def policy(self) -> LinkPolicy:
-        """The current fan-out policy."""
+    def settings(self) -> LinkSettings:
+        """The current settings of the link."""
         ...
 
     def push(self, tables: Collection[OutcomeTable]) -> None:
         """Send tables in one frame."""
         ...
 
-    def refuse(self, session: int, reason: Refusal) -> None:
+    def refuse(self, session: int, reason: RefusalReason) -> None:
         """Send that a session is closed or not opened."""
         ...
 
@@ -176,7 +165,9 @@ class Sessions:
         """Return the session with this id on this link."""
         return self._sessions.get((link.number, number))
 
-    def open(self, link: LinkEnd, opening: SessionOpening, arrived_at: float) -> Session | Refusal:
+    def open(
+        self, link: LinkEnd, opening: OpenSession, arrived_at: float
+    ) -> Session | RefusalReason:
         """Open a session, or return the reason why not.
 
         Raises:
@@ -189,9 +180,9 @@ class Sessions:
         max_len = min(opening.max_len, self._max_len)
         num_blocks = -(-max_len // self._block_size)
         if not self._has_room_for_a_tree(num_tokens, max_len):
-            return Refusal.LENGTH
+            return RefusalReason.LENGTH
         if not self._may_take_a_slot(link) or not self._pool.can_allocate(num_blocks):
-            return Refusal.MAX_SESSIONS
+            return RefusalReason.MAX_SESSIONS
         session = Session(
             number=opening.session,
             link=link,

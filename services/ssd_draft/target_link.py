@@ -11,8 +11,7 @@ from ssd.telemetry import BAD_FRAMES_TOTAL, STALE_FRAMES_TOTAL, get_logger
 from ssd.threads import post
 from ssd.transport.channels import CHANNELS
 from ssd.transport.frame import Frame, FrameKind, FrameLimits
-from ssd.types import Branch, Commit, Draining, LinkHello, LinkPolicy, SessionRefusal
-from ssd_draft.sessions import Refusal
+from ssd.types import Branch, Commit, Draining, Hello, LinkSettings, RefusalReason, SessionRefused
 from ssd_draft.setup import DraftSetup
 
 _log = get_logger(__name__)
@@ -24,13 +23,11 @@ class TargetLink:
     ``ended`` holds the reason of the end; None if the target closed the link.
     """
 
-    def __init__(
-        self, number: int, hello: LinkHello, call: LinkServerCall, setup: DraftSetup
-    ) -> None:
+    def __init__(self, number: int, hello: Hello, call: LinkServerCall, setup: DraftSetup) -> None:
         self.number = number
         self.epoch = hello.epoch
         self.name = hello.peer.pod or f"link {number}"
-        self.policy = LinkPolicy(fan_out_policy=setup.settings.fan_out)
+        self.settings = LinkSettings(fan_out_policy=setup.settings.fan_out)
         self._call = call
         self._vocab_size = setup.vocab_size
         self._lookahead = setup.settings.lookahead
@@ -58,10 +55,10 @@ class TargetLink:
         else:
             self._send(frame)
 
-    def refuse(self, session: int, reason: Refusal) -> None:
+    def refuse(self, session: int, reason: RefusalReason) -> None:
         """Send that a session is closed or not opened."""
         try:
-            self._call.send(SessionRefusal(session, str(reason)))
+            self._call.send(SessionRefused(session, str(reason)))
         except LinkError as error:
             self.fail(error)
 

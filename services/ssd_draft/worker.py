@@ -17,9 +17,9 @@ from ssd.speculation.fan_out import FanOutPolicy
 from ssd.speculation.table import OutcomeTable
 from ssd.step_thread import Watchdog
 from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SECONDS, get_logger
-from ssd.types import LinkPolicy
+from ssd.types import LinkSettings, RefusalReason
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
-from ssd_draft.sessions import GapError, LinkEnd, Move, Refusal, Session, Sessions
+from ssd_draft.sessions import GapError, LinkEnd, Move, Session, Sessions
 from ssd_draft.tree import Growth, NewSession, Tree
 
 _log = get_logger(__name__)
@@ -38,7 +38,7 @@ class Parts:
     inbox: Inbox
     sessions: Sessions
     tree: Tree
-    policy_of: Callable[[LinkPolicy], FanOutPolicy]
+    policy_of: Callable[[LinkSettings], FanOutPolicy]
     """Returns one object per policy, so that sessions of the same policy are processed together."""
     prefill_chunk: int
     clock: Clock
@@ -136,7 +136,7 @@ class Worker:
                 continue
             if len(session.pending) >= MAX_PENDING:
                 _log.info("session_gap", session=session.number, reason="too far behind")
-                self._refuse(session, Refusal.GAP)
+                self._refuse(session, RefusalReason.GAP)
             else:
                 session.pending.append(commit)
                 session.arrived_at = event.arrived_at
@@ -144,14 +144,14 @@ class Worker:
     def _open(self, event: Opening) -> None:
         opening = event.opening
         if self._is_draining:
-            event.link.refuse(opening.session, Refusal.DRAINING)
+            event.link.refuse(opening.session, RefusalReason.DRAINING)
             return
         try:
             admitted = self._sessions.open(event.link, opening, event.arrived_at)
         except LinkError as error:
             event.link.fail(error)
             return
-        if isinstance(admitted, Refusal):
+        if isinstance(admitted, RefusalReason):
             event.link.refuse(opening.session, admitted)
             return
         self._tree.open(
@@ -197,10 +197,10 @@ class Worker:
             move = session.plan(commit)
         except GapError as error:
             _log.info("session_gap", session=session.number, reason=str(error))
-            self._refuse(session, Refusal.GAP)
+            self._refuse(session, RefusalReason.GAP)
             return None
         if not self._sessions.has_room(session, move.num_entries):
-            self._refuse(session, Refusal.LENGTH)
+            self._refuse(session, RefusalReason.LENGTH)
             return None
         return move
 
@@ -223,7 +223,7 @@ class Worker:
         started = self._clock.now()
         self._tree.grow(
             [each.slot for each in due],
-            [self._policy_of(each.link.policy) for each in due],
+            [self._policy_of(each.link.settings) for each in due],
             lambda growth: self._push(due, growth),
         )
         DRAFT_TABLE_SECONDS.observe(self._clock.now() - started)
@@ -243,7 +243,7 @@ class Worker:
             WIRE_TO_TABLE_SECONDS.observe(now - session.arrived_at)
             self._recent_seconds.append(now - session.arrived_at)
 
-    def _refuse(self, session: Session, reason: Refusal) -> None:
+    def _refuse(self, session: Session, reason: RefusalReason) -> None:
         session.link.refuse(session.number, reason)
         self._close(session)
 
@@ -252,7 +252,7 @@ class Worker:
         if self._tree.is_broken_X.any():
             for session in [each for each in self._sessions if self._tree.is_broken_X[each.slot]]:
                 _log.warning("session_not_finite", session=session.number)
-                self._refuse(session, Refusal.NOT_FINITE)
+                self._refuse(session, RefusalReason.NOT_FINITE)
 
     def _close(self, session: Session) -> None:
         session.pending.clear()

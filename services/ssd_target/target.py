@@ -17,7 +17,7 @@ from ssd.rpc.pool_codec import PoolStatus
 from ssd.step_thread import StepThread, Watchdog
 from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, get_logger
 from ssd.text.chat_template import load_template
-from ssd.types import WIRE_VERSION, LinkHello, LinkPolicy, Peer
+from ssd.types import WIRE_VERSION, Hello, LinkSettings, Peer
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.round_log import RoundLog
@@ -70,7 +70,7 @@ class Target:
             self._pool,
             settings.drafts,
             hello(settings, model, me),
-            LinkPolicy(fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split),
+            LinkSettings(fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split),
             max_round_trip_seconds=settings.max_round_trip_us / 1e6,
         )
         self._handler = RequestHandler(
@@ -159,9 +159,9 @@ def log_crash_of_links(links: "asyncio.Task[None]") -> None:
         _log.error("links_crashed", error=repr(crash))
 
 
-def hello(settings: TargetSettings, model: LocalModel, me: Peer) -> LinkHello:
+def hello(settings: TargetSettings, model: LocalModel, me: Peer) -> Hello:
     """Return the first message of a link; each link sets its own epoch."""
-    return LinkHello(
+    return Hello(
         wire_version=WIRE_VERSION,
         vocab_size=model.num_token_ids,
         tokenizer_fingerprint=model.tokenizer.fingerprint,

@@ -22,7 +22,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("exactness: speculative against plain decoding, fp32")
     terminalreporter.write_line(
         f"{'draft':<22} {'K':>2} {'T':>4} {'prompts':>7} {'tokens':>7} {'different':>9} "
-        f"{'hit rate':>8} {'late':>5} {'tokens a round':>14} {'accepted':>8}"
+        f"{'hit rate':>8} {'late':>5} {'tokens per round':>16} {'accepted':>8}"
     )
     for row in sorted(rows, key=lambda row: (row.draft, row.lookahead, row.temperature)):
         rate = f"{row.hits / row.looked_up:.2f}" if row.looked_up else "-"
@@ -31,5 +31,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(
             f"{row.draft:<22} {row.lookahead:>2} {row.temperature:>4} {row.num_prompts:>7} "
             f"{row.num_tokens:>7} {row.num_different:>9} {rate:>8} {row.late:>5} "
-            f"{row.tokens_per_round:>14.2f} {accepted:>8}"
+            f"{row.tokens_per_round:>16.2f} {accepted:>8}"
         )

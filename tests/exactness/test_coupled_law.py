@@ -3,7 +3,7 @@
 The target is a table of probabilities of the next token given the last one, over a tiny vocabulary,
 so the joint law of three tokens is known exactly: 4^3 = 64 cells. Thousands of sequences, one seed
 each, are decoded side by side with the target's own parts (``Sampler``,
-``verify_coupled``, ``Sequence.commit``), with proposals of every kind that a round may have: those
+``verify_coupled``, ``Sequence.append``), with proposals of every kind that a round may have: those
 of a draft that agrees in part (hit), none where the outcome itself decides so (miss), none in every
 other round (late), n-gram guesses from the text, random tokens (wrong), and none at all (dead).
 

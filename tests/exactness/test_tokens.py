@@ -126,7 +126,7 @@ async def test_a_draft_that_is_the_target_always_hits_and_proposes_what_is_accep
         assert row.late == 0
         assert row.looked_up - row.hits <= 1
         assert row.num_rejected <= size.lookahead
-        # A hit proposes K tokens, but for the last one of a text: K+1 tokens a round, then.
+        # A hit proposes K tokens, but for the last one of a text: such a round proposes fewer.
         assert row.num_proposed >= size.lookahead * (row.hits - row.num_prompts)
         assert row.tokens_per_round > 1.2
 

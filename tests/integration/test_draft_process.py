@@ -25,18 +25,18 @@ from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import (
     WIRE_VERSION,
     Branch,
+    CloseSession,
     Commit,
     DraftMessage,
     Draining,
     Explicit,
     Heartbeat,
-    LinkHello,
-    LinkPolicy,
-    LinkWelcome,
+    Hello,
+    LinkSettings,
+    OpenSession,
     Outcome,
-    SessionClosing,
-    SessionOpening,
-    SessionRefusal,
+    SessionRefused,
+    Welcome,
 )
 
 ANY_PORT = ("--port", "0", "--http-port", "0")
@@ -74,7 +74,7 @@ class ScriptedTarget:
     """One link of a target; it answers the draft's heartbeats, if it is to send any."""
 
     call: LinkCall
-    hello: LinkHello
+    hello: Hello
     has_heartbeat: bool = True
     messages: "asyncio.Queue[DraftMessage | LinkError | None]" = field(
         default_factory=asyncio.Queue
@@ -85,11 +85,11 @@ class ScriptedTarget:
     def __post_init__(self) -> None:
         self.channel = GrpcChannel(LinkFrames(self.call))
 
-    async def shake_hands(self) -> LinkWelcome:
+    async def shake_hands(self) -> Welcome:
         self.call.send(self.hello)
         async with asyncio.timeout(ANSWER_SECONDS):
             welcome = await self.call.receive()
-        assert isinstance(welcome, LinkWelcome)
+        assert isinstance(welcome, Welcome)
         self.channel.start(self._on_frame, lambda _error: None)
         return welcome
 
@@ -113,9 +113,7 @@ class ScriptedTarget:
 
     def open(self, session: int, tokens: tuple[int, ...] = PROMPT, max_len: int = 200) -> None:
         self.call.send(
-            SessionOpening(
-                session=session, token_ids=tokens, seed=7, temperature=0.8, max_len=max_len
-            )
+            OpenSession(session=session, token_ids=tokens, seed=7, temperature=0.8, max_len=max_len)
         )
 
     def commit(self, *commits: Commit) -> None:
@@ -135,7 +133,7 @@ class ScriptedTarget:
         return message
 
 
-def hello(folder: Path, **changes: Any) -> LinkHello:
+def hello(folder: Path, **changes: Any) -> Hello:
     tokenizer = load_tokenizer(folder)
     fields: dict[str, Any] = {
         "wire_version": WIRE_VERSION,
@@ -146,7 +144,7 @@ def hello(folder: Path, **changes: Any) -> LinkHello:
         "channel": "grpc",
         "epoch": 1,
     }
-    return LinkHello(**(fields | changes))
+    return Hello(**(fields | changes))
 
 
 @asynccontextmanager
@@ -201,7 +199,7 @@ async def test_each_commit_is_followed_by_the_next_table(
             table = following
         link.commit(Commit(1, table.base_len, Outcome(0, 65), Explicit((66, 67))))
         assert (await link.table()).base_len == table.base_len + 1
-        link.call.send(SessionClosing(1))
+        link.call.send(CloseSession(1))
         await sessions_of(draft, 0)
 
 
@@ -209,7 +207,7 @@ async def test_the_sessions_of_one_frame_of_commits_get_their_tables_together(
     draft: ProcessUnderTest, folder: Path
 ) -> None:
     async with target(draft, folder) as link:
-        link.call.send(LinkPolicy(fan_out_policy="uniform"))
+        link.call.send(LinkSettings(fan_out_policy="uniform"))
         tables = []
         for session in (1, 2, 3):
             link.open(session, PROMPT[: 10 * session])
@@ -219,7 +217,7 @@ async def test_the_sessions_of_one_frame_of_commits_get_their_tables_together(
         answers = [await link.table() for _ in tables]
         assert [answer.session for answer in answers] == [1, 2, 3]
         link.open(4)
-        assert await link.receive() == SessionRefusal(4, "max_sessions")
+        assert await link.receive() == SessionRefused(4, "max_sessions")
     await sessions_of(draft, 0)
 
 
@@ -230,7 +228,7 @@ async def test_a_gap_closes_the_session_and_not_the_link(
         link.open(1)
         table = await link.table()
         link.commit(Commit(1, table.base_len + 1, Outcome(0, 70), Explicit()))
-        assert await link.receive() == SessionRefusal(1, "gap")
+        assert await link.receive() == SessionRefused(1, "gap")
         link.open(2)
         assert (await link.table()).session == 2
 
@@ -342,10 +340,10 @@ async def test_a_draft_sends_draining_serves_its_sessions_and_exits_with_0(folde
             process.signal(signal.SIGTERM)
             assert await link.receive() == Draining()
             link.open(2)
-            assert await link.receive() == SessionRefusal(2, "draining")
+            assert await link.receive() == SessionRefused(2, "draining")
             link.commit(Commit(1, table.base_len, Outcome(0, 70), Explicit()))
             assert (await link.table()).base_len == table.base_len + 1
-            link.call.send(SessionClosing(1))
+            link.call.send(CloseSession(1))
             with pytest.raises(LinkError):
                 await link.receive()
         assert await process.wait() == 0

@@ -143,7 +143,7 @@ async def test_every_documented_metric_has_a_plausible_value(folder: Path) -> No
             there = await until(helper, lambda found: found["ssd_draft_sessions"] == 0)
             for part in ("load", "warm-up"):
                 assert there[f'ssd_draft_startup_seconds{{part="{part}"}}'] > 0
-            assert there["ssd_draft_capacity"] == 16
+            assert there["ssd_draft_max_sessions"] == 16
             assert there["ssd_wire_to_table_seconds_count"] > 0
             of_both = {name.partition("{")[0] for name in metrics} & {
                 name.partition("{")[0] for name in there

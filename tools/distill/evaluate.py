@@ -40,8 +40,8 @@ class Evaluation:
         draft_loss: Cross entropy of the draft.
         kl: KL divergence from the distribution of the target to that of the draft.
         agreement: Share of positions of held-out text at which both have the same greedy choice.
-        tokens_a_round: Mean accepted length plus one by temperature, with ``LOOKAHEAD``.
-        bytes_a_token: Bytes of held-out text per token.
+        tokens_per_round: Mean accepted length plus one by temperature, with ``LOOKAHEAD``.
+        bytes_per_token: Bytes of held-out text per token.
         lookahead: Tokens in a full proposal (K).
         num_prompts: Number of prompts from held-out modules.
         prompt_tokens: Length of each.
@@ -52,15 +52,15 @@ class Evaluation:
     draft_loss: float
     kl: float
     agreement: float
-    tokens_a_round: dict[str, float]
-    bytes_a_token: float
+    tokens_per_round: dict[str, float]
+    bytes_per_token: float
     lookahead: int = LOOKAHEAD
     num_prompts: int = NUM_PROMPTS
     prompt_tokens: int = PROMPT_TOKENS
     new_tokens: int = NEW_TOKENS
 
 
-def tokens_a_round(agrees_BS: Tensor, lookahead: int) -> float:
+def tokens_per_round(agrees_BS: Tensor, lookahead: int) -> float:
     """Return tokens per round over texts that the target generated.
 
     Args:
@@ -179,15 +179,15 @@ def evaluate(
         tokens_BS = write_text(target, prompts_BS, temperature, noise_SBV)
         logger.info("T=%s: %r", temperature, tokenizer.decode(tokens_BS[0, -NEW_TOKENS:].tolist()))
         agrees_BS = agreement_with(draft, tokens_BS, PROMPT_TOKENS, temperature * noise_SBV)
-        found[str(temperature)] = round(tokens_a_round(agrees_BS, LOOKAHEAD), 3)
-        logger.info("T=%s: %.2f tokens a round", temperature, found[str(temperature)])
+        found[str(temperature)] = round(tokens_per_round(agrees_BS, LOOKAHEAD), 3)
+        logger.info("T=%s: %.2f tokens per round", temperature, found[str(temperature)])
     return Evaluation(
         target_loss=round(target_loss, 4),
         draft_loss=round(draft_loss, 4),
         kl=round(kl, 4),
         agreement=round(agreement, 4),
-        tokens_a_round=found,
-        bytes_a_token=round(num_bytes / len(stream_S), 3),
+        tokens_per_round=found,
+        bytes_per_token=round(num_bytes / len(stream_S), 3),
     )
 
 

@@ -58,7 +58,7 @@ $results
 
 Tokens per round are accepted length plus one, with $lookahead proposed tokens and coupled noise
 where T > 0: means over continuations of $new_tokens tokens that the target writes after
-$num_prompts prompts of $prompt_tokens tokens. A token is $bytes_a_token bytes.
+$num_prompts prompts of $prompt_tokens tokens. A token is $bytes_per_token bytes.
 
 Train it again with `python -m tools.distill.train --output DIR` and `python -m
 tools.distill.package DIR WEIGHTS`. Measure it with `python -m tools.distill.evaluate TARGET DRAFT`.
@@ -105,7 +105,7 @@ CONDITIONS = (
     "num_prompts",
     "prompt_tokens",
     "new_tokens",
-    "bytes_a_token",
+    "bytes_per_token",
 )
 """Conditions of the figures in the card."""
 ROLES = {
@@ -185,8 +185,8 @@ def _results(columns: dict[str, dict[str, Any]]) -> str:
     table = [["", *columns], ["---"] * (1 + len(columns))]
     for key, title in FIGURES.items():
         table.append([title, *(str(found[key]) for found in columns.values())])
-    for temperature in next(iter(columns.values()))["tokens_a_round"]:
-        rounds = (str(found["tokens_a_round"][temperature]) for found in columns.values())
+    for temperature in next(iter(columns.values()))["tokens_per_round"]:
+        rounds = (str(found["tokens_per_round"][temperature]) for found in columns.values())
         table.append([f"Tokens per round, T = {temperature}", *rounds])
     return "\n".join(f"| {' | '.join(row)} |" for row in table)
 

@@ -21,6 +21,7 @@ from ssd.rpc.bounds import (
 )
 from ssd.rpc.fields import shared_fields
 from ssd.types import (
+    ChatTurn,
     FinishReason,
     GenerationChunk,
     Mode,
@@ -43,15 +44,6 @@ MAX_METADATA_ENTRIES = 16
 MAX_METADATA_CHARACTERS = 256
 MAX_NAME_CHARACTERS = 256
 ROLES = ("system", "user", "assistant")
-
-
-@dataclass(frozen=True, slots=True)
-class ChatTurn:
-    """One turn of a conversation."""
-
-    role: str
-    """``system``, ``user`` or ``assistant``."""
-    content: str
 
 
 @dataclass(frozen=True, slots=True)

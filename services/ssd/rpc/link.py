@@ -5,11 +5,11 @@ of the event loop writes to the stream in order. A second task reads the stream:
 the frame callback on the loop's thread, and queues all other messages for ``receive``. ``send``
 wakes the loop only if its queue was empty.
 
-*Decision*: asyncio gRPC streams, on the loop's thread. *Because*: the round trip of a 1 KiB frame,
-from a thread of one process through another and back, took 0.31 to 0.37 ms in the median and 0.5
-to 3.8 ms at 99 % (six runs of 2000 on two CPUs shared with other work), and one thread fewer
-competes for the interpreter with the step thread. *Not chosen*: synchronous gRPC with two threads a
-link; not measured. *Revisit when* the median passes 1 ms.
+*Decision*: asyncio gRPC streams, on the loop's thread. *Because*: a frame of 1 KiB (a table has
+1,232 bytes at the defaults) went from a thread of one process through another and back in 0.31 to
+0.37 ms in the median and 0.5 to 3.8 ms at 99 % (six runs of 2000 on two CPUs shared with other
+work), and one thread fewer competes for the interpreter with the step thread. *Not chosen*:
+synchronous gRPC with two threads per link; not measured. *Revisit when* the median passes 1 ms.
 """
 
 import asyncio
@@ -52,7 +52,8 @@ MAX_INCOMING = 1024
 MESSAGES_PER_SECOND = 2_000.0
 """Rate at which the messages of one peer are read; a message counts once for each 16 KiB. This rate
 takes a third of the event loop's time. Unpacking takes 0.16 ms for a frame with one table of
-1.2 KiB and 0.7 ms for one with 64, so a draft with 64 sessions is not delayed at 300 rounds/s."""
+1,232 bytes and 0.7 ms for one with 64 tables. A draft with 64 sessions is therefore not delayed at
+300 rounds/s."""
 BURST_MESSAGES = 4_000.0
 """Number of messages that are read without a pause."""
 UNIT_BYTES = 16 * 1024

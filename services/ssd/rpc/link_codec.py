@@ -10,17 +10,17 @@ from ssd.errors import FrameError, HandshakeError
 from ssd.rpc.bounds import LARGEST_ID, MAX_TEMPERATURE
 from ssd.rpc.fields import shared_fields
 from ssd.types import (
+    CloseSession,
     DraftMessage,
     Draining,
     Heartbeat,
-    LinkHello,
-    LinkPolicy,
-    LinkWelcome,
+    Hello,
+    LinkSettings,
+    OpenSession,
     Peer,
-    SessionClosing,
-    SessionOpening,
-    SessionRefusal,
+    SessionRefused,
     TargetMessage,
+    Welcome,
 )
 from ssd.v1 import speculation_pb2, types_pb2
 
@@ -31,7 +31,7 @@ MAX_WORD_CHARACTERS = 256
 
 _Request = speculation_pb2.SpeculateRequest
 _Response = speculation_pb2.SpeculateResponse
-_UNKNOWN = "a message of the link is empty, or of a kind that this version does not know"
+_UNKNOWN = "a message of the link is empty, or of a kind that this version does not support"
 
 
 def speculate_request(message: TargetMessage | bytes) -> speculation_pb2.SpeculateRequest:
@@ -41,19 +41,19 @@ def speculate_request(message: TargetMessage | bytes) -> speculation_pb2.Specula
             return _Request(frame=message)
         case Heartbeat(nonce, echo):
             return _Request(heartbeat=speculation_pb2.Heartbeat(nonce=nonce, echo=echo))
-        case SessionOpening():
-            fields = shared_fields(message, SessionOpening)
+        case OpenSession():
+            fields = shared_fields(message, OpenSession)
             return _Request(open_session=speculation_pb2.OpenSession(**fields))
-        case SessionClosing(session):
+        case CloseSession(session):
             return _Request(close_session=speculation_pb2.CloseSession(session=session))
-        case LinkPolicy():
-            fields = shared_fields(message, LinkPolicy)
+        case LinkSettings():
+            fields = shared_fields(message, LinkSettings)
             return _Request(link_settings=speculation_pb2.LinkSettings(**fields))
-        case LinkHello():
+        case Hello():
             hello = speculation_pb2.Hello(
                 sampling_mode=types_pb2.SAMPLING_MODE_COUPLED,
                 peer=_peer_message(message.peer),
-                **shared_fields(message, LinkHello, "peer"),
+                **shared_fields(message, Hello, "peer"),
             )
             return _Request(hello=hello)
 
@@ -78,9 +78,9 @@ def target_message(
         case "open_session":
             return _opening(message.open_session, max_tokens)
         case "close_session":
-            return SessionClosing(_session(message.close_session.session))
+            return CloseSession(_session(message.close_session.session))
         case "link_settings":
-            return _policy(message.link_settings)
+            return _settings(message.link_settings)
         case "hello":
             return _hello(message.hello)
     raise FrameError(_UNKNOWN)
@@ -95,12 +95,12 @@ def speculate_response(message: DraftMessage | bytes) -> speculation_pb2.Specula
             return _Response(heartbeat=speculation_pb2.Heartbeat(nonce=nonce, echo=echo))
         case Draining():
             return _Response(draining=speculation_pb2.Draining())
-        case SessionRefusal(session, reason):
+        case SessionRefused(session, reason):
             refused = speculation_pb2.SessionRefused(session=session, reason=reason)
             return _Response(session_refused=refused)
-        case LinkWelcome():
+        case Welcome():
             welcome = speculation_pb2.Welcome(
-                peer=_peer_message(message.peer), **shared_fields(message, LinkWelcome, "peer")
+                peer=_peer_message(message.peer), **shared_fields(message, Welcome, "peer")
             )
             return _Response(welcome=welcome)
 
@@ -122,13 +122,13 @@ def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage | 
         case "session_refused":
             refused = message.session_refused
             _check_words(reason=refused.reason)
-            return SessionRefusal(_session(refused.session), refused.reason)
+            return SessionRefused(_session(refused.session), refused.reason)
         case "welcome":
             return _welcome(message.welcome)
     raise FrameError(_UNKNOWN)
 
 
-def _hello(message: speculation_pb2.Hello) -> LinkHello:
+def _hello(message: speculation_pb2.Hello) -> Hello:
     _check_handshake("vocab_size", message.vocab_size, 1, LARGEST_ID)
     _check_handshake("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
     _check_handshake("branches", message.branches, 1, MAX_BRANCHES)
@@ -142,18 +142,18 @@ def _hello(message: speculation_pb2.Hello) -> LinkHello:
         tokenizer_fingerprint=message.tokenizer_fingerprint,
         channel=message.channel,
     )
-    return LinkHello(peer=_peer(message.peer), **shared_fields(message, LinkHello, "peer"))
+    return Hello(peer=_peer(message.peer), **shared_fields(message, Hello, "peer"))
 
 
-def _welcome(message: speculation_pb2.Welcome) -> LinkWelcome:
+def _welcome(message: speculation_pb2.Welcome) -> Welcome:
     _check_handshake("epoch", message.epoch, 1, LARGEST_ID)
     _check_handshake("max_sessions", message.max_sessions, 0, LARGEST_ID)
     _check_handshake("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
     _check_handshake("branches", message.branches, 1, MAX_BRANCHES)
-    return LinkWelcome(peer=_peer(message.peer), **shared_fields(message, LinkWelcome, "peer"))
+    return Welcome(peer=_peer(message.peer), **shared_fields(message, Welcome, "peer"))
 
 
-def _opening(message: speculation_pb2.OpenSession, max_tokens: int) -> SessionOpening:
+def _opening(message: speculation_pb2.OpenSession, max_tokens: int) -> OpenSession:
     session = _session(message.session)
     num_tokens = len(message.token_ids)
     token_ids = tuple(message.token_ids[:max_tokens])
@@ -171,12 +171,10 @@ def _opening(message: speculation_pb2.OpenSession, max_tokens: int) -> SessionOp
             f"OpenSession of session {session} has {num_tokens} tokens and max_len "
             f"{message.max_len}"
         )
-    return SessionOpening(
-        token_ids=token_ids, **shared_fields(message, SessionOpening, "token_ids")
-    )
+    return OpenSession(token_ids=token_ids, **shared_fields(message, OpenSession, "token_ids"))
 
 
-def _policy(message: speculation_pb2.LinkSettings) -> LinkPolicy:
+def _settings(message: speculation_pb2.LinkSettings) -> LinkSettings:
     _check_words(fan_out_policy=message.fan_out_policy)
     num_lengths = len(message.fan_out)
     fan_out = tuple(message.fan_out[: MAX_LOOKAHEAD + 1])
@@ -185,7 +183,7 @@ def _policy(message: speculation_pb2.LinkSettings) -> LinkPolicy:
             f"fan_out has {num_lengths} entries of sum {sum(fan_out)}, allowed are "
             f"{MAX_LOOKAHEAD + 1} of sum {MAX_BRANCHES}"
         )
-    return LinkPolicy(fan_out_policy=message.fan_out_policy, fan_out=fan_out)
+    return LinkSettings(fan_out_policy=message.fan_out_policy, fan_out=fan_out)
 
 
 def _session(session: int) -> int:

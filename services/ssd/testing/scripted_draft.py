@@ -22,10 +22,10 @@ from ssd.speculation.table import (
 from ssd.transport.frame import Frame, FrameKind, TensorChannel
 from ssd.types import (
     Branch,
+    CloseSession,
     Commit,
+    OpenSession,
     Outcome,
-    SessionClosing,
-    SessionOpening,
     TargetMessage,
     TokenId,
 )
@@ -111,11 +111,11 @@ class ScriptedDraft:
         if self._has_failed:
             raise LinkError("the scripted draft has failed")
         self.received.append(message)
-        if isinstance(message, SessionOpening):
+        if isinstance(message, OpenSession):
             future = self.continuations(message.token_ids)
             self._sessions[message.session] = _Session(list(message.token_ids), future)
             self._send_tables([message.session])
-        elif isinstance(message, SessionClosing):
+        elif isinstance(message, CloseSession):
             self._sessions.pop(message.session, None)
 
     def _on_frame(self, frame: Frame) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,17 +11,10 @@ from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ssd.errors import FieldError, TokenizerError, UnsupportedError
+from ssd.types import ChatTurn
 
 RENDERING_ERRORS = (TemplateError, ArithmeticError, LookupError, TypeError, ValueError)
 """Errors that an expression in a template can raise."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatTurn:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
 
 
 def load_template(folder: Path) -> str | None:

@@ -18,7 +18,7 @@ from ssd.telemetry import (
     get_logger,
 )
 from ssd.transport.frame import Frame
-from ssd.types import Draining, Heartbeat, SessionRefusal
+from ssd.types import Draining, Heartbeat, SessionRefused
 from ssd_target.drafts.link import DraftLink, LinkState
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.reports import LinkReport, LinkReports
@@ -74,7 +74,7 @@ class Connection:
                     return LinkError("the draft closed the link")
                 case Heartbeat():
                     self._note_heartbeat(message)
-                case SessionRefusal():
+                case SessionRefused():
                     self._pool.refuse(self._link, message)
                 case Draining():
                     self._pool.drain(self._link)

@@ -16,7 +16,7 @@ from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall
 from ssd.telemetry import LINK_REFUSALS_TOTAL, LINK_RTT_SECONDS, get_logger
-from ssd.types import LinkHello, LinkPolicy
+from ssd.types import Hello, LinkSettings
 from ssd_target.drafts.addresses import DraftAddresses, Resolver, resolve
 from ssd_target.drafts.connection import Connection
 from ssd_target.drafts.handshake import shake_hands
@@ -45,8 +45,8 @@ class LinkDialer:
         self,
         pool: DraftPool,
         addresses: tuple[str, ...],
-        hello: LinkHello,
-        policy: LinkPolicy,
+        hello: Hello,
+        settings: LinkSettings,
         resolver: Resolver = resolve,
         *,
         max_round_trip_seconds: float = 0.0,
@@ -56,7 +56,7 @@ class LinkDialer:
         self._wanted: set[str] = set()
         """The addresses to dial."""
         self._hello = hello
-        self._policy = policy
+        self._settings = settings
         self._max_round_trip_seconds = max_round_trip_seconds
         self._epochs = itertools.count(1)
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -133,7 +133,7 @@ class LinkDialer:
     async def _serve(self, address: str, call: LinkCall) -> LinkError:
         hello = replace(self._hello, epoch=next(self._epochs))
         link = await shake_hands(address, call, hello, self._max_round_trip_seconds)
-        call.send(self._policy)
+        call.send(self._settings)
         return await Connection(link, call, self._pool, self._reports).serve()
 
     def _report_end(self, address: str, error: LinkError) -> None:

@@ -7,7 +7,7 @@ from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall, LinkFrames
 from ssd.speculation.table import row_width
 from ssd.transport.channels import CHANNELS
 from ssd.transport.frame import FrameLimits
-from ssd.types import LinkHello, LinkWelcome
+from ssd.types import Hello, Welcome
 from ssd_target.drafts.link import DraftLink
 from ssd_target.drafts.link_quality import LinkQuality, check_round_trip, measure
 
@@ -16,7 +16,7 @@ MAX_SESSIONS = 256
 
 
 async def shake_hands(
-    address: str, call: LinkCall, hello: LinkHello, max_round_trip_seconds: float = 0.0
+    address: str, call: LinkCall, hello: Hello, max_round_trip_seconds: float = 0.0
 ) -> DraftLink:
     """Return the link to which target and draft agree.
 
@@ -42,7 +42,7 @@ async def shake_hands(
     return DraftLink(address, welcome, channel, call.send)
 
 
-def check_welcome(hello: LinkHello, welcome: LinkWelcome) -> None:
+def check_welcome(hello: Hello, welcome: Welcome) -> None:
     """Compare the values of a Welcome with those of the Hello.
 
     Raises:
@@ -59,7 +59,7 @@ def check_welcome(hello: LinkHello, welcome: LinkWelcome) -> None:
             raise HandshakeError(name, f"this target has {mine}, the draft answered {theirs}")
 
 
-def frame_limits(welcome: LinkWelcome) -> FrameLimits:
+def frame_limits(welcome: Welcome) -> FrameLimits:
     """Return the limits of a frame with the tables of all sessions."""
     return FrameLimits(
         max_rows=max(1, welcome.max_sessions) * (welcome.branches + 1),
@@ -67,12 +67,12 @@ def frame_limits(welcome: LinkWelcome) -> FrameLimits:
     )
 
 
-async def _receive_welcome(call: LinkCall) -> LinkWelcome:
+async def _receive_welcome(call: LinkCall) -> Welcome:
     try:
         async with asyncio.timeout(HANDSHAKE_SECONDS):
             message = await call.receive()
     except TimeoutError as error:
         raise LinkError(f"no Welcome within {HANDSHAKE_SECONDS} s") from error
-    if not isinstance(message, LinkWelcome):
+    if not isinstance(message, Welcome):
         raise LinkError("the draft closed the link or sent another message before its Welcome")
     return message

@@ -10,12 +10,12 @@ from ssd.speculation.table import OutcomeTable, pack_commits
 from ssd.telemetry import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
 from ssd.transport.frame import Frame, FrameKind, TensorChannel
 from ssd.types import (
+    CloseSession,
     Commit,
-    LinkWelcome,
+    OpenSession,
     SequenceId,
-    SessionClosing,
-    SessionOpening,
     TargetMessage,
+    Welcome,
 )
 from ssd_target.decoding.round_result import LookupCounts
 from ssd_target.drafts.circuit_breaker import CircuitBreaker
@@ -90,7 +90,7 @@ class DraftLink:
     def __init__(
         self,
         name: str,
-        welcome: LinkWelcome,
+        welcome: Welcome,
         channel: TensorChannel,
         send_control: Callable[[TargetMessage], None],
     ) -> None:
@@ -188,7 +188,7 @@ class DraftLink:
             self.table_deadline.reset()
         return any_in_time
 
-    def send_opening(self, opening: SessionOpening) -> None:
+    def send_opening(self, opening: OpenSession) -> None:
         """Request a session.
 
         Raises:
@@ -199,7 +199,7 @@ class DraftLink:
     def send_closing(self, number: int) -> None:
         """Close a session on the draft. A failure marks the link as lost."""
         try:
-            self._send_control(SessionClosing(number))
+            self._send_control(CloseSession(number))
         except LinkError as error:
             self.lost_because = self.lost_because or str(error)
 

@@ -13,7 +13,7 @@ from ssd.ports import Clock
 from ssd.speculation.backup import BACKUPS
 from ssd.telemetry import COMMIT_TO_WIRE_SECONDS, get_logger
 from ssd.transport.frame import Frame
-from ssd.types import Commit, SequenceId, SessionOpening, SessionRefusal
+from ssd.types import Commit, OpenSession, RefusalReason, SequenceId, SessionRefused
 from ssd_target.decoding.round_result import (
     NO_TABLE_NEEDED,
     Lookup,
@@ -31,7 +31,7 @@ from ssd_target.settings import TargetSettings
 _log = get_logger(__name__)
 _RETRY_SECONDS = 1.0
 """Pause of a link after an opening that was refused or not answered."""
-_PERMANENT_REASONS = ("length", "not finite")
+_PERMANENT_REASONS = (RefusalReason.LENGTH, RefusalReason.NOT_FINITE)
 """Reasons of a refusal that stay true for this sequence on this draft."""
 
 
@@ -73,7 +73,7 @@ class DraftPool:
         with self._changed:
             link.is_draining = True
 
-    def refuse(self, link: DraftLink, refusal: SessionRefusal) -> None:
+    def refuse(self, link: DraftLink, refusal: SessionRefused) -> None:
         """Remove a session that the draft has refused or closed."""
         with self._changed:
             session = link.sessions.get(refusal.session)
@@ -106,8 +106,8 @@ class DraftPool:
 
     @property
     def num_active(self) -> int:
-        """Number of links that are up."""
-        return len(self._links)
+        """Number of links that accept sessions: they neither drain nor are suspended."""
+        return sum(self.state(link) is LinkState.ACTIVE for link in self.links())
 
     @property
     def num_sessions(self) -> int:
@@ -194,7 +194,7 @@ class DraftPool:
                 return
             session = self._sessions.add(link, sequence.sequence_id, num_tokens, now)
         sampling = sequence.arrival.request.sampling
-        opening = SessionOpening(
+        opening = OpenSession(
             session=session.number,
             token_ids=tuple(sequence.tokens),
             seed=sampling.seed,

@@ -14,7 +14,7 @@ from ssd.errors import ContextLengthError, FieldError, NotReadyError
 from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
-from ssd.text.chat_template import ChatTurn, render_chat
+from ssd.text.chat_template import render_chat
 from ssd.types import FinishReason, GenerationChunk, Request, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import queue_full
@@ -189,8 +189,7 @@ class RequestHandler:
 
     async def _prompt_ids(self, prompt: Prompt) -> tuple[TokenId, ...]:
         if isinstance(prompt, Conversation):
-            turns = [ChatTurn(turn.role, turn.content) for turn in prompt.turns]
-            prompt = render_chat(self._chat_template, turns)
+            prompt = render_chat(self._chat_template, prompt.turns)
             check_text("chat", prompt, bounds=self.bounds)
         ids = await self.tokenization.encode_prompt(prompt) if isinstance(prompt, str) else prompt
         if not ids:

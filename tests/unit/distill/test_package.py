@@ -20,8 +20,8 @@ FOUND = Evaluation(
     draft_loss=3.25,
     kl=0.125,
     agreement=0.75,
-    tokens_a_round={"0.0": 4.125, "0.6": 4.0, "1.0": 3.5},
-    bytes_a_token=3.5,
+    tokens_per_round={"0.0": 4.125, "0.6": 4.0, "1.0": 3.5},
+    bytes_per_token=3.5,
 )
 
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tools.distill.evaluate import tokens_a_round
+from tools.distill.evaluate import tokens_per_round
 from tools.distill.model import Shape, TrainableLlama
 from tools.distill.train import mixed_batches, sample_windows
 from tools.distill.training import (
@@ -150,10 +150,10 @@ def test_logits_with_and_without_stored_keys_are_equal() -> None:
         ([True, True, False, True, True, True, True, False], 3, 3.5),
     ],
 )
-def test_tokens_a_round_counts_accepted_runs_and_the_bonus(
+def test_tokens_per_round_counts_accepted_runs_and_the_bonus(
     agrees: list[bool], lookahead: int, wanted: float
 ) -> None:
-    assert tokens_a_round(torch.tensor([agrees]), lookahead) == wanted
+    assert tokens_per_round(torch.tensor([agrees]), lookahead) == wanted
 
 
 def test_a_pair_that_learns_to_agree_diverges_less_and_both_models_move() -> None:

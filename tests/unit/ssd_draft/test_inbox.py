@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from ssd.testing.clock import FakeClock
-from ssd.types import Commit, Explicit, Outcome, SessionOpening
+from ssd.types import Commit, Explicit, OpenSession, Outcome
 from ssd_draft.inbox import (
     EVENT_BYTES,
     EVENTS_PER_STEP,
@@ -34,7 +34,7 @@ OTHER: LinkEnd = NoLink(2)  # type: ignore[assignment]
 
 
 def opening(num_tokens: int) -> Opening:
-    asked = SessionOpening(session=1, token_ids=(1,) * num_tokens, seed=1, temperature=0, max_len=9)
+    asked = OpenSession(session=1, token_ids=(1,) * num_tokens, seed=1, temperature=0, max_len=9)
     return Opening(LINK, asked, 0.0)
 
 

@@ -25,24 +25,24 @@ from ssd.transport.frame import Frame, FrameKind
 from ssd.transport.grpc_channel import GrpcChannel
 from ssd.types import (
     WIRE_VERSION,
+    CloseSession,
     Commit,
     Explicit,
     Heartbeat,
-    LinkHello,
-    LinkPolicy,
-    LinkWelcome,
+    Hello,
+    LinkSettings,
+    OpenSession,
     Outcome,
     Peer,
-    SessionClosing,
-    SessionOpening,
-    SessionRefusal,
+    RefusalReason,
+    SessionRefused,
     TargetMessage,
+    Welcome,
 )
 from ssd_draft import link_server
 from ssd_draft.inbox import Inbox, LinkLost, LinkUp
 from ssd_draft.link_server import STUCK_SECONDS, LinkServer, max_message_bytes, may_link
 from ssd_draft.servicer import SpeculationServicer
-from ssd_draft.sessions import Refusal
 from ssd_draft.settings import DraftSettings
 from ssd_draft.setup import DraftSetup
 from ssd_draft.target_link import TargetLink
@@ -61,7 +61,7 @@ def make_setup(max_len: int = 20, inject_delay_ms: float = 0.0) -> DraftSetup:
 
 
 SETUP = make_setup()
-HELLO = LinkHello(
+HELLO = Hello(
     wire_version=WIRE_VERSION,
     vocab_size=10,
     tokenizer_fingerprint=ByteTokenizer().fingerprint,
@@ -81,7 +81,7 @@ class Server:
     client: DraftClient
 
     @contextlib.asynccontextmanager
-    async def dialled(self, hello: LinkHello = HELLO) -> AsyncIterator[LinkCall]:
+    async def dialled(self, hello: Hello = HELLO) -> AsyncIterator[LinkCall]:
         """A link that has sent its Hello."""
         call = await self.client.open_link()
         try:
@@ -94,7 +94,7 @@ class Server:
     async def linked(self) -> AsyncIterator[LinkCall]:
         """A link after its handshake."""
         async with self.dialled() as call:
-            assert isinstance(await call.receive(), LinkWelcome)
+            assert isinstance(await call.receive(), Welcome)
             yield call
 
 
@@ -130,7 +130,7 @@ async def server() -> AsyncIterator[Server]:
 
 async def test_the_inbox_receives_a_link_before_its_messages(server: Server) -> None:
     async with server.linked() as call:
-        call.send(SessionClosing(1))
+        call.send(CloseSession(1))
         call.send(Heartbeat(nonce=1))
         while await call.receive() != Heartbeat(echo=1):
             pass
@@ -206,7 +206,7 @@ def test_messages_of_the_step_thread_after_the_loop_has_closed_are_dropped(
     link = loop.run_until_complete(make())
     loop.close()
     link.push([])
-    link.refuse(1, Refusal.GAP)
+    link.refuse(1, RefusalReason.GAP)
     link.fail(LinkError("gone"))
     assert not link.ended.done()
 
@@ -214,14 +214,14 @@ def test_messages_of_the_step_thread_after_the_loop_has_closed_are_dropped(
 async def test_an_opening_that_is_too_long_is_refused_and_the_link_stays(
     server: Server,
 ) -> None:
-    too_long = SessionOpening(
+    too_long = OpenSession(
         session=3, token_ids=(1,) * SETUP.max_len, seed=1, temperature=0.0, max_len=4096
     )
     async with server.linked() as call:
         call.send(too_long)
-        while not isinstance(answer := await call.receive(), SessionRefusal):
+        while not isinstance(answer := await call.receive(), SessionRefused):
             pass
-        assert answer == SessionRefusal(3, "length")
+        assert answer == SessionRefused(3, "length")
         call.send(replace(too_long, session=4, token_ids=(1,) * (SETUP.max_len - 1)))
         call.send(Heartbeat(nonce=1))
         while await call.receive() != Heartbeat(echo=1):
@@ -233,11 +233,11 @@ async def test_an_opening_that_is_too_long_is_refused_and_the_link_stays(
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        (LinkPolicy(fan_out_policy="nonsense"), HandshakeError),
-        (LinkPolicy(fan_out_policy="explicit", fan_out=(1, 2)), HandshakeError),
+        (LinkSettings(fan_out_policy="nonsense"), HandshakeError),
+        (LinkSettings(fan_out_policy="explicit", fan_out=(1, 2)), HandshakeError),
         (replace(HELLO, epoch=4), FrameError),
         (
-            SessionOpening(session=1, token_ids=(1, 99), seed=1, temperature=0.0, max_len=9),
+            OpenSession(session=1, token_ids=(1, 99), seed=1, temperature=0.0, max_len=9),
             FrameError,
         ),
     ],
@@ -289,22 +289,22 @@ async def test_a_frame_with_more_commits_than_sessions_ends_its_link(server: Ser
 async def test_openings_beyond_the_inbox_are_refused_and_other_links_are_served(
     server: Server,
 ) -> None:
-    opening = SessionOpening(session=1, token_ids=(1, 2), seed=1, temperature=0.0, max_len=9)
+    opening = OpenSession(session=1, token_ids=(1, 2), seed=1, temperature=0.0, max_len=9)
     async with server.linked() as flooding, server.linked() as other:
         for session in range(1, 200):
             flooding.send(replace(opening, session=session))
-        while not isinstance(answer := await flooding.receive(), SessionRefusal):
+        while not isinstance(answer := await flooding.receive(), SessionRefused):
             pass
         assert answer.reason == "max_sessions"
         other.send(opening)
         other.send(Heartbeat(nonce=1))
         while (answer := await other.receive()) != Heartbeat(echo=1):
-            assert not isinstance(answer, SessionRefusal)
+            assert not isinstance(answer, SessionRefused)
 
 
 @pytest.mark.parametrize("max_len", [20, 4096, 1 << 20])
 def test_every_acceptable_opening_is_within_the_limit_of_a_message(max_len: int) -> None:
-    opening = SessionOpening(
+    opening = OpenSession(
         session=2**31 - 1,
         token_ids=(2**31 - 1,) * (max_len - 1),
         seed=2**64 - 1,
@@ -319,5 +319,5 @@ def test_every_acceptable_opening_is_within_the_limit_of_a_message(max_len: int)
 async def test_the_welcome_contains_the_largest_length_of_a_session(server: Server) -> None:
     async with server.dialled() as call:
         welcome = await call.receive()
-    assert isinstance(welcome, LinkWelcome)
+    assert isinstance(welcome, Welcome)
     assert welcome.max_len == SETUP.max_len

@@ -9,8 +9,8 @@ import pytest
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Branch, Commit, Explicit, LinkPolicy, Outcome, SessionOpening
-from ssd_draft.sessions import GapError, Move, Refusal, Session, Sessions, may_open
+from ssd.types import Branch, Commit, Explicit, LinkSettings, OpenSession, Outcome, RefusalReason
+from ssd_draft.sessions import GapError, Move, Session, Sessions, may_open
 
 MAX_LEN = 64
 BLOCK = 8
@@ -20,12 +20,12 @@ RESERVED = 10
 @dataclass
 class SilentLink:
     number: int = 1
-    policy: LinkPolicy = field(default_factory=LinkPolicy)
+    settings: LinkSettings = field(default_factory=LinkSettings)
 
     def push(self, tables: Collection[OutcomeTable]) -> None:
         raise AssertionError
 
-    def refuse(self, session: int, reason: Refusal) -> None:
+    def refuse(self, session: int, reason: RefusalReason) -> None:
         raise AssertionError
 
     def fail(self, error: LinkError) -> None:
@@ -42,8 +42,8 @@ def make_sessions(*, max_sessions: int = 2, num_blocks: int = 100) -> Sessions:
     )
 
 
-def opening(session: int = 1, *, num_tokens: int = 5, max_len: int = 40) -> SessionOpening:
-    return SessionOpening(
+def opening(session: int = 1, *, num_tokens: int = 5, max_len: int = 40) -> OpenSession:
+    return OpenSession(
         session=session, token_ids=(3,) * num_tokens, seed=1, temperature=1.0, max_len=max_len
     )
 
@@ -73,7 +73,7 @@ def test_slots_limit_the_sessions() -> None:
     sessions, link = make_sessions(max_sessions=1), SilentLink()
     first = sessions.open(link, opening(1), 0.0)
     assert isinstance(first, Session)
-    assert sessions.open(link, opening(2), 0.0) is Refusal.MAX_SESSIONS
+    assert sessions.open(link, opening(2), 0.0) is RefusalReason.MAX_SESSIONS
     sessions.close(first)
     assert isinstance(sessions.open(link, opening(3), 0.0), Session)
 
@@ -81,7 +81,7 @@ def test_slots_limit_the_sessions() -> None:
 def test_blocks_limit_the_sessions() -> None:
     sessions, link = make_sessions(num_blocks=1 + 40 // BLOCK), SilentLink()
     assert isinstance(sessions.open(link, opening(1), 0.0), Session)
-    assert sessions.open(link, opening(2, max_len=8), 0.0) is Refusal.MAX_SESSIONS
+    assert sessions.open(link, opening(2, max_len=8), 0.0) is RefusalReason.MAX_SESSIONS
 
 
 def test_the_same_id_on_two_links_is_two_sessions() -> None:
@@ -107,7 +107,7 @@ def test_a_session_needs_room_for_a_tree_in_the_models_length(
 ) -> None:
     asked = opening(num_tokens=num_tokens, max_len=max_len)
     answer = make_sessions().open(SilentLink(), asked, 0.0)
-    assert isinstance(answer, Session) if fits else answer is Refusal.LENGTH
+    assert isinstance(answer, Session) if fits else answer is RefusalReason.LENGTH
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_a_link_with_many_sessions_leaves_slots_for_a_later_link() -> None:
     assert len(fill(sessions, late)) == 1
     for number, session in enumerate(taken[:3]):
         sessions.close(session)
-        assert sessions.open(greedy, opening(100 + number), 0.0) is Refusal.MAX_SESSIONS
+        assert sessions.open(greedy, opening(100 + number), 0.0) is RefusalReason.MAX_SESSIONS
         assert len(fill(sessions, late, first=10 * number + 10)) == 1
     assert [len(sessions.of(link)) for link in (greedy, late)] == [4, 4]
     sessions.check()

@@ -21,12 +21,13 @@ from ssd.types import (
     Branch,
     Commit,
     Explicit,
-    LinkPolicy,
+    LinkSettings,
+    OpenSession,
     Outcome,
-    SessionOpening,
+    RefusalReason,
 )
 from ssd_draft.inbox import EVENTS_PER_STEP, Closing, Commits, Inbox, LinkLost, Opening
-from ssd_draft.sessions import Refusal, Sessions
+from ssd_draft.sessions import Sessions
 from ssd_draft.tree import Tree, TreeShape
 from ssd_draft.worker import MAX_PENDING, Parts, Worker
 
@@ -49,15 +50,15 @@ class FakeLink:
     """Records what the draft sends."""
 
     number: int = 1
-    policy: LinkPolicy = field(default_factory=lambda: LinkPolicy(fan_out_policy="uniform"))
+    settings: LinkSettings = field(default_factory=lambda: LinkSettings(fan_out_policy="uniform"))
     frames: list[list[OutcomeTable]] = field(default_factory=list)
-    refused: list[tuple[int, Refusal]] = field(default_factory=list)
+    refused: list[tuple[int, RefusalReason]] = field(default_factory=list)
     errors: list[LinkError] = field(default_factory=list)
 
     def push(self, tables: Collection[OutcomeTable]) -> None:
         self.frames.append(list(tables))
 
-    def refuse(self, session: int, reason: Refusal) -> None:
+    def refuse(self, session: int, reason: RefusalReason) -> None:
         self.refused.append((session, reason))
 
     def fail(self, error: LinkError) -> None:
@@ -109,7 +110,7 @@ class Draft:
                 inbox=self.inbox,
                 sessions=self.sessions,
                 tree=Tree(self.runner, NoiseRing(SLOTS, shape.num_noise_rows, VOCAB), shape),
-                policy_of=cache(lambda policy: make_policy(policy.fan_out_policy, policy.fan_out)),
+                policy_of=cache(lambda link: make_policy(link.fan_out_policy, link.fan_out)),
                 prefill_chunk=CHUNK,
                 clock=StillClock(),
                 on_count=self.counts.append,
@@ -123,7 +124,7 @@ class Draft:
         self.sessions.check()
 
     def open(self, link: FakeLink, text: PlainText, session: int = 1, max_len: int = 90) -> None:
-        opening = SessionOpening(
+        opening = OpenSession(
             session=session,
             token_ids=tuple(text.committed),
             seed=text.seed,
@@ -270,8 +271,8 @@ def test_sessions_with_commits_in_one_frame_share_a_batch() -> None:
 
 def test_each_link_gets_the_tables_of_its_policy() -> None:
     draft, texts = Draft(), [a_text([1, 2, 3]), a_text([1, 2, 3])]
-    split = LinkPolicy(fan_out_policy="explicit", fan_out=(N - 3, 1, 1, 1))
-    links = [FakeLink(1), FakeLink(2, policy=split)]
+    split = LinkSettings(fan_out_policy="explicit", fan_out=(N - 3, 1, 1, 1))
+    links = [FakeLink(1), FakeLink(2, settings=split)]
     for link, text in zip(links, texts, strict=True):
         draft.open(link, text)
     draft.settle()
@@ -290,7 +291,7 @@ def test_a_gap_closes_the_session(opened: Opened, distance: int) -> None:
     base_len = len(text.committed) + distance
     draft.commit(link, Commit(1, base_len, Outcome(0, 1), Explicit()))
     draft.settle()
-    assert link.refused == [(1, Refusal.GAP)]
+    assert link.refused == [(1, RefusalReason.GAP)]
     assert len(draft.sessions) == 0
 
 
@@ -303,11 +304,11 @@ def test_a_session_ends_if_no_tree_fits_into_the_length_of_the_model() -> None:
     text.check(link.newest())
     draft.commit(link, text.hit(link.newest(), 0, K))
     draft.settle()
-    assert link.refused == [(1, Refusal.LENGTH)]
+    assert link.refused == [(1, RefusalReason.LENGTH)]
     too_long = a_text([i % VOCAB for i in range(last + 1)])
     draft.open(link, too_long, session=2)
     draft.settle()
-    assert link.refused[1:] == [(2, Refusal.LENGTH)]
+    assert link.refused[1:] == [(2, RefusalReason.LENGTH)]
 
 
 def test_a_session_that_is_not_finite_is_closed_and_the_others_are_served() -> None:
@@ -324,7 +325,7 @@ def test_a_session_that_is_not_finite_is_closed_and_the_others_are_served() -> N
         draft.open(link, a_text(committed), 2)
         draft.open(link, text, 1)
         draft.settle()
-        assert link.refused == [(2, Refusal.NOT_FINITE)]
+        assert link.refused == [(2, RefusalReason.NOT_FINITE)]
         assert [table.session for frame in link.frames for table in frame] == [1]
         text.check(link.newest(1))
 
@@ -336,7 +337,7 @@ def test_a_session_whose_commit_is_not_finite_is_closed(opened: Opened) -> None:
     draft.runner.nan_token = bad
     draft.commit(link, text.commit(0, bad, Explicit()))
     draft.settle()
-    assert link.refused == [(1, Refusal.NOT_FINITE)]
+    assert link.refused == [(1, RefusalReason.NOT_FINITE)]
     assert link.newest() is table
 
 
@@ -354,7 +355,7 @@ def test_a_draining_draft_keeps_its_sessions_and_refuses_new_ones(opened: Opened
     draft.open(link, a_text([1, 2]), 2)
     draft.commit(link, text.hit(link.newest(), 0, K))
     draft.settle()
-    assert link.refused == [(2, Refusal.DRAINING)]
+    assert link.refused == [(2, RefusalReason.DRAINING)]
     text.check(link.newest())
 
 
@@ -458,7 +459,7 @@ def test_a_session_with_too_many_pending_commits_is_closed(opened: Opened) -> No
     for _ in range(MAX_PENDING):
         draft.commit(link, text.miss(None, 0, ()))
     draft.settle()
-    assert link.refused == [(1, Refusal.GAP)]
+    assert link.refused == [(1, RefusalReason.GAP)]
 
 
 def test_links_take_turns_when_prompts_are_stored() -> None:

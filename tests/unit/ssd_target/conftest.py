@@ -21,12 +21,12 @@ from ssd.transport.inprocess import pair
 from ssd.types import (
     FinishReason,
     GenerationChunk,
-    LinkWelcome,
     Mode,
     Request,
     SamplingParams,
     SpeculationStatistics,
     TokenId,
+    Welcome,
 )
 from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.decode_loop import DecodeLoop
@@ -194,7 +194,7 @@ class Bench:
             script=tuple(script),
             epoch=epoch,
         )
-        welcome = LinkWelcome(
+        welcome = Welcome(
             epoch=epoch, max_sessions=max_sessions, lookahead=LOOKAHEAD, branches=BRANCHES
         )
         link = DraftLink(name, welcome, mine, draft.receive)

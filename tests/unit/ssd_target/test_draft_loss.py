@@ -9,10 +9,10 @@ import pytest
 from ssd.speculation.backup import BACKUPS
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import (
+    CloseSession,
+    OpenSession,
     SamplingParams,
-    SessionClosing,
-    SessionOpening,
-    SessionRefusal,
+    SessionRefused,
     TokenId,
 )
 
@@ -41,8 +41,8 @@ def watch_lock(bench: Any) -> WatchedCondition:
     return changed
 
 
-def openings(draft: Any) -> list[SessionOpening]:
-    return [each for each in draft.received if isinstance(each, SessionOpening)]
+def openings(draft: Any) -> list[OpenSession]:
+    return [each for each in draft.received if isinstance(each, OpenSession)]
 
 
 def test_a_waiting_round_continues_when_its_draft_is_lost(
@@ -75,7 +75,7 @@ def test_a_waiting_round_continues_when_its_sessions_are_refused(make_bench: Mak
     assert changed.is_waited_for.wait(MAX_SECONDS)
     (link,) = bench.pool.links()
     (session,) = link.sessions
-    bench.pool.refuse(link, SessionRefusal(session, "gap"))
+    bench.pool.refuse(link, SessionRefused(session, "gap"))
     waiting_round.join(MAX_SECONDS)
     assert not waiting_round.is_alive()
 
@@ -165,8 +165,8 @@ def test_a_sequence_that_is_too_long_for_a_draft_is_not_opened_again(make_bench:
     bench.submit([1, 2, 3], 20)
     bench.loop.run_round()
     (link,) = bench.pool.links()
-    bench.pool.refuse(link, SessionRefusal(openings(draft)[0].session, "length"))
-    draft.receive(SessionClosing(openings(draft)[0].session))
+    bench.pool.refuse(link, SessionRefused(openings(draft)[0].session, "length"))
+    draft.receive(CloseSession(openings(draft)[0].session))
     bench.run()
     assert len(openings(draft)) == 1
 

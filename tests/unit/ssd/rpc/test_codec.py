@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from ssd.errors import FieldError, UnsupportedError
 from ssd.rpc.bounds import MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from ssd.rpc.codec import (
-    ChatTurn,
     Conversation,
     GenerateCall,
     ModelInfo,
@@ -21,6 +20,7 @@ from ssd.rpc.codec import (
     model_info_response,
 )
 from ssd.types import (
+    ChatTurn,
     FinishReason,
     GenerationChunk,
     Mode,

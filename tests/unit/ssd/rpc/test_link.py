@@ -18,16 +18,16 @@ from ssd.rpc.server import RpcServer
 from ssd.speculation.table import row_width
 from ssd.types import (
     WIRE_VERSION,
+    CloseSession,
     Draining,
     Heartbeat,
-    LinkHello,
-    SessionClosing,
-    SessionRefusal,
+    Hello,
+    SessionRefused,
     TargetMessage,
 )
 from ssd.v1 import speculation_pb2, speculation_pb2_grpc
 
-HELLO = LinkHello(
+HELLO = Hello(
     wire_version=WIRE_VERSION,
     vocab_size=10,
     tokenizer_fingerprint="f",
@@ -76,15 +76,15 @@ async def test_messages_arrive_typed_and_in_order() -> None:
     async def serve(call: LinkServerCall) -> None:
         while (message := await call.receive()) is not None:
             received.append(message)
-            call.send(SessionRefusal(len(received), "max_sessions"))
+            call.send(SessionRefused(len(received), "max_sessions"))
 
     async with linked(serve) as link:
-        sent: list[TargetMessage] = [HELLO, *(SessionClosing(number) for number in range(1, 30))]
+        sent: list[TargetMessage] = [HELLO, *(CloseSession(number) for number in range(1, 30))]
         for message in sent:
             link.send(message)
         answers = [await link.receive() for _ in sent]
     assert received == sent
-    assert answers == [SessionRefusal(number, "max_sessions") for number in range(1, 31)]
+    assert answers == [SessionRefused(number, "max_sessions") for number in range(1, 31)]
 
 
 async def test_receive_returns_none_after_the_peer_closed_the_link() -> None:

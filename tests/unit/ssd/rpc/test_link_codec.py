@@ -11,22 +11,22 @@ from ssd.rpc.link_codec import (
 )
 from ssd.types import (
     WIRE_VERSION,
+    CloseSession,
     DraftMessage,
     Draining,
     Heartbeat,
-    LinkHello,
-    LinkPolicy,
-    LinkWelcome,
+    Hello,
+    LinkSettings,
+    OpenSession,
     Peer,
-    SessionClosing,
-    SessionOpening,
-    SessionRefusal,
+    SessionRefused,
     TargetMessage,
+    Welcome,
 )
 from ssd.v1 import speculation_pb2 as pb2
 from ssd.v1 import types_pb2
 
-HELLO = LinkHello(
+HELLO = Hello(
     wire_version=WIRE_VERSION,
     vocab_size=2048,
     tokenizer_fingerprint="ab",
@@ -36,7 +36,7 @@ HELLO = LinkHello(
     epoch=3,
     peer=Peer(pod="p", node="n", cell="c"),
 )
-WELCOME = LinkWelcome(
+WELCOME = Welcome(
     epoch=3,
     max_sessions=16,
     lookahead=6,
@@ -44,7 +44,7 @@ WELCOME = LinkWelcome(
     peer=Peer(pod="d", weights_fingerprint="sha256:d"),
     max_len=4096,
 )
-OPENING = SessionOpening(
+OPENING = OpenSession(
     session=1, token_ids=(5, 6), seed=2**64 - 1, choice=2, temperature=0.5, max_len=64
 )
 
@@ -54,8 +54,8 @@ OPENING = SessionOpening(
     [
         HELLO,
         OPENING,
-        SessionClosing(9),
-        LinkPolicy(fan_out_policy="explicit", fan_out=(4, 3, 2)),
+        CloseSession(9),
+        LinkSettings(fan_out_policy="explicit", fan_out=(4, 3, 2)),
         Heartbeat(),
         Heartbeat(nonce=2**64 - 1),
         b"\x00\xff",
@@ -71,7 +71,7 @@ def test_target_messages_are_unchanged_after_encoding_and_decoding(message: Targ
     "message",
     [
         WELCOME,
-        SessionRefusal(4, "max_sessions"),
+        SessionRefused(4, "max_sessions"),
         Draining(),
         Heartbeat(),
         Heartbeat(echo=7),
@@ -162,7 +162,7 @@ def test_a_draft_message_out_of_bounds_is_a_link_error(message: pb2.SpeculateRes
 
 def test_a_long_opening_is_cut_to_max_tokens() -> None:
     found = target_message(opening(token_ids=[1] * 100_000, max_len=100_000), max_tokens=10)
-    assert isinstance(found, SessionOpening)
+    assert isinstance(found, OpenSession)
     assert found.token_ids == (1,) * 10
     with pytest.raises(FrameError, match="100000 tokens and max_len 99999"):
         target_message(opening(token_ids=[1] * 100_000, max_len=99_999), max_tokens=10)

@@ -290,7 +290,7 @@ SERVED = {
     "ssd_proposed_tokens_total",
     "ssd_draft_table_seconds",
     "ssd_draft_sessions",
-    "ssd_draft_capacity",
+    "ssd_draft_max_sessions",
     "ssd_link_state",
     "ssd_link_rtt_seconds",
     "ssd_link_bytes_total",
@@ -308,7 +308,7 @@ def test_a_process_exports_no_metric_of_the_other_process() -> None:
 
     in_both = {name for name in names("target") & names("draft") if not name.endswith("_created")}
     assert in_both == {"ssd_link_bytes_total", "ssd_bad_frames_total", "ssd_stale_frames_total"}
-    assert {"ssd_draft_capacity", "ssd_wire_to_table_seconds"} <= names("draft")
+    assert {"ssd_draft_max_sessions", "ssd_wire_to_table_seconds"} <= names("draft")
     assert {"ssd_requests_total", "ssd_queue_seconds"} <= names("target")
 
 

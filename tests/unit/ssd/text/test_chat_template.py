@@ -6,7 +6,8 @@ from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ssd.errors import FieldError, TokenizerError, UnsupportedError
-from ssd.text.chat_template import ChatTurn, load_template, render_chat
+from ssd.text.chat_template import load_template, render_chat
+from ssd.types import ChatTurn
 
 TURNS = [ChatTurn("system", "Be brief."), ChatTurn("user", "2 < 3?")]
 TEMPLATE = """

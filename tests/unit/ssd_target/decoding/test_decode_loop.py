@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ssd.engine.batch import PagedBatch
 from ssd.errors import NotFiniteError, OverloadedError
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import FinishReason, Mode, SamplingParams, SessionOpening, TokenId
+from ssd.types import FinishReason, Mode, OpenSession, SamplingParams, TokenId
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
@@ -159,7 +159,7 @@ def test_three_late_rounds_open_the_circuit_breaker_for_a_while(
     assert draft.num_sessions == 0
     bench.clock.time += 6.0
     bench.run()
-    assert len([each for each in draft.received if isinstance(each, SessionOpening)]) == 2
+    assert len([each for each in draft.received if isinstance(each, OpenSession)]) == 2
     assert sink.statistics.hits >= 2
 
 
@@ -173,7 +173,7 @@ def test_sequences_of_a_lost_draft_open_sessions_on_another_link(
     second = bench.join([Behaviour.HIT], name="second")
     bench.run()
     assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
-    opening = next(each for each in second.received if isinstance(each, SessionOpening))
+    opening = next(each for each in second.received if isinstance(each, OpenSession))
     assert len(opening.token_ids) > 3, "it opens with all committed tokens"
     assert sink.statistics.hits > 5
     assert first.num_sessions == 1

@@ -19,7 +19,7 @@ from ssd.telemetry import (
     LINK_TRANSPORT_INFO,
     SystemClock,
 )
-from ssd.types import WIRE_VERSION, Heartbeat, LinkHello, LinkPolicy, LinkWelcome
+from ssd.types import WIRE_VERSION, Heartbeat, Hello, LinkSettings, Welcome
 from ssd.v1 import speculation_pb2_grpc
 from ssd_target.drafts import addresses, connection, dialer, handshake
 from ssd_target.drafts.dialer import LinkDialer, redial_pause
@@ -28,7 +28,7 @@ from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.reports import LinkReport
 from ssd_target.settings import TargetSettings
 
-HELLO = LinkHello(
+HELLO = Hello(
     wire_version=WIRE_VERSION,
     vocab_size=10,
     tokenizer_fingerprint="f",
@@ -37,7 +37,7 @@ HELLO = LinkHello(
     channel="grpc",
     epoch=3,
 )
-WELCOME = LinkWelcome(epoch=3, max_sessions=4, lookahead=6, branches=24)
+WELCOME = Welcome(epoch=3, max_sessions=4, lookahead=6, branches=24)
 MAX_SECONDS = 60.0
 
 
@@ -50,7 +50,7 @@ class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):
     async def Speculate(self, request_iterator: object, context: Any) -> None:  # noqa: N802
         async with LinkServerCall(context) as call:
             hello = await call.receive()
-            assert isinstance(hello, LinkHello)
+            assert isinstance(hello, Hello)
             call.send(replace(WELCOME, epoch=hello.epoch))
             while (message := await call.receive()) is not None:
                 if isinstance(message, Heartbeat):
@@ -144,7 +144,7 @@ async def test_addresses_of_a_name_are_dialled_when_they_appear_and_not_after_th
         one, two = f"127.0.0.1:{port}", f"127.0.0.1:{other_port}"
         names = FixedAnswers({"drafts.svc": {one}})
         pool = WatchedPool()
-        drafts = LinkDialer(pool, (name,), HELLO, LinkPolicy(), names)
+        drafts = LinkDialer(pool, (name,), HELLO, LinkSettings(), names)
         async with running(pool, drafts):
             assert await pool.next() == ("up", one)
             assert names.queries[0] == ("drafts.svc", 50052)
@@ -164,7 +164,7 @@ async def test_addresses_of_a_name_are_dialled_when_they_appear_and_not_after_th
 async def test_an_address_without_a_link_is_forgotten_when_it_disappears() -> None:
     names = FixedAnswers({"drafts.svc": {"127.0.0.1:1"}})
     pool = WatchedPool()
-    drafts = LinkDialer(pool, ("drafts.svc:50052",), HELLO, LinkPolicy(), names)
+    drafts = LinkDialer(pool, ("drafts.svc:50052",), HELLO, LinkSettings(), names)
     async with running(pool, drafts):
         await names.wait_for_queries()
         assert [report.address for report in drafts.reports()] == ["127.0.0.1:1"]
@@ -178,7 +178,7 @@ async def test_a_failed_query_ends_no_link() -> None:
     async with echo_draft() as (_, port):
         names = FixedAnswers({"drafts.svc": {f"127.0.0.1:{port}"}})
         pool = WatchedPool()
-        drafts = LinkDialer(pool, ("drafts.svc:1", "nowhere.svc:1"), HELLO, LinkPolicy(), names)
+        drafts = LinkDialer(pool, ("drafts.svc:1", "nowhere.svc:1"), HELLO, LinkSettings(), names)
         async with running(pool, drafts):
             await pool.next()
             del names.answers["drafts.svc"]
@@ -193,7 +193,7 @@ async def test_ip_addresses_and_localhost_are_dialled_without_a_query() -> None:
         names = FixedAnswers()
         pool = WatchedPool()
         both = (f"127.0.0.1:{port}", f"localhost:{port}")
-        async with running(pool, LinkDialer(pool, both, HELLO, LinkPolicy(), names)):
+        async with running(pool, LinkDialer(pool, both, HELLO, LinkSettings(), names)):
             assert {(await pool.next())[1], (await pool.next())[1]} == set(both)
         assert names.queries == []
 
@@ -203,7 +203,7 @@ async def test_the_round_trip_of_a_link_is_measured_with_heartbeats() -> None:
     async with echo_draft() as (draft, port):
         pool = WatchedPool()
         address = f"127.0.0.1:{port}"
-        async with running(pool, LinkDialer(pool, (address,), HELLO, LinkPolicy())) as drafts:
+        async with running(pool, LinkDialer(pool, (address,), HELLO, LinkSettings())) as drafts:
             async with asyncio.timeout(MAX_SECONDS):
                 while (
                     await draft.nonces.get() < 2
@@ -246,7 +246,7 @@ async def test_a_link_that_is_too_slow_is_reported_with_its_numbers_and_measured
     async with echo_draft() as (_, port):
         pool = WatchedPool()
         address = f"127.0.0.1:{port}"
-        drafts = LinkDialer(pool, (address,), HELLO, LinkPolicy(), max_round_trip_seconds=0.002)
+        drafts = LinkDialer(pool, (address,), HELLO, LinkSettings(), max_round_trip_seconds=0.002)
         async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
             reports = refusals(drafts)
             for micros in (500_000, 250_000):
@@ -283,7 +283,7 @@ async def test_a_crash_of_one_link_ends_no_other(
     async with echo_draft() as (_, port), echo_draft() as (_, other_port):
         both = (f"127.0.0.1:{port}", f"127.0.0.1:{other_port}")
         pool = BrokenPool()
-        async with running(pool, LinkDialer(pool, both, HELLO, LinkPolicy())):
+        async with running(pool, LinkDialer(pool, both, HELLO, LinkSettings())):
             ups = {await pool.next(), await pool.next()}
             assert ups == {("up", address) for address in both}
             assert pool.num_broken == 1
@@ -311,7 +311,7 @@ async def test_a_query_without_an_answer_delays_no_other_name(
         address = f"127.0.0.1:{port}"
         pool = WatchedPool()
         names = ("silent:1", "odd:1", "drafts.svc:1")
-        async with running(pool, LinkDialer(pool, names, HELLO, LinkPolicy(), resolver)):
+        async with running(pool, LinkDialer(pool, names, HELLO, LinkSettings(), resolver)):
             assert await pool.next() == ("up", address)
             await asked_often.wait()
     assert asked.count("silent") == 1, "one query at a time"
@@ -339,9 +339,9 @@ class RefusingDraft(speculation_pb2_grpc.SpeculationServiceServicer):
     async def Speculate(self, request_iterator: object, context: Any) -> None:  # noqa: N802
         async with LinkServerCall(context) as call:
             hello = await call.receive()
-            assert isinstance(hello, LinkHello)
+            assert isinstance(hello, Hello)
             call.send(replace(WELCOME, epoch=hello.epoch))
-            while not isinstance(await call.receive(), LinkPolicy):
+            while not isinstance(await call.receive(), LinkSettings):
                 pass
             raise HandshakeError("fan_out_policy", "this draft has no such policy")
 
@@ -355,7 +355,7 @@ async def test_a_policy_that_the_draft_does_not_support_is_reported_with_its_fie
     server.add("ssd.v1.SpeculationService", register)
     await server.start()
     pool = WatchedPool()
-    drafts = LinkDialer(pool, (f"127.0.0.1:{server.port}",), HELLO, LinkPolicy())
+    drafts = LinkDialer(pool, (f"127.0.0.1:{server.port}",), HELLO, LinkSettings())
     try:
         async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
             refused = await anext(refusals(drafts))

@@ -6,10 +6,10 @@ import pytest
 
 from ssd.errors import HandshakeError
 from ssd.speculation.table import row_width
-from ssd.types import WIRE_VERSION, LinkHello, LinkWelcome
+from ssd.types import WIRE_VERSION, Hello, Welcome
 from ssd_target.drafts.handshake import MAX_SESSIONS, check_welcome, frame_limits
 
-HELLO = LinkHello(
+HELLO = Hello(
     wire_version=WIRE_VERSION,
     vocab_size=10,
     tokenizer_fingerprint="f",
@@ -18,7 +18,7 @@ HELLO = LinkHello(
     channel="grpc",
     epoch=3,
 )
-WELCOME = LinkWelcome(epoch=3, max_sessions=4, lookahead=6, branches=24)
+WELCOME = Welcome(epoch=3, max_sessions=4, lookahead=6, branches=24)
 
 
 def test_a_welcome_must_repeat_the_values_of_the_hello() -> None:
@@ -32,7 +32,7 @@ def test_a_welcome_must_repeat_the_values_of_the_hello() -> None:
 def test_a_draft_with_too_many_sessions_is_rejected_with_the_field(
     max_sessions: int,
 ) -> None:
-    welcome = LinkWelcome(
+    welcome = Welcome(
         epoch=HELLO.epoch,
         max_sessions=max_sessions,
         lookahead=HELLO.lookahead,
@@ -43,6 +43,6 @@ def test_a_draft_with_too_many_sessions_is_rejected_with_the_field(
 
 
 def test_a_frame_is_limited_to_the_tables_of_all_sessions() -> None:
-    welcome = LinkWelcome(epoch=1, max_sessions=3, lookahead=2, branches=4)
+    welcome = Welcome(epoch=1, max_sessions=3, lookahead=2, branches=4)
     limits = frame_limits(welcome)
     assert (limits.max_rows, limits.max_width) == (3 * (4 + 1), row_width(2))

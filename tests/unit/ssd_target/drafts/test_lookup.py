@@ -9,12 +9,12 @@ from ssd.transport.inprocess import pair
 from ssd.types import (
     Branch,
     Explicit,
-    LinkWelcome,
     LookupResult,
     Mode,
     Outcome,
     Request,
     SamplingParams,
+    Welcome,
 )
 from ssd_target.decoding.round_result import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
 from ssd_target.decoding.sequence import Arrival, Emission, Sequence
@@ -34,7 +34,7 @@ TABLE = OutcomeTable(
 
 
 def answer(table: OutcomeTable | None) -> Answer:
-    welcome = LinkWelcome(epoch=1, max_sessions=1, lookahead=LOOKAHEAD, branches=2)
+    welcome = Welcome(epoch=1, max_sessions=1, lookahead=LOOKAHEAD, branches=2)
     link = DraftLink("draft", welcome, pair()[0], lambda _message: None)
     return SessionRegistry().add(link, 1, 2, 0.0), table
 

@@ -13,10 +13,10 @@ from ssd.telemetry import STALE_FRAMES_TOTAL
 from ssd.testing.scripted_draft import Behaviour
 from ssd.transport.frame import Frame, FrameKind
 from ssd.types import (
+    CloseSession,
+    OpenSession,
     SamplingParams,
-    SessionClosing,
-    SessionOpening,
-    SessionRefusal,
+    SessionRefused,
     TargetMessage,
     TokenId,
 )
@@ -32,11 +32,11 @@ Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
 
 
 def openings(draft: Any) -> list[int]:
-    return [each.session for each in draft.received if isinstance(each, SessionOpening)]
+    return [each.session for each in draft.received if isinstance(each, OpenSession)]
 
 
 def closings(draft: Any) -> list[int]:
-    return [each.session for each in draft.received if isinstance(each, SessionClosing)]
+    return [each.session for each in draft.received if isinstance(each, CloseSession)]
 
 
 def stale_frames() -> float:
@@ -64,7 +64,7 @@ def test_an_unanswered_opening_is_closed_and_the_sequence_opens_on_another_link(
     bench.loop.run_round()
     other = bench.join([Behaviour.HIT], name="other")
     bench.loop.run_round()
-    assert openings(other) == [], "it has a draft, as far as one can know"
+    assert openings(other) == [], "the opening on the first link is not overdue"
     bench.clock.time += opening_seconds(3)
     bench.loop.run_round()
     assert closings(hung) == openings(hung) == [1]
@@ -74,6 +74,16 @@ def test_an_unanswered_opening_is_closed_and_the_sequence_opens_on_another_link(
     bench.run()
     assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
     assert sink.statistics.hits > 0
+
+
+def test_only_links_that_accept_sessions_are_active(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    for name in ("active", "draining", "suspended"):
+        bench.join(SILENT, name=name)
+    _, draining, suspended = bench.pool.links()
+    bench.pool.drain(draining)
+    suspended.circuit_breaker.open(bench.clock.now())
+    assert bench.pool.num_active == 1
 
 
 def test_an_opening_behind_others_has_more_time(
@@ -134,7 +144,7 @@ class LockWatch:
         self.was_free: list[bool] = []
 
     def __call__(self, message: TargetMessage) -> None:
-        if isinstance(message, SessionClosing):
+        if isinstance(message, CloseSession):
             taker = threading.Thread(target=self._try)
             taker.start()
             taker.join()
@@ -173,8 +183,8 @@ def test_after_a_refusal_the_next_opening_is_a_second_later(
     bench.submit([1, 2, 3], 60)
     bench.loop.run_round()
     (link,) = bench.pool.links()
-    bench.pool.refuse(link, SessionRefusal(1, reason))
-    draft.receive(SessionClosing(1))
+    bench.pool.refuse(link, SessionRefused(1, reason))
+    draft.receive(CloseSession(1))
     for _ in range(3):
         bench.loop.run_round()
     assert openings(draft) == [1]
@@ -184,7 +194,7 @@ def test_after_a_refusal_the_next_opening_is_a_second_later(
     bench.run()
 
 
-@pytest.mark.parametrize("reason", ["length", "not finite"])
+@pytest.mark.parametrize("reason", ["length", "not_finite"])
 def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
     make_bench: MakeBench, reason: str
 ) -> None:
@@ -193,8 +203,8 @@ def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
     bench.submit([1, 2, 3], 60)
     bench.loop.run_round()
     (link,) = bench.pool.links()
-    bench.pool.refuse(link, SessionRefusal(1, reason))
-    small.receive(SessionClosing(1))
+    bench.pool.refuse(link, SessionRefused(1, reason))
+    small.receive(CloseSession(1))
     bench.submit([4, 5, 6], 20)
     bench.loop.run_round()
     bench.loop.run_round()

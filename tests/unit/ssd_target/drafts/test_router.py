@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.transport.inprocess import pair
-from ssd.types import LinkWelcome
+from ssd.types import Welcome
 from ssd_target.drafts.link import DraftLink
 from ssd_target.drafts.router import choose_link
 from ssd_target.drafts.session_registry import SessionRegistry
@@ -14,9 +14,7 @@ NOW = 10.0
 
 
 def link(name: str = "draft", max_sessions: int = 4, max_len: int = 0, used: int = 0) -> DraftLink:
-    welcome = LinkWelcome(
-        epoch=1, max_sessions=max_sessions, lookahead=3, branches=2, max_len=max_len
-    )
+    welcome = Welcome(epoch=1, max_sessions=max_sessions, lookahead=3, branches=2, max_len=max_len)
     made = DraftLink(name, welcome, pair()[0], lambda _message: None)
     registry = SessionRegistry()
     for sequence_id in range(used):

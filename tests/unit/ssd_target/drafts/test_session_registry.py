@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.transport.inprocess import pair
-from ssd.types import LinkWelcome
+from ssd.types import Welcome
 from ssd_target.drafts.link import DraftLink
 from ssd_target.drafts.session_registry import SessionRegistry
 from ssd_target.drafts.table_deadline import opening_seconds
 
 
 def link(name: str = "draft") -> DraftLink:
-    welcome = LinkWelcome(epoch=1, max_sessions=8, lookahead=3, branches=2)
+    welcome = Welcome(epoch=1, max_sessions=8, lookahead=3, branches=2)
     return DraftLink(name, welcome, pair()[0], lambda _message: None)
 
 

@@ -7,7 +7,7 @@ import pytest
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.telemetry import SystemClock
 from ssd.transport.inprocess import pair
-from ssd.types import LinkWelcome, LookupResult, Peer
+from ssd.types import LookupResult, Peer, Welcome
 from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.scheduler import SchedulerCounts
 from ssd_target.drafts.link import DraftLink, LinkState, Session
@@ -20,7 +20,7 @@ from ssd_target.settings import TargetSettings
 
 def link(max_sessions: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
     peer = Peer(pod="demo-draft-0-x", node="n1", cell="0", weights_fingerprint="sha256:d")
-    welcome = LinkWelcome(epoch=3, max_sessions=max_sessions, lookahead=3, branches=4, peer=peer)
+    welcome = Welcome(epoch=3, max_sessions=max_sessions, lookahead=3, branches=4, peer=peer)
     return DraftLink(name, welcome, pair()[0], lambda _message: None)
 
 

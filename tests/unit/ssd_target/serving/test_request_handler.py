@@ -10,9 +10,9 @@ from tests.unit.ssd_target.serving.watched_tokenizer import WatchedTokenizer
 
 from ssd.engine.target_runner import TargetRunner
 from ssd.errors import ContextLengthError, FieldError, OverloadedError
-from ssd.rpc.codec import ChatTurn, Conversation, GenerateCall, Prompt
+from ssd.rpc.codec import Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
-from ssd.types import FinishReason, GenerationChunk, TokenId
+from ssd.types import ChatTurn, FinishReason, GenerationChunk, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Arrival
 from ssd_target.serving.request_handler import RequestHandler
