@@ -3,7 +3,7 @@
 from ssd.errors import HandshakeError, SettingsError
 from ssd.speculation.fan_out import make_policy
 from ssd.transport.channels import CHANNELS
-from ssd.types import WIRE_VERSION, Hello, LinkSettings, Welcome
+from ssd.types import Hello, LinkSettings, Welcome
 from ssd_draft.setup import DraftSetup
 
 _SHOWN_CHARACTERS = 12
@@ -32,7 +32,6 @@ def check_hello(hello: Hello, setup: DraftSetup) -> None:
         HandshakeError: names the first field that differs.
     """
     expected = {
-        "wire_version": WIRE_VERSION,
         "vocab_size": setup.vocab_size,
         "tokenizer_fingerprint": setup.model.tokenizer.fingerprint,
         "lookahead": setup.settings.lookahead,

@@ -10,6 +10,7 @@ from ssd.errors import FrameError, HandshakeError
 from ssd.rpc.bounds import LARGEST_ID, MAX_TEMPERATURE
 from ssd.rpc.fields import shared_fields
 from ssd.types import (
+    WIRE_VERSION,
     CloseSession,
     DraftMessage,
     Draining,
@@ -129,6 +130,12 @@ def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage | 
 
 
 def _hello(message: speculation_pb2.Hello) -> Hello:
+    # First: another version may have other fields and bounds.
+    if message.wire_version != WIRE_VERSION:
+        raise HandshakeError(
+            "wire_version",
+            f"this draft has {WIRE_VERSION}, the target has {message.wire_version}",
+        )
     _check_handshake("vocab_size", message.vocab_size, 1, LARGEST_ID)
     _check_handshake("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
     _check_handshake("branches", message.branches, 1, MAX_BRANCHES)

@@ -107,6 +107,13 @@ def test_a_hello_out_of_bounds_is_refused_with_its_field(field: str, value: int)
     assert caught.value.field == field
 
 
+def test_another_wire_version_is_refused_before_any_other_field_is_read() -> None:
+    message = pb2.SpeculateRequest(hello=pb2.Hello(wire_version=1))
+    with pytest.raises(HandshakeError, match="the target has 1") as caught:
+        target_message(message)
+    assert caught.value.field == "wire_version"
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("epoch", 0), ("lookahead", 0), ("branches", 999), ("max_sessions", 2**31)]
 )
