@@ -71,7 +71,7 @@ def crd() -> Object:
 
 
 def structural(model: type) -> Object:
-    """The structural schema of a model: without references, nulls and titles, as Kubernetes asks.
+    """The structural schema of a model for Kubernetes: without references, nulls and titles.
 
     Returns:
         What ``openAPIV3Schema`` holds. Every object in it is its own.

@@ -1,6 +1,6 @@
 """Environment of engine pods: settings of the processes, and nothing else.
 
-A process refuses a setting that it does not know, and a pinned image may be older than the
+A process refuses a setting that it does not have, and a pinned image may be older than the
 operator. So a variable is left out if its value is the process's own default.
 """
 

@@ -9,7 +9,7 @@ from ssd_operator.children.names import (
     COMPONENT_LABEL,
     NAME_LABEL,
     Component,
-    account,
+    component_name,
     draft_cell,
     draft_cells,
     draft_deployment,
@@ -60,7 +60,9 @@ def _accounts(factory: ChildFactory) -> list[Object]:
     """Identities; no token of theirs is mounted anywhere."""
     body = {"automountServiceAccountToken": False}
     return [
-        factory.make("v1", "ServiceAccount", account(factory.resource, each), body, of=(each, None))
+        factory.make(
+            "v1", "ServiceAccount", component_name(factory.resource, each), body, of=(each, None)
+        )
         for each in Component
     ]
 
@@ -120,7 +122,7 @@ def _budget(factory: ChildFactory, component: Component) -> Object:
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
         "selector": {"matchLabels": selector(factory.resource, component)},
     }
-    name, of = account(factory.resource, component), (component, None)
+    name, of = component_name(factory.resource, component), (component, None)
     return factory.make("policy/v1", "PodDisruptionBudget", name, {"spec": spec}, of=of)
 
 

@@ -69,8 +69,8 @@ def preflight_pod(resource: Resource, revision: str) -> str:
     return f"{resource.name}-{PREFLIGHT}-{revision}"
 
 
-def account(resource: Resource, component: Component) -> str:
-    """Name of a component's ServiceAccount, NetworkPolicy, budget and scaler."""
+def component_name(resource: Resource, component: Component) -> str:
+    """Name of the objects that a component has once, such as its ServiceAccount and budget."""
     return f"{resource.name}-{component}"
 
 
@@ -153,8 +153,8 @@ def is_released(pod: Object, resource: Resource) -> bool:
         pod["kind"] == "Pod"
         and is_left
         and any(
-            pod["spec"].get("serviceAccountName") == account(resource, component)
-            and made_from.startswith(f"{account(resource, component)}-")
+            pod["spec"].get("serviceAccountName") == component_name(resource, component)
+            and made_from.startswith(f"{component_name(resource, component)}-")
             for component in Component
         )
     )

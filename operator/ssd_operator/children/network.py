@@ -6,7 +6,7 @@ from ssd_operator.children.names import (
     HTTP_PORT,
     TARGET_PORT,
     Component,
-    account,
+    component_name,
     draft_cell,
     draft_cells,
     draft_deployment,
@@ -85,7 +85,7 @@ def _network_policy(
             {"from": [_any_pod()], "ports": [_tcp(HTTP_PORT)]},
         ],
     }
-    name = account(factory.resource, component)
+    name = component_name(factory.resource, component)
     return factory.make(
         "networking.k8s.io/v1", "NetworkPolicy", name, {"spec": spec}, of=(component, None)
     )

@@ -37,7 +37,7 @@ class ChildFactory:
             of: component and cell, for labels.
 
         Returns:
-            The object; its hash covers everything else in it.
+            The object; its hash is that of everything else in it.
         """
         labels = labels_of(self.resource, *of)
         if self.config.version:

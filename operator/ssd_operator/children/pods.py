@@ -28,7 +28,7 @@ from ssd_operator.children.names import (
     REVISION_LABEL,
     TARGET_PORT,
     Component,
-    account,
+    component_name,
     labels_of,
 )
 from ssd_operator.children.objects import digest
@@ -178,7 +178,7 @@ def _pod_spec(engine: _Engine) -> Object:
     if resource.spec.model_cache.host_path:
         inits.insert(0, node_folder_container(engine.image, engine.config.image_pull_policy))
     return {
-        "serviceAccountName": account(resource, engine.component),
+        "serviceAccountName": component_name(resource, engine.component),
         "automountServiceAccountToken": False,
         # A Service called ssd-target would inject SSD_TARGET_PORT=tcp://…, a setting of ours.
         "enableServiceLinks": False,

@@ -1,7 +1,7 @@
 """Objects of other autoscalers, which write the resource's scale and never a Deployment."""
 
 from ssd_operator.api.spec import API_VERSION, KIND, Autoscaling, Keda, Object, ScalingMode
-from ssd_operator.children.names import Component, account
+from ssd_operator.children.names import Component, component_name
 from ssd_operator.children.objects import ChildFactory
 
 METRIC = "ssd_desired_draft_replicas"
@@ -24,7 +24,7 @@ def scalers(factory: ChildFactory) -> list[Object]:
         "kind": KIND,
         "name": factory.resource.name,
     }
-    name = account(factory.resource, Component.DRAFT)
+    name = component_name(factory.resource, Component.DRAFT)
     return [factory.make(api, kind, name, {"spec": spec}, of=(Component.DRAFT, None))]
 
 

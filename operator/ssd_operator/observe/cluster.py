@@ -84,9 +84,9 @@ class ForbiddenError(ClusterError):
         is_leaving: whether the namespace of the object is being deleted.
     """
 
-    def __init__(self, message: str, *, is_leaving: bool = False) -> None:
+    def __init__(self, message: str, *, is_namespace_terminating: bool = False) -> None:
         super().__init__(message)
-        self.is_leaving = is_leaving
+        self.is_namespace_terminating = is_namespace_terminating
 
 
 class BusyError(ClusterError):

@@ -12,9 +12,9 @@ from ssd_operator.api.spec import Object
 from ssd_operator.children.names import FETCH
 from ssd_operator.observe.pod_state import (
     condition_of,
-    is_leaving,
     is_ready,
     is_scheduled,
+    is_terminating,
     is_unschedulable,
     name_of,
     to_seconds,
@@ -92,7 +92,7 @@ def diagnose(pod: Object, startup_timeout_seconds: int, now: float) -> Diagnosis
     if is_ready(pod):
         return None
     name = name_of(pod)
-    if is_leaving(pod):
+    if is_terminating(pod):
         return Diagnosis(Trouble.DRAINING, f"{name} is being deleted")
     if not is_scheduled(pod):
         return _unscheduled(pod)

@@ -1,9 +1,9 @@
 """Differences between a live object and the wanted one. Pure.
 
-A pass that has nothing to write must know so without a call: the API server adds defaults, other
-writers add fields of their own, and numbers are returned in another spelling. Some fields are owned
-as a whole, except in pods: selectors, variables, limits, allowed clients. A field that is no longer
-wanted is not found here; the hash in our annotations differs then.
+A pass compares, so that it makes no call if nothing is to be written. The API server adds defaults,
+other writers add fields of their own, and numbers are returned in another spelling. Some fields are
+owned as a whole, except in pods: selectors, variables, limits, allowed clients. A field that is no
+longer wanted is not found here; the hash in our annotations differs then.
 """
 
 import copy
@@ -61,7 +61,7 @@ _DROPPED_WHEN_EMPTY = frozenset(
 for example ``emptyDir``."""
 
 
-def covers(live: Object, wanted: Object) -> bool:
+def matches(live: Object, wanted: Object) -> bool:
     """Whether applying ``wanted`` would change nothing; see ``differences``."""
     return next(differences(live, wanted), None) is None
 
@@ -77,12 +77,12 @@ def differences(live: Object, wanted: Object) -> Iterator[str]:
     return (".".join(found.path) for found in _all_differences(live, wanted))
 
 
-def surplus(live: Object, wanted: Object) -> list[Place]:
-    """Places in ``live`` of what others added below fields that we own; the last item first.
+def additions(live: Object, wanted: Object) -> list[Place]:
+    """Places in ``live`` that others have added below fields that we own; the last item first.
 
     An apply removes added keys of atomic maps, but no items of a list that is merged by a key.
     """
-    found = [each.surplus for each in _all_differences(live, wanted) if each.surplus]
+    found = [each.addition for each in _all_differences(live, wanted) if each.addition]
     return sorted(found, key=lambda place: [str(step).zfill(9) for step in place], reverse=True)
 
 
@@ -114,7 +114,7 @@ def _at(value: Any, way: Sequence[str | int]) -> Any:
 class _Difference:
     path: Path
     """Names on the way."""
-    surplus: Place = ()
+    addition: Place = ()
     """Place in the live object, if no other writer may add it."""
 
 
@@ -124,7 +124,7 @@ def _all_differences(live: Object, wanted: Object) -> Iterator[_Difference]:
     found = _differences(live, ours, (), ())
     if wanted.get("kind") == "Pod":
         # Admission adds variables and limits to pods, and nothing can remove them from a live pod.
-        return (each for each in found if not each.surplus)
+        return (each for each in found if not each.addition)
     return found
 
 
@@ -136,7 +136,7 @@ def _differences(live: Any, wanted: Any, path: Path, place: Place) -> Iterator[_
             elif not _is_dropped(value, name):
                 yield _Difference((*path, name))
         for name in live.keys() - wanted.keys():
-            if _is_surplus(name, live, path):
+            if _is_addition(name, live, path):
                 yield _Difference((*path, name), (*place, name))
     elif isinstance(wanted, list) and isinstance(live, list):
         yield from _differences_of_lists(live, wanted, path, place)
@@ -144,7 +144,7 @@ def _differences(live: Any, wanted: Any, path: Path, place: Place) -> Iterator[_
         yield _Difference(path)
 
 
-def _is_surplus(name: str, live: Object, path: Path) -> bool:
+def _is_addition(name: str, live: Object, path: Path) -> bool:
     """Whether a field that we do not set is one that others may not add."""
     if name in _OURS_IF_ABSENT.get(path[-1:], ()):
         return bool(live[name])

@@ -55,8 +55,8 @@ class Observed:
     """Names of the ready pods of the client Service."""
     foreign: frozenset[Ref] = frozenset()
     """Wanted names that other owners' objects have."""
-    leaving: frozenset[Ref] = frozenset()
-    """Wanted names that children of a former resource of this name still have."""
+    former: frozenset[Ref] = frozenset()
+    """Wanted names of children that a former resource of this name left; they will be deleted."""
     absent: frozenset[Ref] = frozenset()
     """Wanted names that are free, as the API server has answered in this pass."""
     pools: Mapping[str, PoolFact] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import (
     Component,
-    account,
+    component_name,
     draft_cells,
     is_engine_pod,
     is_released,
@@ -24,7 +24,7 @@ from ssd_operator.observe.cluster import (
 )
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.object_cache import ObjectCache, is_of_former, is_ours
-from ssd_operator.observe.pod_state import endpoints_of, is_leaving, to_seconds
+from ssd_operator.observe.pod_state import endpoints_of, is_terminating, to_seconds
 
 OPTIONAL_SECONDS = 600.0
 """Between two reads of objects of optional kinds, and of which of these kinds are served."""
@@ -94,7 +94,7 @@ class Observer:
             and is_engine_pod(each, resource.name)
             and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
         )
-        foreign, leaving, absent = set[Ref](), set[Ref](), set[Ref]()
+        foreign, former, absent = set[Ref](), set[Ref](), set[Ref]()
         for ref in self._unseen(resource, memory, children, pods):
             # Read by name: the watch sees only what carries our label.
             live = await self._cluster.get(key[0], ref)
@@ -103,7 +103,7 @@ class Observer:
             elif is_ours(live, resource.uid):
                 children[ref] = live
             elif is_of_former(live, resource.name, resource.uid):
-                leaving.add(ref)
+                former.add(ref)
             else:
                 foreign.add(ref)
         if not resource.spec.paused:
@@ -115,7 +115,7 @@ class Observer:
             released=tuple(each for each in seen.values() if is_released(each, resource)),
             endpoints=endpoints_of(resource.name, slices),
             foreign=frozenset(foreign),
-            leaving=frozenset(leaving),
+            former=frozenset(former),
             absent=frozenset(absent),
             optional_apis=self._served - memory.forbidden | {"HorizontalPodAutoscaler"},
             unreadable=memory.forbidden,
@@ -123,7 +123,7 @@ class Observer:
         )
 
     def forget_served_kinds(self) -> None:
-        """Read again which kinds are served: a call has met one that is not."""
+        """Read again which kinds are served: a call about one of them was answered with 404."""
         self._served_at = float("-inf")
 
     def _unseen(
@@ -142,7 +142,7 @@ class Observer:
             memory.resource, memory.names = resource, _names(resource, self._config)
         absent_kinds = set(OPTIONAL_KINDS) - (self._served - memory.forbidden)
         names = [ref for ref in memory.names if ref.kind not in absent_kinds]
-        makers = {Ref("Deployment", maker_of(pod)) for pod in pods if not is_leaving(pod)}
+        makers = {Ref("Deployment", maker_of(pod)) for pod in pods if not is_terminating(pod)}
         vanished = sorted((memory.children | makers) - set(names))
         return [ref for ref in (*names, *vanished) if ref not in children]
 
@@ -168,7 +168,7 @@ class Observer:
             try:
                 live = await self._cluster.get(key[0], ref)
             except ForbiddenError as error:
-                if error.is_leaving:
+                if error.is_namespace_terminating:
                     raise
                 forbidden.add(kind)
                 continue
@@ -191,15 +191,15 @@ def _names(resource: Resource, config: OperatorConfig) -> tuple[Ref, ...]:
 def _kinds_wanted(resource: Resource) -> frozenset[str]:
     """Optional kinds of which a resource wants an object."""
     autoscaling = resource.spec.draft.autoscaling
-    wishes = {
+    is_wanted_by_kind = {
         "ScaledObject": autoscaling is not None and autoscaling.mode is ScalingMode.KEDA,
         "PodMonitor": resource.spec.observability.pod_monitor,
     }
-    return frozenset(kind for kind, is_wanted in wishes.items() if is_wanted)
+    return frozenset(kind for kind, is_wanted in is_wanted_by_kind.items() if is_wanted)
 
 
 def _name_of(kind: str, resource: Resource) -> str:
-    return account(resource, Component.DRAFT) if kind == "ScaledObject" else resource.name
+    return component_name(resource, Component.DRAFT) if kind == "ScaledObject" else resource.name
 
 
 def _is_older(pod: Object, resource: Object, deployment: Object | None) -> bool:

@@ -18,12 +18,12 @@ def name_of(thing: Object) -> str:
 def is_live(pod: Object) -> bool:
     """Whether a ReplicaSet still counts the pod: it has not ended and is not being deleted."""
     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return not ended and not is_leaving(pod)
+    return not ended and not is_terminating(pod)
 
 
-def is_leaving(pod: Object) -> bool:
-    """Whether the object is being deleted."""
-    return bool(pod["metadata"].get("deletionTimestamp"))
+def is_terminating(thing: Object) -> bool:
+    """Whether an object is being deleted."""
+    return bool(thing["metadata"].get("deletionTimestamp"))
 
 
 def is_scheduled(pod: Object) -> bool:

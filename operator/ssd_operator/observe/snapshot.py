@@ -18,9 +18,9 @@ from ssd_operator.observe.facts import Observed, PoolFact, Ref
 from ssd_operator.observe.pod_state import (
     condition_of,
     drain_deadline_of,
-    is_leaving,
     is_live,
     is_ready,
+    is_terminating,
     name_of,
     to_seconds,
 )
@@ -69,8 +69,8 @@ class Snapshot:
     @cached_property
     def num_draining(self) -> int:
         """Draft pods that are drained or deleted."""
-        leaving = [pod for pod in self._pods(Component.DRAFT) if is_leaving(pod)]
-        return len(self.drafts) - len(self.staying_drafts) + len(leaving)
+        terminating = [pod for pod in self._pods(Component.DRAFT) if is_terminating(pod)]
+        return len(self.drafts) - len(self.staying_drafts) + len(terminating)
 
     @cached_property
     def answers(self) -> dict[str, PoolFact]:
@@ -112,7 +112,7 @@ class Snapshot:
         return tuple(
             pod
             for pod in self._pods(Component.TARGET)
-            if cell_of(pod) == cell and (is_live(pod) or is_leaving(pod))
+            if cell_of(pod) == cell and (is_live(pod) or is_terminating(pod))
         )
 
     def target_deployment(self, cell: int) -> Object | None:

@@ -10,13 +10,13 @@ from ssd_operator.children.manifests import OPTIONAL_KINDS, wanted
 from ssd_operator.children.names import COMPONENT_LABEL, Component, revision_of
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.cluster import is_owned_by, ref_of
-from ssd_operator.observe.diff import covers
+from ssd_operator.observe.diff import matches
 from ssd_operator.observe.facts import Observed, Ref
-from ssd_operator.observe.pod_state import drain_deadline_of, is_leaving, name_of
+from ssd_operator.observe.pod_state import drain_deadline_of, is_terminating, name_of
 from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, holding
 from ssd_operator.policy.drain import DrainPlan, plan_drains
-from ssd_operator.policy.preflight import Preflight, preflight
+from ssd_operator.policy.preflight import Preflight, preflight_state
 from ssd_operator.policy.rollout import (
     held_drafts,
     held_targets,
@@ -34,8 +34,8 @@ from ssd_operator.policy.scaling import (
 
 FOREIGN_SECONDS = 10.0
 """Until a name of another owner's object is read again. No watch reports when it is free."""
-LEAVING_SECONDS = 1.0
-"""Until a name is read again that a child of a former resource still has."""
+FORMER_SECONDS = 1.0
+"""Until a name is read again that a former resource's child still has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to do, in the order of the fields, and what the report needs to know of it."""
+    """What to do, in the order of the fields, and what the report uses of it."""
 
     apply: tuple[Object, ...] = ()
     adopt: tuple[Object, ...] = ()
@@ -105,8 +105,8 @@ def plan(
         if (found := failures.get(ref_of(each))) is None or found.cause is Cause.REFUSED
     ]
     factory = ChildFactory(resource=resource, config=config)
-    flight = preflight(factory, targets, outdated, observed, now)
-    objects += [] if flight.pod is None else [flight.pod]
+    preflight = preflight_state(factory, targets, outdated, observed, now)
+    objects += [] if preflight.pod is None else [preflight.pod]
     memory = Memory(
         began_at=now if memory.began_at is None else memory.began_at,
         history=memory.history,
@@ -114,14 +114,14 @@ def plan(
     )
     revisions = {name_of(each): revision_of(each) for each in deployments}
     if resource.spec.paused:
-        return Plan(revisions=revisions, preflight=flight, memory=memory)
+        return Plan(revisions=revisions, preflight=preflight, memory=memory)
     memory = replace(memory, history=_decide(snapshot, memory))
-    held = held_targets(targets, outdated, observed, flight.stage)
-    kept = held_drafts(drafts, targets, observed, held, flight.stage)
-    skipped = held | observed.foreign | observed.leaving | memory.failures.keys()
+    targets_held = held_targets(targets, outdated, observed, preflight.stage)
+    drafts_held = held_drafts(drafts, targets, observed, targets_held, preflight.stage)
+    skipped = targets_held | observed.foreign | observed.former | memory.failures.keys()
     allowed = (
         # The number of drafts follows the resource also while their template waits.
-        with_template_of(children[ref], each) if ref in kept and ref in children else each
+        with_template_of(children[ref], each) if ref in drafts_held and ref in children else each
         for each in objects
         if (ref := ref_of(each)) not in skipped
     )
@@ -130,10 +130,10 @@ def plan(
         adopt=observed.released,
         drains=drains,
         scale=_new_number(snapshot, memory.history),
-        delete=_surplus(resource, objects, observed),
+        delete=_unwanted(resource, objects, observed),
         revisions=revisions,
-        preflight=flight,
-        again_after=min(flight.again_after, *_waits(snapshot, memory)),
+        preflight=preflight,
+        again_after=min(preflight.again_after, *_waits(snapshot, memory)),
         memory=memory,
     )
 
@@ -193,16 +193,16 @@ def _is_needed(each: Object, observed: Observed) -> bool:
     if live is None:
         # Half of the children beside another owner's Service would serve no client.
         return not observed.foreign
-    return not is_leaving(live) and not covers(live, each)
+    return not is_terminating(live) and not matches(live, each)
 
 
-def _surplus(resource: Resource, objects: Sequence[Object], observed: Observed) -> tuple[Ref, ...]:
+def _unwanted(resource: Resource, objects: Sequence[Object], observed: Observed) -> tuple[Ref, ...]:
     """Children that are not wanted; a person's copy of one has our labels, but not our owner."""
     kept = {ref_of(each) for each in objects}
     return tuple(
         ref
         for ref, child in sorted(observed.children.items())
-        if ref not in kept and not is_leaving(child) and is_owned_by(child, resource.uid)
+        if ref not in kept and not is_terminating(child) and is_owned_by(child, resource.uid)
     )
 
 
@@ -214,8 +214,8 @@ def _waits(snapshot: Snapshot, memory: Memory) -> list[float]:
         waits.append(max(due, unanswered_seconds(snapshot, memory.began_at)))
     deadlines = (drain_deadline_of(pod) for pod in snapshot.drafts)
     waits += [each - snapshot.now for each in deadlines if each is not None and each > snapshot.now]
-    if snapshot.observed.leaving:
-        waits.append(LEAVING_SECONDS)
+    if snapshot.observed.former:
+        waits.append(FORMER_SECONDS)
     if snapshot.observed.foreign:
         waits.append(FOREIGN_SECONDS)
     return [*waits, math.inf]

@@ -19,7 +19,7 @@ from ssd_operator.children.objects import ChildFactory
 from ssd_operator.children.pods import preflight_spec
 from ssd_operator.observe.diagnosis import Trouble, diagnose
 from ssd_operator.observe.facts import Observed, Ref
-from ssd_operator.observe.pod_state import is_leaving, name_of, to_seconds
+from ssd_operator.observe.pod_state import is_terminating, name_of, to_seconds
 from ssd_operator.policy.rollout import Stage, serving_pod
 
 RETRY_SECONDS = 60.0
@@ -40,7 +40,7 @@ class Preflight:
     """Seconds until time alone changes this."""
 
 
-def preflight(
+def preflight_state(
     factory: ChildFactory,
     wanted: Sequence[Object],
     outdated: Sequence[Object],
@@ -95,7 +95,7 @@ def _result(pod: Object, now: float) -> Preflight:
     status, name = pod.get("status", {}), name_of(pod)
     if status.get("phase") == "Succeeded":
         return Preflight(Stage.PASSED, pod=pod)
-    if status.get("reason") and not is_leaving(pod):
+    if status.get("reason") and not is_terminating(pod):
         # Evicted, out of time or its node shut down: the result is unknown.
         message = f"{name} was ended: {status['reason']}: {status.get('message', '')}"
         wait = (to_seconds(pod["metadata"].get("creationTimestamp")) or now) + RETRY_SECONDS - now

@@ -25,9 +25,9 @@ from ssd_operator.children.names import (
     revision_of,
 )
 from ssd_operator.observe.cluster import ref_of
-from ssd_operator.observe.diff import covers
+from ssd_operator.observe.diff import matches
 from ssd_operator.observe.facts import Observed, Ref
-from ssd_operator.observe.pod_state import is_leaving, is_ready
+from ssd_operator.observe.pod_state import is_ready, is_terminating
 
 
 class Stage(StrEnum):
@@ -49,7 +49,7 @@ def outdated_targets(wanted: Sequence[Object], observed: Observed) -> list[Objec
         each
         for each in wanted
         if (live := observed.children.get(ref_of(each))) is not None
-        and not covers(live["spec"]["template"], each["spec"]["template"])
+        and not matches(live["spec"]["template"], each["spec"]["template"])
     ]
 
 
@@ -82,7 +82,7 @@ def held_drafts(
     wanted: Sequence[Object],
     targets: Sequence[Object],
     observed: Observed,
-    held: Set[Ref],
+    targets_held: Set[Ref],
     stage: Stage,
 ) -> frozenset[Ref]:
     """Draft Deployments whose template stays as it is in this pass.
@@ -93,19 +93,25 @@ def held_drafts(
         wanted: all draft Deployments.
         targets: all target Deployments, by cell.
         observed: the state of this pass.
-        held: see ``held_targets``.
+        targets_held: see ``held_targets``.
         stage: of the preflight of the wanted revision.
     """
-    old = {cell_of(each) for each in targets if ref_of(each) in held or _has_old(each, observed)}
-    kept = set()
+    old = {
+        cell_of(each)
+        for each in targets
+        if ref_of(each) in targets_held or _has_old(each, observed)
+    }
+    held = set()
     for each in wanted:
         is_pool = CELL_LABEL not in each["metadata"]["labels"]
         own = [target for target in targets if is_pool or cell_of(target) == cell_of(each)]
-        is_untested = stage is not Stage.PASSED and any(ref_of(target) in held for target in own)
+        is_untested = stage is not Stage.PASSED and any(
+            ref_of(target) in targets_held for target in own
+        )
         num_old = sum(cell_of(target) in old for target in own)
         if is_untested or 2 * num_old > len(own):
-            kept.add(ref_of(each))
-    return frozenset(kept)
+            held.add(ref_of(each))
+    return frozenset(held)
 
 
 def with_template_of(live: Object, wanted: Object) -> Object:
@@ -143,7 +149,7 @@ def _target_pods(wanted: Object, observed: Observed) -> list[Object]:
 def _has_old(wanted: Object, observed: Observed) -> bool:
     """Whether a target of another revision still serves or finishes its streams."""
     return any(
-        revision_of(pod) != revision_of(wanted) and (is_leaving(pod) or is_ready(pod))
+        revision_of(pod) != revision_of(wanted) and (is_terminating(pod) or is_ready(pod))
         for pod in _target_pods(wanted, observed)
     )
 

@@ -3,10 +3,10 @@
 Pure. ``replicas`` is the number of the whole resource, as in ``.spec.draft.replicas``; the caller
 writes the decision there, and nowhere else.
 
-*Decision*: a missing sample counts as demand for the present number. *Because* a gap in the window
-says nothing about the demand in it, and a scale-down on the first sample after it would have no
-evidence. *Not chosen*: to forget the whole window, which costs the same delay and loses a demand
-that was seen. *Revisit when* targets are often silent for half a minute.
+*Decision*: a missing sample counts as demand for the present number. *Because* nothing is
+measured in a gap of the window, and a scale-down on the first sample after it would have no
+evidence. *Not chosen*: to drop the whole window, which costs the same delay and loses the demand
+that was measured. *Revisit when* targets often send no report for half a minute.
 """
 
 import math
@@ -46,10 +46,11 @@ class Demand:
     replicas: int
     """Present number."""
     eligible: float | None
-    """Running sequences that may speculate, on targets whose controller speculates, mean of 30 s.
+    """Running sequences that may speculate, of all targets that speculate, mean of 30 s.
     None if no target is ready, or one of them has not answered for 30 s."""
-    sessions: float
-    """Sessions that one draft serves, > 0."""
+    sustainable_sessions: float
+    """Of one draft, mean of the drafts with active links; ``sequencesPerReplica`` if none is
+    measured. > 0."""
     num_unschedulable: int = 0
     """Draft pods without a node."""
     num_draining: int = 0
@@ -99,7 +100,7 @@ def measure(snapshot: Snapshot) -> Demand:
     return Demand(
         replicas=snapshot.num_drafts_wanted,
         eligible=eligible if is_known else None,
-        sessions=fmean(sustainable.values()) if sustainable else default,
+        sustainable_sessions=fmean(sustainable.values()) if sustainable else default,
         num_unschedulable=sum(map(is_unschedulable, snapshot.staying_drafts)),
         num_draining=snapshot.num_draining,
     )
@@ -140,7 +141,7 @@ def _needed(bounds: Autoscaling, demand: Demand) -> int | None:
     """Number of drafts for the present demand, within the bounds; None if it is unknown."""
     if demand.eligible is None:
         return None
-    drafts = demand.eligible / (demand.sessions * float(bounds.target_occupancy))
+    drafts = demand.eligible / (demand.sustainable_sessions * float(bounds.target_occupancy))
     is_near = abs(drafts - demand.replicas) <= TOLERANCE * demand.replicas
     number = demand.replicas if is_near else math.ceil(drafts)
     return min(max(number, bounds.min_replicas), bounds.max_replicas)

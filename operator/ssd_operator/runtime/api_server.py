@@ -170,14 +170,14 @@ class ApiServer:
             ClusterError: the subclass that fits.
         """
         what, code = f"{verb} {path}", "none"
-        sent, wished = (_JSON, media_type) if body is None else (media_type, _JSON)
+        sent, accepted = (_JSON, media_type) if body is None else (media_type, _JSON)
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await self._api.call_api(
                     path,
                     verb,
                     query_params=list((query or {}).items()),
-                    header_params={"Content-Type": sent, "Accept": wished},
+                    header_params={"Content-Type": sent, "Accept": accepted},
                     body=body,
                     auth_settings=["BearerToken"],
                     _preload_content=False,
@@ -230,8 +230,10 @@ def _error(code: int, answer: Object, what: str, retry_after: str) -> ClusterErr
     if any(cause.get("field") == "metadata.uid" for cause in causes):
         return ConflictError(message)
     if code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-        is_leaving = any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
-        return ForbiddenError(message, is_leaving=is_leaving)
+        is_namespace_terminating = any(
+            cause.get("reason") == "NamespaceTerminating" for cause in causes
+        )
+        return ForbiddenError(message, is_namespace_terminating=is_namespace_terminating)
     seconds = float(retry_after) if retry_after.isdecimal() else 0.0
     return _ERRORS.get(code, BusyError)(message, seconds)
 

@@ -32,7 +32,7 @@ CALL_SECONDS = 2.0
 DRAIN_POLL_SECONDS = 0.5
 """Between two calls that read whether a draft has drained."""
 FLOOR_SECONDS = 300.0
-"""In which the lowest round trip of a link doubles if it is not reached again."""
+"""The lowest round trip of a link doubles in this time, unless it is measured again."""
 LONGEST_DRAIN_SECONDS = 300.0
 """A draft refuses a longer deadline."""
 
@@ -90,7 +90,7 @@ class EngineClients:
         for call in calls:
             if call.pod not in drains:
                 drains[call.pod] = DrainFact(pod=call.pod)
-                self._start((key, call.pod, ""), self._drain(key, call))
+                self._start((key, call.pod, ""), self._drain_and_report(key, call))
 
     def follow(self, key: Key, targets: Mapping[str, str], pods: AbstractSet[str]) -> None:
         """See ``Engines``."""
@@ -153,8 +153,8 @@ class EngineClients:
         if old is None or _states(old) != _states(fact):
             self._wake(key)
 
-    async def _drain(self, key: Key, call: DrainCall) -> None:
-        result = await self._drained(call)
+    async def _drain_and_report(self, key: Key, call: DrainCall) -> None:
+        result = await self._drain_draft(call)
         metrics.DRAINS_TOTAL.labels(result).inc()
         _log.info("drain_ended", pod=call.pod, result=result)
         drains = self._drains.get(key, {})
@@ -162,7 +162,7 @@ class EngineClients:
             drains[call.pod] = replace(drains[call.pod], is_done=True, result=result)
             self._wake(key)
 
-    async def _drained(self, call: DrainCall) -> str:
+    async def _drain_draft(self, call: DrainCall) -> str:
         """Drain one draft; returns the result."""
         end = self._now() + min(call.seconds, LONGEST_DRAIN_SECONDS)
         has_begun = False

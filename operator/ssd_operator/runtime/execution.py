@@ -17,7 +17,7 @@ from ssd_operator.observe.cluster import (
     RefusedError,
     ref_of,
 )
-from ssd_operator.observe.diff import removal, surplus
+from ssd_operator.observe.diff import additions, removal
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.object_cache import ObjectCache, is_ours
 from ssd_operator.observe.pod_state import name_of
@@ -66,7 +66,7 @@ class Execution:
             try:
                 await call()
             except (RefusedError, ForbiddenError) as error:
-                if isinstance(error, ForbiddenError) and error.is_leaving:
+                if isinstance(error, ForbiddenError) and error.is_namespace_terminating:
                     raise
                 self.results.forbidden[ref] = str(error)
                 _log.warning("object_refused", object=str(ref), error=str(error))
@@ -104,11 +104,13 @@ class Execution:
                 self.results.foreign.add(ref)
                 return
             answer = await self._create(wanted) if live is None else await self._mend(wanted, live)
-            if places := surplus(answer, wanted):
+            if places := additions(answer, wanted):
                 answer = await self._prune(wanted, answer)
                 _log.info("pruned", object=str(ref), places=[".".join(map(str, p)) for p in places])
         except (RefusedError, ForbiddenError) as error:
-            if isinstance(error, ForbiddenError) and (ref.kind != "Pod" or error.is_leaving):
+            if isinstance(error, ForbiddenError) and (
+                ref.kind != "Pod" or error.is_namespace_terminating
+            ):
                 raise
             self.results.failures[ref] = refusal(wanted, live, error, generation, now)
             _log.warning("object_refused", object=str(ref), error=str(error))
@@ -149,12 +151,14 @@ class Execution:
         """
         namespace, ref = self.resource.namespace, ref_of(wanted)
         try:
-            return await self.cluster.patch(namespace, ref, removal(live, surplus(live, wanted)))
+            return await self.cluster.patch(namespace, ref, removal(live, additions(live, wanted)))
         except ConflictError:
             found = await self.cluster.get(namespace, ref)
             if found is None or found["metadata"]["uid"] != live["metadata"]["uid"]:
                 raise
-            return await self.cluster.patch(namespace, ref, removal(found, surplus(found, wanted)))
+            return await self.cluster.patch(
+                namespace, ref, removal(found, additions(found, wanted))
+            )
 
     async def _create(self, wanted: Object) -> Object:
         """Make an object whose name is free.

@@ -1,4 +1,4 @@
-"""The handlers of kopf: indices, which the object cache reads, and events, which ask for passes.
+"""The handlers of kopf: indices, which the object cache reads, and events, which queue passes.
 
 *Decision*: passes run from our own work queue. *Because* change handlers make kopf write
 annotations into resources, and timers and daemons add a finalizer; with indices and events alone

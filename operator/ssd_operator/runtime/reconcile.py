@@ -18,7 +18,7 @@ from ssd_operator.observe.cluster import (
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.observer import Observer, ObserverMemory
-from ssd_operator.observe.pod_state import is_leaving, is_ready, name_of
+from ssd_operator.observe.pod_state import is_ready, is_terminating, name_of
 from ssd_operator.policy.apply_failures import Repairs, Results
 from ssd_operator.policy.plan import Memory, Plan, plan
 from ssd_operator.runtime.engine_client import Engines
@@ -86,7 +86,7 @@ class Reconciler:
             _log.warning("namespace_untouched", reason=f"nothing is written in {key[0]}")
             return None
         found = self._cache.resource(key)
-        if found is None or is_leaving(found):
+        if found is None or is_terminating(found):
             self._forget(key)
             return None
         record = self._records.get(key)
@@ -96,7 +96,7 @@ class Reconciler:
         try:
             return await self._pass(key, found, record)
         except (ForbiddenError, MissingError) as error:
-            if isinstance(error, ForbiddenError) and not error.is_leaving:
+            if isinstance(error, ForbiddenError) and not error.is_namespace_terminating:
                 raise
             # What is missing may also be an optional kind that was served ten minutes ago.
             self._observer.forget_served_kinds()
@@ -189,7 +189,7 @@ class Reconciler:
         """
         live = await self._cluster.get(key[0], Ref(KIND, key[1]))
         if live is not None and live["metadata"]["uid"] == found["metadata"]["uid"]:
-            return is_leaving(live)
+            return is_terminating(live)
         self._cache.mark_deleted(found)
         self._forget(key)
         return True

@@ -6,7 +6,7 @@ A cause has a reason of its own only if a person or a machine acts on it. The me
 from collections.abc import Callable, Mapping, Sequence
 
 from ssd_operator.api.spec import Draft, Object, ScalingMode, Sharing, Target
-from ssd_operator.children.names import Component, account, cell_of
+from ssd_operator.children.names import Component, cell_of, component_name
 from ssd_operator.observe.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
 from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import (
@@ -35,63 +35,63 @@ _SCALERS = {ScalingMode.HPA: (_HPA, "ScalingActive"), ScalingMode.KEDA: ("Scaled
 """Kind of the object that scales, and its condition that is copied."""
 
 
-def conditions(passed: PassResult) -> dict[str, Condition]:
+def conditions(result: PassResult) -> dict[str, Condition]:
     """All conditions by type, Ready first."""
-    found = {kind: rule(passed) for kind, rule in _RULES.items()}
+    found = {kind: rule(result) for kind, rule in _RULES.items()}
     present = {kind: each for kind, each in found.items() if each is not None}
-    return {"Ready": _ready(passed, present), **present}
+    return {"Ready": _ready(result, present), **present}
 
 
-def _ready(passed: PassResult, others: Mapping[str, Condition]) -> Condition:
+def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
     """At least one target serves, and clients reach it.
 
     Otherwise the reason is that of the target, or of what prevents a first target.
     """
-    num_ready, num_cells = _num_ready_cells(passed), passed.resource.spec.num_cells
-    if passed.reached_targets and passed.has_endpoint:
+    num_ready, num_cells = _num_ready_cells(result), result.resource.spec.num_cells
+    if result.reached_targets and result.has_endpoint:
         reason = "Serving" if num_ready == num_cells else "ServingPartly"
         return yes(reason, f"{num_ready} of {num_cells} targets serve.")
-    if passed.resource.spec.paused and not passed.target_deployments:
+    if result.resource.spec.paused and not result.target_deployments:
         return no("Paused", "spec.paused is true and no target exists; set it to false.")
     kinds = ["SpecValid", "ResourcesOwned", "TargetReady"]
     if num_ready:
         kinds = ["ResourcesOwned", "SpecValid"]
-    elif passed.target_deployments:
+    elif result.target_deployments:
         kinds = ["TargetReady", "SpecValid", "ResourcesOwned"]
     for kind in kinds:
         if not others[kind].holds:
             return no(others[kind].reason, others[kind].message)
-    service = f"the Service {passed.resource.name}"
-    state = "has no ready endpoint" if passed.has_endpoint else "does not exist"
+    service = f"the Service {result.resource.name}"
+    state = "has no ready endpoint" if result.has_endpoint else "does not exist"
     return no(
         "EndpointMissing", f"{num_ready} of {num_cells} targets are ready; {service} {state}."
     )
 
 
-def _target_ready(passed: PassResult) -> Condition:
+def _target_ready(result: PassResult) -> Condition:
     """Every cell has a target that serves."""
-    num_cells, num_ready = passed.resource.spec.num_cells, _num_ready_cells(passed)
+    num_cells, num_ready = result.resource.spec.num_cells, _num_ready_cells(result)
     summary = f"{num_ready} of {num_cells} targets are ready"
     found = worst(
-        each for cell in range(num_cells) if (each := _cell_trouble(passed, cell)) is not None
+        each for cell in range(num_cells) if (each := _cell_trouble(result, cell)) is not None
     )
     if found is None:
         return yes("AllReady", f"{summary}.")
     return no(str(found.trouble), f"{summary}; {found.message}.")
 
 
-def _draft_ready(passed: PassResult) -> Condition:
+def _draft_ready(result: PassResult) -> Condition:
     """As many drafts as wanted are ready, without those that are drained."""
-    wanted, num_ready = passed.num_drafts_wanted, len(passed.ready_drafts)
+    wanted, num_ready = result.num_drafts_wanted, len(result.ready_drafts)
     if wanted == 0:
         return yes("ScaledToZero", "draft.replicas is 0: targets serve plain autoregressive text.")
     summary = f"{num_ready} of {wanted} drafts are ready"
     if num_ready >= wanted:
         return yes("AllReady", f"{summary}.")
-    troubles = _troubles(passed, passed.staying_drafts, passed.resource.spec.draft)
-    num_pods = len(passed.staying_drafts)
+    troubles = _troubles(result, result.staying_drafts, result.resource.spec.draft)
+    num_pods = len(result.staying_drafts)
     if num_pods < wanted:
-        absent = (diagnose_absence(made, name_of(made)) for made in passed.draft_deployments)
+        absent = (diagnose_absence(made, name_of(made)) for made in result.draft_deployments)
         troubles += [each for each in absent if each is not None]
         troubles.append(Diagnosis(Trouble.SCALING, f"{num_pods} of {wanted} pods exist"))
     found = worst(troubles)
@@ -99,38 +99,38 @@ def _draft_ready(passed: PassResult) -> Condition:
     return no(str(found.trouble), f"{summary}; {found.message}.")
 
 
-def _draft_capacity(passed: PassResult) -> Condition:
+def _draft_capacity(result: PassResult) -> Condition:
     """The scheduler finds a node for each draft whose target has one."""
-    placed = {cell_of(pod) for pod in passed.targets if is_scheduled(pod)}
-    is_pool = passed.resource.spec.draft.sharing is Sharing.POOL
+    placed = {cell_of(pod) for pod in result.targets if is_scheduled(pod)}
+    is_pool = result.resource.spec.draft.sharing is Sharing.POOL
     waiting = [
         pod
-        for pod in passed.staying_drafts
+        for pod in result.staying_drafts
         if is_unschedulable(pod) and (placed if is_pool else cell_of(pod) in placed)
     ]
     if not waiting:
         return yes("Sufficient", "No draft waits for a node.")
     cause = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
-    lacks_gpus = f"Insufficient {passed.resource.spec.draft.gpu_resource}" in cause
+    lacks_gpus = f"Insufficient {result.resource.spec.draft.gpu_resource}" in cause
     return no(
         "InsufficientLocalGPUs" if lacks_gpus else "Unschedulable",
-        f"{len(waiting)} of {passed.num_drafts_wanted} drafts have no node; "
+        f"{len(waiting)} of {result.num_drafts_wanted} drafts have no node; "
         f"lower draft.replicas or add room: {cause}.",
     )
 
 
-def _scaling_active(passed: PassResult) -> Condition | None:
+def _scaling_active(result: PassResult) -> Condition | None:
     """A scaler decides on the number of drafts; None without autoscaling."""
-    autoscaling = passed.resource.spec.draft.autoscaling
+    autoscaling = result.resource.spec.draft.autoscaling
     if autoscaling is None or autoscaling.mode is ScalingMode.NONE:
         return None
-    if passed.resource.spec.paused:
+    if result.resource.spec.paused:
         return no("Paused", "spec.paused is true: the number of drafts does not change.")
     if autoscaling.mode is ScalingMode.EXTERNAL:
         return yes("External", "Another scaler writes draft.replicas.")
     if autoscaling.mode in _SCALERS:
-        return _copied(passed, autoscaling.mode)
-    decision = passed.plan.memory.history.decision
+        return _copied(result, autoscaling.mode)
+    decision = result.plan.memory.history.decision
     if decision is None or decision.reason is Reason.NO_SAMPLES:
         return no(
             "NoSamples",
@@ -143,51 +143,51 @@ def _scaling_active(passed: PassResult) -> Condition | None:
     return yes("Internal", message)
 
 
-def _progressing(passed: PassResult) -> Condition:
+def _progressing(result: PassResult) -> Condition:
     """Changes are complete, or proceed."""
-    if passed.resource.spec.paused:
+    if result.resource.spec.paused:
         return no("Paused", "spec.paused is true: the operator writes only this status.")
-    preflight = passed.preflight
+    preflight = result.preflight
     if preflight.stage in (Stage.FAILED, Stage.STUCK):
         message = f"{preflight.message}; all pods stay as they are until this is fixed."
         return no("PreflightFailed", message)
     if preflight.stage is Stage.RUNNING:
-        return yes("Preflight", f"{preflight.message}; the old targets serve until it has passed.")
-    for each in (*passed.target_deployments, *passed.draft_deployments):
-        if (found := _halted(passed, each)) is not None:
+        return yes("Preflight", f"{preflight.message}; the old targets serve until it has result.")
+    for each in (*result.target_deployments, *result.draft_deployments):
+        if (found := _halted(result, each)) is not None:
             return found
-    return _under_way(passed) or yes("UpToDate", "All objects are as the resource specifies.")
+    return _under_way(result) or yes("UpToDate", "All objects are as the resource specifies.")
 
 
-def _under_way(passed: PassResult) -> Condition | None:
+def _under_way(result: PassResult) -> Condition | None:
     """A rollout, a drain or a scale-up; None if everything is up to date."""
-    deployments = (*passed.target_deployments, *passed.draft_deployments)
-    pods = (*passed.targets, *passed.staying_drafts)
-    num_updated = passed.updated(pods)
-    is_rolling = any(map(_is_rolling, deployments)) or passed.is_replacing_targets
+    deployments = (*result.target_deployments, *result.draft_deployments)
+    pods = (*result.targets, *result.staying_drafts)
+    num_updated = result.updated(pods)
+    is_rolling = any(map(_is_rolling, deployments)) or result.is_replacing_targets
     if num_updated < len(pods) or is_rolling:
-        spec = passed.resource.spec
-        troubles = _troubles(passed, passed.targets, spec.target)
-        troubles += _troubles(passed, passed.staying_drafts, spec.draft)
+        spec = result.resource.spec
+        troubles = _troubles(result, result.targets, spec.target)
+        troubles += _troubles(result, result.staying_drafts, spec.draft)
         cause = worst(each for each in troubles if each.trouble not in _USUAL)
         suffix = "" if cause is None else f"; {cause.message}"
         return yes("RollingOut", f"{num_updated} of {len(pods)} pods are up to date{suffix}.")
-    if passed.num_draining:
-        return yes("Draining", f"{passed.num_draining} drafts are drained or deleted.")
-    wanted, num_drafts = passed.num_drafts_wanted, len(passed.ready_drafts)
-    num_ready, num_cells = _num_ready_cells(passed), passed.resource.spec.num_cells
+    if result.num_draining:
+        return yes("Draining", f"{result.num_draining} drafts are drained or deleted.")
+    wanted, num_drafts = result.num_drafts_wanted, len(result.ready_drafts)
+    num_ready, num_cells = _num_ready_cells(result), result.resource.spec.num_cells
     # Pods are counted, because a Deployment with maxUnavailable 1 and one replica is Available
     # without a ready pod.
-    if len(passed.staying_drafts) != wanted or num_drafts < wanted or num_ready < num_cells:
+    if len(result.staying_drafts) != wanted or num_drafts < wanted or num_ready < num_cells:
         targets = f"{num_ready} of {num_cells} targets"
         return yes("Scaling", f"{targets} and {num_drafts} of {wanted} drafts are ready.")
     return None
 
 
-def _halted(passed: PassResult, deployment: Object) -> Condition | None:
+def _halted(result: PassResult, deployment: Object) -> Condition | None:
     """A Deployment that is paused by hand also after this pass, or that exceeds its deadline."""
     name, found = name_of(deployment), condition_of(deployment, "Progressing")
-    is_resumed = Ref("Deployment", name) in passed.results.applied
+    is_resumed = Ref("Deployment", name) in result.results.applied
     if deployment.get("spec", {}).get("paused") and not is_resumed:
         message = f"Deployment {name} is paused: kubectl rollout resume deployment/{name}."
         return no("Paused", message)
@@ -196,14 +196,14 @@ def _halted(passed: PassResult, deployment: Object) -> Condition | None:
     return None
 
 
-def _spec_valid(passed: PassResult) -> Condition:
+def _spec_valid(result: PassResult) -> Condition:
     """The API server and the operator accept the spec, as far as a schema cannot decide it."""
-    observed = passed.observed
+    observed = result.observed
     if observed.spec_problem is not None:
         return no(*observed.spec_problem)
-    refused = dict(passed.refused)
-    if _is_zero_refused(passed):
-        del refused[_scaler(passed, _HPA)]
+    refused = dict(result.refused)
+    if _is_zero_refused(result):
+        del refused[_scaler(result, _HPA)]
     if refused:
         ref = min(refused)
         has_template = ref.kind in ("Deployment", "Pod")
@@ -211,7 +211,7 @@ def _spec_valid(passed: PassResult) -> Condition:
         return no(reason, f"{ref.kind} {ref.name} was refused: {refused[ref]}")
     if observed.unreadable:
         return no("OptionalAPIMissing", _no_right(", ".join(sorted(observed.unreadable))))
-    has_monitor = passed.resource.spec.observability.pod_monitor
+    has_monitor = result.resource.spec.observability.pod_monitor
     if has_monitor and "PodMonitor" not in observed.optional_apis:
         return no(
             "OptionalAPIMissing",
@@ -221,13 +221,13 @@ def _spec_valid(passed: PassResult) -> Condition:
     return yes("Valid", "The spec is valid.")
 
 
-def _resources_owned(passed: PassResult) -> Condition:
+def _resources_owned(result: PassResult) -> Condition:
     """All names are free or this resource's, and the operator may write the objects."""
-    taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(passed.foreign))
+    taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(result.foreign))
     if taken:
         message = f"{taken} belongs to another owner and stays as it is; rename or remove it."
         return no("NameTaken", message)
-    if forbidden := passed.results.forbidden:
+    if forbidden := result.results.forbidden:
         ref = min(forbidden)
         return no("Forbidden", f"{ref.kind} {ref.name} cannot be written: {forbidden[ref]}")
     return yes("Owned", "All objects belong to this resource.")
@@ -245,22 +245,22 @@ _RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {
 }
 
 
-def _num_ready_cells(passed: PassResult) -> int:
-    return len({cell_of(pod) for pod in passed.ready_targets})
+def _num_ready_cells(result: PassResult) -> int:
+    return len({cell_of(pod) for pod in result.ready_targets})
 
 
-def _troubles(passed: PassResult, pods: Sequence[Object], part: Target | Draft) -> list[Diagnosis]:
-    found = (diagnose(pod, part.startup_timeout_seconds, passed.now) for pod in pods)
+def _troubles(result: PassResult, pods: Sequence[Object], part: Target | Draft) -> list[Diagnosis]:
+    found = (diagnose(pod, part.startup_timeout_seconds, result.now) for pod in pods)
     return [each for each in found if each is not None]
 
 
-def _cell_trouble(passed: PassResult, cell: int) -> Diagnosis | None:
+def _cell_trouble(result: PassResult, cell: int) -> Diagnosis | None:
     """Why a cell has no ready target; None if it has one."""
-    pods, deployment = passed.cell_targets(cell), passed.target_deployment(cell)
+    pods, deployment = result.cell_targets(cell), result.target_deployment(cell)
     if any(map(is_ready, pods)):
         return None
     trouble = (
-        worst(_troubles(passed, pods, passed.resource.spec.target))
+        worst(_troubles(result, pods, result.resource.spec.target))
         or diagnose_absence(deployment, f"cell {cell}")
         or Diagnosis(Trouble.LOADING, f"cell {cell} has no pod yet")
     )
@@ -284,20 +284,20 @@ def _was_rolled(deployment: Object) -> bool:
     return str(annotations.get("deployment.kubernetes.io/revision", "1")) != "1"
 
 
-def _copied(passed: PassResult, mode: ScalingMode) -> Condition:
+def _copied(result: PassResult, mode: ScalingMode) -> Condition:
     """The condition of the HPA or ScaledObject."""
     kind, source = _SCALERS[mode]
-    if kind in passed.observed.unreadable:
+    if kind in result.observed.unreadable:
         return no("OptionalAPIMissing", _no_right(kind))
-    if mode is ScalingMode.KEDA and kind not in passed.observed.optional_apis:
+    if mode is ScalingMode.KEDA and kind not in result.observed.optional_apis:
         return no(
             "KEDANotInstalled",
             "The cluster does not serve ScaledObject (keda.sh); install KEDA or change the mode.",
         )
-    ref = _scaler(passed, kind)
-    if mode is ScalingMode.HPA and _is_zero_refused(passed):
-        return no("ScaleToZeroUnsupported", passed.refused[ref])
-    found = condition_of(passed.observed.children.get(ref, {}), source)
+    ref = _scaler(result, kind)
+    if mode is ScalingMode.HPA and _is_zero_refused(result):
+        return no("ScaleToZeroUnsupported", result.refused[ref])
+    found = condition_of(result.observed.children.get(ref, {}), source)
     make = {"True": yes, "False": no}.get(str(found.get("status")), unknown)
     message = found.get("message") or f"{kind} {ref.name} has no condition {source} yet."
     return make(str(found.get("reason") or "NoSamples"), str(message))
@@ -307,12 +307,12 @@ def _no_right(kinds: str) -> str:
     return f"The operator has no right to {kinds}; helm upgrade grants it."
 
 
-def _scaler(passed: PassResult, kind: str) -> Ref:
-    return Ref(kind, account(passed.resource, Component.DRAFT))
+def _scaler(result: PassResult, kind: str) -> Ref:
+    return Ref(kind, component_name(result.resource, Component.DRAFT))
 
 
-def _is_zero_refused(passed: PassResult) -> bool:
+def _is_zero_refused(result: PassResult) -> bool:
     """Whether the cluster refused an HPA with minReplicas 0, which few clusters support."""
-    autoscaling = passed.resource.spec.draft.autoscaling
+    autoscaling = result.resource.spec.draft.autoscaling
     may_be_zero = autoscaling is not None and autoscaling.min_replicas == 0
-    return may_be_zero and _scaler(passed, _HPA) in passed.refused
+    return may_be_zero and _scaler(result, _HPA) in result.refused

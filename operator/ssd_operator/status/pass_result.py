@@ -14,7 +14,7 @@ from ssd_operator.children.names import (
 )
 from ssd_operator.observe.cluster import ref_of
 from ssd_operator.observe.facts import Ref
-from ssd_operator.observe.pod_state import is_leaving
+from ssd_operator.observe.pod_state import is_terminating
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Cause, Results
 from ssd_operator.policy.plan import Plan
@@ -56,7 +56,7 @@ class PassResult(Snapshot):
         """Whether the Service of the resource's name exists and belongs to the resource."""
         ref = Ref("Service", self.resource.name)
         live = self.observed.children.get(ref)
-        exists = ref in self.results.applied or (live is not None and not is_leaving(live))
+        exists = ref in self.results.applied or (live is not None and not is_terminating(live))
         return exists and ref not in self.foreign
 
     @cached_property
@@ -64,7 +64,7 @@ class PassResult(Snapshot):
         """Whether a target of an older revision is being deleted."""
         cells = range(self.resource.spec.num_cells)
         pods = [pod for cell in cells for pod in self.cell_targets(cell)]
-        return any(is_leaving(pod) and self._is_outdated(pod) for pod in pods)
+        return any(is_terminating(pod) and self._is_outdated(pod) for pod in pods)
 
     def revision(self, component: Component) -> str:
         """Wanted revision of the first cell's pods; other cells differ in the cell only."""

@@ -27,57 +27,57 @@ _TOO_SLOW = "link_too_slow: "
 """Begin of the reason of a link that its target refused because of its measured round trip."""
 
 
-def speculation_active(passed: PassResult) -> Condition:
+def speculation_active(result: PassResult) -> Condition:
     """Each target that serves has an active link; a short loss changes nothing."""
-    found, since = _links_now(passed), passed.unlinked_since
-    before = condition_in(passed.observed.status, "SpeculationActive")
-    is_held = since is not None and passed.now - since < HOLD_SECONDS
+    found, since = _links_now(result), result.unlinked_since
+    before = condition_in(result.observed.status, "SpeculationActive")
+    is_held = since is not None and result.now - since < HOLD_SECONDS
     if is_held and before.get("status") == Truth.TRUE:
         return yes(before["reason"], before["message"])
     return found
 
 
-def unlinked_since(passed: PassResult, before: float | None) -> float | None:
+def unlinked_since(result: PassResult, before: float | None) -> float | None:
     """Begin of a loss of links that may pass; None if there is none.
 
     Args:
-        passed: this pass.
+        result: of this pass.
         before: the result of the pass before.
     """
-    found = _links_now(passed)
-    may_pass = found.truth is Truth.FALSE and found.reason in _PASSING and _may_recover(passed)
+    found = _links_now(result)
+    may_pass = found.truth is Truth.FALSE and found.reason in _PASSING and _may_recover(result)
     if not may_pass:
         return None
-    was_active = condition_in(passed.observed.status, "SpeculationActive").get("status")
-    return passed.now if before is None and was_active == Truth.TRUE else before
+    was_active = condition_in(result.observed.status, "SpeculationActive").get("status")
+    return result.now if before is None and was_active == Truth.TRUE else before
 
 
-def _may_recover(passed: PassResult) -> bool:
+def _may_recover(result: PassResult) -> bool:
     """Whether links can come back as things are: drafts are wanted, and both sides have started."""
-    groups = (passed.targets, passed.staying_drafts)
-    return passed.num_drafts_wanted > 0 and all(any(map(has_started, pods)) for pods in groups)
+    groups = (result.targets, result.staying_drafts)
+    return result.num_drafts_wanted > 0 and all(any(map(has_started, pods)) for pods in groups)
 
 
-def _links_now(passed: PassResult) -> Condition:
+def _links_now(result: PassResult) -> Condition:
     """Whether each target that serves has an active link at this moment."""
-    if not passed.ready_targets:
+    if not result.ready_targets:
         return no("NoDrafts", "No target is ready, so no draft has a link.")
-    if passed.num_drafts_wanted == 0:
+    if result.num_drafts_wanted == 0:
         return no("NoDrafts", "draft.replicas is 0; scale up to speculate.")
-    without = [pod for pod in passed.ready_targets if not passed.is_linked(pod)]
+    without = [pod for pod in result.ready_targets if not result.is_linked(pod)]
     for pod in without:
-        if name_of(pod) in passed.answers:
-            return _unlinked(passed, name_of(pod))
+        if name_of(pod) in result.answers:
+            return _unlinked(result, name_of(pod))
     if without:
-        return _silent(passed, without[0])
-    num_links = sum(link.state == "Active" for link in passed.links.values())
-    num_drafts = len(passed.active_drafts)
+        return _silent(result, without[0])
+    num_links = sum(link.state == "Active" for link in result.links.values())
+    num_drafts = len(result.active_drafts)
     return yes("Active", f"Active links: {num_links}, to drafts: {num_drafts}.")
 
 
-def _unlinked(passed: PassResult, target: str) -> Condition:
+def _unlinked(result: PassResult, target: str) -> Condition:
     """Why a target that answers has no active link."""
-    links = passed.answers[target].links
+    links = result.answers[target].links
     by_state = {link.state: link for link in reversed(links)}
     link = by_state.get("Refused") or by_state.get("Quarantined")
     link = link or next((link for link in links if link.reason), None)
@@ -94,10 +94,10 @@ def _unlinked(passed: PassResult, target: str) -> Condition:
     return no(reason, f"{target} and {link.draft_pod or link.address}: {cause}.")
 
 
-def _silent(passed: PassResult, target: Object) -> Condition:
+def _silent(result: PassResult, target: Object) -> Condition:
     """The condition of a target that did not answer lately."""
-    age, name = passed.ready_seconds(target), name_of(target)
-    is_new = name not in passed.observed.pools and age is not None and age < _FIRST_ANSWER_SECONDS
+    age, name = result.ready_seconds(target), name_of(target)
+    is_new = name not in result.observed.pools and age is not None and age < _FIRST_ANSWER_SECONDS
     if is_new:
         return no("NoDrafts", f"{name} has just become ready.")
     return unknown("TargetUnreachable", f"{name} has not reported its links for 30 s.")

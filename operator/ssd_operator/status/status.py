@@ -16,23 +16,23 @@ from ssd_operator.status.pass_result import PassResult
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def status_of(passed: PassResult) -> Object:
+def status_of(result: PassResult) -> Object:
     """The whole status; transitions of the present one keep their times."""
-    resource, old = passed.resource, passed.observed.status
-    now, transports = to_text(passed.now), _active_transports(passed)
+    resource, old = result.resource, result.observed.status
+    now, transports = to_text(result.now), _active_transports(result)
     status: Object = {
         "observedGeneration": resource.generation,
         "conditions": merge(
-            old.get("conditions") or [], conditions(passed), resource.generation, now
+            old.get("conditions") or [], conditions(result), resource.generation, now
         ),
-        "model": _model(passed),
-        "target": _target(passed),
-        "draft": _draft(passed),
+        "model": _model(result),
+        "target": _target(result),
+        "draft": _draft(result),
         "transport": {"effective": transports[0]} if transports else {},
-        "links": _links(passed),
-        "speculation": _speculation(passed),
+        "links": _links(result),
+        "speculation": _speculation(result),
     }
-    if passed.has_endpoint:
+    if result.has_endpoint:
         host = f"{resource.name}.{resource.namespace}.svc"
         status["endpoint"] = {"grpc": f"{host}:{TARGET_PORT}"}
     return {name: value for name, value in status.items() if value or name == "links"}
@@ -62,29 +62,29 @@ def status_of_invalid(old: Object, generation: int, problem: tuple[str, str], no
     return old | {"observedGeneration": generation, "conditions": merged}
 
 
-def _model(passed: PassResult) -> Object:
+def _model(result: PassResult) -> Object:
     """The name, and the weights on whose fingerprint all engines agree.
 
     While a target has not answered, the last status stands for it.
     """
-    is_complete = len(passed.answers) == len(passed.ready_targets)
-    old = {} if is_complete else passed.observed.status.get("model", {})
-    active = [link for link in passed.links.values() if link.state == "Active"]
+    is_complete = len(result.answers) == len(result.ready_targets)
+    old = {} if is_complete else result.observed.status.get("model", {})
+    active = [link for link in result.links.values() if link.state == "Active"]
     reported = {
-        "targetRevision": [fact.weights_fingerprint for fact in passed.answers.values()],
+        "targetRevision": [fact.weights_fingerprint for fact in result.answers.values()],
         "draftRevision": [link.draft_weights for link in active],
     }
-    block = {"name": passed.resource.spec.model.name or passed.resource.name}
+    block = {"name": result.resource.spec.model.name or result.resource.name}
     for name, fingerprints in reported.items():
         found = {*fingerprints, *([old[name]] if name in old else [])}
         if len(found) == 1 and _FINGERPRINT.fullmatch(only := found.pop()):
             block[name] = only
-    return block | _dtypes(passed, old)
+    return block | _dtypes(result, old)
 
 
-def _dtypes(passed: PassResult, old: Object) -> Object:
+def _dtypes(result: PassResult, old: Object) -> Object:
     """Data types of the targets with the reasons; nodes with other CPUs may choose others."""
-    answers = [fact for fact in passed.answers.values() if fact.dtype]
+    answers = [fact for fact in result.answers.values() if fact.dtype]
     if old or not answers:
         names = ("targetDtype", "targetDtypeReason")
         return {name: old[name] for name in names if name in old}
@@ -93,54 +93,54 @@ def _dtypes(passed: PassResult, old: Object) -> Object:
     return {"targetDtype": dtypes, "targetDtypeReason": reasons[:LONGEST_MESSAGE]}
 
 
-def _target(passed: PassResult) -> Object:
-    num_ready = len(passed.ready_targets)
+def _target(result: PassResult) -> Object:
+    num_ready = len(result.ready_targets)
     return _without_empty(
         {
-            "replicas": len(passed.targets),
+            "replicas": len(result.targets),
             "readyReplicas": num_ready,
-            "updatedReplicas": passed.updated(passed.targets),
-            "summary": f"{num_ready}/{passed.resource.spec.num_cells}",
-            "revision": passed.revision(Component.TARGET),
+            "updatedReplicas": result.updated(result.targets),
+            "summary": f"{num_ready}/{result.resource.spec.num_cells}",
+            "revision": result.revision(Component.TARGET),
         }
     )
 
 
-def _draft(passed: PassResult) -> Object:
-    wanted, num_active = passed.num_drafts_wanted, len(passed.active_drafts)
-    labels = selector(passed.resource, Component.DRAFT)
+def _draft(result: PassResult) -> Object:
+    wanted, num_active = result.num_drafts_wanted, len(result.active_drafts)
+    labels = selector(result.resource, Component.DRAFT)
     return _without_empty(
         {
-            "replicas": len(passed.drafts),
-            "readyReplicas": sum(is_ready(pod) for pod in passed.drafts),
+            "replicas": len(result.drafts),
+            "readyReplicas": sum(is_ready(pod) for pod in result.drafts),
             "activeReplicas": num_active,
-            "pendingReplicas": sum(not is_scheduled(pod) for pod in passed.drafts),
-            "drainingReplicas": passed.num_draining,
+            "pendingReplicas": sum(not is_scheduled(pod) for pod in result.drafts),
+            "drainingReplicas": result.num_draining,
             "desiredReplicas": wanted,
             "summary": f"{num_active}/{wanted}",
-            "revision": passed.revision(Component.DRAFT),
+            "revision": result.revision(Component.DRAFT),
             "selector": ",".join(f"{name}={value}" for name, value in labels.items()),
-            **_last_scale(passed),
+            **_last_scale(result),
         }
     )
 
 
-def _last_scale(passed: PassResult) -> Object:
-    decision, old = passed.plan.scale, passed.observed.status.get("draft", {})
-    if decision is not None and passed.results.is_scaled:
-        return {"lastScaleTime": to_text(passed.now), "lastScaleReason": str(decision.reason)}
+def _last_scale(result: PassResult) -> Object:
+    decision, old = result.plan.scale, result.observed.status.get("draft", {})
+    if decision is not None and result.results.is_scaled:
+        return {"lastScaleTime": to_text(result.now), "lastScaleReason": str(decision.reason)}
     return {name: old[name] for name in ("lastScaleTime", "lastScaleReason") if name in old}
 
 
-def _active_transports(passed: PassResult) -> list[str]:
-    active = (link for link in passed.links.values() if link.state == "Active")
+def _active_transports(result: PassResult) -> list[str]:
+    active = (link for link in result.links.values() if link.state == "Active")
     return sorted({link.transport.upper() for link in active if link.transport})
 
 
-def _links(passed: PassResult) -> list[Object]:
+def _links(result: PassResult) -> list[Object]:
     """The links, as measured: pods on one node do not necessarily use a faster transport."""
-    nodes = {name_of(pod): pod.get("spec", {}).get("nodeName", "") for pod in passed.drafts}
-    cells = {name_of(pod): cell_of(pod) for pod in passed.targets}
+    nodes = {name_of(pod): pod.get("spec", {}).get("nodeName", "") for pod in result.drafts}
+    cells = {name_of(pod): cell_of(pod) for pod in result.targets}
     entries = [
         _without_empty(
             {
@@ -154,17 +154,17 @@ def _links(passed: PassResult) -> list[Object]:
                 "reason": link.reason[:LONGEST_MESSAGE],
             }
         )
-        for (target, draft), link in passed.links.items()
+        for (target, draft), link in result.links.items()
     ]
     entries.sort(key=lambda entry: (entry["cell"], entry["target"], entry["draft"]))
     return entries[:MOST_LINKS]
 
 
-def _speculation(passed: PassResult) -> Object:
+def _speculation(result: PassResult) -> Object:
     """Means over targets, weighted by their running sequences; without any, the last figures."""
-    measured = [fact for fact in passed.answers.values() if fact.tokens_per_round > 0]
+    measured = [fact for fact in result.answers.values() if fact.tokens_per_round > 0]
     if not measured:
-        return dict(passed.observed.status.get("speculation", {}))
+        return dict(result.observed.status.get("speculation", {}))
     block = {
         "tokensPerRound": f"{_mean(measured, lambda fact: fact.tokens_per_round):.1f}",
         "hitRate": f"{_mean(measured, lambda fact: fact.hit_rate):.2f}",

@@ -68,9 +68,9 @@ class Controllers:
     def _reconcile(self, deployment: Object) -> bool:
         spec, pods = deployment["spec"], self.pods_of(deployment)
         old = [pod for pod in pods if not is_of_template(pod, deployment)]
-        surplus = len(pods) - spec["replicas"]
-        if surplus > 0:
-            for pod in first_to_go(pods, surplus):
+        num_extra = len(pods) - spec["replicas"]
+        if num_extra > 0:
+            for pod in first_to_go(pods, num_extra):
                 self._remove(pod)
         elif old and spec["strategy"]["type"] == "Recreate":
             for pod in old:

@@ -61,7 +61,7 @@ class MemoryCluster:
     """Kinds that we have no right to."""
     forbidden_namespaces: set[str] = field(default_factory=set)
     """Namespaces in which nothing may be listed."""
-    leaving_namespaces: set[str] = field(default_factory=set)
+    terminating_namespaces: set[str] = field(default_factory=set)
     log: list[tuple[Object, bool]] = field(default_factory=list)
     """All events of a watch: an object, and whether it was deleted."""
     _intents: dict[Address, Object] = field(default_factory=dict)
@@ -97,8 +97,10 @@ class MemoryCluster:
                 raise MissingError(f"{ref} is gone")
             self._check_identity(live, {"uid": uid})
             return self._answer(self.put(live | {subresource: wanted[subresource]}))
-        if namespace in self.leaving_namespaces and live is None:
-            raise ForbiddenError(f"namespace {namespace} is being terminated", is_leaving=True)
+        if namespace in self.terminating_namespaces and live is None:
+            raise ForbiddenError(
+                f"namespace {namespace} is being terminated", is_namespace_terminating=True
+            )
         if ref.kind in self.refusals:
             raise self.refusals[ref.kind]
         if ref in self.refused:

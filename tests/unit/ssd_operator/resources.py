@@ -36,7 +36,7 @@ from ssd_operator.children.names import COMPONENT_LABEL, REVISION_LABEL, draft_c
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.cluster import ref_of
 from ssd_operator.observe.facts import Observed
-from ssd_operator.policy.preflight import preflight
+from ssd_operator.policy.preflight import preflight_state
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 CONFIG = OperatorConfig(
@@ -274,7 +274,7 @@ def preflight_of(resource: Resource) -> Object:
     }
     observed = Observed(children={ref_of(each): each for each in live}, pods=(pod,))
     factory = ChildFactory(resource=resource, config=CONFIG)
-    made = preflight(factory, targets, targets, observed, 0.0).pod
+    made = preflight_state(factory, targets, targets, observed, 0.0).pod
     assert made is not None
     return made
 

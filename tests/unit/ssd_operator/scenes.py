@@ -71,7 +71,7 @@ def marked(thing: Object) -> Object:
     return thing | {"metadata": thing["metadata"] | {"annotations": annotations}}
 
 
-def leaving(thing: Object) -> Object:
+def terminating(thing: Object) -> Object:
     """The same pod, being deleted."""
     return thing | {"metadata": thing["metadata"] | {"deletionTimestamp": to_text(NOW)}}
 
@@ -163,7 +163,7 @@ class Scene:
         return Observed(children=children, pods=self.pods, pools=pools, **facts)
 
     @property
-    def passed(self) -> PassResult:
+    def result(self) -> PassResult:
         return PassResult(
             resource=self.resource,
             observed=self.observed,

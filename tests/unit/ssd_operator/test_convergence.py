@@ -34,7 +34,7 @@ from ssd_operator.observe.cluster import (
     RefusedError,
     ref_of,
 )
-from ssd_operator.observe.diff import covers
+from ssd_operator.observe.diff import matches
 from ssd_operator.observe.facts import PoolFact, Ref
 from ssd_operator.observe.pod_state import name_of
 
@@ -308,7 +308,7 @@ class Disturbances(RuleBasedStateMachine):
         resource = parse(self.cluster.resource(KEY))
         for child in wanted(resource, CONFIG, replicas_of(resource)):
             if child["kind"] in WATCHED_KINDS:
-                assert covers(self.cluster.objects["default", ref_of(child)], child), ref_of(child)
+                assert matches(self.cluster.objects["default", ref_of(child)], child), ref_of(child)
         assert len(self.world.ready_pods("target")) == resource.spec.num_cells
         assert len(self.world.ready_pods("draft")) == resource.spec.draft.replicas
         for kind in ("Ready", "DraftReady", "Progressing", "SpecValid", "ResourcesOwned"):

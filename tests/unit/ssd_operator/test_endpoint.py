@@ -35,7 +35,7 @@ CASES = [
 
 @pytest.mark.parametrize(("scene", "truth", "reason"), CASES)
 def test_ready_is_true_if_clients_reach_a_target(scene: Scene, truth: str, reason: str) -> None:
-    found = conditions(scene.passed)["Ready"]
+    found = conditions(scene.result)["Ready"]
     assert (str(found.truth), found.reason) == (truth, reason)
     assert found.message
 

@@ -284,7 +284,7 @@ async def test_an_invalid_pod_makes_the_spec_invalid() -> None:
 
 async def test_a_namespace_that_is_deleted_is_no_failed_preflight() -> None:
     world = await settled()
-    world.cluster.leaving_namespaces = {"default"}
+    world.cluster.terminating_namespaces = {"default"}
     change(world, GOOD)
     world.catch_up()
     assert await world.run_pass() == 30.0

@@ -32,9 +32,9 @@ def test_a_stuck_rollout_names_its_cause() -> None:
 
 
 def truth_and_reason(scene: Scene) -> tuple[str, str]:
-    found = conditions(scene.passed)["Progressing"]
+    found = conditions(scene.result)["Progressing"]
     return str(found.truth), found.reason
 
 
 def message(scene: Scene) -> str:
-    return conditions(scene.passed)["Progressing"].message
+    return conditions(scene.result)["Progressing"].message

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.ssd_operator.resources import SAMPLES, children, resource, specs
 
 from ssd_operator.api.spec import Object, Spec
-from ssd_operator.observe.diff import covers, removal, surplus
+from ssd_operator.observe.diff import additions, matches, removal
 
 ANSWERS = list(yaml.safe_load_all((Path(__file__).parents[1] / "answers.yaml").read_text()))
 IDENTITY = ("apiVersion", "kind")
@@ -80,14 +80,14 @@ def stored(wanted: Object) -> Object:
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer["applied"]["kind"])
 def test_what_an_api_server_made_of_our_objects_covers_them(answer: dict[str, Object]) -> None:
     assert answer["answered"] != answer["applied"]
-    assert covers(answer["answered"], answer["applied"])
+    assert matches(answer["answered"], answer["applied"])
 
 
 @given(specs())
 def test_an_object_covers_itself_and_what_a_server_stores_of_it(spec: Spec) -> None:
     for each in children(resource(spec)):
-        assert covers(each, each)
-        assert covers(stored(each), each)
+        assert matches(each, each)
+        assert matches(stored(each), each)
 
 
 def place_of(live: Object, wanted: Object, path: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -109,7 +109,7 @@ def test_a_leaf_that_was_edited_by_hand_is_seen(wanted: Object, data: st.DataObj
     *way, last = place_of(live, wanted, path)
     owner = at(live, tuple(way))
     owner[last] = changed(at(wanted, path))
-    assert not covers(live, wanted)
+    assert not matches(live, wanted)
 
 
 @given(OBJECTS, st.data())
@@ -118,7 +118,7 @@ def test_a_leaf_that_was_removed_is_seen(wanted: Object, data: st.DataObject) ->
     assume(path[-1] not in DEFAULTED)
     live = copy.deepcopy(wanted)
     del at(live, path[:-1])[path[-1]]
-    assert not covers(live, wanted)
+    assert not matches(live, wanted)
 
 
 def deployment(**container: Any) -> Object:
@@ -127,7 +127,7 @@ def deployment(**container: Any) -> Object:
 
 
 @pytest.mark.parametrize(
-    ("live", "wanted", "is_covered"),
+    ("live", "wanted", "is_match"),
     [
         ({"limits": {"memory": "2Gi"}}, {"limits": {"memory": "2048Mi"}}, True),
         ({"requests": {"cpu": "500m"}}, {"requests": {"cpu": "0.5"}}, True),
@@ -142,17 +142,17 @@ def deployment(**container: Any) -> Object:
         ({"requests": {"cpu": "1"}}, {"limits": {"cpu": "1"}}, False),
     ],
 )
-def test_quantities_are_numbers(live: Object, wanted: Object, *, is_covered: bool) -> None:
-    assert covers(deployment(resources=live), deployment(resources=wanted)) is is_covered
+def test_quantities_are_numbers(live: Object, wanted: Object, *, is_match: bool) -> None:
+    assert matches(deployment(resources=live), deployment(resources=wanted)) is is_match
 
 
 def test_text_that_looks_like_a_quantity_is_text() -> None:
     live, wanted = ([{"name": "A", "value": value}] for value in ("1000m", "1"))
-    assert not covers(deployment(env=live), deployment(env=wanted))
+    assert not matches(deployment(env=live), deployment(env=wanted))
 
 
 @pytest.mark.parametrize(
-    ("live", "wanted", "is_covered"),
+    ("live", "wanted", "is_match"),
     [
         ([{"name": "A", "value": "1"}], [{"name": "A", "value": "1"}], True),
         ([{"name": "B"}, {"name": "A", "value": "1"}], [{"name": "A", "value": "1"}], False),
@@ -165,23 +165,23 @@ def test_text_that_looks_like_a_quantity_is_text() -> None:
     ],
 )
 def test_a_list_with_a_merge_key_is_compared_by_it(
-    live: Any, wanted: list[Object], *, is_covered: bool
+    live: Any, wanted: list[Object], *, is_match: bool
 ) -> None:
-    assert covers(deployment(env=live), deployment(env=wanted)) is is_covered
+    assert matches(deployment(env=live), deployment(env=wanted)) is is_match
 
 
 def test_a_port_without_a_protocol_is_tcp() -> None:
     udp, tcp = ({"containerPort": 53, "protocol": protocol} for protocol in ("UDP", "TCP"))
     wanted = deployment(ports=[{"containerPort": 53}])
-    assert covers(deployment(ports=[udp, tcp]), wanted)
-    assert not covers(deployment(ports=[udp]), wanted)
+    assert matches(deployment(ports=[udp, tcp]), wanted)
+    assert not matches(deployment(ports=[udp]), wanted)
 
 
 def test_a_list_without_a_merge_key_is_one_value() -> None:
     one: Object = {"spec": {"ingress": [{"from": [{"podSelector": {}}]}]}}
     more: Object = {"spec": {"ingress": [*one["spec"]["ingress"], {"from": []}]}}
-    assert not covers(more, one)
-    assert not covers(one, more)
+    assert not matches(more, one)
+    assert not matches(one, more)
 
 
 ADDED: list[tuple[Object, Object, list[tuple[str | int, ...]]]] = [
@@ -217,8 +217,8 @@ ADDED: list[tuple[Object, Object, list[tuple[str | int, ...]]]] = [
 def test_what_is_added_to_a_field_that_is_ours_as_a_whole_is_found(
     live: Object, wanted: Object, places: list[tuple[str | int, ...]]
 ) -> None:
-    assert surplus(live, wanted) == places
-    assert covers(live, wanted) is not bool(places)
+    assert additions(live, wanted) == places
+    assert matches(live, wanted) is not bool(places)
 
 
 CONTAINER = ("spec", "template", "spec", "containers", 0)
@@ -243,36 +243,36 @@ A, B = ({"name": name, "value": "1"} for name in "AB")
 def test_what_is_added_to_a_container_is_found_with_its_place(
     live: Object, wanted: Object, places: list[tuple[str | int, ...]]
 ) -> None:
-    found = surplus(deployment(**live), deployment(**wanted))
+    found = additions(deployment(**live), deployment(**wanted))
     assert found == [(*CONTAINER, *place) for place in places]
-    assert covers(deployment(**live), deployment(**wanted)) is not bool(places)
+    assert matches(deployment(**live), deployment(**wanted)) is not bool(places)
 
 
 def test_defaults_of_the_api_server_in_a_variable_are_no_addition() -> None:
     field = {"fieldRef": {"fieldPath": "metadata.name"}}
     stored = {"fieldRef": {"fieldPath": "metadata.name", "apiVersion": "v1"}}
     live, wanted = ([{"name": "A", "valueFrom": each}] for each in (stored, field))
-    assert covers(deployment(env=live), deployment(env=wanted))
+    assert matches(deployment(env=live), deployment(env=wanted))
 
 
 def test_a_rollout_that_is_paused_is_seen_and_one_that_is_not_has_no_such_field() -> None:
     wanted: Object = {"spec": {"paused": False}}
-    assert covers({"spec": {}}, wanted)
-    assert not covers({"spec": {"paused": True}}, wanted)
+    assert matches({"spec": {}}, wanted)
+    assert not matches({"spec": {"paused": True}}, wanted)
 
 
 def test_a_field_that_a_server_drops_when_false_is_wanted_false() -> None:
     wanted: Object = {"spec": {"publishNotReadyAddresses": False}}
-    assert covers({"spec": {}}, wanted)
-    assert not covers({"spec": {"publishNotReadyAddresses": True}}, wanted)
-    assert not covers({"spec": {}}, {"spec": {"enableServiceLinks": False}})
+    assert matches({"spec": {}}, wanted)
+    assert not matches({"spec": {"publishNotReadyAddresses": True}}, wanted)
+    assert not matches({"spec": {}}, {"spec": {"enableServiceLinks": False}})
 
 
 def test_an_empty_object_that_means_something_is_missed() -> None:
     wanted: Object = {"spec": {"volumes": [{"name": "tmp", "emptyDir": {}}]}}
     live: Object = {"spec": {"volumes": [{"name": "tmp", "hostPath": {"path": "/"}}]}}
-    assert not covers(live, wanted)
-    assert covers({"spec": {"podSelector": {}}}, {"spec": {"podSelector": {"matchLabels": {}}}})
+    assert not matches(live, wanted)
+    assert matches({"spec": {"podSelector": {}}}, {"spec": {"podSelector": {"matchLabels": {}}}})
 
 
 @pytest.mark.parametrize("edit", [lambda live: live.pop("spec"), lambda live: live.clear()])
@@ -280,11 +280,11 @@ def test_half_an_object_covers_nothing(edit: Callable[[Object], Any]) -> None:
     wanted = next(each for each in children(SAMPLES["cpu-demo"]) if each["kind"] == "Service")
     live = copy.deepcopy(wanted)
     edit(live)
-    assert not covers(live, wanted)
+    assert not matches(live, wanted)
 
 
 def test_true_is_not_one() -> None:
-    assert not covers({"spec": {"a": 1}}, {"spec": {"a": True}})
+    assert not matches({"spec": {"a": 1}}, {"spec": {"a": True}})
 
 
 def test_additions_are_removed_by_a_merge_patch_of_this_version() -> None:

@@ -17,14 +17,14 @@ from tests.unit.ssd_operator.resources import (
     resource,
     specs,
 )
-from tests.unit.ssd_operator.scenes import leaving, pod, unscheduled
+from tests.unit.ssd_operator.scenes import pod, terminating, unscheduled
 
 from ssd_operator.api.spec import Object, Resource, Spec
 from ssd_operator.children.names import CELL_LABEL, COMPONENT_LABEL, REVISION_LABEL
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.pod_state import name_of, to_text
-from ssd_operator.policy.preflight import RETRY_SECONDS, Preflight, preflight
+from ssd_operator.policy.preflight import RETRY_SECONDS, Preflight, preflight_state
 from ssd_operator.policy.rollout import Stage, outdated_targets
 
 NOW = 1_000_000.0
@@ -75,7 +75,7 @@ def seen(
 def look(observed: Observed, demo: Resource = DEMO, now: float = NOW) -> Preflight:
     factory = ChildFactory(resource=demo, config=CONFIG)
     wanted = targets_of(demo)
-    return preflight(factory, wanted, outdated_targets(wanted, observed), observed, now)
+    return preflight_state(factory, wanted, outdated_targets(wanted, observed), observed, now)
 
 
 def node_of(thing: Object) -> str:
@@ -245,7 +245,7 @@ def test_a_passed_preflight_counts_also_after_the_target_has_moved() -> None:
 
 
 def test_a_preflight_that_is_being_deleted_is_awaited() -> None:
-    live = leaving(running(**ended(78)))
+    live = terminating(running(**ended(78)))
     assert look(seen(live=live)).stage is Stage.RUNNING
 
 

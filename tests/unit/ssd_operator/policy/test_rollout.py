@@ -2,7 +2,7 @@
 
 import pytest
 from tests.unit.ssd_operator.resources import SAMPLES, children
-from tests.unit.ssd_operator.scenes import leaving, target
+from tests.unit.ssd_operator.scenes import target, terminating
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import COMPONENT_LABEL, REVISION_LABEL, revision_of
@@ -54,7 +54,7 @@ def test_drafts_wait_for_the_preflight_of_their_target(stage: Stage) -> None:
 
 def test_drafts_wait_until_the_old_target_is_gone() -> None:
     assert held(old(0), old(1), cells=(1,), stage=Stage.PASSED) == [ZERO, ONE]
-    assert held(leaving(old(0)), old(1), cells=(1,), stage=Stage.PASSED) == [ZERO, ONE]
+    assert held(terminating(old(0)), old(1), cells=(1,), stage=Stage.PASSED) == [ZERO, ONE]
     assert held(old(1), cells=(1,), stage=Stage.PASSED) == [ONE]
 
 

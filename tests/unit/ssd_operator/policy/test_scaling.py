@@ -28,7 +28,7 @@ def load(
     return Demand(
         replicas=replicas,
         eligible=eligible,
-        sessions=32.0,
+        sustainable_sessions=32.0,
         num_unschedulable=unschedulable,
         num_draining=draining,
     )
@@ -115,7 +115,7 @@ def test_each_decision_has_its_reason(
 
 
 def test_drafts_that_sustain_fewer_sessions_are_more_drafts() -> None:
-    assert decide(replace(load(1, 20), sessions=8.0), History(), 0)[0].replicas == 3
+    assert decide(replace(load(1, 20), sustainable_sessions=8.0), History(), 0)[0].replicas == 3
 
 
 def test_after_a_full_window_without_samples_one_sample_removes_no_draft() -> None:
@@ -159,7 +159,7 @@ demands = st.builds(
     Demand,
     replicas=st.integers(0, 80),
     eligible=st.none() | eligible_sequences,
-    sessions=st.floats(1, 128),
+    sustainable_sessions=st.floats(1, 128),
     num_unschedulable=st.integers(0, 2),
     num_draining=st.integers(0, 2),
 )
@@ -197,7 +197,7 @@ def test_unscheduled_drafts_and_missing_samples_never_increase_the_number(
 def test_constant_demand_reaches_a_number_and_keeps_it(
     bounds: Autoscaling, eligible: float, sessions: float, replicas: int
 ) -> None:
-    demand = replace(load(replicas, eligible), sessions=sessions)
+    demand = replace(load(replicas, eligible), sustainable_sessions=sessions)
     pause_ticks = 1 + int(max(bounds.cooldown_seconds, TICK) / TICK)
     num_ticks = int(bounds.scale_down_stabilization_seconds / TICK) + pause_ticks * 80
     changes = [number for _, number in run(demand, History(), num_ticks, bounds)]
@@ -238,25 +238,25 @@ def test_demand_is_that_of_ready_targets_and_drafts_with_active_links() -> None:
     second = answer("t1", link("d0", sustainable_sessions=6), eligible_sequences=10)
     stranger = answer("t2", eligible_sequences=99)
     scene = Scene(cells=3, drafts=2, pods=pods, pools=(first, second, stranger))
-    assert measure(scene.passed) == Demand(
-        replicas=2, eligible=30, sessions=6, num_unschedulable=1, num_draining=1
+    assert measure(scene.result) == Demand(
+        replicas=2, eligible=30, sustainable_sessions=6, num_unschedulable=1, num_draining=1
     )
     without_links = replace(scene, pools=(replace(first, links=()), replace(second, links=())))
-    assert measure(without_links.passed).sessions == 32
+    assert measure(without_links.result).sustainable_sessions == 32
 
 
 @pytest.mark.parametrize("pools", [(), (answer("t1"),), (answer("t0", age=31), answer("t1"))])
 def test_demand_is_unknown_while_a_ready_target_has_not_answered(pools: tuple[object, ...]) -> None:
     scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=pools)  # type: ignore[arg-type]
-    assert measure(scene.passed).eligible is None
-    assert measure(Scene(pods=(target(ready=False),)).passed).eligible is None
+    assert measure(scene.result).eligible is None
+    assert measure(Scene(pods=(target(ready=False),)).result).eligible is None
 
 
 def test_a_target_whose_controller_turned_speculation_off_needs_no_drafts() -> None:
     busy = answer("t0", eligible_sequences=16)
     off = answer("t1", eligible_sequences=99, speculating=False)
     scene = Scene(cells=2, pods=(target(), target("t1", cell=1)), pools=(busy, off))
-    assert measure(scene.passed).eligible == 16
+    assert measure(scene.result).eligible == 16
 
 
 @pytest.mark.parametrize("mode", [None, *ScalingMode])

@@ -294,7 +294,7 @@ async def test_a_paused_resource_gets_its_status_and_nothing_else() -> None:
 
 async def test_a_namespace_that_is_deleted_is_no_error() -> None:
     world = await settled()
-    world.cluster.leaving_namespaces = {"default"}
+    world.cluster.terminating_namespaces = {"default"}
     world.cluster.remove("default", Ref("Service", "demo"))
     world.cluster.now += 2.0
     world.catch_up()

@@ -9,12 +9,12 @@ from tests.unit.ssd_operator.scenes import (
     decided,
     deployment,
     draft,
-    leaving,
     link,
     marked,
     pod,
     refused,
     target,
+    terminating,
     unscheduled,
 )
 
@@ -38,17 +38,17 @@ HPA = Ref("HorizontalPodAutoscaler", "demo-draft")
 
 
 def judge(scene: Scene, kind: str) -> tuple[str, str]:
-    found = conditions(scene.passed)[kind]
+    found = conditions(scene.result)[kind]
     assert found.message.endswith(".")
     return str(found.truth), found.reason
 
 
 def message(scene: Scene, kind: str) -> str:
-    return conditions(scene.passed)[kind].message
+    return conditions(scene.result)[kind].message
 
 
 def test_all_conditions_of_a_healthy_resource_are_true() -> None:
-    found = {(kind, each.holds, each.reason) for kind, each in conditions(Scene().passed).items()}
+    found = {(kind, each.holds, each.reason) for kind, each in conditions(Scene().result).items()}
     assert found == {
         ("Ready", True, "Serving"),
         ("TargetReady", True, "AllReady"),
@@ -66,7 +66,7 @@ READY = [
     (Scene(cells=2), "True", "ServingPartly"),
     (Scene(pods=(target(ready=False),)), "False", "Loading"),
     (Scene(pods=()), "False", "Loading"),
-    (Scene(pods=(leaving(target()),)), "False", "Draining"),
+    (Scene(pods=(terminating(target()),)), "False", "Draining"),
     (Scene(facts={"foreign": {Ref("Service", "demo")}}), "False", "NameTaken"),
     (Scene(facts={"foreign": {Ref("ServiceAccount", "demo-draft")}}), "True", "Serving"),
     (
@@ -102,7 +102,7 @@ TARGETS = [
     ),
     (
         Scene(
-            pods=(leaving(target()),),
+            pods=(terminating(target()),),
             deployments=(deployment("demo-target-0", revision=2, **ROLLING),),
         ),
         "RollingOut",
@@ -280,7 +280,7 @@ def test_the_condition_of_the_scaler_is_reported(scene: Scene, truth: str, reaso
 
 @pytest.mark.parametrize("mode", [None, ScalingMode.NONE])
 def test_without_autoscaling_there_is_no_scaling_condition(mode: ScalingMode | None) -> None:
-    assert "ScalingActive" not in conditions(Scene(mode=mode).passed)
+    assert "ScalingActive" not in conditions(Scene(mode=mode).result)
 
 
 STALE = Plan(revisions={"demo-target-0": "r2", "demo-draft-0": "r1"})
@@ -310,11 +310,11 @@ PROGRESS = [
         "ProgressDeadlineExceeded",
     ),
     (Scene(drafts=1, pods=(target(), draft("d0"), marked(draft("d1")))), "True", "Draining"),
-    (Scene(drafts=1, pods=(target(), draft("d0"), leaving(draft("d1")))), "True", "Draining"),
+    (Scene(drafts=1, pods=(target(), draft("d0"), terminating(draft("d1")))), "True", "Draining"),
     (Scene(drafts=3), "True", "Scaling"),
     (Scene(cells=2), "True", "Scaling"),
     (
-        Scene(pods=(leaving(target()), draft("d0"), draft("d1")), plan=STALE),
+        Scene(pods=(terminating(target()), draft("d0"), draft("d1")), plan=STALE),
         "True",
         "RollingOut",
     ),

@@ -24,8 +24,8 @@ def before(status: str = "True") -> Object:
     return {"status": {"conditions": [condition]}}
 
 
-def passed(scene: Scene, since: float | None) -> PassResult:
-    return replace(scene, unlinked_since=since).passed
+def result(scene: Scene, since: float | None) -> PassResult:
+    return replace(scene, unlinked_since=since).result
 
 
 @pytest.mark.parametrize(
@@ -38,21 +38,21 @@ def passed(scene: Scene, since: float | None) -> PassResult:
     ],
 )
 def test_a_loss_counts_after_some_time(since: float | None, truth: str, reason: str) -> None:
-    found = speculation_active(passed(Scene(pools=LOST, facts=before()), since))
+    found = speculation_active(result(Scene(pools=LOST, facts=before()), since))
     assert (str(found.truth), found.reason) == (truth, reason)
 
 
 def test_a_loss_begins_once_and_ends_with_the_first_link() -> None:
     lost = Scene(pools=LOST, facts=before())
-    assert unlinked_since(lost.passed, None) == NOW
-    assert unlinked_since(lost.passed, NOW - 9) == NOW - 9
-    assert unlinked_since(Scene(facts=before()).passed, NOW - 9) is None
+    assert unlinked_since(lost.result, None) == NOW
+    assert unlinked_since(lost.result, NOW - 9) == NOW - 9
+    assert unlinked_since(Scene(facts=before()).result, NOW - 9) is None
 
 
 def test_inactive_speculation_loses_nothing() -> None:
     scene = Scene(pools=LOST, facts=before("False"))
-    assert unlinked_since(scene.passed, None) is None
-    assert speculation_active(scene.passed).truth is Truth.FALSE
+    assert unlinked_since(scene.result, None) is None
+    assert speculation_active(scene.result).truth is Truth.FALSE
 
 
 BUSY = (target(ready=False, **UP), draft("d0", ready=False, **UP))
@@ -76,7 +76,7 @@ def test_only_a_loss_that_may_pass_is_awaited(
     cause: str, scene: Scene, since: float | None
 ) -> None:
     scene = replace(scene, facts=before())
-    assert unlinked_since(scene.passed, None) == since, cause
+    assert unlinked_since(scene.result, None) == since, cause
 
 
 async def minutes(world: World, seconds: float) -> None:

@@ -8,10 +8,10 @@ from tests.unit.ssd_operator.scenes import (
     answer,
     decided,
     draft,
-    leaving,
     link,
     marked,
     target,
+    terminating,
     unscheduled,
 )
 
@@ -27,7 +27,7 @@ STAMP = to_text(NOW)
 
 
 def derive(scene: Scene) -> Object:
-    return status_of(scene.passed)
+    return status_of(scene.result)
 
 
 def condition(status: Object, kind: str) -> Object:
@@ -132,7 +132,7 @@ def test_replicas_count_exactly_the_pods_of_the_selector() -> None:
         draft("d0"),
         marked(draft("d1", ready=False)),
         unscheduled(draft("d2")),
-        leaving(draft("d3")),
+        terminating(draft("d3")),
         draft("d4", cell=1),
     )
     block = derive(Scene(pods=pods))["draft"]
@@ -245,7 +245,7 @@ def test_a_second_pass_over_the_same_state_changes_nothing() -> None:
     scene = Scene()
     first = derive(scene)
     again = replace(scene, facts={"status": first})
-    later = status_of(replace(again.passed, now=NOW + 5))
+    later = status_of(replace(again.result, now=NOW + 5))
     assert later == first
 
 
