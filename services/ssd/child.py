@@ -1,6 +1,6 @@
 """``python -m ssd.child PARENT MODULE [FLAG ...]``: run a module that ends when its parent does.
 
-The child first asks the kernel for a SIGTERM at the end of its parent. *Not chosen*: doing so
+The child first registers for a SIGTERM at the end of its parent (``prctl``). *Not chosen*: doing so
 between fork and exec (``preexec_fn``), which forces a real fork; gRPC's fork handlers crash the
 child of a process with open channels.
 """
@@ -19,7 +19,7 @@ def main() -> None:
     parent, module = int(sys.argv[1]), sys.argv[2]
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        # The parent ended before the request to the kernel.
+        # The parent ended before ``prctl``.
         sys.exit(1)
     sys.argv = [module, *sys.argv[3:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -12,7 +12,8 @@ from ssd.ports import Clock
 from ssd.threads import post
 
 STUCK_SECONDS = 60.0
-"""A step that takes longer is considered to hang."""
+"""A step that takes longer is considered to hang: ``/livez`` fails, and a supervisor restarts the
+process."""
 Loaded = TypeVar("Loaded")
 
 

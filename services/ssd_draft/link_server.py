@@ -31,9 +31,11 @@ _TOKEN_BYTES = 5
 _OTHER_BYTES = 1024
 MAX_LINKS = 64
 """Largest number of links, including those before their Hello; see ``may_link``."""
-STUCK_SECONDS = 20.0
-"""A step thread that does not read its inbox for this long is stuck. The longest step, a batch of
-tables for all sessions of a large draft on a CPU, takes a fraction of it."""
+UNREAD_SECONDS = 20.0
+"""All links end if the step thread does not read its inbox for this long. The longest step, a batch
+of tables for all sessions of a large draft on a CPU, takes a fraction of it. Shorter than
+``ssd.step_thread.STUCK_SECONDS``, after which ``/livez`` fails: the end of a link costs less than a
+restart, and the targets open their sessions on other drafts."""
 
 
 class LinkServer:
@@ -163,7 +165,7 @@ class LinkServer:
     def _stuck(self) -> LinkError | None:
         """Return an error if the step thread is stuck; the loop itself still runs then."""
         seconds = self._inbox.waiting_seconds(self._clock.now())
-        if seconds < STUCK_SECONDS:
+        if seconds < UNREAD_SECONDS:
             return None
         return LinkError(f"the draft's step thread has not read its inbox for {seconds:.1f} s")
 

@@ -35,8 +35,8 @@ class TargetLink:
         self._delay_seconds = setup.settings.inject_delay_ms / 1000
         self._channel = CHANNELS[hello.channel](LinkFrames(call), frame_limits(setup))
         self._loop = asyncio.get_running_loop()
-        self._sequence_numbers = itertools.count(1)
-        self._newest_received = 0
+        self._frame_numbers = itertools.count(1)
+        self._newest_frame = 0
         self.ended: asyncio.Future[LinkError | None] = self._loop.create_future()
 
     def start(self, on_commits: Callable[[list[Commit]], None]) -> None:
@@ -49,7 +49,7 @@ class TargetLink:
     def push(self, tables: Collection[OutcomeTable]) -> None:
         """Send tables in one frame, now or after the injected delay."""
         rows_RW = pack_tables(list(tables), row_width(self._lookahead))
-        frame = Frame(FrameKind.TABLES, self.epoch, next(self._sequence_numbers), rows_RW)
+        frame = Frame(FrameKind.TABLES, self.epoch, next(self._frame_numbers), rows_RW)
         if self._delay_seconds:
             post(self._loop, self._loop.call_later, self._delay_seconds, self._send, frame)
         else:
@@ -91,10 +91,10 @@ class TargetLink:
     def _on_frame(self, frame: Frame, on_commits: Callable[[list[Commit]], None]) -> None:
         if self.ended.done():
             return
-        if frame.epoch != self.epoch or frame.sequence_number <= self._newest_received:
+        if frame.epoch != self.epoch or frame.sequence_number <= self._newest_frame:
             STALE_FRAMES_TOTAL.inc()
             return
-        self._newest_received = frame.sequence_number
+        self._newest_frame = frame.sequence_number
         try:
             commits = self._commits_of(frame)
         except FrameError as error:

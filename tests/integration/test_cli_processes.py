@@ -154,18 +154,18 @@ async def test_a_text_without_a_draft_shows_its_seed_and_a_hint(
 ) -> None:
     target = Deployment(target=pair[1], num_drafts=0, common_flags=SHAPE)
     async with deployed(target) as running:
-        asked = ("generate", "a = 1", "--endpoint", running.target.grpc_address)
-        _, _, plain = await completed(*asked, "--max-tokens", "30", "--temperature", "0")
+        arguments = ("generate", "a = 1", "--endpoint", running.target.grpc_address)
+        _, _, plain = await completed(*arguments, "--max-tokens", "30", "--temperature", "0")
         assert "hint" not in plain
         assert "seed" not in plain
         greedy = ("--max-tokens", "30", "--temperature", "0", "--mode", "speculative")
-        _, _, ahead = await completed(*asked, *greedy)
+        _, _, ahead = await completed(*arguments, *greedy)
         assert ahead.endswith("\nhint: no round was speculative: no draft is linked\n")
-        code, text, sampled = await completed(*asked, "--max-tokens", "9")
+        code, text, sampled = await completed(*arguments, "--max-tokens", "9")
         seed = re.search(r"^seed +(\d+)$", sampled, re.MULTILINE)
         assert code == 0
         assert seed is not None
-        _, again, _ = await completed(*asked, "--max-tokens", "9", "--seed", seed[1])
+        _, again, _ = await completed(*arguments, "--max-tokens", "9", "--seed", seed[1])
         assert again == text
 
 

@@ -14,7 +14,7 @@ from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SamplingParams
 
 SHAPE = ("--lookahead", "3", "--branches", "8", "--port", "0", "--http-port", "0")
-PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
+LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 MAX_TRIES = 20
 PROMPTS = ["some text", "def fib(n):", "import os"]
 WARM = SamplingParams(temperature=0.7, seed=11, max_tokens=200, ignore_eos=True)
@@ -41,7 +41,7 @@ async def pair(
     async with running("ssd_draft", *common, *draft_flags) as draft:
         await draft.until("ready")
         addresses = ("--drafts", draft.grpc_address)
-        async with running("ssd_target", *common, *addresses, *PATIENT, *target_flags) as target:
+        async with running("ssd_target", *common, *addresses, *LONG_WAIT, *target_flags) as target:
             await target.until("ready")
             assert (await target.until("link")).fields["state"] == "active"
             yield target, draft

@@ -17,7 +17,7 @@ SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "256"),
     *("--port", "0", "--http-port", "0", "--prefill-chunk", "32"),
 )
-PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
+LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 MAX_TRIES = 20
 PROMPTS = [[7, 8, 9], list(range(40)), [100] * 5]
 Text = tuple[list[TokenId], SpeculationStatistics]
@@ -35,14 +35,14 @@ async def serving(folder: Path, draft: Path | None = None) -> AsyncIterator[Targ
         flags = ["--model", str(folder), "--max-num-seqs", "4", "--deterministic"]
         if draft is not None:
             helper = await start("ssd_draft", "--model", str(draft))
-            flags += ["--drafts", helper.grpc_address, *PATIENT]
+            flags += ["--drafts", helper.grpc_address, *LONG_WAIT]
         target = await start("ssd_target", *flags)
         if draft is not None:
             await target.until("link")
         yield await stack.enter_async_context(TargetClient(target.grpc_address))
 
 
-async def ask(client: TargetClient, prompt: list[TokenId]) -> Text:
+async def generate(client: TargetClient, prompt: list[TokenId]) -> Text:
     sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=30, ignore_eos=True)
     chunks = [chunk async for chunk in client.generate(prompt, sampling)]
     statistics = chunks[-1].statistics
@@ -51,7 +51,7 @@ async def ask(client: TargetClient, prompt: list[TokenId]) -> Text:
 
 
 async def ask_all(client: TargetClient) -> list[list[TokenId]]:
-    return [tokens for tokens, _ in await asyncio.gather(*(ask(client, p) for p in PROMPTS))]
+    return [tokens for tokens, _ in await asyncio.gather(*(generate(client, p) for p in PROMPTS))]
 
 
 async def test_a_token_with_a_nan_embedding_fails_only_its_request(
@@ -63,7 +63,7 @@ async def test_a_token_with_a_nan_embedding_fails_only_its_request(
         used = {token for tokens in (*PROMPTS, *texts) for token in tokens}
         bad = max(set(range(VOCAB_SIZE - 1)) - used)
         poisoned_prompts = [[*range(35), bad, 1], [3, 4, bad]]
-        plain = [(await ask(client, prompt))[0] for prompt in poisoned_prompts]
+        plain = [(await generate(client, prompt))[0] for prompt in poisoned_prompts]
     broken = write_tiny_folder(tmp_path / "broken", seed=1, nan_token=bad)
     async with serving(broken, broken) as client:
         clean = asyncio.create_task(ask_all(client))
@@ -71,18 +71,18 @@ async def test_a_token_with_a_nan_embedding_fails_only_its_request(
             for prompt in poisoned_prompts:
                 place = f"position {prompt.index(bad)} .*token id {bad}"
                 with pytest.raises(NotFiniteError, match=place):
-                    await ask(client, prompt)
+                    await generate(client, prompt)
         assert await clean == texts
         assert await ask_all(client) == texts
     async with serving(sound, broken) as client:
         for prompt, expected in zip(poisoned_prompts, plain, strict=True):
-            tokens, statistics = await ask(client, prompt)
+            tokens, statistics = await generate(client, prompt)
             assert tokens == expected
             assert statistics.hits == 0
         # On a busy machine, a session can open after a short text has ended.
         hits = 0
         for _ in range(MAX_TRIES):
-            tokens, statistics = await ask(client, PROMPTS[1])
+            tokens, statistics = await generate(client, PROMPTS[1])
             assert tokens == texts[1]
             hits += statistics.hits
             if hits:

@@ -24,7 +24,7 @@ GAIN = 8.0
 """Makes attention so strong that a wrong key or value in a draft reduces hits."""
 MAX_TRIES = 20
 """Maximum number of requests until one has hits. A busy draft opens sessions slowly."""
-PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
+LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ async def generate_until_hits(client: TargetClient, plain: list[int], more_than:
 async def test_a_draft_with_the_targets_weights_has_no_misses_and_no_rejections(
     folder: Path,
 ) -> None:
-    async with draft(folder) as helper, target(folder, [helper], *PATIENT) as (_, client):
+    async with draft(folder) as helper, target(folder, [helper], *LONG_WAIT) as (_, client):
         plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
         assert statistics.hits == 0
         for _ in range(MAX_TRIES):
@@ -112,7 +112,7 @@ async def test_token_ids_without_an_embedding_are_refused(
 ) -> None:
     """The tokenizer has 257 tokens and the embedding 250, as after adding tokens."""
     small = write_tiny_folder(tmp_path / "small", seed=1, vocab_size=250)
-    async with draft(small) as helper, target(small, [helper], *PATIENT) as (_, client):
+    async with draft(small) as helper, target(small, [helper], *LONG_WAIT) as (_, client):
         assert (await client.model_info()).vocab_size == 250
         with pytest.raises(FieldError, match=r"ids\[1\]: token id 250 is outside 0..249"):
             await anext(client.generate([1, 250], WARM))
@@ -127,7 +127,7 @@ async def test_target_and_draft_can_have_embeddings_of_different_sizes(
     folder: Path, tmp_path: Path
 ) -> None:
     padded = write_tiny_folder(tmp_path / "padded", seed=1, attention_gain=GAIN, vocab_size=272)
-    async with draft(folder) as helper, target(padded, [helper], *PATIENT) as (_, client):
+    async with draft(folder) as helper, target(padded, [helper], *LONG_WAIT) as (_, client):
         plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
         await generate_until_hits(client, plain, more_than=20)
         with pytest.raises(FieldError, match="token id 257"):
@@ -137,7 +137,7 @@ async def test_target_and_draft_can_have_embeddings_of_different_sizes(
 async def test_a_killed_draft_does_not_change_the_tokens_of_its_sequences(folder: Path) -> None:
     async with AsyncExitStack() as stack:
         pair = [await stack.enter_async_context(draft(folder)) for _ in range(2)]
-        process, client = await stack.enter_async_context(target(folder, pair, *PATIENT))
+        process, client = await stack.enter_async_context(target(folder, pair, *LONG_WAIT))
         plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
         for victim in pair:
             begun = [asyncio.Event() for _ in range(4)]
@@ -153,7 +153,10 @@ async def test_a_killed_draft_does_not_change_the_tokens_of_its_sequences(folder
 
 
 async def test_a_stopped_draft_is_used_again_when_it_continues(folder: Path) -> None:
-    async with draft(folder) as helper, target(folder, [helper], *PATIENT) as (process, client):
+    async with (
+        draft(folder) as helper,
+        target(folder, [helper], *LONG_WAIT) as (process, client),
+    ):
         plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
         helper.signal(signal.SIGSTOP)
         async with asyncio.timeout(60):
@@ -167,7 +170,7 @@ async def test_a_stopped_draft_is_used_again_when_it_continues(folder: Path) -> 
 async def test_a_restarted_draft_is_linked_again(folder: Path) -> None:
     async with draft(folder) as first:
         port = first.grpc_address.rpartition(":")[2]
-        async with target(folder, [first], *PATIENT) as (process, client):
+        async with target(folder, [first], *LONG_WAIT) as (process, client):
             first.signal(signal.SIGKILL)
             assert (await process.until("link")).fields["state"] == "lost"
             async with draft(folder, port):
@@ -190,7 +193,7 @@ async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
     tmp_path: Path, *, by_signal: bool
 ) -> None:
     folder = write_tiny_folder(tmp_path / "pair", seed=1, max_len=MAX_LEN)
-    flags = (*PATIENT, "--max-model-len", str(MAX_LEN))
+    flags = (*LONG_WAIT, "--max-model-len", str(MAX_LEN))
     long = replace(WARM, max_tokens=MAX_LEN - 100)
     async with AsyncExitStack() as stack:
         shape = ("0", "--max-model-len", str(MAX_LEN), "--drain-seconds", "60")
@@ -251,6 +254,6 @@ async def test_a_link_slower_than_allowed_is_refused_with_the_measured_round_tri
         assert link.round_trip_seconds > 1e-6
         strict_tokens, statistics = await generate(client)
         assert statistics.mode is Mode.AUTOREGRESSIVE
-        lax = target(folder, [helper], *PATIENT, "--max-round-trip-us", "1000000")
+        lax = target(folder, [helper], *LONG_WAIT, "--max-round-trip-us", "1000000")
         _, client = await stack.enter_async_context(lax)
         await generate_until_hits(client, strict_tokens, more_than=20)

@@ -29,7 +29,7 @@ SHAPE = (
     *("--kv-cache-bytes", "64000000", "--port", "0", "--http-port", "0"),
 )
 PATIENCE_SECONDS = 60.0
-PATIENT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
+LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, ignore_eos=True)
@@ -82,7 +82,7 @@ def is_free(metrics: Metrics) -> bool:
     )
 
 
-async def ask(
+async def generate(
     client: TargetClient,
     prompt: str,
     mode: Mode = Mode.AUTO,
@@ -105,11 +105,11 @@ async def drain(call: "grpc.aio.UnaryStreamCall[Any, Any]") -> None:
 
 async def test_every_documented_metric_has_a_plausible_value(folder: Path) -> None:
     async with draft(folder) as helper:
-        flags = ("--drafts", helper.grpc_address, *PATIENT)
+        flags = ("--drafts", helper.grpc_address, *LONG_WAIT)
         async with target(folder, *flags) as (process, client):
             assert (await process.until("link")).fields["state"] == "active"
             asked_at = time.monotonic()
-            await ask(client, "abc", sampling=LONG)
+            await generate(client, "abc", sampling=LONG)
             elapsed = time.monotonic() - asked_at
             rtt = f'ssd_link_rtt_seconds{{draft="{helper.grpc_address}"}}'
             metrics = await until(process, lambda found: is_free(found) and rtt in found)
@@ -155,7 +155,7 @@ async def test_every_documented_metric_has_a_plausible_value(folder: Path) -> No
 async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None:
     async with draft(folder) as helper:
         unreachable = "127.0.0.1:1"
-        flags = ("--drafts", f"{helper.grpc_address},{unreachable}", *PATIENT)
+        flags = ("--drafts", f"{helper.grpc_address},{unreachable}", *LONG_WAIT)
         async with target(folder, *flags) as (process, client):
             async with asyncio.timeout(PATIENCE_SECONDS):
                 links: dict[str, LinkStatus] = {}
@@ -184,7 +184,7 @@ async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None
 
 async def test_a_stalled_reader_is_cancelled_and_others_continue(folder: Path) -> None:
     async with target(folder, "--stream-stall-seconds", "0.5") as (process, client):
-        alone = await ask(client, "abc")
+        alone = await generate(client, "abc")
         async with grpc.aio.insecure_channel(process.grpc_address, options=NEVER_READS) as channel:
             stub = generate_stub(channel)
             call = GenerateCall(prompt="x", sampling=ENDLESS, max_tokens=ENDLESS.max_tokens)
@@ -192,11 +192,11 @@ async def test_a_stalled_reader_is_cancelled_and_others_continue(folder: Path) -
             await stalled.read()
             assert (await scrape(process))['ssd_kv_blocks{state="used"}'] > 0
             while not is_free(await scrape(process)):
-                assert await ask(client, "abc") == alone
+                assert await generate(client, "abc") == alone
             with pytest.raises(grpc.aio.AioRpcError, match=r"was not read for 0\.5 s") as caught:
                 await drain(stalled)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert await ask(client, "abc") == alone
+        assert await generate(client, "abc") == alone
 
 
 async def test_a_request_that_exceeds_its_time_ends_with_the_reason(folder: Path) -> None:
@@ -205,7 +205,7 @@ async def test_a_request_that_exceeds_its_time_ends_with_the_reason(folder: Path
             async for _ in client.generate("abc", ENDLESS):
                 pass
         await until(process, is_free)
-        assert len(await ask(client, "abc")) == 24
+        assert len(await generate(client, "abc")) == 24
 
 
 async def test_a_deadline_of_the_client_frees_the_sequence(folder: Path) -> None:
@@ -243,10 +243,10 @@ async def test_a_full_queue_refuses_with_a_retry_time(folder: Path) -> None:
     async with target(folder, *flags) as (process, client):
         stream = client.generate("abc", ENDLESS)
         await anext(stream)
-        waiting = [asyncio.create_task(ask(client, f"wait {n}")) for n in range(2)]
+        waiting = [asyncio.create_task(generate(client, f"wait {n}")) for n in range(2)]
         await until(process, lambda found: found["ssd_waiting_sequences"] == 2)
         with pytest.raises(OverloadedError, match="2 requests are waiting") as caught:
-            await ask(client, "one too many")
+            await generate(client, "one too many")
         assert caught.value.retry_after_seconds > 0
         async with grpc.aio.insecure_channel(process.grpc_address) as channel:
             stub = generate_stub(channel)
@@ -276,20 +276,20 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
             counts = {outcome: found[name] for outcome, name in names.items()}
             assert {name: count for name, count in counts.items() if count} == expected
 
-        await ask(client, "abc")
+        await generate(client, "abc")
         for wrong in (SamplingParams(temperature=3.0), SamplingParams(max_tokens=MAX_LEN)):
             with pytest.raises(RequestError):
-                await ask(client, "abc", sampling=wrong)
+                await generate(client, "abc", sampling=wrong)
         with pytest.raises(RequestError, match=r"prompt is too long: .* 2,\d+,\d+ bytes, allowed"):
-            await ask(client, "x" * 2_000_000)
+            await generate(client, "x" * 2_000_000)
         await outcomes(length=1, invalid=3)
 
         stream = client.generate("abc", ENDLESS)
         await anext(stream)
-        waiting = asyncio.create_task(ask(client, "abc"))
+        waiting = asyncio.create_task(generate(client, "abc"))
         await until(process, lambda found: found["ssd_waiting_sequences"] == 1)
         with pytest.raises(OverloadedError):
-            await ask(client, "one too many")
+            await generate(client, "one too many")
         waiting.cancel()
         await until(process, lambda found: found["ssd_waiting_sequences"] == 0)
         with pytest.raises(DeadlineError):
@@ -318,9 +318,9 @@ async def test_more_requests_than_slots_all_receive_their_own_tokens(folder: Pat
         flags = ("--drafts", helper.grpc_address, "--max-num-seqs", "16", "--deterministic")
         async with target(folder, *flags) as (process, client):
             prompts = [f"number {n} " * (1 + n % 5) for n in range(40)]
-            together = await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
+            together = await asyncio.gather(*(generate(client, prompt) for prompt in prompts))
             for number in (0, 1, 17, 39):
-                alone = await ask(client, prompts[number], Mode.AUTOREGRESSIVE)
+                alone = await generate(client, prompts[number], Mode.AUTOREGRESSIVE)
                 assert together[number] == alone
             metrics = await until(process, is_free)
             assert metrics['ssd_requests_total{outcome="length"}'] == 44

@@ -41,7 +41,7 @@ class Answer:
     last: GenerationChunk
 
 
-async def ask(
+async def generate(
     client: TargetClient,
     prompt: str,
     sampling: SamplingParams = GREEDY,
@@ -70,24 +70,24 @@ async def target(folder: Path, *flags: str) -> AsyncIterator[tuple[ProcessUnderT
 
 async def test_invalid_requests_fail_with_the_reason_and_affect_no_other(folder: Path) -> None:
     async with target(folder, "--max-model-len", "128") as (_, client):
-        alone = await ask(client, "abc")
-        running_on = asyncio.create_task(ask(client, "abc"))
+        alone = await generate(client, "abc")
+        running_on = asyncio.create_task(generate(client, "abc"))
         with pytest.raises(FieldError, match="empty"):
-            await ask(client, "")
+            await generate(client, "")
         with pytest.raises(FieldError, match="temperature"):
-            await ask(client, "abc", SamplingParams(temperature=-1.0))
+            await generate(client, "abc", SamplingParams(temperature=-1.0))
         with pytest.raises(FieldError, match="temperature"):
-            await ask(client, "abc", SamplingParams(temperature=float("nan")))
+            await generate(client, "abc", SamplingParams(temperature=float("nan")))
         with pytest.raises(FieldError, match="257"):
             await anext(client.generate([1, 257, 2], GREEDY))
         with pytest.raises(ContextLengthError) as caught:
-            await ask(client, "x" * 120)
+            await generate(client, "x" * 120)
         assert (caught.value.prompt_tokens, caught.value.max_tokens) == (120, 24)
         assert caught.value.max_model_len == 128
         with pytest.raises(UnknownModelError):
             await anext(client.generate(GenerateCall(prompt="abc", model="another")))
         with pytest.raises(UnsupportedError, match="SYNCHRONOUS"):
-            await ask(client, "abc", mode=Mode.SYNCHRONOUS)
+            await generate(client, "abc", mode=Mode.SYNCHRONOUS)
         with pytest.raises(ContextLengthError):
             await anext(client.generate([257] * 200, GREEDY))
         assert (await running_on).token_ids == alone.token_ids
@@ -102,15 +102,15 @@ async def test_an_unset_seed_is_drawn_and_unset_max_tokens_fit_the_model(folder:
         seed = chunks[0].seed
         assert seed is not None
         again = SamplingParams(seed=seed, max_tokens=62, ignore_eos=True)
-        assert list((await ask(client, "ab", again)).token_ids) == tokens
+        assert list((await generate(client, "ab", again)).token_ids) == tokens
 
 
 async def test_a_stop_string_ends_the_text_and_the_tokens(folder: Path) -> None:
     async with target(folder) as (_, client):
-        whole = await ask(client, "abc")
+        whole = await generate(client, "abc")
         stop = whole.text[9:11]
         sampling = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, stop=(stop,))
-        stopped = await ask(client, "abc", sampling)
+        stopped = await generate(client, "abc", sampling)
         assert stopped.text == whole.text[: whole.text.index(stop)]
         assert stopped.last.finish_reason is FinishReason.STOP
         assert whole.token_ids[: len(stopped.token_ids)] == stopped.token_ids
@@ -123,24 +123,24 @@ async def test_a_cancelled_call_frees_its_slot(folder: Path) -> None:
     async with target(folder, "--max-num-seqs", "1") as (_, client):
         for _ in range(3):
             begun = asyncio.Event()
-            task = asyncio.create_task(ask(client, "abc", long, begun=begun))
+            task = asyncio.create_task(generate(client, "abc", long, begun=begun))
             await begun.wait()
             task.cancel()
-        assert len((await ask(client, "abc")).token_ids) == 24
+        assert len((await generate(client, "abc")).token_ids) == 24
 
 
 async def test_tokens_do_not_depend_on_other_requests(folder: Path) -> None:
     async with target(folder, "--deterministic") as (_, client):
         prompts = ["a", "some words", "x" * 70, "def f(n):"]
         warm = SamplingParams(temperature=0.9, seed=2**64 - 3, max_tokens=20, ignore_eos=True)
-        alone = [await ask(client, prompt, warm) for prompt in prompts]
-        together = await asyncio.gather(*(ask(client, prompt, warm) for prompt in prompts))
+        alone = [await generate(client, prompt, warm) for prompt in prompts]
+        together = await asyncio.gather(*(generate(client, prompt, warm) for prompt in prompts))
         assert [each.token_ids for each in alone] == [each.token_ids for each in together]
 
 
 async def test_probes_and_metrics_respond(folder: Path) -> None:
     async with target(folder) as (process, client):
-        await ask(client, "abc")
+        await generate(client, "abc")
         assert await process.probe("/readyz") == (200, "ready\n")
         _, metrics = await process.probe("/metrics")
         assert 'ssd_round_seconds_count{part="host"} 24.0' in metrics
@@ -155,7 +155,7 @@ async def test_a_drain_finishes_running_requests_and_refuses_new_ones(folder: Pa
         process.signal(signal.SIGTERM)
         await process.until("draining")
         with pytest.raises((NotReadyError, SSDError)):
-            await ask(client, "abc")
+            await generate(client, "abc")
         rest = [chunk async for chunk in stream]
         assert len(first.token_ids) + sum(len(chunk.token_ids) for chunk in rest) == 200
         assert await process.wait() == 0
@@ -253,7 +253,7 @@ async def test_a_draft_with_another_tokenizer_is_refused_and_requests_run_withou
             link = await process.until("link")
             assert link.fields["state"] == "refused"
             assert "tokenizer_fingerprint" in link.fields["reason"]
-            answer = await ask(client, "abc", mode=Mode.SPECULATIVE)
+            answer = await generate(client, "abc", mode=Mode.SPECULATIVE)
             assert len(answer.token_ids) == 24
             assert answer.last.statistics is not None
             assert answer.last.statistics.mode is Mode.AUTOREGRESSIVE

@@ -187,8 +187,8 @@ MUTANTS = (
     Mutant(
         "a frame of an older epoch is accepted",
         "ssd_target/drafts/tables.py",
-        "if frame.epoch != link.epoch:",
-        "if frame.epoch > link.epoch:",
+        "if frame.epoch != link.epoch or frame.sequence_number",
+        "if frame.epoch > link.epoch or frame.sequence_number",
         (POOL,),
     ),
     Mutant(

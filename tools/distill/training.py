@@ -91,7 +91,7 @@ def rate_factor(step: int, recipe: Recipe) -> float:
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[Optimizer]:
-    """Return Muon for the inner matrices (if asked for) and AdamW for the rest."""
+    """Return Muon for the inner matrices (if its rate is not 0) and AdamW for the rest."""
     named = list(model.named_parameters())
     inner = [p for name, p in named if p.dim() == 2 and "embed_tokens" not in name]
     outer = [p for name, p in named if p.dim() == 2 and "embed_tokens" in name]

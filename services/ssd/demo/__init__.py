@@ -2,7 +2,7 @@
 
 The package contains the weights, ``widen``, which makes a more expensive model of the same
 function, and ``corpus``, the text with the held-out prompts of the benchmarks. The engine receives
-folders and does not know ``demo://`` names. ``tools/distill`` trains the pair.
+folders, never ``demo://`` names. ``tools/distill`` trains the pair.
 """
 
 from pathlib import Path

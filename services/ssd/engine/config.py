@@ -127,20 +127,22 @@ def _rope(folder: Path, raw: dict[str, Any]) -> tuple[float, RopeScaling | None]
     )
 
 
-def length_limit(asked: int, model: ModelConfig) -> int:
+def length_limit(requested: int, model: ModelConfig) -> int:
     """Return the largest length of a sequence, in tokens.
 
     Args:
-        asked: length of the settings; 0 takes that of the model, at most ``MAX_DEFAULT_LEN``.
+        requested: length of the settings; 0 takes that of the model, at most ``MAX_DEFAULT_LEN``.
         model: contains the largest length of the model.
 
     Raises:
         SettingsError: the settings exceed it.
     """
     longest = model.max_position_embeddings
-    if asked > longest:
-        raise SettingsError(f"max_model_len {asked} is over the model's own {longest}; lower it")
-    return asked or min(longest, MAX_DEFAULT_LEN)
+    if requested > longest:
+        raise SettingsError(
+            f"max_model_len {requested} is over the model's own {longest}; lower it"
+        )
+    return requested or min(longest, MAX_DEFAULT_LEN)
 
 
 def usable_token_ids(tokenizer_size: int, model: ModelConfig) -> int:

@@ -34,16 +34,16 @@ class Precision:
     """One clause, for logs and status."""
 
 
-def choose_precision(asked: str, device: str) -> Precision:
+def choose_precision(requested: str, device: str) -> Precision:
     """Return the dtype to run with.
 
     Args:
-        asked: ``auto``, ``bfloat16`` or ``float32``.
+        requested: ``auto``, ``bfloat16`` or ``float32``.
         device: ``cpu``, ``cuda:0``. On a CPU, ``auto`` needs packed weights and bf16 arithmetic for
             bf16: without them, it is several times slower than packed float32.
     """
-    if asked != AUTO:
-        return Precision(asked, "set explicitly")
+    if requested != AUTO:
+        return Precision(requested, "set explicitly")
     if not device.startswith("cpu"):
         return Precision("bfloat16", f"the default on {device}")
     problem = packing_problem(torch.bfloat16)

@@ -1,13 +1,13 @@
 """A draft without a model that follows a script: hits, misses, late, wrong and missing tables.
 
-It knows the tokens that the target will emit. It sends each table inside the call that delivers the
-commit, so a test needs neither threads nor sleeps.
+Its tables are computed from the tokens that the target will emit. It sends each table inside the
+call that delivers the commit, so a test needs neither threads nor sleeps.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 
 import numpy as np
 
@@ -84,6 +84,7 @@ class ScriptedDraft:
     epoch: int = 1
     received: list[TargetMessage] = field(default_factory=list)
     commits: list[Commit] = field(default_factory=list)
+    frame_numbers: Iterator[int] = field(default_factory=lambda: count(1))
     _sessions: dict[int, _Session] = field(default_factory=dict)
     _late: list[OutcomeTable] = field(default_factory=list)
     _behaviours: Iterator[Behaviour] = field(default_factory=lambda: iter(()))
@@ -166,7 +167,7 @@ class ScriptedDraft:
             self._send(rows_RW, self.epoch - (behaviour is Behaviour.OLD_EPOCH))
 
     def _send(self, rows_RW: Int32s, epoch: int) -> None:
-        self.channel.send(Frame(FrameKind.TABLES, epoch, 1, rows_RW))
+        self.channel.send(Frame(FrameKind.TABLES, epoch, next(self.frame_numbers), rows_RW))
 
     def _table(self, number: int, session: _Session, behaviour: Behaviour) -> OutcomeTable:
         """Return a table of two branches: a wrong outcome and the right one.

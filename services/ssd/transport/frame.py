@@ -39,6 +39,8 @@ class Frame:
     """Rows of one kind.
 
     ``epoch`` and ``sequence_number`` are 0..2^31-1. Channels carry them unchanged and unchecked.
+    Each end of a link numbers its frames from 1. Its peer drops a frame whose number is not higher
+    than that of the newest one.
     ``rows_RW`` is int32. The rows of a received frame are a read-only view of its bytes.
     """
 

@@ -83,7 +83,8 @@ class Session:
 class DraftLink:
     """A link to a draft after its handshake.
 
-    Guarded by the lock of ``DraftPool``; ``round_trip`` belongs to the asyncio loop. Control
+    Guarded by the lock of ``DraftPool``; ``round_trip`` and ``newest_frame`` belong to the
+    asyncio loop. Control
     messages travel through ``send_control`` and frames through the channel. Neither blocks.
     """
 
@@ -119,6 +120,8 @@ class DraftLink:
         self._send_control = send_control
         self._session_numbers = itertools.count(1)
         self._frame_numbers = itertools.count(1)
+        self.newest_frame = 0
+        """Number of the newest frame of the draft. A frame with no higher number is stale."""
 
     def start(
         self, on_frame: Callable[[Frame], None], on_lost: Callable[[Exception], None]

@@ -15,7 +15,8 @@ from ssd.types import Draining, Heartbeat, Peer
 from ssd_target.drafts.round_trip import RoundTrip
 
 NUM_PINGS = 9
-"""The result is their median: the first ones meet cold caches, one in a hundred a busy loop."""
+"""The result is their median: the first ones are slow because caches are
+cold, and one in a hundred because the event loop is busy."""
 TOO_SLOW = "link_too_slow"
 """Prefix of the reason of a link that was refused because of its measurement."""
 

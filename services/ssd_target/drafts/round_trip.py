@@ -6,7 +6,7 @@ from ssd.types import Heartbeat
 class RoundTrip:
     """Measures the time from a heartbeat to its echo.
 
-    Asyncio loop. One heartbeat at a time asks for an echo, so a slow echo is measured in full.
+    Asyncio loop. One heartbeat at a time has a nonce, so a slow echo is measured in full.
     """
 
     def __init__(self) -> None:

@@ -41,15 +41,17 @@ class TableCollector:
     def receive(self, link: DraftLink, frame: Frame) -> None:
         """Keep the tables of a frame that match a session and its round exactly.
 
+        A frame of another epoch, or without a higher number than the newest one, is stale.
         A draft sends at most one table for each opening and commit, and a frame has at most one
         table of each session. This bounds the time of the asyncio loop.
 
         Raises:
             FrameError: the frame is malformed or contains what was not requested.
         """
-        if frame.epoch != link.epoch:
+        if frame.epoch != link.epoch or frame.sequence_number <= link.newest_frame:
             STALE_FRAMES_TOTAL.inc()
             return
+        link.newest_frame = frame.sequence_number
         tables = self._unpack(frame, link.peak_sessions)
         with self._changed:
             link.receive(tables, self._clock.now())

@@ -34,8 +34,8 @@ OTHER: LinkEnd = NoLink(2)  # type: ignore[assignment]
 
 
 def opening(num_tokens: int) -> Opening:
-    asked = OpenSession(session=1, token_ids=(1,) * num_tokens, seed=1, temperature=0, max_len=9)
-    return Opening(LINK, asked, 0.0)
+    message = OpenSession(session=1, token_ids=(1,) * num_tokens, seed=1, temperature=0, max_len=9)
+    return Opening(LINK, message, 0.0)
 
 
 def test_events_are_bounded_by_number() -> None:

@@ -41,7 +41,7 @@ from ssd.types import (
 )
 from ssd_draft import link_server
 from ssd_draft.inbox import Inbox, LinkLost, LinkUp
-from ssd_draft.link_server import STUCK_SECONDS, LinkServer, max_message_bytes, may_link
+from ssd_draft.link_server import UNREAD_SECONDS, LinkServer, max_message_bytes, may_link
 from ssd_draft.servicer import SpeculationServicer
 from ssd_draft.settings import DraftSettings
 from ssd_draft.setup import DraftSetup
@@ -142,7 +142,7 @@ async def test_a_stuck_step_thread_ends_the_links_and_refuses_new_ones(
     server: Server,
 ) -> None:
     async with server.linked() as call:
-        server.clock.advance(STUCK_SECONDS)
+        server.clock.advance(UNREAD_SECONDS)
         with pytest.raises(LinkError, match=r"not read its inbox for 20\.0 s"):
             await receive_all(call)
     async with server.dialled() as call:
@@ -156,7 +156,7 @@ async def test_a_stuck_step_thread_ends_the_links_and_refuses_new_ones(
 async def test_an_idle_step_thread_is_not_stuck(server: Server) -> None:
     async with server.linked() as call:
         server.inbox.drain()
-        server.clock.advance(1000 * STUCK_SECONDS)
+        server.clock.advance(1000 * UNREAD_SECONDS)
         call.send(Heartbeat(nonce=1))
         for _ in range(3):
             assert await call.receive() is not None

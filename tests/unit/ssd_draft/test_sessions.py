@@ -105,8 +105,8 @@ def test_the_same_id_on_two_links_is_two_sessions() -> None:
 def test_a_session_needs_room_for_a_tree_in_the_models_length(
     num_tokens: int, max_len: int, *, fits: bool
 ) -> None:
-    asked = opening(num_tokens=num_tokens, max_len=max_len)
-    answer = make_sessions().open(SilentLink(), asked, 0.0)
+    requested = opening(num_tokens=num_tokens, max_len=max_len)
+    answer = make_sessions().open(SilentLink(), requested, 0.0)
     assert isinstance(answer, Session) if fits else answer is RefusalReason.LENGTH
 
 

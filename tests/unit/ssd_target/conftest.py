@@ -183,7 +183,7 @@ class Bench:
         name: str = "scripted",
         max_sessions: int = 16,
     ) -> ScriptedDraft:
-        """Attach a draft that knows the tokens that the target will emit."""
+        """Attach a draft whose tables follow from the tokens that the target will emit."""
         mine, theirs = pair()
         how = sampling or GREEDY
         draft = ScriptedDraft(

@@ -60,16 +60,16 @@ def test_an_explicit_dtype_is_used_on_every_cpu(dtype: str) -> None:
     assert choose_precision(dtype, "cpu") == Precision(dtype, "set explicitly")
 
 
-@pytest.mark.parametrize(("asked", "device"), [("auto", "cuda:0"), ("float32", "cpu")])
+@pytest.mark.parametrize(("requested", "device"), [("auto", "cuda:0"), ("float32", "cpu")])
 def test_the_cpu_is_tested_only_if_the_result_is_needed(
-    asked: str, device: str, monkeypatch: pytest.MonkeyPatch
+    requested: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_dtype: object) -> None:
         raise AssertionError("probed")
 
     monkeypatch.setattr(precision, "packing_problem", fail)
     expected = "bfloat16" if device == "cuda:0" else "float32"
-    assert choose_precision(asked, device).dtype == expected
+    assert choose_precision(requested, device).dtype == expected
 
 
 def test_the_module_prints_the_choice_of_auto_as_json() -> None:

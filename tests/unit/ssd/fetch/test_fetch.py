@@ -48,16 +48,16 @@ def test_a_model_larger_than_the_free_space_is_not_downloaded(
 
 
 def test_progress_is_logged_until_the_end(blobs: _Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_over, told = threading.Event(), list[float]()
+    is_over, logged = threading.Event(), list[float]()
 
-    def tell(_stage: str, fraction: float) -> None:
-        told.append(fraction)
+    def keep(_stage: str, fraction: float) -> None:
+        logged.append(fraction)
         is_over.set()
 
     monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.0)
-    monkeypatch.setattr(module, "log_progress", tell)
+    monkeypatch.setattr(module, "log_progress", keep)
     blobs.report(is_over)
-    assert told == [0.4]
+    assert logged == [0.4]
 
 
 def test_a_cache_without_locks_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

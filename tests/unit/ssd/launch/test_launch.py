@@ -47,11 +47,11 @@ def ignore_event(_name: str, _event: Event) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("printed", "kind"),
     [("SettingsError", SettingsError), ("AddressError", AddressError)],
 )
-def test_the_error_of_a_child_keeps_its_type(said: str, kind: type[SetupError]) -> None:
-    error = setup_error("draft 0", Event("failed", {"error": said, "message": "port 1 in use"}))
+def test_the_error_of_a_child_keeps_its_type(printed: str, kind: type[SetupError]) -> None:
+    error = setup_error("draft 0", Event("failed", {"error": printed, "message": "port 1 in use"}))
     assert type(error) is kind
     assert str(error) == "draft 0: port 1 in use"
 
@@ -121,15 +121,17 @@ async def test_events_of_a_child_arrive_in_order_and_contain_its_addresses(
 ) -> None:
     (tmp_path / "fake_child.py").write_text(FAKE_CHILD)
     monkeypatch.chdir(tmp_path)
-    heard: list[tuple[str, str]] = []
-    child = ChildProcess("draft 3", "fake_child", (), lambda name, e: heard.append((name, e.name)))
+    received: list[tuple[str, str]] = []
+    child = ChildProcess(
+        "draft 3", "fake_child", (), lambda name, it: received.append((name, it.name))
+    )
     await child.start()
     await child.listening()
     assert (child.grpc_address, child.http_address) == ("a:1", "a:2")
     await child.ready()
     assert await child.stop() == 0
     assert await child.stop() == 0
-    assert heard == [("draft 3", word) for word in ("listening", "ready", "stopped")]
+    assert received == [("draft 3", word) for word in ("listening", "ready", "stopped")]
 
 
 async def test_a_child_that_is_not_ready_in_time_is_a_setup_error(
@@ -147,8 +149,8 @@ async def test_a_child_that_is_not_ready_in_time_is_a_setup_error(
 
 
 async def test_the_start_waits_for_the_links_of_all_drafts() -> None:
-    heard: list[str] = []
-    watch = LinkWatch(2, lambda _name, event: heard.append(event.name))
+    received: list[str] = []
+    watch = LinkWatch(2, lambda _name, event: received.append(event.name))
     for event in (link("active", "a:1"), link("lost", "a:1"), link("active", "a:2")):
         watch("target", event)
     watch("draft 0", link("active", "a:9"))  # a draft's own view does not count
@@ -157,7 +159,7 @@ async def test_the_start_waits_for_the_links_of_all_drafts() -> None:
     assert not waiting.done()
     watch("target", link("active", "a:1"))
     await waiting
-    assert heard == ["link"] * 5
+    assert received == ["link"] * 5
 
 
 async def test_a_pair_that_does_not_match_is_refused_with_the_field() -> None:

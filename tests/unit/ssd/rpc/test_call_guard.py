@@ -62,7 +62,7 @@ async def channel_to(server: RpcServer, *options: tuple[str, int]) -> AsyncItera
         yield channel
 
 
-async def ask(server: RpcServer, message: bytes = b"x") -> Exception:
+async def failed_call(server: RpcServer, message: bytes = b"x") -> Exception:
     """Return the error of a call, as the clients raise it."""
     async with channel_to(server) as channel:
         call = channel.unary_stream(METHOD)(message)
@@ -94,7 +94,7 @@ async def test_a_refused_request_is_freed_without_a_garbage_collection() -> None
 
     async with serving(refuse) as server:
         for _ in range(3):
-            assert isinstance(await ask(server), FieldError)
+            assert isinstance(await failed_call(server), FieldError)
     assert len(Payload.alive) == 0
 
 
@@ -104,7 +104,7 @@ async def test_a_request_aborted_by_another_servicer_is_freed() -> None:
         await context.abort(grpc.StatusCode.NOT_FOUND, f"{len(request.message)}")
 
     async with serving(abort) as server:
-        assert type(await ask(server)).__name__ == "UnknownModelError"
+        assert type(await failed_call(server)).__name__ == "UnknownModelError"
     assert len(Payload.alive) == 0
 
 
@@ -129,7 +129,7 @@ async def test_concurrent_calls_are_limited_per_method() -> None:
         calls = [channel.unary_stream(METHOD)(b"x") for _ in range(2)]
         for call in calls:
             assert await call.read() == b"inside"
-        refusal = await ask(server)
+        refusal = await failed_call(server)
         assert isinstance(refusal, OverloadedError)
         assert "2 calls of /test.Service/Method" in str(refusal)
         assert await is_healthy(server)
@@ -148,7 +148,7 @@ async def test_an_oversize_message_does_not_reach_the_servicer(
         raise AssertionError("was called")
 
     async with serving(fail, limits=ServerLimits(message_bytes=1000)) as server:
-        refusal = await ask(server, b"x" * 1001)
+        refusal = await failed_call(server, b"x" * 1001)
         assert await is_healthy(server)
     assert isinstance(refusal, RequestError)
     assert "1,001 bytes, allowed are 1,000 bytes" in str(refusal)
@@ -181,7 +181,7 @@ async def test_a_call_without_a_request_times_out_and_frees_its_place() -> None:
         with pytest.raises(grpc.aio.AioRpcError, match=r"did not arrive within 0\.05 s") as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert isinstance(await ask(server), InternalError)
+        assert isinstance(await failed_call(server), InternalError)
 
 
 async def test_a_stalled_reader_receives_its_status_when_it_resumes(

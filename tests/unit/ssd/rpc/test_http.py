@@ -32,7 +32,7 @@ def probes(process: Process) -> Iterator[ProbeServer]:
     server.close()
 
 
-def ask(server: ProbeServer, path: str) -> tuple[int, str]:
+def get(server: ProbeServer, path: str) -> tuple[int, str]:
     url = f"http://127.0.0.1:{server.port}{path}"
     try:
         with urllib.request.urlopen(url, timeout=60) as answer:
@@ -43,30 +43,30 @@ def ask(server: ProbeServer, path: str) -> tuple[int, str]:
 
 
 def test_readyz_returns_the_reason(probes: ProbeServer, process: Process) -> None:
-    assert ask(probes, "/readyz") == (503, "loading\n")
+    assert get(probes, "/readyz") == (503, "loading\n")
     process.readiness = (True, "ready")
-    assert ask(probes, "/readyz") == (200, "ready\n")
+    assert get(probes, "/readyz") == (200, "ready\n")
 
 
 def test_livez_returns_the_liveness(probes: ProbeServer, process: Process) -> None:
-    assert ask(probes, "/livez") == (200, "live\n")
+    assert get(probes, "/livez") == (200, "live\n")
     process.is_live = False
-    assert ask(probes, "/livez")[0] == 503
+    assert get(probes, "/livez")[0] == 503
 
 
 def test_metrics_have_the_prometheus_format(probes: ProbeServer) -> None:
-    status, text = ask(probes, "/metrics")
+    status, text = get(probes, "/metrics")
     assert status == 200
     assert "# TYPE" in text
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics/x", "/nothing"])
 def test_other_paths_are_not_found(probes: ProbeServer, path: str) -> None:
-    assert ask(probes, path)[0] == 404
+    assert get(probes, path)[0] == 404
 
 
 def test_no_access_log_is_kept(probes: ProbeServer, capfd: pytest.CaptureFixture[str]) -> None:
-    ask(probes, "/livez")
+    get(probes, "/livez")
     assert capfd.readouterr() == ("", "")
 
 
@@ -79,7 +79,7 @@ def test_slow_connections_use_a_bounded_number_of_threads_and_delay_no_probe(
     ]
     for each in slow:
         each.sendall(b"GET /livez")
-    assert ask(probes, "/livez")[0] == 200
+    assert get(probes, "/livez")[0] == 200
     assert threading.active_count() - before <= MAX_CONNECTIONS + 1
     for each in slow[:MAX_CONNECTIONS]:
         assert each.recv(1) == b"", "the oldest are closed"
@@ -107,7 +107,7 @@ def test_a_disconnecting_caller_logs_nothing(
     with socket.create_connection(("127.0.0.1", probes.port), 5) as caller:
         caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         caller.sendall(b"GET /livez HTTP/1.0\r\nHost")
-    assert ask(probes, "/livez")[0] == 200
+    assert get(probes, "/livez")[0] == 200
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
 
@@ -124,7 +124,7 @@ def test_close_is_idempotent_and_frees_the_port(probes: ProbeServer) -> None:
     probes.close()
     again = ProbeServer("127.0.0.1", port, lambda: True, lambda: (True, ""))
     again.start()
-    assert ask(again, "/livez")[0] == 200
+    assert get(again, "/livez")[0] == 200
     again.close()
 
 

@@ -55,6 +55,6 @@ def test_a_stream_whose_reader_has_not_started_is_bounded() -> None:
     left.send(b"2")
     with pytest.raises(LinkError, match="2 payloads"):
         left.send(b"3")
-    heard: list[bytes] = []
-    right.start(heard.append, lambda _: None)
-    assert heard == [b"1", b"2"]
+    received: list[bytes] = []
+    right.start(received.append, lambda _: None)
+    assert received == [b"1", b"2"]

@@ -294,12 +294,12 @@ async def test_a_query_without_an_answer_delays_no_other_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(addresses, "MAX_RESOLVE_SECONDS", 0.01)
-    asked: list[str] = []
+    queried: list[str] = []
     asked_often = asyncio.Event()
 
     async def resolver(host: str, port: int) -> set[str]:
-        asked.append(host)
-        if asked.count("drafts.svc") == 4:
+        queried.append(host)
+        if queried.count("drafts.svc") == 4:
             asked_often.set()
         if host == "silent":
             await asyncio.Event().wait()
@@ -314,8 +314,8 @@ async def test_a_query_without_an_answer_delays_no_other_name(
         async with running(pool, LinkDialer(pool, names, HELLO, LinkSettings(), resolver)):
             assert await pool.next() == ("up", address)
             await asked_often.wait()
-    assert asked.count("silent") == 1, "one query at a time"
-    assert asked.count("odd") > 1
+    assert queried.count("silent") == 1, "one query at a time"
+    assert queried.count("odd") > 1
 
 
 @pytest.mark.parametrize(

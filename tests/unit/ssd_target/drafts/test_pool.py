@@ -1,7 +1,8 @@
 """Which tables the pool keeps, and when it opens and closes sessions."""
 
+import itertools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,16 @@ def stale_frames() -> float:
     return float(STALE_FRAMES_TOTAL._value.get())
 
 
-def tables_frame(session: int, base_len: int, bonus: Iterable[int], epoch: int = 1) -> Frame:
+_frame_numbers = itertools.count(1)
+
+
+def tables_frame(
+    session: int,
+    base_len: int,
+    bonus: Iterable[int],
+    epoch: int = 1,
+    numbers: Iterator[int] = _frame_numbers,
+) -> Frame:
     bonus_N = np.array(tuple(bonus), dtype=np.int32)
     table = OutcomeTable(
         session=session,
@@ -52,7 +62,8 @@ def tables_frame(session: int, base_len: int, bonus: Iterable[int], epoch: int =
         bonus_N=bonus_N,
         tokens_NK=np.full((len(bonus_N), LOOKAHEAD), 1, dtype=np.int32),
     )
-    return Frame(FrameKind.TABLES, epoch, 1, pack_tables([table], row_width(LOOKAHEAD)))
+    rows_RW = pack_tables([table], row_width(LOOKAHEAD))
+    return Frame(FrameKind.TABLES, epoch, next(numbers), rows_RW)
 
 
 def test_an_unanswered_opening_is_closed_and_the_sequence_opens_on_another_link(
@@ -219,7 +230,7 @@ def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
 
 def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> None:
     bench = make_bench()
-    bench.join([Behaviour.SILENT, Behaviour.HIT])
+    draft = bench.join([Behaviour.SILENT, Behaviour.HIT])
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
     (link,) = bench.pool.links()
@@ -227,9 +238,29 @@ def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> No
     first = session.table
     assert first is not None
     before = stale_frames()
-    bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
+    frame = tables_frame(1, session.base_len, [5], numbers=draft.frame_numbers)
+    bench.pool.receive(link, frame)
     assert session.table is first
     assert stale_frames() == before + 1
+    bench.run()
+
+
+def test_a_repeated_or_older_frame_is_dropped_and_counted(make_bench: MakeBench) -> None:
+    bench = make_bench(circuit_breaker=False)
+    bench.join(SILENT)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    older = tables_frame(1, session.base_len, [5])
+    newest = tables_frame(1, session.base_len, [6])
+    bench.pool.receive(link, newest)
+    before, num_due = stale_frames(), link.num_due_tables
+    for frame in (newest, older):
+        bench.pool.receive(link, frame)
+    assert stale_frames() == before + 2
+    assert link.num_due_tables == num_due, "a repetition is not a requested table"
+    assert session.table.bonus_N.tolist() == [6]
     bench.run()
 
 
@@ -290,7 +321,7 @@ def empty_heads(num_rows: int) -> Frame:
     rows_RW = np.full((num_rows, row_width(LOOKAHEAD)), -1, dtype=np.int32)
     rows_RW[:, :3] = 0
     rows_RW[:, 0] = np.arange(1, num_rows + 1)
-    return Frame(FrameKind.TABLES, 1, 1, rows_RW)
+    return Frame(FrameKind.TABLES, 1, next(_frame_numbers), rows_RW)
 
 
 def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected(
