@@ -26,7 +26,7 @@ from ssd_operator.runtime.execution import Execution
 from ssd_operator.runtime.fleet_metrics import FLEET
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS, RESYNC_SECONDS
 from ssd_operator.status.events import event_object
-from ssd_operator.status.report import Report, Reported, report, report_invalid
+from ssd_operator.status.report import Report, Reported, report_invalid, report_pass
 
 FAILING_SECONDS = 30.0
 """Calls that fail for longer are reported in the status; for less, the API server is busy."""
@@ -47,8 +47,8 @@ class _Record:
     memory: Memory = field(default_factory=Memory)
     reported: Reported = field(default_factory=Reported)
     repairs: Repairs = field(default_factory=Repairs)
-    is_announced: bool = False
-    """Whether a status was written, or tried to, before anything was made."""
+    has_first_status: bool = False
+    """Whether the status that precedes the children was written. Its write is tried once."""
     failing_since: float | None = None
     """First of the latest passes that were all interrupted by a call without an answer."""
 
@@ -95,13 +95,15 @@ class Reconciler:
             record = self._records[key] = _Record(found["metadata"]["uid"])
         try:
             return await self._pass(key, found, record)
-        except (ForbiddenError, MissingError) as error:
-            if isinstance(error, ForbiddenError) and not error.is_namespace_terminating:
+        except ForbiddenError as error:
+            if not error.is_namespace_terminating:
                 raise
-            # What is missing may also be an optional kind that was served ten minutes ago.
+            _log.info("namespace_terminating", error=str(error))
+        except MissingError as error:
+            # The namespace is gone, or an optional kind that was served ten minutes ago is not now.
             self._observer.forget_served_kinds()
-            _log.info("namespace_leaves", error=str(error))
-            return RESYNC_SECONDS
+            _log.info("namespace_or_kind_missing", error=str(error))
+        return RESYNC_SECONDS
 
     async def _pass(self, key: Key, found: Object, record: _Record) -> float | None:
         now, old = self._now(), found.get("status") or {}
@@ -112,16 +114,16 @@ class Reconciler:
             invalid = report_invalid(old, generation, problem, record.reported, now)
             is_there = await self._publish(key, found, record, invalid)
             return RESYNC_SECONDS if is_there else None
-        if not (old or record.is_announced or self._cache.children(key)):
+        if not (old or record.has_first_status or self._cache.children(key)):
             # Children take a dozen calls. Of many resources that were created at once, the last
             # would have no status until all the others have their children.
-            record.is_announced = True  # also if it fails: the children matter more
-            first = report(resource, Observed(), Plan(), Results(), record.reported, now)
+            record.has_first_status = True  # also if it fails: the children matter more
+            first = report_pass(resource, Observed(), Plan(), Results(), record.reported, now)
             is_there = await self._publish(key, found, record, first)
             return DEBOUNCE_SECONDS if is_there else None
-        return await self._bring_about(key, found, resource, record)
+        return await self._converge(key, found, resource, record)
 
-    async def _bring_about(
+    async def _converge(
         self, key: Key, found: Object, resource: Resource, record: _Record
     ) -> float | None:
         observed = replace(
@@ -131,7 +133,8 @@ class Reconciler:
             spec_problem=record.spec_problem,
         )
         decided = plan(resource, observed, self._config, record.memory, self._now())
-        if decided.is_writing and await self._is_gone(key, found):
+        if decided.is_writing and not await self._exists(key, found):
+            self._drop(key, found)
             return None
         results = Results(failures=dict(decided.memory.failures))
         execution = Execution(
@@ -148,14 +151,14 @@ class Reconciler:
         self._note_interruption(record, results)
         self._engines.follow(key, _hosts(observed), set(map(name_of, observed.pods)))
         record.memory = replace(decided.memory, failures=results.failures)
-        found_now = report(resource, observed, decided, results, record.reported, self._now())
-        if not await self._publish(key, found, record, found_now):
+        report = report_pass(resource, observed, decided, results, record.reported, self._now())
+        if not await self._publish(key, found, record, report):
             return None
         if results.interruption is not None:
             raise results.interruption[1]
         if results.forbidden:
             raise ForbiddenError("; ".join(results.forbidden.values()))
-        return min(decided.again_after, found_now.again_after)
+        return min(decided.again_after, report.again_after)
 
     async def _publish(self, key: Key, found: Object, record: _Record, report: Report) -> bool:
         """Write the status, if it changed, and the Events; whether the resource is still there."""
@@ -167,8 +170,7 @@ class Reconciler:
                     {**kind, "status": report.status}, record.uid, "status"
                 )
             except MissingError:
-                self._cache.mark_deleted(found)
-                self._forget(key)
+                self._drop(key, found)
                 return False
             self._cache.remember(key, answer)
         if report.status.get("conditions"):
@@ -181,18 +183,21 @@ class Reconciler:
                 _log.warning("event_lost", reason=event.reason, error=str(error))
         return True
 
-    async def _is_gone(self, key: Key, found: Object) -> bool:
-        """Whether a resource that the watch still shows is gone; read before a pass's first write.
+    async def _exists(self, key: Key, found: Object) -> bool:
+        """Whether a resource of the cache still exists and is not being deleted.
 
-        The garbage collector removes what is made for an owner that does not exist, and its
-        events would have it made again, without end.
+        It is read before the first write of a pass. The garbage collector deletes children of an
+        owner that does not exist, and after each deletion a pass would make them again.
         """
         live = await self._cluster.get(key[0], Ref(KIND, key[1]))
-        if live is not None and live["metadata"]["uid"] == found["metadata"]["uid"]:
-            return is_terminating(live)
+        if live is None or live["metadata"]["uid"] != found["metadata"]["uid"]:
+            return False
+        return not is_terminating(live)
+
+    def _drop(self, key: Key, found: Object) -> None:
+        """Forget a resource that is gone, although the watch has not reported it yet."""
         self._cache.mark_deleted(found)
         self._forget(key)
-        return True
 
     def _forget(self, key: Key) -> None:
         self._engines.follow(key, {}, frozenset())

@@ -48,7 +48,7 @@ class Report:
     memory: Reported = field(default_factory=Reported)
 
 
-def report(
+def report_pass(
     resource: Resource,
     observed: Observed,
     decided: Plan,
