@@ -43,7 +43,10 @@ class ByteStream(Protocol):
     def start(
         self, on_payload: Callable[[bytes], None], on_lost: Callable[[Exception], None]
     ) -> None:
-        """Deliver payloads to ``on_payload``; call ``on_lost`` once when the peer is lost."""
+        """Deliver payloads to ``on_payload``; call ``on_lost`` once when the peer is lost.
+
+        A payload that arrived earlier ends the stream with a ``FrameError``.
+        """
         ...
 
     def send(self, payload: bytes) -> None:

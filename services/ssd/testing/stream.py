@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ssd.errors import LinkError
+from ssd.errors import FrameError, LinkError
 
 
 class MemoryStream:
@@ -11,12 +11,10 @@ class MemoryStream:
     One thread for both ends.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self) -> None:
         self.sent: list[bytes] = []
         """All payloads sent from this end."""
-        self._capacity = capacity
         self._peer: MemoryStream | None = None
-        self._waiting: list[bytes] = []
         self._on_payload: Callable[[bytes], None] | None = None
         self._on_lost: Callable[[Exception], None] | None = None
         self._end: Exception | None = None
@@ -24,21 +22,16 @@ class MemoryStream:
     def start(
         self, on_payload: Callable[[bytes], None], on_lost: Callable[[Exception], None]
     ) -> None:
-        """See ``ByteStream``. Payloads that arrived earlier are delivered now."""
+        """See ``ByteStream``."""
         self._on_payload, self._on_lost = on_payload, on_lost
-        waiting, self._waiting = self._waiting, []
-        for payload in waiting:
-            on_payload(payload)
         if self._end is not None:
             self._report_loss(self._end)
 
     def send(self, payload: bytes) -> None:
-        """See ``ByteStream``. A peer that has not started holds at most ``capacity`` payloads."""
+        """See ``ByteStream``."""
         peer = self._peer
         if self._end is not None or peer is None:
             raise LinkError(f"the stream is closed: {self._end}")
-        if peer._on_payload is None and len(peer._waiting) >= self._capacity:  # noqa: SLF001
-            raise LinkError(f"{self._capacity} payloads wait to be read")
         self.sent.append(payload)
         peer._receive(payload)  # noqa: SLF001
 
@@ -62,7 +55,9 @@ class MemoryStream:
 
     def _receive(self, payload: bytes) -> None:
         if self._on_payload is None:
-            self._waiting.append(payload)
+            self.lose(FrameError("a payload arrived before the start"))
+            if self._peer is not None:
+                self._peer.lose(LinkError("the peer closed the stream"))
         elif self._end is None:
             self._on_payload(payload)
 
@@ -72,9 +67,9 @@ class MemoryStream:
             on_lost(error)
 
 
-def memory_streams(capacity: int = 1024) -> tuple[MemoryStream, MemoryStream]:
+def memory_streams() -> tuple[MemoryStream, MemoryStream]:
     """Return two connected ends."""
-    left, right = MemoryStream(capacity), MemoryStream(capacity)
+    left, right = MemoryStream(), MemoryStream()
     left.connect(right)
     right.connect(left)
     return left, right

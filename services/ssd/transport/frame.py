@@ -95,8 +95,8 @@ class TensorChannel(Protocol):
     ) -> None:
         """Deliver frames to ``on_frame``, from one thread. Call ``on_lost`` at most once.
 
-        Called once. Frames that arrived earlier are delivered now. Nothing follows ``on_lost``.
-        A malformed or oversize frame closes the channel; ``on_lost`` receives a ``FrameError``.
+        Called once. Nothing follows ``on_lost``. A malformed or oversize frame, or one that
+        arrived before ``start``, closes the channel; ``on_lost`` receives a ``FrameError``.
         """
         ...
 

@@ -43,7 +43,6 @@ class InProcessChannel:
         self._faults: deque[Fault] = deque()
         self._delayed: list[bytes] = []
         self._reordered: list[bytes] = []
-        self._early: list[bytes] = []
         self._on_frame: Callable[[Frame], None] | None = None
         self._on_lost: Callable[[Exception], None] | None = None
         self._closed_because: Exception | None = None
@@ -55,9 +54,6 @@ class InProcessChannel:
         """See ``TensorChannel``."""
         self._on_frame = on_frame
         self._on_lost = on_lost
-        early, self._early = self._early, []
-        for payload in early:
-            self._receive(payload, on_frame)
         if self._closed_because is not None:
             self._report_loss(self._closed_because)
 
@@ -110,7 +106,7 @@ class InProcessChannel:
         if self._closed_because is not None:
             return
         if self._on_frame is None:
-            self._early.append(payload)
+            self._refuse(FrameError(f"a frame arrived before {self._name} was started"))
         else:
             self._receive(payload, self._on_frame)
 
@@ -122,11 +118,14 @@ class InProcessChannel:
         try:
             frame = decode(payload, self._limits)
         except FrameError as error:
-            self.lose(error)
-            if self._peer is not None:
-                self._peer.lose(LinkError(f"{self._name} closed the channel: {error}"))
+            self._refuse(error)
             return
         on_frame(frame)
+
+    def _refuse(self, error: FrameError) -> None:
+        self.lose(error)
+        if self._peer is not None:
+            self._peer.lose(LinkError(f"{self._name} closed the channel: {error}"))
 
     def _transfer(self, payload: bytes) -> None:
         if self._peer is not None and self._closed_because is None:

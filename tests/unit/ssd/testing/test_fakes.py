@@ -1,6 +1,5 @@
 import pytest
 
-from ssd.errors import LinkError
 from ssd.ports import ByteStream, Clock, Tokenizer, TokenSink
 from ssd.testing.clock import FakeClock
 from ssd.testing.sink import ListSink
@@ -47,14 +46,3 @@ def test_bytes_go_to_ids_and_back_and_broken_characters_are_marked() -> None:
     assert tokenizer.decode(ids) == "a\N{SNOWMAN}"
     assert tokenizer.decode(ids[:-1]) == "a\N{REPLACEMENT CHARACTER}"
     assert tokenizer.decode([*ids, 256]) == "a\N{SNOWMAN}"
-
-
-def test_a_stream_whose_reader_has_not_started_is_bounded() -> None:
-    left, right = memory_streams(capacity=2)
-    left.send(b"1")
-    left.send(b"2")
-    with pytest.raises(LinkError, match="2 payloads"):
-        left.send(b"3")
-    received: list[bytes] = []
-    right.start(received.append, lambda _: None)
-    assert received == [b"1", b"2"]

@@ -147,13 +147,14 @@ async def test_frames_arrive_whole_and_in_order_both_ways(ends: Ends) -> None:
     assert not right.losses + left.losses
 
 
-async def test_frames_that_arrive_before_the_start_are_not_lost(ends: Ends) -> None:
-    Receiver().start(ends.left)
+async def test_a_frame_that_arrives_before_the_start_ends_the_channel(ends: Ends) -> None:
+    left = Receiver().start(ends.left)
     ends.left.send(frame(1))
-    ends.left.send(frame(2))
+    await left.wait(num_losses=1)
     right = Receiver().start(ends.right)
-    await right.wait(2)
-    assert right.numbers == [1, 2]
+    await right.wait(num_losses=1)
+    assert isinstance(right.losses[0], LinkError)
+    assert not right.frames
 
 
 async def test_frames_may_be_sent_from_any_thread(ends: Ends) -> None:
