@@ -42,7 +42,7 @@ _log = get_logger(__name__)
 HEARTBEAT_SECONDS = 0.25
 """Pause between two heartbeats of an end."""
 LEASE_SECONDS = 1.5
-"""A link without a message from the peer for this long is closed."""
+"""A link without a control message from the peer for this long is closed. Frames do not count."""
 HANDSHAKE_SECONDS = 5.0
 """Maximum time that either end waits for Hello or Welcome."""
 MAX_OUTGOING = 1024

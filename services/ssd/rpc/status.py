@@ -63,6 +63,7 @@ class Rule:
     error: type[Exception]
     code: grpc.StatusCode
     http_status: int
+    """The status of an HTTP response; read by HTTP front ends, of which this version has none."""
     reason: str
     rebuild: Rebuild
 

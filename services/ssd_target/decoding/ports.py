@@ -19,7 +19,7 @@ from ssd_target.decoding.sequence import Sequence
 
 
 class Runner(Protocol):
-    """The part of ``ssd.engine.TargetRunner`` that rounds use. Called from the step thread."""
+    """The part of ``TargetRunner`` that rounds use. Called from the step thread."""
 
     @property
     def engine(self) -> EngineConfig:

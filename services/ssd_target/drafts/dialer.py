@@ -38,7 +38,8 @@ MAX_REMEASURE_SECONDS = 60.0
 class LinkDialer:
     """Keeps one link to each draft.
 
-    Asyncio loop. One task for each address; ``run`` ends them when it is cancelled.
+    Asyncio loop; ``reports`` may be called from any thread. One task for each address; ``run``
+    ends them when it is cancelled.
     """
 
     def __init__(

@@ -83,9 +83,9 @@ class Session:
 class DraftLink:
     """A link to a draft after its handshake.
 
-    Guarded by the lock of ``DraftPool``; ``round_trip`` and ``newest_frame`` belong to the
-    asyncio loop. Control
-    messages travel through ``send_control`` and frames through the channel. Neither blocks.
+    Changed under the lock of ``DraftPool``; ``round_trip`` and ``newest_frame`` on the asyncio
+    loop. Any thread may read single values for a status. Control messages travel through
+    ``send_control`` and frames through the channel. Neither blocks.
     """
 
     def __init__(

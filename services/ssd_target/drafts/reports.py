@@ -29,7 +29,7 @@ class LinkReport:
 class LinkReports:
     """The newest report of each address; logs the changes.
 
-    Asyncio loop.
+    Set on the asyncio loop; read from any thread.
     """
 
     def __init__(self) -> None:

@@ -48,7 +48,8 @@ class SessionRegistry:
     def remove(self, sessions: Iterable[Session]) -> None:
         """Remove sessions; those that are not registered have no effect."""
         for session in sessions:
-            self._sessions.pop(session.sequence_id, None)
+            if self._sessions.get(session.sequence_id) is session:
+                del self._sessions[session.sequence_id]
             session.link.sessions.pop(session.number, None)
 
     def exclude(self, sequence_id: SequenceId, link: DraftLink) -> None:
