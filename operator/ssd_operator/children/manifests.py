@@ -21,8 +21,6 @@ from ssd_operator.children.objects import ChildFactory
 from ssd_operator.children.pods import engine_template
 from ssd_operator.children.scalers import scalers
 
-OPTIONAL_KINDS = frozenset({"HorizontalPodAutoscaler", "ScaledObject", "PodMonitor"})
-"""Kinds that a cluster may not serve; ``wanted`` contains them all the same."""
 _REVISION_HISTORY = 2
 _PROGRESS_SECONDS = 600
 """A Deployment may take its start-up timeout and this long, for pulls and scheduling."""
@@ -39,6 +37,7 @@ def wanted(resource: Resource, config: OperatorConfig, replicas: Mapping[int, in
 
     Returns:
         Whole objects: accounts, policies, Services, targets, drafts, budgets, scalers, monitor.
+        Some are of kinds that the cluster may not serve.
 
     Raises:
         KeyError: a cell has no number.
@@ -61,7 +60,7 @@ def _accounts(factory: ChildFactory) -> list[Object]:
     body = {"automountServiceAccountToken": False}
     return [
         factory.make(
-            "v1", "ServiceAccount", component_name(factory.resource, each), body, of=(each, None)
+            "ServiceAccount", component_name(factory.resource, each), body, of=(each, None)
         )
         for each in Component
     ]
@@ -99,7 +98,7 @@ def _deployment(
         "revisionHistoryLimit": _REVISION_HISTORY,
         "progressDeadlineSeconds": startup_timeout_seconds + _PROGRESS_SECONDS,
     }
-    return factory.make("apps/v1", "Deployment", name, {"spec": spec}, of=of)
+    return factory.make("Deployment", name, {"spec": spec}, of=of)
 
 
 def _budgets(factory: ChildFactory, replicas: Mapping[int, int]) -> list[Object]:
@@ -123,7 +122,7 @@ def _budget(factory: ChildFactory, component: Component) -> Object:
         "selector": {"matchLabels": selector(factory.resource, component)},
     }
     name, of = component_name(factory.resource, component), (component, None)
-    return factory.make("policy/v1", "PodDisruptionBudget", name, {"spec": spec}, of=of)
+    return factory.make("PodDisruptionBudget", name, {"spec": spec}, of=of)
 
 
 def _monitors(factory: ChildFactory) -> list[Object]:
@@ -135,4 +134,4 @@ def _monitors(factory: ChildFactory) -> list[Object]:
         "podMetricsEndpoints": [{"port": "http", "path": "/metrics"}],
         "podTargetLabels": [NAME_LABEL, COMPONENT_LABEL, CELL_LABEL],
     }
-    return [factory.make("monitoring.coreos.com/v1", "PodMonitor", resource.name, {"spec": spec})]
+    return [factory.make("PodMonitor", resource.name, {"spec": spec})]

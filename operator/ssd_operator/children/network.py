@@ -38,7 +38,7 @@ def services(factory: ChildFactory) -> list[Object]:
         spec = _service_spec(selector(resource, Component.DRAFT, own_cell), DRAFT_PORT)
         specs.append((draft_deployment(resource, cell), Component.DRAFT, own_cell, spec | headless))
     return [
-        factory.make("v1", "Service", name, {"spec": spec}, of=(component, cell))
+        factory.make("Service", name, {"spec": spec}, of=(component, cell))
         for name, component, cell, spec in specs
     ]
 
@@ -86,9 +86,7 @@ def _network_policy(
         ],
     }
     name = component_name(factory.resource, component)
-    return factory.make(
-        "networking.k8s.io/v1", "NetworkPolicy", name, {"spec": spec}, of=(component, None)
-    )
+    return factory.make("NetworkPolicy", name, {"spec": spec}, of=(component, None))
 
 
 def _any_pod() -> Object:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object, Resource
 from ssd_operator.children.config import OperatorConfig
+from ssd_operator.children.kinds import KINDS
 from ssd_operator.children.names import HASH_ANNOTATION, labels_of
 
 HASH_DIGITS = 16
@@ -20,7 +21,6 @@ class ChildFactory:
 
     def make(
         self,
-        api_version: str,
         kind: str,
         name: str,
         body: Object,
@@ -30,8 +30,7 @@ class ChildFactory:
         """Return a whole object with this body.
 
         Args:
-            api_version: of the kind.
-            kind: of the object.
+            kind: of the object, one of ``KINDS``.
             name: of the object.
             body: fields beside ``metadata``.
             of: component and cell, for labels.
@@ -43,7 +42,7 @@ class ChildFactory:
         if self.config.version:
             labels["app.kubernetes.io/version"] = self.config.version
         made: Object = {
-            "apiVersion": api_version,
+            "apiVersion": KINDS[kind].api_version,
             "kind": kind,
             "metadata": {
                 "name": name,

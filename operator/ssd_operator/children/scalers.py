@@ -12,10 +12,10 @@ def scalers(factory: ChildFactory) -> list[Object]:
     """The HPA or the ScaledObject ``<name>-draft``; none in the other modes."""
     autoscaling = factory.resource.spec.draft.autoscaling
     if autoscaling is not None and autoscaling.mode is ScalingMode.HPA:
-        api, kind = "autoscaling/v2", "HorizontalPodAutoscaler"
+        kind = "HorizontalPodAutoscaler"
         spec = _hpa_spec(factory, autoscaling)
     elif autoscaling is not None and autoscaling.mode is ScalingMode.KEDA and autoscaling.keda:
-        api, kind = "keda.sh/v1alpha1", "ScaledObject"
+        kind = "ScaledObject"
         spec = _keda_spec(factory, autoscaling, autoscaling.keda)
     else:
         return []
@@ -25,7 +25,7 @@ def scalers(factory: ChildFactory) -> list[Object]:
         "name": factory.resource.name,
     }
     name = component_name(factory.resource, Component.DRAFT)
-    return [factory.make(api, kind, name, {"spec": spec}, of=(Component.DRAFT, None))]
+    return [factory.make(kind, name, {"spec": spec}, of=(Component.DRAFT, None))]
 
 
 def _hpa_spec(factory: ChildFactory, autoscaling: Autoscaling) -> Object:

@@ -1,56 +1,14 @@
-"""The cluster as a pass sees it: the kinds that we use, the calls, and what can go wrong. Pure."""
+"""The cluster as a pass sees it: its calls and their errors. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from ssd.errors import SSDError
-from ssd_operator.api.spec import API_VERSION, KIND, PLURAL, Object
+from ssd_operator.api.spec import Object
 from ssd_operator.observe.facts import Ref
 
 Key = tuple[str, str]
 """Namespace and name of a resource."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedKind:
-    """Where a kind is served."""
-
-    api_version: str
-    plural: str
-    is_optional: bool = False
-    """Whether a cluster may do without; such kinds are read, not watched."""
-
-    @property
-    def group(self) -> str:
-        """API group; empty for the core."""
-        return self.api_version.rpartition("/")[0]
-
-    @property
-    def version(self) -> str:
-        """Version in the group."""
-        return self.api_version.rpartition("/")[2]
-
-
-KINDS: Mapping[str, ServedKind] = {
-    KIND: ServedKind(API_VERSION, PLURAL),
-    "ServiceAccount": ServedKind("v1", "serviceaccounts"),
-    "NetworkPolicy": ServedKind("networking.k8s.io/v1", "networkpolicies"),
-    "Service": ServedKind("v1", "services"),
-    "Deployment": ServedKind("apps/v1", "deployments"),
-    "PodDisruptionBudget": ServedKind("policy/v1", "poddisruptionbudgets"),
-    "HorizontalPodAutoscaler": ServedKind("autoscaling/v2", "horizontalpodautoscalers"),
-    "ScaledObject": ServedKind("keda.sh/v1alpha1", "scaledobjects", is_optional=True),
-    "PodMonitor": ServedKind("monitoring.coreos.com/v1", "podmonitors", is_optional=True),
-    "Pod": ServedKind("v1", "pods"),
-    "EndpointSlice": ServedKind("discovery.k8s.io/v1", "endpointslices"),
-    "Event": ServedKind("v1", "events"),
-}
-"""Kinds that we read or write."""
-WATCHED_KINDS = tuple(
-    kind for kind, served in KINDS.items() if kind != "Event" and not served.is_optional
-)
-OPTIONAL_KINDS = tuple(kind for kind, served in KINDS.items() if served.is_optional)
 
 
 class ClusterError(SSDError):

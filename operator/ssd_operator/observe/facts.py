@@ -64,7 +64,7 @@ class Observed:
     drains: Mapping[str, DrainFact] = field(default_factory=dict)
     """By draft pod."""
     optional_apis: frozenset[str] = frozenset()
-    """Of HorizontalPodAutoscaler, ScaledObject, PodMonitor: those that the cluster serves."""
+    """Of ScaledObject and PodMonitor: those that the cluster serves."""
     unreadable: frozenset[str] = frozenset()
     """Of the others, those that are served and wanted, but that we have no right to."""
     spec_problem: tuple[str, str] | None = None

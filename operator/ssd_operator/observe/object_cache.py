@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
 from ssd_operator.api.spec import GROUP, KIND, Object
+from ssd_operator.children.kinds import OPTIONAL_KINDS
 from ssd_operator.children.names import MANAGED_BY_LABEL, NAME_LABEL, OPERATOR, resource_of_account
-from ssd_operator.observe.cluster import OPTIONAL_KINDS, Key, ref_of
+from ssd_operator.observe.cluster import Key, ref_of
 from ssd_operator.observe.facts import Ref
 
 ANSWER_SECONDS = 60.0

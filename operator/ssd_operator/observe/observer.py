@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from ssd_operator.api.spec import Object, Resource, ScalingMode, drafts_of_cell
 from ssd_operator.children.config import OperatorConfig
+from ssd_operator.children.kinds import OPTIONAL_KINDS
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import (
     Component,
@@ -14,14 +15,7 @@ from ssd_operator.children.names import (
     is_released,
     maker_of,
 )
-from ssd_operator.observe.cluster import (
-    OPTIONAL_KINDS,
-    Cluster,
-    ForbiddenError,
-    Key,
-    is_owned_by,
-    ref_of,
-)
+from ssd_operator.observe.cluster import Cluster, ForbiddenError, Key, is_owned_by, ref_of
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.object_cache import ObjectCache, is_of_former, is_ours
 from ssd_operator.observe.pod_state import endpoints_of, is_terminating, to_seconds
@@ -117,7 +111,7 @@ class Observer:
             foreign=frozenset(foreign),
             former=frozenset(former),
             absent=frozenset(absent),
-            optional_apis=self._served - memory.forbidden | {"HorizontalPodAutoscaler"},
+            optional_apis=self._served - memory.forbidden,
             unreadable=memory.forbidden,
             status=found.get("status") or {},
         )
@@ -140,7 +134,7 @@ class Observer:
         """
         if memory.resource != resource:
             memory.resource, memory.names = resource, _names(resource, self._config)
-        absent_kinds = set(OPTIONAL_KINDS) - (self._served - memory.forbidden)
+        absent_kinds = OPTIONAL_KINDS - (self._served - memory.forbidden)
         names = [ref for ref in memory.names if ref.kind not in absent_kinds]
         makers = {Ref("Deployment", maker_of(pod)) for pod in pods if not is_terminating(pod)}
         vanished = sorted((memory.children | makers) - set(names))

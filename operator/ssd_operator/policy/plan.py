@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.config import OperatorConfig
-from ssd_operator.children.manifests import OPTIONAL_KINDS, wanted
+from ssd_operator.children.kinds import OPTIONAL_KINDS
+from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import COMPONENT_LABEL, Component, revision_of
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.cluster import is_owned_by, ref_of

@@ -80,7 +80,7 @@ def preflight_state(
 
 def _pod(factory: ChildFactory, name: str, deployment: Object, node: str) -> Object:
     spec = preflight_spec(deployment, node)
-    pod = factory.make("v1", "Pod", name, {"spec": spec}, of=(PREFLIGHT, None))
+    pod = factory.make("Pod", name, {"spec": spec}, of=(PREFLIGHT, None))
     annotations = deployment["spec"]["template"]["metadata"].get("annotations", {})
     pod["metadata"]["annotations"] = dict(annotations) | pod["metadata"]["annotations"]
     return pod

@@ -12,10 +12,9 @@ from kubernetes_asyncio import client, config
 
 from ssd.errors import SetupError
 from ssd_operator.api.spec import API_VERSION, KIND, Object
+from ssd_operator.children.kinds import KINDS, OPTIONAL_KINDS, ServedKind
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.observe.cluster import (
-    KINDS,
-    OPTIONAL_KINDS,
     BusyError,
     ClusterError,
     ConflictError,
@@ -23,7 +22,6 @@ from ssd_operator.observe.cluster import (
     Key,
     MissingError,
     RefusedError,
-    ServedKind,
     ref_of,
 )
 from ssd_operator.observe.facts import Ref

@@ -13,8 +13,9 @@ from typing import Any
 import kopf
 
 from ssd_operator.api.spec import KIND, Object
+from ssd_operator.children.kinds import KINDS, WATCHED_KINDS
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
-from ssd_operator.observe.cluster import KINDS, WATCHED_KINDS, Key
+from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.object_cache import ObjectCache, key_of, owner_key
 
 REQUEST_SECONDS = 30.0

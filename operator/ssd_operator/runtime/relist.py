@@ -11,7 +11,8 @@ from collections.abc import Set as AbstractSet
 
 from ssd.telemetry import get_logger
 from ssd_operator.api.spec import KIND
-from ssd_operator.observe.cluster import WATCHED_KINDS, Cluster, ClusterError, ForbiddenError, Key
+from ssd_operator.children.kinds import WATCHED_KINDS
+from ssd_operator.observe.cluster import Cluster, ClusterError, ForbiddenError, Key
 from ssd_operator.observe.object_cache import ObjectCache, key_of
 from ssd_operator.runtime import metrics
 

@@ -8,9 +8,9 @@ from itertools import count
 from typing import Any, TypeVar
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object
+from ssd_operator.children.kinds import WATCHED_KINDS
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.observe.cluster import (
-    WATCHED_KINDS,
     BusyError,
     ClusterError,
     ConflictError,

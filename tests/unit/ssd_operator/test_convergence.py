@@ -24,9 +24,9 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.parse import parse
 from ssd_operator.api.spec import Object
+from ssd_operator.children.kinds import WATCHED_KINDS
 from ssd_operator.children.manifests import wanted
 from ssd_operator.observe.cluster import (
-    WATCHED_KINDS,
     BusyError,
     ClusterError,
     ConflictError,

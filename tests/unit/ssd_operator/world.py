@@ -11,7 +11,8 @@ from tests.unit.ssd_operator.memory_cluster import MemoryCluster, Watch
 from tests.unit.ssd_operator.resources import CONFIG
 
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.cluster import WATCHED_KINDS, ClusterError, Key
+from ssd_operator.children.kinds import WATCHED_KINDS
+from ssd_operator.observe.cluster import ClusterError, Key
 from ssd_operator.observe.facts import DrainFact, PoolFact, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import is_ready

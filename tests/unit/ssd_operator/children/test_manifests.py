@@ -40,7 +40,7 @@ from ssd_operator.api.spec import (
     Target,
 )
 from ssd_operator.children.config import OperatorConfig
-from ssd_operator.children.manifests import OPTIONAL_KINDS, wanted
+from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import (
     HASH_ANNOTATION,
     REVISION_LABEL,
@@ -328,6 +328,7 @@ def test_only_named_clients_and_the_operator_reach_a_target() -> None:
 @given(st.sampled_from(ScalingMode))
 def test_only_modes_hpa_and_keda_have_a_scaler(mode: ScalingMode) -> None:
     spec = cpu_demo(draft=Draft(source=DEMO_DRAFT, autoscaling=Autoscaling(mode=mode, keda=KEDA)))
-    made = [each["kind"] for each in children(resource(spec)) if each["kind"] in OPTIONAL_KINDS]
+    kinds = ("HorizontalPodAutoscaler", "ScaledObject")
+    made = [each["kind"] for each in children(resource(spec)) if each["kind"] in kinds]
     expected = {ScalingMode.HPA: ["HorizontalPodAutoscaler"], ScalingMode.KEDA: ["ScaledObject"]}
     assert made == expected.get(mode, [])

@@ -7,7 +7,8 @@ import pytest
 from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
 
 from ssd_operator.api.spec import KIND
-from ssd_operator.observe.cluster import WATCHED_KINDS, BusyError, Key
+from ssd_operator.children.kinds import WATCHED_KINDS
+from ssd_operator.observe.cluster import BusyError, Key
 from ssd_operator.observe.facts import Ref
 from ssd_operator.runtime import relist
 from ssd_operator.runtime.relist import LISTS_OF_FORBIDDEN, Readiness, Relist
