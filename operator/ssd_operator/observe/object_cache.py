@@ -1,4 +1,4 @@
-"""The objects of resources: kopf's indices, newer answers to our own writes, known deletions."""
+"""The objects of resources: kopf's indices, newer answers to our own writes, deletions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain

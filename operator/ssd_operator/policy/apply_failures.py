@@ -4,7 +4,7 @@ A failure holds until what is wanted, the resource or the live object changes.
 
 *Decision*: what is refused (422) is also sent again every ten minutes. *Because* the cause may be
 gone without a change of any of our objects: a webhook, a policy. What is forbidden (403: a quota, a
-policy, a missing right) is not remembered: the next pass sends it again, with the queue's back-off.
+policy, a missing right) is not stored: the next pass sends it again, with the queue's back-off.
 A forbidden preflight is, for a minute: it delays one change, and no other work of the resource.
 
 *Decision*: an object that another writer changes again and again is repaired ``MOST_REPAIRS`` times

@@ -80,7 +80,7 @@ class DrainPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellDrafts:
-    """The drafts of one cell, and what is known about their drains."""
+    """The drafts of one cell, and the state of their drains."""
 
     pods: Sequence[Object]
     """Live pods."""

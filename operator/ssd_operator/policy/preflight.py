@@ -29,7 +29,7 @@ _RUNNING = frozenset({Trouble.LOADING, Trouble.DRAINING})
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What is known of the wanted revision, and the pod that is needed to know it."""
+    """Result of the test of the wanted revision so far, and the pod that tests it."""
 
     stage: Stage = Stage.NONE
     message: str = ""

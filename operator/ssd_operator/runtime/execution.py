@@ -186,9 +186,9 @@ class Execution:
         _log.warning("pod_released", pod=name_of(pod))
 
     async def _drain(self, pod: Object, mark: Mark, drains: Sequence[DrainCall]) -> None:
-        """Mark a pod, then start its drain: without the mark a restarted operator would forget it.
+        """Mark a pod, then start its drain: a restarted operator only sees the mark.
 
-        The pod would stay, and accept no session.
+        Without it the pod would stay and accept no session.
         """
         await self._patch_pod(pod, {"annotations": mark.annotations})
         self.engines.drain(self.key, drains)

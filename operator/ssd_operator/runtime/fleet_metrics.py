@@ -21,7 +21,7 @@ Pair = tuple[str, str]
 
 
 def troubles(status: Object) -> Iterator[tuple[Pair, float]]:
-    """Conditions that are not True against the user's wish, and their begin (seconds).
+    """Conditions that are not True and that the user did not cause, and their begin (seconds).
 
     Args:
         status: of a resource.

@@ -91,7 +91,7 @@ class Relist:
 
         Args:
             cluster: what exists.
-            cache: what is known of it.
+            cache: objects that the watches have reported.
             wake: called for a resource of which an object is gone.
             readiness: receives what was listed.
             namespaces: those that are watched; none for all.

@@ -1,4 +1,4 @@
-"""Before the operator starts: the API server serves the resource, with every field that we know."""
+"""Check before the operator starts: the API server serves the resource with all our fields."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -32,13 +32,13 @@ async def wait_for_schema(
     report: Callable[[str], None],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Return once the API server keeps every field that we know; an older CRD drops them silently.
+    """Return once the API server stores every field of our CRD; an older CRD drops new fields.
 
     Nothing may be written before.
 
     Args:
         cluster: the API server.
-        report: is called with what is in the way.
+        report: called with the reason for waiting.
         sleep: waits.
 
     Raises:
@@ -50,15 +50,15 @@ async def wait_for_schema(
             f"the cluster does not serve {KIND} of {API_VERSION}; "
             "apply the CRD (charts/ssd/files/crd.yaml) or install the chart with crds.install=true"
         )
-    known = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    while problem := await _problem(cluster, known):
+    ours = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    while problem := await _problem(cluster, ours):
         report(problem)
         await sleep(RETRY_SECONDS)
 
 
-async def _problem(cluster: Schemas, known: Object) -> str:
+async def _problem(cluster: Schemas, ours: Object) -> str:
     try:
-        absent = list(missing_fields(known, await cluster.served_schema()))
+        absent = list(missing_fields(ours, await cluster.served_schema()))
     except ClusterError as error:
         return str(error)
     if not absent:
@@ -71,15 +71,15 @@ async def _problem(cluster: Schemas, known: Object) -> str:
     )
 
 
-def missing_fields(known: Object, served: Object, path: str = "") -> Iterator[str]:
+def missing_fields(ours: Object, served: Object, path: str = "") -> Iterator[str]:
     """Paths of the fields of one schema that another does not have."""
     theirs = served.get("properties", {})
-    for name, field in known.get("properties", {}).items():
+    for name, field in ours.get("properties", {}).items():
         here = f"{path}.{name}".removeprefix(".")
         if name in theirs:
             yield from missing_fields(field, theirs[name], here)
         else:
             yield here
     for part, mark in (("items", "[]"), ("additionalProperties", ".*")):
-        if isinstance(known.get(part), dict):
-            yield from missing_fields(known[part], served.get(part) or {}, path + mark)
+        if isinstance(ours.get(part), dict):
+            yield from missing_fields(ours[part], served.get(part) or {}, path + mark)

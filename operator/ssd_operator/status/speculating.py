@@ -69,7 +69,7 @@ def _links_now(result: PassResult) -> Condition:
         if name_of(pod) in result.answers:
             return _unlinked(result, name_of(pod))
     if without:
-        return _silent(result, without[0])
+        return _unanswered(result, without[0])
     num_links = sum(link.state == "Active" for link in result.links.values())
     num_drafts = len(result.active_drafts)
     return yes("Active", f"Active links: {num_links}, to drafts: {num_drafts}.")
@@ -94,7 +94,7 @@ def _unlinked(result: PassResult, target: str) -> Condition:
     return no(reason, f"{target} and {link.draft_pod or link.address}: {cause}.")
 
 
-def _silent(result: PassResult, target: Object) -> Condition:
+def _unanswered(result: PassResult, target: Object) -> Condition:
     """The condition of a target that did not answer lately."""
     age, name = result.ready_seconds(target), name_of(target)
     is_new = name not in result.observed.pools and age is not None and age < _FIRST_ANSWER_SECONDS

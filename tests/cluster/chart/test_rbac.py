@@ -118,9 +118,9 @@ class Rights:
         """Whether the account has the first verb of a rule."""
         resource, _, subresource = rule["resources"][0].partition("/")
         group = rule["apiGroups"][0]
-        asked = [f"{resource}.{group}".rstrip("."), f"--subresource={subresource}"]
+        arguments = [f"{resource}.{group}".rstrip("."), f"--subresource={subresource}"]
         user = f"system:serviceaccount:{self.api.namespace}:{self.account}"
-        done = self.api.attempt("auth", "can-i", rule["verbs"][0], *asked, "--as", user)
+        done = self.api.attempt("auth", "can-i", rule["verbs"][0], *arguments, "--as", user)
         return done.stdout.strip() == "yes"
 
 

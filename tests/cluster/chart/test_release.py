@@ -168,16 +168,16 @@ def test_users_get_their_rights_through_the_clusters_roles(kubectl: Any, release
     ]:
         user = f"{role}-user"
         kubectl("create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}", "-nthere")
-        asked = ("auth", "can-i", verb, "ssddeployments.ssd.dev", "--as", user, "-nthere")
+        arguments = ("auth", "can-i", verb, "ssddeployments.ssd.dev", "--as", user, "-nthere")
         if expected == "yes":  # a controller aggregates roles, with a delay
-            assert eventually(kubectl, *asked) == "yes"
+            assert eventually(kubectl, *arguments) == "yes"
         else:
-            assert kubectl(*asked).stdout.strip() == "no"
+            assert kubectl(*arguments).stdout.strip() == "no"
 
 
-def eventually(kubectl: Any, *asked: str) -> str:
+def eventually(kubectl: Any, *arguments: str) -> str:
     """The answer once it is yes; each call takes long enough to serve as a delay."""
-    answers = (str(kubectl(*asked).stdout.strip()) for _ in range(100))
+    answers = (str(kubectl(*arguments).stdout.strip()) for _ in range(100))
     return next((each for each in answers if each == "yes"), "no")
 
 

@@ -243,8 +243,8 @@ def test_init_containers_are_checked_first() -> None:
 
 
 def test_quotations_have_no_full_stop() -> None:
-    verdict = {"status": "False", "reason": "Unschedulable", "message": "No room: 1 node.."}
-    diagnosis = diagnose(pod(node="", scheduled=verdict), 600, NOW)
+    condition = {"status": "False", "reason": "Unschedulable", "message": "No room: 1 node.."}
+    diagnosis = diagnose(pod(node="", scheduled=condition), 600, NOW)
     assert diagnosis is not None
     assert diagnosis.message.endswith("No room: 1 node")
 

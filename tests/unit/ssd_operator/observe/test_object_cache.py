@@ -1,4 +1,4 @@
-"""What a pass sees: the indices, answers to our own calls, and nothing that is known to be gone."""
+"""What a pass sees: the indices, answers to our own calls, and no object that was deleted."""
 
 from dataclasses import dataclass, field
 

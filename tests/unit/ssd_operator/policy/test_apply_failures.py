@@ -192,8 +192,10 @@ async def test_links_that_come_and_go_under_a_pause_are_reported_once() -> None:
         world.cluster.now += 20.0
         report_links(world)
         if number // 3 % 2:
-            silent = {name: replace(fact, links=()) for name, fact in world.engines.answers.items()}
-            world.engines.answers = silent
+            without_links = {
+                name: replace(fact, links=()) for name, fact in world.engines.answers.items()
+            }
+            world.engines.answers = without_links
         await world.round()
     reasons = [event.reason for event in world.cluster.events]
     assert reasons.count("SpeculationOff") == reasons.count("SpeculationOn") == 1

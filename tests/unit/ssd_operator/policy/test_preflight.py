@@ -41,7 +41,7 @@ def targets_of(demo: Resource) -> list[Object]:
 
 
 def older(deployment: Object) -> Object:
-    """The same Deployment, asking for another revision."""
+    """The same Deployment with another revision."""
     live = copy.deepcopy(deployment)
     live["spec"]["template"]["metadata"]["labels"][REVISION_LABEL] = "older"
     return live

@@ -1,4 +1,4 @@
-"""The CRD that is served must have every field that the operator knows."""
+"""The CRD that is served must have every field of the operator's own."""
 
 import copy
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ def served() -> Object:
 
 
 def older(*path: str) -> Object:
-    """The same, of a time when this field was not known."""
+    """The same without this field, as an older version has it."""
     schema = served()
     part = schema
     for name in path[:-1]:

@@ -39,7 +39,7 @@ def test_a_key_that_was_changed_does_not_wait_for_its_retry() -> None:
 
 
 def passes(schedule: Schedule, times: list[float]) -> list[float]:
-    """When passes begin, of a queue that is asked at these times."""
+    """When passes begin, of a queue that is read at these times."""
     found = []
     for now in times:
         if schedule.take(now) is not None:

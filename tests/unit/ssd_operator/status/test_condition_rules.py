@@ -155,7 +155,7 @@ def test_drafts_are_ready_when_the_wanted_number_accepts_sessions(
     assert judge(scene, "DraftReady") == (truth, reason)
 
 
-def silent(ready_seconds: float) -> Scene:
+def unanswered_for(ready_seconds: float) -> Scene:
     """A target that has been ready for this long and has not answered."""
     pods = (target(), draft("d0"), draft("d1"))
     pods[0]["status"]["conditions"][0]["lastTransitionTime"] = to_text(NOW - ready_seconds)
@@ -169,12 +169,25 @@ SPECULATION = [
     (Scene(pools=(answer("t0", link("d0", "Lost", reason="gone")),)), "False", "NoDrafts"),
     (Scene(pools=(answer("t0", REFUSED),)), "False", "TokenizerMismatch"),
     (
-        Scene(pools=(answer("t0", replace(REFUSED, reason="vocab_size: 1, 2")),)),
+        Scene(
+            pools=(
+                answer(
+                    "t0", replace(REFUSED, reason="vocab_size: this draft has 1, the target has 2")
+                ),
+            )
+        ),
         "False",
         "VocabularyMismatch",
     ),
     (
-        Scene(pools=(answer("t0", replace(REFUSED, reason="wire_version: 1, 2")),)),
+        Scene(
+            pools=(
+                answer(
+                    "t0",
+                    replace(REFUSED, reason="wire_version: this draft has 1, the target has 2"),
+                ),
+            )
+        ),
         "False",
         "WireVersionMismatch",
     ),
@@ -187,8 +200,8 @@ SPECULATION = [
     (Scene(pools=(answer("t0", TOO_SLOW, link("d1")),)), "True", "Active"),
     (Scene(pools=(answer("t0", REFUSED, link("d1")),)), "True", "Active"),
     (Scene(pools=(answer("t0", link("d0"), age=31),)), "Unknown", "TargetUnreachable"),
-    (silent(31), "Unknown", "TargetUnreachable"),
-    (silent(29), "False", "NoDrafts"),
+    (unanswered_for(31), "Unknown", "TargetUnreachable"),
+    (unanswered_for(29), "False", "NoDrafts"),
     (
         Scene(cells=2, pods=(target(), target("t1", cell=1), draft("d0"))),
         "Unknown",

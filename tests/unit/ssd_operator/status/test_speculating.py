@@ -57,14 +57,21 @@ def test_inactive_speculation_loses_nothing() -> None:
 
 BUSY = (target(ready=False, **UP), draft("d0", ready=False, **UP))
 CAUSES: list[tuple[str, Scene, float | None]] = [
-    ("no draft was asked for", Scene(drafts=0, pools=LOST), None),
+    ("no draft is wanted", Scene(drafts=0, pools=LOST), None),
     ("the pods are too busy to be ready", Scene(pods=BUSY, pools=()), NOW),
     ("the target loads", Scene(pods=(target(ready=False), draft("d0")), pools=()), None),
     ("the drafts load", Scene(pods=(target(), draft("d0", ready=False)), pools=LOST), None),
     ("no draft is there", Scene(pods=(target(),), pools=LOST), None),
     (
         "the models do not fit",
-        Scene(pools=(answer("t0", link("d0", "Refused", reason="vocab_size: 1, 2")),)),
+        Scene(
+            pools=(
+                answer(
+                    "t0",
+                    link("d0", "Refused", reason="vocab_size: this draft has 1, the target has 2"),
+                ),
+            )
+        ),
         None,
     ),
     ("the target does not answer", Scene(pools=()), None),
