@@ -18,7 +18,7 @@ from typing import Any
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 NAME = "org/tiny"
 TOKEN = "hf_of_a_friend"
-PATIENCE_SECONDS = 60.0
+WAIT_SECONDS = 60.0
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Hub:
     is_down: bool = False
     may_send: threading.Event = field(default_factory=threading.Event)
     """Whether weights may go out."""
-    is_asked_for_weights: threading.Event = field(default_factory=threading.Event)
+    weights_requested: threading.Event = field(default_factory=threading.Event)
     paths: list[str] = field(default_factory=list)
     """Weights that were sent."""
     url: str = ""
@@ -74,8 +74,8 @@ def serving(hub: Hub, host: str = "127.0.0.1", port: int = 0) -> Iterator[Hub]:
             status, headers, body = hub.page(path, self.headers.get("Authorization", ""))
             is_weights = path.endswith(".safetensors") and status == 200
             if is_weights and self.command == "GET":
-                hub.is_asked_for_weights.set()
-                hub.may_send.wait(PATIENCE_SECONDS)
+                hub.weights_requested.set()
+                hub.may_send.wait(WAIT_SECONDS)
                 hub.paths.append(path)
             self.send_response(status)
             for name, value in headers.items():

@@ -106,7 +106,10 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Explicit:
-    """The next proposal as token ids; no tokens means plain decoding."""
+    """The next proposal as token ids; no tokens means plain decoding.
+
+    It has nothing in common with the fan-out policy ``explicit``, a list of branches per length.
+    """
 
     tokens: tuple[TokenId, ...] = ()
 

@@ -56,7 +56,7 @@ class Move:
     proposal: tuple[TokenId, ...]
     """The next proposal, d_1..d_m."""
     branch: int | None
-    """The winning branch, whose KV becomes the proposal segment; None: an explicit pass."""
+    """The winning branch, whose KV becomes the proposal segment; None: a pass over the proposal."""
 
 
 class GapError(LinkError):

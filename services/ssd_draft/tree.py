@@ -20,16 +20,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.config import DTYPES, EngineConfig
 from ssd.engine.sampling.choose import choose, top_candidates
-from ssd.speculation.fan_out import Candidates, FanOutPolicy, ForkSet
+from ssd.speculation.fan_out import Candidates, FanOutPolicy, SelectedOutcomes
 from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN
 from ssd_draft.sessions import Move
 
-NUM_FORKS = 16
-"""Smallest number of candidates of a position, besides the proposed token."""
+MIN_CANDIDATES = 16
+"""Minimum number of candidates that are kept at a position, besides the proposed token."""
 Ints = NDArray[np.int64]
 
 
@@ -40,7 +40,7 @@ class TreeRunner(Protocol):
         """Store the KV of one chunk of one prompt; returns the first column that is not finite."""
         ...
 
-    def run_explicit(self, batch: ExplicitBatch) -> torch.Tensor:
+    def run_proposals(self, batch: ProposalBatch) -> torch.Tensor:
         """Fill proposal segments; returns logits_BPV, float32."""
         ...
 
@@ -94,7 +94,7 @@ class TreeShape:
     @property
     def num_candidates(self) -> int:
         """Candidates kept at each position (M); one position can supply a whole table."""
-        return min(max(NUM_FORKS, self.branches) + 1, self.vocab_size)
+        return min(max(MIN_CANDIDATES, self.branches) + 1, self.vocab_size)
 
     @property
     def num_noise_rows(self) -> int:
@@ -104,7 +104,7 @@ class TreeShape:
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """The parameters of a session that opens."""
+    """A session that opens: its slot and blocks on this draft, and the noise of ``OpenSession``."""
 
     slot: int
     blocks: Rows[int]
@@ -114,7 +114,7 @@ class NewSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class TableBatch:
     """The tables of some sessions: the outcome of each branch (-1: no branch) and its tokens."""
 
     accepted_BN: NDArray[np.int32]
@@ -142,8 +142,8 @@ class Tree:
         """Slots for which the model computed NaN or infinity; their tables are invalid."""
         self._scores_XPM = np.full((x, p, m), -np.inf, dtype=np.float32)
         # Only slots in use touch, and so allocate, their memory.
-        grown = (x, shape.branches, p, shape.vocab_size)
-        self._branch_logits_XNPV = torch.empty(grown, dtype=DTYPES[shape.engine.dtype])
+        shape_XNPV = (x, shape.branches, p, shape.vocab_size)
+        self._branch_logits_XNPV = torch.empty(shape_XNPV, dtype=DTYPES[shape.engine.dtype])
 
     def open(self, session: NewSession) -> None:
         """Initialise the slot of a session; its trunk is empty."""
@@ -179,7 +179,7 @@ class Tree:
 
     def start(self, slot: int, newest: int, proposal: tuple[int, ...]) -> None:
         """Run the first pass over the newest token and the proposal after it."""
-        self._run_explicit([slot], [(newest, *proposal)])
+        self._run_proposals([slot], [(newest, *proposal)])
 
     def advance(self, slots: Rows[int], moves: Rows[Move]) -> None:
         """Apply one commit of each of several sessions."""
@@ -194,25 +194,25 @@ class Tree:
         running = [row for row, move in enumerate(moves) if move.branch is None]
         if running:
             tokens = [(moves[row].bonus, *moves[row].proposal) for row in running]
-            self._run_explicit([slots[row] for row in running], tokens)
+            self._run_proposals([slots[row] for row in running], tokens)
 
-    def grow(
+    def build_tables(
         self,
         slots: Rows[int],
         policies: Rows[FanOutPolicy],
-        on_tables: Callable[[Growth], None],
+        on_tables: Callable[[TableBatch], None],
     ) -> None:
         """Compute one table of each session: select the outcomes, then decode K tokens after each.
 
-        ``on_tables`` is called before the last pass, which only computes the forks after the last
-        tokens of the tables.
+        ``on_tables`` is called before the last pass, which only computes the candidates after the
+        last tokens of the tables.
         """
         shape = self._shape
         num_sessions, num_branches = len(slots), shape.branches
         slots_B = torch.tensor(slots)
-        forks = self._choose_forks(slots, policies)
-        accepted_BN = torch.from_numpy(np.maximum(forks.accepted_BN, 0).astype(np.int64))
-        tokens_BN = torch.from_numpy(np.maximum(forks.bonus_BN, 0).astype(np.int64))
+        outcomes = self._select_outcomes(slots, policies)
+        accepted_BN = torch.from_numpy(np.maximum(outcomes.accepted_BN, 0).astype(np.int64))
+        tokens_BN = torch.from_numpy(np.maximum(outcomes.bonus_BN, 0).astype(np.int64))
         lengths_B, tables_BJ = self._trunk_lengths_X[slots_B], self._block_tables_XJ[slots_B]
         self._fill(slots, lengths_B + 1)
         slots_R = slots_B.repeat_interleave(num_branches)
@@ -222,7 +222,7 @@ class Tree:
         for step in range(shape.num_columns):
             if step == shape.lookahead:
                 self.is_broken_X[slots] |= (chosen_BNK == NO_TOKEN).any(axis=(1, 2))
-                on_tables(_growth(forks, chosen_BNK))
+                on_tables(_table_batch(outcomes, chosen_BNK))
             logits_BNV = self._runner.run_branches(
                 BranchBatch(slots_B, tokens_BN, accepted_BN, step, lengths_B, tables_BJ)
             )
@@ -258,20 +258,20 @@ class Tree:
             self._ring.fill(slot, num_committed, last)
             self._filled_X[slot] = max(last, self._filled_X[slot])
 
-    def _choose_forks(self, slots: Rows[int], policies: Rows[FanOutPolicy]) -> ForkSet:
-        """Select the forks of each session by its policy; usually all have the same one."""
+    def _select_outcomes(self, slots: Rows[int], policies: Rows[FanOutPolicy]) -> SelectedOutcomes:
+        """Select the outcomes of each session by its policy; usually all have the same one."""
         if all(policy is policies[0] for policy in policies):
             return self._select(policies[0], slots)
         chosen = [
             self._select(policy, [slot]) for policy, slot in zip(policies, slots, strict=True)
         ]
-        return ForkSet(
-            np.concatenate([forks.accepted_BN for forks in chosen]),
-            np.concatenate([forks.bonus_BN for forks in chosen]),
-            np.concatenate([forks.num_branches_B for forks in chosen]),
+        return SelectedOutcomes(
+            np.concatenate([each.accepted_BN for each in chosen]),
+            np.concatenate([each.bonus_BN for each in chosen]),
+            np.concatenate([each.num_branches_B for each in chosen]),
         )
 
-    def _select(self, policy: FanOutPolicy, slots: Rows[int]) -> ForkSet:
+    def _select(self, policy: FanOutPolicy, slots: Rows[int]) -> SelectedOutcomes:
         return policy.choose(
             Candidates(self._ids_XPM[slots], self._scores_XPM[slots]),
             self._proposals_XK[slots],
@@ -287,7 +287,7 @@ class Tree:
         self._rank(slots, logits_BPV, torch.full((len(slots),), self._shape.num_columns))
         self._set_proposals(slots, [move.proposal for move in moves])
 
-    def _run_explicit(self, slots: list[int], rows: list[tuple[int, ...]]) -> None:
+    def _run_proposals(self, slots: list[int], rows: list[tuple[int, ...]]) -> None:
         """Run one causal pass over the newest token and the proposal of each session."""
         tokens_BP = torch.zeros((len(rows), self._shape.num_columns), dtype=torch.int64)
         for index, row in enumerate(rows):
@@ -296,8 +296,8 @@ class Tree:
         lengths_B = self._trunk_lengths_X[slots_B]
         columns_B = torch.tensor([len(row) for row in rows])
         self._fill(slots, lengths_B + 1)
-        logits_BPV = self._runner.run_explicit(
-            ExplicitBatch(slots_B, tokens_BP, columns_B, lengths_B, self._block_tables_XJ[slots_B])
+        logits_BPV = self._runner.run_proposals(
+            ProposalBatch(slots_B, tokens_BP, columns_B, lengths_B, self._block_tables_XJ[slots_B])
         )
         self._rank(slots, logits_BPV, columns_B)
         self._set_proposals(slots, [row[1:] for row in rows])
@@ -333,5 +333,5 @@ class Tree:
             self._num_proposed_X[slot] = len(proposal)
 
 
-def _growth(forks: ForkSet, tokens_BNK: NDArray[np.int32]) -> Growth:
-    return Growth(forks.accepted_BN, forks.bonus_BN, forks.num_branches_B, tokens_BNK)
+def _table_batch(outcomes: SelectedOutcomes, tokens_BNK: NDArray[np.int32]) -> TableBatch:
+    return TableBatch(outcomes.accepted_BN, outcomes.bonus_BN, outcomes.num_branches_B, tokens_BNK)

@@ -20,7 +20,7 @@ from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SEC
 from ssd.types import LinkSettings, RefusalReason
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
 from ssd_draft.sessions import GapError, LinkEnd, Move, Session, Sessions
-from ssd_draft.tree import Growth, NewSession, Tree
+from ssd_draft.tree import NewSession, TableBatch, Tree
 
 _log = get_logger(__name__)
 _BATCHES_BETWEEN_CHUNKS = 4
@@ -103,7 +103,7 @@ class Worker:
         self._publish()
         if due and not (opening and self._batches_since_chunk >= _BATCHES_BETWEEN_CHUNKS):
             self._batches_since_chunk += 1
-            self._grow(due)
+            self._build_tables(due)
         elif opening:
             self._batches_since_chunk = 0
             self._prefill(opening)
@@ -218,23 +218,23 @@ class Worker:
             session.is_open = True
             session.tokens = []
 
-    def _grow(self, due: Rows[Session]) -> None:
+    def _build_tables(self, due: Rows[Session]) -> None:
         """Compute the tables of these sessions in one batch and send them before the last pass."""
         started = self._clock.now()
-        self._tree.grow(
+        self._tree.build_tables(
             [each.slot for each in due],
             [self._policy_of(each.link.settings) for each in due],
-            lambda growth: self._push(due, growth),
+            lambda table_batch: self._push(due, table_batch),
         )
         DRAFT_TABLE_SECONDS.observe(self._clock.now() - started)
 
-    def _push(self, due: Rows[Session], growth: Growth) -> None:
+    def _push(self, due: Rows[Session], table_batch: TableBatch) -> None:
         """Send the tables in one frame per link."""
         by_link: dict[int, tuple[LinkEnd, list[OutcomeTable]]] = {}
         for row, session in enumerate(due):
             if self._tree.is_broken_X[session.slot]:
                 continue
-            session.table = _table(session, growth, row)
+            session.table = _table(session, table_batch, row)
             by_link.setdefault(session.link.number, (session.link, []))[1].append(session.table)
         for link, tables in by_link.values():
             link.push(tables)
@@ -266,12 +266,12 @@ class Worker:
             self._on_count(self.num_sessions)
 
 
-def _table(session: Session, growth: Growth, row: int) -> OutcomeTable:
-    count = int(growth.num_branches_B[row])
+def _table(session: Session, table_batch: TableBatch, row: int) -> OutcomeTable:
+    count = int(table_batch.num_branches_B[row])
     return OutcomeTable(
         session=session.number,
         base_len=session.num_committed,
-        accepted_N=growth.accepted_BN[row, :count].astype(np.int32),
-        bonus_N=growth.bonus_BN[row, :count].astype(np.int32),
-        tokens_NK=growth.tokens_BNK[row, :count],
+        accepted_N=table_batch.accepted_BN[row, :count].astype(np.int32),
+        bonus_N=table_batch.bonus_BN[row, :count].astype(np.int32),
+        tokens_NK=table_batch.tokens_BNK[row, :count],
     )

@@ -43,7 +43,7 @@ class TargetSettings(EngineSettings):
     fan_out: Literal["adaptive", "uniform", "geometric", "explicit"] = "adaptive"
     """Policy by which drafts select the outcomes that get a branch."""
     fan_out_split: tuple[int, ...] = ()
-    """Number of branches for each accepted length, K+1 numbers, for ``explicit``."""
+    """Number of branches for each accepted length, K+1 numbers, for the policy ``explicit``."""
 
     request_timeout_seconds: float = field(default=600.0, metadata={"min": 0.001, "max": 86_400.0})
     """Maximum duration of a request, in seconds. It then ends with DEADLINE_EXCEEDED."""

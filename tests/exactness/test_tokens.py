@@ -132,7 +132,7 @@ async def test_a_draft_that_is_the_target_always_hits_and_proposes_what_is_accep
 
 
 def random_draft(folder: Path) -> Path:
-    """The embedded draft's shape with weights that know nothing."""
+    """The embedded draft's shape with untrained weights."""
     source = demo.folder("draft")
     folder.mkdir()
     for file in source.iterdir():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.hub import COMMIT, NAME, PATIENCE_SECONDS, TOKEN, Hub, serving
+from tests.hub import COMMIT, NAME, TOKEN, WAIT_SECONDS, Hub, serving
 
 import ssd
 from ssd.testing.tiny_folder import write_tiny_folder
@@ -69,7 +69,7 @@ class Pod:
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, list[dict[str, Any]]]:
     """Return exit code and log of a process."""
-    _, output = process.communicate(timeout=PATIENCE_SECONDS)
+    _, output = process.communicate(timeout=WAIT_SECONDS)
     lines = [line for line in output.splitlines() if line.startswith("{")]
     return process.returncode, [json.loads(line) for line in lines]
 
@@ -101,7 +101,7 @@ def test_an_engine_without_hub_and_token_loads_a_fetched_model(pod: Pod) -> None
         f"print(resolve('hf://{NAME}@{COMMIT}'), file=sys.stderr)"
     )
     process = pod.start("-c", find, HF_HUB_OFFLINE="1")
-    _, output = process.communicate(timeout=PATIENCE_SECONDS)
+    _, output = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == 0, output
     folder = Path(output.strip().splitlines()[-1])
     assert folder.is_relative_to(pod.cache)
@@ -122,7 +122,7 @@ def test_two_pods_with_one_cache_fetch_once(pod: Pod, tmp_path: Path) -> None:
     pod.hub.may_send.clear()
     first = pod.start_fetch()
     try:
-        assert pod.hub.is_asked_for_weights.wait(PATIENCE_SECONDS)
+        assert pod.hub.weights_requested.wait(WAIT_SECONDS)
         second = Pod(pod.hub, tmp_path / "other", pod.cache).start_fetch()
         try:
             assert next_event(second, "waits")["model"] == NAME
@@ -141,7 +141,7 @@ def test_an_interrupted_download_fails_and_is_repeated(pod: Pod) -> None:
     pod.hub.may_send.clear()
     process = pod.start_fetch()
     try:
-        assert pod.hub.is_asked_for_weights.wait(PATIENCE_SECONDS)
+        assert pod.hub.weights_requested.wait(WAIT_SECONDS)
         process.send_signal(signal.SIGTERM)
         assert ended(process)[0] == 143
     finally:

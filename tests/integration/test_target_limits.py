@@ -28,7 +28,7 @@ SHAPE = (
     *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", str(MAX_LEN)),
     *("--kv-cache-bytes", "64000000", "--port", "0", "--http-port", "0"),
 )
-PATIENCE_SECONDS = 60.0
+WAIT_SECONDS = 60.0
 LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 LONG = SamplingParams(temperature=0.0, max_tokens=1000, ignore_eos=True)
@@ -69,7 +69,7 @@ async def scrape(process: ProcessUnderTest) -> Metrics:
 
 
 async def until(process: ProcessUnderTest, is_so: Callable[[Metrics], bool]) -> Metrics:
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(WAIT_SECONDS):
         while not is_so(metrics := await scrape(process)):
             pass
     return metrics
@@ -157,7 +157,7 @@ async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None
         unreachable = "127.0.0.1:1"
         flags = ("--drafts", f"{helper.grpc_address},{unreachable}", *LONG_WAIT)
         async with target(folder, *flags) as (process, client):
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS):
                 links: dict[str, LinkStatus] = {}
                 while {"active", "lost"} != {link.state for link in links.values()}:
                     links = {link.address: link for link in (await client.pool_status()).links}
@@ -165,7 +165,7 @@ async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None
             assert links[unreachable].reason
             stream = client.generate("abc", ENDLESS)
             await anext(stream)
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(WAIT_SECONDS):
                 while (busy := await client.pool_status()).tokens_per_round <= 1:
                     await anext(stream)
             assert (busy.running_sequences, busy.waiting_sequences) == (1, 0)
@@ -226,11 +226,11 @@ async def test_a_disconnected_client_frees_the_sequence_and_the_session(folder: 
         stream = client.generate("abc", ENDLESS)
         await anext(stream)
         await until(process, lambda found: found["ssd_open_sessions"] == 1)
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(WAIT_SECONDS):
             while not (await watcher.get_status()).sessions:
                 pass
         await stream.aclose()
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(WAIT_SECONDS):
             while (await watcher.get_status()).sessions:
                 pass
         metrics = await until(process, is_free)

@@ -1,4 +1,4 @@
-"""The draft's forward passes: explicit proposals, and one step of all branches.
+"""The draft's forward passes: proposals, and one step of all branches.
 
 A session's KV entries are its trunk (pages), its proposal segment and its own segment; see
 ``kv_cache/storage.py``. The number of sessions is not padded, so each number is a shape.
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ssd.engine.attention.backend import AttentionBackend
-from ssd.engine.attention.context import ContextRun, first_slots, widen
-from ssd.engine.batch import BranchBatch, ExplicitBatch
+from ssd.engine.attention.context import ContextRun, first_entries, widen
+from ssd.engine.batch import BranchBatch, ProposalBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.kv_cache.storage import KVStorage, fit_block_tables
 from ssd.engine.models.registry import CausalModel
@@ -34,8 +34,8 @@ class DraftRunner(ModelRunner):
         self._num_shared = 0
 
     @torch.inference_mode()
-    def run_explicit(self, batch: ExplicitBatch) -> Tensor:
-        """Run proposals that the target sent as tokens, and fill the proposal segments.
+    def run_proposals(self, batch: ProposalBatch) -> Tensor:
+        """Run the newest token and the proposal of each session, and fill the proposal segments.
 
         Returns:
             fp32 logits [B, P, V].
@@ -43,7 +43,7 @@ class DraftRunner(ModelRunner):
         num_sequences, columns = batch.tokens_BP.shape
         column_P = torch.arange(columns)
         is_real_BP = column_P < batch.num_columns_B[:, None]
-        proposal_BP = self._slots.proposal(batch.slots_B)
+        proposal_BP = self._entries.proposal(batch.slots_B)
         trunk_BS, in_trunk_BS = self._trunk(batch.block_tables_BJ, batch.trunk_lengths_B)
         visible_BPS = torch.cat(
             (
@@ -63,18 +63,18 @@ class DraftRunner(ModelRunner):
     def run_branches(self, batch: BranchBatch) -> Tensor:
         """Run one step of all branches.
 
-        Steps run in order from 0. The slots, accepted lengths and trunks of step 0 apply to all
+        Steps run in order from 0. The entries, accepted lengths and trunks of step 0 apply to all
         steps.
 
         Returns:
             fp32 logits [B, N, V].
         """
         branches = batch.tokens_BN.shape[1]
-        own_BPN = self._slots.own(batch.slots_B)
+        own_BPN = self._entries.own(batch.slots_B)
         if batch.step == 0:
             self._branch_context, self._num_shared = self._branch_run(batch, own_BPN)
         assert self._branch_context is not None
-        run = first_slots(self._branch_context, self._num_shared + (batch.step + 1) * branches)
+        run = first_entries(self._branch_context, self._num_shared + (batch.step + 1) * branches)
         positions_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step
         hidden_RD = self._run(
             batch.tokens_BN, positions_BN, own_BPN[:, batch.step], [run], is_whole=True
@@ -95,19 +95,19 @@ class DraftRunner(ModelRunner):
         """
         column_P = torch.arange(self.engine.num_columns)
         is_kept_BP = column_P < num_entries_B[:, None]
-        paged_BS = self._slots.paged(block_tables_BJ)
+        paged_BS = self._entries.paged(block_tables_BJ)
         position_BP = (trunk_lengths_B[:, None] + column_P).clamp_(max=paged_BS.shape[1] - 1)
         to_BP = paged_BS.gather(1, position_BP)
-        from_BP = self._slots.proposal(slots_B)
+        from_BP = self._entries.proposal(slots_B)
         self._storage.copy(from_BP[is_kept_BP], to_BP[is_kept_BP])
 
     @torch.inference_mode()
     def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
         """Copy the own entries of one branch of each session into its proposal segment."""
-        own_BPN = self._slots.own(slots_B)
+        own_BPN = self._entries.own(slots_B)
         index_BP1 = branches_B[:, None, None].expand(-1, own_BPN.shape[1], 1)
         from_BP = own_BPN.gather(2, index_BP1).squeeze(2)
-        self._storage.copy(from_BP.flatten(), self._slots.proposal(slots_B).flatten())
+        self._storage.copy(from_BP.flatten(), self._entries.proposal(slots_B).flatten())
 
     def _warm_up_counts(self) -> Sequence[int]:
         return range(1, self.engine.max_num_seqs + 1)
@@ -117,28 +117,28 @@ class DraftRunner(ModelRunner):
         table_B1 = zero_B[:, None]
         tokens_BP = zero_B[:, None].expand(-1, self.engine.num_columns)
         one_B = zero_B + 1
-        self.run_explicit(ExplicitBatch(slot_B, tokens_BP, one_B, one_B, table_B1))
+        self.run_proposals(ProposalBatch(slot_B, tokens_BP, one_B, one_B, table_B1))
         tokens_BN = zero_B[:, None].expand(-1, self.engine.branches)
         self.run_branches(BranchBatch(slot_B, tokens_BN, tokens_BN, 0, one_B, table_B1))
 
     def _trunk(self, block_tables_BJ: Tensor, trunk_lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the slots of the trunks, in whole blocks, and which slots are in use."""
+        """Return the entries of the trunks, in whole blocks, and which entries are in use."""
         width = self.engine.block_size
         num_blocks = -(-int(trunk_lengths_B.max()) // width)
-        num_slots = num_blocks * width
+        num_entries = num_blocks * width
         tables_BJ = fit_block_tables(block_tables_BJ, num_blocks)
-        in_use_BS = torch.arange(num_slots) < trunk_lengths_B[:, None]
-        return self._slots.paged(tables_BJ), in_use_BS
+        in_use_BS = torch.arange(num_entries) < trunk_lengths_B[:, None]
+        return self._entries.paged(tables_BJ), in_use_BS
 
     def _branch_run(self, batch: BranchBatch, own_BPN: Tensor) -> tuple[ContextRun, int]:
-        """Build the context of the last step; count the slots that all branches share.
+        """Build the context of the last step; count the entries that all branches share.
 
-        Earlier steps see a prefix of these slots.
+        Earlier steps see a prefix of these entries.
         """
         num_sequences, branches = batch.tokens_BN.shape
         columns = self.engine.num_columns
         trunk_BS, in_trunk_BS = self._trunk(batch.block_tables_BJ, batch.trunk_lengths_B)
-        proposal_BP = self._slots.proposal(batch.slots_B)
+        proposal_BP = self._entries.proposal(batch.slots_B)
         same_branch_NX = torch.eye(branches, dtype=torch.bool).repeat(1, columns)
         visible_BNS = torch.cat(
             (
@@ -148,9 +148,9 @@ class DraftRunner(ModelRunner):
             ),
             dim=2,
         )
-        slots_BS = torch.cat((trunk_BS, proposal_BP, own_BPN.flatten(1)), dim=1)
-        return self._whole_context(slots_BS, visible_BNS), trunk_BS.shape[1] + columns
+        entries_BS = torch.cat((trunk_BS, proposal_BP, own_BPN.flatten(1)), dim=1)
+        return self._whole_context(entries_BS, visible_BNS), trunk_BS.shape[1] + columns
 
-    def _whole_context(self, slots_BS: Tensor, visible_BQS: Tensor) -> ContextRun:
-        slots_BS, visible_BQS = widen(slots_BS, visible_BQS)
-        return self._context(slots_BS[None], visible_BQS[None])
+    def _whole_context(self, entries_BS: Tensor, visible_BQS: Tensor) -> ContextRun:
+        entries_BS, visible_BQS = widen(entries_BS, visible_BQS)
+        return self._context(entries_BS[None], visible_BQS[None])

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.kv_cache.storage import bytes_per_slot, segment_slots
+from ssd.engine.kv_cache.storage import bytes_per_entry, segment_entries
 from ssd.errors import MemoryBudgetError
 
 MEMINFO = Path("/proc/meminfo")
@@ -45,17 +45,17 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) ->
     Raises:
         MemoryBudgetError: not one such sequence fits; the message contains the numbers.
     """
-    slot_bytes = bytes_per_slot(model, dtype)
-    block_bytes = slot_bytes * engine.block_size
+    entry_bytes = bytes_per_entry(model, dtype)
+    block_bytes = entry_bytes * engine.block_size
     per_sequence = -(-engine.max_model_len // engine.block_size)
     useful = 1 + engine.max_num_seqs * per_sequence
     budget = engine.kv_cache_bytes
     if budget is None:
         free = free_bytes(engine.device) - branch_logits_bytes(model, engine, dtype)
         budget = int(max(0, free) * engine.kv_cache_fraction)
-    fitting = (budget - segment_slots(engine) * slot_bytes) // block_bytes
+    fitting = (budget - segment_entries(engine) * entry_bytes) // block_bytes
     if fitting < 1 + per_sequence:
-        needed = (1 + per_sequence) * block_bytes + segment_slots(engine) * slot_bytes
+        needed = (1 + per_sequence) * block_bytes + segment_entries(engine) * entry_bytes
         raise MemoryBudgetError(
             f"the KV cache can use {budget} bytes, and one sequence of max_model_len "
             f"{engine.max_model_len} needs {needed}; lower max_model_len or max_num_seqs, or "

@@ -1,6 +1,6 @@
 """The part that the runners of target and draft share: a model, its KV storage, passes over both.
 
-All passes have fixed shapes. They differ in which slots the queries see and in where new entries
+All passes have fixed shapes. They differ in which entries the queries see and in where new entries
 are written. The model and the attention kernel are the same. ``target_runner`` and ``draft_runner``
 contain the passes that only one process uses.
 """
@@ -18,7 +18,7 @@ from ssd.engine.attention.backend import AttentionBackend, make_backend
 from ssd.engine.attention.context import MAX_CHUNKS_A_CALL, AttentionPass, ContextRun, make_run
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
-from ssd.engine.kv_cache.storage import KVStorage, SlotMap, fit_block_tables
+from ssd.engine.kv_cache.storage import EntryMap, KVStorage, fit_block_tables
 from ssd.engine.memory import plan_blocks
 from ssd.engine.models.registry import CausalModel, load_model
 from ssd.errors import SettingsError
@@ -30,14 +30,14 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class PreparedPass:
-    """A paged batch with the slots that it writes and the context that it sees."""
+    """A paged batch with the entries that it writes and the context that it sees."""
 
     num_sequences: int
     """Number of sequences that are not padding; they come first."""
     tokens_BP: Tensor
     positions_BP: Tensor
     write_BP: Tensor
-    """Slots of the new entries; 0 at padding."""
+    """Entries that the pass writes; 0 at padding."""
     runs: list[ContextRun]
 
 
@@ -58,12 +58,12 @@ class ModelRunner(ABC):
         self.model = model
         self.engine = engine
         self.num_parameters = 0
-        self.num_blocks = storage.slots.num_blocks
+        self.num_blocks = storage.entries.num_blocks
         self.attention_name = backend.name
         self._decoder = decoder
         self._backend = backend
         self._storage = storage
-        self._slots = storage.slots
+        self._entries = storage.entries
         self._group = model.num_heads // model.num_kv_heads
         self._last_position = engine.max_model_len - 1
 
@@ -114,18 +114,18 @@ class ModelRunner(ABC):
         width = self.engine.context_chunk
         num_chunks = int(position_BP.max()) // width + 1
         blocks = num_chunks * width // self.engine.block_size
-        paged_BS = self._slots.paged(fit_block_tables(batch.block_tables_BJ, blocks))
+        paged_BS = self._entries.paged(fit_block_tables(batch.block_tables_BJ, blocks))
         write_BP = paged_BS.gather(1, position_BP)
         write_BP = write_BP.where(column_P < batch.num_columns_B[:, None], 0)
         # Chunks are absolute ranges of positions, so they do not depend on the rest of the batch.
-        slots_XBS = paged_BS.view(-1, num_chunks, width).transpose(0, 1)
+        entries_XBS = paged_BS.view(-1, num_chunks, width).transpose(0, 1)
         seen_XS = torch.arange(num_chunks * width).view(num_chunks, width)
         # The kernel's bits depend on its number of queries, so one column is expanded to P.
         query_BP = position_BP.expand(-1, self.engine.num_columns) if columns == 1 else position_BP
         visible_XBQS = seen_XS[:, None, None] <= query_BP[:, :, None]
         runs = [
             self._context(
-                slots_XBS[first : first + MAX_CHUNKS_A_CALL],
+                entries_XBS[first : first + MAX_CHUNKS_A_CALL],
                 visible_XBQS[first : first + MAX_CHUNKS_A_CALL],
             )
             for first in range(0, num_chunks, MAX_CHUNKS_A_CALL)
@@ -141,9 +141,9 @@ class ModelRunner(ABC):
             is_whole=False,
         )
 
-    def _context(self, slots_XBS: Tensor, visible_XBQS: Tensor) -> ContextRun:
+    def _context(self, entries_XBS: Tensor, visible_XBQS: Tensor) -> ContextRun:
         like = self._storage.entries_L2ZW
-        return make_run(slots_XBS, visible_XBQS, self._group, self._slots.num_slots, like)
+        return make_run(entries_XBS, visible_XBQS, self._group, self._entries.num_entries, like)
 
     def _run(
         self,
@@ -237,6 +237,6 @@ def make_runner(
     dtype = DTYPES[engine.dtype]
     num_blocks = plan_blocks(model, engine, dtype)
     sessions = engine.max_num_seqs if engine.branches else 0
-    slots = SlotMap(num_blocks, engine.block_size, engine.num_columns, engine.branches, sessions)
+    entries = EntryMap(num_blocks, engine.block_size, engine.num_columns, engine.branches, sessions)
     decoder.prepare(engine.max_model_len)
-    return kind(decoder, model, engine, backend, KVStorage(model, slots, dtype, engine.device))
+    return kind(decoder, model, engine, backend, KVStorage(model, entries, dtype, engine.device))

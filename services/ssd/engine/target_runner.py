@@ -65,7 +65,7 @@ class TargetRunner(ModelRunner):
 
     @torch.inference_mode()
     def prepare(self, batch: PagedBatch) -> PreparedPass:
-        """Pad a batch and compute its slots and masks: the part of ``forward`` before the model."""
+        """Pad a batch, compute its entries and masks: the part of ``forward`` before the model."""
         num_sequences, columns = batch.tokens_BP.shape
         padded = _pad_sequences(batch, self._bucket(num_sequences, columns))
         return self._prepare(padded, num_sequences)

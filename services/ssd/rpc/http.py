@@ -101,7 +101,7 @@ class ProbeServer:
         metrics: CollectorRegistry = REGISTRY,
     ) -> None:
         self._host = host
-        self._asked_port = port
+        self._requested_port = port
         self._is_live = is_live
         self._is_ready = is_ready
         self._metrics = make_wsgi_app(metrics)
@@ -116,10 +116,10 @@ class ProbeServer:
             AddressError: the port is in use, or the machine does not have the address.
         """
         try:
-            server = _Server(self._host, self._asked_port)
+            server = _Server(self._host, self._requested_port)
         except OSError as error:
             raise AddressError(
-                f"cannot listen on {join_address(self._host, self._asked_port)} for HTTP: "
+                f"cannot listen on {join_address(self._host, self._requested_port)} for HTTP: "
                 f"{error.strerror}; choose another --http-port, or 0 for any"
             ) from error
         server.set_app(self._serve)

@@ -82,7 +82,7 @@ class RpcServer:
         on_failure: OnFailure = ignore_failure,
     ) -> None:
         self._host = host
-        self._asked_port = port
+        self._requested_port = port
         self._reflection = reflection
         self._limits = limits
         self._on_failure = on_failure
@@ -116,7 +116,7 @@ class RpcServer:
         if self._reflection:
             names = (*self._services, "grpc.health.v1.Health", reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
-        self.port = bind(server, self._host, self._asked_port)
+        self.port = bind(server, self._host, self._requested_port)
         self._health = statuses
         await self._publish()
         await server.start()

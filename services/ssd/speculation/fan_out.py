@@ -45,7 +45,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True)
-class ForkSet:
+class SelectedOutcomes:
     """The outcomes that get a branch, each once; -1 from ``num_branches_B`` on."""
 
     accepted_BN: Int32s
@@ -62,7 +62,7 @@ class FanOutPolicy(Protocol):
         proposal_BK: Int64s,
         num_proposed_B: Int64s,
         num_branches: int,
-    ) -> ForkSet:
+    ) -> SelectedOutcomes:
         """Return up to ``num_branches`` outcomes of each session.
 
         Args:
@@ -107,7 +107,7 @@ def _options(candidates: Candidates, proposal_BK: Int64s, num_proposed_B: Int64s
 
 def _take_best(
     candidates: Candidates, priority_BPM: Float64s, num_proposed_B: Int64s, num_branches: int
-) -> ForkSet:
+) -> SelectedOutcomes:
     """Return the outcomes with the highest priority; -inf is no outcome, ties go by (k, rank)."""
     num_sessions, _, num_kept = priority_BPM.shape
     session_B = np.arange(num_sessions)
@@ -122,7 +122,7 @@ def _take_best(
     num_taken = chosen_BN.shape[1]
     accepted_BN[:, :num_taken] = np.where(is_real_BN, chosen_BN // num_kept, _PAD)
     bonus_BN[:, :num_taken] = np.where(is_real_BN, ids_BN, _PAD)
-    return ForkSet(accepted_BN, bonus_BN, is_real_BN.sum(axis=1, dtype=np.int64))
+    return SelectedOutcomes(accepted_BN, bonus_BN, is_real_BN.sum(axis=1, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class Adaptive:
         proposal_BK: Int64s,
         num_proposed_B: Int64s,
         num_branches: int,
-    ) -> ForkSet:
+    ) -> SelectedOutcomes:
         """See ``FanOutPolicy``."""
         options = _options(candidates, proposal_BK, num_proposed_B)
         log_probability_BPM = self._log_probabilities(candidates, options, num_proposed_B)
@@ -227,7 +227,7 @@ class Split:
         proposal_BK: Int64s,
         num_proposed_B: Int64s,
         num_branches: int,
-    ) -> ForkSet:
+    ) -> SelectedOutcomes:
         """See ``FanOutPolicy``."""
         options = _options(candidates, proposal_BK, num_proposed_B)
         num_sessions, num_positions, _ = options.rank_BPM.shape

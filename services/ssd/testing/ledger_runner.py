@@ -49,10 +49,10 @@ class LedgerRunner:
         num_rows, num_columns = batch.tokens_BP.shape
         logits_BPV = torch.zeros((num_rows, num_columns, self.vocab_size))
         for row in range(num_rows):
-            slots_S = self._slots(batch.block_tables_BJ[row])
+            entries_S = self._entries(batch.block_tables_BJ[row])
             for column in range(int(batch.num_columns_B[row])):
                 last = int(batch.first_positions_B[row]) + column
-                seen_S = self.ledger[slots_S[: last + 1]]
+                seen_S = self.ledger[entries_S[: last + 1]]
                 assert int(seen_S.min()) >= 0, "attends to a position that was never stored"
                 logits_BPV[row, column] = law(seen_S, self.vocab_size)
                 if int(seen_S[-1]) == self.nan_token:
@@ -61,14 +61,15 @@ class LedgerRunner:
 
     def _store(self, batch: PagedBatch) -> None:
         for row in range(batch.tokens_BP.shape[0]):
-            slots_S = self._slots(batch.block_tables_BJ[row])
+            entries_S = self._entries(batch.block_tables_BJ[row])
             first, count = int(batch.first_positions_B[row]), int(batch.num_columns_B[row])
-            slots_C = slots_S[first : first + count]
-            assert slots_C.numel() == count, "a position lies beyond the block table"
-            assert int(slots_C.min()) >= self.engine.block_size, "a real token in reserved block 0"
-            self.ledger[slots_C] = batch.tokens_BP[row, :count]
+            written_C = entries_S[first : first + count]
+            assert written_C.numel() == count, "a position lies beyond the block table"
+            lowest = int(written_C.min())
+            assert lowest >= self.engine.block_size, "a real token in reserved block 0"
+            self.ledger[written_C] = batch.tokens_BP[row, :count]
 
-    def _slots(self, blocks_J: torch.Tensor) -> torch.Tensor:
+    def _entries(self, blocks_J: torch.Tensor) -> torch.Tensor:
         offsets_C = torch.arange(self.engine.block_size)
         return (blocks_J[:, None] * self.engine.block_size + offsets_C).flatten()
 

@@ -7,7 +7,7 @@ length, segment, branch or copy therefore changes the logits.
 
 import torch
 
-from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.testing.ledger_runner import law
 
 _UNWRITTEN = -1
@@ -27,7 +27,7 @@ class LedgerTreeRunner:
         self.nan_token: int | None = None
         """Rows of this token are not finite."""
         self.num_branch_steps = 0
-        self.num_explicit_passes = 0
+        self.num_proposal_passes = 0
         num_columns = lookahead + 1
         self.pages_S = torch.full((num_blocks * self.block_size,), _UNWRITTEN)
         self.proposals_XP = torch.full((num_slots, num_columns), _UNWRITTEN)
@@ -40,9 +40,9 @@ class LedgerTreeRunner:
         tokens = batch.tokens_BP[0, :count].tolist()
         return tokens.index(self.nan_token) if self.nan_token in tokens else None
 
-    def run_explicit(self, batch: ExplicitBatch) -> torch.Tensor:
+    def run_proposals(self, batch: ProposalBatch) -> torch.Tensor:
         """Fill proposal segments; return logits_BPV of the used columns, zero elsewhere."""
-        self.num_explicit_passes += 1
+        self.num_proposal_passes += 1
         logits_BPV = torch.zeros((*batch.tokens_BP.shape, self.vocab_size))
         for row, slot in enumerate(batch.slots_B.tolist()):
             self.proposals_XP[slot] = _UNWRITTEN

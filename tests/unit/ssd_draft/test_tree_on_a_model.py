@@ -16,7 +16,7 @@ from ssd.speculation.fan_out import Adaptive, FanOutPolicy
 from ssd.speculation.noise import NoiseRing, gumbel_noise
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
 from ssd_draft.sessions import Move
-from ssd_draft.tree import Growth, NewSession, Tree, TreeShape
+from ssd_draft.tree import NewSession, TableBatch, Tree, TreeShape
 
 K = 3
 N = 8
@@ -44,11 +44,11 @@ def runner(folder: Path) -> DraftRunner:
     return load_runner(DraftRunner, folder, ENGINE, lambda _stage, _fraction: None)
 
 
-def grown(tree: Tree, slots: list[int], policies: Sequence[FanOutPolicy]) -> Growth:
-    tables: list[Growth] = []
-    tree.grow(slots, policies, tables.append)
-    (growth,) = tables
-    return growth
+def build(tree: Tree, slots: list[int], policies: Sequence[FanOutPolicy]) -> TableBatch:
+    tables: list[TableBatch] = []
+    tree.build_tables(slots, policies, tables.append)
+    (built,) = tables
+    return built
 
 
 @pytest.fixture(scope="module")
@@ -83,16 +83,22 @@ class Text:
             tokens.append(self.next_token(tokens))
         return tokens[-K:]
 
-    def check(self, growth: Growth, row: int) -> None:
-        for branch in range(int(growth.num_branches_B[row])):
-            accepted, bonus = growth.accepted_BN[row, branch], growth.bonus_BN[row, branch]
-            found = growth.tokens_BNK[row, branch].tolist()
+    def check(self, tables: TableBatch, row: int) -> None:
+        for branch in range(int(tables.num_branches_B[row])):
+            accepted, bonus = (
+                tables.accepted_BN[row, branch],
+                tables.bonus_BN[row, branch],
+            )
+            found = tables.tokens_BNK[row, branch].tolist()
             assert found == self.continuation(int(accepted), int(bonus))
 
-    def follow(self, growth: Growth, row: int, branch: int, num_proposed: int) -> Move:
-        accepted, bonus = int(growth.accepted_BN[row, branch]), int(growth.bonus_BN[row, branch])
+    def follow(self, tables: TableBatch, row: int, branch: int, num_proposed: int) -> Move:
+        accepted, bonus = (
+            int(tables.accepted_BN[row, branch]),
+            int(tables.bonus_BN[row, branch]),
+        )
         self.committed += [*self.proposal[:accepted], bonus]
-        self.proposal = growth.tokens_BNK[row, branch, :num_proposed].tolist()
+        self.proposal = tables.tokens_BNK[row, branch, :num_proposed].tolist()
         return Move(accepted + 1, bonus, tuple(self.proposal), branch)
 
     def stray(self, accepted: int, bonus: int, guess: list[int]) -> Move:
@@ -110,11 +116,11 @@ def test_padding_of_the_vocabulary_is_never_chosen(folder: Path) -> None:
     tree.open(NewSession(0, list(range(1, 1 + BLOCKS_EACH)), 7, 0, 1.0))
     tree.start(0, 5, ())
     for _ in range(3):
-        growth = grown(tree, [0], [Adaptive()])
-        assert 0 <= int(growth.tokens_BNK.max()) < num_token_ids
-        assert int(growth.bonus_BN.max()) < num_token_ids
-        tokens = tuple(growth.tokens_BNK[0, 0].tolist())
-        accepted, bonus = int(growth.accepted_BN[0, 0]), int(growth.bonus_BN[0, 0])
+        tables = build(tree, [0], [Adaptive()])
+        assert 0 <= int(tables.tokens_BNK.max()) < num_token_ids
+        assert int(tables.bonus_BN.max()) < num_token_ids
+        tokens = tuple(tables.tokens_BNK[0, 0].tolist())
+        accepted, bonus = int(tables.accepted_BN[0, 0]), int(tables.bonus_BN[0, 0])
         tree.advance([0], [Move(accepted + 1, bonus, tokens, 0)])
 
 
@@ -135,17 +141,17 @@ def test_the_tables_equal_those_of_plain_text(runner: DraftRunner, plain: Traina
             tree.store(slot, first, prompt[first : first + CHUNK])
         tree.start(slot, text.committed[-1], ())
     policies = [Adaptive()] * len(slots)
-    growth = grown(tree, slots, policies)
+    tables = build(tree, slots, policies)
     for turn in range(5):
         for row, text in enumerate(texts):
-            text.check(growth, row)
+            text.check(tables, row)
         count = turn % (K + 1)
         moves = [
-            texts[0].follow(growth, 0, int(growth.accepted_BN[0].argmax()), K),
-            texts[1].follow(growth, 1, turn % int(growth.num_branches_B[1]), count),
+            texts[0].follow(tables, 0, int(tables.accepted_BN[0].argmax()), K),
+            texts[1].follow(tables, 1, turn % int(tables.num_branches_B[1]), count),
             texts[2].stray(min(1, len(texts[2].proposal)), 50 + turn, [60, 61, 62][:count]),
         ]
         tree.advance(slots, moves)
-        growth = grown(tree, slots, policies)
+        tables = build(tree, slots, policies)
         while tree.fill_ahead():
             pass

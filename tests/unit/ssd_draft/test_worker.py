@@ -170,11 +170,11 @@ def test_a_hit_needs_no_explicit_pass(opened: Opened) -> None:
     draft.commit(link, text.hit(link.newest(), 0, K))
     draft.settle()
     for accepted in range(K + 1):
-        passes = draft.runner.num_explicit_passes
+        passes = draft.runner.num_proposal_passes
         text.check(link.newest())
         draft.commit(link, text.hit(link.newest(), accepted, K))
         draft.settle()
-        assert draft.runner.num_explicit_passes == passes
+        assert draft.runner.num_proposal_passes == passes
     text.check(link.newest())
 
 
@@ -217,7 +217,7 @@ def test_explicit_tokens_equal_to_a_branch_use_that_branch(opened: Opened, count
     draft.commit(link, text.commit(0, bonus, Explicit(tokens)))
     text.move(0, bonus, tokens)
     draft.settle()
-    assert draft.runner.num_explicit_passes == 1
+    assert draft.runner.num_proposal_passes == 1
     text.check(link.newest())
 
 
@@ -441,10 +441,10 @@ def test_many_commits_of_one_target_delay_no_table_of_another() -> None:
     for _ in range(30):
         draft.commit(hostile, flood.miss(None, 0, ()))
     draft.commit(honest, text.hit(first, 0, K))
-    passes = draft.runner.num_explicit_passes
+    passes = draft.runner.num_proposal_passes
     draft.worker.run_step()
     assert honest.newest().base_len == first.base_len + 1, "its table came in the same step"
-    assert draft.runner.num_explicit_passes == passes + 1
+    assert draft.runner.num_proposal_passes == passes + 1
     draft.settle()
     flood.check(hostile.newest())
 

@@ -1,1 +1,1 @@
-"""Attention over gathered slots. The backend is selected at start."""
+"""Attention over gathered entries. The backend is selected at start."""

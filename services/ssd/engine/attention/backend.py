@@ -1,6 +1,6 @@
 """The interface between a forward pass and the attention kernels.
 
-A pass is a set of queries that attend to KV slots under an additive mask. Slots and mask define
+A pass is a set of queries that attend to KV entries under an additive mask. Entries and mask define
 whether it is a verify, a prefill, an explicit pass or a step of branches. Letters: Q queries of a
 sequence (its columns or branches), U query rows times query heads of a group.
 """
@@ -21,11 +21,11 @@ class AttentionBackend(Protocol):
     def attend(
         self, queries_BGUE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, mask_B1US: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Attend to S slots.
+        """Attend to S entries.
 
         Args:
             queries_BGUE: the query rows of each key/value head.
-            keys_BSGE: keys of the gathered slots.
+            keys_BSGE: keys of the gathered entries.
             values_BSGE: their values.
             mask_B1US: 0 or -inf, added to the scaled scores; some column of each row is 0.
 

@@ -1,6 +1,6 @@
 """The context of one forward pass: made once per pass, used by every layer.
 
-Q: queries of a sequence; U = Q x heads of a group; S: slots of one context chunk; X: chunks that
+Q: queries of a sequence; U = Q x heads of a group; S: entries of one context chunk; X: chunks that
 one kernel call covers; Y = X x B.
 """
 
@@ -21,14 +21,14 @@ MIN_WIDTH = 128
 
 @dataclass(frozen=True, slots=True)
 class ContextRun:
-    """Context chunks of one width for one kernel call: gathered slots, and the mask."""
+    """Context chunks of one width for one kernel call: gathered entries, and the mask."""
 
     num_chunks: int
     gather_Z: Tensor
-    """Slots of the keys, then of the values: [2, X, B, S], flattened."""
+    """Entries of the keys, then of the values: [2, X, B, S], flattened."""
     mask_Y1US: Tensor
     dead_Y1U: Tensor | None
-    """Rows that see no slot of a chunk; None if there are none."""
+    """Rows that see no entry of a chunk; None if there are none."""
 
 
 class AttentionPass:
@@ -41,7 +41,7 @@ class AttentionPass:
         self,
         backend: AttentionBackend,
         storage: KVStorage,
-        write_slots_R: Tensor,
+        write_entries_R: Tensor,
         runs: list[ContextRun],
         num_sequences: int,
         *,
@@ -51,7 +51,7 @@ class AttentionPass:
         self._is_whole = is_whole
         self._backend = backend
         self._storage = storage
-        self._write_slots_R = write_slots_R
+        self._write_entries_R = write_entries_R
         self._runs = runs
         self._num_sequences = num_sequences
 
@@ -60,7 +60,7 @@ class AttentionPass:
     ) -> Tensor:
         """Store a layer's new keys and values and return the attention output, [R, H*E]."""
         storage = self._storage
-        storage.write(layer, self._write_slots_R, keys_RGE, values_RGE)
+        storage.write(layer, self._write_entries_R, keys_RGE, values_RGE)
         num_kv_heads, head_size = storage.shape_GE
         batch, rows = self._num_sequences, queries_RHE.shape[0]
         group = queries_RHE.shape[1] // num_kv_heads
@@ -115,22 +115,22 @@ class AttentionPass:
 
 
 def make_run(
-    slots_XBS: Tensor, visible_XBQS: Tensor, group: int, num_slots: int, like: Tensor
+    entries_XBS: Tensor, visible_XBQS: Tensor, group: int, num_entries: int, like: Tensor
 ) -> ContextRun:
     """Build a run.
 
     Args:
-        slots_XBS: int64, the slots of each chunk.
-        visible_XBQS: bool, the slots that a query sees.
+        entries_XBS: int64, the entries of each chunk.
+        visible_XBQS: bool, the entries that a query sees.
         group: number of query heads of a key/value head.
-        num_slots: slots of the storage; the values of slot z are in row num_slots + z.
+        num_entries: entries of the storage; the values of entry z are in row num_entries + z.
         like: gives the mask's dtype and device.
 
     Returns:
-        The run. Rows that see no slot of a chunk get an open mask and are marked dead, since the
+        The run. Rows that see no entry of a chunk get an open mask and are marked dead, since the
         result of a kernel for a fully masked row is not specified.
     """
-    flat_Z = slots_XBS.flatten()
+    flat_Z = entries_XBS.flatten()
     visible_YQS = visible_XBQS.flatten(0, 1)
     sees_YQ = visible_YQS.any(dim=2)
     open_YQS = visible_YQS | ~sees_YQ[:, :, None]
@@ -139,31 +139,31 @@ def make_run(
     if not bool(sees_YQ.all()):
         dead = (~sees_YQ).repeat_interleave(group, dim=1)[:, None].to(like.device)
     return ContextRun(
-        num_chunks=len(slots_XBS),
-        gather_Z=torch.cat((flat_Z, flat_Z + num_slots)).to(like.device),
+        num_chunks=len(entries_XBS),
+        gather_Z=torch.cat((flat_Z, flat_Z + num_entries)).to(like.device),
         mask_Y1US=mask_YQS.repeat_interleave(group, dim=1)[:, None].to(like.device),
         dead_Y1U=dead,
     )
 
 
-def whole_width(num_slots: int) -> int:
-    """Return the padded width of a whole context of ``num_slots`` slots.
+def whole_width(num_entries: int) -> int:
+    """Return the padded width of a whole context of ``num_entries`` entries.
 
     oneDNN compiles a kernel for each shape (0.5 ms and 0.7 MiB), so there are few widths: multiples
     of a quarter of the next power of two, at least 128.
     """
-    step = max(MIN_WIDTH, 1 << (num_slots - 1).bit_length() >> 2)
-    return -(-num_slots // step) * step
+    step = max(MIN_WIDTH, 1 << (num_entries - 1).bit_length() >> 2)
+    return -(-num_entries // step) * step
 
 
-def widen(slots_BS: Tensor, visible_BQS: Tensor) -> tuple[Tensor, Tensor]:
-    """Add invisible slots up to the ``whole_width``."""
-    missing = whole_width(slots_BS.shape[1]) - slots_BS.shape[1]
-    return functional.pad(slots_BS, (0, missing)), functional.pad(visible_BQS, (0, missing))
+def widen(entries_BS: Tensor, visible_BQS: Tensor) -> tuple[Tensor, Tensor]:
+    """Add invisible entries up to the ``whole_width``."""
+    missing = whole_width(entries_BS.shape[1]) - entries_BS.shape[1]
+    return functional.pad(entries_BS, (0, missing)), functional.pad(visible_BQS, (0, missing))
 
 
-def first_slots(run: ContextRun, used: int) -> ContextRun:
-    """Keep the first ``used`` slots of a run of one chunk, and mask the padding of its width."""
+def first_entries(run: ContextRun, used: int) -> ContextRun:
+    """Keep the first ``used`` entries of a run of one chunk, and mask the padding of its width."""
     width = min(whole_width(used), run.mask_Y1US.shape[-1])
     gather_2BS = run.gather_Z.view(2, len(run.mask_Y1US), -1)
     mask_B1US = run.mask_Y1US[..., :width].clone()

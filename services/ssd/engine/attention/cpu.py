@@ -2,7 +2,7 @@
 
 *Decision*: ``attend_whole`` computes softmax(QK)V with matrix products. *Because*: with the 48
 query rows of branches for each key/value head, two batched products and a softmax took half the
-time of the fused kernel (245 instead of 470 us; 8 heads of 32, 495 slots, one AVX-512 core). *Not
+time of the fused kernel (245 instead of 470 us; 8 heads of 32, 495 entries, one AVX-512 core). *Not
 chosen*: separate attention to the own entries of branches, which costs more than the masked
 columns. *Revisit when* contexts have thousands of tokens and the scores no longer fit the cache.
 """

@@ -1,4 +1,4 @@
-"""Partial attentions over disjoint slots, merged by their log-sum-exp.
+"""Partial attentions over disjoint entries, merged by their log-sum-exp.
 
 *Decision*: the weights of the parts are a softmax in float64, rounded once. *Because*: torch's
 float32 softmax took another exponential for the last entries of a tensor than for those before, so

@@ -1,10 +1,12 @@
-"""The tensors of the KV cache: slots of keys and values, first the pages, then a draft's segments.
+"""The tensors of the KV cache: one entry holds the keys and values of one position.
 
-Slots 0..num_blocks*C-1 are the pages. A draft also has, for every session slot b, a proposal
-segment (P slots) and an own segment (P x N slots, step-major, so that the columns of steps 0..s of
-all branches are contiguous).
+An *entry* is an address in the cache. A *slot* is the index of a session in arrays of all sessions.
 
-Z stands for all slots.
+Entries 0..num_blocks*C-1 are the pages. After them, a draft has for every session slot a proposal
+segment (P entries) and an own segment (P x N entries, step-major, so that the columns of steps 0..s
+of all branches are contiguous).
+
+Z stands for all entries.
 """
 
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from ssd.engine.config import EngineConfig, ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
-class SlotMap:
+class EntryMap:
     """Addresses in a storage; pure arithmetic."""
 
     num_blocks: int
@@ -26,75 +28,77 @@ class SlotMap:
     num_sessions: int
 
     @property
-    def num_slots(self) -> int:
-        """Number of slots of pages and segments."""
+    def num_entries(self) -> int:
+        """Number of entries of pages and segments."""
         per_session = self.num_columns * (1 + self.branches) if self.branches else 0
         return self.num_blocks * self.block_size + self.num_sessions * per_session
 
     def paged(self, block_tables_BJ: Tensor) -> Tensor:
-        """Return the slots of all positions that block tables cover, int64 [B, J*C]."""
+        """Return the entries of all positions that block tables cover, int64 [B, J*C]."""
         offset_C = torch.arange(self.block_size)
-        slots_BJC = block_tables_BJ[:, :, None] * self.block_size + offset_C
-        return slots_BJC.flatten(1)
+        entries_BJC = block_tables_BJ[:, :, None] * self.block_size + offset_C
+        return entries_BJC.flatten(1)
 
     def proposal(self, slots_B: Tensor) -> Tensor:
-        """Return the slots of proposal segments, int64 [B, P]."""
+        """Return the entries of proposal segments, int64 [B, P]."""
         first = self.num_blocks * self.block_size
         return first + slots_B[:, None] * self.num_columns + torch.arange(self.num_columns)
 
     def own(self, slots_B: Tensor) -> Tensor:
-        """Return the slots of own segments, int64 [B, P, N]."""
+        """Return the entries of own segments, int64 [B, P, N]."""
         first = self.num_blocks * self.block_size + self.num_sessions * self.num_columns
         columns = torch.arange(self.num_columns * self.branches)
         span = self.num_columns * self.branches
-        slots_BX = first + slots_B[:, None] * span + columns
-        return slots_BX.view(-1, self.num_columns, self.branches)
+        entries_BX = first + slots_B[:, None] * span + columns
+        return entries_BX.view(-1, self.num_columns, self.branches)
 
 
 class KVStorage:
-    """Keys and values of all slots, [L, 2, Z, G*E]. All values are finite.
+    """Keys and values of all entries, [L, 2, Z, G*E]. All values are finite.
 
-    Attention gathers slots that a query must not see: padding, blocks that another sequence has
+    Attention gathers entries that a query must not see: padding, blocks that another sequence has
     freed, rejected proposals. It adds -inf to their scores and multiplies their values by 0. Both
-    give NaN if the slot contains NaN or infinity, so ``write`` stores 0 instead. The row that
+    give NaN if the entry contains NaN or infinity, so ``write`` stores 0 instead. The row that
     computed such a value keeps it in its hidden state, and its logits are not finite.
 
-    *Decision*: slots are checked when they are written. *Because*: no reader needs a check then; it
-    costs one small operation for keys and one for values, 0 to 2 % of a pass of the embedded pair
-    (1 to 56 rows, bf16 and fp32). *Not chosen*: zeroing blocks when they are freed or allocated and
-    writing padding elsewhere, which is free in a step but leaves rejected proposals visible to the
-    rows of their own sequence. *Revisit when* a kernel writes the slots.
+    *Decision*: entries are checked when they are written. *Because*: no reader needs a check then.
+    It costs one small operation for keys and one for values: 0 to 2 % of a pass of the embedded
+    pair (1 to 56 rows, bf16 and fp32). *Not chosen*: zeroing blocks when they are freed or
+    allocated and writing padding elsewhere, which is free in a step but leaves rejected proposals
+    visible to the rows of their own sequence. *Revisit when* a kernel writes the entries.
     """
 
-    def __init__(self, model: ModelConfig, slots: SlotMap, dtype: torch.dtype, device: str) -> None:
-        self.slots = slots
+    def __init__(
+        self, model: ModelConfig, entries: EntryMap, dtype: torch.dtype, device: str
+    ) -> None:
+        self.entries = entries
         self.shape_GE = (model.num_kv_heads, model.head_size)
         width = model.num_kv_heads * model.head_size
         self.entries_L2ZW = torch.zeros(
-            (model.num_layers, 2, slots.num_slots, width), dtype=dtype, device=device
+            (model.num_layers, 2, entries.num_entries, width), dtype=dtype, device=device
         )
         # Views of each layer are made once, since a slice costs as much as a small kernel.
         self.keys = [layer[0].unflatten(1, self.shape_GE) for layer in self.entries_L2ZW]
         self.values = [layer[1].unflatten(1, self.shape_GE) for layer in self.entries_L2ZW]
         self.flat = [layer.flatten(0, 1) for layer in self.entries_L2ZW]
 
-    def write(self, layer: int, slots_R: Tensor, keys_RGE: Tensor, values_RGE: Tensor) -> None:
+    def write(self, layer: int, entries_R: Tensor, keys_RGE: Tensor, values_RGE: Tensor) -> None:
         """Store one layer's keys and values; values that are not finite are stored as 0."""
-        self.keys[layer].index_copy_(0, slots_R, keys_RGE.nan_to_num(0.0, 0.0, 0.0))
-        self.values[layer].index_copy_(0, slots_R, values_RGE.nan_to_num(0.0, 0.0, 0.0))
+        self.keys[layer].index_copy_(0, entries_R, keys_RGE.nan_to_num(0.0, 0.0, 0.0))
+        self.values[layer].index_copy_(0, entries_R, values_RGE.nan_to_num(0.0, 0.0, 0.0))
 
     def copy(self, from_X: Tensor, to_X: Tensor) -> None:
-        """Copy slots of all layers; all sources are read before the first write."""
+        """Copy entries of all layers; all sources are read before the first write."""
         self.entries_L2ZW[:, :, to_X] = self.entries_L2ZW[:, :, from_X]
 
 
-def bytes_per_slot(model: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of one slot over all layers."""
+def bytes_per_entry(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of one entry over all layers."""
     return 2 * model.num_layers * model.num_kv_heads * model.head_size * dtype.itemsize
 
 
-def segment_slots(engine: EngineConfig) -> int:
-    """Return the number of slots of all segments of a draft; 0 for a target."""
+def segment_entries(engine: EngineConfig) -> int:
+    """Return the number of entries of all segments of a draft; 0 for a target."""
     if engine.branches == 0:
         return 0
     return engine.max_num_seqs * engine.num_columns * (1 + engine.branches)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, ExplicitBatch
+from ssd.engine.batch import BranchBatch, ProposalBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import ModelRunner
@@ -78,8 +78,8 @@ class Harness:
         for index, row in enumerate(rows):
             tokens_BP[index, : len(row)] = torch.tensor(row)
         counts_B = torch.tensor([len(row) for row in rows])
-        logits_BPV = self.runner.run_explicit(
-            ExplicitBatch(self.slots_B, tokens_BP, counts_B, self.trunk_lengths, self.tables_BJ)
+        logits_BPV = self.runner.run_proposals(
+            ProposalBatch(self.slots_B, tokens_BP, counts_B, self.trunk_lengths, self.tables_BJ)
         )
         for session, row, logits_PV in zip(self.sessions, rows, logits_BPV, strict=True):
             expected_RV = self.plain(self.runner, [*session.committed, *session.proposal])
@@ -176,13 +176,13 @@ def test_a_draft_warms_up_and_reports_its_progress(make_draft_runner: Make) -> N
 def test_a_pass_does_not_change_other_slots(make_draft_runner: Make) -> None:
     runner = make_draft_runner(ENGINE)
     runner.warm_up(lambda _stage, _fraction: None)
-    slots = runner._slots
+    entries = runner._entries
     others_B = torch.tensor([0, 2, 3])
-    theirs = torch.cat((slots.proposal(others_B).flatten(), slots.own(others_B).flatten()))
+    theirs = torch.cat((entries.proposal(others_B).flatten(), entries.own(others_B).flatten()))
     before = runner._storage.entries_L2ZW[:, :, theirs].clone()
     one_B, table_B1 = torch.tensor([1]), torch.tensor([[1]])
     tokens_BP, tokens_BN = torch.ones((1, P)).long(), torch.ones((1, N)).long()
-    runner.run_explicit(ExplicitBatch(one_B, tokens_BP, one_B * 2, one_B, table_B1))
+    runner.run_proposals(ProposalBatch(one_B, tokens_BP, one_B * 2, one_B, table_B1))
     for step in range(P):
         runner.run_branches(BranchBatch(one_B, tokens_BN, tokens_BN, step, one_B, table_B1))
     runner.append_proposal(one_B, one_B, one_B, table_B1)

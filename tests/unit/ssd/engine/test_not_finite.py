@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import AnyRunner, ModelRunner, load_runner
@@ -120,10 +120,10 @@ def test_a_branch_affects_no_other_branch_and_no_other_session(load: Load, store
     slots_B = torch.arange(2)
     lengths_B = torch.full((2,), len(TEXT) - 1)
     tokens_BP = torch.tensor([[TEXT[-1], 7, 8, 9]]).expand(2, -1)
-    explicit = ExplicitBatch(slots_B, tokens_BP, torch.tensor([4, 4]), lengths_B, tables_BJ)
+    explicit = ProposalBatch(slots_B, tokens_BP, torch.tensor([4, 4]), lengths_B, tables_BJ)
 
     def steps(bad_branch: int | None) -> list[Tensor]:
-        runner.run_explicit(explicit)
+        runner.run_proposals(explicit)
         found = []
         for step in range(P):
             tokens_BN = torch.arange(2 * N).view(2, N) + 10 * step

@@ -14,8 +14,8 @@ from ssd.speculation.fan_out import (
     Adaptive,
     Candidates,
     FanOutPolicy,
-    ForkSet,
     Int64s,
+    SelectedOutcomes,
     Split,
     explicit_share,
     geometric_share,
@@ -49,7 +49,7 @@ def batches(draw: st.DrawFn) -> Batch:
     return candidates, proposal_BK, generator.integers(0, lookahead + 1, num_sessions)
 
 
-def pairs(forks: ForkSet, session: int) -> list[tuple[int, int]]:
+def pairs(forks: SelectedOutcomes, session: int) -> list[tuple[int, int]]:
     """The outcomes of one session in order."""
     num = int(forks.num_branches_B[session])
     accepted, bonus = forks.accepted_BN[session, :num], forks.bonus_BN[session, :num]

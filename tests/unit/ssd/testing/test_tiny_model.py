@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, ExplicitBatch, PagedBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import ModelRunner
@@ -62,7 +62,7 @@ def verify(runner: TargetRunner, tokens: Sequence[int], first: int) -> Tensor:
 
 @settings(max_examples=30, deadline=None)
 @given(tokens=TOKENS, start=st.integers(0, 10))
-def test_a_runner_says_the_exact_law(
+def test_a_runner_returns_the_exact_law(
     model: TinyModel, runner: TargetRunner, tokens: list[int], start: int
 ) -> None:
     first = max(0, len(tokens) - 1 - start % P)
@@ -94,7 +94,7 @@ def test_a_stale_token_in_the_pages_changes_the_logits(
     assert not torch.equal(verify(runner, tokens, 7)[0], model.law(tokens))
 
 
-def test_branches_say_the_exact_law(model: TinyModel) -> None:
+def test_branches_return_the_exact_law(model: TinyModel) -> None:
     runner = model.make_runner(DraftRunner, replace(ENGINE, branches=N))
     committed, proposal, accepted = [1, 4, 2, 2, 0], [3, 1], [2, 0, 1]
     own = [[0, 1, 2, 3], [4, 4, 0, 1], [2, 3, 3, 0]]
@@ -102,7 +102,7 @@ def test_branches_say_the_exact_law(model: TinyModel) -> None:
     slot, table_BJ = torch.tensor([1]), BLOCKS_J[None]
     store(runner, committed[:-1])
     columns = torch.tensor([[committed[-1], *proposal, 0]])
-    logits_BPV = runner.run_explicit(ExplicitBatch(slot, columns, slot * 3, trunk, table_BJ))
+    logits_BPV = runner.run_proposals(ProposalBatch(slot, columns, slot * 3, trunk, table_BJ))
     for count in range(3):
         assert torch.equal(logits_BPV[0, count], model.law([*committed, *proposal[:count]]))
     own_1NP, accepted_1N = torch.tensor([own]), torch.tensor([accepted])

@@ -77,7 +77,7 @@ def merge(parts: list[Partial]) -> Tensor:
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])
-def test_merged_parts_equal_attention_over_all_slots(width: int) -> None:
+def test_merged_parts_equal_attention_over_all_entries(width: int) -> None:
     parts = attend_by_parts(ReferenceAttention(), width)
     queries, keys, values, mask = tensors(torch.float32, 2)
     mask[..., ::width] = 0.0

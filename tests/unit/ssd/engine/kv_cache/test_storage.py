@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.kv_cache.storage import KVStorage, SlotMap, bytes_per_slot, segment_slots
+from ssd.engine.kv_cache.storage import EntryMap, KVStorage, bytes_per_entry, segment_entries
 from ssd.testing.tiny_model import TinyModel
 
 SIZES = st.integers(1, 5)
@@ -15,57 +15,57 @@ def model() -> ModelConfig:
 
 @settings(deadline=None)
 @given(num_blocks=SIZES, block_size=SIZES, columns=SIZES, branches=SIZES, sessions=SIZES)
-def test_pages_and_segments_are_disjoint_and_cover_all_slots(
+def test_pages_and_segments_are_disjoint_and_cover_all_entries(
     num_blocks: int, block_size: int, columns: int, branches: int, sessions: int
 ) -> None:
-    slots = SlotMap(num_blocks, block_size, columns, branches, sessions)
+    entries = EntryMap(num_blocks, block_size, columns, branches, sessions)
     everyone_B = torch.arange(sessions)
     parts = (
-        slots.paged(torch.arange(num_blocks)[None]),
-        slots.proposal(everyone_B),
-        slots.own(everyone_B),
+        entries.paged(torch.arange(num_blocks)[None]),
+        entries.proposal(everyone_B),
+        entries.own(everyone_B),
     )
     used = torch.cat([part.flatten() for part in parts])
-    assert used.sort().values.tolist() == list(range(slots.num_slots))
+    assert used.sort().values.tolist() == list(range(entries.num_entries))
 
 
-def test_a_block_table_gives_the_slots_of_positions_in_order() -> None:
-    slots = SlotMap(4, 2, 1, 0, 0)
-    assert slots.paged(torch.tensor([[3, 1]])).tolist() == [[6, 7, 2, 3]]
+def test_a_block_table_gives_the_entries_of_positions_in_order() -> None:
+    entries = EntryMap(4, 2, 1, 0, 0)
+    assert entries.paged(torch.tensor([[3, 1]])).tolist() == [[6, 7, 2, 3]]
 
 
-def test_columns_of_early_steps_are_contiguous_slots() -> None:
-    own_BPN = SlotMap(1, 1, 3, 4, 2).own(torch.tensor([1]))
+def test_columns_of_early_steps_are_contiguous_entries() -> None:
+    own_BPN = EntryMap(1, 1, 3, 4, 2).own(torch.tensor([1]))
     first = int(own_BPN[0, 0, 0])
     assert own_BPN[0, :2].flatten().tolist() == list(range(first, first + 8))
 
 
 def test_a_target_has_no_segments() -> None:
-    assert SlotMap(4, 2, 7, 0, 0).num_slots == 8
-    assert segment_slots(EngineConfig(max_model_len=8)) == 0
+    assert EntryMap(4, 2, 7, 0, 0).num_entries == 8
+    assert segment_entries(EngineConfig(max_model_len=8)) == 0
 
 
-def test_the_number_of_segment_slots_equals_the_layout() -> None:
+def test_the_number_of_segment_entries_equals_the_layout() -> None:
     engine = EngineConfig(max_model_len=8, max_num_seqs=3, num_columns=4, branches=5)
-    assert segment_slots(engine) == SlotMap(0, 1, 4, 5, 3).num_slots
+    assert segment_entries(engine) == EntryMap(0, 1, 4, 5, 3).num_entries
 
 
-def test_copying_slots_that_overlap_reads_before_it_writes() -> None:
-    storage = KVStorage(model(), SlotMap(4, 1, 1, 0, 0), torch.float32, "cpu")
+def test_copying_entries_that_overlap_reads_before_it_writes() -> None:
+    storage = KVStorage(model(), EntryMap(4, 1, 1, 0, 0), torch.float32, "cpu")
     storage.entries_L2ZW += torch.arange(4.0)[:, None]
     storage.copy(torch.tensor([0, 1, 2]), torch.tensor([1, 2, 3]))
     assert storage.entries_L2ZW[0, 1, :, 0].tolist() == [0.0, 0.0, 1.0, 2.0]
 
 
 def test_storage_starts_as_zeros_of_the_planned_size() -> None:
-    storage = KVStorage(model(), SlotMap(4, 2, 1, 0, 0), torch.bfloat16, "cpu")
+    storage = KVStorage(model(), EntryMap(4, 2, 1, 0, 0), torch.bfloat16, "cpu")
     assert not storage.entries_L2ZW.any()
-    assert storage.entries_L2ZW.nbytes == 8 * bytes_per_slot(model(), torch.bfloat16)
+    assert storage.entries_L2ZW.nbytes == 8 * bytes_per_entry(model(), torch.bfloat16)
 
 
 def test_values_that_are_not_finite_are_stored_as_zero() -> None:
-    slots = SlotMap(1, 4, 1, 0, 0)
-    storage = KVStorage(model(), slots, torch.float32, "cpu")
+    entries = EntryMap(1, 4, 1, 0, 0)
+    storage = KVStorage(model(), entries, torch.float32, "cpu")
     keys_RGE = torch.ones((2, *storage.shape_GE))
     values_RGE = torch.full((2, *storage.shape_GE), 2.0)
     keys_RGE[1, 0, 0], values_RGE[1, 0, 1], values_RGE[1, 0, 2] = torch.nan, torch.inf, -torch.inf
