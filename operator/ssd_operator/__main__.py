@@ -90,7 +90,7 @@ class Operator:
     def _start(self, cache: ObjectCache) -> None:
         """The indices exist: passes may begin as soon as events come."""
         settings, namespaces = self._settings, self._settings.scope
-        reconciler = Reconciler(self._cluster, cache, self._engines, settings.config, _now)
+        reconciler = Reconciler(self._cluster, cache, self._engines, settings, _now)
         work = partial(self._pass, reconciler)
         self._queue = WorkQueue(work, num_workers=settings.num_workers, now=time.monotonic)
         self._relist = Relist(self._cluster, cache, self._wake, self._readiness, namespaces)

@@ -5,8 +5,9 @@ from typing import Literal
 
 import ssd
 from ssd.errors import SettingsError
-from ssd_operator.children.config import OperatorConfig
-from ssd_operator.children.names import UNTOUCHED_NAMESPACE
+
+UNTOUCHED_NAMESPACE = "kube-system"
+"""Where nothing is written, whatever is watched: whoever may run pods there owns the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +54,6 @@ class OperatorSettings:
         return () if self.watch_all_namespaces else scope
 
     @property
-    def config(self) -> OperatorConfig:
-        """The part that manifests use."""
-        return OperatorConfig(
-            target_image=self.target_image,
-            draft_image=self.draft_image,
-            image_pull_policy=self.image_pull_policy,
-            version=ssd.__version__,
-            operator_namespace=self.pod_namespace,
-        )
+    def version(self) -> str:
+        """Label of objects, never of pods: an upgrade of the operator alone replaces no pod."""
+        return ssd.__version__

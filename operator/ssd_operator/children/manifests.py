@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from ssd_operator.api.spec import Object, Resource, Sharing
-from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.names import (
     CELL_LABEL,
     COMPONENT_LABEL,
@@ -20,18 +19,21 @@ from ssd_operator.children.network import network_policies, services
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.children.pods import engine_template
 from ssd_operator.children.scalers import scalers
+from ssd_operator.settings import OperatorSettings
 
 _REVISION_HISTORY = 2
 _PROGRESS_SECONDS = 600
 """A Deployment may take its start-up timeout and this long, for pulls and scheduling."""
 
 
-def wanted(resource: Resource, config: OperatorConfig, replicas: Mapping[int, int]) -> list[Object]:
+def wanted(
+    resource: Resource, settings: OperatorSettings, replicas: Mapping[int, int]
+) -> list[Object]:
     """The children of a resource.
 
     Args:
         resource: as it was parsed.
-        config: of the installation.
+        settings: of the installation.
         replicas: of each draft Deployment, by cell; a Pool has cell 0 only. Draining drafts are
             counted.
 
@@ -42,7 +44,7 @@ def wanted(resource: Resource, config: OperatorConfig, replicas: Mapping[int, in
     Raises:
         KeyError: a cell has no number.
     """
-    factory = ChildFactory(resource=resource, config=config)
+    factory = ChildFactory(resource=resource, settings=settings)
     return [
         *_accounts(factory),
         *network_policies(factory),
@@ -94,7 +96,7 @@ def _deployment(
     spec = rollout | {
         "paused": False,
         "selector": {"matchLabels": selector(factory.resource, *of)},
-        "template": engine_template(factory.resource, factory.config, *of),
+        "template": engine_template(factory.resource, factory.settings, *of),
         "revisionHistoryLimit": _REVISION_HISTORY,
         "progressDeadlineSeconds": startup_timeout_seconds + _PROGRESS_SECONDS,
     }

@@ -21,8 +21,6 @@ RESTART_ANNOTATION = f"{GROUP}/restart"
 MANAGED_BY_LABEL = "app.kubernetes.io/managed-by"
 OPERATOR = "ssd-operator"
 """Value of the managed-by label, and the field manager."""
-UNTOUCHED_NAMESPACE = "kube-system"
-"""Where nothing is written, whatever is watched: whoever may run pods there owns the cluster."""
 
 TARGET_PORT = 50051
 DRAFT_PORT = 50052

@@ -48,7 +48,7 @@ def network_policies(factory: ChildFactory) -> list[Object]:
     resource = factory.resource
     if not resource.spec.security.network_policy:
         return []
-    namespace = {_NAMESPACE_NAME: factory.config.operator_namespace}
+    namespace = {_NAMESPACE_NAME: factory.settings.pod_namespace}
     operator: Object = {
         "namespaceSelector": {"matchLabels": namespace},
         "podSelector": {"matchLabels": dict(_OPERATOR_LABELS)},

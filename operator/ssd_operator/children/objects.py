@@ -5,9 +5,9 @@ import json
 from dataclasses import dataclass
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object, Resource
-from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.kinds import KINDS
 from ssd_operator.children.names import HASH_ANNOTATION, labels_of
+from ssd_operator.settings import OperatorSettings
 
 HASH_DIGITS = 16
 
@@ -17,7 +17,7 @@ class ChildFactory:
     """Makes the children of one resource."""
 
     resource: Resource
-    config: OperatorConfig
+    settings: OperatorSettings
 
     def make(
         self,
@@ -39,8 +39,7 @@ class ChildFactory:
             The object; its hash is that of everything else in it.
         """
         labels = labels_of(self.resource, *of)
-        if self.config.version:
-            labels["app.kubernetes.io/version"] = self.config.version
+        labels["app.kubernetes.io/version"] = self.settings.version
         made: Object = {
             "apiVersion": KINDS[kind].api_version,
             "kind": kind,

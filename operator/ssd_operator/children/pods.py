@@ -19,7 +19,6 @@ from ssd_operator.api.pod_template import PodTemplate
 from ssd_operator.api.quantity import parse_quantity
 from ssd_operator.api.spec import Draft, Object, Resource, Target
 from ssd_operator.children import environment, placement
-from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.names import (
     DRAFT_PORT,
     FETCH,
@@ -39,6 +38,7 @@ from ssd_operator.children.volumes import (
     volume_mounts,
     volumes,
 )
+from ssd_operator.settings import OperatorSettings
 
 _REVISION_DIGITS = 10
 _PRE_STOP_SECONDS = 5
@@ -88,7 +88,7 @@ class _Engine:
     """What the parts of one pod template depend on."""
 
     resource: Resource
-    config: OperatorConfig
+    settings: OperatorSettings
     component: Component
     cell: int | None
     process: Target | Draft
@@ -106,7 +106,7 @@ class _Engine:
 
 
 def engine_template(
-    resource: Resource, config: OperatorConfig, component: Component, cell: int | None
+    resource: Resource, settings: OperatorSettings, component: Component, cell: int | None
 ) -> Object:
     """Pod template of a cell's target or drafts; ``cell`` is None for the drafts of a Pool."""
     spec = resource.spec
@@ -114,12 +114,12 @@ def engine_template(
     process = spec.target if is_target else spec.draft
     engine = _Engine(
         resource=resource,
-        config=config,
+        settings=settings,
         component=component,
         cell=cell,
         process=process,
         template=spec.pod_template.overridden(process.pod_template),
-        image=process.image or (config.target_image if is_target else config.draft_image),
+        image=process.image or (settings.target_image if is_target else settings.draft_image),
         resources=_resources(resource, component, process),
     )
     annotations = dict(engine.template.annotations)
@@ -176,7 +176,7 @@ def _pod_spec(engine: _Engine) -> Object:
     resource, template = engine.resource, engine.template
     inits = [_fetch_container(engine)] if engine.is_on_hub else []
     if resource.spec.model_cache.host_path:
-        inits.insert(0, node_folder_container(engine.image, engine.config.image_pull_policy))
+        inits.insert(0, node_folder_container(engine.image, engine.settings.image_pull_policy))
     return {
         "serviceAccountName": component_name(resource, engine.component),
         "automountServiceAccountToken": False,
@@ -258,7 +258,7 @@ def _container(engine: _Engine, name: str, module: str, variables: list[Object])
     return {
         "name": name,
         "image": engine.image,
-        "imagePullPolicy": engine.config.image_pull_policy,
+        "imagePullPolicy": engine.settings.image_pull_policy,
         "command": ["python", "-m", module],
         "env": environment.merged(variables, engine.template.env),
         "securityContext": _unprivileged(

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ssd_operator.api.spec import Object, Resource, ScalingMode, drafts_of_cell
-from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.kinds import OPTIONAL_KINDS
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import (
@@ -19,6 +18,7 @@ from ssd_operator.observe.cluster import Cluster, ForbiddenError, Key, is_owned_
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.object_cache import ObjectCache, is_of_former, is_ours
 from ssd_operator.observe.pod_state import endpoints_of, is_terminating, to_seconds
+from ssd_operator.settings import OperatorSettings
 
 OPTIONAL_SECONDS = 600.0
 """Between two reads of objects of optional kinds, and of which of these kinds are served."""
@@ -49,12 +49,12 @@ class Observer:
         self,
         cluster: Cluster,
         cache: ObjectCache,
-        config: OperatorConfig,
+        settings: OperatorSettings,
         now: Callable[[], float],
     ) -> None:
         self._cluster = cluster
         self._cache = cache
-        self._config = config
+        self._settings = settings
         self._now = now
         self._served: frozenset[str] = frozenset()
         self._served_at = float("-inf")
@@ -133,7 +133,7 @@ class Observer:
         were deleted, or their labels were removed and without a read they would never be deleted.
         """
         if memory.resource != resource:
-            memory.resource, memory.names = resource, _names(resource, self._config)
+            memory.resource, memory.names = resource, _names(resource, self._settings)
         absent_kinds = OPTIONAL_KINDS - (self._served - memory.forbidden)
         names = [ref for ref in memory.names if ref.kind not in absent_kinds]
         makers = {Ref("Deployment", maker_of(pod)) for pod in pods if not is_terminating(pod)}
@@ -174,12 +174,12 @@ class Observer:
         memory.optional_read_at = now
 
 
-def _names(resource: Resource, config: OperatorConfig) -> tuple[Ref, ...]:
+def _names(resource: Resource, settings: OperatorSettings) -> tuple[Ref, ...]:
     """Names of all children of a resource, except a preflight's pod."""
     cells = draft_cells(resource)
     number = resource.spec.draft.replicas
     replicas = {cell: drafts_of_cell(number, len(cells), cell) for cell in cells}
-    return tuple(map(ref_of, wanted(resource, config, replicas)))
+    return tuple(map(ref_of, wanted(resource, settings, replicas)))
 
 
 def _kinds_wanted(resource: Resource) -> frozenset[str]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object, Resource
-from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.kinds import OPTIONAL_KINDS
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import COMPONENT_LABEL, Component, revision_of
@@ -32,6 +31,7 @@ from ssd_operator.policy.scaling import (
     measure,
     next_replicas,
 )
+from ssd_operator.settings import OperatorSettings
 
 FOREIGN_SECONDS = 10.0
 """Until a name of another owner's object is read again. No watch reports when it is free."""
@@ -76,14 +76,14 @@ class Plan:
 
 
 def plan(
-    resource: Resource, observed: Observed, config: OperatorConfig, memory: Memory, now: float
+    resource: Resource, observed: Observed, settings: OperatorSettings, memory: Memory, now: float
 ) -> Plan:
     """Decide on everything but the status.
 
     Args:
         resource: what the user specified.
         observed: the state of this pass, with names.
-        config: of the installation.
+        settings: of the installation.
         memory: of the pass before.
         now: seconds since the epoch.
     """
@@ -93,7 +93,7 @@ def plan(
     absent_kinds = OPTIONAL_KINDS - observed.optional_apis
     objects = [
         each
-        for each in wanted(resource, config, drains.replicas)
+        for each in wanted(resource, settings, drains.replicas)
         if each["kind"] not in absent_kinds
     ]
     deployments = [each for each in objects if each["kind"] == "Deployment"]
@@ -105,7 +105,7 @@ def plan(
         for each in outdated_targets(targets, observed)
         if (found := failures.get(ref_of(each))) is None or found.cause is Cause.REFUSED
     ]
-    factory = ChildFactory(resource=resource, config=config)
+    factory = ChildFactory(resource=resource, settings=settings)
     preflight = preflight_state(factory, targets, outdated, observed, now)
     objects += [] if preflight.pod is None else [preflight.pod]
     memory = Memory(

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from ssd.telemetry import get_logger
 from ssd_operator.api.parse import SpecError, carried_on, parse
 from ssd_operator.api.spec import API_VERSION, KIND, Object, Resource
-from ssd_operator.children.config import OperatorConfig
-from ssd_operator.children.names import COMPONENT_LABEL, UNTOUCHED_NAMESPACE, Component
+from ssd_operator.children.names import COMPONENT_LABEL, Component
 from ssd_operator.observe.cluster import (
     Cluster,
     ClusterError,
@@ -25,6 +24,7 @@ from ssd_operator.runtime.engine_client import Engines
 from ssd_operator.runtime.execution import Execution
 from ssd_operator.runtime.fleet_metrics import FLEET
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS, RESYNC_SECONDS
+from ssd_operator.settings import UNTOUCHED_NAMESPACE, OperatorSettings
 from ssd_operator.status.events import event_object
 from ssd_operator.status.report import Report, Reported, report_invalid, report_pass
 
@@ -61,16 +61,16 @@ class Reconciler:
         cluster: Cluster,
         cache: ObjectCache,
         engines: Engines,
-        config: OperatorConfig,
+        settings: OperatorSettings,
         now: Callable[[], float],
     ) -> None:
         """Construct it; ``now`` is in seconds since the epoch."""
         self._cluster = cluster
         self._cache = cache
         self._engines = engines
-        self._config = config
+        self._settings = settings
         self._now = now
-        self._observer = Observer(cluster, cache, config, now)
+        self._observer = Observer(cluster, cache, settings, now)
         self._records: dict[Key, _Record] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -132,7 +132,7 @@ class Reconciler:
             drains=self._engines.drains(key),
             spec_problem=record.spec_problem,
         )
-        decided = plan(resource, observed, self._config, record.memory, self._now())
+        decided = plan(resource, observed, self._settings, record.memory, self._now())
         if decided.is_writing and not await self._exists(key, found):
             self._drop(key, found)
             return None

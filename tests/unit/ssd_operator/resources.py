@@ -30,19 +30,27 @@ from ssd_operator.api.spec import (
     Transport,
     drafts_of_cell,
 )
-from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import COMPONENT_LABEL, REVISION_LABEL, draft_cells
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.cluster import ref_of
 from ssd_operator.observe.facts import Observed
 from ssd_operator.policy.preflight import preflight_state
+from ssd_operator.settings import OperatorSettings
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-CONFIG = OperatorConfig(
+
+
+class PinnedSettings(OperatorSettings):
+    """Settings whose manifests stay the same when the product has a new version."""
+
+    version = "0.1.0"
+
+
+SETTINGS = PinnedSettings(
     target_image="localhost/ssd-target:0.1.0",
     draft_image="localhost/ssd-draft:0.1.0",
-    version="0.1.0",
+    pod_namespace="ssd",
 )
 UID = "0f0e0d0c-0b0a-0908-0706-050403020100"
 REVISION = "0123456789abcdef0123456789abcdef01234567"
@@ -73,8 +81,8 @@ def replicas_of(resource: Resource) -> dict[int, int]:
     return {cell: drafts_of_cell(wanted_drafts, len(cells), cell) for cell in cells}
 
 
-def children(resource: Resource, config: OperatorConfig = CONFIG) -> list[Object]:
-    return wanted(resource, config, replicas_of(resource))
+def children(resource: Resource, settings: OperatorSettings = SETTINGS) -> list[Object]:
+    return wanted(resource, settings, replicas_of(resource))
 
 
 def cpu_demo(
@@ -273,7 +281,7 @@ def preflight_of(resource: Resource) -> Object:
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
     observed = Observed(children={ref_of(each): each for each in live}, pods=(pod,))
-    factory = ChildFactory(resource=resource, config=CONFIG)
+    factory = ChildFactory(resource=resource, settings=SETTINGS)
     made = preflight_state(factory, targets, targets, observed, 0.0).pod
     assert made is not None
     return made

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 from tests.unit.ssd_operator.checked_cluster import CheckedCluster
 from tests.unit.ssd_operator.memory_cluster import LostAnswerError
-from tests.unit.ssd_operator.resources import CONFIG, replicas_of
+from tests.unit.ssd_operator.resources import SETTINGS, replicas_of
 from tests.unit.ssd_operator.world import DEMO, KEY, World
 
 from ssd.rpc.pool_codec import LinkStatus
@@ -306,7 +306,7 @@ class Disturbances(RuleBasedStateMachine):
 
     def check_that_all_is_well(self) -> None:
         resource = parse(self.cluster.resource(KEY))
-        for child in wanted(resource, CONFIG, replicas_of(resource)):
+        for child in wanted(resource, SETTINGS, replicas_of(resource)):
             if child["kind"] in WATCHED_KINDS:
                 assert matches(self.cluster.objects["default", ref_of(child)], child), ref_of(child)
         assert len(self.world.ready_pods("target")) == resource.spec.num_cells

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.unit.ssd_operator.controllers import Controllers
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster, Watch
-from tests.unit.ssd_operator.resources import CONFIG
+from tests.unit.ssd_operator.resources import SETTINGS
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.kinds import WATCHED_KINDS
@@ -77,7 +77,7 @@ class World:
         self.woken: list[Key] = []
         self.relist = Relist(self.cluster, self.cache, self.woken.append, Readiness())
         self.reconciler = Reconciler(
-            self.cluster, self.cache, self.engines, CONFIG, lambda: self.cluster.now
+            self.cluster, self.cache, self.engines, SETTINGS, lambda: self.cluster.now
         )
 
     def catch_up(self, kinds: Iterable[str] = WATCHED_KINDS) -> None:

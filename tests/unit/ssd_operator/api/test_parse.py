@@ -26,9 +26,9 @@ from ssd_operator.api.spec import (
     Spec,
     Target,
 )
-from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.names import Component
 from ssd_operator.children.pods import engine_template
+from ssd_operator.settings import OperatorSettings
 
 CORPUS = Path(__file__).resolve().parents[3] / "cluster" / "crd"
 GOOD = sorted((CORPUS / "good").glob("*.yaml"))
@@ -231,11 +231,11 @@ def test_a_volume_of_the_operator_cannot_be_replaced(template: Object, words: st
 
 
 def test_the_reserved_volumes_are_those_that_pods_have() -> None:
-    config = OperatorConfig(target_image="t", draft_image="d")
+    settings = OperatorSettings(target_image="t", draft_image="d")
     names, paths = set[str](), set[str]()
     for source in ({"uri": "pvc://w/m"}, {"uri": "hf://org/m", "revision": "0" * 40}):
         obj = resource({part: {"source": source} for part in ("target", "draft")})
-        spec = engine_template(parse(obj), config, Component.TARGET, 0)["spec"]
+        spec = engine_template(parse(obj), settings, Component.TARGET, 0)["spec"]
         names |= {each["name"] for each in spec["volumes"]}
         paths |= {each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
     assert names == reserved.VOLUMES

@@ -1,6 +1,5 @@
 """Children of a resource: reviewed snapshots, and properties over all specs."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.ssd_operator.resources import (
-    CONFIG,
     DEMO_DRAFT,
     DEMO_TARGET,
     KEDA,
@@ -17,6 +15,7 @@ from tests.unit.ssd_operator.resources import (
     POOL,
     PREFLIGHTS,
     SAMPLES,
+    SETTINGS,
     SNAPSHOTS,
     children,
     cpu_demo,
@@ -39,7 +38,6 @@ from ssd_operator.api.spec import (
     Spec,
     Target,
 )
-from ssd_operator.children.config import OperatorConfig
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import (
     HASH_ANNOTATION,
@@ -48,6 +46,7 @@ from ssd_operator.children.names import (
     revision_of,
 )
 from ssd_operator.children.volumes import USER
+from ssd_operator.settings import OperatorSettings
 
 ORDER = [
     "ServiceAccount",
@@ -62,10 +61,10 @@ ORDER = [
 RESTRICTED_VOLUMES = {"emptyDir", "persistentVolumeClaim", "configMap", "secret", "projected"}
 
 
-def templates(resource: Resource, config: OperatorConfig = CONFIG) -> dict[str, Object]:
+def templates(resource: Resource, settings: OperatorSettings = SETTINGS) -> dict[str, Object]:
     return {
         each["metadata"]["name"]: each["spec"]["template"]
-        for each in children(resource, config)
+        for each in children(resource, settings)
         if each["kind"] == "Deployment"
     }
 
@@ -229,12 +228,19 @@ def test_scaling_and_policies_replace_no_pod(spec: Spec) -> None:
 
 
 def test_a_new_version_of_the_operator_writes_objects_and_replaces_no_pod() -> None:
-    newer = replace(CONFIG, version="9.9.9", operator_namespace="elsewhere")
+    class NewerSettings(OperatorSettings):
+        version = "9.9.9"
+
+    newer = NewerSettings(
+        target_image=SETTINGS.target_image,
+        draft_image=SETTINGS.draft_image,
+        pod_namespace="elsewhere",
+    )
     demo = SAMPLES["cpu-demo"]
     assert templates(demo, newer) == templates(demo)
     hashes = [
-        {each["metadata"]["annotations"][HASH_ANNOTATION] for each in children(demo, config)}
-        for config in (CONFIG, newer)
+        {each["metadata"]["annotations"][HASH_ANNOTATION] for each in children(demo, settings)}
+        for settings in (SETTINGS, newer)
     ]
     assert hashes[0].isdisjoint(hashes[1])
 
@@ -267,7 +273,7 @@ def test_drafts_belong_to_a_cell_or_to_the_pool() -> None:
         if each["metadata"]["name"].startswith("demo-draft-") and each["kind"] == "Deployment"
     }
     assert by_cell == {"demo-draft-0": (0, 2), "demo-draft-1": (1, 1)}
-    assert wanted(resource(POOL), CONFIG, {0: 4}) == children(resource(POOL))
+    assert wanted(resource(POOL), SETTINGS, {0: 4}) == children(resource(POOL))
     dialled = {
         variable["value"]
         for name, template in templates(resource(POOL)).items()

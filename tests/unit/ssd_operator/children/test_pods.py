@@ -5,13 +5,13 @@ from dataclasses import fields
 
 import pytest
 from tests.unit.ssd_operator.resources import (
-    CONFIG,
     DEMO_DRAFT,
     DEMO_TARGET,
     LLAMA,
     POOL,
     QWEN,
     SAMPLES,
+    SETTINGS,
     cpu_demo,
     resource,
 )
@@ -44,12 +44,12 @@ SET_BY_THE_POD = {"pod_name", "node_name", "cell", "termination_log"}
 
 
 def target_of(resource: Resource) -> Object:
-    return engine_template(resource, CONFIG, Component.TARGET, 0)
+    return engine_template(resource, SETTINGS, Component.TARGET, 0)
 
 
 def draft_of(resource: Resource) -> Object:
     is_pool = resource.spec.draft.sharing is Sharing.POOL
-    return engine_template(resource, CONFIG, Component.DRAFT, None if is_pool else 0)
+    return engine_template(resource, SETTINGS, Component.DRAFT, None if is_pool else 0)
 
 
 def container_of(template: Object) -> Object:
@@ -299,7 +299,7 @@ def test_the_policy_decides_whether_drafts_run_beside_their_target(spec: Spec, p
 
 
 def test_a_draft_follows_the_target_of_its_own_cell() -> None:
-    affinity = engine_template(resource(LLAMA), CONFIG, Component.DRAFT, 1)["spec"]["affinity"][
+    affinity = engine_template(resource(LLAMA), SETTINGS, Component.DRAFT, 1)["spec"]["affinity"][
         "podAffinity"
     ]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]

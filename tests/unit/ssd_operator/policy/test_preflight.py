@@ -8,9 +8,9 @@ import pytest
 import yaml
 from hypothesis import given
 from tests.unit.ssd_operator.resources import (
-    CONFIG,
     PREFLIGHTS,
     SAMPLES,
+    SETTINGS,
     SNAPSHOTS,
     children,
     preflight_of,
@@ -73,7 +73,7 @@ def seen(
 
 
 def look(observed: Observed, demo: Resource = DEMO, now: float = NOW) -> Preflight:
-    factory = ChildFactory(resource=demo, config=CONFIG)
+    factory = ChildFactory(resource=demo, settings=SETTINGS)
     wanted = targets_of(demo)
     return preflight_state(factory, wanted, outdated_targets(wanted, observed), observed, now)
 
