@@ -28,7 +28,7 @@ LONGEST_QUOTE = 400
 """Characters."""
 
 
-class Trouble(StrEnum):
+class PodReason(StrEnum):
     """Reasons of TargetReady and DraftReady, the most important first."""
 
     CONFIGURATION_ERROR = "ConfigurationError"
@@ -49,7 +49,7 @@ class Trouble(StrEnum):
 class Diagnosis:
     """Why one pod is not ready."""
 
-    trouble: Trouble
+    reason: PodReason
     message: str
     """Without a full stop."""
 
@@ -77,8 +77,8 @@ _NO_DEVICE = re.compile(r"device .* cannot be used here")
 
 def worst(diagnoses: Iterable[Diagnosis]) -> Diagnosis | None:
     """The most important one; among equals the first."""
-    order = list(Trouble)
-    return min(diagnoses, key=lambda found: order.index(found.trouble), default=None)
+    order = list(PodReason)
+    return min(diagnoses, key=lambda found: order.index(found.reason), default=None)
 
 
 def diagnose(pod: Object, startup_timeout_seconds: int, now: float) -> Diagnosis | None:
@@ -93,7 +93,7 @@ def diagnose(pod: Object, startup_timeout_seconds: int, now: float) -> Diagnosis
         return None
     name = name_of(pod)
     if is_terminating(pod):
-        return Diagnosis(Trouble.DRAINING, f"{name} is being deleted")
+        return Diagnosis(PodReason.DRAINING, f"{name} is being deleted")
     if not is_scheduled(pod):
         return _unscheduled(pod)
     status = pod.get("status", {})
@@ -106,7 +106,7 @@ def diagnose(pod: Object, startup_timeout_seconds: int, now: float) -> Diagnosis
         found = _stopped(pod, container, startup_timeout_seconds)
         if found is not None:
             return found
-    return Diagnosis(Trouble.LOADING, f"{name} {_progress(pod, now)}")
+    return Diagnosis(PodReason.LOADING, f"{name} {_progress(pod, now)}")
 
 
 def diagnose_absence(deployment: Object | None, what: str) -> Diagnosis | None:
@@ -115,15 +115,15 @@ def diagnose_absence(deployment: Object | None, what: str) -> Diagnosis | None:
     if failure.get("status") != "True":
         return None
     return Diagnosis(
-        Trouble.POD_FORBIDDEN, f"{what} has no pod: {_quote(failure.get('message', ''))}"
+        PodReason.POD_FORBIDDEN, f"{what} has no pod: {_quote(failure.get('message', ''))}"
     )
 
 
 def _unscheduled(pod: Object) -> Diagnosis:
     if is_unschedulable(pod):
         message = _quote(condition_of(pod, "PodScheduled").get("message", ""))
-        return Diagnosis(Trouble.UNSCHEDULABLE, f"{name_of(pod)}: {message}")
-    return Diagnosis(Trouble.LOADING, f"{name_of(pod)} waits for a node")
+        return Diagnosis(PodReason.UNSCHEDULABLE, f"{name_of(pod)}: {message}")
+    return Diagnosis(PodReason.LOADING, f"{name_of(pod)} waits for a node")
 
 
 def _fetching(name: str, container: Object) -> Diagnosis | None:
@@ -133,8 +133,8 @@ def _fetching(name: str, container: Object) -> Diagnosis | None:
     ended = (container.get("lastState") or {}).get("terminated")
     if ended:
         message = f"{name} fetches its model again; it {_crash(container, ended)}"
-        return Diagnosis(Trouble.CRASH_LOOP, message)
-    return Diagnosis(Trouble.FETCHING_MODEL, f"{name} fetches its model")
+        return Diagnosis(PodReason.CRASH_LOOP, message)
+    return Diagnosis(PodReason.FETCHING_MODEL, f"{name} fetches its model")
 
 
 def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> Diagnosis | None:
@@ -146,33 +146,35 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
     if waits_for in _PULL:
         cause = _BACK_OFF.sub("", message) or "the registry refused or was not reached"
         return Diagnosis(
-            Trouble.IMAGE_PULL,
+            PodReason.IMAGE_PULL,
             f"{name} cannot pull {container.get('image', 'its image')}: {cause}",
         )
     if waits_for in _CONFIGURATION:
         return Diagnosis(
-            Trouble.CONFIGURATION_ERROR, f"{name} cannot start: {message or waits_for}"
+            PodReason.CONFIGURATION_ERROR, f"{name} cannot start: {message or waits_for}"
         )
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
     exit_code, error = ended.get("exitCode", 0), _error_of(ended)
     if exit_code == os.EX_CONFIG:
         has_no_device = _NO_DEVICE.search(error)
-        trouble = Trouble.NO_DEVICE if has_no_device else Trouble.CONFIGURATION_ERROR
-        return Diagnosis(trouble, f"{name}: {error or 'it refused its settings (exit code 78)'}")
+        reason = PodReason.NO_DEVICE if has_no_device else PodReason.CONFIGURATION_ERROR
+        return Diagnosis(reason, f"{name}: {error or 'it refused its settings (exit code 78)'}")
     if exit_code and (module := _NO_PROCESS.search(error)):
         image = container.get("image", "its image")
         return Diagnosis(
-            Trouble.CONFIGURATION_ERROR,
+            PodReason.CONFIGURATION_ERROR,
             f"{name}: {image} has no {module[1]}; is it the image of another process?",
         )
     if _was_too_slow(container, ended, startup_timeout_seconds, _startup_grace(pod)):
         return Diagnosis(
-            Trouble.STARTUP_TIMEOUT,
+            PodReason.STARTUP_TIMEOUT,
             f"{name} was not ready after {startup_timeout_seconds} s and was restarted; "
             "raise startupTimeoutSeconds or use a modelCache that keeps the weights",
         )
     is_down = waits_for == "CrashLoopBackOff" or (exit_code and "terminated" in state)
-    return Diagnosis(Trouble.CRASH_LOOP, f"{name} {_crash(container, ended)}") if is_down else None
+    return (
+        Diagnosis(PodReason.CRASH_LOOP, f"{name} {_crash(container, ended)}") if is_down else None
+    )
 
 
 def _startup_grace(pod: Object) -> int:

@@ -17,14 +17,14 @@ from ssd_operator.api.spec import Object
 from ssd_operator.children.names import HASH_ANNOTATION, PREFLIGHT, preflight_pod, revision_of
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.children.pods import preflight_spec
-from ssd_operator.observe.diagnosis import Trouble, diagnose
+from ssd_operator.observe.diagnosis import PodReason, diagnose
 from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.pod_state import is_terminating, name_of, to_seconds
 from ssd_operator.policy.rollout import Stage, serving_pod
 
 RETRY_SECONDS = 60.0
 """Until a preflight that the cluster ended is repeated."""
-_RUNNING = frozenset({Trouble.LOADING, Trouble.DRAINING})
+_RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _result(pod: Object, now: float) -> Preflight:
         kept = (pod, wait) if wait > 0 else (None, math.inf)
         return Preflight(Stage.STUCK, message.rstrip(" :."), *kept)
     found = diagnose(pod, int(pod["spec"]["activeDeadlineSeconds"]), now)
-    if found is None or found.trouble in _RUNNING:
+    if found is None or found.reason in _RUNNING:
         return Preflight(Stage.RUNNING, f"{name} runs" if found is None else found.message, pod)
-    stage = Stage.STUCK if found.trouble is Trouble.UNSCHEDULABLE else Stage.FAILED
+    stage = Stage.STUCK if found.reason is PodReason.UNSCHEDULABLE else Stage.FAILED
     return Preflight(stage, found.message.rstrip("."), pod)

@@ -1,4 +1,4 @@
-"""Metrics over all resources: counts of conditions, and the begin of the longest trouble."""
+"""Metrics over all resources: counts of conditions, and the begin of the longest problem."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
@@ -7,20 +7,20 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.diagnosis import Trouble
+from ssd_operator.observe.diagnosis import PodReason
 from ssd_operator.observe.pod_state import to_seconds
 from ssd_operator.runtime.metrics import REGISTRY
 
 _OF_DRAFTS = frozenset({"SpeculationActive", "ScalingActive", "DraftCapacity"})
 """Conditions that count once a target serves, and not while the resource is paused."""
-_LOADING = frozenset({Trouble.FETCHING_MODEL, Trouble.LOADING})
+_LOADING = frozenset({PodReason.FETCHING_MODEL, PodReason.LOADING})
 """Reasons that end by themselves, within a time-out."""
 
 Pair = tuple[str, str]
 """Type and status of a condition."""
 
 
-def troubles(status: Object) -> Iterator[tuple[Pair, float]]:
+def unexpected_conditions(status: Object) -> Iterator[tuple[Pair, float]]:
     """Conditions that are not True and that the user did not cause, and their begin (seconds).
 
     Args:
@@ -82,17 +82,19 @@ class FleetMetrics(Collector):
         for pair, count in counts.items():
             resources.add_metric(pair, count)
         since: dict[Pair, float] = {}
-        for pair, seconds in (each for status in statuses for each in troubles(status)):
+        for pair, seconds in (
+            each for status in statuses for each in unexpected_conditions(status)
+        ):
             since[pair] = min(seconds, since.get(pair, seconds))
-        trouble = GaugeMetricFamily(
+        since_metric = GaugeMetricFamily(
             "ssd_operator_trouble_since_timestamp_seconds",
-            "Begin of the longest trouble of one resource with a condition, in seconds since the "
+            "Begin of the longest problem of one resource with a condition, in seconds since the "
             "epoch; absent without one. A pause or zero drafts is none.",
             labels=labels,
         )
         for pair, seconds in since.items():
-            trouble.add_metric(pair, seconds)
-        return iter((resources, trouble))
+            since_metric.add_metric(pair, seconds)
+        return iter((resources, since_metric))
 
 
 FLEET = FleetMetrics()

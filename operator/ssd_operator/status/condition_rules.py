@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ssd_operator.api.spec import Draft, Object, ScalingMode, Sharing, Target
 from ssd_operator.children.names import Component, cell_of, component_name
-from ssd_operator.observe.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
+from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
 from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import (
     condition_of,
@@ -25,8 +25,8 @@ from ssd_operator.status.speculating import speculation_active
 
 _USUAL = frozenset(
     {
-        *(Trouble.ROLLING_OUT, Trouble.FETCHING_MODEL, Trouble.LOADING),
-        *(Trouble.DRAINING, Trouble.SCALING),
+        *(PodReason.ROLLING_OUT, PodReason.FETCHING_MODEL, PodReason.LOADING),
+        *(PodReason.DRAINING, PodReason.SCALING),
     }
 )
 """Reasons that pass without a change by a person."""
@@ -73,11 +73,11 @@ def _target_ready(result: PassResult) -> Condition:
     num_cells, num_ready = result.resource.spec.num_cells, _num_ready_cells(result)
     summary = f"{num_ready} of {num_cells} targets are ready"
     found = worst(
-        each for cell in range(num_cells) if (each := _cell_trouble(result, cell)) is not None
+        each for cell in range(num_cells) if (each := _diagnose_cell(result, cell)) is not None
     )
     if found is None:
         return yes("AllReady", f"{summary}.")
-    return no(str(found.trouble), f"{summary}; {found.message}.")
+    return no(str(found.reason), f"{summary}; {found.message}.")
 
 
 def _draft_ready(result: PassResult) -> Condition:
@@ -88,15 +88,15 @@ def _draft_ready(result: PassResult) -> Condition:
     summary = f"{num_ready} of {wanted} drafts are ready"
     if num_ready >= wanted:
         return yes("AllReady", f"{summary}.")
-    troubles = _troubles(result, result.staying_drafts, result.resource.spec.draft)
+    diagnoses = _diagnoses(result, result.staying_drafts, result.resource.spec.draft)
     num_pods = len(result.staying_drafts)
     if num_pods < wanted:
         absent = (diagnose_absence(made, name_of(made)) for made in result.draft_deployments)
-        troubles += [each for each in absent if each is not None]
-        troubles.append(Diagnosis(Trouble.SCALING, f"{num_pods} of {wanted} pods exist"))
-    found = worst(troubles)
+        diagnoses += [each for each in absent if each is not None]
+        diagnoses.append(Diagnosis(PodReason.SCALING, f"{num_pods} of {wanted} pods exist"))
+    found = worst(diagnoses)
     assert found is not None
-    return no(str(found.trouble), f"{summary}; {found.message}.")
+    return no(str(found.reason), f"{summary}; {found.message}.")
 
 
 def _draft_capacity(result: PassResult) -> Condition:
@@ -167,9 +167,9 @@ def _under_way(result: PassResult) -> Condition | None:
     is_rolling = any(map(_is_rolling, deployments)) or result.is_replacing_targets
     if num_updated < len(pods) or is_rolling:
         spec = result.resource.spec
-        troubles = _troubles(result, result.targets, spec.target)
-        troubles += _troubles(result, result.staying_drafts, spec.draft)
-        cause = worst(each for each in troubles if each.trouble not in _USUAL)
+        diagnoses = _diagnoses(result, result.targets, spec.target)
+        diagnoses += _diagnoses(result, result.staying_drafts, spec.draft)
+        cause = worst(each for each in diagnoses if each.reason not in _USUAL)
         suffix = "" if cause is None else f"; {cause.message}"
         return yes("RollingOut", f"{num_updated} of {len(pods)} pods are up to date{suffix}.")
     if result.num_draining:
@@ -249,25 +249,25 @@ def _num_ready_cells(result: PassResult) -> int:
     return len({cell_of(pod) for pod in result.ready_targets})
 
 
-def _troubles(result: PassResult, pods: Sequence[Object], part: Target | Draft) -> list[Diagnosis]:
+def _diagnoses(result: PassResult, pods: Sequence[Object], part: Target | Draft) -> list[Diagnosis]:
     found = (diagnose(pod, part.startup_timeout_seconds, result.now) for pod in pods)
     return [each for each in found if each is not None]
 
 
-def _cell_trouble(result: PassResult, cell: int) -> Diagnosis | None:
+def _diagnose_cell(result: PassResult, cell: int) -> Diagnosis | None:
     """Why a cell has no ready target; None if it has one."""
     pods, deployment = result.cell_targets(cell), result.target_deployment(cell)
     if any(map(is_ready, pods)):
         return None
-    trouble = (
-        worst(_troubles(result, pods, result.resource.spec.target))
+    diagnosis = (
+        worst(_diagnoses(result, pods, result.resource.spec.target))
         or diagnose_absence(deployment, f"cell {cell}")
-        or Diagnosis(Trouble.LOADING, f"cell {cell} has no pod yet")
+        or Diagnosis(PodReason.LOADING, f"cell {cell} has no pod yet")
     )
     is_rolled = deployment is not None and _is_rolling(deployment) and _was_rolled(deployment)
-    if is_rolled and trouble.trouble in _USUAL:
-        return Diagnosis(Trouble.ROLLING_OUT, trouble.message)
-    return trouble
+    if is_rolled and diagnosis.reason in _USUAL:
+        return Diagnosis(PodReason.ROLLING_OUT, diagnosis.message)
+    return diagnosis
 
 
 def _is_rolling(deployment: Object) -> bool:

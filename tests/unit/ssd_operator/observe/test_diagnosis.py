@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.diagnosis import Diagnosis, Trouble, diagnose, diagnose_absence, worst
+from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
 from ssd_operator.observe.pod_state import to_text
 
 NOW = 1_000_000.0
@@ -57,43 +57,43 @@ WHY = "WeightsError: layer 3 is missing; take another source"
 NO_TOKEN = "ModelNotFoundError: hf://org/name@0: the hub refuses"
 NO_ROOM = "CacheError: no room"
 NO_TARGET = "/usr/local/bin/python: No module named ssd_target"
-CASES: list[tuple[Object, Trouble, str]] = [
-    (fetching(state=RUNNING), Trouble.FETCHING_MODEL, "demo-target-0-x fetches its model"),
+CASES: list[tuple[Object, PodReason, str]] = [
+    (fetching(state=RUNNING), PodReason.FETCHING_MODEL, "demo-target-0-x fetches its model"),
     (
         fetching(state=RUNNING, lastState=ended(1, NO_ROOM)),
-        Trouble.CRASH_LOOP,
+        PodReason.CRASH_LOOP,
         f"fetches its model again; it ended with exit code 1, 2 restarts so far: {NO_ROOM}",
     ),
     (
         fetching(state=waiting("CrashLoopBackOff"), lastState=ended(78, NO_TOKEN)),
-        Trouble.CONFIGURATION_ERROR,
+        PodReason.CONFIGURATION_ERROR,
         f"demo-target-0-x: {NO_TOKEN}",
     ),
     (
         fetching(state=waiting("CrashLoopBackOff"), lastState=ended(1, NO_ROOM, seconds=600)),
-        Trouble.CRASH_LOOP,
+        PodReason.CRASH_LOOP,
         NO_ROOM,
     ),
     (
         fetching(state=waiting("CreateContainerConfigError", 'secret "hf" not found')),
-        Trouble.CONFIGURATION_ERROR,
+        PodReason.CONFIGURATION_ERROR,
         'secret "hf" not found',
     ),
-    (fetching(state=ended(0)), Trouble.LOADING, "is being created"),
+    (fetching(state=ended(0)), PodReason.LOADING, "is being created"),
     (
         pod(state=ended(1, NO_TARGET)),
-        Trouble.CONFIGURATION_ERROR,
+        PodReason.CONFIGURATION_ERROR,
         "has no ssd_target; is it the image of another process?",
     ),
     (
         pod(node="", scheduled={"reason": "Unschedulable", "message": "0/2 nodes: no GPU."}),
-        Trouble.UNSCHEDULABLE,
+        PodReason.UNSCHEDULABLE,
         "demo-target-0-x: 0/2 nodes: no GPU",
     ),
-    (pod(node=""), Trouble.LOADING, "demo-target-0-x waits for a node"),
+    (pod(node=""), PodReason.LOADING, "demo-target-0-x waits for a node"),
     (
         pod(state=waiting("ErrImagePull", "failed to pull: not found")),
-        Trouble.IMAGE_PULL,
+        PodReason.IMAGE_PULL,
         f"demo-target-0-x cannot pull {IMAGE}: failed to pull: not found",
     ),
     (
@@ -103,24 +103,24 @@ CASES: list[tuple[Object, Trouble, str]] = [
                 f'Back-off pulling image "{IMAGE}": ErrImagePull: failed to pull: not found',
             )
         ),
-        Trouble.IMAGE_PULL,
+        PodReason.IMAGE_PULL,
         f"demo-target-0-x cannot pull {IMAGE}: failed to pull: not found",
     ),
     (
         pod(state=waiting("CreateContainerConfigError", 'secret "hf" not found')),
-        Trouble.CONFIGURATION_ERROR,
+        PodReason.CONFIGURATION_ERROR,
         'demo-target-0-x cannot start: secret "hf" not found',
     ),
     (
         pod(state=waiting("CrashLoopBackOff"), lastState=ended(78, WHY), restartCount=4),
-        Trouble.CONFIGURATION_ERROR,
+        PodReason.CONFIGURATION_ERROR,
         f"demo-target-0-x: {WHY}",
     ),
-    (pod(state=RUNNING, lastState=ended(78, WHY)), Trouble.CONFIGURATION_ERROR, WHY),
-    (pod(state=ended(78)), Trouble.CONFIGURATION_ERROR, "refused its settings (exit code 78)"),
+    (pod(state=RUNNING, lastState=ended(78, WHY)), PodReason.CONFIGURATION_ERROR, WHY),
+    (pod(state=ended(78)), PodReason.CONFIGURATION_ERROR, "refused its settings (exit code 78)"),
     (
         pod(state=ended(78, "SettingsError: device 'cuda' cannot be used here: no driver")),
-        Trouble.NO_DEVICE,
+        PodReason.NO_DEVICE,
         "device 'cuda' cannot be used here: no driver",
     ),
     (
@@ -129,49 +129,53 @@ CASES: list[tuple[Object, Trouble, str]] = [
             lastState=ended(1, "Traceback\n  line 3\nRuntimeError: broken\n"),
             restartCount=4,
         ),
-        Trouble.CRASH_LOOP,
+        PodReason.CRASH_LOOP,
         "ended with exit code 1, 4 restarts so far: RuntimeError: broken",
     ),
     (
         pod(state=ended(137, reason="OOMKilled"), restartCount=1),
-        Trouble.CRASH_LOOP,
+        PodReason.CRASH_LOOP,
         "was killed for memory, 1 restarts so far",
     ),
     (
         pod(state=RUNNING, lastState=ended(137, seconds=600), restartCount=1, started=False),
-        Trouble.STARTUP_TIMEOUT,
+        PodReason.STARTUP_TIMEOUT,
         "was not ready after 600 s and was restarted",
     ),
     (
         pod(state=RUNNING, lastState=ended(1, seconds=7200), restartCount=1, started=False),
-        Trouble.LOADING,
+        PodReason.LOADING,
         "loads again; it ended with exit code 1, 1 restarts so far",
     ),
     (
         pod(state=RUNNING, lastState=ended(137, seconds=599), restartCount=1, started=False),
-        Trouble.LOADING,
+        PodReason.LOADING,
         "loads again; it ended with exit code 137, 1 restarts so far",
     ),
-    (pod(state=RUNNING, lastState={}), Trouble.LOADING, "demo-target-0-x loads"),
-    (pod(state=waiting("ContainerCreating")), Trouble.LOADING, "demo-target-0-x is being created"),
+    (pod(state=RUNNING, lastState={}), PodReason.LOADING, "demo-target-0-x loads"),
+    (
+        pod(state=waiting("ContainerCreating")),
+        PodReason.LOADING,
+        "demo-target-0-x is being created",
+    ),
     (
         pod(
             scheduled={"lastTransitionTime": to_text(NOW - 61)},
             state=waiting("ContainerCreating"),
         ),
-        Trouble.LOADING,
+        PodReason.LOADING,
         "has not been created for 60 s: the Secret, ConfigMap or claim of a volume may be missing",
     ),
 ]
 
 
-@pytest.mark.parametrize(("found", "trouble", "words"), CASES)
+@pytest.mark.parametrize(("found", "reason", "words"), CASES)
 def test_each_trouble_has_its_reason_and_its_message(
-    found: Object, trouble: Trouble, words: str
+    found: Object, reason: PodReason, words: str
 ) -> None:
     diagnosis = diagnose(found, 600, NOW)
     assert diagnosis is not None
-    assert diagnosis.trouble is trouble
+    assert diagnosis.reason is reason
     assert diagnosis.message.endswith(words) or words in diagnosis.message
 
 
@@ -200,7 +204,7 @@ def test_a_crash_quotes_the_error_and_no_other_line_of_the_log(
     words = left if quoted is None else quoted
     suffix = f": {words}" if words else ""
     expected = f"demo-target-0-x ended with exit code 1, 4 restarts so far{suffix}"
-    assert diagnosis == Diagnosis(Trouble.CRASH_LOOP, expected)
+    assert diagnosis == Diagnosis(PodReason.CRASH_LOOP, expected)
 
 
 def test_a_long_error_is_cut_before_its_file_and_line() -> None:
@@ -221,7 +225,7 @@ def test_a_startup_timeout_includes_the_grace(seconds: float, *, is_too_slow: bo
     found["spec"] |= {"terminationGracePeriodSeconds": 330, "containers": [probe]}
     diagnosis = diagnose(found, 600, NOW)
     assert diagnosis is not None
-    assert (diagnosis.trouble is Trouble.STARTUP_TIMEOUT) is is_too_slow
+    assert (diagnosis.reason is PodReason.STARTUP_TIMEOUT) is is_too_slow
 
 
 def test_a_ready_pod_has_no_diagnosis_and_a_deleted_one_is_draining() -> None:
@@ -230,7 +234,7 @@ def test_a_ready_pod_has_no_diagnosis_and_a_deleted_one_is_draining() -> None:
     assert diagnose(ready, 600, NOW) is None
     ready["metadata"]["deletionTimestamp"] = to_text(NOW)
     assert diagnose(ready, 600, NOW) == Diagnosis(
-        Trouble.DRAINING, "demo-target-0-x is being deleted"
+        PodReason.DRAINING, "demo-target-0-x is being deleted"
     )
 
 
@@ -239,7 +243,7 @@ def test_init_containers_are_checked_first() -> None:
     found["status"]["initContainerStatuses"] = [{"state": ended(78, WHY)}]
     diagnosis = diagnose(found, 600, NOW)
     assert diagnosis is not None
-    assert diagnosis.trouble is Trouble.CONFIGURATION_ERROR
+    assert diagnosis.reason is PodReason.CONFIGURATION_ERROR
 
 
 def test_quotations_have_no_full_stop() -> None:
@@ -252,13 +256,13 @@ def test_quotations_have_no_full_stop() -> None:
 def test_a_pod_that_admission_refused_is_reported_with_its_error() -> None:
     failure = {"type": "ReplicaFailure", "status": "True", "message": 'violates "restricted"'}
     assert diagnose_absence({"status": {"conditions": [failure]}}, "cell 0") == Diagnosis(
-        Trouble.POD_FORBIDDEN, 'cell 0 has no pod: violates "restricted"'
+        PodReason.POD_FORBIDDEN, 'cell 0 has no pod: violates "restricted"'
     )
     assert diagnose_absence({"status": {}}, "cell 0") is None
     assert diagnose_absence(None, "cell 0") is None
 
 
 def test_a_trouble_that_needs_action_is_worse_than_one_that_passes() -> None:
-    loading, crash = Diagnosis(Trouble.LOADING, "a"), Diagnosis(Trouble.CRASH_LOOP, "b")
+    loading, crash = Diagnosis(PodReason.LOADING, "a"), Diagnosis(PodReason.CRASH_LOOP, "b")
     assert worst([loading, crash]) == crash
     assert worst([]) is None

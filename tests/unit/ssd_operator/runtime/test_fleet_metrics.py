@@ -1,4 +1,4 @@
-"""Metrics for alerts: counts of conditions, and the begin of the longest trouble."""
+"""Metrics for alerts: counts of conditions, and the begin of the longest problem."""
 
 import pytest
 from prometheus_client import generate_latest
@@ -7,7 +7,7 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.runtime import metrics
-from ssd_operator.runtime.fleet_metrics import FLEET, FleetMetrics, troubles
+from ssd_operator.runtime.fleet_metrics import FLEET, FleetMetrics, unexpected_conditions
 from ssd_operator.runtime.work_queue import Schedule
 
 
@@ -76,11 +76,11 @@ def since(condition: str, truth: str = "False") -> float | None:
         ),
     ],
 )
-def test_an_expected_condition_is_no_trouble(found: Object, kinds: set[str]) -> None:
-    assert {kind for (kind, _), _ in troubles(found)} == kinds
+def test_an_expected_condition_is_no_problem(found: Object, kinds: set[str]) -> None:
+    assert {kind for (kind, _), _ in unexpected_conditions(found)} == kinds
 
 
-def test_the_longest_trouble_of_one_resource_counts(fleet: FleetMetrics) -> None:
+def test_the_longest_problem_of_one_resource_counts(fleet: FleetMetrics) -> None:
     fleet.put("a", status(TargetReady="False", since=100))
     fleet.put("b", status(TargetReady="False", since=50))
     assert (resources("TargetReady", "False"), since("TargetReady")) == (2, 50)
@@ -91,7 +91,7 @@ def test_the_longest_trouble_of_one_resource_counts(fleet: FleetMetrics) -> None
     assert resources("TargetReady", "True") == 1
 
 
-def test_short_troubles_of_several_resources_are_not_added(fleet: FleetMetrics) -> None:
+def test_short_problems_of_several_resources_are_not_added(fleet: FleetMetrics) -> None:
     for number in range(10):
         fleet.put("a", status(TargetReady=str(bool(number % 2)), since=number * 100))
         fleet.put("b", status(TargetReady=str(not number % 2), since=number * 100))
@@ -101,7 +101,7 @@ def test_short_troubles_of_several_resources_are_not_added(fleet: FleetMetrics) 
 def test_missing_speculation_counts_from_the_time_a_target_serves() -> None:
     loaded = status(Ready="True", since=900)
     loaded["conditions"] += status(SpeculationActive="False", since=100)["conditions"]
-    assert dict(troubles(loaded)) == {("SpeculationActive", "False"): 900}
+    assert dict(unexpected_conditions(loaded)) == {("SpeculationActive", "False"): 900}
 
 
 async def test_a_restarted_operator_counts_resources_without_a_write(fleet: FleetMetrics) -> None:
