@@ -29,7 +29,7 @@ test coverage exactness e2e e2e-full: export OMP_NUM_THREADS := 1
 # Rewritten asserts and compiled modules are kept for the other workers and the next run.
 test coverage exactness: export PYTHONDONTWRITEBYTECODE :=
 
-# One worker a CPU. A file is one worker's, so that its fixtures and processes are started once;
+# One worker per CPU. A file runs in one worker, which starts its fixtures and processes once;
 # the files with the longest tests come first.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 

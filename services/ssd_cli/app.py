@@ -315,7 +315,10 @@ def models_command(
     *,
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
-    """List the embedded pair and the models in folders; exit code 1 if a model cannot run."""
+    """List the embedded pair and the models in folders and in the hub's cache.
+
+    Exit code 1 if a model cannot run.
+    """
     models = local_models(folders or [])
     if not is_json:
         out.print(models_table(models))
@@ -377,9 +380,12 @@ def _refuse_with_endpoint(context: typer.Context) -> None:
 
 def _check_endpoint(endpoint: str) -> None:
     host, _, port = endpoint.rpartition(":")
-    if not host or "/" in host.removeprefix("dns:///") or not port.isdecimal():
+    # gRPC would connect to a port above 65535 modulo 65536.
+    is_port = port.isdecimal() and 1 <= int(port) <= 65535
+    if not host or "/" in host.removeprefix("dns:///") or not is_port:
         raise typer.BadParameter(
-            f"--endpoint {endpoint!r} is not host:port, for example 127.0.0.1:50051"
+            f"--endpoint {endpoint!r} is not host:port with port 1..65535, for example "
+            "127.0.0.1:50051"
         )
 
 

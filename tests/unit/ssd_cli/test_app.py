@@ -40,6 +40,8 @@ from ssd_cli.figures import Collector
         ["generate", "x", "--endpoint", ""],
         ["generate", "x", "--endpoint", "http://127.0.0.1:50051"],
         ["generate", "x", "--endpoint", "localhost"],
+        ["generate", "x", "--endpoint", "localhost:0"],
+        ["generate", "x", "--endpoint", "localhost:65536"],
         ["generate", "x", "--max-tokens", "9" * 20],
         ["up", "--port", "7000", "--http-port", "7000"],
         ["up", "--lookahead", "0"],
