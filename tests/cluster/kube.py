@@ -102,9 +102,9 @@ class Kube:
         return next((each for each in conditions if each["type"] == kind), {})
 
     def linked(self, name: str) -> set[str]:
-        """Names of the draft pods with an active link."""
+        """Names of the draft pods with a link, active or suspended: a busy node has late tables."""
         links = self.get("ssd", name).get("status", {}).get("links", [])
-        return {each["draft"] for each in links if each["state"] == "Active"}
+        return {each["draft"] for each in links if each["state"] in ("Active", "Quarantined")}
 
     def wait_ready(self, name: str, timeout: float = 120.0) -> None:
         """Wait until a resource is Ready."""
