@@ -7,7 +7,7 @@ import ssd
 from ssd.errors import SettingsError
 
 UNTOUCHED_NAMESPACE = "kube-system"
-"""Where nothing is written, whatever is watched: whoever may run pods there owns the cluster."""
+"""Nothing is written here, even if it is watched: the right to run pods here is cluster-admin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,7 +59,7 @@ class ObjectCache:
         self._answers.setdefault(key, {})[ref_of(answer)] = answer, self._now()
 
     def replace_answers(self, thing: Object) -> None:
-        """Forget older answers about an object that the watch has brought.
+        """Drop older answers about an object that the watch has brought.
 
         The object may belong to another resource by now: two resources can want the same name.
         """
@@ -77,8 +77,8 @@ class ObjectCache:
         """
         self._deleted[_uid(thing)] = _version(thing), self._now()
 
-    def forget(self, key: Key) -> None:
-        """Forget the answers about a resource that is gone."""
+    def drop(self, key: Key) -> None:
+        """Drop the answers about a resource that is gone."""
         self._answers.pop(key, None)
 
     def objects(self, kind: str, namespace: str) -> list[Object]:
@@ -105,7 +105,7 @@ class ObjectCache:
         return gone
 
     def tidy(self) -> None:
-        """Forget deletions that no index and no answer can contradict any more."""
+        """Drop deletions that no index and no answer can contradict any more."""
         oldest = self._now() - ANSWER_SECONDS
         kept = set(map(_uid, self._indexed()))
         self._deleted = {

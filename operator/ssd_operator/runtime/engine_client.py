@@ -55,7 +55,7 @@ class Engines(Protocol):
         ...
 
     def follow(self, key: Key, targets: Mapping[str, str], pods: AbstractSet[str]) -> None:
-        """Follow these targets of a resource, host by pod; forget drains of all but these pods."""
+        """Follow these targets of a resource, host by pod; drop drains of all other pods."""
         ...
 
 

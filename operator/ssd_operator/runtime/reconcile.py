@@ -195,13 +195,13 @@ class Reconciler:
         return not is_terminating(live)
 
     def _drop(self, key: Key, found: Object) -> None:
-        """Forget a resource that is gone, although the watch has not reported it yet."""
+        """Drop a resource that is gone, although the watch has not reported it yet."""
         self._cache.mark_deleted(found)
         self._forget(key)
 
     def _forget(self, key: Key) -> None:
         self._engines.follow(key, {}, frozenset())
-        self._cache.forget(key)
+        self._cache.drop(key)
         self._records.pop(key, None)
         FLEET.drop(key)
 

@@ -181,7 +181,7 @@ class WorkQueue:
     def _start_due(self) -> None:
         now = self._now()
         while len(self._tasks) < self._num_workers and (key := self._schedule.take(now)):
-            # The pass and the line about its end carry the same fields, whoever writes the line.
+            # All log lines of a pass carry these fields, the one about its end too.
             context = contextvars.copy_context()
             fields = {"namespace": key[0], "name": key[1], "pass_id": next(self._pass_ids)}
             context.run(bound_fields.set, fields)

@@ -185,7 +185,7 @@ def _speculation(old: Object, new: Object) -> list[Event]:
 
 
 def _warnings(old: Object, new: Object) -> list[Event]:
-    """Conditions that are False for a new reason which somebody must act on."""
+    """Conditions that are False for a new reason which a person must act on."""
     found = [(kind, condition_in(new, kind)) for kind in _WARNED]
     return [
         _warning(after["reason"], after["message"])

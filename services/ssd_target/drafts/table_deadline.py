@@ -42,7 +42,7 @@ class TableDeadline:
             self.seconds = float(np.quantile(self._recent, 0.95)) * _MARGIN + _SLACK_SECONDS
 
     def reset(self) -> None:
-        """Forget all times: after a round without tables they no longer describe the link."""
+        """Remove all times: after a round without tables they no longer describe the link."""
         self._recent.clear()
         self.seconds = float("inf")
 
