@@ -64,7 +64,7 @@ class LedgerRunner:
             entries_S = self._entries(batch.block_tables_BJ[row])
             first, count = int(batch.first_positions_B[row]), int(batch.num_columns_B[row])
             written_C = entries_S[first : first + count]
-            assert written_C.numel() == count, "a position lies beyond the block table"
+            assert written_C.numel() == count, "a position is outside the block table"
             lowest = int(written_C.min())
             assert lowest >= self.engine.block_size, "a real token in reserved block 0"
             self.ledger[written_C] = batch.tokens_BP[row, :count]

@@ -93,7 +93,7 @@ class LedgerTreeRunner:
 
     def _write(self, blocks_J: torch.Tensor, first: int, tokens_S: torch.Tensor) -> None:
         places_S = self._places(blocks_J)[first : first + tokens_S.numel()]
-        assert places_S.numel() == tokens_S.numel(), "a position lies beyond the block table"
+        assert places_S.numel() == tokens_S.numel(), "a position is outside the block table"
         assert int(places_S.min()) >= self.block_size, "a real token in reserved block 0"
         self.pages_S[places_S] = tokens_S
 

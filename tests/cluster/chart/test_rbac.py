@@ -139,7 +139,7 @@ def rights(api_server: ApiServer) -> Rights:
     """The rights that the chart grants to an operator of one namespace."""
     helm = shutil.which("helm", path=api_server.environment["PATH"])
     if helm is None:
-        pytest.skip("no helm")
+        pytest.skip("helm is not on PATH")
     rendered = subprocess.run(
         [
             *(helm, "template", "ssd", CHART, "--namespace", api_server.namespace),
