@@ -1,13 +1,14 @@
 """The decode loop: verify, append, stream, look up, commit. ``run_round`` is the overview.
 
 A round verifies the proposals that the previous round looked up. Meanwhile the drafts build the
-tables for the outcome of this round. Tokens are streamed before the round waits for these tables,
-and the noise of the next positions is computed before that wait too. Everything here runs on the
-step thread.
+tables for the outcome of this round. Tokens are streamed before the round waits for these tables.
+The noise of the next positions is computed after the commits have been sent, while the drafts work
+on them. Everything here runs on the step thread.
 """
 
 from collections.abc import Sequence as Rows
 
+import numpy as np
 import torch
 
 from ssd.errors import NotFiniteError
@@ -82,21 +83,26 @@ class DecodeLoop:
             self._wakeups.flush()
             return
         self._round_log.begin(times.begun_at)
-        proposals = self._builder.proposals(sequences, self._proposed)
-        prepared = self._runner.prepare(self._builder.round(sequences, proposals))
+        with times.part(RoundPart.PREPARE):
+            proposals = self._builder.proposals(sequences, self._proposed)
+            prepared = self._runner.prepare(self._builder.round(sequences, proposals))
         with times.part(RoundPart.VERIFY):
             logits_BPV = self._runner.verify(prepared)
-        chosen_BP = self._sampler.choose(sequences, proposals.num_proposed_B, logits_BPV)
-        outcomes = verify_coupled(proposals.tokens_BK, proposals.num_proposed_B, chosen_BP)
-        results = self._append(sequences, proposals, read_back(outcomes))
+        with times.part(RoundPart.SAMPLE):
+            chosen_BP = self._sampler.choose(sequences, proposals.num_proposed_B, logits_BPV)
+            outcomes = verify_coupled(proposals.tokens_BK, proposals.num_proposed_B, chosen_BP)
+            results = self._append(sequences, proposals, read_back(outcomes))
         decided_at = self._clock.now()
         self._round_log.note_outcomes(times.seconds[RoundPart.VERIFY], decided_at)
-        self._push(results)
-        self._sampler.fill([each for each in sequences if each.finish_reason is None])
+        with times.part(RoundPart.STREAM):
+            self._push(results)
         with times.part(RoundPart.WAIT):
             lookups = self._drafts.look_up(results)
-        self._drafts.send(results, lookups, decided_at)
+        with times.part(RoundPart.COMMIT):
+            self._drafts.send(results, lookups, decided_at)
         self._conclude(results, lookups)
+        with times.part(RoundPart.NOISE):
+            self._fill_noise(results, lookups)
         self._end_round(times, results, lookups)
 
     def _apply(self, plan: Plan) -> None:
@@ -177,6 +183,17 @@ class DecodeLoop:
             else:
                 self._proposed[sequence.sequence_id] = lookup.tokens
                 self._request_statistics[sequence.sequence_id].lookups.note(lookup.result)
+
+    def _fill_noise(self, results: Rows[RoundResult], lookups: Rows[Lookup]) -> None:
+        """Compute the noise of the next round, while the drafts work on the commits."""
+        continuing = [
+            (result.sequence, len(lookup.tokens))
+            for result, lookup in zip(results, lookups, strict=True)
+            if result.emission.finish_reason is None
+        ]
+        if continuing:
+            sequences, num_proposed = zip(*continuing, strict=True)
+            self._sampler.fill(sequences, np.array(num_proposed))
 
     def _end_round(
         self, times: RoundTimes, results: Rows[RoundResult], lookups: Rows[Lookup]

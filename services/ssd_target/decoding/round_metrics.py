@@ -9,7 +9,7 @@ from ssd_target.decoding.round_times import RoundPart, RoundTimes
 from ssd_target.decoding.scheduler import SchedulerCounts
 from ssd_target.decoding.sequence import Sequence
 
-_OBSERVED_PARTS = (RoundPart.VERIFY, RoundPart.WAIT)
+_OBSERVED_PARTS = tuple(part for part in RoundPart if part is not RoundPart.PREFILL)
 
 
 class RoundMetrics:

@@ -8,11 +8,21 @@ from ssd.ports import Clock
 
 
 class RoundPart(StrEnum):
-    """A part of a round that is timed; the rest is host work."""
+    """A part of a round that is timed, in order; the rest is bookkeeping."""
 
     PREFILL = "prefill"
+    PREPARE = "prepare"
+    """Build the batch: tokens, positions, entries, masks."""
     VERIFY = "verify"
+    """The forward pass alone."""
+    SAMPLE = "sample"
+    """Select the target's tokens, verify, append."""
+    STREAM = "stream"
     WAIT = "wait"
+    """Look up the outcomes; wait for their tables."""
+    COMMIT = "commit"
+    NOISE = "noise"
+    """Noise of the next round. The drafts work since the commit."""
 
 
 class RoundTimes:

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence as Rows
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.sampling.choose import choose
@@ -14,11 +16,11 @@ from ssd_target.decoding.sequence import Sequence
 class Sampler:
     """Selects the target's token at each of the P rows of a sequence. Step thread only.
 
-    Noise is kept by (slot, position) and computed once, in ``fill``, while the drafts work.
+    Noise is kept by (slot, position) and computed once: in ``fill``, while the drafts work, or in
+    ``choose`` for the first token of a sequence.
     """
 
     def __init__(self, engine: EngineConfig, vocab_size: int) -> None:
-        self._num_columns = engine.num_columns
         # Rows of the round in progress, and of the next one.
         self._ring = NoiseRing(engine.max_num_seqs, 2 * engine.num_columns, vocab_size)
         self._temperature_S = torch.zeros(engine.max_num_seqs)
@@ -33,11 +35,12 @@ class Sampler:
         """Release the noise of a sequence."""
         self._ring.release(sequence.slot)
 
-    def fill(self, sequences: Rows[Sequence]) -> None:
-        """Compute the noise of all positions that the next round selects, unless it is stored."""
-        for sequence in sequences:
-            first = len(sequence.tokens)
-            self._ring.fill(sequence.slot, first, first + self._num_columns - 1)
+    def fill(self, sequences: Rows[Sequence], num_proposed_B: NDArray[np.int64]) -> None:
+        """Compute the noise of the positions that the next round selects, unless it is stored."""
+        count = len(sequences)
+        slots_B = np.fromiter((each.slot for each in sequences), np.int64, count)
+        next_B = np.fromiter((len(each.tokens) for each in sequences), np.int64, count)
+        self._ring.fill_each(slots_B, next_B, num_proposed_B + 1)
 
     def choose(
         self, sequences: Rows[Sequence], num_proposed_B: torch.Tensor, logits_BPV: torch.Tensor
@@ -52,7 +55,7 @@ class Sampler:
         Returns:
             ``chosen_BP`` int64, ``NO_TOKEN`` at padding and where the logits are not finite.
         """
-        self.fill(sequences)
+        self.fill(sequences, num_proposed_B.numpy())
         row_P = torch.arange(logits_BPV.shape[1])
         counts_BP = row_P <= num_proposed_B[:, None]
         sequence_R, row_R = counts_BP.nonzero(as_tuple=True)

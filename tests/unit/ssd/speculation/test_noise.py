@@ -149,6 +149,28 @@ class TestNoiseRing:
         assert rows_RV is not None
         np.testing.assert_array_equal(rows_RV.numpy(), gumbel_noise(2, [2], 8))
 
+    def test_one_pass_over_several_slots_gives_the_bits_of_each_alone(self) -> None:
+        # 2,051 tokens need 513 counters, so a tile has the rows of several slots.
+        slots_B, first_B, counts_B = (
+            np.array([5, 0, 3]),
+            np.array([7, 1000, 64]),
+            np.array([7, 1, 4]),
+        )
+        ring, alone = NoiseRing(6, 8, 2051), NoiseRing(6, 8, 2051)
+        for each in (ring, alone):
+            for slot, temperature in ((5, 1.0), (0, 0.0), (3, 0.3)):
+                each.assign(slot, 2**63 + slot, slot, temperature)
+        assert ring.fill_each(slots_B, first_B, counts_B) == 11
+        for slot, first, count in ((5, 7, 7), (3, 64, 4)):
+            positions_R = torch.arange(first, first + count)
+            for position in positions_R.tolist():
+                alone.fill(slot, position, position)
+            found_RV = ring.rows(positions_R * 0 + slot, positions_R)
+            expected_RV = alone.rows(positions_R * 0 + slot, positions_R)
+            assert found_RV is not None
+            assert expected_RV is not None
+            assert torch.equal(found_RV, expected_RV)
+
     def test_temperature_zero_needs_no_noise(self) -> None:
         ring = NoiseRing(2, 4, 8)
         ring.assign(0, 1, 0, 0.0)

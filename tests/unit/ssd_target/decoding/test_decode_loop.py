@@ -12,6 +12,7 @@ from ssd.engine.batch import PagedBatch
 from ssd.errors import NotFiniteError, OverloadedError
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, Mode, OpenSession, SamplingParams, TokenId
+from ssd_target.decoding.sampler import Sampler
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
@@ -114,6 +115,30 @@ def test_proposals_are_shorter_near_the_limit(
             assert num_proposed <= limit - num_emitted - 1
             sizes.add(num_proposed)
     assert sizes == {0, 1, 2, 3}
+
+
+def test_the_commit_is_sent_before_the_noise_of_the_next_round_is_computed(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT], sampling=WARM)
+    events: list[str] = []
+
+    def recording(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*arguments: Any) -> Any:
+            events.append(name)
+            return function(*arguments)
+
+        return record
+
+    monkeypatch.setattr(bench.pool, "send", recording("commit", bench.pool.send))
+    monkeypatch.setattr(bench.runner, "verify", recording("verify", bench.runner.verify))
+    monkeypatch.setattr(Sampler, "fill", recording("noise", Sampler.fill))
+    bench.submit([1, 2, 3], 40, sampling=WARM)
+    for _ in range(3):
+        bench.loop.run_round()
+    # After the verify, only the first round lacks the noise of its token.
+    assert events == ["verify", "noise", "commit", "noise"] * 3
 
 
 def recorded(bench: Any) -> list[PagedBatch]:
