@@ -32,7 +32,7 @@ from ssd_operator.runtime.ports import probe
 from ssd_operator.runtime.ports import serve as serve_port
 from ssd_operator.runtime.reconcile import Reconciler
 from ssd_operator.runtime.relist import Readiness, Relist
-from ssd_operator.runtime.schema_check import wait_for_schema
+from ssd_operator.runtime.schema_check import wait_for_schema, watched_kinds
 from ssd_operator.runtime.work_queue import WorkQueue
 from ssd_operator.settings import OperatorSettings
 
@@ -61,7 +61,7 @@ class Operator:
         """Watch until a signal, or until kopf finds that it cannot continue.
 
         Raises:
-            SSDError: no CRD, no answer, or a port is in use.
+            SSDError: no answer, or a port is in use.
         """
         settings, namespaces = self._settings, self._settings.scope
         probes = {
@@ -73,10 +73,11 @@ class Operator:
             serve_port(settings.metrics_port, "metrics", exposition),
             serve_port(settings.probe_port, "probe", probes),
         ):
-            await wait_for_schema(self._cluster, self._readiness.set_problem)
+            await wait_for_schema(self._cluster.served_schema, self._readiness.set_problem)
+            kinds = await watched_kinds(self._cluster, namespaces)
             try:
                 await kopf.operator(
-                    registry=make_registry(self._start, self._wake, self._request_relist),
+                    registry=make_registry(kinds, self._start, self._wake, self._request_relist),
                     settings=watch_settings(),
                     clusterwide=not namespaces,
                     namespaces=namespaces,
@@ -130,7 +131,7 @@ async def serve(settings: OperatorSettings) -> None:
     """Construct everything and run it.
 
     Raises:
-        SSDError: no cluster, no CRD, no answer, or a port is in use.
+        SSDError: no cluster, no answer, or a port is in use.
     """
     async with connect() as cluster:
         await Operator(settings, cluster).run()

@@ -13,7 +13,7 @@ class ServedKind:
     api_version: str
     plural: str
     is_optional: bool = False
-    """Whether a cluster may not serve it; such kinds are read, not watched."""
+    """Whether a cluster may not serve it, or the operator may have no right to it."""
 
     @property
     def group(self) -> str:
@@ -41,7 +41,6 @@ KINDS: Mapping[str, ServedKind] = {
     "Event": ServedKind("v1", "events"),
 }
 """Kinds that we read or write."""
-WATCHED_KINDS = tuple(
-    kind for kind, served in KINDS.items() if kind != "Event" and not served.is_optional
-)
 OPTIONAL_KINDS = frozenset(kind for kind, served in KINDS.items() if served.is_optional)
+REQUIRED_KINDS = frozenset(KINDS) - OPTIONAL_KINDS - {"Event"}
+"""Kinds that are watched in every cluster."""

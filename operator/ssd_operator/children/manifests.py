@@ -1,6 +1,6 @@
 """All objects that a resource owns, in the order in which they are applied. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ssd_operator.api.spec import Object, Resource, Sharing
 from ssd_operator.children.names import (
@@ -27,7 +27,10 @@ _PROGRESS_SECONDS = 600
 
 
 def wanted(
-    resource: Resource, settings: OperatorSettings, replicas: Mapping[int, int]
+    resource: Resource,
+    settings: OperatorSettings,
+    replicas: Mapping[int, int],
+    kinds: Collection[str],
 ) -> list[Object]:
     """The children of a resource.
 
@@ -36,16 +39,16 @@ def wanted(
         settings: of the installation.
         replicas: of each draft Deployment, by cell; a Pool has cell 0 only. Draining drafts are
             counted.
+        kinds: those that are watched; objects of others are left out.
 
     Returns:
         Whole objects: accounts, policies, Services, targets, drafts, budgets, scalers, monitor.
-        Some are of kinds that the cluster may not serve.
 
     Raises:
         KeyError: a cell has no number.
     """
     factory = ChildFactory(resource=resource, settings=settings)
-    return [
+    objects = [
         *_accounts(factory),
         *network_policies(factory),
         *services(factory),
@@ -55,6 +58,7 @@ def wanted(
         *scalers(factory),
         *_monitors(factory),
     ]
+    return [each for each in objects if each["kind"] in kinds]
 
 
 def _accounts(factory: ChildFactory) -> list[Object]:

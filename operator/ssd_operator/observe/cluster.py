@@ -120,10 +120,6 @@ class Cluster(Protocol):
         """
         ...
 
-    async def optional_kinds(self) -> frozenset[str]:
-        """Of the optional kinds, those that are served now."""
-        ...
-
 
 def ref_of(thing: Object) -> Ref:
     """Kind and name of an object."""

@@ -1,10 +1,12 @@
 """The state that one pass reads: children, pods, reports of engines. Data only."""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from ssd.rpc.pool_codec import PoolStatus
 from ssd_operator.api.spec import Object
+from ssd_operator.children.kinds import REQUIRED_KINDS
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,10 +65,8 @@ class Observed:
     """By target pod; only pods that exist."""
     drains: Mapping[str, DrainFact] = field(default_factory=dict)
     """By draft pod."""
-    optional_apis: frozenset[str] = frozenset()
-    """Of ScaledObject and PodMonitor: those that the cluster serves."""
-    unreadable: frozenset[str] = frozenset()
-    """Of the others, those that are served and wanted, but that we have no right to."""
+    kinds: AbstractSet[str] = REQUIRED_KINDS
+    """Kinds that are watched."""
     spec_problem: tuple[str, str] | None = None
     """Reason and message of ``SpecValid=False`` where the resource as it is cannot be read."""
     status: Object = field(default_factory=dict)

@@ -1,10 +1,11 @@
 """The objects of resources: kopf's indices, newer answers to our own writes, deletions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import chain
 
 from ssd_operator.api.spec import GROUP, KIND, Object
-from ssd_operator.children.kinds import OPTIONAL_KINDS
+from ssd_operator.children.kinds import REQUIRED_KINDS
 from ssd_operator.children.names import MANAGED_BY_LABEL, NAME_LABEL, OPERATOR, resource_of_account
 from ssd_operator.observe.cluster import Key, ref_of
 from ssd_operator.observe.facts import Ref
@@ -17,7 +18,6 @@ class ObjectCache:
     """What a pass sees of a resource and its children. Asyncio loop.
 
     Without the answers, a pass before the watch brings its own writes would write them again.
-    Answers about kinds that are not watched are kept until the next read.
 
     *Decision*: deletions are recorded beside the indices, and ``delete_missing`` compares the
     indices with a list. *Because* a watch that had a gap lists again and never reports what was
@@ -31,8 +31,10 @@ class ObjectCache:
         resources: Mapping[Key, Iterable[Object]],
         children: Mapping[Key, Iterable[Object]],
         now: Callable[[], float],
+        kinds: AbstractSet[str] = REQUIRED_KINDS,
     ) -> None:
-        """Read two indices, which kopf keeps: by key, and by ``owner_key``."""
+        """Read two indices of these kinds, which kopf keeps: by key, and by ``owner_key``."""
+        self.kinds = kinds
         self._resources = resources
         self._children = children
         self._now = now
@@ -122,7 +124,7 @@ class ObjectCache:
         return {
             ref: answer
             for ref, (answer, at) in self._answers.get(key, {}).items()
-            if (at >= oldest or ref.kind in OPTIONAL_KINDS) and not self._is_deleted(answer)
+            if at >= oldest and not self._is_deleted(answer)
         }
 
     def _present(self, things: Iterable[Object]) -> Iterator[Object]:

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ssd_operator.api.spec import Object, Resource
-from ssd_operator.children.kinds import OPTIONAL_KINDS
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import COMPONENT_LABEL, Component, revision_of
 from ssd_operator.children.objects import ChildFactory
@@ -90,12 +89,7 @@ def plan(
     snapshot = Snapshot(resource=resource, observed=observed, now=now)
     children, generation = observed.children, resource.generation
     drains = plan_drains(snapshot)
-    absent_kinds = OPTIONAL_KINDS - observed.optional_apis
-    objects = [
-        each
-        for each in wanted(resource, settings, drains.replicas)
-        if each["kind"] not in absent_kinds
-    ]
+    objects = wanted(resource, settings, drains.replicas, observed.kinds)
     deployments = [each for each in objects if each["kind"] == "Deployment"]
     targets, drafts = (_engines(deployments, each) for each in (Component.TARGET, Component.DRAFT))
     failures = holding(memory.failures, targets, observed, generation, now)

@@ -12,7 +12,7 @@ from kubernetes_asyncio import client, config
 
 from ssd.errors import SetupError
 from ssd_operator.api.spec import API_VERSION, KIND, Object
-from ssd_operator.children.kinds import KINDS, OPTIONAL_KINDS, ServedKind
+from ssd_operator.children.kinds import KINDS, ServedKind
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.observe.cluster import (
     BusyError,
@@ -113,36 +113,24 @@ class ApiServer:
         path = _path(kind, thing["metadata"]["namespace"])
         await self._call("POST", kind, path, body=thing, query=query)
 
-    async def optional_kinds(self) -> frozenset[str]:
-        """See ``Cluster``."""
-        return frozenset([name for name in OPTIONAL_KINDS if await self.is_served(name)])
-
-    async def is_served(self, name: str) -> bool:
-        """Whether the cluster serves a kind.
-
-        Raises:
-            ClusterError: the API server does not answer.
-        """
-        kind = KINDS[name]
-        with contextlib.suppress(MissingError):
-            served = await self._call("GET", kind, f"/apis/{kind.api_version}")
-            return any(each.get("name") == kind.plural for each in served.get("resources", []))
-        return False
-
     async def served_schema(self) -> Object:
         """The schema of SSDDeployments that the API server serves, ``properties`` outermost.
 
         Raises:
             ClusterError: it does not answer, or does not serve them.
         """
-        served = KINDS[KIND]
-        document = await self._call("GET", served, f"/openapi/v3/apis/{served.api_version}")
-        schemas = document.get("components", {}).get("schemas", {})
+        served, schemas = KINDS[KIND], {}
+        with contextlib.suppress(MissingError):
+            document = await self._call("GET", served, f"/openapi/v3/apis/{served.api_version}")
+            schemas = document.get("components", {}).get("schemas", {})
         identity = {"group": served.group, "version": served.version, "kind": KIND}
         for schema in schemas.values():
             if identity in schema.get("x-kubernetes-group-version-kind", []):
                 return dict(schema)
-        raise MissingError(f"the API server does not serve {KIND} of {API_VERSION}")
+        raise MissingError(
+            f"the cluster does not serve {KIND} of {API_VERSION}; "
+            "apply the CRD (charts/ssd/files/crd.yaml) or install the chart with crds.install=true"
+        )
 
     async def _call(
         self,

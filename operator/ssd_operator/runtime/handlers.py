@@ -7,13 +7,14 @@ it writes nothing, and the indices are complete before the first event is handle
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from time import monotonic
 from typing import Any
 
 import kopf
 
 from ssd_operator.api.spec import KIND, Object
-from ssd_operator.children.kinds import KINDS, WATCHED_KINDS
+from ssd_operator.children.kinds import KINDS
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.object_cache import ObjectCache, key_of, owner_key
@@ -21,11 +22,7 @@ from ssd_operator.observe.object_cache import ObjectCache, key_of, owner_key
 REQUEST_SECONDS = 30.0
 EXIT_SECONDS = 25.0
 """Less than the grace period of the operator's pod."""
-_KINDS = {
-    (served.group, served.version, served.plural): kind
-    for kind, served in KINDS.items()
-    if kind in WATCHED_KINDS
-}
+_KINDS = {(served.group, served.version, served.plural): kind for kind, served in KINDS.items()}
 
 
 def watch_settings() -> kopf.OperatorSettings:
@@ -58,6 +55,7 @@ class _NoEssence(kopf.DiffBaseStorage):
 
 
 def make_registry(
+    kinds: AbstractSet[str],
     start: Callable[[ObjectCache], None],
     wake: Callable[[Key, bool], None],
     relist: Callable[[], None],
@@ -65,6 +63,7 @@ def make_registry(
     """Make the handlers.
 
     Args:
+        kinds: those that are watched.
         start: called once, before any event, with the cache that the indices fill.
         wake: called when a pass is due; with whether the spec of the resource was changed.
         relist: the watch has begun again and does not report what was deleted meanwhile.
@@ -72,6 +71,7 @@ def make_registry(
     # All are coroutines: kopf runs plain functions in threads, and what they call is of the loop.
     registry = kopf.OperatorRegistry()
     caches: list[ObjectCache] = []
+    children = kinds - {KIND}
     generations: dict[Key, int] = {}
 
     @kopf.on.login(registry=registry)
@@ -80,20 +80,20 @@ def make_registry(
 
     @kopf.on.startup(registry=registry)
     async def begin(**context: Any) -> None:
-        caches.append(ObjectCache(context["resources"], context["children"], monotonic))
+        caches.append(ObjectCache(context["resources"], context["children"], monotonic, kinds))
         start(caches[0])
 
-    @kopf.index(_is_resource, id="resources", registry=registry)
+    @kopf.index(lambda resource: _kind(resource) == KIND, id="resources", registry=registry)
     async def index_resource(body: kopf.Body, resource: Any, **_: Any) -> dict[Key, Object]:
         found = _plain(body, resource)
         return {(found["metadata"]["namespace"], found["metadata"]["name"]): found}
 
-    @kopf.index(_is_child, id="children", registry=registry)
+    @kopf.index(lambda resource: _kind(resource) in children, id="children", registry=registry)
     async def index_child(body: kopf.Body, resource: Any, **_: Any) -> dict[Key | None, Object]:
         found = _plain(body, resource)
         return {owner_key(found): found}
 
-    @kopf.on.event(_is_watched, registry=registry)
+    @kopf.on.event(lambda resource: _kind(resource) in kinds, registry=registry)
     async def handle_event(event: Any, resource: Any, **_: Any) -> None:
         found = _plain(event["object"], resource)
         if event["type"] is None:
@@ -117,14 +117,6 @@ def _is_changed(generations: dict[Key, int], key: Key, resource: Object, event: 
     return before is not None and generations.get(key, before) != before
 
 
-def _is_watched(resource: Any) -> bool:
-    return _kind(resource) is not None
-
-
-def _is_resource(resource: Any) -> bool:
-    return _kind(resource) == KIND
-
-
 def _is_child(resource: Any) -> bool:
     return _kind(resource) not in (None, KIND)
 
@@ -134,7 +126,7 @@ def _is_endpoint_slice(resource: Any) -> bool:
 
 
 def _kind(resource: Any) -> str | None:
-    """The kind of a resource that kopf has discovered; None for one that is not watched."""
+    """The kind of a resource that kopf has discovered; None for one that is not of ours."""
     return _KINDS.get((resource.group, resource.version, resource.plural))
 
 

@@ -70,7 +70,7 @@ class Reconciler:
         self._engines = engines
         self._settings = settings
         self._now = now
-        self._observer = Observer(cluster, cache, settings, now)
+        self._observer = Observer(cluster, cache, settings)
         self._records: dict[Key, _Record] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -100,9 +100,7 @@ class Reconciler:
                 raise
             _log.info("namespace_terminating", error=str(error))
         except MissingError as error:
-            # The namespace is gone, or an optional kind that was served ten minutes ago is not now.
-            self._observer.forget_served_kinds()
-            _log.info("namespace_or_kind_missing", error=str(error))
+            _log.info("namespace_missing", error=str(error))
         return RESYNC_SECONDS
 
     async def _pass(self, key: Key, found: Object, record: _Record) -> float | None:

@@ -11,7 +11,6 @@ from collections.abc import Set as AbstractSet
 
 from ssd.telemetry import get_logger
 from ssd_operator.api.spec import KIND
-from ssd_operator.children.kinds import WATCHED_KINDS
 from ssd_operator.observe.cluster import Cluster, ClusterError, ForbiddenError, Key
 from ssd_operator.observe.object_cache import ObjectCache, key_of
 from ssd_operator.runtime import metrics
@@ -125,7 +124,7 @@ class Relist:
         self._num_lists += 1
         resources, errors = set[Key](), dict[str, ClusterError | TimeoutError]()
         for namespace in self._namespaces:
-            for kind in WATCHED_KINDS:
+            for kind in sorted(self._cache.kinds):
                 try:
                     async with asyncio.timeout(LIST_SECONDS):
                         resources |= await self._relist(kind, namespace)

@@ -1,64 +1,62 @@
-"""Check before the operator starts: the API server serves the resource with all our fields."""
+"""Checks before the operator starts: what the API server serves, and what may be watched."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
-from ssd.errors import SetupError
+from ssd.telemetry import get_logger
 from ssd_operator.api.schema import crd
-from ssd_operator.api.spec import API_VERSION, KIND, Object
-from ssd_operator.observe.cluster import ClusterError
+from ssd_operator.api.spec import Object
+from ssd_operator.children.kinds import OPTIONAL_KINDS, REQUIRED_KINDS
+from ssd_operator.observe.cluster import Cluster, ClusterError, ForbiddenError, MissingError
 
 RETRY_SECONDS = 5.0
-"""Between two reads of a CRD that is too old."""
+"""Between two reads of a CRD that is missing or too old."""
 MOST_NAMED = 3
 """Fields that a message names."""
 
-
-class Schemas(Protocol):
-    """The calls that this check needs. Any method raises ``ClusterError``."""
-
-    async def is_served(self, name: str) -> bool:
-        """Whether the cluster serves a kind."""
-        ...
-
-    async def served_schema(self) -> Object:
-        """The schema of SSDDeployments that is served."""
-        ...
+_log = get_logger(__name__)
 
 
 async def wait_for_schema(
-    cluster: Schemas,
+    served_schema: Callable[[], Awaitable[Object]],
     report: Callable[[str], None],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
     """Return once the API server stores every field of our CRD; an older CRD drops new fields.
 
-    Nothing may be written before.
-
-    Args:
-        cluster: the API server.
-        report: called with the reason for waiting.
-        sleep: waits.
-
-    Raises:
-        SetupError: the CRD is missing.
-        ClusterError: the API server does not answer the first call.
+    Nothing may be written before. ``report`` receives the reason for waiting.
     """
-    if not await cluster.is_served(KIND):
-        raise SetupError(
-            f"the cluster does not serve {KIND} of {API_VERSION}; "
-            "apply the CRD (charts/ssd/files/crd.yaml) or install the chart with crds.install=true"
-        )
     ours = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
-    while problem := await _problem(cluster, ours):
+    while problem := await _problem(served_schema, ours):
         report(problem)
         await sleep(RETRY_SECONDS)
 
 
-async def _problem(cluster: Schemas, ours: Object) -> str:
+async def watched_kinds(cluster: Cluster, namespaces: Sequence[str]) -> AbstractSet[str]:
+    """All required kinds, and the optional ones that are served and that we may list.
+
+    Args:
+        cluster: what is asked.
+        namespaces: those that are watched; none for all. In one of them the right is enough.
+
+    Raises:
+        ClusterError: the API server does not answer.
+    """
+    found = set(REQUIRED_KINDS)
+    for kind in sorted(OPTIONAL_KINDS):
+        for namespace in namespaces or ("",):
+            with contextlib.suppress(MissingError, ForbiddenError):
+                await cluster.uids(kind, namespace)
+                found.add(kind)
+    _log.info("optional_kinds", watched=sorted(found & OPTIONAL_KINDS))
+    return found
+
+
+async def _problem(served_schema: Callable[[], Awaitable[Object]], ours: Object) -> str:
     try:
-        absent = list(missing_fields(ours, await cluster.served_schema()))
+        absent = list(missing_fields(ours, await served_schema()))
     except ClusterError as error:
         return str(error)
     if not absent:

@@ -209,14 +209,12 @@ def _spec_valid(result: PassResult) -> Condition:
         has_template = ref.kind in ("Deployment", "Pod")
         reason = "PodTemplateInvalid" if has_template else "ObjectRefused"
         return no(reason, f"{ref.kind} {ref.name} was refused: {refused[ref]}")
-    if observed.unreadable:
-        return no("OptionalAPIMissing", _no_right(", ".join(sorted(observed.unreadable))))
-    has_monitor = result.resource.spec.observability.pod_monitor
-    if has_monitor and "PodMonitor" not in observed.optional_apis:
+    if result.resource.spec.observability.pod_monitor and "PodMonitor" not in observed.kinds:
         return no(
             "OptionalAPIMissing",
-            "observability.podMonitor is true, but the cluster does not serve PodMonitor "
-            "(monitoring.coreos.com); install it or set the field to false.",
+            "observability.podMonitor is true, but when the operator started the cluster did not "
+            "serve PodMonitor (monitoring.coreos.com), or gave no right to it; install it and run "
+            "helm upgrade, or set the field to false.",
         )
     return yes("Valid", "The spec is valid.")
 
@@ -287,12 +285,11 @@ def _was_rolled(deployment: Object) -> bool:
 def _copied(result: PassResult, mode: ScalingMode) -> Condition:
     """The condition of the HPA or ScaledObject."""
     kind, source = _SCALERS[mode]
-    if kind in result.observed.unreadable:
-        return no("OptionalAPIMissing", _no_right(kind))
-    if mode is ScalingMode.KEDA and kind not in result.observed.optional_apis:
+    if kind not in result.observed.kinds:
         return no(
             "KEDANotInstalled",
-            "The cluster does not serve ScaledObject (keda.sh); install KEDA or change the mode.",
+            "When the operator started the cluster did not serve ScaledObject (keda.sh), or gave "
+            "no right to it; install KEDA and run helm upgrade, or change the mode.",
         )
     ref = _scaler(result, kind)
     if mode is ScalingMode.HPA and _is_zero_refused(result):
@@ -301,10 +298,6 @@ def _copied(result: PassResult, mode: ScalingMode) -> Condition:
     make = {"True": yes, "False": no}.get(str(found.get("status")), unknown)
     message = found.get("message") or f"{kind} {ref.name} has no condition {source} yet."
     return make(str(found.get("reason") or "NoSamples"), str(message))
-
-
-def _no_right(kinds: str) -> str:
-    return f"The operator has no right to {kinds}; helm upgrade grants it."
 
 
 def _scaler(result: PassResult, kind: str) -> Ref:

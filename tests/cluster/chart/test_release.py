@@ -17,17 +17,16 @@ ACCOUNT = "system:serviceaccount:here:ssd-operator"
 EVERYWHERE = "--set=operator.watchAllNamespaces=true"
 NAMESPACES = ("here", "there", "team-a", "team-b")
 ALL = ("get", "list", "watch", "create", "patch", "delete")
-UNWATCHED = ("get", "create", "patch", "delete")
 MINIMUM = {
     ("deployments", "apps"): ALL,
     ("endpointslices", "discovery.k8s.io"): ("get", "list", "watch"),
     ("events", ""): ("create",),
     ("horizontalpodautoscalers", "autoscaling"): ALL,
     ("networkpolicies", "networking.k8s.io"): ALL,
-    ("podmonitors", "monitoring.coreos.com"): UNWATCHED,
+    ("podmonitors", "monitoring.coreos.com"): ALL,
     ("poddisruptionbudgets", "policy"): ALL,
     ("pods", ""): ALL,
-    ("scaledobjects", "keda.sh"): UNWATCHED,
+    ("scaledobjects", "keda.sh"): ALL,
     ("serviceaccounts", ""): ALL,
     ("services", ""): ALL,
     ("ssddeployments", "ssd.dev"): ("get", "list", "watch"),

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object
-from ssd_operator.children.kinds import WATCHED_KINDS
+from ssd_operator.children.kinds import KINDS
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
 from ssd_operator.observe.cluster import (
     BusyError,
@@ -56,7 +56,8 @@ class MemoryCluster:
     """Raised whenever an object of a kind is applied."""
     forbidden: dict[Ref, str] = field(default_factory=dict)
     """Messages of a quota or a policy about objects."""
-    optional: frozenset[str] = frozenset()
+    absent: set[str] = field(default_factory=set)
+    """Kinds that are not served."""
     unreadable: set[str] = field(default_factory=set)
     """Kinds that we have no right to."""
     forbidden_namespaces: set[str] = field(default_factory=set)
@@ -73,12 +74,12 @@ class MemoryCluster:
     async def get(self, namespace: str, ref: Ref) -> Object | None:
         self._may_fail()
         self.reads += 1
-        if ref.kind in self.unreadable:
-            raise ForbiddenError(f"cannot get {ref.kind}")
         return self._answer(copy.deepcopy(self.objects.get((namespace, ref))))
 
     async def uids(self, kind: str, namespace: str) -> Mapping[str, Key]:
         self._may_fail()
+        if kind in self.absent:
+            raise MissingError(f"{kind} is not served")
         if namespace in self.forbidden_namespaces or kind in self.unreadable:
             raise ForbiddenError(f"cannot list {kind} in {namespace}")
         return {
@@ -139,10 +140,6 @@ class MemoryCluster:
         elif not is_dry_run:
             self.put(thing)
         self._answer(None)
-
-    async def optional_kinds(self) -> frozenset[str]:
-        self._may_fail()
-        return self._answer(self.optional)
 
     # ---- calls of tests and controllers
 
@@ -236,7 +233,7 @@ class Watch:
         self.resources: dict[Key, list[Object]] = {}
         self.children: dict[Key, list[Object]] = {}
 
-    def catch_up(self, kinds: Iterable[str] = WATCHED_KINDS) -> list[tuple[Key, Object, bool]]:
+    def catch_up(self, kinds: Iterable[str] = KINDS) -> list[tuple[Key, Object, bool]]:
         """Bring these kinds up to date; the events of it: key, object, whether it is gone."""
         events: list[tuple[Key, Object, bool]] = []
         for kind in kinds:
@@ -253,7 +250,7 @@ class Watch:
 
     def list_again(self) -> list[tuple[Key, Object, bool]]:
         """List again, as a watch does after a gap: what was deleted stays in the indices."""
-        self._seen_events = Counter(dict.fromkeys(WATCHED_KINDS, len(self._cluster.log)))
+        self._seen_events = Counter(dict.fromkeys(KINDS, len(self._cluster.log)))
         listed = [copy.deepcopy(each) for each in self._cluster.objects.values()]
         found = [self._report(each, is_gone=False) for each in listed if _is_watched(each)]
         self._sort()
@@ -289,7 +286,7 @@ def _controllers(thing: Object) -> set[str]:
 def _is_watched(thing: Object) -> bool:
     labels = thing["metadata"].get("labels") or {}
     is_child = labels.get(MANAGED_BY_LABEL) == OPERATOR
-    return thing["kind"] in WATCHED_KINDS and (thing["kind"] == KIND or is_child)
+    return thing["kind"] == KIND or is_child
 
 
 _BY_NAME = frozenset({"containers", "initContainers", "env"})

@@ -30,6 +30,7 @@ from ssd_operator.api.spec import (
     Transport,
     drafts_of_cell,
 )
+from ssd_operator.children.kinds import KINDS
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import COMPONENT_LABEL, REVISION_LABEL, draft_cells
 from ssd_operator.children.objects import ChildFactory
@@ -82,7 +83,7 @@ def replicas_of(resource: Resource) -> dict[int, int]:
 
 
 def children(resource: Resource, settings: OperatorSettings = SETTINGS) -> list[Object]:
-    return wanted(resource, settings, replicas_of(resource))
+    return wanted(resource, settings, replicas_of(resource), KINDS)
 
 
 def cpu_demo(

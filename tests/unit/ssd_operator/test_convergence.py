@@ -24,7 +24,7 @@ from tests.unit.ssd_operator.world import DEMO, KEY, World
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.parse import parse
 from ssd_operator.api.spec import Object
-from ssd_operator.children.kinds import WATCHED_KINDS
+from ssd_operator.children.kinds import REQUIRED_KINDS
 from ssd_operator.children.manifests import wanted
 from ssd_operator.observe.cluster import (
     BusyError,
@@ -219,7 +219,7 @@ class Disturbances(RuleBasedStateMachine):
 
     # ---- time
 
-    @rule(kinds=st.sets(st.sampled_from(WATCHED_KINDS)))
+    @rule(kinds=st.sets(st.sampled_from(sorted(REQUIRED_KINDS))))
     def pass_with_a_stale_index(self, kinds: set[str]) -> None:
         self.world.catch_up(kinds)
         self.run_pass(is_seen=False)
@@ -306,9 +306,8 @@ class Disturbances(RuleBasedStateMachine):
 
     def check_that_all_is_well(self) -> None:
         resource = parse(self.cluster.resource(KEY))
-        for child in wanted(resource, SETTINGS, replicas_of(resource)):
-            if child["kind"] in WATCHED_KINDS:
-                assert matches(self.cluster.objects["default", ref_of(child)], child), ref_of(child)
+        for child in wanted(resource, SETTINGS, replicas_of(resource), REQUIRED_KINDS):
+            assert matches(self.cluster.objects["default", ref_of(child)], child), ref_of(child)
         assert len(self.world.ready_pods("target")) == resource.spec.num_cells
         assert len(self.world.ready_pods("draft")) == resource.spec.draft.replicas
         for kind in ("Ready", "DraftReady", "Progressing", "SpecValid", "ResourcesOwned"):

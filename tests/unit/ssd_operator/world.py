@@ -11,7 +11,7 @@ from tests.unit.ssd_operator.memory_cluster import MemoryCluster, Watch
 from tests.unit.ssd_operator.resources import SETTINGS
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.kinds import WATCHED_KINDS
+from ssd_operator.children.kinds import KINDS, REQUIRED_KINDS
 from ssd_operator.observe.cluster import ClusterError, Key
 from ssd_operator.observe.facts import DrainFact, PoolFact, Ref
 from ssd_operator.observe.object_cache import ObjectCache
@@ -61,8 +61,14 @@ class MemoryEngines:
 class World:
     """One resource ``default/demo`` and everything around it."""
 
-    def __init__(self, spec: Object = DEMO, cluster: MemoryCluster | None = None) -> None:
+    def __init__(
+        self,
+        spec: Object = DEMO,
+        cluster: MemoryCluster | None = None,
+        kinds: AbstractSet[str] = REQUIRED_KINDS,
+    ) -> None:
         self.cluster = cluster or MemoryCluster()
+        self.kinds = kinds
         self.controllers = Controllers(self.cluster)
         self.cluster.create_resource(KEY, spec)
         self.restart()
@@ -72,7 +78,7 @@ class World:
         self.engines = MemoryEngines()
         self.watch = Watch(self.cluster)
         self.cache = ObjectCache(
-            self.watch.resources, self.watch.children, lambda: self.cluster.now
+            self.watch.resources, self.watch.children, lambda: self.cluster.now, self.kinds
         )
         self.woken: list[Key] = []
         self.relist = Relist(self.cluster, self.cache, self.woken.append, Readiness())
@@ -80,7 +86,7 @@ class World:
             self.cluster, self.cache, self.engines, SETTINGS, lambda: self.cluster.now
         )
 
-    def catch_up(self, kinds: Iterable[str] = WATCHED_KINDS) -> None:
+    def catch_up(self, kinds: Iterable[str] = KINDS) -> None:
         """The watch catches up."""
         for _, thing, is_gone in self.watch.catch_up(kinds):
             self.cache.replace_answers(thing)

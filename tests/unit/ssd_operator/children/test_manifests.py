@@ -38,6 +38,7 @@ from ssd_operator.api.spec import (
     Spec,
     Target,
 )
+from ssd_operator.children.kinds import KINDS
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import (
     HASH_ANNOTATION,
@@ -273,7 +274,7 @@ def test_drafts_belong_to_a_cell_or_to_the_pool() -> None:
         if each["metadata"]["name"].startswith("demo-draft-") and each["kind"] == "Deployment"
     }
     assert by_cell == {"demo-draft-0": (0, 2), "demo-draft-1": (1, 1)}
-    assert wanted(resource(POOL), SETTINGS, {0: 4}) == children(resource(POOL))
+    assert wanted(resource(POOL), SETTINGS, {0: 4}, KINDS) == children(resource(POOL))
     dialled = {
         variable["value"]
         for name, template in templates(resource(POOL)).items()

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import kopf
 import pytest
 
+from ssd_operator.children.kinds import REQUIRED_KINDS
 from ssd_operator.runtime.handlers import make_registry, watch_settings
 
 DEPLOYMENT: Any = {
@@ -29,7 +30,7 @@ async def indexed(registry: kopf.OperatorRegistry, index: str, body: Any) -> Any
 
 
 async def test_a_child_is_kept_under_its_resource_with_its_kind() -> None:
-    registry = make_registry(Mock(), Mock(), Mock())
+    registry = make_registry(REQUIRED_KINDS, Mock(), Mock(), Mock())
     found = await indexed(registry, "children", deepcopy(DEPLOYMENT))
     child = found["ns", "demo"]
     assert (child["kind"], child["apiVersion"]) == ("Deployment", "apps/v1")
@@ -37,7 +38,7 @@ async def test_a_child_is_kept_under_its_resource_with_its_kind() -> None:
 
 
 async def test_who_wrote_which_field_is_kept_neither_by_us_nor_by_kopf() -> None:
-    registry, body = make_registry(Mock(), Mock(), Mock()), deepcopy(DEPLOYMENT)
+    registry, body = make_registry(REQUIRED_KINDS, Mock(), Mock(), Mock()), deepcopy(DEPLOYMENT)
     found = await indexed(registry, "children", body)
     assert found["ns", "demo"]["metadata"].keys() == {"namespace", "name", "labels"}
     assert "managedFields" not in body["metadata"]
@@ -67,7 +68,7 @@ async def test_an_event_asks_for_a_pass_and_only_a_new_generation_is_a_change(
     events: list[tuple[str | None, int]], *, is_changed: bool
 ) -> None:
     calls = Mock()
-    registry = make_registry(calls.start, calls.wake, calls.relist)
+    registry = make_registry(REQUIRED_KINDS, calls.start, calls.wake, calls.relist)
     resource = Mock(group="ssd.dev", version="v1alpha1", plural="ssddeployments")
     activities: list[Any] = list(registry._activities.get_all_handlers())
     watching: list[Any] = list(registry._watching.get_all_handlers())

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
 
 from ssd_operator.api.spec import KIND
-from ssd_operator.children.kinds import WATCHED_KINDS
+from ssd_operator.children.kinds import REQUIRED_KINDS
 from ssd_operator.observe.cluster import BusyError, Key
 from ssd_operator.observe.facts import Ref
 from ssd_operator.runtime import relist
@@ -120,7 +120,7 @@ async def test_a_kind_that_cannot_be_listed_loses_no_object() -> None:
     world = await settled()
     world.cluster.remove("default", Ref("Service", "demo"))
     world.relist_watch()
-    world.cluster.failures = [BusyError("503") for _ in WATCHED_KINDS]
+    world.cluster.failures = [BusyError("503") for _ in REQUIRED_KINDS]
     await world.relist.relist()
     assert Ref("Service", "demo") in world.cache.children(KEY)
     await world.relist.relist()

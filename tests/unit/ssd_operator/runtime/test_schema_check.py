@@ -1,15 +1,16 @@
-"""The CRD that is served must have every field of the operator's own."""
+"""What the operator finds out before it starts."""
 
 import copy
 from dataclasses import dataclass
 
 import pytest
+from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
-from ssd.errors import SetupError
 from ssd_operator.api.schema import crd
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.cluster import BusyError
-from ssd_operator.runtime.schema_check import missing_fields, wait_for_schema
+from ssd_operator.children.kinds import REQUIRED_KINDS
+from ssd_operator.observe.cluster import BusyError, ClusterError, MissingError
+from ssd_operator.runtime.schema_check import missing_fields, wait_for_schema, watched_kinds
 
 
 def served() -> Object:
@@ -30,17 +31,13 @@ def older(*path: str) -> Object:
 
 @dataclass
 class Answers:
-    """``Schemas`` that are replaced by the next one while the operator sleeps."""
+    """Schemas that are replaced by the next one while the operator sleeps."""
 
-    schemas: list[Object | BusyError]
-    is_there: bool = True
-
-    async def is_served(self, name: str) -> bool:
-        return self.is_there
+    schemas: list[Object | ClusterError]
 
     async def served_schema(self) -> Object:
         found = self.schemas[0]
-        if isinstance(found, BusyError):
+        if isinstance(found, ClusterError):
             raise found
         return found
 
@@ -69,14 +66,15 @@ def test_a_field_that_is_not_served_is_named(path: tuple[str, ...], name: str) -
 
 async def test_nothing_begins_on_an_older_crd_until_it_is_upgraded() -> None:
     old = older("properties", "spec", "properties", "paused")
-    answers, problems = Answers([old, BusyError("503"), served()]), list[str]()
-    await wait_for_schema(answers, problems.append, answers.sleep)
-    assert len(problems) == 2
-    assert "lacks spec.paused;" in problems[0]
-    assert problems[1] == "503"
+    missing = MissingError("no CRD")
+    answers, problems = Answers([missing, old, BusyError("503"), served()]), list[str]()
+    await wait_for_schema(answers.served_schema, problems.append, answers.sleep)
+    assert "lacks spec.paused;" in problems.pop(1)
+    assert problems == ["no CRD", "503"]
 
 
-async def test_a_cluster_without_the_crd_ends_the_operator() -> None:
-    answers = Answers([], is_there=False)
-    with pytest.raises(SetupError, match="does not serve SSDDeployment"):
-        await wait_for_schema(answers, print, answers.sleep)
+async def test_an_optional_kind_is_watched_if_it_is_served_and_we_have_the_right() -> None:
+    cluster = MemoryCluster(absent={"ScaledObject"}, forbidden_namespaces={"a", "b"})
+    assert await watched_kinds(cluster, ["a"]) == REQUIRED_KINDS
+    assert await watched_kinds(cluster, ["a", "c"]) == {*REQUIRED_KINDS, "PodMonitor"}
+    assert await watched_kinds(cluster, []) == {*REQUIRED_KINDS, "PodMonitor"}

@@ -260,7 +260,7 @@ SCALING = [
     (Scene(mode=ScalingMode.EXTERNAL), "True", "External"),
     (Scene(mode=ScalingMode.KEDA), "False", "KEDANotInstalled"),
     (
-        Scene(mode=ScalingMode.KEDA, facts={"optional_apis": {"ScaledObject"}}),
+        Scene(mode=ScalingMode.KEDA, facts={"kinds": {"ScaledObject"}}),
         "Unknown",
         "NoSamples",
     ),
@@ -377,7 +377,7 @@ def test_an_invalid_spec_and_a_missing_api_are_reported() -> None:
     assert judge(Scene(facts=reserved), "SpecValid") == ("False", "ReservedEnv")
     scene = Scene(spec={"observability": Observability(pod_monitor=True)})
     assert judge(scene, "SpecValid") == ("False", "OptionalAPIMissing")
-    served = replace(scene, facts={"optional_apis": {"PodMonitor"}})
+    served = replace(scene, facts={"kinds": {"PodMonitor"}})
     assert judge(served, "SpecValid") == ("True", "Valid")
 
 
