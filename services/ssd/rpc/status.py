@@ -215,6 +215,21 @@ def from_rpc_error(error: grpc.RpcError, endpoint: str) -> SSDError:
     return _from_code(error.code(), message, endpoint)
 
 
+_CONNECT_FAILED = re.compile(
+    r".*(?:Failed to connect to remote host|address lookup failed for [^\s]+): ([^\]]*)\]?", re.S
+)
+"""gRPC's message for a failed connection: nested causes, the last one is that of the system."""
+_NOT_GRPC = "Failed parsing HTTP/2"
+
+
+def _unreachable(message: str, endpoint: str) -> NotReadyError:
+    """Convert UNAVAILABLE to the cause that the system reported."""
+    if _NOT_GRPC in message:
+        return NotReadyError(f"{endpoint} cannot be reached: it is not a gRPC port")
+    cause = _CONNECT_FAILED.sub(r"\1", message)
+    return NotReadyError(f"{endpoint} cannot be reached: {cause}")
+
+
 def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
     """Convert a status that gRPC itself or a proxy created."""
     text = f"{endpoint}: {message}"
@@ -223,7 +238,7 @@ def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
             f"{endpoint} does not have this service; is it the port of a draft or another process?"
         )
     kinds: dict[grpc.StatusCode, SSDError] = {
-        Code.UNAVAILABLE: NotReadyError(f"{endpoint} cannot be reached: {message}"),
+        Code.UNAVAILABLE: _unreachable(message, endpoint),
         Code.DEADLINE_EXCEEDED: DeadlineError(f"{endpoint} did not answer within the deadline"),
         # Servers of this product add details. gRPC sends a bare CANCELLED for calls that reach a
         # server while it stops. A call that the client cancels has no status.

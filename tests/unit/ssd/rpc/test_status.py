@@ -151,6 +151,33 @@ def test_a_foreign_status_is_converted_by_its_code(
     assert "host:1" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("details", "cause"),
+    [
+        (
+            "connections to all backends failing; last error: UNKNOWN: ipv4:127.0.0.1:1: "
+            "Failed to connect to remote host: Connection refused",
+            "Connection refused",
+        ),
+        (
+            "errors resolving nowhere:1: [field:hostname lookup error:address lookup failed for "
+            "nowhere:1: Domain name not found]",
+            "Domain name not found",
+        ),
+        (
+            "connections to all backends failing; last error: UNAVAILABLE: ipv4:127.0.0.1:9090: "
+            "Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame)",
+            "it is not a gRPC port",
+        ),
+        ("Socket closed", "Socket closed"),
+    ],
+)
+def test_a_failed_connection_names_the_cause_and_nothing_of_grpc(details: str, cause: str) -> None:
+    found = from_rpc_error(bare(Code.UNAVAILABLE, details), "host:1")
+    assert type(found) is NotReadyError
+    assert str(found) == f"host:1 cannot be reached: {cause}"
+
+
 def test_a_message_that_is_too_long_names_the_prompt_and_both_sizes() -> None:
     details = "SERVER: Received message larger than max (5130017 vs. 354304)"
     found = from_rpc_error(bare(Code.RESOURCE_EXHAUSTED, details), "host:1")
