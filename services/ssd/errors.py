@@ -64,8 +64,8 @@ class ContextLengthError(RequestError):
         self, prompt_tokens: int, max_tokens: int, max_model_len: int, field: str = "input"
     ) -> None:
         super().__init__(
-            f"prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}: together "
-            f"{prompt_tokens + max_tokens}, over max_model_len {max_model_len}; shorten either"
+            f"the prompt and max_tokens need {prompt_tokens + max_tokens} tokens ({prompt_tokens} "
+            f"+ {max_tokens}), over max_model_len {max_model_len}; shorten either"
         )
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens

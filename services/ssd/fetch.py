@@ -29,7 +29,8 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from ssd.errors import CacheError, SettingsError
-from ssd.hub import HUB_ERRORS, WANTED, HubModel, as_setup_error, may_pass
+from ssd.hub import HUB_ERRORS, WANTED, as_setup_error, may_pass
+from ssd.model_name import HubModel
 from ssd.process import run_process
 from ssd.settings import TERMINATION_LOG
 from ssd.telemetry import get_logger, log_progress

@@ -1,8 +1,7 @@
-"""Models of the Hugging Face hub: their names, and the errors of the hub's library."""
+"""The Hugging Face hub: the files of a model that are fetched, and errors of the hub's library."""
 
 import errno
 import os
-from dataclasses import dataclass
 from http import HTTPStatus
 
 from huggingface_hub.constants import HF_HUB_CACHE
@@ -22,7 +21,6 @@ WANTED = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
 HUB_ERRORS = (OSError, HTTPError)
 """Errors of disks and networks that the hub's library raises. The HTTP client of newer versions has
 errors that are no ``OSError``."""
-_HUB = "hf://"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_RIGHT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _REFUSALS = {
@@ -33,24 +31,6 @@ _REFUSALS = {
     "check the name, or use a token with access",
 }
 """Messages for the refusals of the hub, subclasses first."""
-
-
-@dataclass(frozen=True, slots=True)
-class HubModel:
-    """A model on the hub."""
-
-    name: str
-    """``org/name``."""
-    revision: str | None
-    """A commit, branch or tag; None for the default branch."""
-
-    @classmethod
-    def parse(cls, uri: str) -> "HubModel | None":
-        """Return the model of ``hf://org/name@revision``; None for another kind of name."""
-        if not uri.startswith(_HUB):
-            return None
-        name, _, revision = uri.removeprefix(_HUB).partition("@")
-        return cls(name, revision or None)
 
 
 def as_setup_error(model: str, error: Exception) -> SetupError:

@@ -7,7 +7,8 @@ from ssd.engine.check import check_engine
 from ssd.engine.config import EngineConfig, ModelConfig, length_limit, usable_token_ids
 from ssd.engine.precision import choose_precision
 from ssd.engine_settings import EngineSettings
-from ssd.model_source import local_folder, resolve
+from ssd.model_name import local_folder
+from ssd.model_source import resolve
 from ssd.ports import Tokenizer
 from ssd.text.tokenizer import load_tokenizer
 

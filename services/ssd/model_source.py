@@ -5,9 +5,8 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 
 from ssd import demo
-from ssd.demo.widen import widen
-from ssd.errors import ModelNotFoundError
-from ssd.hub import HUB_ERRORS, WANTED, HubModel, as_setup_error
+from ssd.hub import HUB_ERRORS, WANTED, as_setup_error
+from ssd.model_name import HubModel, local_folder
 
 _WIDENED = Path.home() / ".cache" / "ssd" / "widened"
 
@@ -26,25 +25,6 @@ def resolve(model: str) -> Path:
     return _widened(model, folder) if demo.is_demo(model) else folder
 
 
-def local_folder(model: str) -> Path | None:
-    """Return the folder of a model without download or widening; None for a model on the hub.
-
-    Raises:
-        ModelNotFoundError: there is no such folder or demo model.
-    """
-    if HubModel.parse(model) is not None:
-        return None
-    if demo.is_demo(model):
-        return demo.folder(model)
-    folder = Path(model)
-    if not (folder / "config.json").is_file():
-        raise ModelNotFoundError(
-            f"{model}: no config.json in this folder; use a model folder, demo://target, "
-            "demo://draft or hf://org/name"
-        )
-    return folder
-
-
 def _fetched(model: HubModel, uri: str) -> Path:
     """Return the folder of a hub model, from the cache of this machine or downloaded."""
     try:
@@ -58,5 +38,8 @@ def _widened(model: str, folder: Path) -> Path:
     factor = demo.widening(model)
     if factor == 1:
         return folder
+    # Imports torch, which only a wider model needs.
+    from ssd.demo.widen import widen  # noqa: PLC0415
+
     made_at = (folder / "model.safetensors").stat().st_mtime_ns
     return widen(folder, factor, _WIDENED / f"{folder.name}-x{factor}-{made_at}")

@@ -17,9 +17,9 @@ from typer.exceptions import TyperException
 
 from ssd import demo
 from ssd.demo.corpus import held_out_prompts
-from ssd.demo.widen import widen
 from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
 from ssd.launch import Deployment
+from ssd.model_name import local_folder
 from ssd.model_source import resolve
 from ssd_bench.machine import read_bandwidth
 from ssd_bench.report import markdown, records, terminal_table, whole_run
@@ -57,14 +57,19 @@ def bench(
     deterministic: bool = False,
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
     is_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
 ) -> None:
     """Measure AR and SSD in one run on held-out prompts; write results.json and results.md."""
     given = dict(locals())
+    # ``main`` reads --debug. Neither flag is a setting of the measurement.
+    del given["debug"], given["is_json"]
+    for model in (target, draft):
+        local_folder(model)
     for flag, factor in (("--widen-target", widen_target), ("--widen-draft", widen_draft)):
         if factor not in demo.FACTORS:
             allowed = ", ".join(str(each) for each in demo.FACTORS)
             raise typer.BadParameter(f"{flag} {factor}: choose one of {allowed}")
-    settings = {name: str(value) for name, value in given.items() if name != "is_json"}
+    settings = {name: str(value) for name, value in given.items()}
     batches = tuple(int(number) for number in numbers(batch, "--batch", 1, MAX_BATCH))
     temperatures = numbers(temperature, "--temperature", 0, 2)
     with tempfile.TemporaryDirectory() as scratch:
@@ -109,7 +114,7 @@ def bench(
         out.print_json(json.dumps(found))
     else:
         out.print(terminal_table(results))
-        out.print("\n".join(whole_run(results, bandwidth)))
+        out.print("\n".join(whole_run(results, bandwidth)), soft_wrap=True)
         err.print(f"written to {output}/results.json and results.md")
 
 
@@ -137,6 +142,9 @@ def widened(model: str, factor: int, scratch: Path) -> Path:
     folder = resolve(model)
     if factor == 1:
         return folder
+    # Imports torch, which only a wider model needs.
+    from ssd.demo.widen import widen  # noqa: PLC0415
+
     err.print(f"widening {model} {factor} times")
     return widen(folder, factor, scratch / f"{folder.name}-{factor}")
 
@@ -159,11 +167,14 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(bench)
+    is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)
     except TyperException as error:
         return _fail(f"{error.format_message()} (see: {prog_name} --help)", 2)
     except SSDError as error:
+        if is_debug:
+            raise
         return _fail(str(error), 2 if isinstance(error, BAD_INPUT) else 1)
     except (KeyboardInterrupt, typer.Abort):
         return 130

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Coroutine, Sequence
@@ -25,11 +26,12 @@ from ssd.errors import (
     SSDError,
 )
 from ssd.launch import Deployment
+from ssd.model_name import local_folder
 from ssd.rpc.client import READY_SECONDS
 from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams
 from ssd_cli.demo import DemoOptions, demo
-from ssd_cli.display import err, out, report, summary, write
+from ssd_cli.display import err, out, print_table, report, summary, write
 from ssd_cli.figures import Collector, Generation
 from ssd_cli.generate import GenerateOptions, generate
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
@@ -51,6 +53,7 @@ MAX_TOKENS = 1 << 20
 MAX_SEED = 2**64 - 1
 BENCH = "import sys; from ssd_bench.__main__ import main; sys.exit(main(prog_name='ssd bench'))"
 """Like ``python -m ssd_bench``, with the name ``ssd bench`` in usage errors."""
+_TYPER_PREFIX = re.compile(r"^Invalid value(?: for '([^']+)')?: (?:Value error, )?")
 
 Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
 Draft = Annotated[str, typer.Option("--draft", help="Model folder, demo://draft or hf://…")]
@@ -108,7 +111,13 @@ def common(
 @app.command("generate")
 def generate_command(
     context: typer.Context,
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    prompt: Annotated[
+        str,
+        typer.Argument(
+            help="The prompt; - reads it from standard input. If it begins with -, write all "
+            "options, then --, then the prompt."
+        ),
+    ],
     *,
     endpoint: Annotated[
         str | None, typer.Option(help="Address of a running target; default: start one.")
@@ -119,7 +128,7 @@ def generate_command(
             "--wait",
             min=0.0,
             max=86400.0,
-            help="Maximum time to wait for a ready target, in seconds.",
+            help="With --endpoint: maximum time to wait for a ready target, in seconds.",
         ),
     ] = READY_SECONDS,
     target: Target = "demo://target",
@@ -144,11 +153,19 @@ def generate_command(
 
     With --json, print one object: text, token_ids, finish_reason, statistics.
     After Ctrl-C, finish_reason is cancelled. After an error it is failed, and
-    error is the message. An error before the first token prints no object.
+    error is the message. In both cases, statistics contains only what this
+    command measured. Without a token, no object is printed.
     """
     if endpoint is not None:
         _refuse_with_endpoint(context)
         _check_endpoint(endpoint)
+    elif _is_given(context, "wait_seconds"):
+        raise typer.BadParameter(
+            "--wait is the time to wait for a running target; name it with --endpoint, or leave "
+            "out --wait"
+        )
+    if "" in (stop or ()):
+        raise typer.BadParameter("--stop is empty")
     if temperature != temperature:  # noqa: PLR0124 - only NaN differs from itself
         raise typer.BadParameter("--temperature nan is not in 0..2")
     _check_drafts(mode, num_drafts)
@@ -171,14 +188,17 @@ def generate_command(
         is_quiet=is_json,
     )
     if endpoint is None:
+        _check_models(options.deployment)
         _warn_about_one_cpu(options.deployment)
-    collector = Collector(call.mode)
+    collector = Collector()
     show = partial(_show_generation, is_json=is_json, shows_seed=temperature > 0)
     try:
         hint = _run(_generated(options, call, collector, is_json=is_json), is_debug=debug)
     except KeyboardInterrupt:
         if collector.token_ids:
             show(collector.partial())
+        else:
+            report("cancelled", "no token arrived, so there are no statistics")
         raise
     show(collector.finish())
     if hint:
@@ -223,7 +243,7 @@ def _show_generation(result: Generation, *, is_json: bool, shows_seed: bool) -> 
         write(_json_line(result))
         return
     write("\n")
-    err.print(summary([("", result.figures)], shows_seed=shows_seed))
+    print_table(err, summary([("", result.figures)], shows_seed=shows_seed))
 
 
 def _json_line(result: Generation) -> str:
@@ -262,8 +282,8 @@ def up_command(
     _check_drafts(mode, num_drafts)
     if port and http_port and abs(port - http_port) <= num_drafts:
         raise typer.BadParameter(
-            f"--port {port} and --http-port {http_port} overlap: the target and its "
-            f"{num_drafts} drafts use consecutive ports from each of them"
+            f"--port {port} and --http-port {http_port} overlap: {num_drafts + 1} processes use "
+            "consecutive ports from each of them"
         )
     deployment = Deployment(
         target=target,
@@ -273,6 +293,7 @@ def up_command(
         http_port=http_port,
         common_flags=_common_flags(lookahead, branches, dtype),
     )
+    _check_models(deployment)
     _warn_about_one_cpu(deployment)
     work = up(deployment, is_json=is_json, is_debug=_debug or debug)
     raise typer.Exit(_run(work, is_debug=debug))
@@ -301,6 +322,7 @@ def demo_command(
         # One core for each process, so that both modes have the same target.
         allowed_cpus=one_cpu_a_core(os.sched_getaffinity(0))[:2],
     )
+    _check_models(deployment)
     _warn_about_one_cpu(deployment)
     options = DemoOptions(temperature=temperature, seed=seed, max_tokens=max_tokens)
     _run(demo(deployment, options), is_debug=debug)
@@ -314,6 +336,7 @@ def models_command(
     ] = None,
     *,
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    debug: Debug = False,
 ) -> None:
     """List the embedded pair and the models in folders and in the hub's cache.
 
@@ -321,7 +344,7 @@ def models_command(
     """
     models = local_models(folders or [])
     if not is_json:
-        out.print(models_table(models))
+        print_table(out, models_table(models))
         for model in models:
             if model.problem:
                 report("warning", model.problem)
@@ -329,7 +352,7 @@ def models_command(
             if not models_in(folder):
                 report("warning", f"{folder} contains no models")
     with err.status("checking bfloat16 on this machine"):
-        precision: AutoPrecision = _run(auto_precision(), is_debug=False)
+        precision: AutoPrecision = _run(auto_precision(), is_debug=debug)
     if is_json:
         found = [asdict(model) | asdict(precision) for model in models]
         write(json.dumps(found) + "\n")
@@ -347,7 +370,7 @@ def models_command(
 def bench_command(context: typer.Context) -> None:
     """Measure plain and speculative decoding in one run; flags of python -m ssd_bench."""
     # A separate process, because it needs torch.
-    command = [sys.executable, "-c", BENCH, *context.args]
+    command = [sys.executable, "-c", BENCH, *(["--debug"] if _debug else []), *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
@@ -366,12 +389,25 @@ def _warn_about_one_cpu(deployment: Deployment) -> None:
         report("warning", "target and drafts share one CPU; expect no speed-up")
 
 
+def _check_models(deployment: Deployment) -> None:
+    """Refuse a wrong model before a process starts, which would need seconds to report it."""
+    models = [("--target", deployment.target)]
+    models += [("--draft", deployment.draft)] if deployment.num_drafts else []
+    for flag, model in models:
+        try:
+            local_folder(model)
+        except ModelNotFoundError as error:
+            raise typer.BadParameter(f"{flag} {error}") from None
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Return whether a parameter is on the command line, not a default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def _refuse_with_endpoint(context: typer.Context) -> None:
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in OF_A_DEPLOYMENT
-        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
-    ]
+    given = [f"--{name.replace('_', '-')}" for name in OF_A_DEPLOYMENT if _is_given(context, name)]
     if given:
         raise typer.BadParameter(
             f"--endpoint names a running target; it cannot be combined with {', '.join(given)}"
@@ -407,6 +443,13 @@ def _with_hint(error: SSDError) -> str:
     return f"{error} (--debug shows the output of the process)" if has_stack else str(error)
 
 
+def _usage_problem(message: str, command: str) -> str:
+    """Return typer's message as ``--flag: problem``."""
+    if command == "ssd generate" and message.startswith("No such option"):
+        return f"{message}; write -- before a prompt that begins with -"
+    return _TYPER_PREFIX.sub(lambda found: f"{found[1]}: " if found[1] else "", message)
+
+
 def run(argv: Sequence[str] | None = None) -> int:
     """Run a command line; return its exit code.
 
@@ -420,7 +463,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         # typer's usage message has many lines. The hint names the command that prints it.
         context = getattr(error, "ctx", None)
         command = "ssd" if context is None else context.command_path
-        report("error", f"{error.format_message()} (see: {command} --help)", "red")
+        problem = _usage_problem(error.format_message(), command)
+        report("error", f"{problem} (see: {command} --help)", "red")
         return 2
     except (KeyboardInterrupt, typer.Abort):
         return 130

@@ -11,7 +11,7 @@ from ssd.rpc.codec import GenerateCall
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.telemetry import SystemClock
 from ssd.types import Mode, SamplingParams, TokenId
-from ssd_cli.display import err, out, startup_progress, summary, write
+from ssd_cli.display import err, out, print_table, startup_progress, summary, write
 from ssd_cli.figures import Collector, Generation, why_not_speculative
 from ssd_cli.generate import stream
 
@@ -81,7 +81,7 @@ async def _show(client: TargetClient, mode: Mode, options: DemoOptions) -> Gener
     await _warm_up(client, mode, options)
     out.rule(TITLES[mode], align="left")
     out.print(DEMO_PROMPT, end="", style="dim", markup=False, emoji=False)
-    collector = Collector(mode)
+    collector = Collector()
     await stream(client, _call(mode, options, max_tokens=options.max_tokens), collector, write)
     out.print("\n")
     return collector.finish()
@@ -96,7 +96,7 @@ async def _warm_up(client: TargetClient, mode: Mode, options: DemoOptions) -> No
     clock = SystemClock()
     until, max_tokens = clock.now() + WARM_UP_SECONDS, WARM_UP_TOKENS
     while True:
-        collector = Collector(mode)
+        collector = Collector()
         await stream(client, _call(mode, options, max_tokens), collector, lambda _text: None)
         is_warm = mode is Mode.AUTOREGRESSIVE or collector.finish().figures.hits
         if is_warm or clock.now() >= until:
@@ -115,7 +115,7 @@ def _call(mode: Mode, options: DemoOptions, max_tokens: int) -> GenerateCall:
 
 
 def _compare(alone: Generation, ahead: Generation, links: Sequence[LinkStatus]) -> None:
-    out.print(summary([("AR", alone.figures), ("SSD", ahead.figures)]))
+    print_table(out, summary([("AR", alone.figures), ("SSD", ahead.figures)]))
     index = first_difference(alone.token_ids, ahead.token_ids)
     if index is not None:
         raise DifferentTextError(f"the texts differ from token {index} on; please report this")

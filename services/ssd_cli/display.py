@@ -20,6 +20,8 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 
 _UNKNOWN = "–"
+_UNLIMITED = 1 << 16
+"""Width of redirected tables; without it, rich wraps them at 80 columns."""
 _STAGES = {"load": "reading weights", "pack": "packing weights", "warm-up": "warming up"}
 
 
@@ -30,6 +32,13 @@ def write(text: str) -> None:
     """
     out.file.write(_CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if out.is_terminal else text)
     out.file.flush()
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table. A terminal wraps long cells; redirected rows stay on one line."""
+    if not console.is_terminal:
+        console = Console(file=console.file, width=_UNLIMITED)
+    console.print(table)
 
 
 def report(label: str, message: str, style: str = "yellow") -> None:
@@ -77,7 +86,7 @@ def _bars(progress: Progress, first: TaskID) -> EventListener:
 _SEED = "seed"
 _LATE = "late tables"
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
-    ("mode", lambda f: f.mode),
+    ("mode", lambda f: f.mode or _UNKNOWN),
     (_SEED, lambda f: str(f.seed)),
     ("tokens", lambda f: str(f.tokens)),
     ("tokens/s", lambda f: _number(f.tokens_per_second, 1)),

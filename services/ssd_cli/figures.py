@@ -7,7 +7,7 @@ from typing import Any
 from ssd.ports import Clock
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.telemetry import SystemClock
-from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, TokenId
+from ssd.types import FinishReason, GenerationChunk, SpeculationStatistics, TokenId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,8 @@ class Figures:
     Figures that the target measures are None for a partial generation.
     """
 
-    mode: str
+    mode: str | None = None
+    """How the rounds ran; the requested mode can be ``auto``."""
     seed: int
     tokens: int
     """Number of new tokens."""
@@ -52,12 +53,18 @@ class Generation:
     """Message of the error that ended it; empty if none did."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the object that ``--json`` prints; ``error`` is present only after an error."""
+        """Return the object that ``--json`` prints; ``error`` is present only after an error.
+
+        ``statistics`` of a partial generation contains only the figures that were measured.
+        """
+        statistics = asdict(self.figures)
+        if self.figures.rounds is None:
+            statistics = {name: value for name, value in statistics.items() if value is not None}
         found = {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": str(self.finish_reason),
-            "statistics": asdict(self.figures),
+            "statistics": statistics,
         }
         return found | {"error": self.error} if self.error else found
 
@@ -66,8 +73,6 @@ class Generation:
 class Collector:
     """Collects the chunks of one continuation."""
 
-    mode: Mode
-    """The requested mode."""
     clock: Clock = field(default_factory=SystemClock)
     texts: list[str] = field(default_factory=list)
     token_ids: list[TokenId] = field(default_factory=list)
@@ -107,7 +112,6 @@ class Collector:
             error: message of the error that ended it; empty: the user cancelled it.
         """
         found = Figures(
-            mode=str(self.mode),
             seed=self.seed,
             tokens=len(self.token_ids),
             tokens_per_second=_ratio(len(self.token_ids) - 1, self.last_at - self.first_at),

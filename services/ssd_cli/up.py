@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
 import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -13,10 +14,13 @@ from rich.live import Live
 from rich.text import Text
 
 from ssd.cpu_plan import CpuPlan, plan_cpus
+from ssd.errors import AddressError
 from ssd.launch import ChildProcess, Deployment, RunningDeployment, deployed, draft_process
 from ssd.telemetry import Event, SystemClock
 from ssd_cli.display import err, report, startup_progress, write
 
+_HOST = "127.0.0.1"
+"""Default host of the processes."""
 REFRESH_SECONDS = 1.0
 RESTART_SECONDS = 1.0
 """Pause before a failed draft is restarted; doubled after each early failure, up to a minute."""
@@ -37,6 +41,7 @@ async def up(deployment: Deployment, *, is_json: bool, is_debug: bool = False) -
     Raises:
         SetupError: a process cannot start, or the target ended.
     """
+    check_ports(deployment)
     is_ready = asyncio.Event()
     signalled = asyncio.create_task(_first_signal())
     work = asyncio.create_task(_run(deployment, is_ready, is_json=is_json, is_debug=is_debug))
@@ -51,6 +56,38 @@ async def up(deployment: Deployment, *, is_json: bool, is_debug: bool = False) -
         with contextlib.suppress(asyncio.CancelledError):
             await work
     return 0 if is_ready.is_set() else 128 + signalled.result()
+
+
+def check_ports(deployment: Deployment) -> None:
+    """Check that all ports are free. Each process would only report its first port in use.
+
+    Raises:
+        AddressError: names all ports that are in use.
+    """
+    processes = ["target", *(f"draft {index}" for index in range(deployment.num_drafts))]
+    taken = [
+        f"{first + index} ({kind}, {name})"
+        for kind, first in (("gRPC", deployment.port), ("HTTP", deployment.http_port))
+        for index, name in enumerate(processes)
+        if first and not _is_free(first + index)
+    ]
+    if taken:
+        ports = "port" if len(taken) == 1 else "ports"
+        raise AddressError(
+            f"{ports} in use: {', '.join(taken)}; choose another --port and --http-port, or 0 for "
+            "any free ports"
+        )
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        # As the servers do: the port of a connection that has ended is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            return False
+        return True
 
 
 async def _run(

@@ -299,7 +299,7 @@ async def test_a_folder_without_a_model_prints_one_line_and_exits_with_2(
     pair: tuple[str, ...],
 ) -> None:
     refused = await completed("generate", "x", *pair, "--target", "/no/such/folder")
-    assert_bad_input(refused, "no config.json in this folder")
+    assert_bad_input(refused, "there is no such folder")
 
 
 def assert_bad_input(result: tuple[int, str, str], message: str) -> None:

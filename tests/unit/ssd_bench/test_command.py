@@ -1,11 +1,16 @@
 """Models and errors of the benchmark's command line."""
 
+import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import ssd
 from ssd import demo, model_source
+from ssd.errors import ModelNotFoundError
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_bench.__main__ import main, widened
 
@@ -29,6 +34,25 @@ def test_bad_usage_prints_one_line_with_the_program_name_and_exits_with_2(
     assert output.err.startswith("error: ")
     assert message in output.err
     assert output.err.endswith("(see: ssd bench --help)\n")
+
+
+def test_a_wrong_path_is_refused_without_the_imports_that_measure(tmp_path: Path) -> None:
+    code = "import sys; from ssd_bench.__main__ import main; main(); print(sorted(sys.modules))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "--target", str(tmp_path)],
+        cwd=Path(ssd.__file__).parents[1],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stderr.startswith(f"error: {tmp_path}: no config.json in this folder")
+    assert "torch" not in ast.literal_eval(ended.stdout)
+
+
+def test_debug_shows_the_stack_trace(tmp_path: Path) -> None:
+    assert main(["--target", str(tmp_path)]) == 2
+    with pytest.raises(ModelNotFoundError):
+        main(["--target", str(tmp_path), "--debug"])
 
 
 @pytest.mark.parametrize("config", ["", "[]", '{"model_type": "gpt2"}'])

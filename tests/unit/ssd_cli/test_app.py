@@ -4,6 +4,7 @@ import ast
 import io
 import json
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 import ssd
 from ssd.errors import IncompleteTextError, NotReadyError
+from ssd.rpc.codec import GenerateCall
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import GenerationChunk
 from ssd_cli import app
@@ -43,6 +45,9 @@ from ssd_cli.figures import Collector
         ["generate", "x", "--endpoint", "localhost:0"],
         ["generate", "x", "--endpoint", "localhost:65536"],
         ["generate", "x", "--max-tokens", "9" * 20],
+        ["generate", "x", "--wait", "3"],
+        ["generate", "x", "--stop", ""],
+        ["generate", "-x"],
         ["up", "--port", "7000", "--http-port", "7000"],
         ["up", "--lookahead", "0"],
         ["up", "--colour"],
@@ -59,6 +64,67 @@ def test_bad_usage_prints_one_line_with_a_hint_and_exits_with_2(
     assert "--help)" in output.err
 
 
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["generate", "x", "--wait", "3"], "--wait is the time to wait for a running target; name"),
+        (["generate", "x", "--mode", "fast"], "--mode: 'fast' is not one of 'auto'"),
+        (["generate", "x", "--temperature", "9"], "--temperature: "),
+        (["generate", "-x"], "No such option: -x; write -- before a prompt that begins with -"),
+    ],
+)
+def test_a_usage_error_names_the_flag_and_the_correction(
+    argv: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(argv) == 2
+    assert capsys.readouterr().err.startswith(f"error: {problem}")
+
+
+def test_a_prompt_after_two_dashes_can_begin_with_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = []
+
+    async def generate(_options: object, call: GenerateCall, *_others: object) -> None:
+        prompts.append(call.prompt)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "generate", generate)
+    assert run(["generate", "--endpoint", "127.0.0.1:1", "--", "-x"]) == 130
+    assert prompts == ["-x"]
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["up"], ["demo"]])
+@pytest.mark.parametrize("flag", ["--target", "--draft"])
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [("/no/such/folder", "there is no such folder"), ("demo://other", "not in the embedded pair")],
+)
+def test_a_wrong_model_is_refused_before_a_process_starts(
+    command: list[str],
+    flag: str,
+    model: str,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(app, command[0], None)
+    assert run([*command, flag, model]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith(f"error: {flag} ")
+    assert model in error
+    assert problem in error
+
+
+def test_the_model_of_a_draft_that_is_not_started_is_not_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def generate(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "generate", generate)
+    assert run(["generate", "x", "--num-drafts", "0", "--draft", "/no/such/folder"]) == 130
+
+
 def test_an_unreachable_endpoint_prints_one_line_and_exits_with_1(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -66,7 +132,7 @@ def test_an_unreachable_endpoint_prints_one_line_and_exits_with_1(
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.count("\n") == 1
-    assert "127.0.0.1:1 cannot be reached" in output.err
+    assert "127.0.0.1:1 cannot be reached: Connection refused (" in output.err
     assert "ssd up" in output.err
 
 
@@ -96,7 +162,7 @@ def test_debug_shows_the_stack_trace_at_any_position_and_for_one_command(
     assert capsys.readouterr().err.startswith("error: ")
 
 
-@pytest.mark.parametrize("command", ["generate", "up", "demo"])
+@pytest.mark.parametrize("command", ["generate", "up", "demo", "models"])
 def test_commands_that_start_processes_document_debug(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,6 +230,8 @@ def test_ctrl_c_shows_the_statistics_of_what_was_generated(
         found = json.loads(shown.out)
         assert (found["text"], found["finish_reason"]) == ("de", "cancelled")
         assert found["statistics"]["tokens"] == 2
+        assert None not in found["statistics"].values()
+        assert "mode" not in found["statistics"]
     else:
         assert re.search(r"^tokens +2$", shown.err, re.MULTILINE)
 
@@ -202,7 +270,7 @@ def test_with_json_an_error_before_the_first_token_prints_no_object(
     assert shown.err.startswith("error: 127.0.0.1:1 cannot be reached")
 
 
-def test_ctrl_c_before_the_first_token_shows_nothing(
+def test_ctrl_c_before_the_first_token_reports_that_nothing_was_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def generate(*_arguments: object) -> None:
@@ -210,7 +278,9 @@ def test_ctrl_c_before_the_first_token_shows_nothing(
 
     monkeypatch.setattr(app, "generate", generate)
     assert run(["generate", "x", "--endpoint", "127.0.0.1:1"]) == 130
-    assert capsys.readouterr() == ("", "")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == "cancelled: no token arrived, so there are no statistics\n"
 
 
 @pytest.mark.parametrize("argv", [["--version"], ["version"]])
@@ -236,6 +306,16 @@ def test_models_with_json_prints_one_array(
     assert {model["name"] for model in models} >= {"demo://target", "demo://draft", str(folder)}
     assert {model["dtype"] for model in models} < {"bfloat16", "float32"}
     assert all(model["dtype_reason"] for model in models)
+
+
+def test_up_names_all_ports_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as two:
+        ports = [each.getsockname()[1] for each in (one, two)]
+        flags = ("--port", str(ports[0]), "--http-port", str(ports[1]))
+        assert run(["up", "--mode", "autoregressive", *flags]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"error: ports in use: {ports[0]} (gRPC, target), {ports[1]} (HTTP, target); choose another"
+    )
 
 
 INTERRUPTED_IMPORT = """

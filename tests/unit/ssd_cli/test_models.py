@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -170,3 +171,28 @@ async def test_a_cancelled_probe_is_killed(tmp_path: Path, monkeypatch: pytest.M
         await probing
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.usefixtures("probed")
+def test_a_redirected_table_of_models_has_one_line_for_each_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny_folder(tmp_path / ("long" * 30))
+    assert run(["models", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith(str(folder))]
+    assert re.search(r"llama +\d+ .* MB *$", line)
+
+
+@pytest.mark.parametrize("argv", [["models", "--debug"], ["--debug", "models"]])
+def test_models_with_debug_shows_the_stack_trace(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def auto_precision() -> None:
+        raise SetupError("torch cannot be loaded")
+
+    monkeypatch.setattr(app, "auto_precision", auto_precision)
+    assert run(["models"]) == 1
+    assert capsys.readouterr().err.endswith("error: torch cannot be loaded\n")
+    with pytest.raises(SetupError):
+        run(argv)

@@ -12,7 +12,7 @@ import pytest
 from ssd import fetch as module
 from ssd.errors import CacheError
 from ssd.fetch import _Blobs, _lock
-from ssd.hub import HubModel
+from ssd.model_name import HubModel
 
 MODEL = HubModel("org/tiny", "0" * 40)
 

@@ -1,4 +1,4 @@
-"""Names of models and the folders behind them."""
+"""Folders of models, and errors of the hub."""
 
 import errno
 from pathlib import Path
@@ -15,10 +15,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from ssd import demo, model_source
+from ssd import model_source
 from ssd.errors import CacheError, HubError, ModelNotFoundError, SettingsError, SetupError
 from ssd.hub import HUB_ERRORS, as_setup_error
-from ssd.model_source import local_folder, resolve
+from ssd.model_source import resolve
 from ssd.testing.tiny_folder import write_tiny_folder
 
 
@@ -34,21 +34,6 @@ def test_the_embedded_pair_needs_no_download() -> None:
 def test_a_missing_model_is_named(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match=name.partition("?")[0]):
         resolve(name)
-
-
-@pytest.mark.parametrize("name", ["/nowhere", "demo://other"])
-def test_a_missing_local_folder_is_found(name: str) -> None:
-    with pytest.raises(ModelNotFoundError, match=name):
-        local_folder(name)
-
-
-def test_looking_up_a_local_folder_neither_downloads_nor_widens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(model_source, "snapshot_download", None)
-    monkeypatch.setattr(model_source, "widen", None)
-    assert local_folder("hf://org/name@0123") is None
-    assert local_folder("demo://target?widen=4") == demo.folder("target")
 
 
 def answer(code: int) -> Any:

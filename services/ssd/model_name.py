@@ -1,0 +1,49 @@
+"""Names of models: a folder, the embedded pair (``demo://``), or the Hugging Face hub (``hf://``).
+
+Neither torch nor the hub's library is imported, so a wrong name is reported within a second.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ssd import demo
+from ssd.errors import ModelNotFoundError
+
+_HUB = "hf://"
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model on the hub."""
+
+    name: str
+    """``org/name``."""
+    revision: str | None
+    """A commit, branch or tag; None for the default branch."""
+
+    @classmethod
+    def parse(cls, uri: str) -> "HubModel | None":
+        """Return the model of ``hf://org/name@revision``; None for another kind of name."""
+        if not uri.startswith(_HUB):
+            return None
+        name, _, revision = uri.removeprefix(_HUB).partition("@")
+        return cls(name, revision or None)
+
+
+def local_folder(model: str) -> Path | None:
+    """Return the folder of a model without download or widening; None for a model on the hub.
+
+    Raises:
+        ModelNotFoundError: there is no such folder or demo model.
+    """
+    if HubModel.parse(model) is not None:
+        return None
+    if demo.is_demo(model):
+        return demo.folder(model)
+    folder = Path(model)
+    if not (folder / "config.json").is_file():
+        problem = "no config.json in this folder" if folder.is_dir() else "there is no such folder"
+        raise ModelNotFoundError(
+            f"{model}: {problem}; use a model folder, demo://target, demo://draft or hf://org/name"
+        )
+    return folder
