@@ -1,5 +1,7 @@
 """The operator's own metrics, each with its unit; served on its metrics port."""
 
+from collections.abc import Iterable
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -9,6 +11,10 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
 )
+
+from ssd_operator.api.spec import Object
+from ssd_operator.observe.cluster import Key
+from ssd_operator.observe.pod_state import to_seconds
 
 REGISTRY = CollectorRegistry()
 """All metrics that are served; the default registry holds metrics of engines."""
@@ -68,3 +74,21 @@ POOL_POLL_SECONDS = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2),
     registry=REGISTRY,
 )
+CONDITION_SINCE_SECONDS = Gauge(
+    "ssd_operator_condition_since_timestamp_seconds",
+    "When a condition of a resource took its present status, in seconds since the epoch.",
+    ["resource_namespace", "resource_name", "condition", "status", "reason"],
+    registry=REGISTRY,
+)
+
+
+def set_conditions(key: Key, conditions: Iterable[Object]) -> None:
+    """Show these conditions of a resource, and no others."""
+    namespace, name = key
+    CONDITION_SINCE_SECONDS.remove_by_labels(
+        {"resource_namespace": namespace, "resource_name": name}
+    )
+    for each in conditions:
+        labels = namespace, name, each["type"], each["status"], each["reason"]
+        since = to_seconds(each["lastTransitionTime"]) or 0.0
+        CONDITION_SINCE_SECONDS.labels(*labels).set(since)

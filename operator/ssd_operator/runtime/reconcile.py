@@ -20,9 +20,9 @@ from ssd_operator.observe.observer import Observer, ObserverMemory
 from ssd_operator.observe.pod_state import is_ready, is_terminating, name_of
 from ssd_operator.policy.apply_failures import Repairs, Results
 from ssd_operator.policy.plan import Memory, Plan, plan
+from ssd_operator.runtime import metrics
 from ssd_operator.runtime.engine_client import Engines
 from ssd_operator.runtime.execution import Execution
-from ssd_operator.runtime.fleet_metrics import FLEET
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS, RESYNC_SECONDS
 from ssd_operator.settings import UNTOUCHED_NAMESPACE, OperatorSettings
 from ssd_operator.status.events import event_object
@@ -171,8 +171,7 @@ class Reconciler:
                 self._drop(key, found)
                 return False
             self._cache.remember(key, answer)
-        if report.status.get("conditions"):
-            FLEET.put(key, report.status)
+        metrics.set_conditions(key, report.status.get("conditions") or ())
         record.reported = report.memory
         for event in report.events:
             try:
@@ -201,7 +200,7 @@ class Reconciler:
         self._engines.follow(key, {}, frozenset())
         self._cache.drop(key)
         self._records.pop(key, None)
-        FLEET.drop(key)
+        metrics.set_conditions(key, ())
 
     def _note_interruption(self, record: _Record, results: Results) -> None:
         """Add an error that has interrupted passes for long to what is reported."""

@@ -1,0 +1,103 @@
+"""Which conditions of a resource raise an alert, evaluated by promtool."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytestmark = pytest.mark.timeout(120)
+
+SERVING = {"Ready": "True", "DraftReady": "True", "Progressing": "True"}
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    if (program := shutil.which("promtool")) is None:
+        pytest.skip("promtool of Prometheus, which evaluates rules, is not on PATH")
+    return program
+
+
+@pytest.mark.parametrize(
+    ("alert", "minutes", "conditions", "is_firing"),
+    [
+        ("SSDTargetNotReady", 16, {"TargetReady": "False/CrashLoop"}, True),
+        ("SSDTargetNotReady", 14, {"TargetReady": "False/CrashLoop"}, False),
+        ("SSDTargetNotReady", 99, {"TargetReady": "True"}, False),
+        ("SSDTargetNotReady", 99, {"TargetReady": "False/FetchingModel"}, False),
+        ("SSDTargetNotReady", 16, {"TargetReady": "False/Loading", "Progressing": "False"}, True),
+        ("SSDSpeculationInactive", 16, SERVING | {"SpeculationActive": "Unknown"}, True),
+        ("SSDSpeculationInactive", 14, SERVING | {"SpeculationActive": "False"}, False),
+        ("SSDSpeculationInactive", 99, {"Ready": "False", "SpeculationActive": "False"}, False),
+        (
+            "SSDSpeculationInactive",
+            99,
+            SERVING | {"SpeculationActive": "False", "DraftReady": "True/ScaledToZero"},
+            False,
+        ),
+        ("SSDScalingInactive", 6, SERVING | {"ScalingActive": "False"}, True),
+        (
+            "SSDScalingInactive",
+            99,
+            SERVING | {"ScalingActive": "False", "Progressing": "False/Paused"},
+            False,
+        ),
+    ],
+)
+def test_an_alert_names_the_resource_and_ignores_what_is_expected(  # noqa: PLR0913
+    render: Any,
+    promtool: str,
+    tmp_path: Path,
+    alert: str,
+    minutes: int,
+    conditions: dict[str, str],
+    *,
+    is_firing: bool,
+) -> None:
+    objects = render("--set=metrics.prometheusRule.enabled=true")
+    (rule,) = [each["spec"] for each in objects if each["kind"] == "PrometheusRule"]
+    for each in rule["groups"][0]["rules"]:
+        each.pop("annotations")
+        each["labels"] = {}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rule))
+    fired = {"exp_labels": {"resource_namespace": "here", "resource_name": "demo"}}
+    case = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                # Promtool begins at 0: all conditions are as old as the test.
+                "input_series": [
+                    {"series": series(kind, *state.split("/")), "values": f"0x{minutes}"}
+                    for kind, state in conditions.items()
+                ],
+                "alert_rule_test": [
+                    {
+                        "eval_time": f"{minutes}m",
+                        "alertname": alert,
+                        "exp_alerts": [fired] if is_firing else [],
+                    }
+                ],
+            }
+        ],
+    }
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(case))
+    done = subprocess.run(
+        [promtool, "test", "rules", tmp_path / "tests.yaml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def series(kind: str, status: str, reason: str = "Because") -> str:
+    """The condition of a resource, as the operator shows it and Prometheus stores it."""
+    return (
+        'ssd_operator_condition_since_timestamp_seconds{job="ssd-operator",namespace="here",'
+        'resource_namespace="here",resource_name="demo",'
+        f'condition="{kind}",status="{status}",reason="{reason}"}}'
+    )
