@@ -24,9 +24,7 @@ class Controllers:
         self._cluster = cluster
         self._names = count()
         self.broken: set[str] = set()
-        """Revisions whose pods never become ready."""
-        self.unwell: set[str] = set()
-        """Pods that are not ready and do not become it."""
+        """Pods, by name or revision, that do not become ready."""
         self.outcomes: dict[str, Object] = {}
         """Status of preflights by their image; of others they succeed."""
 
@@ -55,9 +53,9 @@ class Controllers:
         self._set_ready(pod, is_up=False)
 
     def make_unready(self, pod: Object) -> None:
-        """A pod is not ready any more, until it is taken out of ``unwell``."""
-        self.unwell.add(pod["metadata"]["name"])
-        self._set_ready(pod, is_up=False)
+        """A pod is not ready any more, until it is taken out of ``broken``."""
+        self.broken.add(pod["metadata"]["name"])
+        self.kill(pod)
 
     def pods_of(self, deployment: Object) -> list[Object]:
         uid = deployment["metadata"]["uid"]
@@ -131,7 +129,7 @@ class Controllers:
         return True
 
     def _can_be_ready(self, pod: Object) -> bool:
-        return revision_of(pod) not in self.broken and pod["metadata"]["name"] not in self.unwell
+        return self.broken.isdisjoint((revision_of(pod), pod["metadata"]["name"]))
 
     def _write_status(self, deployment: Object) -> bool:
         before, wanted = deployment.get("status", {}), deployment["spec"]["replicas"]

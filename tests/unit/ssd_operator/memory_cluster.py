@@ -14,7 +14,6 @@ from ssd_operator.observe.cluster import (
     BusyError,
     ClusterError,
     ConflictError,
-    ForbiddenError,
     Key,
     MissingError,
     RefusedError,
@@ -46,23 +45,12 @@ class MemoryCluster:
     events: list[Event] = field(default_factory=list)
     failures: list[ClusterError | None] = field(default_factory=list)
     """Raised by the next calls, one each; a call with None goes well."""
-    refused: dict[Ref, str] = field(default_factory=dict)
-    """Messages of admission about objects that it rejects."""
-    imposed: dict[Ref, Object] = field(default_factory=dict)
-    """Fields that a webhook sets in objects."""
-    admit: Callable[[Object], Object] = lambda thing: thing
-    """Changes a new object, as admission does."""
-    refusals: dict[str, ClusterError] = field(default_factory=dict)
-    """Raised whenever an object of a kind is applied."""
-    forbidden: dict[Ref, str] = field(default_factory=dict)
-    """Messages of a quota or a policy about objects."""
-    absent: set[str] = field(default_factory=set)
-    """Kinds that are not served."""
-    unreadable: set[str] = field(default_factory=set)
-    """Kinds that we have no right to."""
-    forbidden_namespaces: set[str] = field(default_factory=set)
-    """Namespaces in which nothing may be listed."""
-    terminating_namespaces: set[str] = field(default_factory=set)
+    write_faults: Mapping[Any, ClusterError] = field(default_factory=dict)
+    """Raised whenever an object, or an object of a kind, is written; its status is not."""
+    list_faults: Mapping[str, ClusterError] = field(default_factory=dict)
+    """Raised whenever a kind or a namespace is listed."""
+    admit: Callable[[Object], object] = lambda thing: None
+    """Changes each object that is applied, as a webhook does."""
     log: list[tuple[Object, bool]] = field(default_factory=list)
     """All events of a watch: an object, and whether it was deleted."""
     _intents: dict[Address, Object] = field(default_factory=dict)
@@ -78,10 +66,7 @@ class MemoryCluster:
 
     async def uids(self, kind: str, namespace: str) -> Mapping[str, Key]:
         self._may_fail()
-        if kind in self.absent:
-            raise MissingError(f"{kind} is not served")
-        if namespace in self.forbidden_namespaces or kind in self.unreadable:
-            raise ForbiddenError(f"cannot list {kind} in {namespace}")
+        self._raise(self.list_faults, kind, namespace)
         return {
             thing["metadata"]["uid"]: (where, ref.name)
             for (where, ref), thing in self.objects.items()
@@ -98,21 +83,15 @@ class MemoryCluster:
                 raise MissingError(f"{ref} is gone")
             self._check_identity(live, {"uid": uid})
             return self._answer(self.put(live | {subresource: wanted[subresource]}))
-        if namespace in self.terminating_namespaces and live is None:
-            raise ForbiddenError(
-                f"namespace {namespace} is being terminated", is_namespace_terminating=True
-            )
-        if ref.kind in self.refusals:
-            raise self.refusals[ref.kind]
-        if ref in self.refused:
-            raise RefusedError(self.refused[ref])
         if uid:
             self._check_identity(live, {"uid": uid})
         if live is not None and _controllers(live) - _controllers(wanted):
             raise RefusedError("Only one reference can have Controller set to true")
         base = {} if live is None else _without(live, self._intents.get(address, {}), wanted)
         self._intents[address] = wanted
-        return self._answer(self.put(_merged(_merged(base, wanted), self.imposed.get(ref, {}))))
+        stored = _merged(base, wanted)
+        self.admit(stored)
+        return self._answer(self.put(stored))
 
     async def patch(
         self, namespace: str, ref: Ref, changes: Object, subresource: str = ""
@@ -158,8 +137,6 @@ class MemoryCluster:
         old, thing = self.objects.get(address), copy.deepcopy(thing)
         metadata = thing["metadata"]
         if old is None:
-            thing = self.admit(thing)
-            metadata = thing["metadata"]
             metadata["uid"] = f"uid-{next(self._numbers)}"
             metadata["generation"] = 1
             metadata["creationTimestamp"] = to_text(self.now)
@@ -191,17 +168,20 @@ class MemoryCluster:
     def resource(self, key: Key) -> Object:
         return self.objects[key[0], Ref(KIND, key[1])]
 
-    def condition(self, key: Key, kind: str) -> tuple[str, str]:
-        """Status and reason."""
+    def condition(self, key: Key, kind: str) -> Object:
         conditions = self.resource(key).get("status", {}).get("conditions", [])
-        found = next(each for each in conditions if each["type"] == kind)
-        return found["status"], found["reason"]
+        return next(each for each in conditions if each["type"] == kind)
 
     def _write(self, verb: str, ref: Ref) -> None:
         self.writes.append((verb, ref))
         self._may_fail()
-        if verb != "status" and ref in self.forbidden:
-            raise ForbiddenError(self.forbidden[ref])
+        if verb != "status":
+            self._raise(self.write_faults, ref, ref.kind)
+
+    def _raise(self, faults: Mapping[Any, ClusterError], *keys: Ref | str) -> None:
+        for key in keys:
+            if key in faults:
+                raise faults[key]
 
     def _check_identity(self, live: Object | None, meant: Object) -> None:
         for name in ("uid", "resourceVersion"):

@@ -1,7 +1,8 @@
 """After any sequence of changes and failures, a resource converges and nothing is written."""
 
+import contextlib
 import copy
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from itertools import count
 from typing import Any, TypeVar
 
@@ -19,9 +20,8 @@ from hypothesis.stateful import (
 from tests.unit.ssd_operator.checked_cluster import CheckedCluster
 from tests.unit.ssd_operator.memory_cluster import LostAnswerError
 from tests.unit.ssd_operator.resources import SETTINGS, replicas_of
-from tests.unit.ssd_operator.world import DEMO, KEY, World
+from tests.unit.ssd_operator.world import KEY, World
 
-from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.parse import parse
 from ssd_operator.api.spec import Object
 from ssd_operator.children.kinds import REQUIRED_KINDS
@@ -35,12 +35,12 @@ from ssd_operator.observe.cluster import (
     ref_of,
 )
 from ssd_operator.observe.diff import matches
-from ssd_operator.observe.facts import PoolFact, Ref
-from ssd_operator.observe.pod_state import name_of
+from ssd_operator.observe.facts import Ref
 
 ResultT = TypeVar("ResultT")
 INDEX = st.integers(0, 30)
 IMAGE = st.sampled_from(["localhost/a:1", "localhost/b:1"])
+COMPONENT = st.sampled_from(["target", "draft"])
 ERRORS = (
     MissingError("404"),
     ConflictError("409"),
@@ -75,7 +75,7 @@ class Disturbances(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cluster = CheckedCluster()
-        self.world = World(DEMO | {"draft": {**DEMO["draft"], "replicas": 3}}, self.cluster)
+        self.world = World(self.cluster, draft={"replicas": 3})
         self.taken: set[Ref] = set()
         """Names of children that other objects have."""
         self.numbers = count(1)
@@ -89,100 +89,76 @@ class Disturbances(RuleBasedStateMachine):
     )
     def begin(self, cells: int, sharing: str, length: int) -> None:
         self.length = length
-        self.cluster.edit_spec(KEY, target={"replicas": cells}, draft={"sharing": sharing})
+        self.world.edit_spec(target={"replicas": cells}, draft={"sharing": sharing})
         self.calm_down()
 
     # ---- the user
 
     @rule(number=st.integers(0, 4))
     def scale_drafts(self, number: int) -> None:
-        self.cluster.edit_spec(KEY, draft={"replicas": number})
+        self.world.edit_spec(draft={"replicas": number})
 
     @rule(number=st.integers(1, 3))
     def scale_cells(self, number: int) -> None:
-        self.cluster.edit_spec(KEY, target={"replicas": number})
+        self.world.edit_spec(target={"replicas": number})
 
-    @rule(image=IMAGE, component=st.sampled_from(["target", "draft"]))
+    @rule(image=IMAGE, component=COMPONENT)
     def change_an_image(self, image: str, component: str) -> None:
-        self.cluster.edit_spec(KEY, **{component: {"image": image}})
+        self.world.edit_spec(**{component: {"image": image}})
 
     @rule(number=st.integers(2, 4))
     def change_what_all_pods_have(self, number: int) -> None:
-        self.cluster.edit_spec(KEY, speculation={"lookahead": number})
+        self.world.edit_spec(speculation={"lookahead": number})
 
     # ---- other writers
 
-    @precondition(lambda self: self.lasting_children())
-    @rule(index=INDEX)
-    def delete_a_child(self, index: int) -> None:
-        ref = self.pick_child(index)
+    @precondition(lambda self: self.children())
+    @rule(index=INDEX, is_taken=st.booleans())
+    def delete_a_child(self, index: int, *, is_taken: bool) -> None:
+        ref = self.pick(index)
         self.cluster.touched(ref.name)
-        self.cluster.remove("default", ref)
+        if is_taken:
+            self.world.take_name(ref)
+            self.taken.add(ref)
+        else:
+            self.world.remove(ref)
 
-    @precondition(lambda self: self.lasting_children())
-    @rule(index=INDEX)
-    def remove_a_childs_labels(self, index: int) -> None:
-        ref = self.pick_child(index)
-        edited = self.edited(ref)
-        edited["metadata"]["labels"] = {}
-        self.cluster.put(edited)
+    @precondition(lambda self: self.children())
+    @rule(index=INDEX, labels=st.sampled_from([{}, {"app.kubernetes.io/name": "theirs"}]))
+    def edit_labels(self, index: int, labels: dict[str, str]) -> None:
+        with self.world.edited(self.pick(index)) as child:
+            child["metadata"]["labels"] = child["metadata"]["labels"] | labels if labels else {}
 
-    @precondition(lambda self: self.lasting_children())
-    @rule(index=INDEX)
-    def edit_a_child(self, index: int) -> None:
-        edited = self.edited(self.pick_child(index))
-        edited["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
-        self.cluster.put(edited)
-
-    @rule(image=IMAGE, component=st.sampled_from(["target", "draft"]), has_followed=st.booleans())
+    @rule(image=IMAGE, component=COMPONENT, has_followed=st.booleans())
     def edit_templates(self, image: str, component: str, *, has_followed: bool) -> None:
-        for ref in self.lasting_children():
-            if ref.kind == "Deployment" and component in ref.name:
-                edited = self.edited(ref)
-                edited["spec"]["template"]["spec"]["containers"][0]["image"] = image
-                self.cluster.touched(ref.name)
-                self.cluster.put(edited)
+        for ref in self.children("Deployment"):
+            if component in ref.name:
+                with self.edited_deployment(ref) as spec:
+                    spec["template"]["spec"]["containers"][0]["image"] = image
         if has_followed:
             self.world.controllers.settle()
 
-    @precondition(lambda self: self.has_deployments())
+    @precondition(lambda self: self.children("Deployment"))
     @rule(index=INDEX, has_followed=st.booleans())
     def add_a_variable_and_pause(self, index: int, *, has_followed: bool) -> None:
-        edited = self.edited(self.pick_child(index, "Deployment"))
-        edited["spec"]["paused"] = True
-        container = edited["spec"]["template"]["spec"]["containers"][0]
-        container["env"] = [{"name": f"EXTRA_{next(self.numbers)}"}, *container["env"]]
-        self.cluster.touched(name_of(edited))
-        self.cluster.put(edited)
+        with self.edited_deployment(self.pick(index, "Deployment")) as spec:
+            spec["paused"] = True
+            container = spec["template"]["spec"]["containers"][0]
+            container["env"] = [{"name": f"EXTRA_{next(self.numbers)}"}, *container["env"]]
         if has_followed:
             self.world.controllers.settle()
 
-    @precondition(lambda self: self.lasting_children())
+    @precondition(lambda self: self.children("Service"))
     @rule(index=INDEX)
     def add_a_key_to_a_selector(self, index: int) -> None:
-        refs = [ref for ref in self.lasting_children() if ref.kind == "Service"]
-        if refs:
-            edited = self.edited(refs[index % len(refs)])
-            edited["spec"].setdefault("selector", {})["extra"] = "x"
-            self.cluster.put(edited)
+        with self.world.edited(self.pick(index, "Service")) as service:
+            service["spec"].setdefault("selector", {})["extra"] = "x"
 
-    @precondition(lambda self: self.has_deployments())
+    @precondition(lambda self: self.children("Deployment"))
     @rule(index=INDEX, number=st.integers(0, 5))
     def edit_replicas(self, index: int, number: int) -> None:
-        edited = self.edited(self.pick_child(index, "Deployment"))
-        edited["spec"]["replicas"] = number
-        self.cluster.touched(name_of(edited))
-        self.cluster.put(edited)
-
-    @precondition(lambda self: self.lasting_children())
-    @rule(index=INDEX)
-    def take_a_name(self, index: int) -> None:
-        ref = self.pick_child(index)
-        self.cluster.touched(ref.name)
-        self.cluster.remove("default", ref)
-        metadata = {"namespace": "default", "name": ref.name}
-        self.cluster.put({"apiVersion": "v1", "kind": ref.kind, "metadata": metadata})
-        self.taken.add(ref)
+        with self.edited_deployment(self.pick(index, "Deployment")) as spec:
+            spec["replicas"] = number
 
     # ---- what breaks
 
@@ -192,7 +168,7 @@ class Disturbances(RuleBasedStateMachine):
         pods = self.engines()
         pod = pods[index % len(pods)]
         if how == "evicted":
-            self.cluster.remove("default", Ref("Pod", name_of(pod)))
+            self.world.remove(ref_of(pod))
         elif how == "killed":
             self.world.controllers.kill(pod)
         else:
@@ -201,11 +177,11 @@ class Disturbances(RuleBasedStateMachine):
     @rule()
     def lose_preflights(self) -> None:
         for pod in self.world.controllers.preflights():
-            self.cluster.remove("default", Ref("Pod", name_of(pod)))
+            self.world.remove(ref_of(pod))
 
     @rule()
     def let_pods_recover(self) -> None:
-        self.world.controllers.unwell.clear()
+        self.world.controllers.broken.clear()
 
     @rule()
     def restart_the_operator(self) -> None:
@@ -252,53 +228,26 @@ class Disturbances(RuleBasedStateMachine):
 
     def calm_down(self) -> None:
         """Wait until the resource has converged, without further disturbances."""
-        self.world.controllers.unwell.clear()
+        self.world.controllers.broken.clear()
         self.cluster.failures = []
         for ref in self.taken:
-            self.cluster.remove("default", ref)
+            self.world.remove(ref)
         self.taken.clear()
         if self.was_refused:  # not sent again before the resource is edited
-            self.cluster.edit_spec(KEY, observability={"traceRatio": f"0.{next(self.numbers)}"})
+            self.world.edit_spec(observability={"traceRatio": f"0.{next(self.numbers)}"})
             self.was_refused = False
         self.come_to_rest()
         self.check_that_all_is_well()
         self.check_that_idling_writes_nothing()
 
-    # ---- how
-
-    def run_pass(self, *, is_seen: bool) -> None:
-        self.report_links()
-        self.cluster.is_seen = is_seen
-        self.cluster.seen = copy.deepcopy(self.world.cache.resource(KEY) or {})
-        again_after = run(self.world.try_pass())
-        assert again_after is None or again_after > 0, "passes would follow each other at once"
-        self.cluster.is_seen = False
-
-    def report_links(self) -> None:
-        """Targets report a link to each draft."""
-        drafts = [name_of(pod) for pod in self.world.ready_pods("draft")]
-        links = tuple(LinkStatus(address=name, draft_pod=name, state="Active") for name in drafts)
-        self.world.engines.answers = {
-            name_of(pod): PoolFact(target_pod=name_of(pod), at=self.cluster.now, links=links)
-            for pod in self.world.ready_pods("target")
-        }
-
-    def finish_drains(self) -> bool:
-        has_finished = self.world.engines.finish()
-        self.cluster.drained |= self.world.engines.facts.keys()
-        return has_finished
-
     def come_to_rest(self) -> None:
         num_alone = 0
         for _ in range(MOST_ROUNDS):
             num_writes = len(self.cluster.writes)
-            self.cluster.now += 2.0
-            self.world.catch_up()
-            self.run_pass(is_seen=True)
+            self.idle(2.0)
             has_drained = self.finish_drains()
             has_moved = self.world.controllers.settle() or has_drained
-            has_written = len(self.cluster.writes) > num_writes
-            if not has_moved and not has_written:
+            if not has_moved and len(self.cluster.writes) == num_writes:
                 return
             num_alone += not has_moved
             assert num_alone <= MOST_ALONE, self.cluster.writes[-5:]
@@ -307,43 +256,60 @@ class Disturbances(RuleBasedStateMachine):
     def check_that_all_is_well(self) -> None:
         resource = parse(self.cluster.resource(KEY))
         for child in wanted(resource, SETTINGS, replicas_of(resource), REQUIRED_KINDS):
-            assert matches(self.cluster.objects["default", ref_of(child)], child), ref_of(child)
+            assert matches(self.world[ref_of(child)], child), ref_of(child)
         assert len(self.world.ready_pods("target")) == resource.spec.num_cells
         assert len(self.world.ready_pods("draft")) == resource.spec.draft.replicas
         for kind in ("Ready", "DraftReady", "Progressing", "SpecValid", "ResourcesOwned"):
-            assert self.cluster.condition(KEY, kind)[0] == "True", kind
-        assert self.cluster.condition(KEY, "Progressing")[1] == "UpToDate"
+            assert self.world.condition(kind)[0] == "True", kind
+        assert self.world.condition("Progressing")[1] == "UpToDate"
 
     def check_that_idling_writes_nothing(self) -> None:
-        self.cluster.now += 61.0
-        self.world.catch_up()
-        self.run_pass(is_seen=True)  # measurements of links may be written once a minute
+        self.idle(61.0)  # measurements of links may be written once a minute
         num_writes = len(self.cluster.writes)
-        for is_new in (False, True):
-            if is_new:
-                self.world.restart()
-            self.cluster.now += 61.0
-            self.world.catch_up()
-            self.run_pass(is_seen=True)
-            assert self.cluster.writes[num_writes:] == []
+        self.idle(61.0)
+        self.world.restart()
+        self.idle(61.0)
+        assert self.cluster.writes[num_writes:] == []
 
-    def has_deployments(self) -> bool:
-        return any(ref.kind == "Deployment" for ref in self.lasting_children())
+    # ---- how
 
-    def lasting_children(self) -> list[Ref]:
+    def idle(self, seconds: float) -> None:
+        self.cluster.now += seconds
+        self.world.catch_up()
+        self.run_pass(is_seen=True)
+
+    def run_pass(self, *, is_seen: bool) -> None:
+        self.world.report_links()
+        self.cluster.is_seen = is_seen
+        self.cluster.seen = copy.deepcopy(self.world.cache.resource(KEY) or {})
+        again_after = run(self.world.try_pass())
+        assert again_after is None or again_after > 0, "passes would follow each other at once"
+        self.cluster.is_seen = False
+
+    def finish_drains(self) -> bool:
+        has_finished = self.world.engines.finish()
+        self.cluster.drained |= self.world.engines.facts.keys()
+        return has_finished
+
+    def children(self, kind: str = "") -> list[Ref]:
         """Without preflights, which come and go."""
-        return [ref for ref, _ in self.world.children() if ref.kind != "Pod"]
+        refs = [ref for ref in self.world.children() if ref.kind != "Pod"]
+        return [ref for ref in refs if kind in ("", ref.kind)]
 
     def engines(self) -> list[Object]:
         preflights = self.world.controllers.preflights()
         return [pod for pod in self.cluster.of_kind("Pod") if pod not in preflights]
 
-    def pick_child(self, index: int, kind: str = "") -> Ref:
-        refs = [ref for ref in self.lasting_children() if kind in ("", ref.kind)]
+    def pick(self, index: int, kind: str = "") -> Ref:
+        refs = self.children(kind)
         return refs[index % len(refs)]
 
-    def edited(self, ref: Ref) -> Object:
-        return copy.deepcopy(self.cluster.objects["default", ref])
+    @contextlib.contextmanager
+    def edited_deployment(self, ref: Ref) -> Iterator[Object]:
+        """The spec of a Deployment; what the controllers do next is not the operator's doing."""
+        self.cluster.touched(ref.name)
+        with self.world.edited(ref) as found:
+            yield found["spec"]
 
 
 def test_a_resource_converges_after_disturbances() -> None:

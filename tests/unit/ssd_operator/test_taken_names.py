@@ -3,226 +3,163 @@
 import copy
 
 import pytest
-from tests.unit.ssd_operator.memory_cluster import MemoryCluster
-from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
+from tests.unit.ssd_operator.checked_cluster import CheckedCluster
+from tests.unit.ssd_operator.world import (
+    DEMO,
+    DRAFTS,
+    KEY,
+    RESOURCE,
+    SERVICE,
+    TARGET,
+    TARGETS,
+    World,
+    settled,
+)
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object
 from ssd_operator.observe.cluster import ConflictError
 from ssd_operator.observe.facts import Ref
-from ssd_operator.observe.pod_state import to_text
+from ssd_operator.observe.pod_state import name_of, to_text
+
+OTHERS = [{"kind": KIND, "apiVersion": API_VERSION, "name": "x", "uid": "x", "controller": True}]
+"""Owner references of another resource's child."""
+TAKEN = ("False", "NameTaken")
 
 
-async def test_a_persons_copy_of_a_child_is_not_deleted() -> None:
+async def test_a_persons_copies_of_a_child_and_of_a_pod_are_neither_deleted_nor_adopted() -> None:
     world = await settled()
-    copied = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
-    copied["metadata"] = {
-        "namespace": "default",
-        "name": "demo-lb",
-        "labels": copied["metadata"]["labels"],
-    }
-    world.cluster.put(copied)  # as kubectl expose does
+    pod = Ref("Pod", name_of(world.ready_pods("draft")[0]))
+    for ref in (SERVICE, pod):
+        copied = copy.deepcopy(world[ref])  # as kubectl expose does
+        labels = copied["metadata"]["labels"]
+        copied["metadata"] = {"namespace": "default", "name": "copy", "labels": labels}
+        world.cluster.put(copied)
     await world.come_to_rest(2)
-    assert ("default", Ref("Service", "demo-lb")) in world.cluster.objects
+    assert Ref("Service", "copy") in world
+    world.remove(RESOURCE)
+    assert [name_of(each) for each in world.cluster.of_kind("Pod")] == ["copy"]
 
 
 async def test_a_foreign_object_is_not_changed_and_nothing_new_is_made() -> None:
     world = World()
-    theirs = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"namespace": "default", "name": "demo"},
-        "spec": {"ports": [{"port": 1}]},
-    }
-    world.cluster.put(theirs)
-    await world.come_to_rest(4)
+    theirs = world.take_name(SERVICE)
+    await world.come_to_rest()
     assert world.children() == []
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
-    assert world.cluster.condition(KEY, "Ready")[0] == "False"
-    world.cluster.remove("default", Ref("Service", "demo"))
-    await world.come_to_rest(6)
-    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+    assert world[SERVICE] == theirs
+    assert world.condition("ResourcesOwned") == TAKEN
+    assert world.condition("Ready")[0] == "False"
+    world.remove(SERVICE)
+    await world.come_to_rest()
+    assert world.condition("Ready") == ("True", "Serving")
 
 
-class Race(MemoryCluster):
+class Race(CheckedCluster):
     """Another resource makes a child of a wanted name, after its name was read."""
 
     async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
-        ref = Ref(wanted["kind"], wanted["metadata"]["name"])
-        if ref == Ref("Service", "demo-targets") and ("default", ref) not in self.objects:
-            owner = {"kind": KIND, "name": "demo-targets", "uid": "other", "controller": True}
-            metadata = {"namespace": "default", "name": ref.name, "ownerReferences": [owner]}
+        name = wanted["metadata"]["name"]
+        if name == TARGETS.name and ("default", TARGETS) not in self.objects:
+            metadata = {"namespace": "default", "name": name, "ownerReferences": OTHERS}
             self.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata})
         return await super().apply(wanted, uid, subresource)
 
 
 async def test_a_name_that_another_resource_took_meanwhile_is_reported_as_taken() -> None:
-    world = World(cluster=Race())
-    await world.come_to_rest(6)
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
-    assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
-    service = world.cluster.objects["default", Ref("Service", "demo-targets")]
-    assert [each["uid"] for each in service["metadata"]["ownerReferences"]] == ["other"]
+    world = World(Race())
+    await world.come_to_rest()
+    assert world.condition("ResourcesOwned") == TAKEN
+    assert world.condition("SpecValid") == ("True", "Valid")
+    assert world[TARGETS]["metadata"]["ownerReferences"] == OTHERS
 
 
 async def test_a_child_that_another_resource_has_taken_over_is_reported_as_taken() -> None:
-    world = World()
-    world.catch_up()
-    await world.run_pass()  # the first status
-    await world.run_pass()
-    taken = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo-targets")])
-    owner = {"kind": KIND, "apiVersion": API_VERSION, "name": "demo-targets", "uid": "other"}
-    taken["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
-    world.cluster.put(taken)
-    world.catch_up()
-    world.cluster.now += 2.0
-    await world.run_pass()
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
-
-
-async def test_resources_whose_names_differ_by_a_suffix_of_a_child_do_not_share_it() -> None:
     world = await settled()
-    other = ("default", "demo-targets")
-    world.cluster.create_resource(other, DEMO)
-    world.catch_up()
-    for _ in range(3):
-        await world.reconciler.reconcile(other)
-        world.cluster.now += 2.0
-    assert world.cluster.condition(other, "ResourcesOwned") == ("False", "NameTaken")
-    await world.come_to_rest(2)
-    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+    with world.edited(TARGETS) as found:
+        found["metadata"]["ownerReferences"] = OTHERS
+    await world.next_pass()
+    assert world.condition("ResourcesOwned") == TAKEN
 
 
-def release(world: World, component: str, labels: dict[str, str]) -> Ref:
-    """A pod whose labels were changed by hand, as its ReplicaSet leaves it."""
-    pod = copy.deepcopy(world.ready_pods(component)[0])
-    pod["metadata"]["labels"] |= {f"ssd.dev/{name}": value for name, value in labels.items()}
-    del pod["metadata"]["ownerReferences"]
-    world.cluster.put(pod)
-    return Ref("Pod", pod["metadata"]["name"])
-
-
-@pytest.mark.parametrize(
-    "labels", [{"name": "other"}, {"component": "debug"}, {"cell": "9"}, {"cell": "zero"}]
-)
-@pytest.mark.parametrize("component", ["target", "draft"])
-async def test_a_pod_relabelled_by_hand_is_deleted_with_its_resource(
-    component: str, labels: dict[str, str]
-) -> None:
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_name_that_is_taken_later_stops_no_running_pod(*, paused: bool) -> None:
     world = await settled()
-    ref = release(world, component, labels)
-    await world.come_to_rest(6)
-    assert ("default", ref) in world.cluster.objects, "a person may be inspecting it"
-    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
-    assert world.cluster.resource(KEY)["status"]["draft"]["replicas"] == 2
-    events = [each for each in world.cluster.events if each.reason == "PodReleased"]
-    assert len(events) == 1
-    assert ref.name in events[0].message
-    world.cluster.remove("default", Ref(KIND, "demo"))
-    assert world.cluster.of_kind("Pod") == []
-
-
-async def test_a_pod_that_a_person_made_is_not_adopted() -> None:
-    world = await settled()
-    pod = copy.deepcopy(world.ready_pods("draft")[0])
-    pod["metadata"] = {
-        "namespace": "default",
-        "name": "debug",
-        "labels": pod["metadata"]["labels"],
-    }
-    world.cluster.put(pod)
-    await world.come_to_rest(2)
-    world.cluster.remove("default", Ref(KIND, "demo"))
-    assert [each["metadata"]["name"] for each in world.cluster.of_kind("Pod")] == ["debug"]
-
-
-async def test_a_name_that_is_taken_later_stops_no_running_pod() -> None:
-    world = await settled()
-    world.cluster.remove("default", Ref("Service", "demo-targets"))
-    theirs = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"namespace": "default", "name": "demo-targets"},
-    }
-    world.cluster.put(theirs)
-    world.cluster.edit_spec(KEY, draft={"replicas": 3})
-    await world.come_to_rest(4)
+    world.take_name(SERVICE)
+    world.edit_spec(paused=paused, draft={"replicas": 3})
+    await world.come_to_rest()
     assert len(world.ready_pods("target")) == 1
-    assert len(world.ready_pods("draft")) == 3
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
+    assert len(world.ready_pods("draft")) == (2 if paused else 3)
+    assert world.condition("ResourcesOwned") == world.condition("Ready") == TAKEN
+    assert "endpoint" not in world.status
 
 
 async def test_a_name_that_was_taken_before_the_watch_reported_it_is_not_overwritten() -> None:
     world = await settled()
-    ref = Ref("Deployment", "demo-draft-0")
-    metadata = {"namespace": "default", "name": ref.name}
-    world.cluster.remove("default", ref)
-    theirs = world.cluster.put({"apiVersion": "apps/v1", "kind": ref.kind, "metadata": metadata})
-    world.cluster.edit_spec(KEY, draft={"image": "localhost/new:1"})
+    theirs = world.take_name(DRAFTS)
+    world.edit_spec(draft={"image": "localhost/new:1"})
     world.catch_up({KIND})
     with pytest.raises(ConflictError):
         await world.run_pass()
     world.cluster.now += 2.0
     await world.run_pass()
-    assert world.cluster.objects["default", ref] == theirs
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
+    assert world[DRAFTS] == theirs
+    assert world.condition("ResourcesOwned") == TAKEN
 
 
-async def test_children_of_a_former_resource_of_the_same_name_are_waited_for() -> None:
+@pytest.mark.parametrize(
+    ("component", "label", "value"),
+    [
+        ("target", "component", "debug"),
+        ("draft", "name", "other"),
+        ("draft", "cell", "9"),
+        ("draft", "cell", "zero"),
+    ],
+)
+async def test_a_pod_relabelled_by_hand_is_deleted_with_its_resource(
+    component: str, label: str, value: str
+) -> None:
     world = await settled()
-    old = copy.deepcopy(world.cluster.objects["default", Ref("Service", "demo")])
-    world.cluster.remove("default", Ref("SSDDeployment", "demo"))
-    world.catch_up()
-    assert await world.run_pass() is None
-    world.cluster.put(old)  # the garbage collector has yet to come
-    world.cluster.create_resource(KEY, DEMO)
-    world.catch_up()
-    again_after = await world.run_pass()
-    assert again_after is not None
-    assert again_after <= 1.0
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("True", "Owned")
-    world.cluster.remove("default", Ref("Service", "demo"))
-    await world.come_to_rest(6)
-    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+    ref = Ref("Pod", name_of(world.ready_pods(component)[0]))
+    with world.edited(ref) as pod:
+        pod["metadata"]["labels"][f"ssd.dev/{label}"] = value
+        del pod["metadata"]["ownerReferences"]  # as its ReplicaSet does
+    await world.come_to_rest()
+    assert ref in world, "a person may be inspecting it"
+    assert world.condition("Ready") == ("True", "Serving")
+    assert world.status["draft"]["replicas"] == 2
+    (event,) = [each for each in world.cluster.events if each.reason == "PodReleased"]
+    assert ref.name in event.message
+    world.remove(RESOURCE)
+    assert world.cluster.of_kind("Pod") == []
 
 
-async def test_a_paused_resource_reports_that_its_name_is_taken() -> None:
-    world = await settled()
-    ref = Ref("Service", "demo")
-    world.cluster.remove("default", ref)
-    metadata = {"namespace": "default", "name": "demo"}
-    world.cluster.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata})
-    world.cluster.edit_spec(KEY, paused=True)
-    await world.come_to_rest(2)
-    assert world.cluster.condition(KEY, "ResourcesOwned") == ("False", "NameTaken")
-    assert world.cluster.condition(KEY, "Ready") == ("False", "NameTaken")
-    assert "endpoint" not in world.cluster.resource(KEY)["status"]
-
-
-@pytest.mark.parametrize("ref", [Ref(KIND, "demo"), Ref("Deployment", "demo-target-0")])
+@pytest.mark.parametrize("ref", [RESOURCE, TARGET])
 async def test_a_pod_that_was_adopted_serves_though_it_is_older_than_one_of_its_makers(
     ref: Ref,
 ) -> None:
     world = await settled()
     world.cluster.now += 60.0
-    recreated = copy.deepcopy(world.cluster.objects["default", ref])
-    recreated["metadata"]["creationTimestamp"] = to_text(world.cluster.now)
-    world.cluster.put(recreated)
+    with world.edited(ref) as recreated:
+        recreated["metadata"]["creationTimestamp"] = to_text(world.cluster.now)
     await world.come_to_rest(2)
-    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
+    assert world.condition("Ready") == ("True", "Serving")
 
 
-async def test_pods_of_a_former_resource_of_the_same_name_are_not_counted() -> None:
+async def test_children_and_pods_of_a_former_resource_of_the_same_name_do_not_count() -> None:
     world = await settled()
     (pod,) = world.ready_pods("target")
-    orphan = copy.deepcopy(pod)
-    world.cluster.remove("default", Ref(KIND, "demo"))
-    world.cluster.now += 5.0
-    world.catch_up()
-    await world.run_pass()
-    world.cluster.put(orphan)  # the garbage collector has yet to come
+    left = copy.deepcopy([pod, world[SERVICE]])
+    world.remove(RESOURCE)
+    assert await world.next_pass() is None
+    for each in left:
+        world.cluster.put(each)  # the garbage collector has yet to come
     world.cluster.now += 5.0
     world.cluster.create_resource(KEY, DEMO)
-    world.catch_up()
-    await world.run_pass()
-    assert world.cluster.resource(KEY)["status"]["target"]["replicas"] == 0
-    assert world.cluster.condition(KEY, "Ready")[0] == "False"
+    again_after = await world.next_pass()
+    assert again_after is not None
+    assert again_after <= 1.0
+    assert world.condition("ResourcesOwned") == ("True", "Owned")
+    assert world.condition("Ready")[0] == "False"
+    assert world.status["target"]["replicas"] == 0
+    world.remove(SERVICE)
+    await world.come_to_rest()
+    assert world.condition("Ready") == ("True", "Serving")

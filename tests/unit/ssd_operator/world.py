@@ -1,26 +1,35 @@
 """A cluster, its controllers, engines and an operator, all in memory; time moves on command."""
 
+import contextlib
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.unit.ssd_operator.checked_cluster import CheckedCluster
 from tests.unit.ssd_operator.controllers import Controllers
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster, Watch
 from tests.unit.ssd_operator.resources import SETTINGS
 
-from ssd_operator.api.spec import Object
+from ssd.rpc.pool_codec import LinkStatus
+from ssd_operator.api.spec import KIND, Object
 from ssd_operator.children.kinds import KINDS, REQUIRED_KINDS
 from ssd_operator.observe.cluster import ClusterError, Key
 from ssd_operator.observe.facts import DrainFact, PoolFact, Ref
 from ssd_operator.observe.object_cache import ObjectCache
-from ssd_operator.observe.pod_state import is_ready
+from ssd_operator.observe.pod_state import is_ready, name_of
 from ssd_operator.policy.drain import DrainCall
 from ssd_operator.runtime.reconcile import Reconciler
 from ssd_operator.runtime.relist import Readiness, Relist
 
 KEY: Key = ("default", "demo")
+RESOURCE, SERVICE, TARGETS = (
+    Ref(KIND, "demo"),
+    Ref("Service", "demo"),
+    Ref("Service", "demo-targets"),
+)
+TARGET, DRAFTS = Ref("Deployment", "demo-target-0"), Ref("Deployment", "demo-draft-0")
 DEMO: Object = {
     "accelerator": "cpu",
     "target": {"source": {"uri": "demo://target"}},
@@ -61,16 +70,11 @@ class MemoryEngines:
 class World:
     """One resource ``default/demo`` and everything around it."""
 
-    def __init__(
-        self,
-        spec: Object = DEMO,
-        cluster: MemoryCluster | None = None,
-        kinds: AbstractSet[str] = REQUIRED_KINDS,
-    ) -> None:
-        self.cluster = cluster or MemoryCluster()
-        self.kinds = kinds
+    def __init__(self, cluster: MemoryCluster | None = None, **blocks: Any) -> None:
+        self.cluster = cluster or CheckedCluster()
+        self.kinds: AbstractSet[str] = REQUIRED_KINDS
         self.controllers = Controllers(self.cluster)
-        self.cluster.create_resource(KEY, spec)
+        self.cluster.create_resource(KEY, demo(**blocks))
         self.restart()
 
     def restart(self) -> None:
@@ -86,6 +90,90 @@ class World:
             self.cluster, self.cache, self.engines, SETTINGS, lambda: self.cluster.now
         )
 
+    # ---- what is there
+
+    def __contains__(self, ref: Ref) -> bool:
+        return ("default", ref) in self.cluster.objects
+
+    def __getitem__(self, ref: Ref) -> Object:
+        return self.cluster.objects["default", ref]
+
+    @property
+    def status(self) -> Object:
+        found: Object = self[RESOURCE]["status"]
+        return found
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        """Status and reason."""
+        found = self.cluster.condition(KEY, kind)
+        return found["status"], found["reason"]
+
+    def message(self, kind: str) -> str:
+        return str(self.cluster.condition(KEY, kind)["message"])
+
+    @property
+    def reasons(self) -> list[str]:
+        """Reasons of all Events."""
+        return [event.reason for event in self.cluster.events]
+
+    def written(self, kind: str, verb: str = "apply") -> list[str]:
+        """Names of the objects of a kind that were written."""
+        return [ref.name for each, ref in self.cluster.writes if (each, ref.kind) == (verb, kind)]
+
+    def ready_pods(self, component: str) -> list[Object]:
+        return [
+            pod
+            for pod in self.cluster.of_kind("Pod")
+            if pod["metadata"]["labels"]["ssd.dev/component"] == component and is_ready(pod)
+        ]
+
+    def children(self) -> list[Ref]:
+        uid = self[RESOURCE]["metadata"]["uid"]
+        return [
+            ref
+            for (_, ref), thing in sorted(self.cluster.objects.items())
+            if any(o["uid"] == uid for o in thing["metadata"].get("ownerReferences", []))
+        ]
+
+    # ---- what others do
+
+    def edit_spec(self, **blocks: Any) -> None:
+        self.cluster.edit_spec(KEY, **blocks)
+
+    @contextlib.contextmanager
+    def edited(self, ref: Ref) -> Iterator[Object]:
+        """A copy of an object, to be edited and stored."""
+        found = copy.deepcopy(self[ref])
+        yield found
+        self.cluster.put(found)
+
+    def remove(self, ref: Ref) -> None:
+        self.cluster.remove("default", ref)
+
+    def take_name(self, ref: Ref, **metadata: Any) -> Object:
+        """Put somebody else's object there."""
+        if ref in self:
+            self.remove(ref)
+        about = {"namespace": "default", "name": ref.name, **metadata}
+        return self.cluster.put({"apiVersion": "v1", "kind": ref.kind, "metadata": about})
+
+    def report_links(self, state: str = "Active", **more: Any) -> None:
+        """Each target reports a link to each draft."""
+        links = tuple(
+            LinkStatus(address=name, draft_pod=name, state=state, transport="tcp", **more)
+            for name in map(name_of, self.ready_pods("draft"))
+        )
+        self.report(links=links)
+
+    def report(self, **answer: Any) -> None:
+        """Each target that is ready answers this."""
+        self.engines.answers = {
+            name: PoolFact(target_pod=name, at=self.cluster.now, **answer)
+            for name in map(name_of, self.ready_pods("target"))
+        }
+
+    # ---- time
+
     def catch_up(self, kinds: Iterable[str] = KINDS) -> None:
         """The watch catches up."""
         for _, thing, is_gone in self.watch.catch_up(kinds):
@@ -93,13 +181,15 @@ class World:
             if is_gone:
                 self.cache.mark_deleted(thing)
 
-    def relist_watch(self) -> None:
-        """The watch lists again, and does not report what was deleted."""
-        self.watch.list_again()
-
     async def run_pass(self) -> float | None:
         """One pass over what the watch has reported so far."""
         return await self.reconciler.reconcile(KEY)
+
+    async def next_pass(self) -> float | None:
+        """One pass, two seconds later, over everything as it is."""
+        self.cluster.now += 2.0
+        self.catch_up()
+        return await self.run_pass()
 
     async def try_pass(self) -> float | None:
         """One pass that may fail, as the queue runs them."""
@@ -117,7 +207,11 @@ class World:
         has_drained = self.engines.finish()
         return self.controllers.settle() or has_drained
 
-    async def come_to_rest(self, most_rounds: int) -> int:
+    async def rounds(self, number: int) -> None:
+        for _ in range(number):
+            await self.round()
+
+    async def come_to_rest(self, most_rounds: int = 8) -> int:
         """Rounds until a pass writes nothing.
 
         Raises:
@@ -130,34 +224,19 @@ class World:
                 return number
         raise AssertionError(f"still writing: {self.cluster.writes[-5:]}")
 
-    def deployment(self, name: str) -> Object:
-        return self.cluster.objects["default", Ref("Deployment", name)]
 
-    def ready_pods(self, component: str) -> list[Object]:
-        return [
-            pod
-            for pod in self.cluster.of_kind("Pod")
-            if pod["metadata"]["labels"]["ssd.dev/component"] == component and is_ready(pod)
-        ]
-
-    def children(self) -> list[tuple[Ref, Object]]:
-        uid = self.cluster.resource(KEY)["metadata"]["uid"]
-        return [
-            (ref, thing)
-            for (_, ref), thing in sorted(self.cluster.objects.items())
-            if any(o["uid"] == uid for o in thing["metadata"].get("ownerReferences", []))
-        ]
-
-
-async def settled(spec: Object = DEMO) -> World:
-    world = World(spec)
-    await world.come_to_rest(6)
+async def settled(cluster: MemoryCluster | None = None, **blocks: Any) -> World:
+    """A resource that serves."""
+    world = World(cluster, **blocks)
+    await world.come_to_rest()
     world.cluster.writes.clear()
+    world.cluster.events.clear()
     return world
 
 
 def demo(**blocks: Any) -> Object:
+    """The spec of the demo with these blocks; fields of ``target`` and ``draft`` are added."""
     spec: Object = copy.deepcopy(DEMO)
     for name, block in blocks.items():
-        spec[name] = {**spec.get(name, {}), **block}
+        spec[name] = {**spec[name], **block} if name in DEMO and name != "accelerator" else block
     return spec

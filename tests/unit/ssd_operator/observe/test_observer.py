@@ -1,38 +1,40 @@
 """Objects of kinds that a cluster may not serve, or that we may have no right to."""
 
 import pytest
-from tests.unit.ssd_operator.world import DEMO, KEY, World, demo
+from tests.unit.ssd_operator.world import World
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.kinds import KINDS
 from ssd_operator.observe.facts import Ref
 
-KEDA = {"mode": "KEDA", "keda": {"serverAddress": "http://prometheus:9090"}}
+AUTOSCALING = {"mode": "KEDA", "keda": {"serverAddress": "http://prometheus:9090"}}
+SCALED: Object = {"draft": {"autoscaling": AUTOSCALING}}
+MONITORED: Object = {"observability": {"podMonitor": True}}
+NEITHER = {"observability": None, "draft": {"autoscaling": None}}
 
 
 @pytest.mark.parametrize(
     ("wanted", "ref"),
-    [
-        ({"observability": {"podMonitor": True}}, Ref("PodMonitor", "demo")),
-        ({"draft": {"autoscaling": KEDA}}, Ref("ScaledObject", "demo-draft")),
-    ],
+    [(MONITORED, Ref("PodMonitor", "demo")), (SCALED, Ref("ScaledObject", "demo-draft"))],
 )
 async def test_an_object_of_an_optional_kind_is_made_and_deleted(wanted: Object, ref: Ref) -> None:
-    world = World(demo(**wanted), kinds=KINDS.keys())
-    await world.come_to_rest(6)
-    assert ref in dict(world.children())
+    world = World(**wanted)
+    world.kinds = KINDS.keys()
     world.restart()
-    world.cluster.edit_spec(KEY, observability=None, draft={"autoscaling": None})
-    await world.come_to_rest(6)
-    assert ref not in dict(world.children())
+    await world.come_to_rest()
+    assert ref in world.children()
+    world.restart()
+    world.edit_spec(**NEITHER)
+    await world.come_to_rest()
+    assert ref not in world.children()
 
 
 async def test_an_optional_kind_that_is_not_watched_is_reported_and_nothing_else_waits() -> None:
-    world = World(demo(observability={"podMonitor": True}, draft={"autoscaling": KEDA}))
-    await world.come_to_rest(6)
-    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
-    assert world.cluster.condition(KEY, "SpecValid") == ("False", "OptionalAPIMissing")
-    assert world.cluster.condition(KEY, "ScalingActive") == ("False", "KEDANotInstalled")
-    world.cluster.edit_spec(KEY, **DEMO | {"observability": None})
-    await world.come_to_rest(6)
-    assert world.cluster.condition(KEY, "SpecValid") == ("True", "Valid")
+    world = World(**MONITORED, **SCALED)
+    await world.come_to_rest()
+    assert world.condition("Ready") == ("True", "Serving")
+    assert world.condition("SpecValid") == ("False", "OptionalAPIMissing")
+    assert world.condition("ScalingActive") == ("False", "KEDANotInstalled")
+    world.edit_spec(**NEITHER)
+    await world.come_to_rest()
+    assert world.condition("SpecValid") == ("True", "Valid")

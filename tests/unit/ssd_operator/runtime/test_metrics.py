@@ -1,9 +1,8 @@
 """Metrics for alerts and dashboards."""
 
 from prometheus_client import generate_latest
-from tests.unit.ssd_operator.world import DEMO, KEY, World
+from tests.unit.ssd_operator.world import KEY, RESOURCE, World
 
-from ssd_operator.observe.facts import Ref
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.work_queue import Schedule
 
@@ -21,22 +20,19 @@ def shown(condition: str) -> dict[str, float]:
 async def test_the_present_conditions_are_shown_also_by_a_restarted_operator() -> None:
     world = World()
     await world.run_pass()
-    world.catch_up()
-    await world.run_pass()
+    await world.next_pass()
     assert shown("Ready").keys() == {"False"}
-    await world.come_to_rest(6)
+    await world.come_to_rest()
     (begin,) = shown("Ready").values()
     assert shown("Ready") == {"True": begin}
     metrics.set_conditions(KEY, ())
     world.restart()
     world.cluster.writes.clear()
-    world.catch_up()
-    await world.run_pass()
+    await world.next_pass()
     assert world.cluster.writes == []
     assert shown("Ready") == {"True": begin}
-    world.cluster.remove("default", Ref("SSDDeployment", "demo"))
-    world.catch_up()
-    await world.run_pass()
+    world.remove(RESOURCE)
+    await world.next_pass()
     assert shown("Ready") == {}
 
 
@@ -48,11 +44,9 @@ async def test_a_written_number_of_drafts_is_counted_with_its_direction() -> Non
     autoscaling = {"mode": "Internal", "minReplicas": 2, "maxReplicas": 3}
     for replicas, direction in ((1, "up"), (5, "down")):
         before = written(direction)
-        world = World(
-            DEMO | {"draft": DEMO["draft"] | {"replicas": replicas, "autoscaling": autoscaling}}
-        )
+        world = World(draft={"replicas": replicas, "autoscaling": autoscaling})
         await world.come_to_rest(20)
-        assert 2 <= world.cluster.resource(KEY)["spec"]["draft"]["replicas"] <= 3
+        assert 2 <= world[RESOURCE]["spec"]["draft"]["replicas"] <= 3
         assert written(direction) == before + 1
 
 

@@ -4,22 +4,20 @@ import asyncio
 from collections.abc import Mapping
 
 import pytest
-from tests.unit.ssd_operator.world import DEMO, KEY, World, settled
+from tests.unit.ssd_operator.world import DEMO, KEY, RESOURCE, SERVICE, TARGETS, World, settled
 
-from ssd_operator.api.spec import KIND
 from ssd_operator.children.kinds import REQUIRED_KINDS
-from ssd_operator.observe.cluster import BusyError, Key
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import BusyError, ForbiddenError, Key
 from ssd_operator.runtime import relist
 from ssd_operator.runtime.relist import LISTS_OF_FORBIDDEN, Readiness, Relist
 
-RESOURCE = Ref(KIND, "demo")
-KEY_ADDRESS = ("default", RESOURCE)
+OTHER = ("default", "other")
+FORBIDDEN = ForbiddenError("cannot list it")
 
 
 async def test_nothing_is_made_for_a_resource_whose_deletion_was_missed() -> None:
     world = await settled()
-    world.cluster.remove("default", RESOURCE)
+    world.remove(RESOURCE)
     world.watch.list_again()
     world.watch.children.clear()  # their deletions were reported
     world.cluster.now += 2.0
@@ -30,64 +28,35 @@ async def test_nothing_is_made_for_a_resource_whose_deletion_was_missed() -> Non
 
 
 async def test_an_invalid_resource_that_is_gone_has_no_event() -> None:
-    world = World({"accelerator": "none"})
+    world = World(accelerator="none")
     world.catch_up()
-    world.cluster.remove("default", RESOURCE)
+    world.remove(RESOURCE)
     assert await world.run_pass() is None
     assert world.cluster.events == []
 
 
 async def test_a_resource_made_again_in_a_gap_is_the_one_that_counts() -> None:
     world = await settled()
-    world.cluster.remove("default", RESOURCE)
+    world.remove(RESOURCE)
     world.cluster.create_resource(KEY, DEMO)
-    world.relist_watch()
     for _ in range(6):
         world.cluster.now += 2.0
-        world.relist_watch()
+        world.watch.list_again()
         await world.try_pass()
         world.controllers.settle()
-    uid = world.cluster.resource(KEY)["metadata"]["uid"]
-    assert world.cluster.condition(KEY, "Ready") == ("True", "Serving")
-    owners = {
-        owner["uid"]
-        for _, child in world.children()
-        for owner in child["metadata"]["ownerReferences"]
-    }
-    assert owners == {uid}
+    assert world.condition("Ready") == ("True", "Serving")
 
 
 async def test_a_child_whose_deletion_was_missed_is_made_again_after_a_relist() -> None:
     world = await settled()
-    service = Ref("Service", "demo")
-    world.cluster.remove("default", service)
-    world.relist_watch()
+    world.remove(SERVICE)
+    world.watch.list_again()
     await world.run_pass()
-    assert ("default", service) not in world.cluster.objects
+    assert SERVICE not in world
     await world.relist.relist()
     assert set(world.woken) == {KEY}
     await world.run_pass()
-    assert ("default", service) in world.cluster.objects
-
-
-async def test_a_pod_whose_deletion_was_missed_does_not_block_a_scale_down() -> None:
-    world = await settled()
-    pod = world.ready_pods("draft")[0]
-    world.cluster.edit_spec(KEY, draft={"replicas": 1})
-    world.cluster.remove("default", Ref("Pod", pod["metadata"]["name"]))
-    for _ in range(4):
-        world.relist_watch()
-        world.cluster.now += 2.0
-        await world.run_pass()
-        world.engines.finish()
-    await world.relist.relist()
-    for _ in range(6):
-        world.cluster.now += 2.0
-        world.relist_watch()
-        await world.run_pass()
-        world.engines.finish()
-        world.controllers.settle()
-    assert world.deployment("demo-draft-0")["spec"]["replicas"] == 1
+    assert SERVICE in world
 
 
 async def test_a_relist_of_what_is_there_changes_nothing() -> None:
@@ -100,7 +69,7 @@ async def test_a_relist_of_what_is_there_changes_nothing() -> None:
 
 async def test_what_is_newer_than_the_list_stays() -> None:
     world = await settled()
-    world.cluster.remove("default", Ref("Service", "demo"))
+    world.remove(SERVICE)
     world.catch_up()
     listed = world.cluster.uids
 
@@ -113,31 +82,37 @@ async def test_what_is_newer_than_the_list_stays() -> None:
 
     world.cluster.uids = uids  # type: ignore[method-assign]
     await world.relist.relist()
-    assert Ref("Service", "demo") in world.cache.children(KEY)
+    assert SERVICE in world.cache.children(KEY)
 
 
 async def test_a_kind_that_cannot_be_listed_loses_no_object() -> None:
     world = await settled()
-    world.cluster.remove("default", Ref("Service", "demo"))
-    world.relist_watch()
+    world.remove(SERVICE)
+    world.watch.list_again()
     world.cluster.failures = [BusyError("503") for _ in REQUIRED_KINDS]
     await world.relist.relist()
-    assert Ref("Service", "demo") in world.cache.children(KEY)
+    assert SERVICE in world.cache.children(KEY)
     await world.relist.relist()
-    assert Ref("Service", "demo") not in world.cache.children(KEY)
+    assert SERVICE not in world.cache.children(KEY)
+
+
+async def test_a_namespace_that_cannot_be_listed_hides_no_gap_in_another() -> None:
+    world = await settled()
+    world.remove(SERVICE)
+    world.watch.list_again()
+    world.cluster.list_faults = {"gone": FORBIDDEN}
+    await relist_of(world, Readiness(), "gone", "default").relist()
+    assert set(world.woken) == {KEY}
 
 
 async def test_only_watched_namespaces_are_listed() -> None:
     world = await settled()
-    listed: list[str] = []
-
-    async def uids(kind: str, namespace: str) -> Mapping[str, Key]:
-        listed.append(namespace)
-        return {}
-
-    world.cluster.uids = uids  # type: ignore[method-assign]
-    await relist_of(world, "one", "two").relist()
-    assert set(listed) == {"one", "two"}
+    world.remove(SERVICE)
+    world.watch.list_again()
+    world.cluster.list_faults = {"default": FORBIDDEN, "": FORBIDDEN}
+    readiness = Readiness()
+    await relist_of(world, readiness, "one", "two").relist()
+    assert (readiness.problem, world.woken) == ("", [])
 
 
 async def test_a_watch_that_begins_again_is_followed_by_a_relist(
@@ -145,18 +120,17 @@ async def test_a_watch_that_begins_again_is_followed_by_a_relist(
 ) -> None:
     monkeypatch.setattr(relist, "SETTLE_SECONDS", 0.0)
     world = await settled()
-    world.cluster.remove("default", Ref("Service", "demo"))
-    world.relist_watch()
-    woken = asyncio.Event()
-    readiness = Readiness()
+    woken, readiness = asyncio.Event(), Readiness()
     lists = Relist(world.cluster, world.cache, lambda key: woken.set(), readiness)
     readiness.finish(KEY, is_good=True)
+    world.remove(SERVICE)
+    world.watch.list_again()
     running = asyncio.ensure_future(lists.run())
     async with asyncio.timeout(30):
         await woken.wait()
     woken.clear()
-    world.cluster.remove("default", Ref("Service", "demo-targets"))
-    world.relist_watch()
+    world.remove(TARGETS)
+    world.watch.list_again()
     assert readiness.problem == ""
     lists.request()
     async with asyncio.timeout(30):
@@ -165,72 +139,51 @@ async def test_a_watch_that_begins_again_is_followed_by_a_relist(
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_namespace_that_cannot_be_listed_hides_no_gap_in_another() -> None:
-    world = await settled()
-    ref = Ref("Service", "demo")
-    world.cluster.remove("default", ref)
-    world.relist_watch()
-    world.cluster.forbidden_namespaces = {"gone"}
-    await relist_of(world, "gone", "default").relist()
-    assert set(world.woken) == {KEY}
-
-
-def relist_of(world: World, *namespaces: str, readiness: Readiness | None = None) -> Relist:
-    readiness = readiness or Readiness()
+def relist_of(world: World, readiness: Readiness, *namespaces: str) -> Relist:
     return Relist(world.cluster, world.cache, world.woken.append, readiness, namespaces)
-
-
-OTHER = ("default", "other")
 
 
 async def test_an_operator_without_resources_is_ready_once_all_kinds_could_be_listed() -> None:
     world, readiness = World(), Readiness()
-    world.cluster.remove(*KEY_ADDRESS)
+    world.remove(RESOURCE)
     assert readiness.problem == "starting"
-    world.cluster.unreadable = {"NetworkPolicy"}
-    await relist_of(world, readiness=readiness).relist()
+    world.cluster.list_faults = {"NetworkPolicy": ForbiddenError("cannot list NetworkPolicy")}
+    await relist_of(world, readiness).relist()
     assert "cannot list NetworkPolicy" in readiness.problem
-    world.cluster.unreadable = set()
-    await relist_of(world, readiness=readiness).relist()
+    world.cluster.list_faults = {}
+    await relist_of(world, readiness).relist()
     assert readiness.problem == ""
 
 
-async def test_an_operator_is_ready_after_a_pass_over_every_resource() -> None:
+async def test_an_operator_is_ready_after_a_good_pass_over_one_and_any_over_every_other() -> None:
     world, readiness = World(), Readiness()
     world.cluster.create_resource(OTHER, DEMO)
-    await relist_of(world, readiness=readiness).relist()
+    await relist_of(world, readiness).relist()
     assert readiness.problem.startswith("2 of 2 resources")
     readiness.finish(KEY, is_good=False)
     assert readiness.problem.startswith("1 of 2 resources")
+    readiness.finish(OTHER, is_good=False)
+    assert readiness.problem.startswith("every pass over 2 resources has failed")
     readiness.finish(OTHER, is_good=True)
     assert readiness.problem == ""
     readiness.finish(OTHER, is_good=False)
     assert readiness.problem == "", "what was ready once stays so"
 
 
-async def test_an_operator_whose_every_pass_fails_is_not_ready() -> None:
-    world, readiness = World(), Readiness()
-    await relist_of(world, readiness=readiness).relist()
-    readiness.finish(KEY, is_good=False)
-    assert readiness.problem.startswith("every pass over 1 resources has failed")
-    readiness.finish(KEY, is_good=True)
-    assert readiness.problem == ""
-
-
 async def test_a_resource_that_goes_before_its_first_pass_is_not_waited_for() -> None:
     world, readiness = World(), Readiness()
-    await relist_of(world, readiness=readiness).relist()
+    await relist_of(world, readiness).relist()
     assert readiness.problem
-    world.cluster.remove(*KEY_ADDRESS)
-    await relist_of(world, readiness=readiness).relist()
+    world.remove(RESOURCE)
+    await relist_of(world, readiness).relist()
     assert readiness.problem == ""
 
 
 async def test_a_namespace_that_stays_forbidden_is_not_waited_for_beside_another() -> None:
     world, readiness = await settled(), Readiness()
-    world.cluster.forbidden_namespaces = {"gone"}
+    world.cluster.list_faults = {"gone": FORBIDDEN}
     readiness.finish(KEY, is_good=True)
-    lists = relist_of(world, "default", "gone", readiness=readiness)
+    lists = relist_of(world, readiness, "default", "gone")
     for _ in range(LISTS_OF_FORBIDDEN):
         assert readiness.problem, "rights may come a moment late"
         await lists.relist()

@@ -9,7 +9,7 @@ from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 from ssd_operator.api.schema import crd
 from ssd_operator.api.spec import Object
 from ssd_operator.children.kinds import REQUIRED_KINDS
-from ssd_operator.observe.cluster import BusyError, ClusterError, MissingError
+from ssd_operator.observe.cluster import BusyError, ClusterError, ForbiddenError, MissingError
 from ssd_operator.runtime.schema_check import missing_fields, wait_for_schema, watched_kinds
 
 
@@ -74,7 +74,9 @@ async def test_nothing_begins_on_an_older_crd_until_it_is_upgraded() -> None:
 
 
 async def test_an_optional_kind_is_watched_if_it_is_served_and_we_have_the_right() -> None:
-    cluster = MemoryCluster(absent={"ScaledObject"}, forbidden_namespaces={"a", "b"})
+    forbidden = ForbiddenError("cannot list it")
+    faults = {"ScaledObject": MissingError("404"), "a": forbidden, "b": forbidden}
+    cluster = MemoryCluster(list_faults=faults)
     assert await watched_kinds(cluster, ["a"]) == REQUIRED_KINDS
     assert await watched_kinds(cluster, ["a", "c"]) == {*REQUIRED_KINDS, "PodMonitor"}
     assert await watched_kinds(cluster, []) == {*REQUIRED_KINDS, "PodMonitor"}
