@@ -110,7 +110,7 @@ class Link(TypedDict, total=False):
     node: Annotated[str, text(253, "Node of the draft.")]
     cell: Annotated[_Count, about("Cell of the target.")]
     transport: Annotated[_Word, about("Measured transport: TCP, RDMA or NVLink.")]
-    roundTripMicroseconds: Annotated[_Count, about("Measured round trip.")]
+    roundTripMicroseconds: Annotated[_Count, about("Lowest measured round trip.")]
     state: Annotated[_Word, about("Active, Connecting, Quarantined, Draining, Lost or Refused.")]
     reason: Annotated[
         str, text(1024, "Why the link is not active; for a link that is too slow, the numbers.")

@@ -1,14 +1,25 @@
 """The cluster as a pass sees it: its calls and their errors. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from ssd.errors import SSDError
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.facts import Ref
 
 Key = tuple[str, str]
 """Namespace and name of a resource."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ref:
+    """An object of the resource's namespace. ``kind`` as in a manifest."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.name}"
 
 
 class ClusterError(SSDError):

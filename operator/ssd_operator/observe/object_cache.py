@@ -7,8 +7,7 @@ from itertools import chain
 from ssd_operator.api.spec import GROUP, KIND, Object
 from ssd_operator.children.kinds import REQUIRED_KINDS
 from ssd_operator.children.names import MANAGED_BY_LABEL, NAME_LABEL, OPERATOR, resource_of_account
-from ssd_operator.observe.cluster import Key, ref_of
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import Key, Ref, ref_of
 
 ANSWER_SECONDS = 60.0
 """Longest time that an answer stands in for what the watch has yet to bring."""

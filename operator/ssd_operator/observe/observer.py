@@ -10,10 +10,10 @@ from ssd_operator.children.names import (
     is_released,
     maker_of,
 )
-from ssd_operator.observe.cluster import Cluster, Key, is_owned_by, ref_of
-from ssd_operator.observe.facts import Observed, Ref
+from ssd_operator.observe.cluster import Cluster, Ref, is_owned_by, ref_of
 from ssd_operator.observe.object_cache import ObjectCache, is_of_former, is_ours
 from ssd_operator.observe.pod_state import endpoints_of, is_terminating, to_seconds
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.settings import OperatorSettings
 
 
@@ -38,20 +38,20 @@ class Observer:
         self._settings = settings
 
     async def observe(
-        self, key: Key, found: Object, resource: Resource, memory: ObserverMemory
-    ) -> Observed:
+        self, found: Object, resource: Resource, memory: ObserverMemory, now: float
+    ) -> Snapshot:
         """Collect the state of a resource and of everything around it.
 
         Args:
-            key: of the resource.
             found: the resource as an object.
             resource: the same, parsed.
             memory: of the pass before; is updated.
+            now: seconds since the epoch.
 
         Raises:
             ClusterError: the API server does not answer.
         """
-        seen = self._cache.children(key)
+        seen = self._cache.children((resource.namespace, resource.name))
         children = {
             ref: each
             for ref, each in seen.items()
@@ -68,7 +68,7 @@ class Observer:
         foreign, former, absent = set[Ref](), set[Ref](), set[Ref]()
         for ref in self._unseen(resource, memory, children, pods):
             # Read by name: the watch sees only what carries our label.
-            live = await self._cluster.get(key[0], ref)
+            live = await self._cluster.get(resource.namespace, ref)
             if live is None:
                 absent.add(ref)
             elif is_ours(live, resource.uid):
@@ -80,7 +80,9 @@ class Observer:
         if not resource.spec.paused:
             memory.children = frozenset(children)
         slices = (each for ref, each in seen.items() if ref.kind == "EndpointSlice")
-        return Observed(
+        return Snapshot(
+            resource=resource,
+            now=now,
             children=children,
             pods=pods,
             released=tuple(each for each in seen.values() if is_released(each, resource)),

@@ -1,10 +1,13 @@
-"""The state of one resource in one pass: its pods, Deployments and links. Pure."""
+"""The state of one resource in one pass: its children, pods and links. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from ssd.rpc.pool_codec import LinkStatus
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import Object, Resource
+from ssd_operator.children.kinds import REQUIRED_KINDS
 from ssd_operator.children.names import (
     COMPONENT_LABEL,
     Component,
@@ -14,7 +17,7 @@ from ssd_operator.children.names import (
     revision_of,
     target_deployment,
 )
-from ssd_operator.observe.facts import Observed, PoolFact, Ref
+from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
     condition_of,
     drain_deadline_of,
@@ -31,13 +34,60 @@ OLDEST_ANSWER_SECONDS = 30.0
 """A target without an answer for longer is unreachable."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFact(PoolStatus):
+    """One target's report, and when it came (the operator's clock).
+
+    States of links are written as in the status: Active, Connecting, Quarantined, Draining, Lost,
+    Refused.
+    """
+
+    target_pod: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainFact:
+    """The state of a drain of a draft's pod."""
+
+    pod: str
+    is_done: bool = False
+    result: str = ""
+    """Drained, TimedOut, Unreachable; empty while it runs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A resource and everything observed of it; ``now`` in seconds since the epoch."""
+    """The state of a resource and of everything around it, as one pass has read it."""
 
     resource: Resource
-    observed: Observed
     now: float
+    """Seconds since the epoch."""
+    children: Mapping[Ref, Object] = field(default_factory=dict)
+    """Objects that the resource owns (controller owner reference by uid): a preflight's pod is one,
+    the pods of Deployments are not."""
+    pods: tuple[Object, ...] = ()
+    """Pods of engines: the others with the resource's ``ssd.dev/name`` label."""
+    released: tuple[Object, ...] = ()
+    """Pods of engines that no ReplicaSet and no resource owns, since their labels were changed."""
+    endpoints: frozenset[str] = frozenset()
+    """Names of the ready pods of the client Service."""
+    foreign: frozenset[Ref] = frozenset()
+    """Wanted names that other owners' objects have."""
+    former: frozenset[Ref] = frozenset()
+    """Wanted names of children that a former resource of this name left; they will be deleted."""
+    absent: frozenset[Ref] = frozenset()
+    """Wanted names that are free, as the API server has answered in this pass."""
+    pools: Mapping[str, PoolFact] = field(default_factory=dict)
+    """By target pod; only pods that exist."""
+    drains: Mapping[str, DrainFact] = field(default_factory=dict)
+    """By draft pod."""
+    kinds: AbstractSet[str] = REQUIRED_KINDS
+    """Kinds that are watched."""
+    spec_problem: tuple[str, str] | None = None
+    """Reason and message of ``SpecValid=False`` where the resource as it is cannot be read."""
+    status: Object = field(default_factory=dict)
+    """The present status."""
 
     @cached_property
     def targets(self) -> tuple[Object, ...]:
@@ -76,7 +126,7 @@ class Snapshot:
     def answers(self) -> dict[str, PoolFact]:
         """Answers of ready targets that are not too old, by pod."""
         oldest = self.now - OLDEST_ANSWER_SECONDS
-        pools = self.observed.pools
+        pools = self.pools
         names = [name_of(pod) for pod in self.ready_targets]
         return {name: pools[name] for name in names if name in pools and pools[name].at >= oldest}
 
@@ -104,7 +154,7 @@ class Snapshot:
     @cached_property
     def reached_targets(self) -> tuple[Object, ...]:
         """Ready targets that are endpoints of the client Service."""
-        endpoints = self.observed.endpoints
+        endpoints = self.endpoints
         return tuple(pod for pod in self.ready_targets if name_of(pod) in endpoints)
 
     def cell_targets(self, cell: int) -> tuple[Object, ...]:
@@ -155,9 +205,9 @@ class Snapshot:
     def _pods(self, component: Component) -> tuple[Object, ...]:
         return tuple(
             pod
-            for pod in sorted(self.observed.pods, key=name_of)
+            for pod in sorted(self.pods, key=name_of)
             if pod["metadata"].get("labels", {}).get(COMPONENT_LABEL) == str(component)
         )
 
     def _deployment(self, name: str) -> Object | None:
-        return self.observed.children.get(Ref("Deployment", name))
+        return self.children.get(Ref("Deployment", name))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from ssd_operator.api.spec import Object, Sharing, drafts_of_cell
 from ssd_operator.children.names import cell_of, draft_cells, draft_deployment
 from ssd_operator.children.placement import effective_policy
-from ssd_operator.observe.facts import DrainFact, Ref
+from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
     DRAIN_DEADLINE_ANNOTATION,
     drain_deadline_of,
@@ -30,7 +30,7 @@ from ssd_operator.observe.pod_state import (
     name_of,
     to_text,
 )
-from ssd_operator.observe.snapshot import Snapshot
+from ssd_operator.observe.snapshot import DrainFact, Snapshot
 
 COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 """On a victim: its ReplicaSet deletes it before equal pods."""
@@ -170,7 +170,7 @@ class CellDrafts:
 
 def plan_drains(snapshot: Snapshot) -> DrainPlan:
     """The next step of all drains of a resource."""
-    resource, children = snapshot.resource, snapshot.observed.children
+    resource, children = snapshot.resource, snapshot.children
     cells, misplaced = draft_cells(resource), misplaced_drafts(snapshot)
     sessions: Counter[str] = Counter()
     for (_, draft), link in snapshot.links.items():
@@ -183,7 +183,7 @@ def plan_drains(snapshot: Snapshot) -> DrainPlan:
             pods=[pod for pod in snapshot.drafts if cell_of(pod) == cell],
             wanted=wanted,
             replicas=wanted if live is None else int(live["spec"]["replicas"]),
-            facts=snapshot.observed.drains,
+            facts=snapshot.drains,
             sessions=sessions,
             misplaced=misplaced,
             is_rolling=snapshot.is_rolling_drafts(cell),

@@ -8,9 +8,8 @@ from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import COMPONENT_LABEL, Component, revision_of
 from ssd_operator.children.objects import ChildFactory
-from ssd_operator.observe.cluster import is_owned_by, ref_of
+from ssd_operator.observe.cluster import Ref, is_owned_by, ref_of
 from ssd_operator.observe.diff import matches
-from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.pod_state import drain_deadline_of, is_terminating, name_of
 from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, holding
@@ -74,46 +73,35 @@ class Plan:
         return bool(self.apply or self.adopt or drains or self.scale or self.delete)
 
 
-def plan(
-    resource: Resource, observed: Observed, settings: OperatorSettings, memory: Memory, now: float
-) -> Plan:
-    """Decide on everything but the status.
-
-    Args:
-        resource: what the user specified.
-        observed: the state of this pass, with names.
-        settings: of the installation.
-        memory: of the pass before.
-        now: seconds since the epoch.
-    """
-    snapshot = Snapshot(resource=resource, observed=observed, now=now)
-    children, generation = observed.children, resource.generation
+def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan:
+    """Decide on everything but the status; ``memory`` is of the pass before."""
+    resource, children = snapshot.resource, snapshot.children
     drains = plan_drains(snapshot)
-    objects = wanted(resource, settings, drains.replicas, observed.kinds)
+    objects = wanted(resource, settings, drains.replicas, snapshot.kinds)
     deployments = [each for each in objects if each["kind"] == "Deployment"]
     targets, drafts = (_engines(deployments, each) for each in (Component.TARGET, Component.DRAFT))
-    failures = holding(memory.failures, targets, observed, generation, now)
+    failures = holding(memory.failures, targets, snapshot)
     # An apply of a reverted or contested Deployment would not change its pods.
     outdated = [
         each
-        for each in outdated_targets(targets, observed)
+        for each in outdated_targets(targets, snapshot)
         if (found := failures.get(ref_of(each))) is None or found.cause is Cause.REFUSED
     ]
     factory = ChildFactory(resource=resource, settings=settings)
-    preflight = preflight_state(factory, targets, outdated, observed, now)
+    preflight = preflight_state(factory, targets, outdated, snapshot)
     objects += [] if preflight.pod is None else [preflight.pod]
     memory = Memory(
-        began_at=now if memory.began_at is None else memory.began_at,
+        began_at=snapshot.now if memory.began_at is None else memory.began_at,
         history=memory.history,
-        failures=holding(memory.failures, objects, observed, generation, now),
+        failures=holding(memory.failures, objects, snapshot),
     )
     revisions = {name_of(each): revision_of(each) for each in deployments}
     if resource.spec.paused:
         return Plan(revisions=revisions, preflight=preflight, memory=memory)
     memory = replace(memory, history=_decide(snapshot, memory))
-    targets_held = held_targets(targets, outdated, observed, preflight.stage)
-    drafts_held = held_drafts(drafts, targets, observed, targets_held, preflight.stage)
-    skipped = targets_held | observed.foreign | observed.former | memory.failures.keys()
+    targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
+    drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
+    skipped = targets_held | snapshot.foreign | snapshot.former | memory.failures.keys()
     allowed = (
         # The number of drafts follows the resource also while their template waits.
         with_template_of(children[ref], each) if ref in drafts_held and ref in children else each
@@ -121,11 +109,11 @@ def plan(
         if (ref := ref_of(each)) not in skipped
     )
     return Plan(
-        apply=tuple(each for each in allowed if _is_needed(each, observed)),
-        adopt=observed.released,
+        apply=tuple(each for each in allowed if _is_needed(each, snapshot)),
+        adopt=snapshot.released,
         drains=drains,
         scale=_new_number(snapshot, memory.history),
-        delete=_unwanted(resource, objects, observed),
+        delete=_unwanted(resource, objects, snapshot),
         revisions=revisions,
         preflight=preflight,
         again_after=min(preflight.again_after, *_waits(snapshot, memory)),
@@ -143,14 +131,14 @@ def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
         snapshot: of this pass.
         began_at: first pass of this operator over the resource; None for now.
     """
-    status = snapshot.observed.status
+    status = snapshot.status
     conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
     is_scaled = internal_scaling(snapshot.resource.spec.draft) is not None
     serving = {name_of(pod) for pod in snapshot.ready_targets}
     known = {link["target"] for link in status.get("links") or []}
     if is_scaled and conditions.get("ScalingActive") == "True":
         known = serving
-    if not known & serving - snapshot.observed.pools.keys():
+    if not known & serving - snapshot.pools.keys():
         return 0.0
     began_at = snapshot.now if began_at is None else began_at
     return max(began_at + OLDEST_ANSWER_SECONDS - snapshot.now, 0.0)
@@ -183,20 +171,20 @@ def _engines(deployments: Sequence[Object], component: Component) -> list[Object
     ]
 
 
-def _is_needed(each: Object, observed: Observed) -> bool:
-    live = observed.children.get(ref_of(each))
+def _is_needed(each: Object, snapshot: Snapshot) -> bool:
+    live = snapshot.children.get(ref_of(each))
     if live is None:
         # Half of the children beside another owner's Service would serve no client.
-        return not observed.foreign
+        return not snapshot.foreign
     return not is_terminating(live) and not matches(live, each)
 
 
-def _unwanted(resource: Resource, objects: Sequence[Object], observed: Observed) -> tuple[Ref, ...]:
+def _unwanted(resource: Resource, objects: Sequence[Object], snapshot: Snapshot) -> tuple[Ref, ...]:
     """Children that are not wanted; a person's copy of one has our labels, but not our owner."""
     kept = {ref_of(each) for each in objects}
     return tuple(
         ref
-        for ref, child in sorted(observed.children.items())
+        for ref, child in sorted(snapshot.children.items())
         if ref not in kept and not is_terminating(child) and is_owned_by(child, resource.uid)
     )
 
@@ -209,8 +197,8 @@ def _waits(snapshot: Snapshot, memory: Memory) -> list[float]:
         waits.append(max(due, unanswered_seconds(snapshot, memory.began_at)))
     deadlines = (drain_deadline_of(pod) for pod in snapshot.drafts)
     waits += [each - snapshot.now for each in deadlines if each is not None and each > snapshot.now]
-    if snapshot.observed.former:
+    if snapshot.former:
         waits.append(FORMER_SECONDS)
-    if snapshot.observed.foreign:
+    if snapshot.foreign:
         waits.append(FOREIGN_SECONDS)
     return [*waits, math.inf]

@@ -17,9 +17,10 @@ from ssd_operator.api.spec import Object
 from ssd_operator.children.names import HASH_ANNOTATION, PREFLIGHT, preflight_pod, revision_of
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.children.pods import preflight_spec
+from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import PodReason, diagnose
-from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.pod_state import is_terminating, name_of, to_seconds
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.rollout import Stage, serving_pod
 
 RETRY_SECONDS = 60.0
@@ -44,8 +45,7 @@ def preflight_state(
     factory: ChildFactory,
     wanted: Sequence[Object],
     outdated: Sequence[Object],
-    observed: Observed,
-    now: float,
+    snapshot: Snapshot,
 ) -> Preflight:
     """Return the state of the preflight of a change.
 
@@ -53,26 +53,25 @@ def preflight_state(
         factory: of the resource.
         wanted: all target Deployments, by cell.
         outdated: those whose apply would replace pods.
-        observed: the state of this pass.
-        now: seconds since the epoch.
+        snapshot: of this pass.
     """
     # Revisions of cells differ by the cell's number only: the first one's stands for all.
     name = preflight_pod(factory.resource, revision_of(wanted[0]))
-    live = observed.children.get(Ref("Pod", name))
+    live = snapshot.children.get(Ref("Pod", name))
     nodes = [
         (each, pod["spec"]["nodeName"])
         for each in outdated
-        if (pod := serving_pod(each, observed)) is not None
+        if (pod := serving_pod(each, snapshot)) is not None
     ]
     if not outdated or (live is None and not nodes):
         return Preflight()
     if not nodes:
         assert live is not None
-        return _result(live, now)
+        return _result(live, snapshot.now)
     drawn = _pod(factory, name, *nodes[0])
     if live is None:
         return Preflight(Stage.RUNNING, f"{name} is created", drawn)
-    found = _result(live, now)
+    found = _result(live, snapshot.now)
     if found.stage is not Stage.PASSED and _hash_of(live) != _hash_of(drawn):
         return Preflight(Stage.RUNNING, f"{name} is created again on the target's node")
     return found

@@ -24,10 +24,10 @@ from ssd_operator.children.names import (
     cell_of,
     revision_of,
 )
-from ssd_operator.observe.cluster import ref_of
+from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diff import matches
-from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.pod_state import is_ready, is_terminating
+from ssd_operator.observe.snapshot import Snapshot
 
 
 class Stage(StrEnum):
@@ -43,32 +43,32 @@ class Stage(StrEnum):
     """The revision cannot run."""
 
 
-def outdated_targets(wanted: Sequence[Object], observed: Observed) -> list[Object]:
+def outdated_targets(wanted: Sequence[Object], snapshot: Snapshot) -> list[Object]:
     """Of the wanted target Deployments, those whose apply would replace pods."""
     return [
         each
         for each in wanted
-        if (live := observed.children.get(ref_of(each))) is not None
+        if (live := snapshot.children.get(ref_of(each))) is not None
         and not matches(live["spec"]["template"], each["spec"]["template"])
     ]
 
 
 def held_targets(
-    wanted: Sequence[Object], outdated: Sequence[Object], observed: Observed, stage: Stage
+    wanted: Sequence[Object], outdated: Sequence[Object], snapshot: Snapshot, stage: Stage
 ) -> frozenset[Ref]:
     """Target Deployments that stay as they are in this pass.
 
     Args:
         wanted: all target Deployments, by cell.
         outdated: those whose apply would replace pods.
-        observed: the state of this pass.
+        snapshot: of this pass.
         stage: of the preflight of the wanted revision.
     """
-    down = {ref_of(each) for each in wanted if not _is_up(each, observed)}
+    down = {ref_of(each) for each in wanted if not _is_up(each, snapshot)}
     held = set()
     for each in outdated:
         ref = ref_of(each)
-        if serving_pod(each, observed) is None:
+        if serving_pod(each, snapshot) is None:
             is_held = stage is Stage.FAILED
         else:
             is_held = bool(down - {ref}) or stage is not Stage.PASSED
@@ -81,7 +81,7 @@ def held_targets(
 def held_drafts(
     wanted: Sequence[Object],
     targets: Sequence[Object],
-    observed: Observed,
+    snapshot: Snapshot,
     targets_held: Set[Ref],
     stage: Stage,
 ) -> frozenset[Ref]:
@@ -92,14 +92,14 @@ def held_drafts(
     Args:
         wanted: all draft Deployments.
         targets: all target Deployments, by cell.
-        observed: the state of this pass.
+        snapshot: of this pass.
         targets_held: see ``held_targets``.
         stage: of the preflight of the wanted revision.
     """
     old = {
         cell_of(each)
         for each in targets
-        if ref_of(each) in targets_held or _has_old(each, observed)
+        if ref_of(each) in targets_held or _has_old(each, snapshot)
     }
     held = set()
     for each in wanted:
@@ -126,41 +126,41 @@ def with_template_of(live: Object, wanted: Object) -> Object:
     }
 
 
-def serving_pod(wanted: Object, observed: Observed) -> Object | None:
+def serving_pod(wanted: Object, snapshot: Snapshot) -> Object | None:
     """A ready target pod of a live Deployment's revision; None without one."""
-    live = observed.children.get(ref_of(wanted))
+    live = snapshot.children.get(ref_of(wanted))
     if live is None:
         return None
-    pods = _target_pods(wanted, observed)
+    pods = _target_pods(wanted, snapshot)
     found = (pod for pod in pods if is_ready(pod) and revision_of(pod) == revision_of(live))
     return next(found, None)
 
 
-def _target_pods(wanted: Object, observed: Observed) -> list[Object]:
+def _target_pods(wanted: Object, snapshot: Snapshot) -> list[Object]:
     """Target pods of the cell of a Deployment."""
     return [
         pod
-        for pod in observed.pods
+        for pod in snapshot.pods
         if pod["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
         and cell_of(pod) == cell_of(wanted)
     ]
 
 
-def _has_old(wanted: Object, observed: Observed) -> bool:
+def _has_old(wanted: Object, snapshot: Snapshot) -> bool:
     """Whether a target of another revision still serves or finishes its streams."""
     return any(
         revision_of(pod) != revision_of(wanted) and (is_terminating(pod) or is_ready(pod))
-        for pod in _target_pods(wanted, observed)
+        for pod in _target_pods(wanted, snapshot)
     )
 
 
-def _is_up(wanted: Object, observed: Observed) -> bool:
+def _is_up(wanted: Object, snapshot: Snapshot) -> bool:
     """Whether a cell serves and its Deployment's controller has seen its last change.
 
     A ready pod alone may be one that the controller is about to delete.
     """
-    live = observed.children.get(ref_of(wanted))
-    if live is None or serving_pod(wanted, observed) is None:
+    live = snapshot.children.get(ref_of(wanted))
+    if live is None or serving_pod(wanted, snapshot) is None:
         return False
     status = live.get("status", {})
     is_seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)

@@ -21,10 +21,10 @@ from ssd_operator.observe.cluster import (
     ForbiddenError,
     Key,
     MissingError,
+    Ref,
     RefusedError,
     ref_of,
 )
-from ssd_operator.observe.facts import Ref
 from ssd_operator.runtime import metrics
 
 CALL_SECONDS = 15.0

@@ -6,7 +6,6 @@ reads the latest facts. A new fact wakes the resource.
 
 import asyncio
 import contextlib
-import math
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, replace
@@ -19,7 +18,7 @@ from ssd.rpc.pool_codec import PoolStatus
 from ssd.telemetry import get_logger
 from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT
 from ssd_operator.observe.cluster import Key
-from ssd_operator.observe.facts import DrainFact, PoolFact
+from ssd_operator.observe.snapshot import DrainFact, PoolFact
 from ssd_operator.policy.drain import DrainCall
 from ssd_operator.runtime import metrics
 
@@ -31,8 +30,6 @@ CALL_SECONDS = 2.0
 """Longest call to a draft."""
 DRAIN_POLL_SECONDS = 0.5
 """Between two calls that read whether a draft has drained."""
-FLOOR_SECONDS = 300.0
-"""The lowest round trip of a link doubles in this time, unless it is measured again."""
 LONGEST_DRAIN_SECONDS = 300.0
 """A draft refuses a longer deadline."""
 
@@ -149,7 +146,7 @@ class EngineClients:
     def _put(self, key: Key, fact: PoolFact) -> None:
         pools = self._pools.setdefault(key, {})
         old = pools.get(fact.target_pod)
-        pools[fact.target_pod] = fact if old is None else with_floors(old, fact)
+        pools[fact.target_pod] = fact
         if old is None or _states(old) != _states(fact):
             self._wake(key)
 
@@ -191,25 +188,6 @@ def pool_fact(pod: str, status: PoolStatus, now: float) -> PoolFact:
     links = tuple(replace(link, state=link.state.capitalize()) for link in status.links)
     values = {each.name: getattr(status, each.name) for each in fields(status)}
     return PoolFact(target_pod=pod, at=now, **values | {"links": links})
-
-
-def with_floors(old: PoolFact, new: PoolFact) -> PoolFact:
-    """The newer of two reports, with the lowest recent round trip of each link.
-
-    The lowest one is the link's own; the rest is waiting for a processor. A rise is accepted as far
-    as nothing lower came for long: the lowest doubles in ``FLOOR_SECONDS``.
-    """
-    rise = 2.0 ** ((new.at - old.at) / FLOOR_SECONDS)
-    floors = {
-        (link.address, link.draft_pod): link.round_trip_seconds * rise
-        for link in old.links
-        if link.round_trip_seconds > 0
-    }
-    links = []
-    for link in new.links:
-        floor = floors.get((link.address, link.draft_pod), math.inf)
-        links.append(replace(link, round_trip_seconds=min(link.round_trip_seconds, floor)))
-    return replace(new, links=tuple(links))
 
 
 def _address(host: str, port: int) -> str:

@@ -14,19 +14,19 @@ from ssd_operator.observe.cluster import (
     ForbiddenError,
     Key,
     MissingError,
+    Ref,
     RefusedError,
     ref_of,
 )
 from ssd_operator.observe.diff import additions, removal
-from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.object_cache import ObjectCache, is_ours
 from ssd_operator.observe.pod_state import name_of
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import (
     Repairs,
     Results,
     contest,
     refusal,
-    reversion,
 )
 from ssd_operator.policy.drain import DrainCall, Mark
 from ssd_operator.policy.plan import Plan
@@ -44,13 +44,10 @@ class Execution:
     cluster: Cluster
     cache: ObjectCache
     engines: Engines
-    resource: Resource
-    observed: Observed
+    snapshot: Snapshot
     repairs: Repairs
     results: Results
     """With the failures of earlier passes that still hold; those of this pass are added."""
-    now: float
-    """Seconds since the epoch."""
 
     async def carry_out(self, decided: Plan) -> None:
         """Write objects, drains and the number, then delete what is not wanted any more.
@@ -75,6 +72,11 @@ class Execution:
                 return
 
     @property
+    def resource(self) -> Resource:
+        """Whose objects are written."""
+        return self.snapshot.resource
+
+    @property
     def key(self) -> Key:
         """Namespace and name of the resource."""
         return self.resource.namespace, self.resource.name
@@ -85,7 +87,7 @@ class Execution:
             yield ref_of(wanted), partial(self._apply, wanted)
         for pod in decided.adopt:
             yield ref_of(pod), partial(self._adopt, pod)
-        pods = {name_of(pod): pod for pod in self.observed.pods}
+        pods = {name_of(pod): pod for pod in self.snapshot.pods}
         for mark in decided.drains.marks:
             drains = [each for each in decided.drains.calls if each.pod == mark.pod]
             yield Ref("Pod", mark.pod), partial(self._drain, pods[mark.pod], mark, drains)
@@ -94,13 +96,13 @@ class Execution:
         if decided.scale is not None:
             yield Ref(KIND, self.resource.name), partial(self._scale, decided.scale)
         for ref in decided.delete:
-            yield ref, partial(self._delete, self.observed.children[ref])
+            yield ref, partial(self._delete, self.snapshot.children[ref])
 
     async def _apply(self, wanted: Object) -> None:
-        ref, generation, now = ref_of(wanted), self.resource.generation, self.now
-        live = self.observed.children.get(ref)
+        ref, snapshot = ref_of(wanted), self.snapshot
+        live = snapshot.children.get(ref)
         try:
-            if live is None and ref not in self.observed.absent and await self._is_taken(ref):
+            if live is None and ref not in snapshot.absent and await self._is_taken(ref):
                 self.results.foreign.add(ref)
                 return
             answer = await self._create(wanted) if live is None else await self._mend(wanted, live)
@@ -112,14 +114,12 @@ class Execution:
                 ref.kind != "Pod" or error.is_namespace_terminating
             ):
                 raise
-            self.results.failures[ref] = refusal(wanted, live, error, generation, now)
+            self.results.failures[ref] = refusal(wanted, error, snapshot)
             _log.warning("object_refused", object=str(ref), error=str(error))
             return
         _log.info("applied", object=str(ref))
         self.cache.remember(self.key, answer)
-        failure = reversion(wanted, answer, generation)
-        if self.repairs.note(wanted, live, now) and failure is None:
-            failure = contest(wanted, live, generation, now)
+        failure = contest(wanted, live, answer, snapshot, self.repairs)
         if failure is not None:
             _log.warning("apply_reverted", object=str(ref), error=failure.message)
             self.results.failures[ref] = failure

@@ -20,8 +20,7 @@ from ssd.telemetry import configure_logging, get_logger
 from ssd.types import SamplingParams
 from ssd_operator.api.spec import API_VERSION, GROUP, KIND, Object
 from ssd_operator.children.names import TARGET_PORT
-from ssd_operator.observe.cluster import Cluster, ClusterError, Key, MissingError
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import Cluster, ClusterError, Key, MissingError, Ref
 from ssd_operator.runtime.api_server import connect
 from ssd_operator.settings import UNTOUCHED_NAMESPACE
 

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field, replace
 from ssd.telemetry import get_logger
 from ssd_operator.api.parse import SpecError, carried_on, parse
 from ssd_operator.api.spec import API_VERSION, KIND, Object, Resource
-from ssd_operator.children.names import COMPONENT_LABEL, Component
 from ssd_operator.observe.cluster import (
     Cluster,
     ClusterError,
     ForbiddenError,
     Key,
     MissingError,
+    Ref,
 )
-from ssd_operator.observe.facts import Observed, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.observer import Observer, ObserverMemory
-from ssd_operator.observe.pod_state import is_ready, is_terminating, name_of
+from ssd_operator.observe.pod_state import is_terminating, name_of
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Repairs, Results
 from ssd_operator.policy.plan import Memory, Plan, plan
 from ssd_operator.runtime import metrics
@@ -116,7 +116,9 @@ class Reconciler:
             # Children take a dozen calls. Of many resources that were created at once, the last
             # would have no status until all the others have their children.
             record.has_first_status = True  # also if it fails: the children matter more
-            first = report_pass(resource, Observed(), Plan(), Results(), record.reported, now)
+            first = report_pass(
+                Snapshot(resource=resource, now=now), Plan(), Results(), record.reported
+            )
             is_there = await self._publish(key, found, record, first)
             return DEBOUNCE_SECONDS if is_there else None
         return await self._converge(key, found, resource, record)
@@ -124,13 +126,13 @@ class Reconciler:
     async def _converge(
         self, key: Key, found: Object, resource: Resource, record: _Record
     ) -> float | None:
-        observed = replace(
-            await self._observer.observe(key, found, resource, record.observer),
+        snapshot = replace(
+            await self._observer.observe(found, resource, record.observer, self._now()),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),
             spec_problem=record.spec_problem,
         )
-        decided = plan(resource, observed, self._settings, record.memory, self._now())
+        decided = plan(snapshot, self._settings, record.memory)
         if decided.is_writing and not await self._exists(key, found):
             self._drop(key, found)
             return None
@@ -139,17 +141,15 @@ class Reconciler:
             cluster=self._cluster,
             cache=self._cache,
             engines=self._engines,
-            resource=resource,
-            observed=observed,
+            snapshot=snapshot,
             repairs=record.repairs,
             results=results,
-            now=self._now(),
         )
         await execution.carry_out(decided)
         self._note_interruption(record, results)
-        self._engines.follow(key, _hosts(observed), set(map(name_of, observed.pods)))
+        self._engines.follow(key, _hosts(snapshot), set(map(name_of, snapshot.pods)))
         record.memory = replace(decided.memory, failures=results.failures)
-        report = report_pass(resource, observed, decided, results, record.reported, self._now())
+        report = report_pass(replace(snapshot, now=self._now()), decided, results, record.reported)
         if not await self._publish(key, found, record, report):
             return None
         if results.interruption is not None:
@@ -225,12 +225,7 @@ def _read(found: Object, record: _Record) -> Resource | None:
     return record.resource
 
 
-def _hosts(observed: Observed) -> dict[str, str]:
+def _hosts(snapshot: Snapshot) -> dict[str, str]:
     """Addresses of the targets that serve, by pod."""
-    return {
-        name_of(pod): pod["status"]["podIP"]
-        for pod in observed.pods
-        if is_ready(pod)
-        and pod["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
-        and pod["status"].get("podIP")
-    }
+    hosts = {name_of(pod): pod["status"].get("podIP") for pod in snapshot.ready_targets}
+    return {name: host for name, host in hosts.items() if host}

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ssd_operator.api.spec import Draft, Object, ScalingMode, Sharing, Target
 from ssd_operator.children.names import Component, cell_of, component_name
+from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
-from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.pod_state import (
     condition_of,
     is_ready,
@@ -198,9 +198,8 @@ def _halted(result: PassResult, deployment: Object) -> Condition | None:
 
 def _spec_valid(result: PassResult) -> Condition:
     """The API server and the operator accept the spec, as far as a schema cannot decide it."""
-    observed = result.observed
-    if observed.spec_problem is not None:
-        return no(*observed.spec_problem)
+    if result.spec_problem is not None:
+        return no(*result.spec_problem)
     refused = dict(result.refused)
     if _is_zero_refused(result):
         del refused[_scaler(result, _HPA)]
@@ -209,7 +208,7 @@ def _spec_valid(result: PassResult) -> Condition:
         has_template = ref.kind in ("Deployment", "Pod")
         reason = "PodTemplateInvalid" if has_template else "ObjectRefused"
         return no(reason, f"{ref.kind} {ref.name} was refused: {refused[ref]}")
-    if result.resource.spec.observability.pod_monitor and "PodMonitor" not in observed.kinds:
+    if result.resource.spec.observability.pod_monitor and "PodMonitor" not in result.kinds:
         return no(
             "OptionalAPIMissing",
             "observability.podMonitor is true, but when the operator started the cluster did not "
@@ -221,7 +220,7 @@ def _spec_valid(result: PassResult) -> Condition:
 
 def _resources_owned(result: PassResult) -> Condition:
     """All names are free or this resource's, and the operator may write the objects."""
-    taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(result.foreign))
+    taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(result.taken))
     if taken:
         message = f"{taken} belongs to another owner and stays as it is; rename or remove it."
         return no("NameTaken", message)
@@ -285,7 +284,7 @@ def _was_rolled(deployment: Object) -> bool:
 def _copied(result: PassResult, mode: ScalingMode) -> Condition:
     """The condition of the HPA or ScaledObject."""
     kind, source = _SCALERS[mode]
-    if kind not in result.observed.kinds:
+    if kind not in result.kinds:
         return no(
             "KEDANotInstalled",
             "When the operator started the cluster did not serve ScaledObject (keda.sh), or gave "
@@ -294,7 +293,7 @@ def _copied(result: PassResult, mode: ScalingMode) -> Condition:
     ref = _scaler(result, kind)
     if mode is ScalingMode.HPA and _is_zero_refused(result):
         return no("ScaleToZeroUnsupported", result.refused[ref])
-    found = condition_of(result.observed.children.get(ref, {}), source)
+    found = condition_of(result.children.get(ref, {}), source)
     make = {"True": yes, "False": no}.get(str(found.get("status")), unknown)
     message = found.get("message") or f"{kind} {ref.name} has no condition {source} yet."
     return make(str(found.get("reason") or "NoSamples"), str(message))

@@ -7,8 +7,9 @@ from enum import StrEnum
 from ssd_operator.api.spec import API_VERSION, KIND, Object
 from ssd_operator.children.names import OPERATOR
 from ssd_operator.children.objects import digest
-from ssd_operator.observe.facts import DrainFact, Ref
+from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import to_text
+from ssd_operator.observe.snapshot import DrainFact
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause
 from ssd_operator.policy.drain import DrainPlan
 from ssd_operator.status.conditions import condition_in
@@ -125,7 +126,7 @@ def reversion_events(
     return tuple(
         _warning("ApplyReverted", failure.message)
         for ref, failure in sorted(failures.items())
-        if failure.cause in (Cause.REVERTED, Cause.CONTESTED) and before.get(ref) != failure
+        if failure.cause is Cause.CONTESTED and before.get(ref) != failure
     )
 
 

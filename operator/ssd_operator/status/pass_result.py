@@ -1,6 +1,6 @@
 """What one pass found, decided and brought about: the input of the status. Pure."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from ssd_operator.api.spec import Object
@@ -12,8 +12,7 @@ from ssd_operator.children.names import (
     revision_of,
     target_deployment,
 )
-from ssd_operator.observe.cluster import ref_of
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.pod_state import is_terminating
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Cause, Results
@@ -29,7 +28,7 @@ class PassResult(Snapshot):
     plan: Plan = field(default_factory=Plan)
     results: Results = field(default_factory=Results)
     unlinked_since: float | None = None
-    """Begin of a loss of links that may pass, in seconds since the epoch."""
+    """Begin of a loss of links that may pass, as of the pass before; seconds since the epoch."""
 
     @cached_property
     def refused(self) -> dict[Ref, str]:
@@ -38,9 +37,9 @@ class PassResult(Snapshot):
         return {ref: each.message for ref, each in failures if each.cause is Cause.REFUSED}
 
     @cached_property
-    def foreign(self) -> frozenset[Ref]:
+    def taken(self) -> frozenset[Ref]:
         """Wanted names of other owners' objects."""
-        return self.observed.foreign | self.results.foreign
+        return self.foreign | self.results.foreign
 
     @cached_property
     def preflight(self) -> Preflight:
@@ -55,9 +54,9 @@ class PassResult(Snapshot):
     def has_endpoint(self) -> bool:
         """Whether the Service of the resource's name exists and belongs to the resource."""
         ref = Ref("Service", self.resource.name)
-        live = self.observed.children.get(ref)
+        live = self.children.get(ref)
         exists = ref in self.results.applied or (live is not None and not is_terminating(live))
-        return exists and ref not in self.foreign
+        return exists and ref not in self.taken
 
     @cached_property
     def is_replacing_targets(self) -> bool:
@@ -80,3 +79,11 @@ class PassResult(Snapshot):
         name = target_deployment if is_target else draft_deployment
         wanted = self.plan.revisions.get(name(self.resource, cell_of(pod)))
         return wanted is not None and revision_of(pod) != wanted
+
+
+def result_of(
+    snapshot: Snapshot, plan: Plan, results: Results, unlinked_since: float | None
+) -> PassResult:
+    """The result of a pass over what a snapshot holds."""
+    found = {each.name: getattr(snapshot, each.name) for each in fields(snapshot)}
+    return PassResult(**found, plan=plan, results=results, unlinked_since=unlinked_since)

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from ssd_operator.api.spec import Object, Resource
-from ssd_operator.observe.facts import Observed
+from ssd_operator.api.spec import Object
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import Plan, unanswered_seconds
 from ssd_operator.status.events import (
@@ -17,19 +17,23 @@ from ssd_operator.status.events import (
     reversion_events,
     status_events,
 )
-from ssd_operator.status.pass_result import PassResult
+from ssd_operator.status.pass_result import PassResult, result_of
 from ssd_operator.status.speculating import HOLD_SECONDS, unlinked_since
-from ssd_operator.status.status import status_of, status_of_invalid
-from ssd_operator.status.status_change import SHORTEST_SECONDS, needs_write
+from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_invalid
+
+SHORTEST_SECONDS = 1.0
+"""Between any two writes of one status."""
+MEASUREMENT_SECONDS = 60.0
+"""Between two writes only because of measured values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """What the report of one pass leaves to the next."""
+    """What the report of one pass leaves to the next. Times are in seconds since the epoch."""
 
     log: EventLog = field(default_factory=dict)
     written_at: float = -math.inf
-    """Last write of the status, in seconds since the epoch."""
+    """Last write of the status."""
     unlinked_since: float | None = None
     """Begin of a loss of links that may pass."""
 
@@ -40,79 +44,65 @@ class Report:
 
     status: Object
     """The status that this pass derived."""
-    is_written: bool = False
+    is_written: bool
     """Whether the status differs enough from the present one to be written."""
-    events: tuple[Event, ...] = ()
-    again_after: float = math.inf
+    events: tuple[Event, ...]
+    again_after: float
     """Seconds until time alone changes the report."""
-    memory: Reported = field(default_factory=Reported)
+    memory: Reported
 
 
-def report_pass(
-    resource: Resource,
-    observed: Observed,
-    decided: Plan,
-    results: Results,
-    memory: Reported,
-    now: float,
-) -> Report:
-    """Derive the status and the Events of a pass.
-
-    Args:
-        resource: what the user specified.
-        observed: the state of this pass.
-        decided: the plan.
-        results: what became of it.
-        memory: of the report before.
-        now: seconds since the epoch.
-    """
-    found = PassResult(resource=resource, observed=observed, plan=decided, results=results, now=now)
+def report_pass(snapshot: Snapshot, plan: Plan, results: Results, memory: Reported) -> Report:
+    """Derive the status and the Events of a pass from what it found, decided and brought about."""
+    result: PassResult = result_of(snapshot, plan, results, memory.unlinked_since)
+    now, old, lost_at = snapshot.now, snapshot.status, unlinked_since(result)
     events = (
-        *drain_events(decided.drains, observed.drains),
-        *release_events(decided.adopt),
-        *reversion_events(decided.memory.failures, results.failures),
+        *drain_events(plan.drains, snapshot.drains),
+        *release_events(plan.adopt),
+        *reversion_events(plan.memory.failures, results.failures),
     )
-    if (wait := unanswered_seconds(found, decided.memory.began_at)) > 0:
-        kept = Report(status=observed.status, again_after=wait, memory=memory)
-        return _with_events(kept, events, now)
-    lost_at = unlinked_since(found, memory.unlinked_since)
+    if (wait := unanswered_seconds(snapshot, plan.memory.began_at)) > 0:
+        return _report(old, old, events, memory, now, wait)
+    held_seconds = HOLD_SECONDS if lost_at is None else lost_at + HOLD_SECONDS - now
+    wait = held_seconds if lost_at is not None and held_seconds > 0 else math.inf
     memory = replace(memory, unlinked_since=lost_at)
-    status = status_of(replace(found, unlinked_since=lost_at))
-    changed = _change(observed.status, status, memory, now)
-    if lost_at is not None and lost_at + HOLD_SECONDS > now:
-        wait = min(changed.again_after, lost_at + HOLD_SECONDS - now)
-        changed = replace(changed, again_after=wait)
-    return _with_events(changed, (*events, *changed.events), now)
+    return _report(old, status_of(result), events, memory, now, wait)
 
 
 def report_invalid(
     old: Object, generation: int, problem: tuple[str, str], memory: Reported, now: float
 ) -> Report:
-    """Report a resource that this operator has never been able to read.
-
-    Args:
-        old: its present status.
-        generation: of the resource.
-        problem: reason and message.
-        memory: of the report before.
-        now: seconds since the epoch.
-    """
-    found = _change(old, status_of_invalid(old, generation, problem, now), memory, now)
-    return _with_events(found, found.events, now)
+    """Report a resource that this operator has never been able to read."""
+    return _report(old, status_of_invalid(old, generation, problem, now), (), memory, now, math.inf)
 
 
-def _change(old: Object, new: Object, memory: Reported, now: float) -> Report:
-    """The step from one status to the next."""
+def needs_write(old: Object, new: Object, seconds_since_write: float) -> bool:
+    """Whether a status is written: state at once, measured values after a while."""
+    is_state = _state(old) != _state(new)
+    return old != new and seconds_since_write >= (
+        SHORTEST_SECONDS if is_state else MEASUREMENT_SECONDS
+    )
+
+
+def _report(
+    old: Object, new: Object, events: Iterable[Event], memory: Reported, now: float, wait: float
+) -> Report:
     age = now - memory.written_at
-    if needs_write(old, new, age):
+    is_written = needs_write(old, new, age)
+    if is_written:
+        events = (*events, *status_events(old, new))
         memory = replace(memory, written_at=now)
-        return Report(status=new, is_written=True, events=status_events(old, new), memory=memory)
-    is_postponed = needs_write(old, new, max(age, SHORTEST_SECONDS))
-    wait = max(SHORTEST_SECONDS - age, 0.0) if is_postponed else math.inf
-    return Report(status=new, again_after=wait, memory=memory)
+    elif _state(old) != _state(new):
+        wait = min(wait, SHORTEST_SECONDS - age)
+    fresh, log = due(events, memory.log, now)
+    memory = replace(memory, log=log)
+    return Report(status=new, is_written=is_written, events=fresh, again_after=wait, memory=memory)
 
 
-def _with_events(found: Report, events: Iterable[Event], now: float) -> Report:
-    """The report with those of these Events that were not reported lately."""
-    fresh, log = due(events, found.memory.log, now)
-    return replace(found, events=fresh, memory=replace(found.memory, log=log))
+def _state(status: Object) -> Object:
+    """The status without measured values; the reason of a link may contain some."""
+    links = [
+        {**link, ROUND_TRIP: bool(link.get(ROUND_TRIP)), "reason": ""}
+        for link in status.get("links") or []
+    ]
+    return {**status, "links": links, "speculation": {}}

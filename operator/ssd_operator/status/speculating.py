@@ -29,27 +29,20 @@ _TOO_SLOW = "link_too_slow: "
 
 def speculation_active(result: PassResult) -> Condition:
     """Each target that serves has an active link; a short loss changes nothing."""
-    found, since = _links_now(result), result.unlinked_since
-    before = condition_in(result.observed.status, "SpeculationActive")
+    since, before = unlinked_since(result), condition_in(result.status, "SpeculationActive")
     is_held = since is not None and result.now - since < HOLD_SECONDS
     if is_held and before.get("status") == Truth.TRUE:
         return yes(before["reason"], before["message"])
-    return found
+    return _links_now(result)
 
 
-def unlinked_since(result: PassResult, before: float | None) -> float | None:
-    """Begin of a loss of links that may pass; None if there is none.
-
-    Args:
-        result: of this pass.
-        before: the result of the pass before.
-    """
+def unlinked_since(result: PassResult) -> float | None:
+    """Begin of a loss of links that may pass; None if there is none."""
     found = _links_now(result)
-    may_pass = found.truth is Truth.FALSE and found.reason in _PASSING and _may_recover(result)
-    if not may_pass:
+    if found.truth is not Truth.FALSE or found.reason not in _PASSING or not _may_recover(result):
         return None
-    was_active = condition_in(result.observed.status, "SpeculationActive").get("status")
-    return result.now if before is None and was_active == Truth.TRUE else before
+    was_active = condition_in(result.status, "SpeculationActive").get("status") == Truth.TRUE
+    return result.now if result.unlinked_since is None and was_active else result.unlinked_since
 
 
 def _may_recover(result: PassResult) -> bool:
@@ -97,7 +90,7 @@ def _unlinked(result: PassResult, target: str) -> Condition:
 def _unanswered(result: PassResult, target: Object) -> Condition:
     """The condition of a target that did not answer lately."""
     age, name = result.ready_seconds(target), name_of(target)
-    is_new = name not in result.observed.pools and age is not None and age < _FIRST_ANSWER_SECONDS
+    is_new = name not in result.pools and age is not None and age < _FIRST_ANSWER_SECONDS
     if is_new:
         return no("NoDrafts", f"{name} has just become ready.")
     return unknown("TargetUnreachable", f"{name} has not reported its links for 30 s.")

@@ -4,21 +4,23 @@ import re
 from collections.abc import Callable, Iterable
 from statistics import fmean
 
+from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Object
 from ssd_operator.api.status import MOST_LINKS
 from ssd_operator.children.names import TARGET_PORT, Component, cell_of, selector
-from ssd_operator.observe.facts import PoolFact
 from ssd_operator.observe.pod_state import is_ready, is_scheduled, name_of, to_text
+from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.status.condition_rules import conditions
 from ssd_operator.status.conditions import LONGEST_MESSAGE, Condition, merge, no, unknown
 from ssd_operator.status.pass_result import PassResult
 
+ROUND_TRIP = "roundTripMicroseconds"
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 def status_of(result: PassResult) -> Object:
     """The whole status; transitions of the present one keep their times."""
-    resource, old = result.resource, result.observed.status
+    resource, old = result.resource, result.status
     now, transports = to_text(result.now), _active_transports(result)
     status: Object = {
         "observedGeneration": resource.generation,
@@ -68,7 +70,7 @@ def _model(result: PassResult) -> Object:
     While a target has not answered, the last status stands for it.
     """
     is_complete = len(result.answers) == len(result.ready_targets)
-    old = {} if is_complete else result.observed.status.get("model", {})
+    old = {} if is_complete else result.status.get("model", {})
     active = [link for link in result.links.values() if link.state == "Active"]
     reported = {
         "targetRevision": [fact.weights_fingerprint for fact in result.answers.values()],
@@ -126,7 +128,7 @@ def _draft(result: PassResult) -> Object:
 
 
 def _last_scale(result: PassResult) -> Object:
-    decision, old = result.plan.scale, result.observed.status.get("draft", {})
+    decision, old = result.plan.scale, result.status.get("draft", {})
     if decision is not None and result.results.is_scaled:
         return {"lastScaleTime": to_text(result.now), "lastScaleReason": str(decision.reason)}
     return {name: old[name] for name in ("lastScaleTime", "lastScaleReason") if name in old}
@@ -141,6 +143,7 @@ def _links(result: PassResult) -> list[Object]:
     """The links, as measured: pods on one node do not necessarily use a faster transport."""
     nodes = {name_of(pod): pod.get("spec", {}).get("nodeName", "") for pod in result.drafts}
     cells = {name_of(pod): cell_of(pod) for pod in result.targets}
+    old = {(each["target"], each["draft"]): each for each in result.status.get("links") or []}
     entries = [
         _without_empty(
             {
@@ -149,7 +152,7 @@ def _links(result: PassResult) -> list[Object]:
                 "node": nodes.get(draft, ""),
                 "cell": cells[target],
                 "transport": link.transport.upper(),
-                "roundTripMicroseconds": round(link.round_trip_seconds * 1e6),
+                ROUND_TRIP: _round_trip(old.get((target, draft), {}), link),
                 "state": link.state,
                 "reason": link.reason[:LONGEST_MESSAGE],
             }
@@ -160,11 +163,21 @@ def _links(result: PassResult) -> list[Object]:
     return entries[:MOST_LINKS]
 
 
+def _round_trip(before: Object, link: LinkStatus) -> int:
+    """The lowest round trip while a link is active; the rest is waiting for a processor.
+
+    It is reported when it is halved: less is noise, also on an idle machine.
+    """
+    known, measured = before.get(ROUND_TRIP, 0), round(link.round_trip_seconds * 1e6)
+    is_same = before.get("state") == link.state == "Active"
+    return known if is_same and 0 < known < 2 * measured else measured
+
+
 def _speculation(result: PassResult) -> Object:
     """Means over targets, weighted by their running sequences; without any, the last figures."""
     measured = [fact for fact in result.answers.values() if fact.tokens_per_round > 0]
     if not measured:
-        return dict(result.observed.status.get("speculation", {}))
+        return dict(result.status.get("speculation", {}))
     block = {
         "tokensPerRound": f"{_mean(measured, lambda fact: fact.tokens_per_round):.1f}",
         "hitRate": f"{_mean(measured, lambda fact: fact.hit_rate):.2f}",

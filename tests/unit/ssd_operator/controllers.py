@@ -9,8 +9,7 @@ from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import COMPONENT_LABEL, PREFLIGHT, TEMPLATE_HASH_LABEL, revision_of
-from ssd_operator.observe.cluster import is_owned_by
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import Ref, is_owned_by
 from ssd_operator.observe.pod_state import condition_of, is_live, is_ready, to_text
 
 _COMPLETE = "NewReplicaSetAvailable"

@@ -16,10 +16,10 @@ from ssd_operator.observe.cluster import (
     ConflictError,
     Key,
     MissingError,
+    Ref,
     RefusedError,
     ref_of,
 )
-from ssd_operator.observe.facts import Ref
 from ssd_operator.observe.object_cache import key_of, owner_key
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.status.events import Event, Severity

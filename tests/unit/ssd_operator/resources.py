@@ -35,7 +35,7 @@ from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import COMPONENT_LABEL, REVISION_LABEL, draft_cells
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.cluster import ref_of
-from ssd_operator.observe.facts import Observed
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.preflight import preflight_state
 from ssd_operator.settings import OperatorSettings
 
@@ -281,9 +281,11 @@ def preflight_of(resource: Resource) -> Object:
         "spec": {"nodeName": "n1"},
         "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
-    observed = Observed(children={ref_of(each): each for each in live}, pods=(pod,))
+    snapshot = Snapshot(
+        resource=resource, now=0.0, children={ref_of(each): each for each in live}, pods=(pod,)
+    )
     factory = ChildFactory(resource=resource, settings=SETTINGS)
-    made = preflight_state(factory, targets, targets, observed, 0.0).pod
+    made = preflight_state(factory, targets, targets, snapshot).pod
     assert made is not None
     return made
 

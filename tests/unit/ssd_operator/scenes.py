@@ -15,13 +15,14 @@ from ssd_operator.api.spec import (
     Spec,
     Target,
 )
-from ssd_operator.observe.facts import Observed, PoolFact, Ref
+from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
     DRAIN_DEADLINE_ANNOTATION,
     is_ready,
     name_of,
     to_text,
 )
+from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, Results
 from ssd_operator.policy.plan import Memory, Plan
 from ssd_operator.policy.scaling import Decision, History, Reason
@@ -105,7 +106,7 @@ UP_TO_DATE = {"demo-target-0": "r1", "demo-draft-0": "r1"}
 def refused(ref: Ref, message: str = "no.", cause: Cause = Cause.REFUSED) -> Results:
     """The API server refused one object."""
     failure = ApplyFailure(
-        cause=cause, message=message, digest="", generation=1, fingerprint="", retry_at=NOW
+        cause=cause, message=message, digest="", generation=1, uid="", retry_at=NOW
     )
     return Results(failures={ref: failure})
 
@@ -152,7 +153,7 @@ class Scene:
         return Resource(namespace="default", name="demo", uid="u", generation=4, spec=spec)
 
     @property
-    def observed(self) -> Observed:
+    def result(self) -> PassResult:
         children = {Ref("Deployment", made["metadata"]["name"]): made for made in self.deployments}
         if self.has_service:
             children[Ref("Service", "demo")] = {"metadata": {"name": "demo"}}
@@ -160,15 +161,14 @@ class Scene:
         facts.setdefault("endpoints", frozenset(name_of(pod) for pod in self.pods if is_ready(pod)))
         children |= facts.pop("children", {})
         pools = {fact.target_pod: fact for fact in self.pools}
-        return Observed(children=children, pods=self.pods, pools=pools, **facts)
-
-    @property
-    def result(self) -> PassResult:
         return PassResult(
             resource=self.resource,
-            observed=self.observed,
+            children=children,
+            pods=self.pods,
+            pools=pools,
             plan=self.plan,
             results=self.results,
             unlinked_since=self.unlinked_since,
             now=NOW,
+            **facts,
         )

@@ -31,11 +31,11 @@ from ssd_operator.observe.cluster import (
     ClusterError,
     ConflictError,
     MissingError,
+    Ref,
     RefusedError,
     ref_of,
 )
 from ssd_operator.observe.diff import matches
-from ssd_operator.observe.facts import Ref
 
 ResultT = TypeVar("ResultT")
 INDEX = st.integers(0, 30)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.facts import DrainFact
 from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, to_seconds, to_text
+from ssd_operator.observe.snapshot import DrainFact
 from ssd_operator.policy.drain import CellDrafts
 
 DRAIN_SECONDS = 20.0

@@ -8,8 +8,7 @@ from tests.unit.ssd_operator.world import settled as serving
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import revision_of
-from ssd_operator.observe.cluster import ClusterError, ForbiddenError, RefusedError
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import ClusterError, ForbiddenError, Ref, RefusedError
 from ssd_operator.observe.pod_state import name_of
 
 BAD, GOOD = "localhost/bad:1", "localhost/good:1"

@@ -17,8 +17,7 @@ from tests.unit.ssd_operator.world import (
 )
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object
-from ssd_operator.observe.cluster import ConflictError
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import ConflictError, Ref
 from ssd_operator.observe.pod_state import name_of, to_text
 
 OTHERS = [{"kind": KIND, "apiVersion": API_VERSION, "name": "x", "uid": "x", "controller": True}]

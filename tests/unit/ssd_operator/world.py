@@ -15,10 +15,10 @@ from tests.unit.ssd_operator.resources import SETTINGS
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import KIND, Object
 from ssd_operator.children.kinds import KINDS, REQUIRED_KINDS
-from ssd_operator.observe.cluster import ClusterError, Key
-from ssd_operator.observe.facts import DrainFact, PoolFact, Ref
+from ssd_operator.observe.cluster import ClusterError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import is_ready, name_of
+from ssd_operator.observe.snapshot import DrainFact, PoolFact
 from ssd_operator.policy.drain import DrainCall
 from ssd_operator.runtime.reconcile import Reconciler
 from ssd_operator.runtime.relist import Readiness, Relist

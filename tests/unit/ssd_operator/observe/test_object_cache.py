@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.cluster import Key
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import Key, Ref
 from ssd_operator.observe.object_cache import ANSWER_SECONDS, ObjectCache
 
 KEY: Key = ("default", "demo")

@@ -5,7 +5,7 @@ from tests.unit.ssd_operator.world import World
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.kinds import KINDS
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import Ref
 
 AUTOSCALING = {"mode": "KEDA", "keda": {"serverAddress": "http://prometheus:9090"}}
 SCALED: Object = {"draft": {"autoscaling": AUTOSCALING}}

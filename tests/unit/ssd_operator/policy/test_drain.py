@@ -6,8 +6,8 @@ import pytest
 from tests.unit.ssd_operator.scenes import Scene, draft, target, unscheduled
 
 from ssd_operator.api.spec import Object, Placement
-from ssd_operator.observe.facts import DrainFact
 from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, is_live, to_text
+from ssd_operator.observe.snapshot import DrainFact
 from ssd_operator.policy.drain import (
     COST_ANNOTATION,
     CellDrafts,

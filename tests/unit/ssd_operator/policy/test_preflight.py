@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,8 +23,9 @@ from tests.unit.ssd_operator.scenes import pod, terminating, unscheduled
 from ssd_operator.api.spec import Object, Resource, Spec
 from ssd_operator.children.names import CELL_LABEL, COMPONENT_LABEL, REVISION_LABEL
 from ssd_operator.children.objects import ChildFactory
-from ssd_operator.observe.facts import Observed, Ref
+from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import name_of, to_text
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.preflight import RETRY_SECONDS, Preflight, preflight_state
 from ssd_operator.policy.rollout import Stage, outdated_targets
 
@@ -60,7 +62,7 @@ def seen(
     pods: dict[int, str] | None = None,
     changed: tuple[int, ...] = (0, 1),
     live: Object | None = None,
-) -> Observed:
+) -> Snapshot:
     """Outdated targets of ``changed`` cells, and by cell the node of a ready pod."""
     wanted = targets_of(demo)
     found = [older(each) if cell in changed else each for cell, each in enumerate(wanted)]
@@ -69,13 +71,13 @@ def seen(
         things[Ref("Pod", name_of(live))] = live
     nodes = {0: "n1"} if pods is None else pods
     ready = tuple(serving(found[cell], node) for cell, node in nodes.items())
-    return Observed(children=things, pods=ready)
+    return Snapshot(resource=demo, now=NOW, children=things, pods=ready)
 
 
-def look(observed: Observed, demo: Resource = DEMO, now: float = NOW) -> Preflight:
+def look(snapshot: Snapshot, demo: Resource = DEMO, now: float = NOW) -> Preflight:
     factory = ChildFactory(resource=demo, settings=SETTINGS)
-    wanted = targets_of(demo)
-    return preflight_state(factory, wanted, outdated_targets(wanted, observed), observed, now)
+    wanted, snapshot = targets_of(demo), replace(snapshot, now=now)
+    return preflight_state(factory, wanted, outdated_targets(wanted, snapshot), snapshot)
 
 
 def node_of(thing: Object) -> str:

@@ -6,9 +6,9 @@ from tests.unit.ssd_operator.scenes import target, terminating
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import COMPONENT_LABEL, REVISION_LABEL, revision_of
-from ssd_operator.observe.cluster import ref_of
-from ssd_operator.observe.facts import Observed, Ref
+from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.pod_state import name_of
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.rollout import Stage, held_drafts, with_template_of
 
 TWO_CELLS, POOL = "llama-70b-two-cells", "pool"
@@ -38,9 +38,8 @@ def held(
     """Names of the waiting draft Deployments; ``cells`` are those of waiting targets."""
     targets = deployments(name, "target")
     refs = frozenset(ref_of(targets[cell]) for cell in cells)
-    found = held_drafts(
-        deployments(name, "draft"), targets, Observed(pods=tuple(pods)), refs, stage
-    )
+    snapshot = Snapshot(resource=SAMPLES[name], now=0.0, pods=pods)
+    found = held_drafts(deployments(name, "draft"), targets, snapshot, refs, stage)
     return sorted(ref.name for ref in found)
 
 

@@ -9,8 +9,7 @@ from aiohttp import web
 from kubernetes_asyncio import client
 
 from ssd_operator.api.spec import KIND, Object
-from ssd_operator.observe.cluster import ConflictError, RefusedError
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import ConflictError, Ref, RefusedError
 from ssd_operator.runtime.api_server import ApiServer
 
 

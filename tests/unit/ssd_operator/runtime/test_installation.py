@@ -8,8 +8,7 @@ from tests.unit.ssd_operator.world import DEMO
 
 from ssd.errors import NotReadyError, SetupError
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.cluster import Key, MissingError, RefusedError
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import Key, MissingError, Ref, RefusedError
 from ssd_operator.runtime import installation
 from ssd_operator.runtime.ports import probe, serve
 

@@ -17,8 +17,7 @@ from tests.unit.ssd_operator.world import (
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import RESTART_ANNOTATION, revision_of
-from ssd_operator.observe.cluster import BusyError, ConflictError, ForbiddenError
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import BusyError, ConflictError, ForbiddenError, Ref
 from ssd_operator.observe.pod_state import name_of
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS
 

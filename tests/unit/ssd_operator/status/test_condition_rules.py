@@ -22,7 +22,7 @@ from tests.unit.ssd_operator.scenes import (
 
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import Object, Observability, ScalingMode
-from ssd_operator.observe.facts import Ref
+from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import endpoints_of, to_text
 from ssd_operator.policy.apply_failures import Cause, Results
 from ssd_operator.policy.plan import Plan

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd_operator.api.spec import Object
-from ssd_operator.observe.facts import DrainFact
+from ssd_operator.observe.snapshot import DrainFact
 from ssd_operator.policy.drain import DrainCall, DrainPlan, Mark
 from ssd_operator.status.events import (
     QUIET_SECONDS,

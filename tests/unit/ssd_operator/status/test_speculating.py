@@ -26,7 +26,7 @@ def before(status: str = "True") -> Object:
         ("True", NOW, "True", "Active"),
         ("True", NOW - HOLD_SECONDS + 1, "True", "Active"),
         ("True", NOW - HOLD_SECONDS, "False", "Quarantined"),
-        ("True", None, "False", "Quarantined"),
+        ("True", None, "True", "Active"),
         ("False", NOW, "False", "Quarantined"),
     ],
 )
@@ -39,10 +39,10 @@ def test_a_loss_counts_after_some_time(
 
 def test_a_loss_begins_once_and_ends_with_the_first_link() -> None:
     lost = Scene(pools=LOST, facts=before())
-    assert unlinked_since(lost.result, None) == NOW
-    assert unlinked_since(lost.result, NOW - 9) == NOW - 9
-    assert unlinked_since(Scene(facts=before()).result, NOW - 9) is None
-    assert unlinked_since(Scene(pools=LOST, facts=before("False")).result, None) is None
+    assert unlinked_since(lost.result) == NOW
+    assert unlinked_since(replace(lost, unlinked_since=NOW - 9).result) == NOW - 9
+    assert unlinked_since(Scene(facts=before(), unlinked_since=NOW - 9).result) is None
+    assert unlinked_since(Scene(pools=LOST, facts=before("False")).result) is None
 
 
 BUSY = (target(ready=False, **UP), draft("d0", ready=False, **UP))
@@ -60,7 +60,7 @@ CAUSES: dict[str, tuple[Scene, float | None]] = {
 @pytest.mark.parametrize("cause", CAUSES)
 def test_only_a_loss_that_may_pass_is_awaited(cause: str) -> None:
     scene, since = CAUSES[cause]
-    assert unlinked_since(replace(scene, facts=before()).result, None) == since
+    assert unlinked_since(replace(scene, facts=before()).result) == since
 
 
 async def test_links_that_come_and_go_every_few_seconds_cause_no_warning() -> None:

@@ -16,8 +16,9 @@ from tests.unit.ssd_operator.scenes import (
 )
 
 from ssd_operator.api.spec import Model, Object
-from ssd_operator.observe.facts import PoolFact, Ref
+from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import to_text
+from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import Plan
 from ssd_operator.policy.scaling import Reason
@@ -272,3 +273,16 @@ def test_an_unreadable_resource_that_never_served_is_not_ready(old: Object) -> N
         "Ready": "SpecInvalid",
         "SpecValid": "SpecInvalid",
     }
+
+
+def test_the_round_trip_is_the_lowest_while_a_link_is_active() -> None:
+    status: Object = {}
+    shown = []
+    for state, micros in [
+        *(("Active", 1100), ("Active", 4800), ("Active", 560), ("Active", 550), ("Active", 900)),
+        *(("Lost", 0), ("Active", 4000)),
+    ]:
+        pool = answer("t0", link("d0", state, round_trip_seconds=micros / 1e6))
+        status = derive(Scene(pools=(pool,), facts={"status": status}))
+        shown.append(status["links"][0]["roundTripMicroseconds"])
+    assert shown == [1100, 1100, 1100, 550, 550, 0, 4000]
