@@ -101,12 +101,12 @@ PROPOSED_TOKENS_TOTAL = Counter("ssd_proposed_tokens", "Tokens proposed to the t
 OPEN_SESSIONS = Gauge("ssd_open_sessions", "Sessions that a target has open on its drafts.")
 COMMIT_TO_TABLE_SECONDS = Histogram(
     "ssd_commit_to_table_seconds",
-    "Seconds from sending a commit to the arrival of its table, measured by a target.",
+    "Seconds from sending a commit to the arrival of the first columns of its table.",
     buckets=_FAST_SECONDS,
 )
 DRAFT_TABLE_SECONDS = Histogram(
     "ssd_draft_table_seconds",
-    "Seconds in which a draft computes a batch of tables.",
+    "Seconds in which a draft computes a batch of complete tables.",
     buckets=_FAST_SECONDS,
 )
 DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Open sessions of a draft.")
@@ -142,7 +142,7 @@ COMMIT_TO_WIRE_SECONDS = Histogram(
 )
 WIRE_TO_TABLE_SECONDS = Histogram(
     "ssd_wire_to_table_seconds",
-    "Seconds from the arrival of a commit at a draft to the sending of its table.",
+    "Seconds from the arrival of a commit at a draft to the sending of the first columns.",
     buckets=_FAST_SECONDS,
 )
 DRAFT_STARTUP_SECONDS = Gauge(

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 TokenId = int
 SequenceId = int
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Version of messages and frames on a link; both ends must have the same."""
 NO_TOKEN = -1
 """Replaces a token id at padding and at rows whose logits are not finite."""
@@ -123,6 +123,8 @@ class Commit:
     """Committed tokens before the round."""
     outcome: Outcome
     next: Branch | Explicit
+    waited_us: int = 0
+    """Microseconds for which the round waited for tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

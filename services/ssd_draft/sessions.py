@@ -48,15 +48,23 @@ class LinkEnd(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The effect of one commit on an open session."""
+    """The effect of one commit on an open session, or of several that are applied together."""
 
     num_entries: int
     """Number of entries of the proposal segment that are appended to the trunk, k + 1."""
     bonus: TokenId
     proposal: tuple[TokenId, ...]
     """The next proposal, d_1..d_m."""
-    branch: int | None
+    branch: int | None = None
     """The winning branch, whose KV becomes the proposal segment; None: a pass over the proposal."""
+    skipped: tuple[TokenId, ...] = ()
+    """Committed tokens before ``bonus`` that no pass has run. They follow the appended entries."""
+
+    def then(self, later: "Move") -> "Move":
+        """Return this move and the one after it as one. Neither uses a branch."""
+        accepted = self.proposal[: later.num_entries - 1]
+        skipped = (*self.skipped, self.bonus, *accepted)
+        return Move(self.num_entries, later.bonus, later.proposal, None, skipped)
 
 
 class GapError(LinkError):
@@ -81,7 +89,7 @@ class Session:
     proposal: tuple[TokenId, ...] = ()
     """The tokens that the target verifies, d_1..d_m."""
     table: OutcomeTable | None = None
-    """The newest table; None until it is computed."""
+    """The newest table, whose columns appear while it is built; None until it begins."""
     num_stored: int = 0
     """Number of tokens in the trunk while the session opens."""
     is_open: bool = False
@@ -110,6 +118,8 @@ class Session:
             if self.table is None or index != commit.next.index:
                 raise GapError(f"branch {commit.next.index} is not that of the outcome")
             proposal = self.table.proposal(index, commit.next.num_proposed)
+            if len(proposal) < commit.next.num_proposed:
+                raise GapError(f"branch {index} has no {commit.next.num_proposed} tokens")
             return Move(num_entries, outcome.bonus, proposal, index)
         proposal = commit.next.tokens
         is_branch = (

@@ -17,8 +17,8 @@ class DraftSettings(EngineSettings):
     """Maximum number of sessions of all links together; further ones are refused."""
     fan_out: Literal["adaptive", "uniform", "geometric"] = "adaptive"
     """Policy that selects the outcomes that get a branch, unless a target sends another one."""
-    inject_delay_ms: float = field(default=0.0, metadata={"min": 0.0, "max": 60_000.0})
-    """Fault injection: delay of each table, in milliseconds."""
+    inject_step_ms: float = field(default=0.0, metadata={"min": 0.0, "max": 60_000.0})
+    """Fault injection: time that is added to each step of a tree, in milliseconds."""
 
     @property
     def num_reserved_positions(self) -> int:

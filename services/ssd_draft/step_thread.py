@@ -76,4 +76,5 @@ class ModelLoader:
             clock=self._clock,
             on_count=self._on_count,
             watchdog=self._watchdog,
+            added_step_seconds=self._setup.settings.inject_step_ms / 1000,
         )

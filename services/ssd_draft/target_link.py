@@ -32,7 +32,6 @@ class TargetLink:
         self._vocab_size = setup.vocab_size
         self._lookahead = setup.settings.lookahead
         self._max_sessions = setup.settings.max_sessions
-        self._delay_seconds = setup.settings.inject_delay_ms / 1000
         self._channel = CHANNELS[hello.channel](LinkFrames(call), frame_limits(setup))
         self._loop = asyncio.get_running_loop()
         self._frame_numbers = itertools.count(1)
@@ -47,13 +46,14 @@ class TargetLink:
         )
 
     def push(self, tables: Collection[OutcomeTable]) -> None:
-        """Send tables in one frame, now or after the injected delay."""
+        """Send the columns that tables have in one frame."""
         rows_RW = pack_tables(list(tables), row_width(self._lookahead))
-        frame = Frame(FrameKind.TABLES, self.epoch, next(self._frame_numbers), rows_RW)
-        if self._delay_seconds:
-            post(self._loop, self._loop.call_later, self._delay_seconds, self._send, frame)
-        else:
-            self._send(frame)
+        try:
+            self._channel.send(
+                Frame(FrameKind.TABLES, self.epoch, next(self._frame_numbers), rows_RW)
+            )
+        except LinkError as error:
+            self.fail(error)
 
     def refuse(self, session: int, reason: RefusalReason) -> None:
         """Send that a session is closed or not opened."""
@@ -81,12 +81,6 @@ class TargetLink:
     def close(self) -> None:
         """Close the channel; idempotent."""
         self._channel.close()
-
-    def _send(self, frame: Frame) -> None:
-        try:
-            self._channel.send(frame)
-        except LinkError as error:
-            self.fail(error)
 
     def _on_frame(self, frame: Frame, on_commits: Callable[[list[Commit]], None]) -> None:
         if self.ended.done():

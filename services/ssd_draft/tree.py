@@ -1,8 +1,8 @@
-"""The tree of branches: K+1 lock-step passes over N outcomes of each session.
+"""The tree of branches: up to K+1 lock-step passes over N outcomes of each session.
 
 The tree calls a runner and contains no model code. Letter: X session slots of the process. With n
 committed tokens, branch j of outcome (k_j, t_j) chooses in step s the token at position
-n + k_j + s + 1, with the noise of that position.
+n + k_j + s + 1, with the noise of that position. Tables may end after any step.
 
 *Decision*: the logits of every branch are kept in the model's precision, and forks are ranked for
 the winning branch only. *Because*: a step needs one token per row, and only 1 of N branches is ever
@@ -11,7 +11,6 @@ keeping hidden states and running the head again, which delays the next table. *
 N x (K+1) x V logits of a session are large compared with its KV entries.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,7 +44,11 @@ class TreeRunner(Protocol):
         ...
 
     def run_branches(self, batch: BranchBatch) -> torch.Tensor:
-        """Run one step of all branches; returns logits_BNV, float32."""
+        """Run one step of all branches; returns logits_BNV, float32.
+
+        The steps of a batch run in order. Steps of another batch, with another tensor ``slots_B``,
+        and other passes over other sessions may run between them.
+        """
         ...
 
     def append_proposal(
@@ -121,6 +124,36 @@ class TableBatch:
     bonus_BN: NDArray[np.int32]
     num_branches_B: Ints
     tokens_BNK: NDArray[np.int32]
+    """-1 in the columns that are not chosen yet."""
+
+
+@dataclass(slots=True)
+class TableBuild:
+    """One batch of tables while it is built. Changed by ``Tree`` only."""
+
+    tables: TableBatch
+    """Of all sessions with which the batch began."""
+    rows_B: Ints
+    """The rows of the current sessions in ``tables``."""
+    slots_B: torch.Tensor
+    lengths_B: torch.Tensor
+    block_tables_BJ: torch.Tensor
+    accepted_BN: torch.Tensor
+    tokens_BN: torch.Tensor
+    """The tokens that the next step runs."""
+    lookahead: int
+    num_steps: int = 0
+    """Steps that have run. Step s chooses column s of the tables; step K only ranks candidates."""
+
+    @property
+    def depth(self) -> int:
+        """Columns of the tables that are chosen."""
+        return min(self.num_steps, self.lookahead)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all K+1 steps have run."""
+        return self.num_steps > self.lookahead
 
 
 class Tree:
@@ -137,6 +170,8 @@ class Tree:
         self._filled_X = np.zeros(x, dtype=np.int64)
         self._proposals_XK = np.full((x, shape.lookahead), -1, dtype=np.int64)
         self._num_proposed_X = np.zeros(x, dtype=np.int64)
+        self._num_steps_X = np.zeros(x, dtype=np.int64)
+        """Entries that each branch of the newest tree has: its bonus token and tokens after it."""
         self._ids_XPM = np.zeros((x, p, m), dtype=np.int64)
         self.is_broken_X = np.zeros(x, dtype=np.bool_)
         """Slots for which the model computed NaN or infinity; their tables are invalid."""
@@ -144,6 +179,16 @@ class Tree:
         # Only slots in use touch, and so allocate, their memory.
         shape_XNPV = (x, shape.branches, p, shape.vocab_size)
         self._branch_logits_XNPV = torch.empty(shape_XNPV, dtype=DTYPES[shape.engine.dtype])
+
+    @property
+    def lookahead(self) -> int:
+        """K."""
+        return self._shape.lookahead
+
+    @property
+    def num_columns(self) -> int:
+        """P = K + 1."""
+        return self._shape.num_columns
 
     def open(self, session: NewSession) -> None:
         """Initialise the slot of a session; its trunk is empty."""
@@ -153,6 +198,7 @@ class Tree:
         self._block_tables_XJ[slot, : len(session.blocks)] = torch.tensor(list(session.blocks))
         self._temperatures_X[slot] = session.temperature
         self._filled_X[slot] = 0
+        self._num_steps_X[slot] = 0
         self.is_broken_X[slot] = False
         self._ring.assign(slot, session.seed, session.choice, session.temperature)
 
@@ -179,60 +225,84 @@ class Tree:
 
     def start(self, slot: int, newest: int, proposal: tuple[int, ...]) -> None:
         """Run the first pass over the newest token and the proposal after it."""
-        self._run_proposals([slot], [(newest, *proposal)])
+        self._propose(np.array([slot]), [Move(0, newest, proposal)])
 
     def advance(self, slots: Rows[int], moves: Rows[Move]) -> None:
-        """Apply one commit of each of several sessions."""
-        slots_B = torch.tensor(slots)
-        entries_B = torch.tensor([move.num_entries for move in moves])
-        lengths_B, tables_BJ = self._trunk_lengths_X[slots_B], self._block_tables_XJ[slots_B]
-        self._runner.append_proposal(slots_B, entries_B, lengths_B, tables_BJ)
-        self._trunk_lengths_X[slots_B] += entries_B
-        adopting = [row for row, move in enumerate(moves) if move.branch is not None]
-        if adopting:
-            self._promote([slots[row] for row in adopting], [moves[row] for row in adopting])
-        running = [row for row, move in enumerate(moves) if move.branch is None]
-        if running:
-            tokens = [(moves[row].bonus, *moves[row].proposal) for row in running]
-            self._run_proposals([slots[row] for row in running], tokens)
+        """Apply a move of each of several sessions.
 
-    def build_tables(
-        self,
-        slots: Rows[int],
-        policies: Rows[FanOutPolicy],
-        on_tables: Callable[[TableBatch], None],
-    ) -> None:
-        """Compute one table of each session: select the outcomes, then decode K tokens after each.
-
-        ``on_tables`` is called before the last pass, which only computes the candidates after the
-        last tokens of the tables.
+        A winning branch whose proposal has been run becomes the proposal segment as it is. A pass
+        over the newest token and the proposal fills the segments of the other sessions.
         """
+        slots_X = np.array(slots)
+        self._append(slots_X, np.array([move.num_entries for move in moves]))
+        self._store_skipped(slots_X, [move.skipped for move in moves])
+        self._propose(slots_X, moves)
+
+    def begin_tables(self, slots: Rows[int], policies: Rows[FanOutPolicy]) -> TableBuild:
+        """Select the outcomes of one table of each session; ``run_step`` decodes after them."""
         shape = self._shape
-        num_sessions, num_branches = len(slots), shape.branches
         slots_B = torch.tensor(slots)
         outcomes = self._select_outcomes(slots, policies)
-        accepted_BN = torch.from_numpy(np.maximum(outcomes.accepted_BN, 0).astype(np.int64))
-        tokens_BN = torch.from_numpy(np.maximum(outcomes.bonus_BN, 0).astype(np.int64))
-        lengths_B, tables_BJ = self._trunk_lengths_X[slots_B], self._block_tables_XJ[slots_B]
+        lengths_B = self._trunk_lengths_X[slots_B]
         self._fill(slots, lengths_B + 1)
-        slots_R = slots_B.repeat_interleave(num_branches)
-        temperatures_R = self._temperatures_X[slots_R]
-        first_R = (lengths_B[:, None] + 2 + accepted_BN).flatten()
-        chosen_BNK = np.empty((num_sessions, num_branches, shape.lookahead), dtype=np.int32)
-        for step in range(shape.num_columns):
-            if step == shape.lookahead:
-                self.is_broken_X[slots] |= (chosen_BNK == NO_TOKEN).any(axis=(1, 2))
-                on_tables(_table_batch(outcomes, chosen_BNK))
-            logits_BNV = self._runner.run_branches(
-                BranchBatch(slots_B, tokens_BN, accepted_BN, step, lengths_B, tables_BJ)
+        self._num_steps_X[slots] = 0
+        shape_BNK = (len(slots), shape.branches, shape.lookahead)
+        return TableBuild(
+            tables=TableBatch(
+                outcomes.accepted_BN,
+                outcomes.bonus_BN,
+                outcomes.num_branches_B,
+                np.full(shape_BNK, NO_TOKEN, dtype=np.int32),
+            ),
+            rows_B=np.arange(len(slots)),
+            slots_B=slots_B,
+            lengths_B=lengths_B,
+            block_tables_BJ=self._block_tables_XJ[slots_B],
+            accepted_BN=torch.from_numpy(np.maximum(outcomes.accepted_BN, 0).astype(np.int64)),
+            tokens_BN=torch.from_numpy(np.maximum(outcomes.bonus_BN, 0).astype(np.int64)),
+            lookahead=shape.lookahead,
+        )
+
+    def run_step(self, build: TableBuild) -> None:
+        """Run the next step of a batch of tables; all but the last one choose a column."""
+        step, branches = build.num_steps, self._shape.branches
+        logits_BNV = self._runner.run_branches(
+            BranchBatch(
+                build.slots_B,
+                build.tokens_BN,
+                build.accepted_BN,
+                step,
+                build.lengths_B,
+                build.block_tables_BJ,
             )
-            for row, slot in enumerate(slots):
-                self._branch_logits_XNPV[slot, :, step] = logits_BNV[row, :, : shape.vocab_size]
-            if step < shape.lookahead:
-                noise_RV = self._ring.rows(slots_R, first_R + step)
-                tokens_R = choose(logits_BNV.flatten(0, 1), temperatures_R, noise_RV)
-                chosen_BNK[:, :, step] = tokens_R.view(num_sessions, -1).numpy(force=True)
-                tokens_BN = tokens_R.view(num_sessions, -1).clamp_min(0)
+        )
+        kept_BNV = logits_BNV[..., : self._shape.vocab_size].to(self._branch_logits_XNPV)
+        self._branch_logits_XNPV[:, :, step].index_copy_(0, build.slots_B, kept_BNV)
+        slots_B = build.slots_B.numpy()
+        build.num_steps += 1
+        self._num_steps_X[slots_B] = build.num_steps
+        if step == self._shape.lookahead:
+            return
+        slots_R = build.slots_B.repeat_interleave(branches)
+        positions_R = (build.lengths_B[:, None] + 2 + build.accepted_BN + step).flatten()
+        tokens_R = choose(
+            logits_BNV.flatten(0, 1),
+            self._temperatures_X[slots_R],
+            self._ring.rows(slots_R, positions_R),
+        )
+        chosen_BN = tokens_R.view(-1, branches).numpy(force=True)
+        build.tables.tokens_BNK[build.rows_B, :, step] = chosen_BN
+        self.is_broken_X[slots_B] |= (chosen_BN == NO_TOKEN).any(axis=1)
+        build.tokens_BN = tokens_R.view(-1, branches).clamp_min(0)
+
+    def keep(self, build: TableBuild, rows: Rows[int]) -> None:
+        """End the tables of all sessions but those in some rows of the current batch."""
+        build.rows_B = build.rows_B[rows]
+        build.slots_B = build.slots_B[rows]
+        build.lengths_B = build.lengths_B[rows]
+        build.block_tables_BJ = build.block_tables_BJ[rows]
+        build.accepted_BN = build.accepted_BN[rows]
+        build.tokens_BN = build.tokens_BN[rows]
 
     def fill_ahead(self) -> bool:
         """Compute the noise of one position of a later table; returns False if none is missing.
@@ -279,35 +349,66 @@ class Tree:
             self._shape.branches,
         )
 
-    def _promote(self, slots: list[int], moves: list[Move]) -> None:
-        """Make the winning branches the proposals, without recomputing them."""
-        branches = np.array([move.branch for move in moves], dtype=np.int64)
-        self._runner.promote_branches(torch.tensor(slots), torch.from_numpy(branches))
-        logits_BPV = self._branch_logits_XNPV[slots, branches].float()
-        self._rank(slots, logits_BPV, torch.full((len(slots),), self._shape.num_columns))
-        self._set_proposals(slots, [move.proposal for move in moves])
+    def _propose(self, slots_X: Ints, moves: Rows[Move]) -> None:
+        """Fill the proposal segments with the next proposals, and rank the forks after them."""
+        branch_B = np.array([-1 if move.branch is None else move.branch for move in moves])
+        num_proposed_B = np.array([len(move.proposal) for move in moves])
+        is_adopted_B = (branch_B >= 0) & (num_proposed_B < self._num_steps_X[slots_X])
+        self._num_steps_X[slots_X] = 0
+        tokens_BP = _padded([(move.bonus, *move.proposal) for move in moves], self._shape)
+        for rows in (is_adopted_B.nonzero()[0], (~is_adopted_B).nonzero()[0]):
+            if not rows.size:
+                continue
+            some_X, columns_B = slots_X[rows], num_proposed_B[rows] + 1
+            if is_adopted_B[rows[0]]:
+                logits_BPV = self._promote(some_X, branch_B[rows])
+            else:
+                logits_BPV = self._run_proposals(some_X, tokens_BP[rows], columns_B)
+            self._rank(some_X, logits_BPV, columns_B)
+            self._proposals_XK[some_X] = tokens_BP[rows, 1:]
+            self._num_proposed_X[some_X] = num_proposed_B[rows]
 
-    def _run_proposals(self, slots: list[int], rows: list[tuple[int, ...]]) -> None:
-        """Run one causal pass over the newest token and the proposal of each session."""
-        tokens_BP = torch.zeros((len(rows), self._shape.num_columns), dtype=torch.int64)
-        for index, row in enumerate(rows):
-            tokens_BP[index, : len(row)] = torch.tensor(row)
-        slots_B = torch.tensor(slots)
+    def _append(self, slots_X: Ints, num_entries_B: Ints) -> None:
+        """Append the first entries of proposal segments to their trunks."""
+        slots_B, entries_B = torch.from_numpy(slots_X), torch.from_numpy(num_entries_B)
+        lengths_B, tables_BJ = self._trunk_lengths_X[slots_B], self._block_tables_XJ[slots_B]
+        self._runner.append_proposal(slots_B, entries_B, lengths_B, tables_BJ)
+        self._trunk_lengths_X[slots_B] += entries_B
+
+    def _store_skipped(self, slots_X: Ints, skipped: Rows[tuple[int, ...]]) -> None:
+        """Append committed tokens that were never run, in one pass of all sessions."""
+        rows = [row for row, tokens in enumerate(skipped) if tokens]
+        if rows:
+            columns_B = np.array([len(skipped[row]) for row in rows])
+            tokens_BP = _padded([skipped[row] for row in rows], self._shape)
+            self._run_proposals(slots_X[rows], tokens_BP, columns_B)
+            self._append(slots_X[rows], columns_B)
+
+    def _promote(self, slots_X: Ints, branch_B: Ints) -> torch.Tensor:
+        """Make the winning branches the proposals; return their logits."""
+        self._runner.promote_branches(torch.from_numpy(slots_X), torch.from_numpy(branch_B))
+        return self._branch_logits_XNPV[slots_X, branch_B].float()
+
+    def _run_proposals(self, slots_X: Ints, tokens_BP: Ints, columns_B: Ints) -> torch.Tensor:
+        """Run one causal pass over some tokens after each trunk; return their logits."""
+        slots_B = torch.from_numpy(slots_X)
         lengths_B = self._trunk_lengths_X[slots_B]
-        columns_B = torch.tensor([len(row) for row in rows])
-        self._fill(slots, lengths_B + 1)
-        logits_BPV = self._runner.run_proposals(
-            ProposalBatch(slots_B, tokens_BP, columns_B, lengths_B, self._block_tables_XJ[slots_B])
+        return self._runner.run_proposals(
+            ProposalBatch(
+                slots_B,
+                torch.from_numpy(np.maximum(tokens_BP, 0)),
+                torch.from_numpy(columns_B),
+                lengths_B,
+                self._block_tables_XJ[slots_B],
+            )
         )
-        self._rank(slots, logits_BPV, columns_B)
-        self._set_proposals(slots, [row[1:] for row in rows])
 
-    def _rank(
-        self, slots: list[int], logits_BPV: torch.Tensor, num_columns_B: torch.Tensor
-    ) -> None:
+    def _rank(self, slots_X: Ints, logits_BPV: torch.Tensor, num_columns_B: Ints) -> None:
         """Keep the best candidates of the first columns of each session; trunks are up to date."""
-        slots_B = torch.tensor(slots)
-        is_real_BP = torch.arange(self._shape.num_columns) < num_columns_B[:, None]
+        slots_B = torch.from_numpy(slots_X)
+        self._fill(slots_X.tolist(), self._trunk_lengths_X[slots_B] + 1)
+        num_columns_B1 = torch.from_numpy(num_columns_B)[:, None]
+        is_real_BP = torch.arange(self._shape.num_columns) < num_columns_B1
         row_R, column_R = is_real_BP.nonzero(as_tuple=True)
         slots_R = slots_B[row_R]
         noise_RV = self._ring.rows(slots_R, self._trunk_lengths_X[slots_R] + 1 + column_R)
@@ -326,12 +427,10 @@ class Tree:
         is_finite_R = np.isfinite(self._scores_XPM[where][:, 0])
         self.is_broken_X[slots_R.numpy()[~is_finite_R]] = True
 
-    def _set_proposals(self, slots: list[int], proposals: list[tuple[int, ...]]) -> None:
-        self._proposals_XK[slots] = -1
-        for slot, proposal in zip(slots, proposals, strict=True):
-            self._proposals_XK[slot, : len(proposal)] = proposal
-            self._num_proposed_X[slot] = len(proposal)
 
-
-def _table_batch(outcomes: SelectedOutcomes, tokens_BNK: NDArray[np.int32]) -> TableBatch:
-    return TableBatch(outcomes.accepted_BN, outcomes.bonus_BN, outcomes.num_branches_B, tokens_BNK)
+def _padded(tokens: Rows[tuple[int, ...]], shape: TreeShape) -> Ints:
+    """Return tokens in rows of P columns, then -1."""
+    tokens_BP = np.full((len(tokens), shape.num_columns), NO_TOKEN, dtype=np.int64)
+    for row, some in enumerate(tokens):
+        tokens_BP[row, : len(some)] = some
+    return tokens_BP

@@ -1,9 +1,12 @@
-"""The draft's step: read events, apply commits, compute and send one batch of tables, or prefill.
+"""The draft's step: read events, apply commits, then one pass of a tree or a prefill.
 
-A step never waits for a target. Everything here runs on the step thread.
+A table is sent once, when it is complete, if the next commit is expected after that. Otherwise it
+is sent at the last step before that commit and after each later one. A commit ends the table of its
+session at the next step. A step never waits for a target. Everything here runs on the step thread.
 """
 
-from collections import deque
+import threading
+from collections import defaultdict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -18,14 +21,19 @@ from ssd.speculation.table import OutcomeTable
 from ssd.step_thread import Watchdog
 from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SECONDS, get_logger
 from ssd.types import LinkSettings, RefusalReason
+from ssd_draft.commit_forecast import CommitForecast
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
 from ssd_draft.sessions import GapError, LinkEnd, Move, Session, Sessions
-from ssd_draft.tree import NewSession, TableBatch, Tree
+from ssd_draft.tree import NewSession, TableBatch, TableBuild, Tree
 
 _log = get_logger(__name__)
 _BATCHES_BETWEEN_CHUNKS = 4
 """After this number of batches of tables, a session that opens gets one prefill chunk."""
 _REMEMBERED_TABLES = 64
+_SEND_SECONDS = 0.001
+"""Time that a frame takes to its target, beside the model on a busy machine."""
+_WEIGHT = 0.125
+"""Weight of the newest step in the mean duration of a step."""
 MAX_PENDING = 128
 """Largest number of commits of one session that wait. A target sends one commit per round and stops
 after three rounds without a table. Beyond this bound, the session is closed with "gap"."""
@@ -45,6 +53,18 @@ class Parts:
     on_count: Callable[[int], None]
     """Called with the number of sessions after each change."""
     watchdog: Watchdog
+    added_step_seconds: float = 0.0
+    """Fault injection: the time by which each step of a tree is longer."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch of tables that is built, and its sessions in the order of its rows."""
+
+    sessions: list[Session]
+    build: TableBuild
+    begun_at: float
+    sent_depth: int = 0
 
 
 class Worker:
@@ -62,7 +82,15 @@ class Worker:
         self._clock = parts.clock
         self._on_count = parts.on_count
         self._watchdog = parts.watchdog
+        self._added_step_seconds = parts.added_step_seconds
+        self._never = threading.Event()
         self._recent_seconds: deque[float] = deque([0.0], _REMEMBERED_TABLES)
+        self._batches: deque[_Batch] = deque()
+        """Batches that are built. They take turns; a new one comes last."""
+        self._step_seconds = 0.0
+        """Mean duration of a step of a tree; 0 before the first."""
+        self._forecasts: defaultdict[int, CommitForecast] = defaultdict(CommitForecast)
+        """By link."""
         self._batches_since_chunk = 0
         self._num_chunks = 0
         self._newest_chunk: dict[int, int] = {}
@@ -72,7 +100,10 @@ class Worker:
 
     @property
     def table_seconds(self) -> float:
-        """Median seconds from the arrival of a commit to the sending of its table."""
+        """Median seconds from the arrival of a commit to its complete table.
+
+        A table that ends early counts with the time that its other columns would have taken.
+        """
         return median(self._recent_seconds.copy())
 
     def start_draining(self) -> None:
@@ -92,6 +123,7 @@ class Worker:
         events = self._inbox.drain()
         for event in events:
             self._handle(event)
+        self._end_batches()
         self._advance()
         self._close_broken()
         due = [
@@ -101,15 +133,19 @@ class Worker:
         ]
         opening = self._next_opening()
         self._publish()
-        if due and not (opening and self._batches_since_chunk >= _BATCHES_BETWEEN_CHUNKS):
-            self._batches_since_chunk += 1
-            self._build_tables(due)
-        elif opening:
+        if opening and (
+            self._batches_since_chunk >= _BATCHES_BETWEEN_CHUNKS or not (due or self._batches)
+        ):
             self._batches_since_chunk = 0
             self._prefill(opening)
-        else:
-            return bool(self._sessions_behind()) or self._tree.fill_ahead() or bool(events)
-        return True
+            return True
+        if due:
+            self._batches_since_chunk += 1
+            self._begin(due)
+        if self._batches:
+            self._run_step(self._batches.popleft())
+            return True
+        return bool(self._sessions_behind()) or self._tree.fill_ahead() or bool(events)
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -126,10 +162,13 @@ class Worker:
             case LinkLost():
                 self._sessions.leave(event.link)
                 self._newest_chunk.pop(event.link.number, None)
+                self._forecasts.pop(event.link.number, None)
                 for session in self._sessions.of(event.link):
                     self._close(session)
 
     def _note_commits(self, event: Commits) -> None:
+        waited_us = max((commit.waited_us for commit in event.commits), default=0)
+        self._forecasts[event.link.number].note(event.arrived_at, waited_us / 1e6)
         for commit in event.commits:
             session = self._sessions.find(event.link, commit.session)
             if session is None:
@@ -165,20 +204,34 @@ class Worker:
         )
 
     def _advance(self) -> None:
-        """Apply one commit of each session, those of all sessions together.
+        """Apply the commits that wait, those of all sessions together.
 
-        A session with more commits applies them in later steps, between the tables of others, so no
-        target takes more than one pass of a step. While a session opens, commits need no pass.
+        Commits of one session without a branch are applied as one. They take at most two passes,
+        whatever a target sends; the rest waits for the next step. While a session opens, commits
+        need no pass.
         """
         for session in [each for each in self._sessions if not each.is_open]:
             while session.pending and (move := self._plan(session)) is not None:
                 session.apply(move)
-        planned = [(each, self._plan(each)) for each in self._sessions_behind()]
+        planned = [(each, self._next_move(each)) for each in self._sessions_behind()]
         moving = [(each, move) for each, move in planned if move is not None]
         if moving:
             self._tree.advance([each.slot for each, _ in moving], [move for _, move in moving])
-        for session, move in moving:
+
+    def _next_move(self, session: Session) -> Move | None:
+        """Apply commits of a session and return their effect; None if the session was closed."""
+        whole: Move | None = None
+        while session.pending:
+            if whole is not None:
+                num_skipped = len(whole.skipped) + session.pending[0].outcome.accepted + 1
+                if whole.branch is not None or num_skipped > self._tree.num_columns:
+                    break
+            move = self._plan(session)
+            if move is None:
+                return None
             session.apply(move)
+            whole = move if whole is None else whole.then(move)
+        return whole
 
     def _sessions_behind(self) -> list[Session]:
         return [each for each in self._sessions if each.is_open and each.pending]
@@ -218,30 +271,75 @@ class Worker:
             session.is_open = True
             session.tokens = []
 
-    def _build_tables(self, due: Rows[Session]) -> None:
-        """Compute the tables of these sessions in one batch and send them before the last pass."""
-        started = self._clock.now()
-        self._tree.build_tables(
-            [each.slot for each in due],
-            [self._policy_of(each.link.settings) for each in due],
-            lambda table_batch: self._push(due, table_batch),
+    def _begin(self, due: list[Session]) -> None:
+        """Begin the tables of these sessions in one batch."""
+        begun_at = self._clock.now()
+        build = self._tree.begin_tables(
+            [each.slot for each in due], [self._policy_of(each.link.settings) for each in due]
         )
-        DRAFT_TABLE_SECONDS.observe(self._clock.now() - started)
-
-    def _push(self, due: Rows[Session], table_batch: TableBatch) -> None:
-        """Send the tables in one frame per link."""
-        by_link: dict[int, tuple[LinkEnd, list[OutcomeTable]]] = {}
         for row, session in enumerate(due):
-            if self._tree.is_broken_X[session.slot]:
-                continue
-            session.table = _table(session, table_batch, row)
-            by_link.setdefault(session.link.number, (session.link, []))[1].append(session.table)
+            session.table = _table(session, build.tables, row)
+        self._batches.append(_Batch(due, build, begun_at))
+
+    def _run_step(self, batch: _Batch) -> None:
+        """Run one step of a batch, and send its tables if it is time."""
+        build, before = batch.build, self._clock.now()
+        self._tree.run_step(build)
+        if self._added_step_seconds:
+            self._never.wait(self._added_step_seconds)
+        now = self._clock.now()
+        weight = _WEIGHT if self._step_seconds else 1.0
+        self._step_seconds += weight * (now - before - self._step_seconds)
+        if build.is_complete:
+            return
+        self._batches.append(batch)
+        is_whole = build.depth == self._tree.lookahead
+        if is_whole:
+            DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
+            self._note_table(batch, batch.sessions, now)
+        if is_whole or batch.sent_depth or self._is_needed(batch, now):
+            self._push(batch, now)
+
+    def _is_needed(self, batch: _Batch, now: float) -> bool:
+        """Return whether a commit for a batch is expected before its next column is sent."""
+        needed_at = min(
+            each.arrived_at + self._forecasts[each.link.number].seconds for each in batch.sessions
+        )
+        return now + self._step_seconds + _SEND_SECONDS > needed_at
+
+    def _push(self, batch: _Batch, now: float) -> None:
+        """Send the columns of a batch in one frame per link."""
+        by_link: dict[int, tuple[LinkEnd, list[OutcomeTable]]] = {}
+        for session in batch.sessions:
+            if session.table is not None and not self._tree.is_broken_X[session.slot]:
+                by_link.setdefault(session.link.number, (session.link, []))[1].append(session.table)
         for link, tables in by_link.values():
             link.push(tables)
-        now = self._clock.now()
-        for session in due:
-            WIRE_TO_TABLE_SECONDS.observe(now - session.arrived_at)
-            self._recent_seconds.append(now - session.arrived_at)
+        if not batch.sent_depth:
+            for session in batch.sessions:
+                WIRE_TO_TABLE_SECONDS.observe(now - session.arrived_at)
+        batch.sent_depth = batch.build.depth
+
+    def _end_batches(self) -> None:
+        """End the tables of sessions that have commits or are closed."""
+        for batch in self._batches:
+            rows = [
+                row for row, each in enumerate(batch.sessions) if each.is_open and not each.pending
+            ]
+            if len(rows) == len(batch.sessions):
+                continue
+            if 0 < batch.build.depth < self._tree.lookahead:
+                ended = [each for each in batch.sessions if each.is_open and each.pending]
+                self._note_table(batch, ended, self._clock.now())
+            batch.sessions = [batch.sessions[row] for row in rows]
+            self._tree.keep(batch.build, rows)
+        self._batches = deque(batch for batch in self._batches if batch.sessions)
+
+    def _note_table(self, batch: _Batch, sessions: Rows[Session], now: float) -> None:
+        """Note the time of the tables of some sessions, which get no more columns."""
+        factor = self._tree.lookahead / batch.build.depth
+        for session in sessions:
+            self._recent_seconds.append((now - session.arrived_at) * factor)
 
     def _refuse(self, session: Session, reason: RefusalReason) -> None:
         session.link.refuse(session.number, reason)
@@ -256,6 +354,7 @@ class Worker:
 
     def _close(self, session: Session) -> None:
         session.pending.clear()
+        session.is_open = False
         self._tree.close(session.slot)
         self._sessions.close(session)
 
@@ -266,12 +365,13 @@ class Worker:
             self._on_count(self.num_sessions)
 
 
-def _table(session: Session, table_batch: TableBatch, row: int) -> OutcomeTable:
-    count = int(table_batch.num_branches_B[row])
+def _table(session: Session, tables: TableBatch, row: int) -> OutcomeTable:
+    """Return the table of a session; its columns appear while it is built."""
+    count = int(tables.num_branches_B[row])
     return OutcomeTable(
         session=session.number,
         base_len=session.num_committed,
-        accepted_N=table_batch.accepted_BN[row, :count].astype(np.int32),
-        bonus_N=table_batch.bonus_BN[row, :count].astype(np.int32),
-        tokens_NK=table_batch.tokens_BNK[row, :count],
+        accepted_N=tables.accepted_BN[row, :count].astype(np.int32),
+        bonus_N=tables.bonus_BN[row, :count].astype(np.int32),
+        tokens_NK=tables.tokens_BNK[row, :count],
     )

@@ -32,7 +32,8 @@ class TargetSettings(EngineSettings):
     """Table deadline: maximum time that a round waits for its tables, in milliseconds. Late rows
     use their backup."""
     adaptive_deadline: bool = True
-    """Wait less than the table deadline if tables usually arrive earlier."""
+    """Wait for another column of a table only while it is expected to add more tokens per second
+    than the next round. Off: wait for whole tables until the table deadline."""
     circuit_breaker: bool = True
     """Suspend a link for 5 to 60 s after three consecutive rounds without any table in time."""
     max_round_trip_us: int = field(default=0, metadata={"min": 0, "max": 1_000_000})

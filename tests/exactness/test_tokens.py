@@ -99,7 +99,7 @@ async def test_a_draft_that_is_always_late_changes_no_token(size: Size, run_cell
     late = pair(
         size,
         target_flags=("--deterministic", "--draft-deadline-ms", "2", "--no-circuit-breaker"),
-        draft_flags=("--inject-delay-ms", "150"),
+        draft_flags=("--inject-step-ms", "150"),
     )
     assert sum(row.late for row in await run_cells("delayed", late)) > 0
 

@@ -122,8 +122,11 @@ class ScriptedTarget:
         self.channel.send(Frame(FrameKind.COMMITS, self.hello.epoch, number, rows_RW))
 
     async def table(self) -> OutcomeTable:
+        """Return the next complete table."""
         async with asyncio.timeout(ANSWER_SECONDS):
-            return await self.tables.get()
+            while (table := await self.tables.get()).depth < K:
+                pass
+        return table
 
     async def receive(self) -> DraftMessage | None:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -350,7 +353,7 @@ async def test_a_draft_sends_draining_serves_its_sessions_and_exits_with_0(folde
 
 
 async def test_a_drain_ends_at_its_limit_even_if_sessions_stay_open(folder: Path) -> None:
-    async with serving(folder, "--inject-delay-ms", "300") as process:
+    async with serving(folder, "--inject-step-ms", "100") as process:
         async with target(process, folder) as link:
             asked_at = asyncio.get_running_loop().time()
             link.open(1)

@@ -18,7 +18,7 @@ from rich.table import Table
 from tests.mutants.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("services", "operator", "tests")
+COPIED = ("services", "operator", "tests", "tools")
 TEST_SECONDS = 600.0
 _TESTS_FAILED = 1
 

@@ -20,10 +20,11 @@ LOOP = "tests/unit/ssd_target/decoding/test_decode_loop.py"
 POOL = "tests/unit/ssd_target/drafts/test_pool.py"
 SESSIONS = "tests/unit/ssd_draft/test_sessions.py"
 WORKER = "tests/unit/ssd_draft/test_worker.py"
+COLUMNS = "tests/unit/ssd_draft/test_columns.py"
 TREE = "tests/unit/ssd_draft/test_tree_on_a_model.py"
 PAIR = (
     "tests/integration/test_target_drafts.py::"
-    "test_a_draft_that_is_the_target_never_misses_and_is_always_accepted"
+    "test_a_draft_with_the_targets_weights_has_no_misses_and_no_rejections"
 )
 
 
@@ -194,8 +195,15 @@ MUTANTS = (
     Mutant(
         "the table of an earlier round is accepted",
         "ssd_target/drafts/link.py",
-        "if table.base_len != self.base_len or self.table is not None:",
-        "if table.base_len > self.base_len or self.table is not None:",
+        "if table.base_len != self.base_len or num_new <= 0:",
+        "if table.base_len > self.base_len or num_new <= 0:",
+        (POOL,),
+    ),
+    Mutant(
+        "a table replaces columns that it contradicts",
+        "ssd_target/drafts/link.py",
+        "elif not table.extends(self.table):",
+        "elif table.depth <= self.table.depth:",
         (POOL,),
     ),
     Mutant(
@@ -207,16 +215,16 @@ MUTANTS = (
     ),
     Mutant(
         "the last round of a sequence proposes a token too many",
-        "ssd_target/drafts/lookup.py",
-        "result.sequence.num_remaining - 1)",
-        "result.sequence.num_remaining)",
+        "ssd_target/decoding/round_result.py",
+        "self.sequence.num_remaining - 1)",
+        "self.sequence.num_remaining)",
         (LOOP,),
     ),
     Mutant(
         "a commit names the base length after its round",
         "ssd_target/drafts/pool.py",
-        "Commit(session.number, result.base_len, result.outcome, lookup.next)",
-        "Commit(session.number, len(result.sequence.tokens), result.outcome, lookup.next)",
+        "session.number, result.base_len, result.outcome, lookup.next",
+        "session.number, len(result.sequence.tokens), result.outcome, lookup.next",
         (LOOP,),
     ),
     Mutant(
@@ -272,16 +280,16 @@ MUTANTS = (
     Mutant(
         "the table of a session that is not finite is sent",
         "ssd_draft/worker.py",
-        "            if self._tree.is_broken_X[session.slot]:\n                continue\n",
-        "",
+        "if session.table is not None and not self._tree.is_broken_X[session.slot]:",
+        "if session.table is not None:",
         (WORKER,),
     ),
     # The draft's tree.
     Mutant(
         "a branch takes the noise of the position before",
         "ssd_draft/tree.py",
-        "(lengths_B[:, None] + 2 + accepted_BN)",
-        "(lengths_B[:, None] + 1 + accepted_BN)",
+        "(build.lengths_B[:, None] + 2 + build.accepted_BN + step)",
+        "(build.lengths_B[:, None] + 1 + build.accepted_BN + step)",
         (WORKER,),
     ),
     Mutant(
@@ -294,15 +302,15 @@ MUTANTS = (
     Mutant(
         "forks are read from the logits of the branch before",
         "ssd_draft/tree.py",
-        "self._branch_logits_XNPV[slots, branches]",
-        "self._branch_logits_XNPV[slots, branches - 1]",
+        "self._branch_logits_XNPV[slots_X, branch_B]",
+        "self._branch_logits_XNPV[slots_X, branch_B - 1]",
         (WORKER,),
     ),
     Mutant(
         "forks keep the length of the proposal before",
         "ssd_draft/tree.py",
-        "self._num_proposed_X[slot] = len(proposal)",
-        "self._num_proposed_X[slot] = max(len(proposal), self._num_proposed_X[slot])",
+        "self._num_proposed_X[some_X] = num_proposed_B[rows]",
+        "self._num_proposed_X[some_X] = num_proposed_B[rows].clip(self._num_proposed_X[some_X])",
         (WORKER,),
     ),
     Mutant(
@@ -311,6 +319,27 @@ MUTANTS = (
         "self._trunk_lengths_X[slots_B] += entries_B",
         "self._trunk_lengths_X[slots_B] += entries_B - 1",
         (WORKER,),
+    ),
+    Mutant(
+        "a winning branch keeps the entry of a token that was never run",
+        "ssd_draft/tree.py",
+        "(num_proposed_B < self._num_steps_X[slots_X])",
+        "(num_proposed_B <= self._num_steps_X[slots_X])",
+        (COLUMNS,),
+    ),
+    Mutant(
+        "sessions whose tables go on take the rows of those that end",
+        "ssd_draft/tree.py",
+        "        build.rows_B = build.rows_B[rows]\n",
+        "        build.rows_B = build.rows_B[: len(rows)]\n",
+        (TREE,),
+    ),
+    Mutant(
+        "accepted tokens of commits that are applied as one are not stored",
+        "ssd_draft/sessions.py",
+        "skipped = (*self.skipped, self.bonus, *accepted)",
+        "skipped = (*self.skipped, self.bonus)",
+        (COLUMNS, TREE),
     ),
     # The draft's KV segments.
     Mutant(

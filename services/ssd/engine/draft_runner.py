@@ -31,6 +31,7 @@ class DraftRunner(ModelRunner):
     ) -> None:
         super().__init__(decoder, model, engine, backend, storage)
         self._branch_context: ContextRun | None = None
+        self._context_slots_B: Tensor | None = None
         self._num_shared = 0
 
     @torch.inference_mode()
@@ -63,16 +64,17 @@ class DraftRunner(ModelRunner):
     def run_branches(self, batch: BranchBatch) -> Tensor:
         """Run one step of all branches.
 
-        Steps run in order from 0. The entries, accepted lengths and trunks of step 0 apply to all
-        steps.
+        Steps run in order from 0. The entries, accepted lengths and trunks apply to all steps with
+        the same tensor ``slots_B``.
 
         Returns:
             fp32 logits [B, N, V].
         """
         branches = batch.tokens_BN.shape[1]
         own_BPN = self._entries.own(batch.slots_B)
-        if batch.step == 0:
+        if batch.step == 0 or batch.slots_B is not self._context_slots_B:
             self._branch_context, self._num_shared = self._branch_run(batch, own_BPN)
+            self._context_slots_B = batch.slots_B
         assert self._branch_context is not None
         run = first_entries(self._branch_context, self._num_shared + (batch.step + 1) * branches)
         positions_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step

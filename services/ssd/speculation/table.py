@@ -1,12 +1,18 @@
 """Outcome tables and commits, and the int32 rows that carry them in a frame.
 
-Every frame has rows of ``row_width(K)`` = K + 6 columns. Unused columns are -1.
+Every frame has rows of ``row_width(K)`` = K + 7 columns. Unused columns are -1.
 
-    commit                         [session, base_len, k, t*, branch, m, d_1..d_K]
-    table, head row                [session, base_len, num_branches]
-    table, one row for each branch [k, t*, d_1..d_K]
+    commit                         [session, base_len, k, t*, branch, m, waited, d_1..d_K]
+    table, head row                [session, base_len, num_branches, depth]
+    table, one row for each branch [k, t*, d_1..d_depth]
 
 A commit that names a branch has no tokens. The ``branch`` of a commit with explicit tokens is -1.
+``waited`` is the time in microseconds for which the round waited for tables.
+
+A table may be sent before it is complete: its depth, 1..K, is the number of tokens that each branch
+has. A later table with the same session and base length repeats the outcomes and tokens and adds
+columns, so the newest one is always sufficient.
+
 Received rows are checked completely before anything is built from them. ``FrameError`` names the
 first bad row and column.
 """
@@ -24,9 +30,9 @@ Int32s = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 
 _PAD = -1
-_HEAD_COLUMNS = 3
+_HEAD_COLUMNS = 4
 _BRANCH_COLUMNS = 2
-_COMMIT_COLUMNS = 6
+_COMMIT_COLUMNS = 7
 _LARGEST = np.iinfo(np.int32).max
 
 
@@ -45,7 +51,22 @@ class OutcomeTable:
     accepted_N: Int32s
     bonus_N: Int32s
     tokens_NK: Int32s
-    """The tokens after each outcome, then -1."""
+    """The tokens after each outcome, the same number for each, then -1."""
+
+    @property
+    def depth(self) -> int:
+        """Number of tokens after each outcome; 0 without branches."""
+        return int((self.tokens_NK[:1] != _PAD).sum())
+
+    def extends(self, earlier: "OutcomeTable") -> bool:
+        """Return whether this table repeats an earlier one of its round, with more columns."""
+        depth = earlier.depth
+        return (
+            depth < self.depth
+            and np.array_equal(self.accepted_N, earlier.accepted_N)
+            and np.array_equal(self.bonus_N, earlier.bonus_N)
+            and np.array_equal(self.tokens_NK[:, :depth], earlier.tokens_NK[:, :depth])
+        )
 
     def look_up(self, outcome: Outcome) -> int | None:
         """Return the branch of an outcome; None is a miss."""
@@ -66,8 +87,9 @@ def pack_tables(tables: Collection[OutcomeTable], width: int) -> Int32s:
     rows_RW = np.full((num_rows, width), _PAD, dtype=np.int32)
     first = 0
     for table in tables:
-        last = first + 1 + len(table.bonus_N)
-        rows_RW[first, :_HEAD_COLUMNS] = (table.session, table.base_len, len(table.bonus_N))
+        num_branches = len(table.bonus_N)
+        last = first + 1 + num_branches
+        rows_RW[first, :_HEAD_COLUMNS] = (table.session, table.base_len, num_branches, table.depth)
         rows_RW[first + 1 : last, 0] = table.accepted_N
         rows_RW[first + 1 : last, 1] = table.bonus_N
         end = _BRANCH_COLUMNS + table.tokens_NK.shape[1]
@@ -84,7 +106,7 @@ def unpack_tables(rows_RW: Int32s, lookahead: int, vocab_size: int) -> list[Outc
             is outside the vocabulary.
     """
     _check_shape(rows_RW, lookahead)
-    heads = _find_heads(rows_RW)
+    heads = _find_heads(rows_RW, lookahead)
     is_head_R = np.zeros(len(rows_RW), dtype=np.bool_)
     is_head_R[heads] = True
     highest_W = np.full(rows_RW.shape[1], _PAD, dtype=np.int64)
@@ -93,10 +115,11 @@ def unpack_tables(rows_RW: Int32s, lookahead: int, vocab_size: int) -> list[Outc
     lowest_W = np.full_like(highest_W, _PAD)
     lowest_W[:_BRANCH_COLUMNS] = 0
     is_bad_RW = (rows_RW < lowest_W) | (rows_RW > highest_W)
-    is_bad_RW |= _has_gap(rows_RW, _BRANCH_COLUMNS, lookahead)
+    table_R = np.cumsum(is_head_R, dtype=np.int32)
+    depth_R = rows_RW[heads, _HEAD_COLUMNS - 1][table_R - 1] if len(heads) else table_R
+    is_bad_RW |= _not_tokens(rows_RW, _BRANCH_COLUMNS, lookahead, depth_R)
     is_bad_RW[is_head_R] = False
     _reject(rows_RW, is_bad_RW, "branch")
-    table_R = np.cumsum(is_head_R, dtype=np.int32)
     keys_R3 = np.hstack((table_R[:, None], rows_RW[:, :_BRANCH_COLUMNS]))
     _reject_repeats(keys_R3[~is_head_R], "outcome")
     # A draft sends a frame for each batch of tables, and a batch has one table of a session.
@@ -106,7 +129,7 @@ def unpack_tables(rows_RW: Int32s, lookahead: int, vocab_size: int) -> list[Outc
         raise FrameError(f"a table holds token id {highest}, the vocabulary has {vocab_size}")
     tables = []
     for first, head in zip(heads.tolist(), rows_RW[heads, :_HEAD_COLUMNS].tolist(), strict=True):
-        session, base_len, num_branches = head
+        session, base_len, num_branches, _ = head
         branches_NW = rows_RW[first + 1 : first + 1 + num_branches]
         tokens_NK = branches_NW[:, _BRANCH_COLUMNS : _BRANCH_COLUMNS + lookahead]
         tables.append(
@@ -115,12 +138,12 @@ def unpack_tables(rows_RW: Int32s, lookahead: int, vocab_size: int) -> list[Outc
     return tables
 
 
-def _find_heads(rows_RW: Int32s) -> NDArray[np.int64]:
+def _find_heads(rows_RW: Int32s, lookahead: int) -> NDArray[np.int64]:
     """Return the indices of head rows, all checked.
 
     A peer chooses their number, so no numpy call is made for each of them.
     """
-    counts = rows_RW[:, _HEAD_COLUMNS - 1].tolist()
+    counts = rows_RW[:, 2].tolist()
     heads = []
     first = 0
     while first < len(counts):
@@ -130,10 +153,11 @@ def _find_heads(rows_RW: Int32s) -> NDArray[np.int64]:
     heads_H = np.array(heads, dtype=np.int64)
     found_HW = rows_RW[heads_H]
     lowest_W = np.full(rows_RW.shape[1], _PAD, dtype=np.int64)
-    lowest_W[:_HEAD_COLUMNS] = 0
+    lowest_W[:_HEAD_COLUMNS] = (0, 0, 1, 1)
     highest_HW = np.full(found_HW.shape, _PAD, dtype=np.int64)
     highest_HW[:, :2] = _LARGEST
     highest_HW[:, 2] = len(rows_RW) - 1 - heads_H
+    highest_HW[:, 3] = lookahead
     is_bad_HW = (found_HW < lowest_W) | (found_HW > highest_HW)
     if is_bad_HW.any():
         head, column = np.argwhere(is_bad_HW)[0].tolist()
@@ -154,7 +178,7 @@ def pack_commits(commits: Collection[Commit], lookahead: int) -> Int32s:
         outcome = commit.outcome
         head = (commit.session, commit.base_len, outcome.accepted, outcome.bonus)
         padding = (_PAD,) * (lookahead - len(tokens))
-        rows.append((*head, branch, num_proposed, *tokens, *padding))
+        rows.append((*head, branch, num_proposed, commit.waited_us, *tokens, *padding))
     return np.array(rows, dtype=np.int32).reshape(len(rows), row_width(lookahead))
 
 
@@ -168,11 +192,10 @@ def unpack_commits(rows_RW: Int32s, lookahead: int) -> list[Commit]:
     highest_W = np.full(rows_RW.shape[1], _LARGEST, dtype=np.int64)
     highest_W[[2, 5]] = lookahead
     lowest_W = np.full_like(highest_W, _PAD)
-    lowest_W[[0, 1, 2, 3, 5]] = 0
+    lowest_W[[0, 1, 2, 3, 5, 6]] = 0
     is_bad_RW = (rows_RW < lowest_W) | (rows_RW > highest_W)
     num_explicit_R = np.where(rows_RW[:, 4] == _PAD, rows_RW[:, 5], 0)
-    is_token_RK = np.arange(lookahead) < num_explicit_R[:, None]
-    is_bad_RW[:, _COMMIT_COLUMNS:] |= (rows_RW[:, _COMMIT_COLUMNS:] != _PAD) != is_token_RK
+    is_bad_RW |= _not_tokens(rows_RW, _COMMIT_COLUMNS, lookahead, num_explicit_R)
     _reject(rows_RW, is_bad_RW, "commit")
     # A target commits one round of a session at a time. More would take time from other sessions.
     _reject_repeats(rows_RW[:, :1], "commit")
@@ -180,10 +203,10 @@ def unpack_commits(rows_RW: Int32s, lookahead: int) -> list[Commit]:
 
 
 def _commit_from(row: list[int]) -> Commit:
-    session, base_len, accepted, bonus, branch, num_proposed, *tokens = row
+    session, base_len, accepted, bonus, branch, num_proposed, waited_us, *tokens = row
     explicit = Explicit(tuple(tokens[:num_proposed]))
     following = explicit if branch == _PAD else Branch(branch, num_proposed)
-    return Commit(session, base_len, Outcome(accepted, bonus), following)
+    return Commit(session, base_len, Outcome(accepted, bonus), following, waited_us)
 
 
 def _check_shape(rows_RW: Int32s, lookahead: int) -> None:
@@ -198,11 +221,11 @@ def _check_shape(rows_RW: Int32s, lookahead: int) -> None:
         )
 
 
-def _has_gap(rows_RW: Int32s, first: int, num: int) -> Bools:
-    """Mark each token that follows padding."""
+def _not_tokens(rows_RW: Int32s, first: int, num: int, num_tokens_R: Int32s) -> Bools:
+    """Mark missing tokens, and tokens beyond the number of their row."""
     is_bad_RW = np.zeros(rows_RW.shape, dtype=np.bool_)
-    tokens_RK = rows_RW[:, first : first + num]
-    is_bad_RW[:, first + 1 : first + num] = (tokens_RK[:, :-1] == _PAD) & (tokens_RK[:, 1:] != _PAD)
+    is_there_RK = rows_RW[:, first : first + num] != _PAD
+    is_bad_RW[:, first : first + num] = is_there_RK != (np.arange(num) < num_tokens_R[:, None])
     return is_bad_RW
 
 

@@ -5,7 +5,7 @@ call that delivers the commit, so a test needs neither threads nor sleeps.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain, count, repeat
 
@@ -46,6 +46,12 @@ class Behaviour(StrEnum):
     """The draft sends no table."""
     LATE = "late"
     """The table is sent before the next one, and is stale by then."""
+    SHALLOW = "shallow"
+    """The table contains the outcome, followed by the first right token only."""
+    COLUMNS = "columns"
+    """As ``HIT``, in frames with one more column each."""
+    CONTRARY = "contrary"
+    """As ``COLUMNS``, but later frames change the first column."""
     FOREIGN = "foreign"
     """The table names a session that does not exist."""
     OLD_EPOCH = "old epoch"
@@ -160,7 +166,7 @@ class ScriptedDraft:
                 rows_RW = np.full((3, row_width(self.lookahead)), -7, dtype=np.int32)
                 self._send(rows_RW, self.epoch)
                 return
-        tables = [*self._late, table]
+        tables = [*self._late, *_frames_of(table, behaviour)]
         self._late.clear()
         for each in tables:
             rows_RW = pack_tables([each], row_width(self.lookahead))
@@ -177,13 +183,13 @@ class ScriptedDraft:
         base_len = len(session.tokens)
         outcome = self._outcome(session)
         after = session.future[base_len + outcome.accepted + 1 :][: self.lookahead]
-        right = np.full(self.lookahead, -1, dtype=np.int32)
+        right = np.zeros(self.lookahead, dtype=np.int32)
         right[: len(after)] = after
         keep = {Behaviour.HALF: 1, Behaviour.WRONG: 0}.get(behaviour, self.lookahead)
-        right[keep:] = np.where(right[keep:] < 0, -1, (right[keep:] + 1) % self.vocab_size)
+        right[keep:] = (right[keep:] + 1) % self.vocab_size
         if behaviour is Behaviour.BAD_ID:
             right[:] = self.vocab_size
-        wrong = np.where(right < 0, -1, (right + 1) % self.vocab_size).astype(np.int32)
+        wrong = ((right + 1) % self.vocab_size).astype(np.int32)
         wrong_bonus = (outcome.bonus + 1) % self.vocab_size
         bonus_N = np.array([wrong_bonus, outcome.bonus], dtype=np.int32)
         count = 1 if behaviour is Behaviour.MISS else 2
@@ -206,3 +212,20 @@ class ScriptedDraft:
             accepted += 1
         bonus = truth[accepted] if accepted < len(truth) else 0
         return Outcome(accepted, bonus)
+
+
+def _frames_of(table: OutcomeTable, behaviour: Behaviour) -> list[OutcomeTable]:
+    """Return the tables that are sent, one in each frame."""
+    depths = {
+        Behaviour.SHALLOW: [1],
+        Behaviour.COLUMNS: range(1, table.depth + 1),
+        Behaviour.CONTRARY: range(1, table.depth + 1),
+    }.get(behaviour, [table.depth])
+    sent = []
+    for depth in depths:
+        tokens_NK = table.tokens_NK.copy()
+        tokens_NK[:, depth:] = -1
+        if behaviour is Behaviour.CONTRARY and depth > 1:
+            tokens_NK[:, 0] = table.bonus_N
+        sent.append(replace(table, tokens_NK=tokens_NK))
+    return sent

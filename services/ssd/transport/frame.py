@@ -57,7 +57,7 @@ class FrameLimits:
     max_rows: int = 65_536
     """Twice the rows of 256 sessions that each have a table of 128 branches and a head row."""
     max_width: int = 32
-    """A row with 16 tokens has 22 columns."""
+    """A row with 16 tokens has 23 columns."""
 
     def check(self, num_rows: int, width: int) -> None:
         """Reject a frame that is too large.

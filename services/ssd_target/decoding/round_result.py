@@ -17,6 +17,10 @@ class RoundResult:
     outcome: Outcome
     emission: Emission
 
+    def max_tokens(self, lookahead: int) -> int:
+        """Return the maximum number of tokens of the next proposal."""
+        return min(lookahead, self.sequence.num_remaining - 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Lookup:

@@ -21,7 +21,7 @@ from ssd_target.decoding.round_result import LookupCounts
 from ssd_target.drafts.circuit_breaker import CircuitBreaker
 from ssd_target.drafts.round_trip import RoundTrip
 from ssd_target.drafts.sustainable_sessions import BatchTimes
-from ssd_target.drafts.table_deadline import TableDeadline
+from ssd_target.drafts.table_deadline import ColumnTimes
 
 
 class LinkState(StrEnum):
@@ -53,31 +53,57 @@ class Session:
     open_by: float
     """When a session without any table is closed."""
     table: OutcomeTable | None = None
-    """The table of the current round."""
-    table_seconds: float | None = None
-    """Time from the commit to ``table``. None for the first table, which includes the prefill."""
+    """The columns of the current round's table that have arrived."""
+    received_at: float = 0.0
+    """Arrival time of its newest column."""
     is_open: bool = False
     """Whether the first table has arrived. Rounds do not wait for a session that is opening."""
+    is_timed: bool = False
+    """Whether the time of the current table is known. That of the first includes the prefill."""
 
-    def receive(self, table: OutcomeTable, now: float) -> bool:
-        """Keep the table of the current round; False if the table is stale."""
+    @property
+    def depth(self) -> int:
+        """Columns of the current round's table that have arrived."""
+        return 0 if self.table is None else self.table.depth
+
+    def receive(self, table: OutcomeTable, now: float) -> int:
+        """Keep the columns of the current round; return how many are new, 0 if none.
+
+        Raises:
+            FrameError: the table contradicts the columns that arrived before.
+        """
         was_open, self.is_open = self.is_open, True
-        if table.base_len != self.base_len or self.table is not None:
-            return False
+        num_new = table.depth - self.depth
+        if table.base_len != self.base_len or num_new <= 0:
+            return 0
+        if self.table is None:
+            self.is_timed = was_open
+        elif not table.extends(self.table):
+            raise FrameError(
+                f"a table of session {table.session} contradicts the columns sent before"
+            )
         self.table = table
-        self.table_seconds = now - self.requested_at if was_open else None
-        return True
+        self.received_at = now
+        return num_new
 
     def begin_round(self, base_len: int, now: float) -> None:
         """Expect the table of the next round, whose commit is sent now."""
         self.base_len = base_len
         self.table = None
         self.requested_at = now
-        self.link.num_due_tables += 1
+        self.is_timed = True
+        self.link.request_table()
 
-    def seconds_so_far(self, now: float) -> float | None:
-        """Time from the commit to the table, or to now; None for the first table."""
-        return now - self.requested_at if self.table is None else self.table_seconds
+    def table_seconds(self, lookahead: int, now: float) -> float | None:
+        """Return the time from the commit to a complete table, estimated from its columns.
+
+        Without a column, it is the time until now. None for the first table.
+        """
+        if not self.is_timed:
+            return None
+        if self.table is None:
+            return now - self.requested_at
+        return (self.received_at - self.requested_at) * lookahead / self.depth
 
 
 class DraftLink:
@@ -99,19 +125,20 @@ class DraftLink:
         self.epoch = welcome.epoch
         self.peer = welcome.peer
         self.max_sessions = max(1, welcome.max_sessions)
+        self.lookahead = welcome.lookahead
         self.max_len = welcome.max_len
         """Its sessions are shorter than this many tokens; 0 is unknown."""
         self.counts = LookupCounts()
         self.round_trip = RoundTrip()
         self.batch_times = BatchTimes()
-        self.table_deadline = TableDeadline()
+        self.column_times = ColumnTimes()
         self.circuit_breaker = CircuitBreaker()
         self.sessions: dict[int, Session] = {}
         """By number; ``SessionRegistry`` adds and removes them."""
         self.peak_sessions = 0
         """Maximum number of sessions at one time so far. The draft never has more."""
-        self.num_due_tables = 0
-        """Tables that openings and commits have requested and that have not arrived."""
+        self.num_due_columns = 0
+        """Columns that openings and commits have requested, K each, and that have not arrived."""
         self.no_openings_before = 0.0
         """Time of the next opening, after one that was refused or not answered."""
         self.is_draining = False
@@ -157,16 +184,17 @@ class DraftLink:
         opening = [each for each in self.sessions.values() if not each.is_open]
         return opening if any(now > each.open_by for each in opening) else []
 
+    def request_table(self) -> None:
+        """Note that an opening or a commit requests a table."""
+        self.num_due_columns += self.lookahead
+
     def receive(self, tables: Collection[OutcomeTable], now: float) -> None:
-        """Keep the tables that match a session and its round; count the others as stale.
+        """Keep the columns that match a session and its round; count other tables as stale.
 
         Raises:
-            FrameError: more tables than were requested, or a table of a later round.
+            FrameError: more tables than were requested, a table of a later round, or one that
+                contradicts the columns before.
         """
-        self.num_due_tables -= len(tables)
-        if self.num_due_tables < 0:
-            raise FrameError(f"a draft sent {-self.num_due_tables} tables that were not requested")
-        table_seconds: list[float] = []
         for table in tables:
             session = self.sessions.get(table.session)
             if session is not None and table.base_len > session.base_len:
@@ -174,22 +202,30 @@ class DraftLink:
                     f"a table has base length {table.base_len}, the newest commit has "
                     f"{session.base_len}"
                 )
-            if session is None or not session.receive(table, now):
+            num_new = 0 if session is None else self._receive(session, table, now)
+            if num_new == 0:
                 STALE_FRAMES_TOTAL.inc()
-            elif session.table_seconds is not None:
-                table_seconds.append(session.table_seconds)
-                COMMIT_TO_TABLE_SECONDS.observe(session.table_seconds)
-        self.table_deadline.observe(table_seconds)
+            # A stale table had at least one new column when it was sent.
+            self.num_due_columns -= max(1, num_new)
+        if self.num_due_columns < 0:
+            raise FrameError("a draft sent more tables than were requested")
+
+    def _receive(self, session: Session, table: OutcomeTable, now: float) -> int:
+        """Keep new columns of a session and note their times; return their number."""
+        is_first, before = session.table is None, session.received_at
+        num_new = session.receive(table, now)
+        if num_new and not is_first:
+            self.column_times.note((now - before) / num_new)
+        elif num_new and session.is_timed:
+            COMMIT_TO_TABLE_SECONDS.observe(now - session.requested_at)
+        return num_new
 
     def note_round(self, sessions: Collection[Session], now: float) -> bool:
-        """Note the tables of a round; True if at least one of its open sessions has one."""
-        seconds = [each.seconds_so_far(now) for each in sessions]
+        """Note the tables of a round; True if at least one of its open sessions has a column."""
+        seconds = [each.table_seconds(self.lookahead, now) for each in sessions]
         if known := [each for each in seconds if each is not None]:
             self.batch_times.note(known)
-        any_in_time = any(each.table is not None for each in sessions)
-        if not any_in_time:
-            self.table_deadline.reset()
-        return any_in_time
+        return any(each.table is not None for each in sessions)
 
     def send_opening(self, opening: OpenSession) -> None:
         """Request a session.

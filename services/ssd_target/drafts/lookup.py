@@ -17,7 +17,7 @@ def look_up_outcome(
         lookahead: tokens of a full proposal (K).
         backup: proposes after a miss or a late table.
     """
-    max_tokens = min(lookahead, result.sequence.num_remaining - 1)
+    max_tokens = result.max_tokens(lookahead)
     if answer is None:
         needs_table = result.sequence.may_speculate and max_tokens > 0
         return NO_DRAFT if needs_table else NO_TABLE_NEEDED

@@ -31,6 +31,7 @@ from ssd_target.settings import TargetSettings
 _log = get_logger(__name__)
 _RETRY_SECONDS = 1.0
 """Pause of a link after an opening that was refused or not answered."""
+_MAX_WAITED_US = 2**31 - 1
 _PERMANENT_REASONS = (RefusalReason.LENGTH, RefusalReason.NOT_FINITE)
 """Reasons of a refusal that stay true for this sequence on this draft."""
 
@@ -51,6 +52,8 @@ class DraftPool:
         self._links: dict[str, DraftLink] = {}
         self._sessions = SessionRegistry()
         self._tables = TableCollector(settings, num_token_ids, self._sessions, self._changed, clock)
+        self._sent_at: float | None = None
+        """When the commits of the newest round were sent."""
         self.counts = LookupCounts()
         """Lookups of all links since the start."""
 
@@ -135,10 +138,12 @@ class DraftPool:
             session.link.send_closing(session.number)
 
     def look_up(self, results: Rows[RoundResult]) -> list[Lookup]:
-        """Look each outcome up in its table; wait for tables until the table deadline."""
-        continuing = [
-            each.sequence.sequence_id for each in results if each.emission.finish_reason is None
-        ]
+        """Look each outcome up in the columns of its table; wait for more columns while it pays."""
+        continuing = [each for each in results if each.emission.finish_reason is None]
+        pace = self._tables.pace
+        pace.note_outcomes([(each.outcome.accepted, each.num_proposed) for each in results])
+        if self._sent_at is not None:
+            pace.note_round(self._clock.now() - self._sent_at)
         with self._changed:
             answers = self._tables.collect(continuing)
             suspended = self._suspend_late_links(answers)
@@ -148,13 +153,16 @@ class DraftPool:
     def send(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:
         """Send the commits of a round, in one frame for each link."""
         commits: dict[DraftLink, list[Commit]] = {}
-        now = self._clock.now()
+        waited_us = min(int(self._tables.waited_seconds * 1e6), _MAX_WAITED_US)
+        self._sent_at = now = self._clock.now()
         with self._changed:
             for result, lookup in zip(results, lookups, strict=True):
                 session = self._sessions.find(result.sequence.sequence_id)
                 if session is None or result.emission.finish_reason is not None:
                     continue
-                commit = Commit(session.number, result.base_len, result.outcome, lookup.next)
+                commit = Commit(
+                    session.number, result.base_len, result.outcome, lookup.next, waited_us
+                )
                 commits.setdefault(session.link, []).append(commit)
                 session.begin_round(len(result.sequence.tokens), now)
         for link, link_commits in commits.items():

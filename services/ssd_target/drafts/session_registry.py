@@ -42,7 +42,7 @@ class SessionRegistry:
         self._sessions[sequence_id] = session
         link.sessions[session.number] = session
         link.peak_sessions = max(link.peak_sessions, len(link.sessions))
-        link.num_due_tables += 1
+        link.request_table()
         return session
 
     def remove(self, sessions: Iterable[Session]) -> None:

@@ -1,7 +1,8 @@
-"""Receiving outcome tables, and waiting for them until the table deadline."""
+"""Receiving outcome tables, and waiting for their columns while it pays."""
 
 import threading
 from collections.abc import Sequence as Rows
+from math import inf
 
 from ssd.errors import FrameError
 from ssd.ports import Clock
@@ -9,12 +10,14 @@ from ssd.speculation.table import OutcomeTable, unpack_tables
 from ssd.telemetry import STALE_FRAMES_TOTAL
 from ssd.transport.frame import Frame, FrameKind
 from ssd.types import SequenceId
+from ssd_target.decoding.round_result import RoundResult
 from ssd_target.drafts.link import DraftLink, Session
 from ssd_target.drafts.session_registry import SessionRegistry
+from ssd_target.drafts.table_deadline import RoundPace, Row, wait_until
 from ssd_target.settings import TargetSettings
 
 Answer = tuple[Session, OutcomeTable | None]
-"""An open session, and its table if the table arrived before the deadline."""
+"""An open session, and the columns of its table that arrived in time; None if none did."""
 
 
 class TableCollector:
@@ -37,13 +40,16 @@ class TableCollector:
         self._sessions = sessions
         self._changed = changed
         self._clock = clock
+        self.pace = RoundPace()
+        self.waited_seconds = 0.0
+        """How long the newest round waited."""
 
     def receive(self, link: DraftLink, frame: Frame) -> None:
         """Keep the tables of a frame that match a session and its round exactly.
 
         A frame of another epoch, or without a higher number than the newest one, is stale.
-        A draft sends at most one table for each opening and commit, and a frame has at most one
-        table of each session. This bounds the time of the asyncio loop.
+        A draft sends at most K tables for each opening and commit, each with more columns, and a
+        frame has at most one table of each session. This bounds the time of the asyncio loop.
 
         Raises:
             FrameError: the frame is malformed or contains what was not requested.
@@ -73,24 +79,38 @@ class TableCollector:
             raise FrameError(f"a table has {widest} branches, agreed are {settings.branches}")
         return tables
 
-    def collect(self, sequence_ids: Rows[SequenceId]) -> dict[SequenceId, Answer]:
-        """Wait for the tables of these sequences; return those of the sequences with open sessions.
+    def collect(self, results: Rows[RoundResult]) -> dict[SequenceId, Answer]:
+        """Wait for tables while it pays; return the tables of the sequences with open sessions.
 
         The lock is held by the caller and released while waiting.
         """
-        if missing := self._missing(sequence_ids):
+        begun_at = now = self._clock.now()
+        deadline = begun_at + self._settings.draft_deadline_seconds
+        while (until := min(deadline, self._until(results, begun_at, now))) > now:
+            is_notified = self._changed.wait(until - now)
             now = self._clock.now()
-            until = now + self._settings.draft_deadline_seconds
-            if self._settings.adaptive_deadline:
-                adaptive = [
-                    each.requested_at + each.link.table_deadline.seconds for each in missing
-                ]
-                until = min(until, max(adaptive))
-            self._changed.wait_for(lambda: not self._missing(sequence_ids), max(0.0, until - now))
-        found = (self._sessions.find(sequence_id) for sequence_id in sequence_ids)
+            if not is_notified:
+                break
+        self.waited_seconds = now - begun_at
+        found = (self._sessions.find(each.sequence.sequence_id) for each in results)
         return {each.sequence_id: (each, each.table) for each in found if each and each.is_open}
 
-    def _missing(self, sequence_ids: Rows[SequenceId]) -> list[Session]:
-        """Return the open sessions without a table."""
-        sessions = (self._sessions.find(sequence_id) for sequence_id in sequence_ids)
-        return [each for each in sessions if each and each.is_open and each.table is None]
+    def _until(self, results: Rows[RoundResult], begun_at: float, now: float) -> float:
+        """Return the time until which the round waits for a column."""
+        rows = [self._row(result) for result in results]
+        if self._settings.adaptive_deadline:
+            return wait_until(rows, self.pace, begun_at, now)
+        return inf if any(row.is_waiting for row in rows) else now
+
+    def _row(self, result: RoundResult) -> Row:
+        session = self._sessions.find(result.sequence.sequence_id)
+        if session is None or not session.is_open:
+            return Row(0)
+        max_tokens = result.max_tokens(self._settings.lookahead)
+        if session.table is None:
+            return Row(0, is_waiting=max_tokens > 0)
+        if session.table.look_up(result.outcome) is None:
+            return Row(0)
+        depth = min(session.table.depth, max_tokens)
+        next_at = session.received_at + session.link.column_times.seconds
+        return Row(depth, is_waiting=depth < max_tokens, next_at=next_at)

@@ -48,9 +48,9 @@ from ssd_draft.setup import DraftSetup
 from ssd_draft.target_link import TargetLink
 
 
-def make_setup(max_len: int = 20, inject_delay_ms: float = 0.0) -> DraftSetup:
+def make_setup(max_len: int = 20) -> DraftSetup:
     return DraftSetup(
-        settings=DraftSettings(max_sessions=4, inject_delay_ms=inject_delay_ms),
+        settings=DraftSettings(max_sessions=4),
         model=LocalModel(
             folder=Path("nowhere"),
             tokenizer=ByteTokenizer(),
@@ -194,13 +194,9 @@ class ClosedCall:
     def receive_frames(self, on_payload: object, on_lost: object) -> None: ...
 
 
-@pytest.mark.parametrize("delay_seconds", [0.0, 1.0])
-def test_messages_of_the_step_thread_after_the_loop_has_closed_are_dropped(
-    delay_seconds: float,
-) -> None:
+def test_messages_of_the_step_thread_after_the_loop_has_closed_are_dropped() -> None:
     async def make() -> TargetLink:
-        setup = make_setup(inject_delay_ms=1000 * delay_seconds)
-        return TargetLink(1, HELLO, ClosedCall(), setup)  # type: ignore[arg-type]
+        return TargetLink(1, HELLO, ClosedCall(), make_setup())  # type: ignore[arg-type]
 
     loop = asyncio.new_event_loop()
     link = loop.run_until_complete(make())

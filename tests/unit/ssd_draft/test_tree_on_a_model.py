@@ -44,11 +44,14 @@ def runner(folder: Path) -> DraftRunner:
     return load_runner(DraftRunner, folder, ENGINE, lambda _stage, _fraction: None)
 
 
-def build(tree: Tree, slots: list[int], policies: Sequence[FanOutPolicy]) -> TableBatch:
-    tables: list[TableBatch] = []
-    tree.build_tables(slots, policies, tables.append)
-    (built,) = tables
-    return built
+def build(
+    tree: Tree, slots: list[int], policies: Sequence[FanOutPolicy], num_steps: int = K + 1
+) -> TableBatch:
+    building = tree.begin_tables(slots, policies)
+    for _ in range(num_steps):
+        tree.run_step(building)
+    assert building.is_complete == (num_steps > K)
+    return building.tables
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +86,15 @@ class Text:
             tokens.append(self.next_token(tokens))
         return tokens[-K:]
 
-    def check(self, tables: TableBatch, row: int) -> None:
+    def check(self, tables: TableBatch, row: int, depth: int = K) -> None:
         for branch in range(int(tables.num_branches_B[row])):
             accepted, bonus = (
                 tables.accepted_BN[row, branch],
                 tables.bonus_BN[row, branch],
             )
             found = tables.tokens_BNK[row, branch].tolist()
-            assert found == self.continuation(int(accepted), int(bonus))
+            expected = self.continuation(int(accepted), int(bonus))
+            assert found == expected[:depth] + [-1] * (K - depth)
 
     def follow(self, tables: TableBatch, row: int, branch: int, num_proposed: int) -> Move:
         accepted, bonus = (
@@ -124,14 +128,7 @@ def test_padding_of_the_vocabulary_is_never_chosen(folder: Path) -> None:
         tree.advance([0], [Move(accepted + 1, bonus, tokens, 0)])
 
 
-def test_the_tables_equal_those_of_plain_text(runner: DraftRunner, plain: TrainableLlama) -> None:
-    tree = Tree(runner, NoiseRing(ENGINE.max_num_seqs, SHAPE.num_noise_rows, VOCAB_SIZE), SHAPE)
-    digits = np.random.default_rng(5)
-    texts = [
-        Text(plain, digits.integers(0, 256, length).tolist(), temperature, seed=length)
-        for length, temperature in ((40, 0.0), (1, 1.0), (17, 0.6))
-    ]
-    slots = [2, 0, 1]
+def opened(tree: Tree, slots: list[int], texts: list[Text]) -> None:
     for slot, text in zip(slots, texts, strict=True):
         first_block = 1 + slot * BLOCKS_EACH
         blocks = list(range(first_block, first_block + BLOCKS_EACH))
@@ -140,18 +137,79 @@ def test_the_tables_equal_those_of_plain_text(runner: DraftRunner, plain: Traina
         for first in range(0, len(prompt), CHUNK):
             tree.store(slot, first, prompt[first : first + CHUNK])
         tree.start(slot, text.committed[-1], ())
-    policies = [Adaptive()] * len(slots)
-    tables = build(tree, slots, policies)
+
+
+@pytest.fixture
+def tree(runner: DraftRunner) -> Tree:
+    return Tree(runner, NoiseRing(ENGINE.max_num_seqs, SHAPE.num_noise_rows, VOCAB_SIZE), SHAPE)
+
+
+@pytest.fixture
+def texts(plain: TrainableLlama) -> list[Text]:
+    digits = np.random.default_rng(5)
+    return [
+        Text(plain, digits.integers(0, 256, length).tolist(), temperature, seed=length)
+        for length, temperature in ((40, 0.0), (1, 1.0), (17, 0.6))
+    ]
+
+
+SLOTS = [2, 0, 1]
+POLICIES = [Adaptive()] * len(SLOTS)
+
+
+@pytest.mark.parametrize("num_steps", [(K + 1,), (1, 2, 3, 1, 4)])
+def test_the_tables_equal_those_of_plain_text(
+    tree: Tree, texts: list[Text], num_steps: tuple[int, ...]
+) -> None:
+    """Trees that end early, too: the next tree begins with the tokens that were chosen."""
+    opened(tree, SLOTS, texts)
+    tables = build(tree, SLOTS, POLICIES)
+    depth = K
     for turn in range(5):
         for row, text in enumerate(texts):
-            text.check(tables, row)
-        count = turn % (K + 1)
+            text.check(tables, row, depth)
+        count = turn % (depth + 1)
         moves = [
-            texts[0].follow(tables, 0, int(tables.accepted_BN[0].argmax()), K),
+            texts[0].follow(tables, 0, int(tables.accepted_BN[0].argmax()), depth),
             texts[1].follow(tables, 1, turn % int(tables.num_branches_B[1]), count),
             texts[2].stray(min(1, len(texts[2].proposal)), 50 + turn, [60, 61, 62][:count]),
         ]
-        tree.advance(slots, moves)
-        tables = build(tree, slots, policies)
+        tree.advance(SLOTS, moves)
+        steps = num_steps[turn % len(num_steps)]
+        tables = build(tree, SLOTS, POLICIES, steps)
+        depth = min(steps, K)
         while tree.fill_ahead():
             pass
+
+
+def test_batches_of_tables_take_turns_and_lose_sessions(tree: Tree, texts: list[Text]) -> None:
+    opened(tree, SLOTS, texts)
+    several = tree.begin_tables(SLOTS[:2], POLICIES[:2])
+    tree.run_step(several)
+    other = tree.begin_tables(SLOTS[2:], POLICIES[2:])
+    tree.run_step(other)
+    texts[0].check(several.tables, 0, 1)
+    tree.keep(several, [1])
+    moved = texts[0].follow(several.tables, 0, 1, 1)
+    for _ in range(K - 1):
+        tree.run_step(several)
+        tree.run_step(other)
+    tree.advance(SLOTS[:1], [moved])
+    texts[0].check(build(tree, SLOTS[:1], POLICIES[:1]), 0)
+    texts[1].check(several.tables, 1)
+    texts[2].check(other.tables, 0)
+
+
+def test_several_commits_are_applied_as_one(tree: Tree, texts: list[Text]) -> None:
+    opened(tree, SLOTS, texts)
+    build(tree, SLOTS, POLICIES)
+    moves = []
+    for number, text in enumerate(texts):
+        whole = text.stray(0, 40 + number, [50, 51][:number])
+        for accepted in (number // 2, 0):
+            whole = whole.then(text.stray(accepted, 60 + number, [70, 71, 72][: 2 - number]))
+        moves.append(whole)
+    tree.advance(SLOTS, moves)
+    tables = build(tree, SLOTS, POLICIES)
+    for row, text in enumerate(texts):
+        text.check(tables, row)

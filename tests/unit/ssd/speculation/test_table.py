@@ -45,7 +45,7 @@ def plain(table: OutcomeTable) -> Plain:
 
 
 class TestLookUp:
-    table = make_table([(0, 7), (1, 7), (0, 8)], [[1, 2, 3], [4, 5, -1], [6, -1, -1]])
+    table = make_table([(0, 7), (1, 7), (0, 8)], [[1, 2, -1], [4, 5, -1], [6, 7, -1]])
 
     def test_an_outcome_of_a_branch_is_a_hit(self) -> None:
         assert self.table.look_up(Outcome(1, 7)) == 1
@@ -59,31 +59,58 @@ class TestLookUp:
         assert make_table([], []).look_up(Outcome(0, 7)) is None
 
     def test_a_proposal_has_at_most_the_requested_and_the_available_tokens(self) -> None:
-        assert self.table.proposal(0, 3) == (1, 2, 3)
+        assert self.table.proposal(0, 1) == (1,)
         assert self.table.proposal(0, 2) == (1, 2)
         assert self.table.proposal(0, 0) == ()
         assert self.table.proposal(1, 3) == (4, 5)
 
+    def test_the_depth_is_the_number_of_tokens_of_each_branch(self) -> None:
+        assert self.table.depth == 2
+        assert make_table([(0, 7)], [[1, 2, 3]]).depth == 3
+        assert make_table([], []).depth == 0
+
+
+class TestExtends:
+    earlier = make_table([(0, 7), (1, 8)], [[1, -1, -1], [4, -1, -1]])
+
+    def test_a_table_with_more_columns_extends_an_earlier_one(self) -> None:
+        assert make_table([(0, 7), (1, 8)], [[1, 2, -1], [4, 5, -1]]).extends(self.earlier)
+        assert not self.earlier.extends(self.earlier)
+
+    @pytest.mark.parametrize(
+        ("outcomes", "tokens"),
+        [
+            ([(0, 7), (1, 9)], [[1, 2, 3], [4, 5, 6]]),
+            ([(0, 7), (0, 8)], [[1, 2, 3], [4, 5, 6]]),
+            ([(0, 7), (1, 8)], [[1, 2, 3], [5, 5, 6]]),
+            ([(0, 7)], [[1, 2, 3]]),
+        ],
+    )
+    def test_a_table_with_other_outcomes_or_tokens_contradicts_it(
+        self, outcomes: list[tuple[int, int]], tokens: list[list[int]]
+    ) -> None:
+        assert not make_table(outcomes, tokens).extends(self.earlier)
+
 
 def test_a_table_is_a_head_row_and_one_row_for_each_branch() -> None:
-    table = make_table([(0, 7), (2, 8)], [[1, 2, 3], [4, -1, -1]])
+    table = make_table([(0, 7), (2, 8)], [[1, 2, -1], [4, 5, -1]])
     assert pack_tables([table], WIDTH).tolist() == [
-        [4, 9, 2, -1, -1, -1, -1, -1, -1],
-        [0, 7, 1, 2, 3, -1, -1, -1, -1],
-        [2, 8, 4, -1, -1, -1, -1, -1, -1],
+        [4, 9, 2, 2, -1, -1, -1, -1, -1, -1],
+        [0, 7, 1, 2, -1, -1, -1, -1, -1, -1],
+        [2, 8, 4, 5, -1, -1, -1, -1, -1, -1],
     ]
 
 
 def test_a_commit_is_one_row() -> None:
     commits = [
         Commit(4, 9, Outcome(2, 8), Branch(5, 3)),
-        Commit(6, 1, Outcome(0, 7), Explicit((1, 2))),
+        Commit(6, 1, Outcome(0, 7), Explicit((1, 2)), waited_us=2500),
         Commit(7, 1, Outcome(0, 7), Explicit()),
     ]
     assert pack_commits(commits, LOOKAHEAD).tolist() == [
-        [4, 9, 2, 8, 5, 3, -1, -1, -1],
-        [6, 1, 0, 7, -1, 2, 1, 2, -1],
-        [7, 1, 0, 7, -1, 0, -1, -1, -1],
+        [4, 9, 2, 8, 5, 3, 0, -1, -1, -1],
+        [6, 1, 0, 7, -1, 2, 2500, 1, 2, -1],
+        [7, 1, 0, 7, -1, 0, 0, -1, -1, -1],
     ]
 
 
@@ -100,11 +127,10 @@ numbers = st.integers(0, 2**31 - 1)
 def tables(draw: st.DrawFn) -> OutcomeTable:
     """Return any well-formed table."""
     outcome = st.tuples(st.integers(0, LOOKAHEAD), numbers)
-    outcomes = draw(st.lists(outcome, unique=True, max_size=6))
-    tokens = []
-    for _ in outcomes:
-        branch = draw(st.lists(numbers, max_size=LOOKAHEAD))
-        tokens.append(branch + [-1] * (LOOKAHEAD - len(branch)))
+    outcomes = draw(st.lists(outcome, unique=True, min_size=1, max_size=6))
+    depth = draw(st.integers(1, LOOKAHEAD))
+    branches = st.lists(numbers, min_size=depth, max_size=depth)
+    tokens = [draw(branches) + [-1] * (LOOKAHEAD - depth) for _ in outcomes]
     return make_table(outcomes, tokens, draw(numbers), draw(numbers))
 
 
@@ -119,8 +145,9 @@ following = st.one_of(
     st.builds(Branch, numbers, st.integers(0, LOOKAHEAD)),
     st.builds(Explicit, st.lists(numbers, max_size=LOOKAHEAD).map(tuple)),
 )
+outcomes_of_any_kind = st.builds(Outcome, st.integers(0, LOOKAHEAD), numbers)
 commits_of_any_kind = st.builds(
-    Commit, numbers, numbers, st.builds(Outcome, st.integers(0, LOOKAHEAD), numbers), following
+    Commit, numbers, numbers, outcomes_of_any_kind, following, waited_us=numbers
 )
 
 
@@ -132,7 +159,7 @@ def test_unpacked_commits_equal_the_packed_ones(sent: list[Commit]) -> None:
 
 TABLES_RW = pack_tables(
     [
-        make_table([(0, 7), (2, 8)], [[1, 2, 3], [4, -1, -1]]),
+        make_table([(0, 7), (2, 8)], [[1, 2, -1], [4, 5, -1]]),
         make_table([(1, 7)], [[1, 2, 3]], session=5),
     ],
     WIDTH,
@@ -159,13 +186,18 @@ def altered(rows_RW: Int32s, row: int, column: int, value: int) -> Int32s:
         (0, 0, -1),
         (0, 1, -5),
         (0, 2, -1),
+        (0, 2, 0),
         (0, 2, 5),
         (0, 3, 0),
+        (0, 3, LOOKAHEAD + 1),
+        (0, 4, 0),
         (0, 8, 0),
         (1, 0, -1),
         (1, 0, LOOKAHEAD + 1),
         (1, 1, -1),
         (1, 2, -2),
+        (1, 2, -1),
+        (1, 3, -1),
         (2, 4, 6),
         (1, 5, 3),
     ],
@@ -188,10 +220,11 @@ def test_a_bad_number_in_a_table_is_rejected_with_row_and_column(
         (0, 4, -2),
         (0, 5, -1),
         (0, 5, LOOKAHEAD + 1),
+        (0, 6, -1),
         (0, 7, 3),
-        (1, 7, -1),
-        (1, 8, 0),
-        (1, 6, -2),
+        (1, 8, -1),
+        (1, 9, 0),
+        (1, 7, -2),
     ],
 )
 def test_a_bad_number_in_a_commit_is_rejected_with_row_and_column(
@@ -199,6 +232,13 @@ def test_a_bad_number_in_a_commit_is_rejected_with_row_and_column(
 ) -> None:
     with pytest.raises(FrameError, match=f"row {row}, column {column}: {value} "):
         unpack_commits(altered(COMMITS_RW, row, column, value), LOOKAHEAD)
+
+
+def test_a_depth_that_is_not_that_of_the_branches_is_rejected() -> None:
+    with pytest.raises(FrameError, match="branch row 1, column 3: 2 "):
+        unpack_tables(altered(TABLES_RW, 0, 3, 1), LOOKAHEAD, VOCAB)
+    with pytest.raises(FrameError, match="branch row 1, column 4: -1 "):
+        unpack_tables(altered(TABLES_RW, 0, 3, 3), LOOKAHEAD, VOCAB)
 
 
 def test_repeated_outcomes_sessions_and_commits_are_rejected() -> None:

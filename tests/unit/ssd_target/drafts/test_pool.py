@@ -53,14 +53,17 @@ def tables_frame(
     bonus: Iterable[int],
     epoch: int = 1,
     numbers: Iterator[int] = _frame_numbers,
+    depth: int = LOOKAHEAD,
 ) -> Frame:
     bonus_N = np.array(tuple(bonus), dtype=np.int32)
+    tokens_NK = np.full((len(bonus_N), LOOKAHEAD), 1, dtype=np.int32)
+    tokens_NK[:, depth:] = -1
     table = OutcomeTable(
         session=session,
         base_len=base_len,
         accepted_N=np.zeros_like(bonus_N),
         bonus_N=bonus_N,
-        tokens_NK=np.full((len(bonus_N), LOOKAHEAD), 1, dtype=np.int32),
+        tokens_NK=tokens_NK,
     )
     rows_RW = pack_tables([table], row_width(LOOKAHEAD))
     return Frame(FrameKind.TABLES, epoch, next(numbers), rows_RW)
@@ -255,11 +258,11 @@ def test_a_repeated_or_older_frame_is_dropped_and_counted(make_bench: MakeBench)
     older = tables_frame(1, session.base_len, [5])
     newest = tables_frame(1, session.base_len, [6])
     bench.pool.receive(link, newest)
-    before, num_due = stale_frames(), link.num_due_tables
+    before, num_due = stale_frames(), link.num_due_columns
     for frame in (newest, older):
         bench.pool.receive(link, frame)
     assert stale_frames() == before + 2
-    assert link.num_due_tables == num_due, "a repetition is not a requested table"
+    assert link.num_due_columns == num_due, "a repetition is not a requested table"
     assert session.table.bonus_N.tolist() == [6]
     bench.run()
 
@@ -296,7 +299,6 @@ def test_the_first_table_of_a_session_is_not_timed(
     bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     assert link.batch_times.seconds_by_sessions == {}
-    assert link.table_deadline.seconds == float("inf")
     bench.clock.time += 0.5
     bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
@@ -317,9 +319,9 @@ def test_a_table_with_more_branches_than_agreed_is_rejected(make_bench: MakeBenc
 
 
 def empty_heads(num_rows: int) -> Frame:
-    """Return tables without branches, each of another session."""
+    """Return rows of heads without branches, each of another session."""
     rows_RW = np.full((num_rows, row_width(LOOKAHEAD)), -1, dtype=np.int32)
-    rows_RW[:, :3] = 0
+    rows_RW[:, :4] = 0
     rows_RW[:, 0] = np.arange(1, num_rows + 1)
     return Frame(FrameKind.TABLES, 1, next(_frame_numbers), rows_RW)
 
@@ -339,23 +341,81 @@ def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected(
     bench.run()
 
 
-def test_a_draft_may_send_one_table_for_each_opening_and_commit(make_bench: MakeBench) -> None:
+def test_a_draft_may_send_as_many_tables_as_columns_were_requested(make_bench: MakeBench) -> None:
     bench = make_bench(circuit_breaker=False)
     bench.join(SILENT)
     bench.submit([1, 2, 3], 40)
     bench.loop.run_round()
     (link,) = bench.pool.links()
     (session,) = link.sessions.values()
-    num_requested = 2  # the opening and the commit of the round
+    num_stale = LOOKAHEAD  # the columns of the opening; the commit of the round requested as many
     before = stale_frames()
-    for _ in range(num_requested):
+    for _ in range(1 + num_stale):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
-    assert stale_frames() == before + num_requested - 1
-    with pytest.raises(FrameError, match="1 tables that were not requested"):
+    assert stale_frames() == before + num_stale
+    with pytest.raises(FrameError, match="more tables than were requested"):
         bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
     bench.pool.detach(link, "it broke the rules")
     bench.run()
+
+
+def test_a_later_frame_adds_columns_to_the_table(make_bench: MakeBench) -> None:
+    bench = make_bench(circuit_breaker=False)
+    bench.join(SILENT)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    before = stale_frames()
+    for depth in (1, 3, 2):
+        frame = tables_frame(1, session.base_len, [5, 6], depth=depth)
+        bench.pool.receive(link, frame)
+    assert session.depth == 3
+    assert stale_frames() == before + 1, "a table with fewer columns than before is stale"
+    assert link.num_due_columns == LOOKAHEAD - 1, "those of the opening, less the stale table"
+    bench.run()
+
+
+def test_a_table_that_contradicts_its_earlier_columns_is_rejected(make_bench: MakeBench) -> None:
+    bench = make_bench(circuit_breaker=False)
+    bench.join(SILENT)
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    bench.pool.receive(link, tables_frame(1, session.base_len, [5, 6], depth=1))
+    with pytest.raises(FrameError, match="contradicts the columns sent before"):
+        bench.pool.receive(link, tables_frame(1, session.base_len, [6, 5], depth=2))
+    assert session.table.bonus_N.tolist() == [5, 6]
+    bench.run()
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour.SHALLOW, Behaviour.COLUMNS])
+def test_the_columns_that_have_arrived_are_proposed(
+    make_bench: MakeBench, plain: Plain, behaviour: Behaviour
+) -> None:
+    bench = make_bench()
+    bench.join([behaviour])
+    sink = bench.submit([1, 2, 3], 40)
+    bench.run()
+    assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
+    assert sink.statistics.late == sink.statistics.misses == 0
+    assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens
+    depth = 1 if behaviour is Behaviour.SHALLOW else LOOKAHEAD
+    # The first round has no proposal, and the last one may need fewer tokens.
+    assert sink.statistics.rounds == 1 + -(-39 // (depth + 1))
+
+
+def test_a_draft_that_contradicts_itself_is_lost_and_changes_no_token(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.COLUMNS, Behaviour.COLUMNS, Behaviour.CONTRARY])
+    sink = bench.submit([1, 2, 3], 40)
+    bench.run()
+    assert bench.pool.links() == ()
+    assert sink.tokens == plain([1, 2, 3], 40, GREEDY)
 
 
 def test_a_draft_that_answers_every_round_never_exceeds_its_tables(

@@ -1,0 +1,143 @@
+"""A draft's worker over a ledger runner, and what it sends, for tests that run its steps."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from ssd.engine.config import EngineConfig
+from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.errors import LinkError
+from ssd.ports import Clock
+from ssd.speculation.fan_out import make_policy
+from ssd.speculation.noise import NoiseRing
+from ssd.speculation.table import OutcomeTable
+from ssd.step_thread import Watchdog
+from ssd.testing.ledger_tree import LedgerTreeRunner
+from ssd.testing.plain_text import PlainText
+from ssd.types import (
+    Commit,
+    LinkSettings,
+    OpenSession,
+    RefusalReason,
+)
+from ssd_draft.inbox import Commits, Inbox, Opening
+from ssd_draft.sessions import Sessions
+from ssd_draft.tree import Tree, TreeShape
+from ssd_draft.worker import Parts, Worker
+
+K = 3
+N = 12
+VOCAB = 61
+MAX_LEN = 96
+CHUNK = 8
+SLOTS = 4
+BLOCK = 4
+
+
+class StillClock:
+    def now(self) -> float:
+        return 0.0
+
+
+@dataclass
+class FakeLink:
+    """Records what the draft sends."""
+
+    number: int = 1
+    settings: LinkSettings = field(default_factory=lambda: LinkSettings(fan_out_policy="uniform"))
+    frames: list[list[OutcomeTable]] = field(default_factory=list)
+    refused: list[tuple[int, RefusalReason]] = field(default_factory=list)
+    errors: list[LinkError] = field(default_factory=list)
+
+    @property
+    def depths(self) -> list[int]:
+        return [table.depth for frame in self.frames for table in frame]
+
+    def push(self, tables: Collection[OutcomeTable]) -> None:
+        # A frame contains the columns that are there now; the table goes on to grow.
+        self.frames.append([replace(table, tokens_NK=table.tokens_NK.copy()) for table in tables])
+
+    def refuse(self, session: int, reason: RefusalReason) -> None:
+        self.refused.append((session, reason))
+
+    def fail(self, error: LinkError) -> None:
+        self.errors.append(error)
+
+    def newest(self, session: int = 1) -> OutcomeTable:
+        return next(
+            table
+            for frame in reversed(self.frames)
+            for table in reversed(frame)
+            if table.session == session
+        )
+
+
+def a_text(
+    committed: list[int], temperature: float = 1.0, seed: int = 0xFEDCBA9876543210
+) -> PlainText:
+    return PlainText(K, VOCAB, committed, temperature, seed)
+
+
+class Draft:
+    """A worker over a ledger runner; the tests run its steps."""
+
+    def __init__(self, num_blocks: int = 200, clock: Clock | None = None) -> None:
+        clock = clock or StillClock()
+        self.runner = LedgerTreeRunner(
+            num_slots=SLOTS,
+            num_branches=N,
+            lookahead=K,
+            num_blocks=num_blocks,
+            vocab_size=VOCAB,
+        )
+        engine = EngineConfig(
+            max_model_len=MAX_LEN,
+            max_num_seqs=SLOTS,
+            num_columns=K + 1,
+            branches=N,
+            block_size=BLOCK,
+            prefill_chunk=CHUNK,
+        )
+        shape = TreeShape(engine, VOCAB)
+        self.pool = BlockPool(num_blocks)
+        self.sessions = Sessions(
+            self.pool, max_sessions=SLOTS, block_size=BLOCK, max_len=MAX_LEN, reserved=2 * K + 2
+        )
+        self.inbox = Inbox(1000, 1 << 20, clock)
+        self.counts: list[int] = []
+        self.arrived_at = 0.0
+        self.worker = Worker(
+            Parts(
+                inbox=self.inbox,
+                sessions=self.sessions,
+                tree=Tree(self.runner, NoiseRing(SLOTS, shape.num_noise_rows, VOCAB), shape),
+                policy_of=cache(lambda link: make_policy(link.fan_out_policy, link.fan_out)),
+                prefill_chunk=CHUNK,
+                clock=clock,
+                on_count=self.counts.append,
+                watchdog=Watchdog(clock),
+            )
+        )
+
+    def settle(self) -> None:
+        while self.worker.run_step():
+            pass
+        self.sessions.check()
+
+    def open(self, link: FakeLink, text: PlainText, session: int = 1, max_len: int = 90) -> None:
+        opening = OpenSession(
+            session=session,
+            token_ids=tuple(text.committed),
+            seed=text.seed,
+            temperature=text.temperature,
+            max_len=max_len,
+        )
+        self.inbox.put(Opening(link, opening, 0.0))
+
+    def commit(self, link: FakeLink, *commits: Commit) -> None:
+        """Deliver commits a second after the ones before: far apart, so tables are sent whole."""
+        self.arrived_at += 1.0
+        self.inbox.put(Commits(link, commits, self.arrived_at))
+
+
+Opened = tuple[Draft, FakeLink, PlainText]

@@ -1,0 +1,146 @@
+"""Tables sent column by column, or ended early: each column is recomputed from plain text."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from tests.unit.ssd_draft.ledger_draft import (
+    Draft,
+    FakeLink,
+    K,
+    Opened,
+    a_text,
+)
+
+from ssd.engine.batch import BranchBatch
+from ssd.types import (
+    Branch,
+    Commit,
+    Outcome,
+    RefusalReason,
+)
+from ssd_draft.inbox import Commits
+
+
+def test_commits_that_wait_are_applied_as_one(opened: Opened) -> None:
+    draft, link, text = opened
+    draft.commit(link, text.hit(link.newest(), 0, K))
+    for guess in ((7, 8), (), (9,)):
+        draft.commit(link, text.miss(None, len(text.proposal), guess))
+    passes = draft.runner.num_proposal_passes
+    draft.settle()
+    text.check(link.newest())
+    assert draft.runner.num_proposal_passes == passes + 2, "one for what was skipped, one more"
+
+
+@dataclass
+class StepClock:
+    """A clock that only the steps of a tree move."""
+
+    time: float = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+def timed(step_seconds: float, interval: float, waited: float = 0.0) -> Opened:
+    """Return a draft whose steps take time, and a target that commits at a fixed interval."""
+    clock = StepClock()
+    draft, link = Draft(clock=clock), FakeLink()
+    text = a_text([5, 9, 2, 7])
+    run_branches = draft.runner.run_branches
+
+    def run_slowly(batch: BranchBatch) -> torch.Tensor:
+        clock.time += step_seconds
+        return run_branches(batch)
+
+    draft.runner.run_branches = run_slowly  # type: ignore[method-assign]
+    draft.open(link, text)
+    draft.settle()
+    for number in range(4):
+        commit = text.miss(None, 0, ())
+        waiting = Commit(1, commit.base_len, commit.outcome, commit.next, int(waited * 1e6))
+        draft.inbox.put(Commits(link, (waiting,), clock.time + number * interval))
+    clock.time += 3 * interval
+    link.frames.clear()
+    return draft, link, text
+
+
+def test_a_draft_that_is_fast_enough_sends_one_frame_a_table() -> None:
+    draft, link, text = timed(step_seconds=0.010, interval=(K + 1) * 0.010)
+    draft.settle()
+    assert [frame[0].depth for frame in link.frames] == [K]
+    text.check(link.newest())
+
+
+@pytest.mark.parametrize(("interval", "waited"), [(0.025, 0.0), (0.045, 0.020)])
+def test_a_slow_draft_sends_at_the_last_step_before_the_commit_and_after_each_later_one(
+    interval: float, waited: float
+) -> None:
+    draft, link, text = timed(0.010, interval, waited)
+    draft.settle()
+    assert link.depths == [2, 3]
+    text.check(link.newest())
+
+
+def test_a_very_slow_draft_sends_each_column() -> None:
+    draft, link, text = timed(step_seconds=0.010, interval=0.005)
+    draft.settle()
+    text.check(link.newest())
+    assert link.depths == [1, 2, 3]
+
+
+@pytest.mark.parametrize("num_steps", range(1, K + 2))
+@pytest.mark.parametrize("num_proposed", range(K + 1))
+def test_a_commit_ends_a_table_and_the_winner_keeps_its_tokens(
+    opened: Opened, num_steps: int, num_proposed: int
+) -> None:
+    """Tokens that were chosen and not run need a pass; of the winner only."""
+    draft, link, text = opened
+    draft.commit(link, text.hit(link.newest(), 0, K))
+    for _ in range(num_steps):
+        draft.worker.run_step()
+    (session,) = draft.sessions
+    assert session.table is not None
+    assert session.table.depth == min(num_steps, K)
+    text.check(session.table)
+    passes, steps = draft.runner.num_proposal_passes, draft.runner.num_branch_steps
+    num_proposed = min(num_proposed, session.table.depth)
+    draft.commit(link, text.hit(session.table, int(session.table.accepted_N[-1]), num_proposed))
+    draft.settle()
+    assert draft.runner.num_proposal_passes - passes == (num_proposed >= num_steps)
+    assert draft.runner.num_branch_steps == steps + K + 1, "no further step of the ended table"
+    text.check(link.newest())
+    draft.commit(link, text.hit(link.newest(), num_proposed, K))
+    draft.settle()
+    text.check(link.newest())
+
+
+def test_a_commit_ends_only_the_table_of_its_session() -> None:
+    draft, link = Draft(), FakeLink()
+    texts = {1: a_text([1, 2, 3]), 2: a_text([4, 5], seed=3)}
+    for session, text in texts.items():
+        draft.open(link, text, session)
+    draft.settle()
+    draft.commit(
+        link, *(replace(text.miss(None, 0, ()), session=each) for each, text in texts.items())
+    )
+    draft.worker.run_step()
+    draft.commit(link, texts[1].miss(None, 0, (3,)))
+    link.frames.clear()
+    draft.settle()
+    assert sorted(each.session for frame in link.frames for each in frame) == [1, 2]
+    for session, text in texts.items():
+        text.check(link.newest(session))
+
+
+def test_a_branch_with_more_tokens_than_were_sent_is_a_gap(opened: Opened) -> None:
+    draft, link, text = opened
+    draft.commit(link, text.hit(link.newest(), 0, K))
+    draft.worker.run_step()
+    (session,) = draft.sessions
+    assert session.table is not None
+    outcome = Outcome(int(session.table.accepted_N[0]), int(session.table.bonus_N[0]))
+    draft.commit(link, Commit(1, session.table.base_len, outcome, Branch(0, 2)))
+    draft.settle()
+    assert link.refused == [(1, RefusalReason.GAP)]

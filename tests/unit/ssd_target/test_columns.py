@@ -1,0 +1,205 @@
+"""A target and a draft, both without a model: tables that arrive column by column, or not at all.
+
+Both ends are the real ones: decode loop and pool, worker and tree. Only the models are ledgers,
+and the channel loses, delays, reorders and repeats frames.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ssd.engine.batch import BranchBatch
+from ssd.engine.config import EngineConfig
+from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.errors import LinkError
+from ssd.speculation.fan_out import make_policy
+from ssd.speculation.noise import NoiseRing
+from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
+from ssd.step_thread import Watchdog
+from ssd.testing.ledger_tree import LedgerTreeRunner
+from ssd.transport.frame import Frame, FrameKind
+from ssd.transport.inprocess import Fault, pair
+from ssd.types import (
+    CloseSession,
+    LinkSettings,
+    OpenSession,
+    RefusalReason,
+    SamplingParams,
+    SessionRefused,
+    TargetMessage,
+    TokenId,
+    Welcome,
+)
+from ssd_draft.inbox import Closing, Commits, Inbox, Opening
+from ssd_draft.sessions import Sessions
+from ssd_draft.tree import Tree, TreeShape
+from ssd_draft.worker import Parts, Worker
+from ssd_target.drafts.link import DraftLink
+
+VOCAB = 13
+LOOKAHEAD = 3
+BRANCHES = 2
+SLOTS = 4
+BLOCKS = 120
+MAX_LEN = 96
+NUM_TOKENS = 40
+
+MakeBench = Callable[..., Any]
+Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
+
+
+class DraftEnd:
+    """A draft at the end of a link to a bench; the tests run its steps."""
+
+    number = 1
+    settings = LinkSettings(fan_out_policy="adaptive")
+
+    def __init__(self, bench: Any) -> None:
+        self.bench = bench
+        self.depths: list[int] = []
+        self.commit_channel, self.channel = mine, _ = pair()
+        engine = EngineConfig(
+            max_model_len=MAX_LEN,
+            max_num_seqs=SLOTS,
+            num_columns=LOOKAHEAD + 1,
+            branches=BRANCHES,
+            block_size=4,
+            prefill_chunk=8,
+        )
+        shape = TreeShape(engine, VOCAB)
+        self.runner = LedgerTreeRunner(
+            num_slots=SLOTS,
+            num_branches=BRANCHES,
+            lookahead=LOOKAHEAD,
+            num_blocks=BLOCKS,
+            vocab_size=VOCAB,
+        )
+        self.inbox = Inbox(1000, 1 << 20, bench.clock)
+        self.worker = Worker(
+            Parts(
+                inbox=self.inbox,
+                sessions=Sessions(
+                    BlockPool(BLOCKS),
+                    max_sessions=SLOTS,
+                    block_size=4,
+                    max_len=MAX_LEN,
+                    reserved=2 * LOOKAHEAD + 2,
+                ),
+                tree=Tree(self.runner, NoiseRing(SLOTS, shape.num_noise_rows, VOCAB), shape),
+                policy_of=cache(lambda link: make_policy(link.fan_out_policy, link.fan_out)),
+                prefill_chunk=8,
+                clock=bench.clock,
+                on_count=lambda _count: None,
+                watchdog=Watchdog(bench.clock),
+            )
+        )
+        welcome = Welcome(epoch=1, max_sessions=SLOTS, lookahead=LOOKAHEAD, branches=BRANCHES)
+        self.link = DraftLink("draft", welcome, mine, self.receive)
+        mine.start(
+            lambda frame: bench.pool.receive(self.link, frame),
+            lambda error: bench.pool.detach(self.link, str(error)),
+        )
+        self.channel.start(self._on_commits, lambda _error: None)
+        bench.pool.attach(self.link)
+        self._frame_number = 0
+
+    def receive(self, message: TargetMessage) -> None:
+        now = self.bench.clock.now()
+        if isinstance(message, OpenSession):
+            self.inbox.put(Opening(self, message, now))
+        elif isinstance(message, CloseSession):
+            self.inbox.put(Closing(self, message.session))
+
+    def _on_commits(self, frame: Frame) -> None:
+        commits = unpack_commits(frame.rows_RW, LOOKAHEAD)
+        self.inbox.put(Commits(self, commits, self.bench.clock.now()))
+
+    def push(self, tables: Collection[OutcomeTable]) -> None:
+        self.depths += [table.depth for table in tables]
+        self._frame_number += 1
+        rows_RW = pack_tables(tables, row_width(LOOKAHEAD))
+        self.channel.send(Frame(FrameKind.TABLES, 1, self._frame_number, rows_RW))
+
+    def refuse(self, session: int, reason: RefusalReason) -> None:
+        self.bench.pool.refuse(self.link, SessionRefused(session, str(reason)))
+
+    def fail(self, error: LinkError) -> None:
+        raise error
+
+    def run(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.worker.run_step()
+
+
+turns = st.tuples(
+    st.integers(0, LOOKAHEAD + 3),
+    st.lists(st.sampled_from(Fault), max_size=3),
+    st.sampled_from([Fault.NONE] * 9 + [Fault.DROP]),
+    st.booleans(),
+)
+"""Steps of the draft before a round, faults of its frames, the fault of the commit, and whether the
+delayed frames arrive before the round."""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(turns=st.lists(turns, max_size=30), backup=st.sampled_from(["none", "ngram"]))
+def test_no_delay_and_no_lost_or_repeated_frame_changes_a_token(
+    make_bench: MakeBench,
+    plain: Plain,
+    temperature: float,
+    turns: list[tuple[int, list[Fault], Fault, bool]],
+    backup: str,
+) -> None:
+    bench = make_bench(backup=backup, circuit_breaker=False)
+    draft = DraftEnd(bench)
+    sampling = SamplingParams(temperature=temperature, seed=7)
+    prompts = [[1, 2, 3], [4, 5], list(range(12))]
+    sinks = [bench.submit(prompt, NUM_TOKENS, sampling=sampling) for prompt in prompts]
+    for num_steps, faults, commit_fault, is_released in turns:
+        draft.channel.script(*faults)
+        draft.run(num_steps)
+        if is_released:
+            draft.channel.release()
+        draft.commit_channel.script(commit_fault)
+        bench.loop.run_round()
+    bench.run()
+    assert bench.pool.links() == (draft.link,), "no fault of the channel is one of the draft"
+    for prompt, sink in zip(prompts, sinks, strict=True):
+        assert sink.tokens == plain(prompt, NUM_TOKENS, sampling)
+
+
+@pytest.mark.parametrize("steps_a_round", [1, 2, 3, 4, 8])
+def test_a_slower_draft_yields_shorter_proposals_and_is_not_late(
+    make_bench: MakeBench, plain: Plain, steps_a_round: int
+) -> None:
+    bench = make_bench()
+    draft = DraftEnd(bench)
+    run_branches = draft.runner.run_branches
+
+    def run_slowly(batch: BranchBatch) -> torch.Tensor:
+        bench.clock.time += 1.0
+        return run_branches(batch)
+
+    draft.runner.run_branches = run_slowly  # type: ignore[method-assign]
+    sink = bench.submit([1, 2, 3], NUM_TOKENS)
+    bench.loop.run_round()
+    draft.run(12)
+    while not sink.is_over:
+        bench.loop.run_round()
+        draft.run(steps_a_round)
+    bench.run()
+    statistics = sink.statistics
+    assert sink.tokens == plain([1, 2, 3], NUM_TOKENS, SamplingParams(temperature=0.0))
+    assert statistics.late <= 1, "the first interval between commits is not that of the later ones"
+    assert statistics.hits > 0
+    # The two models are the same, so a proposal is as long as its table was deep.
+    assert statistics.accepted_tokens == statistics.proposed_tokens
+    assert statistics.proposed_tokens / statistics.hits <= min(steps_a_round, LOOKAHEAD) + 0.6
