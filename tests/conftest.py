@@ -1,16 +1,16 @@
-"""What holds for all tests."""
+"""Settings and order of all tests."""
 
 import os
 
 import pytest
 from hypothesis import settings
 
-# By default an example that takes 200 ms fails: on a busy machine that measures the machine.
+# By default, an example that takes 200 ms fails. On a busy machine, the code is not the cause.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 LONGEST_FIRST = ("tests/exactness/", "tests/integration/", "tests/unit/ssd_operator/")
-"""A long file that begins last would keep one worker busy while the others have nothing to do."""
+"""If a long file began last, one worker would be busy while the others have no work left."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

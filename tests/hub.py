@@ -1,6 +1,6 @@
 """A hub with one small model, for a test of this machine or, as a program, for a pod.
 
-Nothing but the standard library: a pod has this file alone.
+It imports only the standard library, because a pod has only this file.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ WAIT_SECONDS = 60.0
 
 @dataclass
 class Hub:
-    """The few pages of the hub that a download asks for."""
+    """The pages of the hub that a download requests."""
 
     files: dict[str, bytes]
     is_gated: bool = False
     is_down: bool = False
     may_send: threading.Event = field(default_factory=threading.Event)
-    """Whether weights may go out."""
+    """Weights are sent after this is set."""
     weights_requested: threading.Event = field(default_factory=threading.Event)
     paths: list[str] = field(default_factory=list)
     """Weights that were sent."""
@@ -64,7 +64,7 @@ class Hub:
 
 @contextmanager
 def serving(hub: Hub, host: str = "127.0.0.1", port: int = 0) -> Iterator[Hub]:
-    """Answer while the block runs; port 0 is any, the hub knows it afterwards."""
+    """Serve during the block. With port 0 the system selects one; ``hub.url`` contains it."""
 
     class Page(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -1,4 +1,4 @@
-"""What tests need of the machine: CPUs that pack bfloat16 weights, and CPUs that do not."""
+"""Conditions of tests: CPUs that pack bfloat16 weights, and CPUs that do not."""
 
 import pytest
 import torch
@@ -10,12 +10,12 @@ AVX2_ERROR = (
     "mkldnn_reorder_linear_weight: bf16 path needs the cpu support avx_ne_convert or avx512bw, "
     "avx512vl and avx512dq\nException raised from mkldnn_reorder_linear_weight"
 )
-"""What a CPU with AVX2 only raises for a bfloat16 weight."""
+"""Error of a CPU with AVX2 only for a bfloat16 weight."""
 _PROBLEM = packing_problem(torch.bfloat16)
 needs_packed_bfloat16 = pytest.mark.skipif(
     _PROBLEM is not None, reason=f"packed bfloat16 linears: {_PROBLEM}"
 )
-"""Marks a test, or a parameter of one, that is about packed bfloat16 linears."""
+"""Marks a test, or a parameter of one, that needs packed bfloat16 linears."""
 
 
 def fail_to_pack_bfloat16(patch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """A process of the product under test: start it, read its events, stop or kill it.
 
-A process starts as a fork of a server that has already imported torch and the product, because a
-cold start imports for three seconds. It has signals, files, sockets and an exit code of its own.
+A process starts as a fork of a server that has already imported torch and the product. The imports
+of a cold start take three seconds. It has its own signals, files, sockets and exit code.
 """
 
 import asyncio
@@ -153,7 +153,7 @@ def _started(
 def _become(
     arguments: Sequence[str], outputs: Sequence[Connection], variables: Mapping[str, str]
 ) -> None:
-    """Be ``python ARGUMENTS`` in this process, which ends with the server that it is a fork of."""
+    """Run ``python ARGUMENTS`` in this process. It ends when its fork server ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for descriptor, output in enumerate(outputs, start=1):
         os.dup2(output.fileno(), descriptor)

@@ -1,8 +1,8 @@
 """``python -m ssd.child PARENT MODULE [FLAG ...]``: run a module that ends when its parent does.
 
-The child first registers for a SIGTERM at the end of its parent (``prctl``). *Not chosen*: doing so
-between fork and exec (``preexec_fn``), which forces a real fork; gRPC's fork handlers crash the
-child of a process with open channels.
+The child first registers for a SIGTERM at the end of its parent (``prctl``). *Not chosen*: the same
+call between fork and exec (``preexec_fn``). It needs a real fork, in which gRPC's fork handlers
+crash the child of a process with open channels.
 """
 
 import ctypes

@@ -36,7 +36,7 @@ _REFUSALS = {
 def as_setup_error(model: str, error: Exception) -> SetupError:
     """Return an error of the hub's library as one sentence with the fix."""
     if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, HfHubHTTPError):
-        # This error states that the cache lacks the model; its cause is why the download failed.
+        # The error is that the cache lacks the model. Its cause is the error of the download.
         error = error.__cause__
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return CacheError(f"{model}: no space is left in {HF_HUB_CACHE}; use a larger volume")

@@ -22,19 +22,19 @@ from ssd.telemetry import Event, parse_event
 TARGET = "target"
 """Name of the target's process in events and errors."""
 LOCAL_DEADLINE_MS = 100.0
-"""Longest wait for a table here, milliseconds: on a shared machine a thread may lose its core for
-tens of them, and a shorter deadline would count three such moments as a broken draft. The adaptive
-deadline keeps usual waits far below."""
+"""Table deadline of a target that is started here, in milliseconds. On a shared machine, a thread
+can lose its core for tens of milliseconds. With a shorter deadline, three such pauses would open
+the circuit breaker. The adaptive deadline makes usual waits much shorter."""
 LINK_SECONDS = 10.0
-"""Longest time for which the start waits for the links between target and drafts."""
+"""Maximum time that the start waits for the links between target and drafts."""
 DRAIN_SECONDS = 5.0
-"""Longest time for which streams continue after SIGTERM; short, since a user waits."""
+"""Maximum time that streams continue after SIGTERM; short, because a user waits."""
 END_SECONDS = 5.0
-"""Longest time from the error of a client to the end of a crashed target."""
+"""Maximum time from the error of a client to the end of a crashed target."""
 STOP_SECONDS = DRAIN_SECONDS + 15.0
 """A child is killed this long after SIGTERM; longer than any drain."""
 MAX_OTHER_LINES = 400
-"""Largest number of stored lines that are no events: enough for the stacks of all threads."""
+"""Maximum number of stored lines that are not events: enough for the stacks of all threads."""
 _FAULT_DUMP = "Fatal Python error"
 """Start of the output of ``faulthandler`` after a crash outside Python."""
 EventListener = Callable[[str, Event], None]

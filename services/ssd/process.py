@@ -34,7 +34,7 @@ from ssd.types import Peer
 
 _log = get_logger("ssd")
 SWITCH_SECONDS = 0.0005
-"""Longest time for which a thread holds the interpreter while another one waits for it."""
+"""Maximum time that a thread holds the interpreter while another one waits for it."""
 MAX_TERMINATION_BYTES = 1024
 """Bytes of a termination log: a kubelet shares 12 KiB among the containers of a pod."""
 _SOURCES = Path(ssd.__file__).parents[1]

@@ -72,7 +72,7 @@ class StepThread(Generic[Loaded]):
         self._loop = asyncio.get_running_loop()
         self.loaded: asyncio.Future[Loaded] = self._loop.create_future()
         self.ended: asyncio.Future[None] = self._loop.create_future()
-        # A daemon: a forward pass that never returns must not keep a crashed process alive.
+        # A daemon: a crashed process ends even if a forward pass never returns.
         self._thread = threading.Thread(target=self._run, name="step", daemon=True)
 
     def start(self) -> None:
@@ -96,7 +96,7 @@ class StepThread(Generic[Loaded]):
     def _load_and_serve(self) -> None:
         os.sched_setaffinity(0, self._cpus)
         loaded, serve = self._load()
-        # Modules and weights live as long as the process: garbage collection can skip them.
+        # Modules and weights stay until the process ends: garbage collection can skip them.
         gc.collect()
         gc.freeze()
         post(self._loop, self.loaded.set_result, loaded)

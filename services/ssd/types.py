@@ -273,6 +273,6 @@ class Draining:
 
 
 TargetMessage = Hello | OpenSession | CloseSession | LinkSettings | Heartbeat
-"""A control message from a target to a draft. Frames travel beside them, as bytes."""
+"""A control message from a target to a draft. Frames are sent in the same stream, as bytes."""
 DraftMessage = Welcome | SessionRefused | Draining | Heartbeat
 """A control message from a draft to a target."""

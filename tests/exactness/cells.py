@@ -32,7 +32,7 @@ class Size:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """Prompts that the pair has never seen, of different lengths."""
+        """Prompts of different lengths that are not in the training data."""
         return prompts_of()[:: math.ceil(NUM_PROMPTS / self.num_prompts)]
 
     @property
@@ -111,7 +111,7 @@ async def draft_process(model: str, *flags: str) -> AsyncIterator[ProcessUnderTe
 async def wait_for_drafts(client: TargetClient, count: int) -> None:
     """Wait until the target has linked its drafts."""
     async with asyncio.timeout(60):
-        # Links live in another process: there is no event to wait on.
+        # Links are in another process: there is no event to wait for.
         while (await client.model_info()).active_drafts < count:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
@@ -178,12 +178,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """Receives the rows; the summary at the end shows them."""
+    """Collects the rows for the summary at the end."""
 
     properties: list[tuple[str, object]]
 
     def compare(self, name: str, size: Size, plain: Texts, found: Texts) -> list[Row]:
-        """Return a row a temperature; a differing token fails the test here."""
+        """Return one row for each temperature; assert that no token differs."""
         rows = [self._row(name, size.lookahead, t, plain[t], found[t]) for t in found]
         for row in rows:
             assert row.num_tokens == row.num_prompts * MAX_TOKENS
@@ -222,7 +222,7 @@ ROW = "exactness"
 
 @cache
 def plain_texts(size: Size) -> Texts:
-    """What the target writes without a draft, in a process of its own."""
+    """Return the texts of the target without a draft, in a process of its own."""
 
     async def run() -> Texts:
         async with pair(size, num_drafts=0) as (client, _):

@@ -1,16 +1,21 @@
-"""Coupled sampling keeps the target's law, and one seed is one text, on every path of a round.
+"""Coupled sampling keeps the target's distribution, and the tokens depend only on the seed.
 
-The target is a table of probabilities of the next token given the last one, over a tiny vocabulary,
-so the joint law of three tokens is known exactly: 4^3 = 64 cells. Thousands of sequences, one seed
-each, are decoded side by side with the target's own parts (``Sampler``,
-``verify_coupled``, ``Sequence.append``), with proposals of every kind that a round may have: those
-of a draft that agrees in part (hit), none where the outcome itself decides so (miss), none in every
-other round (late), n-gram guesses from the text, random tokens (wrong), and none at all (dead).
+The target is a table: the probability of each next token after each last token, with a vocabulary
+of four. So the joint distribution of three tokens is known exactly: 4^3 = 64 cells. Thousands of
+sequences, each with its own seed, are decoded with the target's own parts (``Sampler``,
+``verify_coupled``, ``Sequence.append``). The tests cover each kind of proposal of a round:
 
-Statistic: Pearson's chi-square of the 64 cells, sum of (observed - expected)^2 / expected, which
-follows the chi-square law with 63 degrees of freedom if sampling is exact; every cell expects at
-least five. Threshold: p > 1e-3, so an exact sampler would fail with one set of seeds in a thousand;
-ours are fixed. Power: a sampler that leaves only the last of the three tokens to the draft has
+- hit: the draft's tokens, of which the target accepts a part;
+- miss: no proposal in some rounds, selected by the outcome;
+- late: no proposal in every other round;
+- ngram: guesses from the text;
+- wrong: random tokens;
+- dead: never a proposal.
+
+Statistic: Pearson's chi-square of the 64 cells, sum of (observed - expected)^2 / expected. If
+sampling is exact, it has the chi-square distribution with 63 degrees of freedom. The expected count
+of every cell is at least five. Threshold: p > 1e-3. An exact sampler fails with one set of seeds in
+a thousand; the seeds here are fixed. Power: a sampler whose third token is the draft's has
 p < 1e-12 (asserted at the end).
 """
 
@@ -64,13 +69,13 @@ def noise_of_all() -> Float64s:
 
 
 def choose(law_VV: Float64s, last_B: Int64s, noise_BV: Float64s) -> Int64s:
-    """The token after ``last_B`` by the definition of coupled sampling: reference and drafts."""
+    """Return the token after ``last_B`` by the definition of coupled sampling."""
     chosen_B: Int64s = (np.log(law_VV)[last_B] + noise_BV).argmax(axis=1)
     return chosen_B
 
 
 def draft_tokens(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> Int64s:
-    """K tokens of the draft, on the same noise as the target."""
+    """Return K tokens of the draft, with the same noise as the target's."""
     last_B = texts_BS[ROWS, lengths_B - 1]
     proposal_BK = np.empty((NUM_SEQUENCES, LOOKAHEAD), dtype=np.int64)
     for column in range(LOOKAHEAD):
@@ -80,24 +85,24 @@ def draft_tokens(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> In
 
 
 def hit(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
-    """The table always holds the outcome: a full proposal of the draft."""
+    """Propose the K tokens of the draft: the table always contains the outcome."""
     return draft_tokens(texts_BS, lengths_B, noise_BSV), np.full(NUM_SEQUENCES, LOOKAHEAD)
 
 
 def miss(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
-    """Whether the table holds the outcome depends on the outcome itself; else no proposal."""
+    """Propose only after even tokens: whether the table has the outcome depends on it."""
     is_hit_B = texts_BS[ROWS, lengths_B - 1] % 2 == 0
     return draft_tokens(texts_BS, lengths_B, noise_BSV), np.where(is_hit_B, LOOKAHEAD, 0)
 
 
 def late(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
-    """Tables come for every other length only, cut to two tokens."""
+    """Propose two tokens at even lengths: other tables are late."""
     num_proposed_B = np.where(lengths_B % 2 == 0, 2, 0)
     return draft_tokens(texts_BS, lengths_B, noise_BSV), num_proposed_B
 
 
 def ngram(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
-    """Guesses from the text."""
+    """Propose n-grams of the text."""
     proposal_BK = np.full((NUM_SEQUENCES, LOOKAHEAD), -1, dtype=np.int64)
     num_proposed_B = np.zeros(NUM_SEQUENCES, dtype=np.int64)
     for row, length in enumerate(lengths_B.tolist()):
@@ -108,14 +113,14 @@ def ngram(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int
 
 
 def wrong(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
-    """Random tokens, and random numbers of them."""
+    """Propose a random number of random tokens."""
     generator = np.random.default_rng(int(lengths_B.sum()))
     proposal_BK = generator.integers(0, NUM_TOKENS, (NUM_SEQUENCES, LOOKAHEAD))
     return proposal_BK, generator.integers(0, LOOKAHEAD + 1, NUM_SEQUENCES)
 
 
 def dead(texts_BS: Int64s, lengths_B: Int64s, noise_BSV: Float64s) -> tuple[Int64s, Int64s]:
-    """No draft: plain decoding, whatever stands in the padding."""
+    """Propose nothing, with tokens in the padding: plain decoding must not use them."""
     return draft_tokens(texts_BS, lengths_B, noise_BSV), np.zeros(NUM_SEQUENCES, dtype=np.int64)
 
 
@@ -130,7 +135,7 @@ PATHS: dict[str, Proposer] = {
 
 
 def decode(propose: Proposer) -> Int64s:
-    """Run rounds as the target does until every sequence has its new tokens; those tokens."""
+    """Run rounds as the target does until every sequence is complete; return the new tokens."""
     sampler = sampler_of_all()
     sequences = [sequence_of(seed) for seed in range(NUM_SEQUENCES)]
     texts_BS = np.zeros((NUM_SEQUENCES, LENGTH), dtype=np.int64)
@@ -156,7 +161,7 @@ def decode(propose: Proposer) -> Int64s:
 
 @cache
 def sampler_of_all() -> Sampler:
-    """Has the noise of all sequences, for all paths: it depends on seeds and positions alone."""
+    """Return a sampler with the noise of all sequences: a function of seeds and positions."""
     engine = EngineConfig(max_model_len=64, max_num_seqs=NUM_SEQUENCES, num_columns=LOOKAHEAD + 1)
     sampler = Sampler(engine, NUM_TOKENS)
     for seed in range(NUM_SEQUENCES):
@@ -165,7 +170,7 @@ def sampler_of_all() -> Sampler:
 
 
 def sequence_of(seed: int) -> Sequence:
-    """The sequence of a seed; its slot is another number than its row."""
+    """Return the sequence of a seed; its slot differs from its row."""
     sampling = SamplingParams(temperature=1.0, seed=seed, max_tokens=NUM_NEW, ignore_eos=True)
     arrival = Arrival(
         sequence_id=seed,
@@ -178,14 +183,14 @@ def sequence_of(seed: int) -> Sequence:
 
 @cache
 def decoded(path: str) -> Int64s:
-    """What a path gives; computed once."""
+    """Return the new tokens with this kind of proposal; computed once."""
     tokens_B3 = decode(PATHS[path])
     tokens_B3.setflags(write=False)
     return tokens_B3
 
 
 def p_value(tokens_B3: Int64s) -> float:
-    """Of Pearson's chi-square against the exact joint law."""
+    """Return the p-value of Pearson's chi-square against the exact joint distribution."""
     cells_B = tokens_B3 @ np.array([NUM_TOKENS**2, NUM_TOKENS, 1])
     observed = np.bincount(cells_B, minlength=NUM_TOKENS**3)
     expected = NUM_SEQUENCES * np.array(
@@ -194,19 +199,19 @@ def p_value(tokens_B3: Int64s) -> float:
             for a, b, c in product(range(NUM_TOKENS), repeat=3)
         ]
     )
-    assert expected.min() >= 5, "too few sequences for the chi-square law"
+    assert expected.min() >= 5, "too few sequences for the chi-square test"
     statistic = ((observed - expected) ** 2 / expected).sum()
     return float(chdtrc(NUM_TOKENS**3 - 1, statistic))
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_three_tokens_follow_the_exact_joint_law(path: str) -> None:
+def test_three_tokens_have_the_exact_joint_distribution(path: str) -> None:
     tokens_B3 = decoded(path)
     assert p_value(tokens_B3) > 1e-3
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_seed_gives_the_tokens_of_plain_sampling(path: str) -> None:
+def test_every_seed_has_the_tokens_of_plain_sampling(path: str) -> None:
     tokens_B3 = decoded(path)
     last_B = np.full(NUM_SEQUENCES, PROMPT[-1])
     for column in range(NUM_NEW):
@@ -215,7 +220,7 @@ def test_every_seed_gives_the_tokens_of_plain_sampling(path: str) -> None:
 
 
 def test_a_draft_on_the_same_noise_agrees_more_often_than_one_on_its_own() -> None:
-    """The paths above do accept tokens; coupling is what makes the draft's laws overlap."""
+    """The tests above accept proposed tokens, because the draft uses the same noise."""
     lengths_B = np.full(NUM_SEQUENCES, len(PROMPT))
     last_B = np.full(NUM_SEQUENCES, PROMPT[-1])
     chosen_B = choose(LAW_VV, last_B, noise_of_all()[:, len(PROMPT)])

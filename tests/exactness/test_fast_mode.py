@@ -1,7 +1,7 @@
 """Without ``--deterministic``: one row per sequence in plain decoding, K+1 in verification.
 
-Packed linears give a row the same bits in both, so the tokens are the same, in either dtype and
-however the prompts of a batch come and go.
+Packed linears compute the same bits of a row in both cases. So the tokens are the same, in either
+dtype, whenever other prompts of a batch begin and end.
 """
 
 import pytest

@@ -1,9 +1,10 @@
 """Speculation never changes a token: SSD against plain decoding, token for token, fp32.
 
-``make exactness``: 24 prompts x 48 tokens x three temperatures x two lookaheads, with drafts that
-are good, useless, perfect, absent, late, or die and come back. ``make test``: five of the prompts
-and K = 6. All prompts and temperatures of a cell run at the same time, over real processes and real
-gRPC. The reference of a cell is the same target in AUTOREGRESSIVE mode, in a process of its own.
+``make exactness``: 24 prompts x 48 tokens x three temperatures x two lookaheads. The drafts are
+trained, untrained, equal to the target, absent, late, or killed and restarted. ``make test``: five
+of the prompts and K = 6. All prompts and temperatures of a cell run at the same time, over real
+processes and real gRPC. The reference of a cell is the same target in AUTOREGRESSIVE mode, in a
+process of its own.
 """
 
 import asyncio
@@ -39,11 +40,11 @@ WAITS_FOR_TABLES = (
     *("--deterministic", "--draft-deadline-ms", "10000", "--no-adaptive-deadline"),
     *("--no-circuit-breaker", "--backup", "none"),
 )
-"""With these no table is late, so hits do not depend on the machine's speed."""
+"""With these flags no table is late, so hits do not depend on the machine's speed."""
 LEAST_ACCEPTED = {2: 0.5, 6: 0.28}
-"""Share of the proposed tokens that the trained pair accepts at least, by lookahead."""
+"""Lowest accepted share of the proposed tokens of the trained pair, by lookahead."""
 MOST_WAVES = 40
-"""Waves of prompts that a killed draft is given to come back."""
+"""Maximum number of waves of prompts until a restarted draft is in use."""
 sizes = pytest.mark.parametrize("size", [FEW, *ALL])
 
 
@@ -77,10 +78,10 @@ def plain(size: Size) -> Texts:
 async def test_a_trained_draft_hits_and_changes_no_token(size: Size, run_cells: Cells) -> None:
     rows = await run_cells("trained", pair(size, target_flags=WAITS_FOR_TABLES))
     assert sum(row.late for row in rows) == 0
-    # Few prompts make too few rounds for a rate at each temperature.
+    # With few prompts, a temperature has too few rounds for a rate of its own.
     for some in [rows] if size.num_prompts < NUM_PROMPTS else [[row] for row in rows]:
-        # Measured .91 to .96; .69, .57, .56 accepted of K = 2, and .45, .34, .33 of K = 6. What
-        # differs between runs is when a session opens, and rounds before that are not counted.
+        # Measured hit rates: .91 to .96. Measured acceptance by temperature: .69, .57, .56 with
+        # K = 2, and .45, .34, .33 with K = 6. Runs differ in the round in which a session opens.
         assert sum(row.hits for row in some) > 0.87 * sum(row.looked_up for row in some)
         num_rejected = sum(row.num_rejected for row in some)
         num_proposed = sum(row.num_proposed for row in some)
@@ -121,18 +122,18 @@ async def test_a_draft_that_is_the_target_always_hits_and_proposes_what_is_accep
 ) -> None:
     perfect = pair(size, draft="demo://target", branches=8, target_flags=WAITS_FOR_TABLES)
     for row in await run_cells("the target itself", perfect):
-        # One tie in fp32 (target and draft run at different row counts) may cost a hit or what is
-        # left of a proposal; a wrong key or value costs both in many rounds.
+        # Target and draft run at different row counts, so one tie in fp32 can differ. It costs one
+        # hit or the rest of one proposal. A wrong key or value costs both in many rounds.
         assert row.late == 0
         assert row.looked_up - row.hits <= 1
         assert row.num_rejected <= size.lookahead
-        # A hit proposes K tokens, but for the last one of a text: such a round proposes fewer.
+        # The round after a hit has K proposed tokens, except at the end of a text.
         assert row.num_proposed >= size.lookahead * (row.hits - row.num_prompts)
         assert row.tokens_per_round > 1.2
 
 
 def random_draft(folder: Path) -> Path:
-    """The embedded draft's shape with untrained weights."""
+    """Write a draft with the shape of the embedded one and untrained weights."""
     source = demo.folder("draft")
     folder.mkdir()
     for file in source.iterdir():

@@ -71,7 +71,7 @@ async def draft(folder: Path) -> AsyncIterator[ProcessUnderTest]:
 
 @dataclass
 class ScriptedTarget:
-    """One link of a target; it answers the draft's heartbeats, if it is to send any."""
+    """One link of a target; answers the draft's heartbeats if ``has_heartbeat``."""
 
     call: LinkCall
     hello: Hello

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def without_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started processes use the instructions of a CPU with AVX2 only."""
+    """Make processes that are started use only the instructions of a CPU with AVX2."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
 

@@ -118,7 +118,7 @@ def assemble(stages: Path, weights: Path, pair: str = "agreed") -> None:
     """Write ``weights/target`` and ``weights/draft`` out of the folders of a training run.
 
     Args:
-        stages: What ``tools.distill.train`` was given as output; all stages must have run.
+        stages: Output folder of ``tools.distill.train``; all stages must have run.
         weights: Folder to write into. Each model's folder is replaced by a rename.
         pair: ``agreed``, or ``apart`` for the pair as it was before stage ``agree``.
 

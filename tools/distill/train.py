@@ -1,10 +1,16 @@
 """Train the embedded pair: ``python -m tools.distill.train --output DIR``.
 
 Each of nine stages reads the folders of earlier stages and writes its own, so each can be repeated
-alone: ``tokenizer``; ``target`` and ``draft`` (from text); ``sample`` (text that the target
-generates); ``distil`` (the draft learns the distribution of the target on both texts); ``agree``
-(the target is trained towards its draft, too); ``sample-again`` and ``distil-again`` (the draft
-learns the distribution of the changed target); ``evaluate`` (the pair before and after ``agree``).
+alone:
+
+- ``tokenizer``;
+- ``target`` and ``draft``: both models, trained on text;
+- ``sample``: text that the target generates;
+- ``distil``: the draft, trained towards the distribution of the target on both texts;
+- ``agree``: both models, the target also towards its draft;
+- ``sample-again`` and ``distil-again``: as above, with the changed target;
+- ``evaluate``: figures of the pair before and after ``agree``.
+
 ``tools.distill.package`` makes the packaged folders of their results.
 
 With glibc, ``MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 MALLOC_TOP_PAD_=268435456`` in the
@@ -111,7 +117,7 @@ def read_stream(output: Path) -> Tensor:
 
 
 def train_on_text(output: Path, name: str, shape: Shape, recipe: Recipe, seed: int) -> None:
-    """Stages ``target`` and ``draft``: learn the corpus from scratch."""
+    """Stages ``target`` and ``draft``: train on the corpus from random weights."""
     stream_S = read_stream(output)
     generator = torch.Generator().manual_seed(seed)
     model = TrainableLlama(shape)
@@ -175,7 +181,7 @@ def sample_from_target(output: Path, source: str, made: str, num_windows: int, s
         source: The folder of the target in it.
         made: This stage's own folder.
         num_windows: Windows to write.
-        seed: Decides prompts and noise.
+        seed: Determines prompts and noise.
     """
     generator = torch.Generator().manual_seed(seed)
     model = load_model(output / source).eval()
@@ -212,14 +218,14 @@ def mixed_batches(
 def distil(
     output: Path, sources: tuple[str, str, str], made: str, recipe: Recipe, seed: int
 ) -> None:
-    """Stages ``distil``: move a draft towards a target's law.
+    """Stages ``distil``: train a draft towards a target's distribution.
 
     Args:
         output: Folder of all stages.
         sources: The folders of the target, of the draft and of the sampled text in it.
         made: This stage's own folder.
         recipe: Rates and lengths.
-        seed: Decides the order of the batches.
+        seed: Determines the order of the batches.
     """
     target, draft, sampled = sources
     generator = torch.Generator().manual_seed(seed)
@@ -235,8 +241,8 @@ def distil(
 def agree(output: Path, recipe: Recipe, seed: int) -> None:
     """Stage ``agree``: train both models, the target on text and towards its draft.
 
-    Pairs in use are trained separately. A draft of a million parameters is too small to follow a
-    target of fourteen times its size as well as a real draft follows its target, so this stage
+    Pairs in use are trained separately. A draft of a million parameters is too small for the
+    acceptance of a real pair, because its target is fourteen times as large. This stage therefore
     trains both towards each other. The model card contains the figures before and after.
     """
     generator = torch.Generator().manual_seed(seed)

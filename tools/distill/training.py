@@ -60,7 +60,7 @@ class Progressed:
 
 
 def windows(stream_S: Tensor, recipe: Recipe, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield batches of windows for ever: each epoch is shuffled and starts at a new offset.
+    """Yield batches of windows without end: each epoch is shuffled and starts at a new offset.
 
     Args:
         stream_S: int64, the whole text.
@@ -133,7 +133,7 @@ def text_loss(model: Callable[[Tensor], Tensor]) -> LossFunction:
 def teacher_loss(
     student: Callable[[Tensor], Tensor], teacher: Callable[[Tensor], Tensor]
 ) -> LossFunction:
-    """Return KL(teacher || student) at temperature 1: the draft learns the target's law."""
+    """Return KL(teacher || student) at temperature 1."""
 
     def loss(tokens_BS: Tensor) -> Tensor:
         inputs_BS = tokens_BS[:, :-1]
@@ -155,11 +155,11 @@ def agreement_loss(
     """Return cross entropy of the target on text plus ``weight`` KL(target || draft) on all rows.
 
     Args:
-        target: Learns both: the text, and to stay where its draft can follow.
-        draft: Learns the target's law.
+        target: Trained on the text and towards its draft.
+        draft: Trained towards the target's distribution.
         weight: Nats of text for a nat of divergence.
-        num_text_rows: So many first rows of a batch are text of the corpus; the others are the
-            target's own and teach nothing about text.
+        num_text_rows: Number of first rows of a batch that are text of the corpus. The target
+            generated the other rows, which have no loss on text.
     """
 
     def loss(tokens_BS: Tensor) -> Tensor:
@@ -193,11 +193,11 @@ def learn(
     """Take ``recipe.num_steps`` steps on ``model``, in place.
 
     Args:
-        model: The model whose parameters move.
+        model: The model whose parameters change.
         recipe: Rates and lengths.
         batches: Token ids, [B, S+1] each.
         loss_of: The loss of a batch; must depend on the parameters of ``model``.
-        title: What the progress bar and the log lines call the run.
+        title: Name of the run in the progress bar and the log lines.
 
     Returns:
         The last loss and the time it took.

@@ -1,8 +1,8 @@
 """The embedded pair: a trained target and draft that complete Python, contained in the package.
 
-The package contains the weights, ``widen``, which makes a more expensive model of the same
-function, and ``corpus``, the text with the held-out prompts of the benchmarks. The engine receives
-folders, never ``demo://`` names. ``tools/distill`` trains the pair.
+The package contains the weights. ``widen`` makes a more expensive model of the same function, and
+``corpus`` supplies the held-out prompts of the benchmarks. The engine receives folders, never
+``demo://`` names. ``tools/distill`` trains the pair.
 """
 
 from pathlib import Path

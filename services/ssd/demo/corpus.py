@@ -1,7 +1,7 @@
 """The text on which the embedded pair is trained: the standard library of the running Python.
 
-Every machine that runs this package has it, its licence (PSF-2.0) allows it, and a small model can
-learn to complete it. About 5 % of the bytes are in held-out modules, which are not used for
+Every machine that runs this package has it. Its licence (PSF-2.0) allows the training, and a small
+model can complete it. About 5 % of the bytes are in held-out modules. These are not used for
 training and supply the prompts of benchmarks.
 """
 

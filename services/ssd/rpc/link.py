@@ -5,11 +5,11 @@ of the event loop writes to the stream in order. A second task reads the stream:
 the frame callback on the loop's thread, and queues all other messages for ``receive``. ``send``
 wakes the loop only if its queue was empty.
 
-*Decision*: asyncio gRPC streams, on the loop's thread. *Because*: a frame of 1 KiB (a table has
-1,232 bytes at the defaults) went from a thread of one process through another and back in 0.31 to
-0.37 ms in the median and 0.5 to 3.8 ms at 99 % (six runs of 2000 on two CPUs shared with other
-work), and one thread fewer competes for the interpreter with the step thread. *Not chosen*:
-synchronous gRPC with two threads per link; not measured. *Revisit when* the median passes 1 ms.
+*Decision*: asyncio gRPC streams, on the loop's thread. *Because*: they are fast enough, and one
+thread fewer competes with the step thread for the interpreter. Measured: the round trip of a frame
+of 1 KiB between threads of two processes takes 0.31 to 0.37 ms in the median and 0.5 to 3.8 ms at
+99 % (six runs of 2,000 frames, two CPUs shared with other work). *Not chosen*: synchronous gRPC
+with two threads per link; not measured. *Revisit when* the median passes 1 ms.
 """
 
 import asyncio

@@ -63,7 +63,7 @@ class Rule:
     error: type[Exception]
     code: grpc.StatusCode
     http_status: int
-    """The status of an HTTP response; read by HTTP front ends, of which this version has none."""
+    """The status of an HTTP response. This version has no HTTP front end that returns it."""
     reason: str
     rebuild: Rebuild
 

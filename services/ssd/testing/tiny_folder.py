@@ -23,11 +23,17 @@ def write_tiny_folder(
 ) -> Path:
     """Write config, weights and tokenizer of a tiny model; returns the folder.
 
-    Two folders of one seed hold the same model; all folders hold the same tokenizer.
-    ``attention_gain`` multiplies what attention adds; with 1 a token follows from the one before it
-    and hardly from the rest, with 8 a changed token of the context changes one choice in ten. The
-    embedding has ``vocab_size`` rows, which may be more or fewer than the tokenizer's. That of
-    ``nan_token`` is NaN; the head, which is tied otherwise, is then a tensor of its own.
+    Two folders of one seed have the same model. All folders have the same tokenizer.
+
+    Args:
+        folder: where to write.
+        seed: of the weights.
+        max_len: maximum length of a sequence in the config.
+        attention_gain: factor of the output of attention. With 1, a choice depends almost only on
+            the last token. With 8, a changed token of the context changes one choice in ten.
+        vocab_size: rows of the embedding; can differ from the size of the tokenizer.
+        nan_token: a token whose embedding is NaN. The head is then a separate tensor, else it is
+            tied to the embedding.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {

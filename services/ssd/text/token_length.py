@@ -1,12 +1,12 @@
 """The longest text of one token, from the file of a tokenizer.
 
-A prompt longer than this times the largest number of tokens cannot fit, and is refused before it is
-tokenised. Lengths are bytes of UTF-8 of the received text. Characters are not suitable, since a
-byte-level token is a sequence of bytes and can contain a part of a character.
+A prompt longer than this length times the largest number of tokens is refused before it is
+tokenised. Lengths are UTF-8 bytes of the received text, not characters: a byte-level token is a
+sequence of bytes and can contain a part of a character.
 
-A tokenizer has such a length only if no part of a text is lost on its way to the tokens. Many have
-none: those that drop or strip white space, replace by a regular expression, use one token for any
-unknown word, or have added tokens that include the white space around them.
+A tokenizer has a longest text only if its tokens represent every part of a text. Many tokenizers
+have none. They remove white space or replace text by a regular expression. They use one token for
+any unknown word, or have added tokens that include the white space around them.
 """
 
 from collections.abc import Iterator, Mapping

@@ -79,12 +79,12 @@ class TensorChannel(Protocol):
     """One end of a two-way connection for frames.
 
     Frames arrive in the order in which they were sent, or the channel is lost. A channel does not
-    repeat frames, but a peer may, so readers match epoch, session and base length exactly.
+    repeat frames. A peer can, so readers compare epoch, session and base length.
     """
 
     @property
     def transport(self) -> str:
-        """How the bytes travel: ``tcp``, ``rdma``, ``nvlink``.
+        """How the bytes are transported: ``tcp``, ``rdma``, ``nvlink``.
 
         A channel with several possible transports returns the one that it uses.
         """

@@ -1,6 +1,6 @@
 """A pair of channel ends in one process, for tests: it can drop, delay, reorder and repeat frames.
 
-Frames travel as bytes, as on every channel. They are delivered inside ``send``, on the sender's
+Frames are bytes, as on every channel. They are delivered inside ``send``, on the sender's
 thread, so a test needs neither threads nor sleeps.
 """
 
