@@ -168,6 +168,8 @@ class Reconciler:
                     {**kind, "status": report.status}, record.uid, "status"
                 )
             except MissingError:
+                if await self._exists(key, found):
+                    raise  # an API server that restarts may not serve the kind for a moment
                 self._drop(key, found)
                 return False
             self._cache.remember(key, answer)

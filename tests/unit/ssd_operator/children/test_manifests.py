@@ -7,20 +7,21 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.ssd_operator.resources import (
+    DEMO,
     DEMO_DRAFT,
     DEMO_TARGET,
-    KEDA,
     LLAMA,
     NAMES,
     POOL,
-    PREFLIGHTS,
     SAMPLES,
     SETTINGS,
     SNAPSHOTS,
     children,
     cpu_demo,
-    preflight_of,
+    deployments,
+    not_restricted,
     resource,
+    scalers,
     specs,
 )
 
@@ -38,15 +39,8 @@ from ssd_operator.api.spec import (
     Spec,
     Target,
 )
-from ssd_operator.children.kinds import KINDS
-from ssd_operator.children.manifests import wanted
-from ssd_operator.children.names import (
-    HASH_ANNOTATION,
-    REVISION_LABEL,
-    cell_of,
-    revision_of,
-)
-from ssd_operator.children.volumes import USER
+from ssd_operator.children.names import HASH_ANNOTATION, cell_of, revision_of
+from ssd_operator.observe.pod_state import name_of
 from ssd_operator.settings import OperatorSettings
 
 ORDER = [
@@ -59,66 +53,26 @@ ORDER = [
     "ScaledObject",
     "PodMonitor",
 ]
-RESTRICTED_VOLUMES = {"emptyDir", "persistentVolumeClaim", "configMap", "secret", "projected"}
 
 
 def templates(resource: Resource, settings: OperatorSettings = SETTINGS) -> dict[str, Object]:
-    return {
-        each["metadata"]["name"]: each["spec"]["template"]
-        for each in children(resource, settings)
-        if each["kind"] == "Deployment"
-    }
+    made = [each for each in children(resource, settings) if each["kind"] == "Deployment"]
+    return {name_of(each): each["spec"]["template"] for each in made}
+
+
+def selector(child: Object) -> dict[str, str] | None:
+    """Labels of the pods that a child selects."""
+    spec = child.get("spec", {})
+    found = spec.get("podSelector") or spec.get("selector")
+    return None if found is None else dict(found.get("matchLabels", found))
 
 
 def selectors(objects: list[Object]) -> list[dict[str, str]]:
-    """All selectors of pods."""
-    found = []
-    for each in objects:
-        spec = each.get("spec", {})
-        if each["kind"] == "Service":
-            found.append(spec["selector"])
-        elif each["kind"] == "NetworkPolicy":
-            found.append(spec["podSelector"]["matchLabels"])
-        elif "selector" in spec:
-            found.append(spec["selector"]["matchLabels"])
-    return found
+    return [found for each in objects if (found := selector(each)) is not None]
 
 
-def selects(selector: dict[str, str], labels: dict[str, str]) -> bool:
-    return selector.items() <= labels.items()
-
-
-def gpus(resource: Resource) -> int:
-    return sum(
-        each["spec"]["replicas"]
-        * int(container["resources"].get("limits", {}).get("nvidia.com/gpu", 0))
-        for each in children(resource)
-        if each["kind"] == "Deployment"
-        for container in each["spec"]["template"]["spec"]["containers"]
-    )
-
-
-def not_restricted(pod: Object) -> list[str]:
-    """What the Pod Security level ``restricted`` rejects in a pod."""
-    context, faults = pod["securityContext"], []
-    if not context["runAsNonRoot"] or context["seccompProfile"]["type"] != "RuntimeDefault":
-        faults.append("user or seccomp")
-    faults += [key for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)]
-    faults += [
-        volume["name"]
-        for volume in pod["volumes"]
-        if not (set(volume) - {"name"}) <= RESTRICTED_VOLUMES
-    ]
-    for container in pod["containers"] + pod.get("initContainers", []):
-        own = container["securityContext"]
-        if own.get("privileged") or own["allowPrivilegeEscalation"]:
-            faults.append(f"{container['name']} may gain privileges")
-        elif own["capabilities"] != {"drop": ["ALL"]}:
-            faults.append(f"{container['name']} has {', '.join(own['capabilities']['add'])}")
-        if own.get("runAsUser", USER) == 0:
-            faults.append(f"{container['name']} is root")
-        faults += [str(port) for port in container.get("ports", []) if "hostPort" in port]
-    return faults
+def selects(selector: dict[str, str], template: Object) -> bool:
+    return bool(selector.items() <= template["metadata"]["labels"].items())
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -128,18 +82,22 @@ def test_children_equal_the_reviewed_snapshot(name: str) -> None:
     assert children(SAMPLES[name]) == reviewed
 
 
+@pytest.mark.parametrize("mode", ScalingMode)
+def test_only_modes_hpa_and_keda_have_a_scaler(mode: ScalingMode) -> None:
+    reviewed = list(yaml.safe_load_all((SNAPSHOTS / "scalers.yaml").read_text()))
+    wanted = {ScalingMode.HPA: [reviewed[0]], ScalingMode.KEDA: [reviewed[1]]}
+    assert scalers(mode) == wanted.get(mode, [])
+
+
 @given(specs(), NAMES)
-def test_names_fit_and_are_unique(spec: Spec, name: str) -> None:
+def test_names_fit_and_are_unique_and_kinds_are_in_the_order_of_their_apply(
+    spec: Spec, name: str
+) -> None:
     made = children(resource(spec, name))
-    names = [(each["kind"], each["metadata"]["name"]) for each in made]
+    names = [(each["kind"], name_of(each)) for each in made]
     assert len(set(names)) == len(names)
     assert max(len(each) for _, each in names) <= 63
-
-
-@given(specs())
-def test_children_are_in_the_order_of_their_apply(spec: Spec) -> None:
-    kinds = [each["kind"] for each in children(resource(spec))]
-    assert kinds == sorted(kinds, key=ORDER.index)
+    assert names == sorted(names, key=lambda each: ORDER.index(each[0]))
 
 
 @given(specs(), specs(), st.lists(NAMES, min_size=2, max_size=2, unique=True))
@@ -147,75 +105,63 @@ def test_two_resources_never_select_each_others_pods(
     one: Spec, other: Spec, names: list[str]
 ) -> None:
     mine = selectors(children(resource(one, names[0])))
-    theirs = templates(resource(other, names[1])).values()
-    for template in theirs:
-        assert not any(selects(each, template["metadata"]["labels"]) for each in mine)
+    for template in templates(resource(other, names[1])).values():
+        assert not any(selects(each, template) for each in mine)
 
 
 @given(specs())
 def test_a_deployment_selects_its_own_pods_and_no_others(spec: Spec) -> None:
-    deployments = [each for each in children(resource(spec)) if each["kind"] == "Deployment"]
-    for here in deployments:
-        for there in deployments:
-            matches = selects(
-                here["spec"]["selector"]["matchLabels"],
-                there["spec"]["template"]["metadata"]["labels"],
-            )
-            assert matches == (here is there)
-
-
-@given(specs())
-def test_selectors_contain_only_labels_that_no_version_changes(spec: Spec) -> None:
-    for each in selectors(children(resource(spec))):
+    made = children(resource(spec))
+    own = [each for each in made if each["kind"] == "Deployment"]
+    for here in own:
+        for there in own:
+            wanted = selector(here) or {}
+            assert selects(wanted, there["spec"]["template"]) == (here is there)
+    for each in selectors(made):  # labels that no version changes
         assert set(each) <= {"ssd.dev/name", "ssd.dev/component", "ssd.dev/cell"}
 
 
 @given(specs())
 def test_a_draft_has_one_gpu_and_a_target_its_tensor_parallel_size(spec: Spec) -> None:
-    wanted_gpus = spec.tensor_parallel_size * spec.num_cells + spec.draft.replicas
-    assert gpus(resource(spec)) == (wanted_gpus if spec.accelerator is Accelerator.NVIDIA else 0)
-
-
-@pytest.mark.parametrize("title", PREFLIGHTS)
-def test_a_preflight_has_none_of_the_privileges_of_its_target(title: str) -> None:
-    assert not_restricted(preflight_of(SAMPLES[title])["spec"]) == []
+    gpus = 0
+    for each in children(resource(spec)):
+        if each["kind"] == "Deployment":
+            (container,) = each["spec"]["template"]["spec"]["containers"]
+            limits = container["resources"].get("limits", {})
+            gpus += each["spec"]["replicas"] * int(limits.get("nvidia.com/gpu", 0))
+    wanted = spec.tensor_parallel_size * spec.num_cells + spec.draft.replicas
+    assert gpus == (wanted if spec.accelerator is Accelerator.NVIDIA else 0)
 
 
 @given(specs())
-def test_pods_pass_the_restricted_level_unless_a_host_path_is_requested(spec: Spec) -> None:
+def test_pods_are_restricted_unless_a_host_path_is_requested_and_contain_no_secret(
+    spec: Spec,
+) -> None:
     is_on_node = spec.model_cache.type == "HostPath"
     expected = ["cache", "cache has CHOWN", "cache is root"] if is_on_node else []
-    for template in templates(resource(spec)).values():
+    made = resource(spec)
+    assert all(each["kind"] != "Secret" for each in children(made))
+    for template in templates(made).values():
         assert not_restricted(template["spec"]) == expected
-
-
-@given(specs())
-def test_no_object_contains_a_secret(spec: Spec) -> None:
-    made = children(resource(spec))
-    assert all(each["kind"] != "Secret" for each in made)
-    for template in templates(resource(spec)).values():
+        assert template["spec"]["automountServiceAccountToken"] is False
         for container in template["spec"]["containers"]:
             for variable in container["env"]:
                 is_named_secret = any(word in variable["name"] for word in ("TOKEN", "PASSWORD"))
                 assert not (is_named_secret and "value" in variable), variable["name"]
-        assert template["spec"]["automountServiceAccountToken"] is False
 
 
 def changes_without_a_new_pod(spec: Spec) -> dict[str, Spec]:
     """A spec for each field whose change must replace no pod."""
-    draft, target = spec.draft, spec.target
+    draft, target, security = spec.draft, spec.target, spec.security
     autoscaling = Autoscaling(mode=ScalingMode.HPA, max_replicas=64, target_occupancy="0.5")
+    is_closed = security.network_policy
     return {
         "paused": spec.changed(paused=True),
         "draft.replicas": spec.changed(draft=draft.changed(replicas=draft.replicas + 7)),
         "draft.autoscaling": spec.changed(draft=draft.changed(autoscaling=autoscaling)),
         "target.replicas": spec.changed(target=target.changed(replicas=target.replicas + 1)),
-        "security.networkPolicy": spec.changed(
-            security=spec.security.changed(network_policy=not spec.security.network_policy)
-        ),
-        "security.clients": spec.changed(
-            security=spec.security.changed(clients=({"podSelector": {}},))
-        ),
+        "networkPolicy": spec.changed(security=security.changed(network_policy=not is_closed)),
+        "clients": spec.changed(security=security.changed(clients=({"podSelector": {}},))),
         "podMonitor": spec.changed(observability=Observability(pod_monitor=True)),
     }
 
@@ -237,52 +183,41 @@ def test_a_new_version_of_the_operator_writes_objects_and_replaces_no_pod() -> N
         draft_image=SETTINGS.draft_image,
         pod_namespace="elsewhere",
     )
-    demo = SAMPLES["cpu-demo"]
-    assert templates(demo, newer) == templates(demo)
+    assert templates(DEMO, newer) == templates(DEMO)
     hashes = [
-        {each["metadata"]["annotations"][HASH_ANNOTATION] for each in children(demo, settings)}
+        {each["metadata"]["annotations"][HASH_ANNOTATION] for each in children(DEMO, settings)}
         for settings in (SETTINGS, newer)
     ]
     assert hashes[0].isdisjoint(hashes[1])
 
 
-def test_a_new_image_changes_the_revision_of_its_component_only() -> None:
-    spec = cpu_demo()
-    changed = spec.changed(draft=spec.draft.changed(image="other:1"))
-    before, after = (templates(resource(each)) for each in (spec, changed))
-    assert before["demo-target-0"] == after["demo-target-0"]
-    revisions = [
-        each["demo-draft-0"]["metadata"]["labels"][REVISION_LABEL] for each in (before, after)
-    ]
-    assert revisions[0] != revisions[1]
+def test_an_image_is_a_new_revision_of_its_component_and_a_restart_one_of_all() -> None:
+    demo = resource(cpu_demo())
+    spec = demo.spec.changed(draft=demo.spec.draft.changed(image="other:1"))
 
+    def revisions(resource: Resource) -> list[str]:
+        return [revision_of(*deployments(resource, part)) for part in ("target", "draft")]
 
-def test_the_restart_annotation_gives_all_pods_a_new_revision() -> None:
-    before = templates(resource(cpu_demo()))
-    after = templates(resource(cpu_demo(), restart="17"))
-    for name, template in after.items():
-        assert template["metadata"]["annotations"] == {"ssd.dev/restart": "17"}
-        assert revision_of({"spec": {"template": template}}) != revision_of(
-            {"spec": {"template": before[name]}}
-        )
+    before, image, restart = map(
+        revisions, (demo, resource(spec), resource(demo.spec, restart="7"))
+    )
+    assert before[0] == image[0] != restart[0]
+    assert len({before[1], image[1], restart[1]}) == 3
+    for template in templates(resource(demo.spec, restart="7")).values():
+        assert template["metadata"]["annotations"] == {"ssd.dev/restart": "7"}
 
 
 def test_drafts_belong_to_a_cell_or_to_the_pool() -> None:
-    by_cell = {
-        each["metadata"]["name"]: (cell_of(each), each["spec"]["replicas"])
-        for each in children(resource(LLAMA))
-        if each["metadata"]["name"].startswith("demo-draft-") and each["kind"] == "Deployment"
-    }
-    assert by_cell == {"demo-draft-0": (0, 2), "demo-draft-1": (1, 1)}
-    assert wanted(resource(POOL), SETTINGS, {0: 4}, KINDS) == children(resource(POOL))
-    dialled = {
-        variable["value"]
-        for name, template in templates(resource(POOL)).items()
-        if "target" in name
-        for variable in template["spec"]["containers"][0]["env"]
-        if variable["name"] == "SSD_TARGET_DRAFTS"
-    }
-    assert dialled == {"demo-draft:50052"}
+    spec = LLAMA.changed(draft=LLAMA.draft.changed(replicas=3))
+    by_cell = [
+        (cell_of(each), each["spec"]["replicas"]) for each in deployments(resource(spec), "draft")
+    ]
+    assert by_cell == [(0, 2), (1, 1)]
+    (pool,) = deployments(resource(POOL), "draft")
+    assert name_of(pool) == "demo-draft"
+    for target in deployments(resource(POOL), "target"):
+        variables = target["spec"]["template"]["spec"]["containers"][0]["env"]
+        assert {"name": "SSD_TARGET_DRAFTS", "value": "demo-draft:50052"} in variables
 
 
 @pytest.mark.parametrize(
@@ -303,39 +238,18 @@ def test_no_budget_blocks_a_node_drain(
         draft=Draft(source=DEMO_DRAFT, replicas=num_drafts, sharing=sharing),
     )
     made = [each for each in children(resource(spec)) if each["kind"] == "PodDisruptionBudget"]
-    assert {each["metadata"]["name"] for each in made} == budgets
+    assert {name_of(each) for each in made} == budgets
     assert all(each["spec"]["maxUnavailable"] == 1 for each in made)
 
 
-def callers(objects: list[Object], name: str) -> list[Any]:
-    (policy,) = [
-        each
-        for each in objects
-        if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", name)
-    ]
-    return list(policy["spec"]["ingress"][0]["from"])
-
-
-def test_only_its_own_targets_and_the_operator_reach_a_draft() -> None:
-    targets, operator = callers(children(resource(cpu_demo())), "demo-draft")
-    assert targets == {
-        "podSelector": {"matchLabels": {"ssd.dev/name": "demo", "ssd.dev/component": "target"}}
-    }
-    assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}}
-
-
-def test_only_named_clients_and_the_operator_reach_a_target() -> None:
+def test_only_named_clients_its_targets_and_the_operator_reach_an_engine() -> None:
     client: NetworkPeer = {"podSelector": {"matchLabels": {"app": "chat"}}}
     made = children(resource(cpu_demo(security=Security(clients=(client,)))))
-    first, operator = callers(made, "demo-target")
-    assert first == client
-    assert operator["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "ssd-operator"}}
-
-
-@given(st.sampled_from(ScalingMode))
-def test_only_modes_hpa_and_keda_have_a_scaler(mode: ScalingMode) -> None:
-    spec = cpu_demo(draft=Draft(source=DEMO_DRAFT, autoscaling=Autoscaling(mode=mode, keda=KEDA)))
-    kinds = ("HorizontalPodAutoscaler", "ScaledObject")
-    made = [each["kind"] for each in children(resource(spec)) if each["kind"] in kinds]
-    expected = {ScalingMode.HPA: ["HorizontalPodAutoscaler"], ScalingMode.KEDA: ["ScaledObject"]}
-    assert made == expected.get(mode, [])
+    policies = [each["spec"]["ingress"] for each in made if each["kind"] == "NetworkPolicy"]
+    callers: list[list[Any]] = [rules[0]["from"] for rules in policies]
+    operator = {
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "ssd-operator"}},
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ssd"}},
+    }
+    labels = {"ssd.dev/name": "demo", "ssd.dev/component": "target"}
+    assert callers == [[client, operator], [{"podSelector": {"matchLabels": labels}}, operator]]

@@ -1,10 +1,11 @@
 """Pod templates: settings, volumes, resources, probes and placement."""
 
-from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from tests.unit.ssd_operator.resources import (
+    DEMO,
     DEMO_DRAFT,
     DEMO_TARGET,
     LLAMA,
@@ -23,7 +24,6 @@ from ssd_operator.api import reserved
 from ssd_operator.api.kubernetes_types import Resources, Variable, VolumeMount
 from ssd_operator.api.pod_template import PodOverrides, PodTemplate
 from ssd_operator.api.spec import (
-    Accelerator,
     Draft,
     ModelCache,
     Object,
@@ -47,9 +47,19 @@ def target_of(resource: Resource) -> Object:
     return engine_template(resource, SETTINGS, Component.TARGET, 0)
 
 
-def draft_of(resource: Resource) -> Object:
+def draft_of(resource: Resource, cell: int = 0) -> Object:
     is_pool = resource.spec.draft.sharing is Sharing.POOL
-    return engine_template(resource, SETTINGS, Component.DRAFT, None if is_pool else 0)
+    return engine_template(resource, SETTINGS, Component.DRAFT, None if is_pool else cell)
+
+
+def both_of(resource: Resource) -> tuple[Object, Object]:
+    """Templates of target and draft."""
+    return target_of(resource), draft_of(resource)
+
+
+def demo_target(**target: Any) -> Object:
+    """The template of the demo's target with these fields."""
+    return target_of(resource(cpu_demo(target=Target(**{"source": DEMO_TARGET} | target))))
 
 
 def container_of(template: Object) -> Object:
@@ -57,79 +67,83 @@ def container_of(template: Object) -> Object:
     return dict(container)
 
 
-def environment_of(template: Object) -> dict[str, str]:
+def environment_of(container: Object) -> dict[str, str]:
     """Variables given as text."""
-    variables = container_of(template)["env"]
-    return {each["name"]: each["value"] for each in variables if "value" in each}
+    return {each["name"]: each["value"] for each in container["env"] if "value" in each}
 
 
-def resources_of(wanted: Resources, accelerator: Accelerator = Accelerator.CPU) -> Object:
-    target = Target(source=DEMO_TARGET, resources=wanted)
-    spec = cpu_demo(target=target).changed(accelerator=accelerator)
-    return dict(container_of(target_of(resource(spec)))["resources"])
+def values_of(template: Object) -> dict[str, str]:
+    return environment_of(container_of(template))
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_processes_accept_every_variable(name: str) -> None:
-    for template, cls, prefix in (
-        (target_of(SAMPLES[name]), TargetSettings, "SSD_TARGET"),
-        (draft_of(SAMPLES[name]), DraftSettings, "SSD_DRAFT"),
+    for template, cls, prefix in zip(
+        both_of(SAMPLES[name]),
+        (TargetSettings, DraftSettings),
+        ("SSD_TARGET_", "SSD_DRAFT_"),
+        strict=True,
     ):
-        known = {field.name for field in fields(cls)} | SET_BY_THE_POD
-        names = {each["name"] for each in container_of(template)["env"]}
-        of_process = {each for each in names if each.startswith(prefix)}
-        assert {each.removeprefix(f"{prefix}_").lower() for each in of_process} <= known
+        variables = [each["name"] for each in container_of(template)["env"]]
+        settings = {each.removeprefix(prefix).lower() for each in variables if prefix in each}
+        assert settings <= {field.name for field in fields(cls)} | SET_BY_THE_POD
         values = {
             variable: value
-            for variable, value in environment_of(template).items()
-            if variable.removeprefix(f"{prefix}_").lower() not in SET_BY_THE_POD
+            for variable, value in values_of(template).items()
+            if variable.removeprefix(prefix).lower() not in SET_BY_THE_POD
         }
         # Raises if a value is out of the process's bounds, or has another form.
-        load(cls, [], prefix=prefix, environ=values)
+        load(cls, [], prefix=prefix.rstrip("_"), environ=values)
 
 
 def test_target_and_draft_have_the_same_model_settings() -> None:
-    demo = SAMPLES["everything"]
-    target, draft = environment_of(target_of(demo)), environment_of(draft_of(demo))
+    target, draft = map(values_of, both_of(SAMPLES["everything"]))
     for name in ("LOOKAHEAD", "BRANCHES", "MAX_MODEL_LEN", "DTYPE"):
         assert target[f"SSD_TARGET_{name}"] == draft[f"SSD_DRAFT_{name}"]
 
 
 def test_a_default_of_the_process_is_not_set() -> None:
-    names = set(environment_of(target_of(resource(cpu_demo()))))
+    names = values_of(demo_target()).keys()
     for name in ("BACKUP", "FAN_OUT", "DRAFT_DEADLINE_MS", "DTYPE", "MAX_NUM_SEQS", "REFLECTION"):
         assert f"SSD_TARGET_{name}" not in names
 
 
+def variables(**values: str) -> tuple[Variable, ...]:
+    return tuple({"name": f"SSD_TARGET_{name}", "value": text} for name, text in values.items())
+
+
 def test_a_users_variable_has_precedence_unless_it_is_reserved() -> None:
-    variables = container_of(target_of(SAMPLES["everything"]))["env"]
-    by_name = {each["name"]: each for each in variables}
-    assert len(by_name) == len(variables)
-    assert by_name["SSD_TARGET_MAX_QUEUE"]["value"] == "7"
+    own = PodTemplate(env=variables(BRANCHES="7", LOG_FORMAT="json", POD_NAME="an-impostor"))
+    target = Target(source=DEMO_TARGET, pod_template=PodOverrides(env=variables(LOG_FORMAT="text")))
+    template = target_of(resource(cpu_demo(target=target).changed(pod_template=own)))
+    found = container_of(template)["env"]
+    by_name = {each["name"]: each for each in found}
+    assert len(by_name) == len(found)
+    assert by_name["SSD_TARGET_BRANCHES"]["value"] == "7"
     assert by_name["SSD_TARGET_LOG_FORMAT"]["value"] == "text"
     assert "fieldRef" in by_name["SSD_TARGET_POD_NAME"]["valueFrom"]
     assert "SSD_DRAFT_CELL" in reserved.ENV
 
 
 def test_targets_and_drafts_override_parts_of_a_common_template() -> None:
-    target, draft = target_of(SAMPLES["everything"]), draft_of(SAMPLES["everything"])
-    for template in (target, draft):
-        assert template["spec"]["schedulerName"] == "theirs"
-        assert template["spec"]["volumes"][-1]["name"] == "extra"
-        assert template["metadata"]["annotations"]["note"] == "kept"
-    assert target["metadata"]["labels"]["team"] == "serving"
-    assert draft["metadata"]["labels"]["team"] == "drafts"
-    assert target["spec"]["nodeSelector"] == {"pool": "engines"}
-    assert draft["spec"]["nodeSelector"] == {"pool": "engines", "gpu": "small"}
-    classes = (target["spec"]["priorityClassName"], draft["spec"]["priorityClassName"])
-    assert classes == ("high", "low")
-    assert environment_of(target)["SSD_TARGET_LOG_FORMAT"] == "text"
-    assert environment_of(draft)["SSD_TARGET_LOG_FORMAT"] == "json"
-
-
-def test_a_users_labels_do_not_replace_the_operators() -> None:
-    labels = target_of(SAMPLES["everything"])["metadata"]["labels"]
-    assert (labels["team"], labels["app.kubernetes.io/part-of"]) == ("serving", "ssd")
+    common = PodTemplate(
+        labels={"team": "serving", "app.kubernetes.io/part-of": "theirs"},
+        node_selector={"pool": "engines"},
+        priority_class_name="high",
+    )
+    own = PodOverrides(
+        labels={"team": "drafts"}, node_selector={"gpu": "small"}, priority_class_name="low"
+    )
+    spec = cpu_demo(draft=Draft(source=DEMO_DRAFT, pod_template=own)).changed(pod_template=common)
+    target, draft = both_of(resource(spec))
+    for template, team, nodes, priority in (
+        (target, "serving", {"pool": "engines"}, "high"),
+        (draft, "drafts", {"pool": "engines", "gpu": "small"}, "low"),
+    ):
+        labels = template["metadata"]["labels"]
+        assert (labels["team"], labels["app.kubernetes.io/part-of"]) == (team, "ssd")
+        assert template["spec"]["nodeSelector"] == nodes
+        assert template["spec"]["priorityClassName"] == priority
 
 
 @pytest.mark.parametrize(
@@ -142,119 +156,94 @@ def test_a_users_labels_do_not_replace_the_operators() -> None:
     ],
 )
 def test_a_source_is_spelled_as_the_process_reads_it(uri: str, model: str) -> None:
-    template = target_of(resource(cpu_demo(target=Target(source=Source(uri=uri)))))
-    assert environment_of(template)["SSD_TARGET_MODEL"] == model
-    claims = [
-        volume["persistentVolumeClaim"]
-        for volume in template["spec"]["volumes"]
-        if volume["name"] == "models"
-    ]
-    assert claims == ([{"claimName": "claim", "readOnly": True}] if "pvc" in uri else [])
+    template = demo_target(source=Source(uri=uri))
+    assert values_of(template)["SSD_TARGET_MODEL"] == model
+    volumes = [each for each in template["spec"]["volumes"] if each["name"] == "models"]
+    claim = {"claimName": "claim", "readOnly": True}
+    assert volumes == ([{"name": "models", "persistentVolumeClaim": claim}] if "pvc" in uri else [])
 
 
-def test_a_hub_model_is_pinned_and_its_token_is_a_reference() -> None:
-    template = target_of(resource(LLAMA))
-    values = environment_of(template)
-    assert values["SSD_TARGET_MODEL"].endswith(f"@{LLAMA.target.source.revision}")
-    (fetch,) = template["spec"]["initContainers"]
-    (token,) = [each for each in fetch["env"] if each["name"] == "HF_TOKEN"]
-    assert token["valueFrom"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
-    assert "HF_HOME" not in environment_of(target_of(resource(cpu_demo())))
-
-
-@pytest.mark.parametrize("template_of", [target_of, draft_of])
-def test_only_the_container_that_fetches_uses_the_hub_and_its_token(
-    template_of: Callable[[Resource], Object],
-) -> None:
-    template = template_of(resource(LLAMA))
+@pytest.mark.parametrize("component", [Component.TARGET, Component.DRAFT])
+def test_only_the_container_that_fetches_uses_the_hub_and_its_token(component: Component) -> None:
+    template = engine_template(resource(LLAMA), SETTINGS, component, 0)
     (fetch,) = template["spec"]["initContainers"]
     engine = container_of(template)
-    values = {each["name"]: each.get("value") for each in engine["env"]}
+    values, fetched = environment_of(engine), environment_of(fetch)
     assert values["HF_HUB_OFFLINE"] == "1"
-    assert "HF_TOKEN" not in values
-    fetched = {each["name"]: each.get("value", "") for each in fetch["env"]}
     assert "HF_HUB_OFFLINE" not in fetched
+    assert "HF_TOKEN" not in {each["name"] for each in engine["env"]}
+    (token,) = [each for each in fetch["env"] if each["name"] == "HF_TOKEN"]
+    assert token["valueFrom"] == {"secretKeyRef": {"name": "hf", "key": "token"}}
     assert fetched["HF_HOME"] == values["HF_HOME"]
     assert fetched["SSD_FETCH_MODEL"] in values.values(), "as the engine will look for it"
-    known = {name for name in fetched if name.startswith("SSD_FETCH_")}
-    load(FetchSettings, [], prefix="SSD_FETCH", environ={name: fetched[name] for name in known})
+    assert fetched["SSD_FETCH_MODEL"].endswith(f"@{LLAMA.target.source.revision}")
+    settings = {name: each for name, each in fetched.items() if name.startswith("SSD_FETCH_")}
+    load(FetchSettings, [], prefix="SSD_FETCH", environ=settings)
     assert fetch["image"] == engine["image"]
     (weights,) = [each for each in engine["volumeMounts"] if each["mountPath"] == values["HF_HOME"]]
     assert weights["readOnly"], "pods share them"
-    assert {mount["mountPath"] for mount in fetch["volumeMounts"]} == {
-        "/tmp",
-        reserved.CACHE_FOLDER,
-    }
-
-
-def test_a_fetch_reserves_no_more_than_its_engine_and_no_device() -> None:
-    template = target_of(resource(LLAMA))
-    (fetch,), engine = template["spec"]["initContainers"], container_of(template)
+    paths = {mount["mountPath"] for mount in fetch["volumeMounts"]}
+    assert paths == {"/tmp", reserved.CACHE_FOLDER}
     assert engine["resources"]["limits"]["nvidia.com/gpu"]
-    assert fetch["resources"]["requests"] == engine["resources"]["requests"]
-    assert "limits" not in fetch["resources"], "an empty map is never as the server stores it"
-    assert fetch["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert fetch["resources"] == {"requests": engine["resources"]["requests"]}, "and no device"
+    assert "HF_HOME" not in values_of(demo_target())
 
 
 def test_a_fetch_has_the_variables_and_mounts_of_the_user() -> None:
     proxy: Variable = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
     mount: VolumeMount = {"name": "certificates", "mountPath": "/etc/ssl/certs"}
-    added = PodTemplate(env=(proxy,), volume_mounts=(mount,))
-    spec = LLAMA.changed(pod_template=added)
+    spec = LLAMA.changed(pod_template=PodTemplate(env=(proxy,), volume_mounts=(mount,)))
     (fetch,) = target_of(resource(spec))["spec"]["initContainers"]
     assert proxy in fetch["env"]
     assert mount in fetch["volumeMounts"]
 
 
+DISK = {"ephemeral-storage": "256Mi"}
+STORED = {"limits": {"ephemeral-storage": "1G"}}
+
+
 @pytest.mark.parametrize(
-    ("wanted", "requests", "limits"),
+    ("wanted", "requests", "limits", "num_threads"),
     [
-        ({}, {"cpu": "500m", "memory": "1Gi"}, {"memory": "2Gi"}),
-        ({"requests": {"memory": "9Gi"}}, {"cpu": "500m", "memory": "9Gi"}, {}),
-        ({"limits": {"memory": "512Mi"}}, {"cpu": "500m"}, {"memory": "512Mi"}),
-        ({"limits": {"cpu": "2"}}, {"memory": "1Gi"}, {"memory": "2Gi", "cpu": "2"}),
+        ({}, {"cpu": "500m", "memory": "1Gi", **DISK}, {"memory": "2Gi"}, "1"),
+        ({"requests": {"memory": "9Gi"}}, {"cpu": "500m", "memory": "9Gi", **DISK}, {}, "1"),
+        ({"limits": {"memory": "512Mi"}}, {"cpu": "500m", **DISK}, {"memory": "512Mi"}, "1"),
         (
-            {"limits": {"ephemeral-storage": "1G"}},
-            {"cpu": "500m", "memory": "1Gi"},
-            {"memory": "2Gi", "ephemeral-storage": "1G"},
+            {"limits": {"cpu": "3500m"}},
+            {"memory": "1Gi", **DISK},
+            {"memory": "2Gi", "cpu": "3500m"},
+            "4",
         ),
+        (
+            {"requests": {"cpu": "2001m"}},
+            {"cpu": "2001m", "memory": "1Gi", **DISK},
+            {"memory": "2Gi"},
+            "3",
+        ),
+        (STORED, {"cpu": "500m", "memory": "1Gi"}, {"memory": "2Gi", **STORED["limits"]}, "1"),
     ],
 )
-def test_an_amount_of_the_user_replaces_both_defaults(
-    wanted: Resources, requests: Object, limits: Object
+def test_an_amount_of_the_user_replaces_both_defaults_and_each_core_has_a_thread(
+    wanted: Resources, requests: Object, limits: Object, num_threads: str
 ) -> None:
-    found = resources_of(wanted)
-    if "ephemeral-storage" not in limits:
-        requests = requests | {"ephemeral-storage": "256Mi"}
+    template = demo_target(resources=wanted)
+    found = container_of(template)["resources"]
     assert (found.get("requests", {}), found.get("limits", {})) == (requests, limits)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "num_threads"),
-    [
-        ({}, "1"),
-        ({"requests": {"cpu": "2"}}, "2"),
-        ({"requests": {"cpu": "2001m"}}, "3"),
-        ({"limits": {"cpu": "3500m"}}, "4"),
-    ],
-)
-def test_a_cpu_pod_has_a_thread_for_each_requested_core(
-    wanted: Resources, num_threads: str
-) -> None:
-    template = target_of(resource(cpu_demo(target=Target(source=DEMO_TARGET, resources=wanted))))
-    assert environment_of(template)["SSD_TARGET_THREADS"] == num_threads
+    assert values_of(template)["SSD_TARGET_THREADS"] == num_threads
 
 
 def test_targets_and_drafts_request_gpus_of_their_own_kind_and_tolerate_one_taint() -> None:
+    pretend = PodOverrides(env=variables(DEVICE="cpu"))
     spec = QWEN.changed(
-        target=QWEN.target.changed(gpu_resource="nvidia.com/mig-3g.40gb"),
+        target=QWEN.target.changed(gpu_resource="nvidia.com/mig-3g.40gb", pod_template=pretend),
         draft=QWEN.draft.changed(gpu_resource="nvidia.com/mig-1g.10gb"),
     )
-    target, draft = target_of(resource(spec)), draft_of(resource(spec))
-    assert container_of(target)["resources"]["limits"] == {"nvidia.com/mig-3g.40gb": "2"}
-    assert container_of(draft)["resources"]["limits"] == {"nvidia.com/mig-1g.10gb": "1"}
-    for template in (target, draft):
+    limits = ({"nvidia.com/mig-3g.40gb": "2"}, {"nvidia.com/mig-1g.10gb": "1"})
+    templates = both_of(resource(spec))
+    for template, wanted in zip(templates, limits, strict=True):
+        assert container_of(template)["resources"]["limits"] == wanted
         assert template["spec"]["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    assert values_of(templates[0])["SSD_TARGET_DEVICE"] == "cpu", "pretend GPUs run on CPU code"
 
 
 @pytest.mark.parametrize(
@@ -271,9 +260,8 @@ def test_a_pod_requests_the_disk_that_its_weights_fill(
     source = Source(uri=uri, revision="0" * 40 if uri.startswith("hf") else None)
     cache = ModelCache(size_limit=size_limit)
     spec = QWEN.changed(target=QWEN.target.changed(source=source), model_cache=cache)
-    template = target_of(resource(spec))
-    containers = [container_of(template), *template["spec"].get("initContainers", [])]
-    for container in containers:
+    pod = target_of(resource(spec))["spec"]
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
         assert container["resources"]["requests"]["ephemeral-storage"] == requested
 
 
@@ -290,65 +278,46 @@ def test_a_pod_requests_the_disk_that_its_weights_fill(
 def test_the_policy_decides_whether_drafts_run_beside_their_target(spec: Spec, policy: str) -> None:
     assert effective_policy(resource(spec)) == policy
     affinity = draft_of(resource(spec))["spec"].get("affinity", {}).get("podAffinity", {})
-    kinds = {
-        "Required": {"requiredDuringSchedulingIgnoredDuringExecution"},
-        "Preferred": {"preferredDuringSchedulingIgnoredDuringExecution"},
-        "None": set(),
-    }
-    assert set(affinity) == kinds[policy]
+    kind = f"{policy.lower()}DuringSchedulingIgnoredDuringExecution"
+    assert list(affinity) == ([] if policy == "None" else [kind])
 
 
-def test_a_draft_follows_the_target_of_its_own_cell() -> None:
-    affinity = engine_template(resource(LLAMA), SETTINGS, Component.DRAFT, 1)["spec"]["affinity"][
-        "podAffinity"
-    ]
+def required(template: Object, kind: str) -> Object:
+    """The term of a required affinity."""
+    affinity = template["spec"]["affinity"][kind]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    return dict(term)
+
+
+def test_a_draft_follows_the_target_of_its_own_cell_and_an_exclusive_target_avoids_all() -> None:
+    term = required(draft_of(resource(LLAMA), 1), "podAffinity")
     assert term["labelSelector"]["matchLabels"] == {
         "ssd.dev/name": "demo",
         "ssd.dev/component": "target",
         "ssd.dev/cell": "1",
     }
-
-
-def test_an_exclusive_node_has_one_target_over_all_namespaces() -> None:
-    affinity = target_of(resource(LLAMA))["spec"]["affinity"]["podAntiAffinity"]
-    (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]
+    term = required(target_of(resource(LLAMA)), "podAntiAffinity")
     assert term["namespaceSelector"] == {}
     assert term["labelSelector"] == {"matchLabels": {"ssd.dev/component": "target"}}
 
 
 def test_the_grace_period_is_longer_than_the_drain() -> None:
-    demo = resource(
-        cpu_demo(
-            target=Target(source=DEMO_TARGET, drain_seconds=60),
-            draft=Draft(source=DEMO_DRAFT, drain_seconds=10),
-        )
+    demo = cpu_demo(
+        target=Target(source=DEMO_TARGET, drain_seconds=60),
+        draft=Draft(source=DEMO_DRAFT, drain_seconds=10),
     )
-    assert target_of(demo)["spec"]["terminationGracePeriodSeconds"] == 90
-    assert draft_of(demo)["spec"]["terminationGracePeriodSeconds"] == 35
+    seconds = [each["spec"]["terminationGracePeriodSeconds"] for each in both_of(resource(demo))]
+    assert seconds == [90, 35]
 
 
-def test_only_the_startup_probe_waits_for_the_model() -> None:
-    target = Target(source=DEMO_TARGET, startup_timeout_seconds=61)
-    container = container_of(target_of(resource(cpu_demo(target=target))))
-    assert container["startupProbe"]["failureThreshold"] == 31
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert "initialDelaySeconds" not in container[probe]
-
-
-@pytest.mark.parametrize("template_of", [target_of, draft_of])
-def test_a_process_that_hangs_is_not_drained(
-    template_of: Callable[[Resource], Object],
-) -> None:
-    container = container_of(template_of(resource(cpu_demo())))
-    for probe in ("startupProbe", "livenessProbe"):
-        assert container[probe]["terminationGracePeriodSeconds"] == 10
-    assert "terminationGracePeriodSeconds" not in container["readinessProbe"]
-
-
-def test_pretend_gpus_run_on_cpu_code() -> None:
-    pretend = PodOverrides(env=({"name": "SSD_TARGET_DEVICE", "value": "cpu"},))
-    spec = QWEN.changed(target=QWEN.target.changed(pod_template=pretend))
-    template = target_of(resource(spec))
-    assert environment_of(template)["SSD_TARGET_DEVICE"] == "cpu"
-    assert container_of(template)["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+def test_only_the_startup_probe_waits_for_the_model_and_a_hung_process_is_not_drained() -> None:
+    assert (
+        container_of(demo_target(startup_timeout_seconds=61))["startupProbe"]["failureThreshold"]
+        == 31
+    )
+    for container in map(container_of, both_of(DEMO)):
+        graces = {}
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert "initialDelaySeconds" not in container[probe]
+            graces[probe] = container[probe].get("terminationGracePeriodSeconds")
+        assert graces == {"startupProbe": 10, "livenessProbe": 10, "readinessProbe": None}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.unit.ssd_operator.resources import SAMPLES, children, resource, specs
+from tests.unit.ssd_operator.resources import DEMO, SAMPLES, children, resource, specs
 
 from ssd_operator.api.spec import Object, Spec
 from ssd_operator.observe.diff import additions, matches, removal
@@ -277,7 +277,7 @@ def test_an_empty_object_that_means_something_is_missed() -> None:
 
 @pytest.mark.parametrize("edit", [lambda live: live.pop("spec"), lambda live: live.clear()])
 def test_half_an_object_covers_nothing(edit: Callable[[Object], Any]) -> None:
-    wanted = next(each for each in children(SAMPLES["cpu-demo"]) if each["kind"] == "Service")
+    wanted = next(each for each in children(DEMO) if each["kind"] == "Service")
     live = copy.deepcopy(wanted)
     edit(live)
     assert not matches(live, wanted)

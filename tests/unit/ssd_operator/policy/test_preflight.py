@@ -2,26 +2,25 @@
 
 import copy
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
+from tests.unit.ssd_operator.children.test_manifests import selectors
 from tests.unit.ssd_operator.resources import (
-    PREFLIGHTS,
-    SAMPLES,
+    DEMO,
     SETTINGS,
-    SNAPSHOTS,
+    TWO_CELLS,
     children,
-    preflight_of,
+    deployments,
+    not_restricted,
     resource,
     specs,
 )
 from tests.unit.ssd_operator.scenes import pod, terminating, unscheduled
 
 from ssd_operator.api.spec import Object, Resource, Spec
-from ssd_operator.children.names import CELL_LABEL, COMPONENT_LABEL, REVISION_LABEL
+from ssd_operator.children.names import CELL_LABEL, REVISION_LABEL, revision_of
 from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import name_of, to_text
@@ -30,16 +29,6 @@ from ssd_operator.policy.preflight import RETRY_SECONDS, Preflight, preflight_st
 from ssd_operator.policy.rollout import Stage, outdated_targets
 
 NOW = 1_000_000.0
-DEMO = SAMPLES["cpu-demo"]
-TWO_CELLS = SAMPLES["llama-70b-two-cells"]
-
-
-def targets_of(demo: Resource) -> list[Object]:
-    return [
-        each
-        for each in children(demo)
-        if each["kind"] == "Deployment" and each["metadata"]["labels"][COMPONENT_LABEL] == "target"
-    ]
 
 
 def older(deployment: Object) -> Object:
@@ -64,7 +53,7 @@ def seen(
     live: Object | None = None,
 ) -> Snapshot:
     """Outdated targets of ``changed`` cells, and by cell the node of a ready pod."""
-    wanted = targets_of(demo)
+    wanted = deployments(demo, "target")
     found = [older(each) if cell in changed else each for cell, each in enumerate(wanted)]
     things = {Ref("Deployment", name_of(each)): each for each in found}
     if live is not None:
@@ -74,10 +63,17 @@ def seen(
     return Snapshot(resource=demo, now=NOW, children=things, pods=ready)
 
 
-def look(snapshot: Snapshot, demo: Resource = DEMO, now: float = NOW) -> Preflight:
+def look(snapshot: Snapshot, demo: Resource = DEMO) -> Preflight:
     factory = ChildFactory(resource=demo, settings=SETTINGS)
-    wanted, snapshot = targets_of(demo), replace(snapshot, now=now)
+    wanted = deployments(demo, "target")
     return preflight_state(factory, wanted, outdated_targets(wanted, snapshot), snapshot)
+
+
+def drawn(snapshot: Snapshot, demo: Resource = DEMO) -> Object:
+    """The pod that is wanted."""
+    made = look(snapshot, demo).pod
+    assert made is not None
+    return copy.deepcopy(made)
 
 
 def node_of(thing: Object) -> str:
@@ -91,8 +87,7 @@ def node_of(thing: Object) -> str:
 
 def running(age: float = 30.0, node: str = "n1", **status: Any) -> Object:
     """The live preflight pod of the demo."""
-    made = copy.deepcopy(look(seen(pods={0: node})).pod)
-    assert made is not None
+    made = drawn(seen(pods={0: node}))
     made["metadata"]["creationTimestamp"] = to_text(NOW - age)
     made["spec"]["nodeName"] = node
     return made | {"status": status}
@@ -112,60 +107,36 @@ def waiting(reason: str, message: str = "") -> Object:
     return {"phase": "Pending", **container(state)}
 
 
-@pytest.mark.parametrize("name", PREFLIGHTS)
-def test_the_pod_equals_the_snapshot(name: str) -> None:
-    reviewed = list(yaml.safe_load_all((SNAPSHOTS / f"preflight-{name}.yaml").read_text()))
-    assert [preflight_of(SAMPLES[name])] == reviewed
-
-
 @given(specs())
 def test_the_pod_has_no_device_and_no_privilege_and_no_selector_matches_it(spec: Spec) -> None:
     demo = resource(spec)
-    made = preflight_of(demo)
+    made = drawn(seen(demo), demo)
     (inside,) = made["spec"]["containers"]
     assert set(inside["resources"]["limits"]) == {"cpu", "memory"}
-    assert inside["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert not any("hostPath" in volume for volume in made["spec"]["volumes"])
+    assert not_restricted(made["spec"]) == []
     assert len(name_of(made)) <= 63
     labels = made["metadata"]["labels"]
-    for each in children(demo):
-        if each["kind"] == "PodMonitor":
-            continue  # the pod has no port for it
-        spec_of_child = each.get("spec", {})
-        for kind in ("selector", "podSelector"):
-            selector = spec_of_child.get(kind)
-            wanted = (selector or {}).get("matchLabels", selector)
-            assert wanted is None or not wanted.items() <= labels.items(), name_of(each)
+    # It has no port for a PodMonitor.
+    selecting = selectors([each for each in children(demo) if each["kind"] != "PodMonitor"])
+    assert not any(each.items() <= labels.items() for each in selecting)
 
 
-def test_the_pod_runs_the_image_and_settings_of_the_target() -> None:
-    demo = SAMPLES["everything"]
-    (inside,) = preflight_of(demo)["spec"]["containers"]
-    (engine,) = targets_of(demo)[0]["spec"]["template"]["spec"]["containers"]
-    assert (inside["image"], inside["env"]) == (engine["image"], engine["env"])
+def test_the_pod_runs_the_image_and_settings_of_the_target_once_and_requests_little() -> None:
+    made = drawn(seen(TWO_CELLS), TWO_CELLS)
+    assert (made["spec"]["restartPolicy"], made["spec"]["activeDeadlineSeconds"]) == ("Never", 2400)
+    (inside,) = made["spec"]["containers"]
+    (engine,) = deployments(TWO_CELLS, "target")[0]["spec"]["template"]["spec"]["containers"]
+    for same in ("image", "env", "command", "volumeMounts"):
+        assert inside[same] == engine[same]
     assert inside["args"] == ["--print-config"]
-    assert inside["volumeMounts"] == engine["volumeMounts"]
+    assert inside["resources"]["requests"]["cpu"] == "100m", "with none it starves on a busy node"
 
 
-def test_without_a_change_there_is_no_preflight() -> None:
-    assert look(seen(changed=())) == Preflight()
-
-
-def test_without_a_ready_target_there_is_no_preflight() -> None:
-    assert look(seen(pods={})) == Preflight()
-
-
-def test_a_preflight_runs_on_the_node_of_the_target() -> None:
-    found = look(seen(pods={0: "n7"}))
-    assert found.stage is Stage.RUNNING
-    assert found.pod is not None
-    assert node_of(found.pod) == "n7"
-    assert found.pod["metadata"]["name"] == f"demo-preflight-{revision(DEMO)}"
-
-
-def revision(demo: Resource) -> str:
-    labels = targets_of(demo)[0]["spec"]["template"]["metadata"]["labels"]
-    return str(labels[REVISION_LABEL])
+@pytest.mark.parametrize("snapshot", [seen(changed=()), seen(pods={})], ids=["same", "down"])
+def test_without_a_change_or_without_a_ready_target_there_is_no_preflight(
+    snapshot: Snapshot,
+) -> None:
+    assert look(snapshot) == Preflight()
 
 
 @pytest.mark.parametrize(
@@ -179,10 +150,12 @@ def revision(demo: Resource) -> str:
 def test_cells_share_one_preflight_on_the_node_of_the_first_outdated_target(
     pods: dict[int, str], changed: tuple[int, ...], node: str
 ) -> None:
-    found = look(seen(TWO_CELLS, pods, changed), TWO_CELLS)
-    assert found.pod is not None
-    assert node_of(found.pod) == node
-    assert name_of(found.pod) == f"llama-70b-preflight-{revision(TWO_CELLS)}"
+    observed = seen(TWO_CELLS, pods, changed)
+    assert look(observed, TWO_CELLS).stage is Stage.RUNNING
+    made = drawn(observed, TWO_CELLS)
+    assert node_of(made) == node
+    revision = revision_of(deployments(TWO_CELLS, "target")[0])
+    assert name_of(made) == f"llama-70b-preflight-{revision}"
 
 
 STAGES: list[tuple[Object, Stage, str]] = [
@@ -241,17 +214,17 @@ def test_a_preflight_is_created_again_if_the_target_has_moved() -> None:
     assert (found.stage, found.pod) == (Stage.RUNNING, None)
 
 
-def test_a_passed_preflight_counts_also_after_the_target_has_moved() -> None:
-    live = running(node="n1", phase="Succeeded")
-    assert look(seen(pods={0: "n2"}, live=live)).stage is Stage.PASSED
-
-
-def test_a_preflight_that_is_being_deleted_is_awaited() -> None:
-    live = terminating(running(**ended(78)))
-    assert look(seen(live=live)).stage is Stage.RUNNING
-
-
-def test_a_failed_preflight_counts_while_the_target_is_down() -> None:
-    live = running(**ended(78, "SettingsError: no"))
-    found = look(seen(pods={}, live=live))
-    assert (found.stage, found.pod) == (Stage.FAILED, live)
+@pytest.mark.parametrize(
+    ("pods", "live", "stage"),
+    [
+        ({0: "n2"}, running(phase="Succeeded"), Stage.PASSED),
+        ({}, running(**ended(78, "SettingsError: no")), Stage.FAILED),
+        ({0: "n1"}, terminating(running(**ended(78))), Stage.RUNNING),
+    ],
+    ids=["the target has moved", "the target is down", "it is being deleted"],
+)
+def test_a_result_counts_also_after_a_change_of_the_target(
+    pods: dict[int, str], live: Object, stage: Stage
+) -> None:
+    found = look(seen(pods=pods, live=live))
+    assert (found.stage, found.pod) == (stage, live)

@@ -17,7 +17,7 @@ from tests.unit.ssd_operator.world import (
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import RESTART_ANNOTATION, revision_of
-from ssd_operator.observe.cluster import BusyError, ConflictError, ForbiddenError, Ref
+from ssd_operator.observe.cluster import BusyError, ConflictError, ForbiddenError, MissingError, Ref
 from ssd_operator.observe.pod_state import name_of
 from ssd_operator.runtime.work_queue import DEBOUNCE_SECONDS
 
@@ -213,6 +213,15 @@ async def test_a_failed_call_fails_the_pass_and_the_next_one_continues(error: Ex
         await world.run_pass()
     assert await world.come_to_rest() <= 4
     assert world.condition("Ready") == ("True", "Serving")
+
+
+async def test_a_resource_that_exists_is_not_dropped_because_a_status_write_was_not_found() -> None:
+    world = await settled()
+    world.controllers.make_unready(world.ready_pods("target")[0])
+    world.cluster.failures = [MissingError("404")]
+    assert await world.next_pass() is not None
+    await world.come_to_rest()
+    assert world.condition("Ready")[0] == "False"
 
 
 async def test_a_paused_resource_gets_its_status_and_nothing_else() -> None:
