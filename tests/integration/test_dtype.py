@@ -77,11 +77,11 @@ async def test_the_default_dtype_serves_on_a_cpu_that_cannot_pack_bfloat16(folde
     async with (
         pair(folder) as (target, draft),
         TargetClient(target.grpc_address) as client,
-        DraftClient(draft.grpc_address) as helper,
+        DraftClient(draft.grpc_address) as draft_process,
     ):
         await assert_speculation_changes_no_token(client)
         info, pool = await client.model_info(), await client.pool_status()
-        status = await helper.get_status()
+        status = await draft_process.get_status()
         assert (info.dtype, pool.dtype, status.dtype) == ("float32",) * 3
         reason = info.dtype_reason
         assert reason.startswith("this CPU cannot pack bfloat16 weights: mkldnn_")
@@ -125,9 +125,9 @@ async def test_a_target_and_a_draft_of_different_dtypes_generate_identical_token
     async with (
         pair(folder, ("--dtype", of_target), ("--dtype", of_draft)) as (target, draft),
         TargetClient(target.grpc_address) as client,
-        DraftClient(draft.grpc_address) as helper,
+        DraftClient(draft.grpc_address) as draft_process,
     ):
-        found = (await client.model_info()).dtype, (await helper.get_status()).dtype
+        found = (await client.model_info()).dtype, (await draft_process.get_status()).dtype
         if of_target != "auto":
             assert found == (of_target, of_draft)
         await assert_speculation_changes_no_token(client)

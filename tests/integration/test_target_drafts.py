@@ -90,7 +90,10 @@ async def generate_until_hits(client: TargetClient, plain: list[int], more_than:
 async def test_a_draft_with_the_targets_weights_has_no_misses_and_no_rejections(
     folder: Path,
 ) -> None:
-    async with draft(folder) as helper, target(folder, [helper], *LONG_WAIT) as (_, client):
+    async with (
+        draft(folder) as draft_process,
+        target(folder, [draft_process], *LONG_WAIT) as (_, client),
+    ):
         plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
         assert statistics.hits == 0
         for _ in range(MAX_TRIES):
@@ -112,7 +115,10 @@ async def test_token_ids_without_an_embedding_are_refused(
 ) -> None:
     """The tokenizer has 257 tokens and the embedding 250, as after adding tokens."""
     small = write_tiny_folder(tmp_path / "small", seed=1, vocab_size=250)
-    async with draft(small) as helper, target(small, [helper], *LONG_WAIT) as (_, client):
+    async with (
+        draft(small) as draft_process,
+        target(small, [draft_process], *LONG_WAIT) as (_, client),
+    ):
         assert (await client.model_info()).vocab_size == 250
         with pytest.raises(FieldError, match=r"ids\[1\]: token id 250 is outside 0..249"):
             await anext(client.generate([1, 250], WARM))
@@ -127,7 +133,10 @@ async def test_target_and_draft_can_have_embeddings_of_different_sizes(
     folder: Path, tmp_path: Path
 ) -> None:
     padded = write_tiny_folder(tmp_path / "padded", seed=1, attention_gain=GAIN, vocab_size=272)
-    async with draft(folder) as helper, target(padded, [helper], *LONG_WAIT) as (_, client):
+    async with (
+        draft(folder) as draft_process,
+        target(padded, [draft_process], *LONG_WAIT) as (_, client),
+    ):
         plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
         await generate_until_hits(client, plain, more_than=20)
         with pytest.raises(FieldError, match="token id 257"):
@@ -154,15 +163,15 @@ async def test_a_killed_draft_does_not_change_the_tokens_of_its_sequences(folder
 
 async def test_a_stopped_draft_is_used_again_when_it_continues(folder: Path) -> None:
     async with (
-        draft(folder) as helper,
-        target(folder, [helper], *LONG_WAIT) as (process, client),
+        draft(folder) as draft_process,
+        target(folder, [draft_process], *LONG_WAIT) as (process, client),
     ):
         plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
-        helper.signal(signal.SIGSTOP)
+        draft_process.signal(signal.SIGSTOP)
         async with asyncio.timeout(60):
             assert (await generate(client))[0] == plain
         await until_link(process, "lost")
-        helper.signal(signal.SIGCONT)
+        draft_process.signal(signal.SIGCONT)
         await until_link(process, "active")
         await generate_until_hits(client, plain)
 
@@ -228,10 +237,13 @@ async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
 async def test_both_ends_of_a_link_report_the_pod_of_the_other(folder: Path) -> None:
     there = ("--pod-name", "demo-draft-0-x", "--node-name", "n1", "--cell", "0")
     here = ("--pod-name", "demo-target-0-y", "--node-name", "n1", "--cell", "0")
-    async with draft(folder, "0", *there) as helper, target(folder, [helper], *here) as (_, client):
+    async with (
+        draft(folder, "0", *there) as draft_process,
+        target(folder, [draft_process], *here) as (_, client),
+    ):
         (link,) = (await client.pool_status()).links
         assert (link.draft_pod, link.draft_node) == ("demo-draft-0-x", "n1")
-        assert (await helper.until("link")).fields["target"] == "demo-target-0-y"
+        assert (await draft_process.until("link")).fields["target"] == "demo-target-0-y"
 
 
 async def test_a_link_slower_than_allowed_is_refused_with_the_measured_round_trip(
@@ -239,8 +251,10 @@ async def test_a_link_slower_than_allowed_is_refused_with_the_measured_round_tri
 ) -> None:
     strict = ("--max-round-trip-us", "1", "--drafts")
     async with AsyncExitStack() as stack:
-        helper = await stack.enter_async_context(draft(folder, "0", "--pod-name", "demo-draft-0-x"))
-        lone = target(folder, [], *strict, helper.grpc_address)
+        draft_process = await stack.enter_async_context(
+            draft(folder, "0", "--pod-name", "demo-draft-0-x")
+        )
+        lone = target(folder, [], *strict, draft_process.grpc_address)
         process, client = await stack.enter_async_context(lone)
         refusal = (await process.until("link")).fields
         assert refusal["state"] == "refused"
@@ -254,6 +268,6 @@ async def test_a_link_slower_than_allowed_is_refused_with_the_measured_round_tri
         assert link.round_trip_seconds > 1e-6
         strict_tokens, statistics = await generate(client)
         assert statistics.mode is Mode.AUTOREGRESSIVE
-        lax = target(folder, [helper], *LONG_WAIT, "--max-round-trip-us", "1000000")
+        lax = target(folder, [draft_process], *LONG_WAIT, "--max-round-trip-us", "1000000")
         _, client = await stack.enter_async_context(lax)
         await generate_until_hits(client, strict_tokens, more_than=20)

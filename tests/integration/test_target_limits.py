@@ -104,14 +104,14 @@ async def drain(call: "grpc.aio.UnaryStreamCall[Any, Any]") -> None:
 
 
 async def test_every_documented_metric_has_a_plausible_value(folder: Path) -> None:
-    async with draft(folder) as helper:
-        flags = ("--drafts", helper.grpc_address, *LONG_WAIT)
+    async with draft(folder) as draft_process:
+        flags = ("--drafts", draft_process.grpc_address, *LONG_WAIT)
         async with target(folder, *flags) as (process, client):
             assert (await process.until("link")).fields["state"] == "active"
             asked_at = time.monotonic()
             await generate(client, "abc", sampling=LONG)
             elapsed = time.monotonic() - asked_at
-            rtt = f'ssd_link_rtt_seconds{{draft="{helper.grpc_address}"}}'
+            rtt = f'ssd_link_rtt_seconds{{draft="{draft_process.grpc_address}"}}'
             metrics = await until(process, lambda found: is_free(found) and rtt in found)
             assert metrics['ssd_requests_total{outcome="length"}'] == 1
             assert metrics['ssd_tokens_total{kind="prompt"}'] == 3
@@ -134,13 +134,13 @@ async def test_every_documented_metric_has_a_plausible_value(folder: Path) -> No
             assert metrics["ssd_queue_seconds_count"] == 1
             assert metrics["ssd_commit_to_wire_seconds_count"] >= metrics[results[0]]
             assert metrics["ssd_open_sessions"] == 0
-            assert metrics[f'ssd_link_state{{draft="{helper.grpc_address}"}}'] == 1
+            assert metrics[f'ssd_link_state{{draft="{draft_process.grpc_address}"}}'] == 1
             assert metrics[rtt] > 0
             for direction in ("in", "out"):
                 assert metrics[f'ssd_link_bytes_total{{direction="{direction}"}}'] > 0
             assert metrics["ssd_bad_frames_total"] == 0
             # The draft closes the session after the response has ended.
-            there = await until(helper, lambda found: found["ssd_draft_sessions"] == 0)
+            there = await until(draft_process, lambda found: found["ssd_draft_sessions"] == 0)
             for part in ("load", "warm-up"):
                 assert there[f'ssd_draft_startup_seconds{{part="{part}"}}'] > 0
             assert there["ssd_draft_max_sessions"] == 16
@@ -153,9 +153,9 @@ async def test_every_documented_metric_has_a_plausible_value(folder: Path) -> No
 
 
 async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None:
-    async with draft(folder) as helper:
+    async with draft(folder) as draft_process:
         unreachable = "127.0.0.1:1"
-        flags = ("--drafts", f"{helper.grpc_address},{unreachable}", *LONG_WAIT)
+        flags = ("--drafts", f"{draft_process.grpc_address},{unreachable}", *LONG_WAIT)
         async with target(folder, *flags) as (process, client):
             async with asyncio.timeout(WAIT_SECONDS):
                 links: dict[str, LinkStatus] = {}
@@ -169,7 +169,7 @@ async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None
                 while (busy := await client.pool_status()).tokens_per_round <= 1:
                     await anext(stream)
             assert (busy.running_sequences, busy.waiting_sequences) == (1, 0)
-            link = next(link for link in busy.links if link.address == helper.grpc_address)
+            link = next(link for link in busy.links if link.address == draft_process.grpc_address)
             assert (link.sessions, link.channel) == (1, "grpc")
             assert 1 <= link.sustainable_sessions <= 16
             assert 0 < busy.eligible_sequences <= 1
@@ -218,9 +218,9 @@ async def test_a_deadline_of_the_client_frees_the_sequence(folder: Path) -> None
 
 async def test_a_disconnected_client_frees_the_sequence_and_the_session(folder: Path) -> None:
     async with (
-        draft(folder) as helper,
-        target(folder, "--drafts", helper.grpc_address) as (process, client),
-        DraftClient(helper.grpc_address) as watcher,
+        draft(folder) as draft_process,
+        target(folder, "--drafts", draft_process.grpc_address) as (process, client),
+        DraftClient(draft_process.grpc_address) as watcher,
     ):
         assert (await process.until("link")).fields["state"] == "active"
         stream = client.generate("abc", ENDLESS)
@@ -314,8 +314,8 @@ async def test_each_request_is_counted_once_with_its_outcome(folder: Path) -> No
 
 
 async def test_more_requests_than_slots_all_receive_their_own_tokens(folder: Path) -> None:
-    async with draft(folder) as helper:
-        flags = ("--drafts", helper.grpc_address, "--max-num-seqs", "16", "--deterministic")
+    async with draft(folder) as draft_process:
+        flags = ("--drafts", draft_process.grpc_address, "--max-num-seqs", "16", "--deterministic")
         async with target(folder, *flags) as (process, client):
             prompts = [f"number {n} " * (1 + n % 5) for n in range(40)]
             together = await asyncio.gather(*(generate(client, prompt) for prompt in prompts))
