@@ -1,0 +1,427 @@
+"""Chooses whether a target speculates and how long its proposals are. No clock, no I/O.
+
+The target gives the measurements of each round to ``Controller.note``, and asks ``choose`` before
+each round. Both choices, speculation and plain decoding, are compared by what they measured: tokens
+per second of whole rounds. Waits, host work and drafts that share a core with the target therefore
+count as much as forward passes.
+
+- **Loads.** Each power of two of running sequences has its own estimates and its own choice.
+- **Trials.** The choice that is not in use is measured in short trials. Their loss, and that of
+  wrong changes, is at most ``LOSS_SHARE`` of the time. A trial of speculation ends as soon as its
+  result is clear.
+- **Hysteresis.** Speculation is turned off when it is slower than plain decoding, and on when it is
+  faster by ``MIN_GAIN``. Between these bounds the choice stays.
+- **Proposals.** Their largest length is the one with most tokens per second, from the acceptance at
+  each position and the time of a verify by columns. A change needs a gain of ``MIN_LENGTH_GAIN``.
+
+*Decision*: measured rounds decide, a model of the times only chooses the length. *Because*: on one
+core, a draft that runs beside the target lengthens its verify, and a model that scales the times of
+a verify reports a speed-up where there is a loss. *Not chosen*: a model of T_verify, T_table and
+the hit rate for both choices, which needs no trials. *Revisit when* trials cost more than they
+gain, for example where a session takes minutes to open.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ssd.speculation.round_samples import Calibration, Mean, RoundSample, SpeedUp
+
+LOSS_SHARE = 0.005
+"""Largest share of the time that trials and wrong changes may lose."""
+FIRST_TRIAL_SECONDS = 1.0
+"""Time of rounds before the first trial, and between trials whose results differ."""
+MAX_TRIAL_SECONDS = 30.0
+"""Longest time of rounds between two trials, unless ``LOSS_SHARE`` requires more."""
+MIN_GAIN = 1.03
+"""Speed-up from which speculation is turned on again."""
+MIN_LENGTH_GAIN = 1.03
+SETTLE_ROUNDS = 2
+"""Rounds after a change that are not measured: a draft may still compute."""
+PLAIN_ROUNDS = 8
+"""Measured rounds of a trial of plain decoding."""
+MIN_ROUNDS = 6
+"""Rounds of speculation before which its speed-up is not judged."""
+MAX_TRIAL_SEQUENCE_ROUNDS = 96
+"""Rounds of a trial of speculation, times its sequences, after which it is judged in any case."""
+OPENING_ROUNDS = 256
+"""Rounds in which drafts have not answered, after which a trial of speculation is given up."""
+HALF_OPEN_ROUNDS = 16
+"""Rounds from the first table on after which speculation is measured, even if most sessions are
+still opening."""
+LOSS_ROUNDS = 16
+"""Rounds of plain decoding whose time speculation may lose before a trial of plain decoding."""
+HOPELESS_ROUNDS = 2
+HOPELESS_SPEED_UP = 0.5
+"""Speculation below this speed-up that has lost ``LOSS_ROUNDS`` is judged after
+``HOPELESS_ROUNDS``."""
+LOAD_ROUNDS = 8
+"""Rounds at another load after which its choice applies."""
+LENGTH_ROUNDS = 32
+"""Rounds between two choices of the length of proposals."""
+_WINDOW = 256
+_PLAIN_WINDOW = 64
+_CLEAR = 2.0
+"""Standard errors by which a clear result differs from 1."""
+
+
+class Reason(StrEnum):
+    """Why the controller has made its choice."""
+
+    MEASURING = "measuring"
+    """Too few rounds have been measured. The controller begins with speculation."""
+    FASTER = "faster"
+    """Speculation is faster than plain decoding."""
+    SLOWER = "slower"
+    """Speculation is slower than plain decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the next round does."""
+
+    is_on: bool
+    """Whether sequences in mode AUTO have sessions."""
+    max_proposed: int
+    """Largest number of tokens of their proposals, 0..K."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The choice for the current load without its trials, for status and metrics."""
+
+    is_on: bool
+    reason: Reason
+    speed_up: float
+    """Measured tokens/s of speculation over those of plain decoding; 0 while unknown."""
+    max_proposed: int
+
+
+@dataclass(slots=True)
+class _Load:
+    """Estimates and choice of one range of running sequences."""
+
+    max_proposed: int
+    is_on: bool = True
+    is_judged: bool = False
+    plain: Mean = field(default_factory=lambda: Mean(_PLAIN_WINDOW))
+    """Seconds of a round of plain decoding, over the calibrated time of its verify."""
+    speed_up: SpeedUp = field(default_factory=lambda: SpeedUp(_WINDOW))
+    verify: dict[int, Mean] = field(default_factory=dict)
+    """Seconds of a verify by columns, over the calibrated time."""
+    host: Mean = field(default_factory=lambda: Mean(_PLAIN_WINDOW, 0.0))
+    """Seconds of a round beside its verify."""
+    accepted_K: list[Mean] = field(default_factory=list)
+    """Share of the sequences whose proposed token at a position was accepted."""
+    rounds: int = 0
+    """Measured rounds of speculation since its last change."""
+    plain_seconds: float = 0.0
+    """Time of a round of plain decoding."""
+    loss_seconds: float = 0.0
+    """Time that speculation has lost against plain decoding, less the time that it then gained."""
+    trial_pause: float = FIRST_TRIAL_SECONDS
+
+    @property
+    def ratio(self) -> float:
+        return self.speed_up.ratio(self.plain.value)
+
+    @property
+    def error(self) -> float:
+        return self.speed_up.error(self.plain.value)
+
+
+@dataclass(slots=True)
+class _Stage:
+    """The rounds since the last change of the choice in use."""
+
+    is_trial: bool = False
+    rounds: int = 0
+    seconds: float = 0.0
+    plain_seconds: float = 0.0
+    """Time of plain decoding for the same tokens."""
+    answered_rounds: int = 0
+    """Rounds from the first one with a table on."""
+    is_measured: bool = False
+    """Whether most sessions are open, so that rounds of speculation count."""
+    is_length_chosen: bool = False
+    """Whether the length was chosen again because speculation seemed slower."""
+    plain: Mean = field(default_factory=lambda: Mean(_PLAIN_WINDOW))
+
+    @property
+    def loss_seconds(self) -> float:
+        """Time lost against plain decoding."""
+        return max(0.0, self.seconds - self.plain_seconds)
+
+
+class Controller:
+    """Chooses between speculation and plain decoding. One thread."""
+
+    def __init__(
+        self, columns: tuple[int, ...], lookahead: int, calibration: Calibration | None = None
+    ) -> None:
+        """Construct a controller that has measured nothing.
+
+        Args:
+            columns: row counts of a sequence in a verify that give identical bits, ascending.
+            lookahead: K, tokens of a full proposal.
+            calibration: start values of the times of a verify.
+        """
+        self._columns = columns
+        self._lookahead = lookahead
+        self._calibration = calibration or Calibration()
+        self._loads: dict[int, _Load] = {}
+        self._load_key = 0
+        self._load = self._load_of(0)
+        self._rounds_elsewhere = 0
+        self._stage = _Stage()
+        self._since_trial = 0.0
+        """Seconds of rounds since the last trial."""
+        self._debt = 0.0
+        """Lost seconds that ``LOSS_SHARE`` of the time has not yet paid for."""
+
+    def choose(self, num_sequences: int) -> Choice:
+        """Return the choice for the next round, of so many sequences."""
+        self._follow_load(num_sequences)
+        is_on = self._load.is_on is not self._stage.is_trial
+        if not is_on:
+            return Choice(is_on=False, max_proposed=0)
+        # Until most sessions are open, a long verify would serve few proposals.
+        waits = self._stage.is_trial and num_sequences > 1 and not self._stage.is_measured
+        return Choice(is_on=True, max_proposed=0 if waits else self._load.max_proposed)
+
+    def report(self) -> Report:
+        """Return the choice for the current load, without trials."""
+        load = self._load
+        reason = Reason.MEASURING
+        if load.is_judged:
+            reason = Reason.FASTER if load.is_on else Reason.SLOWER
+        speed_up = load.ratio if load.is_judged else 0.0
+        return Report(load.is_on, reason, speed_up, load.max_proposed)
+
+    def note(self, sample: RoundSample) -> None:
+        """Note a round that ran with the choice of the last ``choose``."""
+        self._debt = max(0.0, self._debt - LOSS_SHARE * sample.seconds)
+        self._since_trial += sample.seconds
+        key = load_key(sample.num_sequences)
+        load = self._load_of(key)
+        if sample.is_plain and self._stage.rounds >= SETTLE_ROUNDS:
+            load.plain.note(sample.seconds / self._plain_unit(sample))
+        if sample.num_auto == 0 or key != self._load_key:
+            return
+        stage = self._stage
+        stage.rounds += 1
+        stage.seconds += sample.seconds
+        stage.plain_seconds += self._plain_time(sample) * load.plain.value
+        if load.is_on is not stage.is_trial:
+            self._note_speculation(load, sample)
+        elif stage.is_trial:
+            self._note_plain_trial(load, sample)
+        elif self._may_try(load):
+            self._choose_length(load, sample.num_sequences)
+            self._measure_again(load)
+            self._begin(is_trial=True)
+
+    def _note_speculation(self, load: _Load, sample: RoundSample) -> None:
+        stage = self._stage
+        if not stage.is_measured:
+            self._note_opening(load, sample)
+            return
+        if sample.num_sessions == 0:
+            if stage.is_trial:
+                self._end_trial(load, is_on=load.is_on)
+            return
+        self._measure(load, sample)
+        if stage.is_trial:
+            self._judge_trial(load, sample.num_sequences)
+            return
+        seems_slower = self._seems_slower(load)
+        may_choose = seems_slower and not stage.is_length_chosen
+        if may_choose or load.rounds % LENGTH_ROUNDS == 0:
+            stage.is_length_chosen |= seems_slower
+            if self._choose_length(load, sample.num_sequences):
+                return
+        if seems_slower or self._may_try(load):
+            self._begin(is_trial=True)
+
+    def _note_opening(self, load: _Load, sample: RoundSample) -> None:
+        """Wait until the drafts answer; the first round with tables has no proposals yet."""
+        stage = self._stage
+        stage.answered_rounds += stage.answered_rounds > 0 or sample.num_answered > 0
+        is_open = 2 * sample.num_answered >= sample.num_auto
+        stage.is_measured = is_open or stage.answered_rounds >= HALF_OPEN_ROUNDS
+        if stage.is_trial:
+            is_unserved = sample.num_sessions == 0 and stage.rounds >= LOAD_ROUNDS
+            if not stage.is_measured and (is_unserved or stage.rounds >= OPENING_ROUNDS):
+                self._end_trial(load, is_on=load.is_on)
+        elif load.is_judged:
+            self._debt += max(0.0, sample.seconds * (1.0 - 1.0 / max(1.0, load.ratio)))
+
+    def _measure(self, load: _Load, sample: RoundSample) -> None:
+        plain = self._plain_time(sample)
+        load.rounds += 1
+        load.plain_seconds = self._plain_unit(sample) * load.plain.value
+        load.speed_up.note(plain, sample.seconds)
+        lost = sample.seconds - plain * load.plain.value
+        load.loss_seconds = max(0.0, load.loss_seconds + lost)
+        calibrated = self._calibration.verify_seconds(sample.columns, sample.num_sequences)
+        verify = load.verify.setdefault(sample.columns, Mean(_PLAIN_WINDOW))
+        verify.note(sample.verify_seconds / calibrated)
+        load.host.note(sample.seconds - sample.verify_seconds)
+        for position, mean in enumerate(load.accepted_K[: load.max_proposed]):
+            accepted = sample.num_accepted_K
+            count = accepted[position] if position < len(accepted) else 0
+            mean.note(count / sample.num_sequences)
+
+    def _seems_slower(self, load: _Load) -> bool:
+        """Whether recent rounds of speculation suggest a trial of plain decoding."""
+        if not load.plain.count and not self._calibration.seconds:
+            return load.rounds >= PLAIN_ROUNDS
+        if self._is_hopeless(load, load.loss_seconds):
+            return True
+        if load.rounds < LENGTH_ROUNDS and load.is_judged:
+            return False
+        if load.speed_up.count < MIN_ROUNDS:
+            return False
+        has_lost = load.loss_seconds > LOSS_ROUNDS * load.plain_seconds
+        if has_lost and load.ratio >= 1.0:
+            # The newest rounds have lost, older ones have not: the older ones no longer count.
+            self._measure_again(load)
+            return False
+        return has_lost or load.ratio + _CLEAR * load.error < 1.0
+
+    def _measure_again(self, load: _Load) -> None:
+        """Begin to measure the speed-up again."""
+        load.speed_up.clear()
+        self._debt += load.loss_seconds
+        load.loss_seconds = 0.0
+
+    def _is_hopeless(self, load: _Load, loss_seconds: float) -> bool:
+        """Whether few rounds have lost so much that no more are needed."""
+        return (
+            load.rounds >= HOPELESS_ROUNDS
+            and load.ratio < HOPELESS_SPEED_UP
+            and loss_seconds > LOSS_ROUNDS * load.plain_seconds
+        )
+
+    def _may_try(self, load: _Load) -> bool:
+        is_due = self._since_trial >= load.trial_pause
+        return is_due and (self._debt <= 0.0 or not load.is_judged)
+
+    def _note_plain_trial(self, load: _Load, sample: RoundSample) -> None:
+        stage = self._stage
+        if stage.rounds > SETTLE_ROUNDS and sample.is_plain:
+            stage.plain.note(sample.seconds / self._plain_unit(sample))
+        if stage.plain.count >= PLAIN_ROUNDS:
+            load.plain = Mean(_PLAIN_WINDOW, stage.plain.value, stage.plain.count)
+            if load.ratio >= 1.0:
+                self._debt += max(0.0, stage.seconds * (1.0 - 1.0 / load.ratio))
+            else:
+                self._debt += load.loss_seconds
+                load.loss_seconds = 0.0
+            self._end_trial(load, is_on=load.ratio >= 1.0)
+            load.is_judged = True
+        elif stage.rounds >= 4 * PLAIN_ROUNDS:
+            # Requests that force speculation run beside: plain decoding cannot be measured.
+            self._end_trial(load, is_on=load.is_on)
+
+    def _judge_trial(self, load: _Load, num_sequences: int) -> None:
+        """End a trial of speculation when its result is clear, or when it has taken long."""
+        count, ratio, error = load.speed_up.count, load.ratio, load.error
+        is_hopeless = self._is_hopeless(load, self._stage.loss_seconds)
+        if load.rounds < MIN_ROUNDS and not is_hopeless:
+            return
+        is_clear = (
+            is_hopeless or ratio + _CLEAR * error < MIN_GAIN or ratio - _CLEAR * error > MIN_GAIN
+        )
+        if is_clear or count * num_sequences >= MAX_TRIAL_SEQUENCE_ROUNDS:
+            load.is_judged = True
+            self._debt += self._stage.loss_seconds
+            load.loss_seconds = 0.0
+            self._end_trial(load, is_on=ratio > MIN_GAIN)
+
+    def _end_trial(self, load: _Load, *, is_on: bool) -> None:
+        """Keep the choice that was tried, or return to the other one."""
+        was_measured = self._stage.is_measured and is_on and not load.is_on
+        if is_on is load.is_on:
+            load.trial_pause = min(2.0 * load.trial_pause, MAX_TRIAL_SECONDS)
+        else:
+            load.trial_pause = FIRST_TRIAL_SECONDS
+        load.is_on = is_on
+        if is_on and not was_measured:
+            # The acceptance of positions beyond a shorter length is measured again.
+            load.max_proposed = self._lookahead
+        self._since_trial = 0.0
+        self._begin(is_trial=False, is_measured=was_measured)
+
+    def _begin(self, *, is_trial: bool, is_measured: bool = False) -> None:
+        self._load.rounds = 0
+        self._stage = _Stage(is_trial=is_trial, is_measured=is_measured)
+
+    def _choose_length(self, load: _Load, num_sequences: int) -> bool:
+        """Choose the length of proposals with most tokens per second; true if it has changed."""
+        if load.accepted_K[0].count < PLAIN_ROUNDS:
+            return False
+        rates = self._rates(load, num_sequences)
+        best = max(rates, key=lambda length: rates[length])
+        if rates[best] <= MIN_LENGTH_GAIN * rates.get(load.max_proposed, 0.0):
+            return False
+        load.max_proposed = best
+        self._measure_again(load)
+        return True
+
+    def _rates(self, load: _Load, num_sequences: int) -> Mapping[int, float]:
+        """Return tokens per second of a sequence by the largest length of its proposals."""
+        known = [mean.value for mean in load.verify.values()]
+        usual = sum(known) / len(known)
+        rates: dict[int, float] = {}
+        for columns in self._columns:
+            length = min(columns - 1, self._lookahead)
+            if length == 0:
+                continue
+            verify = load.verify.get(columns)
+            factor = verify.value if verify and verify.count >= PLAIN_ROUNDS else usual
+            seconds = factor * self._calibration.verify_seconds(columns, num_sequences)
+            tokens = 1.0 + sum(mean.value for mean in load.accepted_K[:length])
+            rates[length] = tokens / (seconds + max(0.0, load.host.value))
+        return rates
+
+    def _follow_load(self, num_sequences: int) -> None:
+        key = load_key(num_sequences)
+        if key == self._load_key:
+            self._rounds_elsewhere = 0
+            return
+        self._rounds_elsewhere += 1
+        if self._rounds_elsewhere < LOAD_ROUNDS and self._stage.rounds:
+            return
+        was_on = self._load.is_on is not self._stage.is_trial
+        if self._stage.is_trial:
+            self._since_trial = 0.0
+            self._debt += self._stage.loss_seconds
+        self._load_key, self._load = key, self._load_of(key)
+        self._rounds_elsewhere = 0
+        # Sessions that are open stay open.
+        self._begin(is_trial=False, is_measured=was_on and self._stage.is_measured)
+
+    def _load_of(self, key: int) -> _Load:
+        """Return the state of a load; a new one begins with the choice of the nearest load."""
+        if key not in self._loads:
+            load = _Load(self._lookahead)
+            load.accepted_K = [Mean(_WINDOW, 0.0) for _ in range(self._lookahead)]
+            nearest = min(self._loads, key=lambda other: abs(other - key), default=None)
+            if nearest is not None:
+                load.is_on = self._loads[nearest].is_on
+            self._loads[key] = load
+        return self._loads[key]
+
+    def _plain_unit(self, sample: RoundSample) -> float:
+        """Return the calibrated seconds of a verify without proposals."""
+        return self._calibration.verify_seconds(self._columns[0], sample.num_sequences)
+
+    def _plain_time(self, sample: RoundSample) -> float:
+        """Return the calibrated seconds of plain decoding for the tokens of a round."""
+        return self._plain_unit(sample) * sample.num_tokens / sample.num_sequences
+
+
+def load_key(num_sequences: int) -> int:
+    """Return the number of the load: 1, 2, 3 to 4, 5 to 8, 9 to 16 sequences, and so on."""
+    return (num_sequences - 1).bit_length()

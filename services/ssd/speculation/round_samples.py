@@ -1,0 +1,125 @@
+"""What rounds measure for the controller: samples, and running estimates over them. Pure.
+
+Times of rounds are kept as multiples of calibrated times, so that rounds of different numbers of
+sequences are comparable. Letters: **B** sequences, **K** proposed tokens.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSample:
+    """The measurements of one round."""
+
+    num_sequences: int
+    """Sequences of the round, B."""
+    num_auto: int
+    """Sequences whose speculation the controller chooses."""
+    num_sessions: int
+    """Sessions of the target on its drafts, open or opening."""
+    num_answered: int
+    """Sequences whose outcome was looked up in a table: hits, misses and late tables."""
+    num_tokens: int
+    """Tokens that the sequences gained together."""
+    columns: int
+    """Rows of each sequence in the verify."""
+    num_proposed: int
+    """Proposed tokens of all sequences."""
+    num_accepted_K: tuple[int, ...]
+    """Sequences whose proposed token at each position was accepted."""
+    seconds: float
+    """T_round without the prefill of other sequences."""
+    verify_seconds: float
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the round was plain decoding, and no draft worked for it."""
+        return self.num_sessions == 0 and self.num_proposed == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Seconds of a verify by (columns, sequences), measured at the start; empty is unknown."""
+
+    seconds: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def verify_seconds(self, columns: int, num_sequences: int) -> float:
+        """Return the seconds of a verify, between the measured sizes by linear interpolation.
+
+        Beyond the largest measured size, time grows in proportion. Without a measurement of these
+        columns the result is 1.
+        """
+        sizes = sorted(size for found, size in self.seconds if found == columns)
+        if not sizes:
+            return 1.0
+        upper = next((size for size in sizes if size >= num_sequences), None)
+        if upper is None:
+            return self.seconds[columns, sizes[-1]] * num_sequences / sizes[-1]
+        lower = max((size for size in sizes if size <= num_sequences), default=upper)
+        low, high = self.seconds[columns, lower], self.seconds[columns, upper]
+        if upper == lower:
+            return low
+        return low + (high - low) * (num_sequences - lower) / (upper - lower)
+
+
+@dataclass(slots=True)
+class Mean:
+    """A running mean: of all samples at first, later with the weight ``1 / window`` of each."""
+
+    window: int
+    value: float = 1.0
+    count: int = 0
+
+    def note(self, sample: float) -> None:
+        """Add a sample."""
+        self.count += 1
+        self.value += (sample - self.value) / min(self.count, self.window)
+
+
+class SpeedUp:
+    """The ratio of two sums over recent rounds, and its standard error.
+
+    The numerator is the time that plain decoding would need for the tokens of a round, the
+    denominator the time of the round. Source of the error: the ratio estimator of survey sampling.
+    """
+
+    def __init__(self, window: int) -> None:
+        """Construct an empty estimate; ``window`` is the number of rounds that it remembers."""
+        self._keep = 1.0 - 1.0 / window
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all rounds."""
+        self.count = 0.0
+        """Rounds, the older ones with less weight."""
+        self._plain = self._seconds = 0.0
+        self._plain_2 = self._product = self._seconds_2 = 0.0
+
+    def note(self, plain: float, seconds: float) -> None:
+        """Add a round: its time in plain decoding, in multiples of a unit, and its own time."""
+        keep = self._keep
+        self.count = keep * self.count + 1.0
+        self._plain = keep * self._plain + plain
+        self._seconds = keep * self._seconds + seconds
+        self._plain_2 = keep * self._plain_2 + plain * plain
+        self._product = keep * self._product + plain * seconds
+        self._seconds_2 = keep * self._seconds_2 + seconds * seconds
+
+    def ratio(self, unit: float) -> float:
+        """Return the speed-up over plain decoding; ``unit`` is that of ``note``, in seconds."""
+        return self._plain * unit / self._seconds if self._seconds > 0 else 1.0
+
+    def error(self, unit: float) -> float:
+        """Return the standard error of the speed-up."""
+        if self.count < 2 or self._seconds <= 0:
+            return math.inf
+        ratio = self.ratio(unit)
+        squares = (
+            self._plain_2 * unit * unit
+            - 2.0 * ratio * self._product * unit
+            + ratio * ratio * self._seconds_2
+        )
+        mean = self._seconds / self.count
+        return math.sqrt(max(0.0, squares) / (self.count - 1.0) / self.count) / mean

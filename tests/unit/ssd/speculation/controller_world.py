@@ -1,0 +1,118 @@
+"""A simulated target with drafts: the times and tokens of its rounds, as a controller sees them."""
+
+import math
+import random
+from dataclasses import dataclass, field
+
+from ssd.speculation.controller import Controller
+from ssd.speculation.round_samples import Calibration, RoundSample
+
+LOOKAHEAD = 6
+COLUMNS = (1, 2, 4, 7)
+
+
+@dataclass
+class World:
+    """Times in seconds, probabilities, and the sequences of a batch."""
+
+    batch: int = 1
+    plain_seconds: float = 0.010
+    """T_verify of one column at this batch."""
+    wide_factor: float = 1.5
+    """T_verify of K+1 columns over that of one; linear between them."""
+    host_seconds: float = 0.001
+    table_factor: float = 0.8
+    """T_table over T_verify of K+1 columns."""
+    hit_rate: float = 0.85
+    acceptance: float = 0.8
+    noise: float = 0.1
+    """Relative standard deviation of all times."""
+    opening_rounds: int = 5
+    shared_core: float = 1.0
+    """Factor on all times of the target while a draft works."""
+    has_drafts: bool = True
+
+    def verify_seconds(self, columns: int) -> float:
+        share = (columns - 1) / LOOKAHEAD
+        return self.plain_seconds * (1.0 + (self.wide_factor - 1.0) * share)
+
+    def plain_rate(self) -> float:
+        """Tokens/s of plain decoding."""
+        mean_noise = math.exp(self.noise**2 / 2.0)
+        return self.batch / (self.verify_seconds(1) * mean_noise + self.host_seconds)
+
+    def calibration(self) -> Calibration:
+        return Calibration({(c, self.batch): self.verify_seconds(c) for c in COLUMNS})
+
+
+@dataclass
+class Run:
+    """Rounds of a controller in a world, which a test may change on the way."""
+
+    world: World
+    seed: int = 0
+    controller: Controller = field(init=False)
+    tokens: float = 0.0
+    seconds: float = 0.0
+    changes: int = 0
+    """Changes of the reported choice."""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.controller = Controller(COLUMNS, LOOKAHEAD, self.world.calibration())
+        self.rounds_on = 0
+        self.proposed = [0] * self.world.batch
+
+    def run(self, seconds: float) -> float:
+        """Run rounds for so long; returns their tokens/s."""
+        tokens_before, seconds_before = self.tokens, self.seconds
+        while self.seconds < seconds_before + seconds:
+            self.round()
+        return (self.tokens - tokens_before) / (self.seconds - seconds_before)
+
+    def round(self) -> None:
+        world, draw = self.world, self.random.random
+        was_on = self.controller.report().is_on
+        if len(self.proposed) != world.batch:
+            self.proposed, self.rounds_on = [0] * world.batch, 0
+        choice = self.controller.choose(world.batch)
+        is_on = choice.is_on and world.has_drafts
+        self.rounds_on = self.rounds_on + 1 if is_on else 0
+        is_open = self.rounds_on > world.opening_rounds
+        if not is_on:
+            self.proposed = [0] * world.batch
+        proposed = self.proposed
+        columns = next(each for each in COLUMNS if each > max(proposed))
+        noise = self.random.lognormvariate(0.0, world.noise)
+        factor = noise * (world.shared_core if is_on else 1.0)
+        verify = world.verify_seconds(columns) * factor
+        accepted_K = [0] * LOOKAHEAD
+        num_tokens = 0
+        for length in proposed:
+            accepted = 0
+            while accepted < length and draw() < world.acceptance:
+                accepted_K[accepted] += 1
+                accepted += 1
+            num_tokens += accepted + 1
+        hits = [is_open and draw() < world.hit_rate for _ in proposed]
+        table = world.table_factor * world.verify_seconds(COLUMNS[-1]) * factor
+        wait = max(0.0, table - verify) if is_open else 0.0
+        seconds = verify + wait + world.host_seconds
+        self.proposed = [choice.max_proposed if hit else 0 for hit in hits]
+        self.controller.note(
+            RoundSample(
+                num_sequences=world.batch,
+                num_auto=world.batch,
+                num_sessions=world.batch if is_on else 0,
+                num_answered=world.batch if is_open else 0,
+                num_tokens=num_tokens,
+                columns=columns,
+                num_proposed=sum(proposed),
+                num_accepted_K=tuple(accepted_K),
+                seconds=seconds,
+                verify_seconds=verify,
+            )
+        )
+        self.tokens += num_tokens
+        self.seconds += seconds
+        self.changes += self.controller.report().is_on is not was_on

@@ -1,0 +1,180 @@
+"""The controller in simulated worlds: it never loses against plain decoding, and it settles."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tests.unit.ssd.speculation.controller_world import LOOKAHEAD, Run, World
+
+from ssd.speculation.controller import Choice, Controller, Reason
+from ssd.speculation.round_samples import Calibration, Mean, SpeedUp
+
+START_SECONDS = 6.0
+GOOD = World()
+USELESS = World(acceptance=0.02, hit_rate=0.3, table_factor=2.0)
+
+worlds = st.builds(
+    World,
+    batch=st.sampled_from([1, 3, 8, 16]),
+    wide_factor=st.floats(1.0, 4.0),
+    host_seconds=st.floats(0.0, 0.003),
+    table_factor=st.floats(0.1, 12.0),
+    hit_rate=st.floats(0.0, 1.0),
+    acceptance=st.floats(0.0, 1.0),
+    noise=st.floats(0.0, 0.25),
+    opening_rounds=st.integers(1, 20),
+    shared_core=st.floats(1.0, 3.0),
+)
+
+
+simulated = settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    # A run has thousands of rounds: shrinking would take minutes.
+    phases=[Phase.explicit, Phase.generate],
+)
+
+
+@simulated
+@given(world=worlds, seed=st.integers(0, 1000))
+def test_after_its_start_it_is_never_slower_than_98_percent_of_plain_decoding(
+    world: World, seed: int
+) -> None:
+    run = Run(world, seed)
+    run.run(START_SECONDS)
+    assert run.run(30.0) >= 0.98 * world.plain_rate()
+
+
+@simulated
+@given(world=worlds, seed=st.integers(0, 1000))
+def test_in_a_world_that_does_not_change_it_settles(world: World, seed: int) -> None:
+    run = Run(world, seed)
+    run.run(40.0)
+    # Where both choices are equally fast, noise may turn it several times.
+    assert run.changes <= 8
+
+
+@pytest.mark.parametrize("batch", [1, 8, 16])
+def test_speculation_that_pays_stays_on(batch: int) -> None:
+    run = Run(replace(GOOD, batch=batch))
+    run.run(START_SECONDS)
+    assert run.run(30.0) > 2.2 * run.world.plain_rate()
+    assert run.changes == 0
+    report = run.controller.report()
+    assert (report.is_on, report.reason) == (True, Reason.FASTER)
+    assert report.speed_up > 2.0
+
+
+@pytest.mark.parametrize("batch", [1, 8, 16])
+def test_speculation_that_does_not_pay_is_off_within_two_seconds(batch: int) -> None:
+    run = Run(replace(USELESS, batch=batch))
+    run.run(2.0)
+    report = run.controller.report()
+    assert (report.is_on, report.reason) == (False, Reason.SLOWER)
+    assert report.speed_up < 0.7
+    assert run.run(60.0) > 0.98 * run.world.plain_rate()
+    assert run.changes == 1
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_it_comes_back_on_when_speculation_pays_again(batch: int) -> None:
+    run = Run(replace(USELESS, batch=batch))
+    run.run(60.0)
+    run.world = replace(GOOD, batch=batch)
+    run.run(60.0)
+    assert run.controller.report().is_on
+    assert run.run(10.0) > 2.0 * run.world.plain_rate()
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_it_turns_off_within_two_seconds_of_a_draft_that_becomes_useless(batch: int) -> None:
+    run = Run(replace(GOOD, batch=batch))
+    run.run(60.0)
+    run.world = replace(USELESS, batch=batch)
+    run.run(2.0)
+    assert not run.controller.report().is_on
+
+
+def test_a_slower_machine_does_not_turn_speculation_off() -> None:
+    run = Run(GOOD)
+    run.run(20.0)
+    run.world = replace(GOOD, plain_seconds=0.04, host_seconds=0.004)
+    run.run(60.0)
+    assert run.controller.report().is_on
+
+
+def test_without_drafts_it_stays_at_its_first_choice() -> None:
+    run = Run(replace(GOOD, has_drafts=False))
+    run.run(20.0)
+    report = run.controller.report()
+    assert (report.is_on, report.reason, report.speed_up) == (True, Reason.MEASURING, 0.0)
+
+
+def test_drafts_that_disappear_are_no_reason_to_turn_off() -> None:
+    run = Run(GOOD)
+    run.run(20.0)
+    run.world = replace(GOOD, has_drafts=False)
+    run.run(20.0)
+    run.world = GOOD
+    run.run(5.0)
+    assert run.controller.report().is_on
+
+
+def test_rejected_positions_are_not_proposed() -> None:
+    world = replace(GOOD, batch=8, acceptance=0.5, wide_factor=2.0, table_factor=0.3)
+    run = Run(world)
+    run.run(20.0)
+    report = run.controller.report()
+    assert report.is_on
+    assert report.max_proposed < LOOKAHEAD
+
+
+def test_a_flat_verify_keeps_full_proposals() -> None:
+    run = Run(replace(GOOD, acceptance=0.6, wide_factor=1.0, noise=0.02))
+    run.run(20.0)
+    assert run.controller.report().max_proposed == LOOKAHEAD
+
+
+def test_each_load_has_its_own_choice() -> None:
+    good, bad = GOOD, replace(USELESS, batch=16)
+    run = Run(good)
+    for _ in range(3):
+        for world in (good, bad):
+            run.world = world
+            run.run(10.0)
+    assert not run.controller.report().is_on
+    run.world = good
+    run.run(1.0)
+    assert run.controller.report().is_on
+
+
+def test_a_short_change_of_load_keeps_the_choice() -> None:
+    controller = Controller((1, 7), LOOKAHEAD)
+    assert controller.choose(1) == Choice(is_on=True, max_proposed=LOOKAHEAD)
+    for num_sequences in (1, 2, 1, 4, 1):
+        assert controller.choose(num_sequences).is_on
+
+
+def test_calibrated_times_are_interpolated() -> None:
+    calibration = Calibration({(1, 1): 1.0, (1, 4): 4.0, (7, 1): 2.0})
+    assert calibration.verify_seconds(1, 1) == 1.0
+    assert calibration.verify_seconds(1, 2) == 2.0
+    assert calibration.verify_seconds(1, 8) == 8.0
+    assert calibration.verify_seconds(4, 8) == 1.0
+
+
+def test_a_mean_forgets_old_samples() -> None:
+    mean = Mean(4)
+    for sample in [8.0] * 10 + [2.0] * 100:
+        mean.note(sample)
+    assert mean.value == pytest.approx(2.0)
+
+
+def test_the_speed_up_of_equal_rounds_has_no_error() -> None:
+    speed_up = SpeedUp(100)
+    for _ in range(10):
+        speed_up.note(3.0, 2.0)
+    assert speed_up.ratio(1.0) == pytest.approx(1.5)
+    assert speed_up.error(1.0) == pytest.approx(0.0)
