@@ -84,7 +84,7 @@ ROUND_SECONDS = Histogram(
 ROUNDS_TOTAL = Counter(
     "ssd_rounds",
     "Rounds of a sequence by the result of the look-up: hit, miss, late, no_draft (no draft had a "
-    "session of this sequence, or speculation was off), none (no table was needed). "
+    "session of this sequence), none (no table was needed, or speculation was off). "
     "Hit rate: rate(ssd_rounds_total{result='hit'}[5m]) / ignoring(result) "
     "sum without(result) (rate(ssd_rounds_total{result=~'hit|miss|late'}[5m])). Without a draft: "
     "rate(ssd_rounds_total{result='no_draft'}[5m]) / ignoring(result) "
@@ -99,6 +99,23 @@ ACCEPTED_TOKENS_TOTAL = Counter(
 )
 PROPOSED_TOKENS_TOTAL = Counter("ssd_proposed_tokens", "Tokens proposed to the target.")
 OPEN_SESSIONS = Gauge("ssd_open_sessions", "Sessions that a target has open on its drafts.")
+SPECULATION_ACTIVE = Gauge(
+    "ssd_speculation_active",
+    "1 while requests in mode AUTO speculate, 0 while plain decoding is faster for them.",
+)
+SPECULATION_SPEED_UP = Gauge(
+    "ssd_speculation_speed_up",
+    "Measured tokens/s of speculation divided by those of plain decoding, at the current number of "
+    "running sequences; 0 before the first comparison.",
+)
+SPECULATION_REASON = Gauge(
+    "ssd_speculation_reason",
+    "1 for the reason of ssd_speculation_active: measuring (too few rounds), faster, slower.",
+    ["reason"],
+)
+MAX_PROPOSED_TOKENS = Gauge(
+    "ssd_max_proposed_tokens", "Maximum number of tokens of a proposal that the target chose."
+)
 COMMIT_TO_TABLE_SECONDS = Histogram(
     "ssd_commit_to_table_seconds",
     "Seconds from sending a commit to the arrival of the first columns of its table.",
@@ -166,7 +183,8 @@ _OF_TARGET = (
     *(TOKENS_TOTAL, RUNNING_SEQUENCES, WAITING_SEQUENCES, KV_BLOCKS, ROUND_SECONDS, ROUNDS_TOTAL),
     *(ACCEPTED_TOKENS_TOTAL, PROPOSED_TOKENS_TOTAL, OPEN_SESSIONS, COMMIT_TO_TABLE_SECONDS),
     *(DESIRED_DRAFT_REPLICAS, COMMIT_TO_WIRE_SECONDS, LINK_STATE, LINK_RTT_SECONDS),
-    *(LINK_TRANSPORT_INFO, LINK_REFUSALS_TOTAL),
+    *(LINK_TRANSPORT_INFO, LINK_REFUSALS_TOTAL, SPECULATION_ACTIVE, SPECULATION_SPEED_UP),
+    *(SPECULATION_REASON, MAX_PROPOSED_TOKENS),
 )
 _OF_OTHERS = {"target": _OF_DRAFT, "draft": _OF_TARGET}
 

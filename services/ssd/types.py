@@ -204,6 +204,8 @@ class SpeculationStatistics:
     """T_verify: median duration of the forward pass in the request's rounds."""
     round_seconds: float = 0.0
     """T_round: median time from the begin of a round to the begin of the next one."""
+    paused_rounds: int = 0
+    """Rounds for which the target had turned speculation off, because plain decoding is faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,15 @@ from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.local_model import LocalModel
+from ssd.speculation.controller import Controller
 from ssd.telemetry import progress_log
+from ssd_target.calibration import calibrate
 from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.scheduler import Scheduler
+from ssd_target.decoding.speculation_control import SpeculationControl
 from ssd_target.settings import TargetSettings
 
 
@@ -45,4 +48,11 @@ class ModelLoader:
             Scheduler(engine, self._settings.max_queue, BlockPool(runner.num_blocks)),
             BatchBuilder(engine, runner.verify_columns),
             Sampler(engine, runner.model.vocab_size),
+            self._control(runner),
         )
+
+    def _control(self, runner: TargetRunner) -> SpeculationControl:
+        context, lookahead = self._context, self._settings.lookahead
+        calibration = calibrate(runner, runner.verify_columns, context.clock)
+        controller = Controller(runner.verify_columns, lookahead, calibration)
+        return SpeculationControl(controller, context.drafts, context.round_log, lookahead)

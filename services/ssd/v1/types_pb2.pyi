@@ -116,7 +116,7 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculationStatistics(_message.Message):
-    __slots__ = ("rounds", "hits", "misses", "late", "proposed_tokens", "accepted_tokens", "time_to_first_token_seconds", "wall_seconds", "decode_seconds", "verify_seconds", "round_seconds", "mode")
+    __slots__ = ("rounds", "hits", "misses", "late", "proposed_tokens", "accepted_tokens", "time_to_first_token_seconds", "wall_seconds", "decode_seconds", "verify_seconds", "round_seconds", "mode", "paused_rounds")
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     HITS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
@@ -129,6 +129,7 @@ class SpeculationStatistics(_message.Message):
     VERIFY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     rounds: int
     hits: int
     misses: int
@@ -141,4 +142,5 @@ class SpeculationStatistics(_message.Message):
     verify_seconds: float
     round_seconds: float
     mode: Mode
-    def __init__(self, rounds: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., wall_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., round_seconds: _Optional[float] = ..., mode: _Optional[_Union[Mode, str]] = ...) -> None: ...
+    paused_rounds: int
+    def __init__(self, rounds: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., wall_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., round_seconds: _Optional[float] = ..., mode: _Optional[_Union[Mode, str]] = ..., paused_rounds: _Optional[int] = ...) -> None: ...

@@ -20,8 +20,8 @@ NO_TOKENS: tuple[TokenId, ...] = ()
 class Proposals:
     """The proposals of a round.
 
-    ``tokens_BK`` int64, padded with ``NO_TOKEN``, and of width 0 in a round without proposals
-    whose sequences have one row each;
+    ``tokens_BK`` int64, padded with ``NO_TOKEN``: the rows of a verify are the fewest that fit all
+    proposals, among the row counts with identical bits, so its width can be less than K;
     ``num_proposed_B`` int64, 0..K. ``tokens`` holds the same ids on the host, without padding.
     """
 
@@ -49,7 +49,8 @@ class BatchBuilder:
     ) -> Proposals:
         """Gather the proposals of the sequences."""
         tokens = tuple(proposed.get(each.sequence_id, NO_TOKENS) for each in sequences)
-        columns = self._verify_columns[-1 if any(tokens) else 0]
+        longest = max(map(len, tokens))
+        columns = next(count for count in self._verify_columns if count > longest)
         tokens_BK = np.full((len(sequences), columns - 1), NO_TOKEN, dtype=np.int64)
         for index, proposal in enumerate(tokens):
             tokens_BK[index, : len(proposal)] = proposal

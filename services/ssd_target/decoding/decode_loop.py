@@ -25,6 +25,7 @@ from ssd_target.decoding.round_times import RoundPart, RoundTimes
 from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.scheduler import Plan, Scheduler
 from ssd_target.decoding.sequence import NOTHING_EMITTED, Arrival, Emission, Sequence
+from ssd_target.decoding.speculation_control import SpeculationControl
 
 _log = get_logger(__name__)
 _IDLE_SECONDS = 1.0
@@ -41,6 +42,7 @@ class DecodeLoop:
         scheduler: Scheduler,
         builder: BatchBuilder,
         sampler: Sampler,
+        control: SpeculationControl,
     ) -> None:
         self._inbox = context.inbox
         self._drafts = context.drafts
@@ -52,6 +54,7 @@ class DecodeLoop:
         self._scheduler = scheduler
         self._builder = builder
         self._sampler = sampler
+        self._control = control
         self._metrics = RoundMetrics(runner.engine.num_columns)
         self._request_statistics: dict[SequenceId, RequestStatistics] = {}
         self._proposed: dict[SequenceId, tuple[TokenId, ...]] = {}
@@ -104,6 +107,7 @@ class DecodeLoop:
         with times.part(RoundPart.NOISE):
             self._fill_noise(results, lookups)
         self._end_round(times, results, lookups)
+        self._control.note_round(times, logits_BPV.shape[1], results, lookups)
 
     def _apply(self, plan: Plan) -> None:
         """End the requests that will not run, prepare the admitted ones, open sessions."""
@@ -121,12 +125,15 @@ class DecodeLoop:
             self._request_statistics[sequence.sequence_id] = RequestStatistics(
                 sequence.arrival.arrived_at
             )
+        for sequence in self._control.apply(plan.running, len(plan.decoding)):
+            self._proposed.pop(sequence.sequence_id, None)
         # A draft assumes that the round after an opening has no proposal.
         self._drafts.open_sessions(
             each
             for each in plan.running
-            if each.may_speculate and not self._proposed.get(each.sequence_id)
+            if self._control.may_open(each) and not self._proposed.get(each.sequence_id)
         )
+        self._control.note_sessions()
         self._note_counts()
 
     def _prefill(self, plan: Plan) -> None:
@@ -148,7 +155,8 @@ class DecodeLoop:
         for sequence, proposed, outcome in zip(sequences, proposals.tokens, outcomes, strict=True):
             base_len = len(sequence.tokens)
             emission = sequence.append((*proposed[: outcome.accepted], outcome.bonus))
-            results.append(RoundResult(sequence, base_len, len(proposed), outcome, emission))
+            limit = self._control.max_proposed(sequence)
+            results.append(RoundResult(sequence, base_len, len(proposed), outcome, emission, limit))
         return results
 
     def _push(self, results: Rows[RoundResult]) -> None:
@@ -161,6 +169,7 @@ class DecodeLoop:
             request_statistics.note_round(
                 self._round_log.num_rounds - 1, result.num_proposed, accepted, now
             )
+            request_statistics.paused_rounds += self._control.is_paused(sequence)
             if emission.finish_reason is FinishReason.FAILED:
                 sequence.arrival.sink.put(GenerationChunk(token_ids=emission.token_ids))
                 _fail(sequence, len(sequence.tokens) - 1)

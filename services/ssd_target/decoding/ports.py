@@ -10,6 +10,8 @@ import torch
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.ports import Clock
+from ssd.speculation.controller import Choice, Report
+from ssd.speculation.round_samples import RoundSample
 from ssd.step_thread import Watchdog
 from ssd.types import SequenceId
 from ssd_target.decoding.inbox import Inbox
@@ -45,6 +47,11 @@ class Drafts(Protocol):
     No method raises: a draft that fails costs speed, never a token.
     """
 
+    @property
+    def num_sessions(self) -> int:
+        """Number of sessions, open or opening."""
+        ...
+
     def open_sessions(self, sequences: Iterable[Sequence]) -> None:
         """Open a session for each of the sequences that has none, while drafts have room."""
         ...
@@ -57,8 +64,28 @@ class Drafts(Protocol):
         """Send one batched commit to each draft."""
         ...
 
+    def release(self, sequence_ids: Iterable[SequenceId]) -> None:
+        """Close the sessions of sequences that continue without a draft."""
+        ...
+
     def close(self, sequence_id: SequenceId) -> None:
         """Close the session of a sequence that has ended."""
+        ...
+
+
+class RoundController(Protocol):
+    """The part of ``ssd.speculation.controller.Controller`` that rounds use."""
+
+    def choose(self, num_sequences: int) -> Choice:
+        """Return the choice for the next round."""
+        ...
+
+    def note(self, sample: RoundSample) -> None:
+        """Note the measurements of a round."""
+        ...
+
+    def report(self) -> Report:
+        """Return the choice and its reason, for status and metrics."""
         ...
 
 

@@ -17,6 +17,7 @@ class RequestStatistics:
     lookups: LookupCounts = field(default_factory=LookupCounts)
     proposed_tokens: int = 0
     accepted_tokens: int = 0
+    paused_rounds: int = 0
     first_token_at: float = 0.0
     last_token_at: float = 0.0
 
@@ -43,6 +44,7 @@ class RequestStatistics:
             late=self.lookups.late,
             proposed_tokens=self.proposed_tokens,
             accepted_tokens=self.accepted_tokens,
+            paused_rounds=self.paused_rounds,
             time_to_first_token_seconds=max(0.0, self.first_token_at - self.arrived_at),
             wall_seconds=max(0.0, self.last_token_at - self.arrived_at),
             decode_seconds=max(0.0, self.last_token_at - self.first_token_at),

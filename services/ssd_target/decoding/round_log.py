@@ -7,6 +7,7 @@ not: ``round_metrics`` observes the same rounds beside it, and nothing reads a m
 import numpy as np
 from numpy.typing import NDArray
 
+from ssd.speculation.controller import Reason, Report
 from ssd_target.decoding.scheduler import SchedulerCounts
 from ssd_target.decoding.time_mean import TimeMean
 
@@ -17,8 +18,8 @@ _RECENT_ROUNDS = 256
 class RoundLog:
     """Times and sizes of the newest 65,536 rounds, and the counts of the scheduler.
 
-    The step thread writes. Any thread may read ``counts``, ``mean_eligible`` and the properties,
-    which describe the newest 256 complete rounds and are 0 before the first one.
+    The step thread writes. Any thread may read ``counts``, ``speculation``, ``mean_eligible`` and
+    the properties, which describe the newest 256 complete rounds and are 0 before the first one.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,8 @@ class RoundLog:
         """Rounds that have begun; the newest one has the index before it."""
         self.counts = SchedulerCounts()
         """Sequences and KV blocks that the scheduler holds now."""
+        self.speculation = Report(is_on=True, reason=Reason.MEASURING, speed_up=0.0, max_proposed=0)
+        """Choice of the controller."""
         self._num_complete = 0
         self._eligible = TimeMean()
         self._begun_at = np.zeros(_ROUNDS_KEPT)

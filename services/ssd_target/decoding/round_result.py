@@ -16,10 +16,12 @@ class RoundResult:
     num_proposed: int
     outcome: Outcome
     emission: Emission
+    max_proposed: int
+    """Largest number of tokens of the next proposal that the controller allows."""
 
     def max_tokens(self, lookahead: int) -> int:
         """Return the maximum number of tokens of the next proposal."""
-        return min(lookahead, self.sequence.num_remaining - 1)
+        return min(lookahead, self.max_proposed, self.sequence.num_remaining - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,11 @@ class Sequence:
         """Whether its mode allows speculation."""
         return self.arrival.may_speculate
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether the controller chooses if it speculates."""
+        return self.arrival.request.mode is Mode.AUTO
+
     def next_chunk(self, chunk: int) -> tuple[int, int]:
         """Return positions [first, last) of the next prefill; it ends at a ``chunk`` multiple."""
         first = self.num_prefilled

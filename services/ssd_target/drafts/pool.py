@@ -40,8 +40,8 @@ class DraftPool:
     """Opens sessions on drafts, looks outcomes up in their tables, and sends them commits.
 
     Asyncio loop: ``attach``, ``detach``, ``drain``, ``refuse``, ``receive``. Step thread:
-    ``open_sessions``, ``close``, ``look_up``, ``send``. Any thread: the rest. One lock guards links
-    and sessions; it is not held while waiting or sending.
+    ``open_sessions``, ``release``, ``close``, ``look_up``, ``send``. Any thread: the rest. One lock
+    guards links and sessions; it is not held while waiting or sending.
     """
 
     def __init__(self, settings: TargetSettings, num_token_ids: int, clock: Clock) -> None:
@@ -129,6 +129,17 @@ class DraftPool:
         for sequence in sequences:
             if sequence.sequence_id not in self._sessions and sequence.num_remaining > 1:
                 self._open(sequence)
+
+    def release(self, sequence_ids: Iterable[SequenceId]) -> None:
+        """Close the sessions of sequences that continue without a draft.
+
+        The drafts then have no work for them. They may open sessions again later.
+        """
+        with self._changed:
+            found = [self._sessions.find(sequence_id) for sequence_id in sequence_ids]
+            released = [session for session in found if session is not None]
+            self._sessions.remove(released)
+        _send_closings(released)
 
     def close(self, sequence_id: SequenceId) -> None:
         """Close the session of a sequence that has ended."""

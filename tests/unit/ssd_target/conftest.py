@@ -12,7 +12,9 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.choose import choose
 from ssd.errors import FrameError, LinkError
+from ssd.speculation.controller import Choice, Reason, Report
 from ssd.speculation.noise import NoiseRing
+from ssd.speculation.round_samples import RoundSample
 from ssd.step_thread import Watchdog
 from ssd.testing.ledger_runner import LedgerRunner, law
 from ssd.testing.scripted_draft import Behaviour, ScriptedDraft
@@ -31,11 +33,12 @@ from ssd.types import (
 from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.inbox import Inbox
-from ssd_target.decoding.ports import LoopContext
+from ssd_target.decoding.ports import LoopContext, RoundController
 from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequence import Arrival
+from ssd_target.decoding.speculation_control import SpeculationControl
 from ssd_target.drafts.link import DraftLink
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.settings import TargetSettings
@@ -106,6 +109,23 @@ class Collector:
         return statistics
 
 
+@dataclass
+class FixedChoice:
+    """A controller whose choice a test sets."""
+
+    choice: Choice = field(default_factory=lambda: Choice(is_on=True, max_proposed=LOOKAHEAD))
+    samples: list[RoundSample] = field(default_factory=list)
+
+    def choose(self, _num_sequences: int) -> Choice:
+        return self.choice
+
+    def note(self, sample: RoundSample) -> None:
+        self.samples.append(sample)
+
+    def report(self) -> Report:
+        return Report(self.choice.is_on, Reason.MEASURING, 0.0, self.choice.max_proposed)
+
+
 class Bench:
     """A decode loop that is stepped by hand, with a pool that scripted drafts can join."""
 
@@ -115,8 +135,10 @@ class Bench:
         backup: Literal["none", "ngram"] = "none",
         circuit_breaker: bool = True,
         deadline_ms: float = 0.0,
+        controller: RoundController | None = None,
     ) -> None:
         self.clock = StepClock()
+        self.controller = controller or FixedChoice()
         self.blocks = BlockPool(80)
         self.runner = LedgerRunner(ENGINE, num_blocks=80, vocab_size=VOCAB)
         self.inbox = Inbox(100)
@@ -144,6 +166,7 @@ class Bench:
             self.scheduler,
             BatchBuilder(ENGINE, ENGINE.verify_columns),
             Sampler(ENGINE, VOCAB),
+            SpeculationControl(self.controller, self.pool, self.log, LOOKAHEAD),
         )
         self.num_submitted = 0
         self.all_free = self.blocks.num_free

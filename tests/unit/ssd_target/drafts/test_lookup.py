@@ -51,7 +51,7 @@ def look_up(
         eos_token_ids=frozenset(),
         sink=ListSink(),
     )
-    result = RoundResult(Sequence(arrival, 0, ()), 2, 0, outcome, Emission(()))
+    result = RoundResult(Sequence(arrival, 0, ()), 2, 0, outcome, Emission(()), LOOKAHEAD)
     return look_up_outcome(result, found, LOOKAHEAD, lambda tokens, num: tuple(tokens[:num]))
 
 

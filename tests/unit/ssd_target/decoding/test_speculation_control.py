@@ -1,0 +1,178 @@
+"""Choices of the controller in the decode loop: they change the work of drafts, never a token."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ssd.speculation.controller import Choice, Reason, Report
+from ssd.speculation.round_samples import RoundSample
+from ssd.testing.scripted_draft import Behaviour
+from ssd.types import CloseSession, Mode, OpenSession, SamplingParams, TokenId
+from ssd_target.calibration import calibrate
+
+MakeBench = Callable[..., Any]
+Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
+GREEDY = SamplingParams(temperature=0.0)
+WARM = SamplingParams(temperature=0.9, seed=7)
+OFF = Choice(is_on=False, max_proposed=0)
+ON = Choice(is_on=True, max_proposed=3)
+PROMPTS = [[1, 2, 3], [4, 4], [9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 1, 2]]
+
+
+@dataclass
+class Scripted:
+    """A controller that makes given choices, one a round; the last one repeats."""
+
+    choices: list[Choice]
+    samples: list[RoundSample] = field(default_factory=list)
+
+    def choose(self, _num_sequences: int) -> Choice:
+        return self.choices.pop(0) if len(self.choices) > 1 else self.choices[0]
+
+    def note(self, sample: RoundSample) -> None:
+        self.samples.append(sample)
+
+    def report(self) -> Report:
+        return Report(self.choices[0].is_on, Reason.SLOWER, 0.5, 3)
+
+
+choices = st.lists(
+    st.one_of(
+        st.just(OFF), st.builds(Choice, is_on=st.just(value=True), max_proposed=st.integers(0, 3))
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    choices=choices,
+    script=st.lists(
+        st.sampled_from(
+            [Behaviour.HIT, Behaviour.MISS, Behaviour.HALF, Behaviour.WRONG, Behaviour.SILENT]
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    sampling=st.sampled_from([GREEDY, WARM]),
+    modes=st.lists(
+        st.sampled_from([Mode.AUTO, Mode.SPECULATIVE, Mode.AUTOREGRESSIVE]), min_size=3, max_size=3
+    ),
+)
+def test_random_choices_never_change_a_token(
+    make_bench: MakeBench,
+    plain: Plain,
+    choices: list[Choice],
+    script: list[Behaviour],
+    sampling: SamplingParams,
+    modes: list[Mode],
+) -> None:
+    bench = make_bench(controller=Scripted(choices), circuit_breaker=False, backup="ngram")
+    draft = bench.join(script, sampling=sampling)
+    sinks = [
+        bench.submit(prompt, 20, sampling=sampling, mode=mode)
+        for prompt, mode in zip(PROMPTS, modes, strict=True)
+    ]
+    bench.run()
+    for prompt, sink in zip(PROMPTS, sinks, strict=True):
+        assert sink.tokens == plain(prompt, 20, sampling)
+    assert draft.num_sessions == 0
+
+
+def test_off_closes_the_sessions_and_drafts_receive_nothing_more(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    bench = make_bench(controller=Scripted([ON, ON, ON, OFF]))
+    draft = bench.join([Behaviour.HIT])
+    sink = bench.submit([1, 2, 3], 30)
+    for _ in range(3):
+        bench.loop.run_round()
+    assert draft.num_sessions == 1
+    bench.loop.run_round()
+    assert draft.num_sessions == 0
+    num_commits = len(draft.commits)
+    bench.run()
+    assert len(draft.commits) == num_commits
+    assert isinstance(draft.received[-1], CloseSession)
+    assert sink.tokens == plain([1, 2, 3], 30, GREEDY)
+    plain_rounds = bench.controller.samples[3:]
+    assert all(sample.is_plain and sample.columns == 1 for sample in plain_rounds)
+    assert sink.statistics.paused_rounds == len(plain_rounds)
+
+
+def test_on_opens_sessions_again(make_bench: MakeBench) -> None:
+    bench = make_bench(controller=Scripted([OFF, OFF, OFF, ON]))
+    draft = bench.join([Behaviour.HIT])
+    sink = bench.submit([1, 2, 3], 30)
+    bench.run()
+    assert sink.statistics.paused_rounds == 3
+    assert sink.statistics.hits > 3
+    assert len([each for each in draft.received if isinstance(each, OpenSession)]) == 1
+
+
+def test_a_request_that_forces_speculation_keeps_its_session(make_bench: MakeBench) -> None:
+    bench = make_bench(controller=Scripted([OFF]))
+    draft = bench.join([Behaviour.HIT])
+    forced = bench.submit([1, 2, 3], 20, mode=Mode.SPECULATIVE)
+    auto = bench.submit([4, 4], 20)
+    bench.run()
+    assert forced.statistics.hits > 3
+    assert forced.statistics.paused_rounds == 0
+    assert auto.statistics.proposed_tokens == 0
+    assert len([each for each in draft.received if isinstance(each, OpenSession)]) == 1
+    assert {sample.num_auto for sample in bench.controller.samples} <= {0, 1}
+
+
+def test_proposals_have_at_most_the_chosen_length(make_bench: MakeBench) -> None:
+    bench = make_bench(controller=Scripted([Choice(is_on=True, max_proposed=2)]))
+    bench.join([Behaviour.HIT])
+    sink = bench.submit([1, 2, 3], 19)
+    bench.run()
+    assert sink.statistics.hits > 3
+    assert max(sample.num_proposed for sample in bench.controller.samples) == 2
+
+
+def test_a_sample_describes_its_round(make_bench: MakeBench) -> None:
+    bench = make_bench(controller=Scripted([ON]))
+    bench.join([Behaviour.HIT])
+    bench.submit([1, 2, 3], 20)
+    bench.run()
+    first, second = bench.controller.samples[:2]
+    assert (first.num_sequences, first.num_auto, first.num_sessions) == (1, 1, 1)
+    assert (first.num_answered, first.num_tokens, first.columns) == (1, 1, 1)
+    assert (second.num_proposed, second.num_accepted_K, second.num_tokens) == (3, (1, 1, 1), 4)
+    assert second.columns == 4
+    assert 0.0 < second.verify_seconds < second.seconds
+
+
+def test_the_report_is_kept_for_the_status(make_bench: MakeBench) -> None:
+    bench = make_bench(controller=Scripted([OFF]))
+    bench.submit([1, 2, 3], 4)
+    bench.run()
+    assert bench.log.speculation == Report(
+        is_on=False, reason=Reason.SLOWER, speed_up=0.5, max_proposed=3
+    )
+
+
+def test_the_calibration_times_all_columns_at_powers_of_two(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    calibration = calibrate(bench.runner, bench.runner.engine.verify_columns, bench.clock)
+    assert set(calibration.seconds) == {(c, size) for c in (1, 4) for size in (1, 2, 4)}
+    assert all(seconds > 0 for seconds in calibration.seconds.values())
+
+
+def test_a_slow_target_calibrates_fewer_sizes(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    verify = bench.runner.verify
+
+    def verify_slowly(prepared: Any) -> Any:
+        bench.clock.time += 0.2
+        return verify(prepared)
+
+    bench.runner.verify = verify_slowly
+    calibration = calibrate(bench.runner, bench.runner.engine.verify_columns, bench.clock)
+    assert set(calibration.seconds) == {(1, 1), (4, 1)}
