@@ -42,6 +42,13 @@ class PoolStatus:
     eligible_sequences: float = 0.0
     """Running sequences whose mode allows speculation, mean over 30 s."""
     speculating: bool = True
+    """False while plain decoding is faster for requests in mode AUTO."""
+    speculation_reason: str = ""
+    """``measuring``, ``faster``, ``slower``; empty from a target of an older version."""
+    speculation_speed_up: float = 0.0
+    """Measured tokens/s over those of plain decoding; 0 before the first comparison."""
+    max_proposed_tokens: int = 0
+    """Maximum number of tokens of a proposal that the target chose."""
     tokens_per_round: float = 0.0
     desired_draft_replicas: float = 0.0
     """Drafts that the load fills, as a fraction."""

@@ -88,7 +88,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The choice for the current load without its trials, for status and metrics."""
+    """The choice for a load without its trials, for status and metrics."""
 
     is_on: bool
     reason: Reason
@@ -172,6 +172,7 @@ class Controller:
         self._loads: dict[int, _Load] = {}
         self._load_key = 0
         self._load = self._load_of(0)
+        self._reported = self._load
         self._rounds_elsewhere = 0
         self._stage = _Stage()
         self._since_trial = 0.0
@@ -190,8 +191,8 @@ class Controller:
         return Choice(is_on=True, max_proposed=0 if waits else self._load.max_proposed)
 
     def report(self) -> Report:
-        """Return the choice for the current load, without trials."""
-        load = self._load
+        """Return the choice for the newest load that was judged, without trials."""
+        load = self._reported
         reason = Reason.MEASURING
         if load.is_judged:
             reason = Reason.FASTER if load.is_on else Reason.SLOWER
@@ -347,6 +348,7 @@ class Controller:
         else:
             load.trial_pause = FIRST_TRIAL_SECONDS
         load.is_on = is_on
+        self._reported = load
         if is_on and not was_measured:
             # The acceptance of positions beyond a shorter length is measured again.
             load.max_proposed = self._lookahead
@@ -398,6 +400,8 @@ class Controller:
             self._since_trial = 0.0
             self._debt += self._stage.loss_seconds
         self._load_key, self._load = key, self._load_of(key)
+        if self._load.is_judged or not self._reported.is_judged:
+            self._reported = self._load
         self._rounds_elsewhere = 0
         # Sessions that are open stay open.
         self._begin(is_trial=False, is_measured=was_on and self._stage.is_measured)

@@ -22,6 +22,7 @@ def pool_status(
     links = tuple(link_status(report, now, round_log.verify_seconds) for report in reports)
     eligible = round_log.mean_eligible(now)
     desired = desired_draft_replicas(links, eligible)
+    speculation = round_log.speculation
     return PoolStatus(
         links=links,
         running_sequences=round_log.counts.running,
@@ -31,6 +32,10 @@ def pool_status(
         tokens_per_round=round_log.tokens_per_round,
         desired_draft_replicas=desired,
         efficiency=round_log.efficiency,
+        speculating=speculation.is_on,
+        speculation_reason=speculation.reason.value,
+        speculation_speed_up=speculation.speed_up,
+        max_proposed_tokens=speculation.max_proposed,
     )
 
 

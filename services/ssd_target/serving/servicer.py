@@ -221,5 +221,6 @@ def _without_measurements(status: PoolStatus) -> PoolStatus:
         eligible_sequences=0.0,
         tokens_per_round=0.0,
         efficiency=0.0,
+        speculation_speed_up=0.0,
         desired_draft_replicas=math.ceil(status.desired_draft_replicas),
     )

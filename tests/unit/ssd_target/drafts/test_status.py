@@ -5,6 +5,7 @@ from typing import cast
 import pytest
 
 from ssd.rpc.pool_codec import LinkStatus
+from ssd.speculation.controller import Reason, Report
 from ssd.telemetry import SystemClock
 from ssd.transport.inprocess import pair
 from ssd.types import LookupResult, Peer, Welcome
@@ -64,9 +65,17 @@ def test_the_status_of_a_link_has_its_epoch_sessions_counts_and_round_trip() -> 
     assert shown.transport == mine.transport == "memory"
     assert (status.eligible_sequences, status.tokens_per_round) == (6.0, 2.5)
     assert status.desired_draft_replicas == 1.5
-    assert status.speculating
+    assert (status.speculating, status.speculation_reason) == (True, "measuring")
     assert status.efficiency == pytest.approx(0.8)
     assert shown.draft_weights == "sha256:d"
+
+
+def test_the_choice_of_the_controller_and_its_reason_are_reported() -> None:
+    log = log_of_a_round()
+    log.speculation = Report(is_on=False, reason=Reason.SLOWER, speed_up=0.6, max_proposed=4)
+    status = pool_status([up(link())], pool(), log, 1.0)
+    assert (status.speculating, status.speculation_reason) == (False, "slower")
+    assert (status.speculation_speed_up, status.max_proposed_tokens) == (0.6, 4)
 
 
 def test_sustainable_sessions_follow_from_the_times_of_batches_and_of_a_verify() -> None:
