@@ -6,13 +6,14 @@ target refuses new requests and finishes the running ones.
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from ssd.life_cycle import LifeCycle
 from ssd.local_model import LocalModel
 from ssd.ports import Clock
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.call_guard import ServerLimits
+from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.step_thread import StepThread, Watchdog
 from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, get_logger
@@ -98,6 +99,21 @@ class Target:
         self._life_cycle.start_draining(seconds)
         return self._handler.num_requests
 
+    def set_speculation(self, change: SpeculationChange) -> None:
+        """Change how the target speculates; None keeps a value."""
+        settings = self._settings
+        self._settings = replace(
+            settings,
+            backup=change.backup or settings.backup,
+            draft_deadline_ms=change.draft_deadline_ms or settings.draft_deadline_ms,
+        )
+        self._pool.configure(self._settings)
+        if change.mode is not None:
+            self._handler.auto_mode = change.mode
+        if change.fan_out_policy is not None:
+            self._links.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
+        _log.info("speculation_set", **{k: str(v) for k, v in asdict(change).items() if v})
+
     async def run(self) -> None:
         """Serve until the drain ends.
 
@@ -108,7 +124,9 @@ class Target:
         """
         DESIRED_DRAFT_REPLICAS.set_function(lambda: self._pool_status().desired_draft_replicas)
         OPEN_SESSIONS.set_function(lambda: self._pool.num_sessions)
-        admin = AdminServicer(self._pool_status, drain=self.drain)
+        admin = AdminServicer(
+            self._pool_status, set_speculation=self.set_speculation, drain=self.drain
+        )
         servicers = (
             GenerateServicer(self._settings, self._handler, lambda: self._pool.num_active),
             admin,

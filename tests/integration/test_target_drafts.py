@@ -13,6 +13,7 @@ from tests.processes import ProcessUnderTest, running
 
 from ssd.errors import FieldError
 from ssd.rpc.client import DraftClient, TargetClient
+from ssd.rpc.codec import SpeculationChange
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SamplingParams, SpeculationStatistics
 
@@ -61,7 +62,7 @@ async def until_link(process: ProcessUnderTest, state: str) -> None:
 
 async def generate(
     client: TargetClient,
-    mode: Mode = Mode.AUTO,
+    mode: Mode = Mode.SPECULATIVE,
     prompt: str = "some text",
     sampling: SamplingParams = WARM,
     begun: asyncio.Event | None = None,
@@ -215,7 +216,7 @@ async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
 
         prompts = [f"text {n}" for n in range(4)]
         running_on = [
-            asyncio.create_task(generate(client, Mode.AUTO, each, long)) for each in prompts
+            asyncio.create_task(generate(client, Mode.SPECULATIVE, each, long)) for each in prompts
         ]
         async with asyncio.timeout(60):
             while 0 in (await sessions()).values():
@@ -271,3 +272,39 @@ async def test_a_link_slower_than_allowed_is_refused_with_the_measured_round_tri
         lax = target(folder, [draft_process], *LONG_WAIT, "--max-round-trip-us", "1000000")
         _, client = await stack.enter_async_context(lax)
         await generate_until_hits(client, strict_tokens, more_than=20)
+
+
+async def test_the_mode_of_requests_in_mode_auto_changes_at_run_time(folder: Path) -> None:
+    async with draft(folder) as twin, target(folder, [twin], *LONG_WAIT) as (_, client):
+        plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
+        assert statistics.mode is Mode.AUTOREGRESSIVE
+        await client.set_speculation(
+            SpeculationChange(mode=Mode.SPECULATIVE, fan_out_policy="uniform", backup="none")
+        )
+        for _ in range(MAX_TRIES):
+            tokens, statistics = await generate(client, Mode.AUTO)
+            assert tokens == plain
+            if statistics.hits:
+                break
+        assert statistics.hits > 0
+        await client.set_speculation(SpeculationChange(mode=Mode.AUTOREGRESSIVE))
+        tokens, statistics = await generate(client, Mode.AUTO)
+        assert tokens == plain
+        assert (statistics.hits, statistics.proposed_tokens) == (0, 0)
+
+
+async def test_a_draft_that_does_not_pay_is_turned_off_and_reported(folder: Path) -> None:
+    async with (
+        draft(folder, "0", "--inject-delay-ms", "60") as slow,
+        target(folder, [slow], "--backup", "none") as (_, client),
+    ):
+        plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
+        for _ in range(MAX_TRIES):
+            tokens, statistics = await generate(client, Mode.AUTO)
+            assert tokens == plain
+            if statistics.paused_rounds == statistics.rounds:
+                break
+        assert statistics.paused_rounds == statistics.rounds
+        status = await client.pool_status()
+        assert (status.speculating, status.speculation_reason) == (False, "slower")
+        assert 0.0 < status.speculation_speed_up < 1.0

@@ -26,9 +26,11 @@ from ssd.rpc.codec import (
     Conversation,
     GenerateCall,
     ModelInfo,
+    SpeculationChange,
     generate_request,
     generation_chunk,
     model_info,
+    set_speculation_request,
 )
 from ssd.rpc.link import MAX_OUTGOING, LinkCall
 from ssd.rpc.pool_codec import DraftStatus, PoolStatus, draft_status, pool_status
@@ -292,6 +294,11 @@ class TargetClient(_Client):
                     yield pool_status(message.pool)
             finally:
                 call.cancel()
+
+    async def set_speculation(self, change: SpeculationChange) -> None:
+        """Change how the target speculates, until it restarts."""
+        request = set_speculation_request(change)
+        await self._call(admin_pb2_grpc.AdminServiceStub, "SetSpeculation", request)
 
     async def drain(self, deadline_ms: int) -> int:
         """Start a drain; return the number of running and waiting requests."""

@@ -5,7 +5,9 @@ not parse text that is not UTF-8: a server returns INVALID_ARGUMENT, and a clien
 ``FieldError`` before it sends.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ssd.errors import ContextLengthError, FieldError, UnsupportedError
 from ssd.rpc.bounds import (
@@ -30,7 +32,7 @@ from ssd.types import (
     TokenId,
     Usage,
 )
-from ssd.v1 import generate_pb2, types_pb2
+from ssd.v1 import admin_pb2, generate_pb2, types_pb2
 
 MAX_STOPS = 16
 LEAST_TEMPERATURE = 1e-6
@@ -111,6 +113,62 @@ _FINISH_REASONS = {
     types_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
 }
 _FINISH_NUMBERS = {reason: number for number, reason in _FINISH_REASONS.items()}
+
+
+BackupName = Literal["none", "ngram"]
+FAN_OUT_POLICIES = ("adaptive", "geometric", "uniform")
+"""Policies that ``SetSpeculation`` accepts; they need no further values."""
+_BACKUPS: dict[str, BackupName] = {"none": "none", "ngram": "ngram"}
+MAX_DRAFT_DEADLINE_MS = 60_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationChange:
+    """The fields of ``SetSpeculationRequest``; None keeps the value."""
+
+    mode: Mode | None = None
+    """Mode of new requests that arrive in mode AUTO."""
+    fan_out_policy: str | None = None
+    backup: BackupName | None = None
+    draft_deadline_ms: float | None = None
+
+
+def speculation_change(request: admin_pb2.SetSpeculationRequest) -> SpeculationChange:
+    """Convert and check a request to change how a target speculates.
+
+    Raises:
+        FieldError: a value is unknown or out of bounds.
+        UnsupportedError: this version does not support the mode.
+    """
+    deadline_ms = request.draft_deadline_ms if request.HasField("draft_deadline_ms") else None
+    if deadline_ms is not None and not 0.0 < deadline_ms <= MAX_DRAFT_DEADLINE_MS:
+        raise FieldError(
+            "draft_deadline_ms",
+            f"is {deadline_ms:g}, must be over 0 and at most {MAX_DRAFT_DEADLINE_MS:g}",
+        )
+    _check_name("fan_out_policy", request.fan_out_policy, FAN_OUT_POLICIES)
+    _check_name("backup", request.backup, _BACKUPS)
+    return SpeculationChange(
+        mode=_mode(request.mode) if request.mode else None,
+        fan_out_policy=request.fan_out_policy or None,
+        backup=_BACKUPS.get(request.backup),
+        draft_deadline_ms=deadline_ms,
+    )
+
+
+def set_speculation_request(change: SpeculationChange) -> admin_pb2.SetSpeculationRequest:
+    """Convert a change to its message."""
+    return admin_pb2.SetSpeculationRequest(
+        mode=_MODE_NUMBERS[change.mode] if change.mode else types_pb2.MODE_UNSPECIFIED,
+        fan_out_policy=change.fan_out_policy or "",
+        backup=change.backup or "",
+        draft_deadline_ms=change.draft_deadline_ms,
+    )
+
+
+def _check_name(field: str, name: str, allowed: Collection[str]) -> None:
+    if name and name not in allowed:
+        raise FieldError(field, f"is {name[:32]!r}, must be one of {', '.join(allowed)}")
 
 
 def generate_call(

@@ -76,7 +76,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetSpeculation(self, request, context):
-        """Changes the defaults of new requests. This version returns UNIMPLEMENTED.
+        """Changes how the target speculates, until it restarts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -10,6 +10,7 @@ once, and it sends ``Draining`` when it leaves for good.
 import asyncio
 import itertools
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 from ssd.errors import FrameError, HandshakeError, LinkError
@@ -62,10 +63,20 @@ class LinkDialer:
         self._epochs = itertools.count(1)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._reports = LinkReports()
+        self._calls: set[LinkCall] = set()
+        """Links that are up."""
 
     def reports(self) -> list[LinkReport]:
         """Return one report for each address."""
         return self._reports.all()
+
+    def configure(self, settings: LinkSettings) -> None:
+        """Send other settings on the links that are up, and on later ones."""
+        self._settings = settings
+        for call in self._calls:
+            # A link that is closed or accepts no message ends by itself.
+            with suppress(LinkError):
+                call.send(settings)
 
     async def run(self) -> None:
         """Keep links to all addresses until cancelled."""
@@ -135,7 +146,11 @@ class LinkDialer:
         hello = replace(self._hello, epoch=next(self._epochs))
         link = await shake_hands(address, call, hello, self._max_round_trip_seconds)
         call.send(self._settings)
-        return await Connection(link, call, self._pool, self._reports).serve()
+        self._calls.add(call)
+        try:
+            return await Connection(link, call, self._pool, self._reports).serve()
+        finally:
+            self._calls.discard(call)
 
     def _report_end(self, address: str, error: LinkError) -> None:
         match error:

@@ -39,9 +39,9 @@ _PERMANENT_REASONS = (RefusalReason.LENGTH, RefusalReason.NOT_FINITE)
 class DraftPool:
     """Opens sessions on drafts, looks outcomes up in their tables, and sends them commits.
 
-    Asyncio loop: ``attach``, ``detach``, ``drain``, ``refuse``, ``receive``. Step thread:
-    ``open_sessions``, ``release``, ``close``, ``look_up``, ``send``. Any thread: the rest. One lock
-    guards links and sessions; it is not held while waiting or sending.
+    Asyncio loop: ``configure``, ``attach``, ``detach``, ``drain``, ``refuse``, ``receive``. Step
+    thread: ``open_sessions``, ``release``, ``close``, ``look_up``, ``send``. Any thread: the rest.
+    One lock guards links and sessions; it is not held while waiting or sending.
     """
 
     def __init__(self, settings: TargetSettings, num_token_ids: int, clock: Clock) -> None:
@@ -56,6 +56,13 @@ class DraftPool:
         """When the commits of the newest round were sent."""
         self.counts = LookupCounts()
         """Lookups of all links since the start."""
+
+    def configure(self, settings: TargetSettings) -> None:
+        """Use other settings from the next round on: the backup and the table deadline."""
+        with self._changed:
+            self._settings = settings
+            self._backup = BACKUPS[settings.backup]
+            self._tables.configure(settings)
 
     def attach(self, link: DraftLink) -> None:
         """Use a link that is up."""

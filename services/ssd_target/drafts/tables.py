@@ -44,6 +44,10 @@ class TableCollector:
         self.waited_seconds = 0.0
         """How long the newest round waited."""
 
+    def configure(self, settings: TargetSettings) -> None:
+        """Use another table deadline from the next round on. Lock held."""
+        self._settings = settings
+
     def receive(self, link: DraftLink, frame: Frame) -> None:
         """Keep the tables of a frame that match a session and its round exactly.
 

@@ -15,7 +15,7 @@ from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
 from ssd.text.chat_template import render_chat
-from ssd.types import FinishReason, GenerationChunk, Request, SamplingParams, TokenId
+from ssd.types import FinishReason, GenerationChunk, Mode, Request, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import queue_full
 from ssd_target.decoding.sequence import Arrival
@@ -42,6 +42,8 @@ class RequestHandler:
         self.runner: TargetRunner | None = None
         self.bounds = ANY_MODEL
         """Bounds of prompts; those of the model once it is loaded."""
+        self.auto_mode = Mode.AUTO
+        """Mode of requests that arrive in mode AUTO."""
         self.num_requests = 0
         self._num_entering = 0
         """Requests whose prompt is being tokenized."""
@@ -169,7 +171,7 @@ class RequestHandler:
             request_id=request_id,
             prompt_ids=prompt_ids,
             sampling=replace(call.sampling, seed=seed, max_tokens=max_tokens),
-            mode=call.mode,
+            mode=self.auto_mode if call.mode is Mode.AUTO else call.mode,
         )
 
     def _check_room(self) -> None:

@@ -6,12 +6,11 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn
 
 import grpc.aio
 
 from ssd import __version__, telemetry
-from ssd.errors import DeadlineError, FieldError, UnknownModelError, UnsupportedError
+from ssd.errors import DeadlineError, FieldError, UnknownModelError
 from ssd.rpc import bounds, codec
 from ssd.rpc.call_guard import current_request_id
 from ssd.rpc.pool_codec import PoolStatus, pool_status_response
@@ -153,16 +152,18 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """``ssd.v1.AdminService``: status of the pool, and drain. Asyncio loop."""
+    """``ssd.v1.AdminService``: status of the pool, speculation, and drain. Asyncio loop."""
 
     def __init__(
         self,
         status: Callable[[], PoolStatus],
         *,
+        set_speculation: Callable[[codec.SpeculationChange], None],
         drain: Callable[[float], int],
         watch_seconds: float = WATCH_SECONDS,
     ) -> None:
         self._status = status
+        self._set_speculation = set_speculation
         self._drain = drain
         self._watch_seconds = watch_seconds
         self._closing = asyncio.Event()
@@ -196,9 +197,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
                 async with asyncio.timeout(self._watch_seconds):
                     await self._closing.wait()
 
-    async def SetSpeculation(self, *_call: object) -> NoReturn:  # noqa: N802 - the rpc's name
-        """Return UNIMPLEMENTED."""
-        raise UnsupportedError("AdminService.SetSpeculation")
+    async def SetSpeculation(  # noqa: N802 - the rpc's name
+        self, request: admin_pb2.SetSpeculationRequest, _context: object
+    ) -> admin_pb2.SetSpeculationResponse:
+        """Change how the target speculates."""
+        self._set_speculation(codec.speculation_change(request))
+        return admin_pb2.SetSpeculationResponse()
 
     async def Drain(  # noqa: N802 - the rpc's name
         self, request: admin_pb2.DrainTargetRequest, _context: object

@@ -7,9 +7,10 @@ import pytest
 
 from ssd.engine.config import EngineConfig
 from ssd.local_model import LocalModel
+from ssd.rpc.codec import SpeculationChange
 from ssd.telemetry import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
-from ssd.types import Peer
+from ssd.types import Mode, Peer
 from ssd_target.settings import TargetSettings
 from ssd_target.target import Target
 
@@ -22,6 +23,15 @@ async def target(tmp_path: Path) -> Target:
         folder=tmp_path, tokenizer=ByteTokenizer(), engine=EngineConfig(max_model_len=64)
     )
     return Target(settings, model, Peer(pod="t"), {0}, SystemClock())
+
+
+async def test_a_change_of_speculation_keeps_what_is_not_set(target: Target) -> None:
+    target.set_speculation(SpeculationChange(mode=Mode.AUTOREGRESSIVE, draft_deadline_ms=5.0))
+    target.set_speculation(SpeculationChange(backup="none"))
+    assert target._handler.auto_mode is Mode.AUTOREGRESSIVE
+    assert target._settings.draft_deadline_ms == 5.0
+    assert target._settings.backup == "none"
+    assert target._pool._settings is target._settings
 
 
 async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(target: Target) -> None:

@@ -42,10 +42,11 @@ MAX_SECONDS = 60.0
 
 
 class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):
-    """Answers the handshake and echoes heartbeats; ``nonces`` has the received ones."""
+    """Answers the handshake and echoes heartbeats; keeps their nonces and the settings."""
 
     def __init__(self) -> None:
         self.nonces: asyncio.Queue[int] = asyncio.Queue()
+        self.settings: asyncio.Queue[LinkSettings] = asyncio.Queue()
 
     async def Speculate(self, request_iterator: object, context: Any) -> None:  # noqa: N802
         async with LinkServerCall(context) as call:
@@ -56,6 +57,8 @@ class EchoDraft(speculation_pb2_grpc.SpeculationServiceServicer):
                 if isinstance(message, Heartbeat):
                     self.nonces.put_nowait(message.nonce)
                     call.send(Heartbeat(echo=message.nonce))
+                elif isinstance(message, LinkSettings):
+                    self.settings.put_nowait(message)
 
 
 class WatchedPool(DraftPool):
@@ -158,6 +161,17 @@ async def test_addresses_of_a_name_are_dialled_when_they_appear_and_not_after_th
             await names.wait_for_queries(3)
             assert [report.address for report in drafts.reports()] == [two]
         assert not {(one,), (two,)} & LINK_STATE._metrics.keys(), "no gauge is left"
+
+
+async def test_new_settings_are_sent_on_the_links_that_are_up() -> None:
+    async with echo_draft() as (draft, port):
+        pool = WatchedPool()
+        drafts = LinkDialer(pool, (f"127.0.0.1:{port}",), HELLO, LinkSettings())
+        async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
+            await pool.next()
+            assert await draft.settings.get() == LinkSettings()
+            drafts.configure(LinkSettings(fan_out_policy="uniform"))
+            assert await draft.settings.get() == LinkSettings(fan_out_policy="uniform")
 
 
 @pytest.mark.usefixtures("fast")

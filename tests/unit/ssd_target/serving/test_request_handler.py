@@ -12,7 +12,7 @@ from ssd.engine.target_runner import TargetRunner
 from ssd.errors import ContextLengthError, FieldError, OverloadedError
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
-from ssd.types import ChatTurn, FinishReason, GenerationChunk, TokenId
+from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Arrival
 from ssd_target.serving.request_handler import RequestHandler
@@ -51,6 +51,26 @@ async def generate(handler: RequestHandler, prompt: Prompt) -> None:
     call = GenerateCall(prompt=prompt, max_tokens=4)
     async for _ in handler.generate(call, "r"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [(Mode.AUTO, Mode.SPECULATIVE), (Mode.AUTOREGRESSIVE, Mode.AUTOREGRESSIVE)],
+)
+async def test_the_mode_of_the_target_applies_to_requests_in_mode_auto(
+    handler: RequestHandler, inbox: Inbox, asked: Mode, found: Mode
+) -> None:
+    handler.auto_mode = Mode.SPECULATIVE
+    request = asyncio.create_task(
+        anext(handler.generate(GenerateCall(prompt=(1, 2), max_tokens=4, mode=asked), "r"))
+    )
+    async with asyncio.timeout(60):
+        await asyncio.to_thread(inbox.wait, 60)
+    (arrival,) = inbox.drain()
+    assert isinstance(arrival, Arrival)
+    assert arrival.request.mode is found
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
 
 
 async def test_ids_of_a_prompt_are_checked(handler: RequestHandler) -> None:

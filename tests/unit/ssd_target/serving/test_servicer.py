@@ -20,9 +20,10 @@ from ssd.errors import (
 )
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus, pool_status
 from ssd.rpc.server import RpcServer
-from ssd.types import GenerationChunk
+from ssd.types import GenerationChunk, Mode
 from ssd.v1 import admin_pb2, generate_pb2
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.servicer import (
@@ -44,6 +45,7 @@ class Pool:
     def __init__(self) -> None:
         self.status = POOL
         self.drained: list[float] = []
+        self.changes: list[SpeculationChange] = []
 
     def read(self) -> PoolStatus:
         return self.status
@@ -60,7 +62,12 @@ def pool() -> Pool:
 
 @pytest.fixture
 async def admin(pool: Pool) -> AdminServicer:
-    return AdminServicer(pool.read, drain=pool.drain, watch_seconds=0.001)
+    return AdminServicer(
+        pool.read,
+        set_speculation=pool.changes.append,
+        drain=pool.drain,
+        watch_seconds=0.001,
+    )
 
 
 @pytest.fixture
@@ -182,7 +189,12 @@ async def test_a_watcher_does_not_receive_an_unchanged_status() -> None:
     same = replace(POOL, links=(replace(LINK, round_trip_seconds=0.002),))
     changed = replace(POOL, running_sequences=2)
     statuses = iter([POOL, POOL, same, changed])
-    admin = AdminServicer(lambda: next(statuses), drain=lambda _seconds: 0, watch_seconds=0.0)
+    admin = AdminServicer(
+        lambda: next(statuses),
+        set_speculation=lambda _change: None,
+        drain=lambda _seconds: 0,
+        watch_seconds=0.0,
+    )
     watched = admin.WatchPool(admin_pb2.WatchPoolRequest(), None)
     async with asyncio.timeout(MAX_SECONDS):
         received = [pool_status((await anext(watched)).pool) for _ in range(2)]
@@ -230,7 +242,7 @@ async def test_a_watch_ends_when_its_client_cancels(admin: AdminServicer, pool: 
 
 
 async def test_the_status_is_compared_once_a_second_by_default(pool: Pool) -> None:
-    admin = AdminServicer(pool.read, drain=pool.drain)
+    admin = AdminServicer(pool.read, set_speculation=pool.changes.append, drain=pool.drain)
     assert admin._watch_seconds == 1.0
 
 
@@ -247,6 +259,29 @@ async def test_a_drain_beyond_an_hour_is_refused(client: TargetClient, pool: Poo
     assert pool.drained == []
 
 
-async def test_set_speculation_is_unimplemented(admin: AdminServicer) -> None:
-    with pytest.raises(UnsupportedError, match=r"AdminService\.SetSpeculation"):
-        await admin.SetSpeculation()
+async def test_a_change_of_speculation_reaches_the_target(client: TargetClient, pool: Pool) -> None:
+    change = SpeculationChange(
+        mode=Mode.SPECULATIVE, fan_out_policy="uniform", backup="none", draft_deadline_ms=7.5
+    )
+    await client.set_speculation(change)
+    await client.set_speculation(SpeculationChange())
+    assert pool.changes == [change, SpeculationChange()]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"fan_out_policy": "explicit"}, "fan_out_policy: is 'explicit', must be one of adaptive"),
+        ({"backup": "draft"}, "backup: is 'draft', must be one of none, ngram"),
+        ({"draft_deadline_ms": 0.0}, "draft_deadline_ms: is 0, must be over 0"),
+        ({"draft_deadline_ms": 60_001.0}, "draft_deadline_ms: is 60001, must be over 0"),
+        ({"draft_deadline_ms": float("nan")}, "draft_deadline_ms: is nan, must be over 0"),
+        ({"mode": 77}, "mode: unknown value 77"),
+    ],
+)
+async def test_a_change_of_speculation_out_of_bounds_is_refused(
+    admin: AdminServicer, pool: Pool, request_: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(FieldError, match=message):
+        await admin.SetSpeculation(admin_pb2.SetSpeculationRequest(**request_), None)
+    assert pool.changes == []
