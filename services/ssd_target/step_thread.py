@@ -10,8 +10,8 @@ from ssd.engine.target_runner import TargetRunner
 from ssd.local_model import LocalModel
 from ssd.speculation.controller import Controller
 from ssd.telemetry import progress_log
-from ssd_target.calibration import calibrate
 from ssd_target.decoding.batch_builder import BatchBuilder
+from ssd_target.decoding.calibration import calibrate
 from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.sampler import Sampler

@@ -11,7 +11,7 @@ from ssd.speculation.controller import Choice, Reason, Report
 from ssd.speculation.round_samples import RoundSample
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import CloseSession, Mode, OpenSession, SamplingParams, TokenId
-from ssd_target.calibration import calibrate
+from ssd_target.decoding.calibration import calibrate
 
 MakeBench = Callable[..., Any]
 Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
