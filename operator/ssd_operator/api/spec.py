@@ -426,7 +426,6 @@ class Resource:
     generation: int
     spec: Spec
     annotations: Mapping[str, str] = field(default_factory=dict)
-    is_deleting: bool = False
 
 
 def drafts_of_cell(replicas: int, num_cells: int, cell: int) -> int:

@@ -84,8 +84,8 @@ class Snapshot:
     """By draft pod."""
     kinds: AbstractSet[str] = REQUIRED_KINDS
     """Kinds that are watched."""
-    spec_problem: tuple[str, str] | None = None
-    """Reason and message of ``SpecValid=False`` where the resource as it is cannot be read."""
+    spec_problem: str = ""
+    """Why the resource as it is cannot be read; ``resource`` is the last version that could."""
     status: Object = field(default_factory=dict)
     """The present status."""
 

@@ -7,7 +7,7 @@ are dry runs). ``sample NAMESPACE``: the embedded pair serves one request. ``del
 """
 
 import asyncio
-import copy
+import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
@@ -20,7 +20,8 @@ from ssd.telemetry import configure_logging, get_logger
 from ssd.types import SamplingParams
 from ssd_operator.api.spec import API_VERSION, GROUP, KIND, Object
 from ssd_operator.children.names import TARGET_PORT
-from ssd_operator.observe.cluster import Cluster, ClusterError, Key, MissingError, Ref
+from ssd_operator.observe.cluster import Cluster, ClusterError, MissingError, Ref
+from ssd_operator.observe.pod_state import condition_of
 from ssd_operator.runtime.api_server import connect
 from ssd_operator.settings import UNTOUCHED_NAMESPACE
 
@@ -30,28 +31,13 @@ SERVING_SECONDS = 180.0
 """The embedded pair loads in seconds; the rest is for its pods to be scheduled."""
 GONE_SECONDS = 180.0
 """Resources carry no finalizer of ours; one that another's holds is named after this long."""
-_POLL_SECONDS = 1.0
-_NAME = "ssd-sample"
-_SAMPLE: Object = {
-    "apiVersion": API_VERSION,
-    "kind": KIND,
-    "metadata": {"name": _NAME},
-    "spec": {
-        "accelerator": "cpu",
-        "target": {"source": {"uri": "demo://target"}},
-        "draft": {"source": {"uri": "demo://draft"}},
-    },
-}
+_SAMPLE = Ref(KIND, "ssd-sample")
 
 _log = get_logger(__name__)
 
 
 async def check_ready(url: str, seconds: float = READY_SECONDS) -> None:
-    """Return once the operator answers 200.
-
-    Raises:
-        NotReadyError: it does not within the time.
-    """
+    """Return once the operator answers 200."""
 
     async def problem() -> str:
         try:
@@ -62,7 +48,6 @@ async def check_ready(url: str, seconds: float = READY_SECONDS) -> None:
             return str(error) or "no answer"
 
     await _wait(problem, seconds, f"the operator at {url} is not ready")
-    _log.info("operator_ready", url=url)
 
 
 async def check_admission(cluster: Cluster, namespace: str) -> None:
@@ -71,15 +56,17 @@ async def check_admission(cluster: Cluster, namespace: str) -> None:
     Raises:
         SetupError: it rejects the good one, accepts the bad one, or rejects it for another reason.
     """
-    rejection = await _rejection(cluster, namespace, "cpu")
-    if rejection:
-        raise SetupError(f"the API server rejects a good {KIND}: {rejection}")
-    rejection = await _rejection(cluster, namespace, "abacus")
-    if not rejection:
+    try:
+        await cluster.create(_sample(namespace), is_dry_run=True)
+    except ClusterError as error:
+        raise SetupError(f"the API server rejects a good {KIND}: {error}") from error
+    try:
+        await cluster.create(_sample(namespace, accelerator="abacus"), is_dry_run=True)
+    except ClusterError as error:
+        if "spec.accelerator" not in str(error):
+            raise SetupError(f"the API server rejects accelerator abacus for: {error}") from error
+    else:
         raise SetupError(f"the API server accepts accelerator abacus: is the CRD of {GROUP} old?")
-    if "spec.accelerator" not in rejection:
-        raise SetupError(f"the API server rejects accelerator abacus for: {rejection}")
-    _log.info("admission_checked", namespace=namespace)
 
 
 async def serve_sample(
@@ -90,35 +77,26 @@ async def serve_sample(
 ) -> None:
     """Create the embedded pair, send it one request, and delete it in any case.
 
-    Args:
-        cluster: where to serve.
-        namespace: the same.
-        generate: requests a text of an endpoint.
-        seconds: longest wait for Ready.
-
     Raises:
         NotReadyError: it does not become Ready; contains the condition.
         SetupError: its text is empty.
     """
 
     async def problem() -> str:
-        live = await cluster.get(namespace, Ref(KIND, _NAME)) or {}
-        conditions = live.get("status", {}).get("conditions", [])
-        ready: Object = next((each for each in conditions if each["type"] == "Ready"), {})
-        if ready.get("status") == "True":
-            return ""
-        return f"{ready.get('reason', 'no status yet')} {ready.get('message', '')}".strip()
+        ready = condition_of(await cluster.get(namespace, _SAMPLE) or {}, "Ready")
+        message = f"{ready.get('reason', 'no status yet')} {ready.get('message', '')}".strip()
+        return "" if ready.get("status") == "True" else message
 
     await cluster.create(_sample(namespace))
     try:
-        await _wait(problem, seconds, f"{KIND} {_NAME} is not Ready")
-        text = await generate(f"{_NAME}.{namespace}.svc:{TARGET_PORT}")
+        await _wait(problem, seconds, f"{KIND} {_SAMPLE.name} is not Ready")
+        text = await generate(f"{_SAMPLE.name}.{namespace}.svc:{TARGET_PORT}")
         if not text:
-            raise SetupError(f"{KIND} {_NAME} is Ready and its text is empty")
+            raise SetupError(f"{KIND} {_SAMPLE.name} is Ready and its text is empty")
         _log.info("sample_served", characters=len(text))
     finally:
-        if (live := await cluster.get(namespace, Ref(KIND, _NAME))) is not None:
-            await cluster.delete(namespace, Ref(KIND, _NAME), live["metadata"]["uid"])
+        if (live := await cluster.get(namespace, _SAMPLE)) is not None:
+            await cluster.delete(namespace, _SAMPLE, live["metadata"]["uid"])
 
 
 async def delete_all(
@@ -127,56 +105,42 @@ async def delete_all(
     """Delete the resources of some namespaces, or of all, and wait until they are gone.
 
     The garbage collector deletes their pods, without an operator.
-
-    Raises:
-        NotReadyError: some are still there; names them.
     """
-    for uid, (namespace, name) in (await _resources(cluster, namespaces)).items():
-        await cluster.delete(namespace, Ref(KIND, name), uid)
-        _log.info("deleted", namespace=namespace, resource=name)
 
     async def problem() -> str:
-        left = await _resources(cluster, namespaces)
-        return str(list(left.values())) if left else ""
+        left = []
+        for namespace in namespaces or ("",):
+            with contextlib.suppress(MissingError):  # they were deleted with their definition
+                for uid, key in (await cluster.uids(KIND, namespace)).items():
+                    if key[0] != UNTOUCHED_NAMESPACE:
+                        await cluster.delete(key[0], Ref(KIND, key[1]), uid)
+                        left.append(key)
+        return str(left) if left else ""
 
     await _wait(problem, seconds, "a finalizer may hold resources")
 
 
-async def _resources(cluster: Cluster, namespaces: Sequence[str]) -> dict[str, Key]:
-    """Namespace and name by uid; without namespaces, of all that an operator may watch."""
-    found = dict[str, Key]()
-    for namespace in namespaces or ("",):
-        try:
-            found |= await cluster.uids(KIND, namespace)
-        except MissingError:
-            return {}  # they were deleted with their definition
-    return {uid: key for uid, key in found.items() if key[0] != UNTOUCHED_NAMESPACE}
-
-
-def _sample(namespace: str) -> Object:
-    sample = copy.deepcopy(_SAMPLE)
-    sample["metadata"]["namespace"] = namespace
-    return sample
-
-
-async def _rejection(cluster: Cluster, namespace: str, accelerator: str) -> str:
-    """The API server's message about a resource; empty if it is accepted."""
-    sample = _sample(namespace)
-    sample["spec"]["accelerator"] = accelerator
-    try:
-        await cluster.create(sample, is_dry_run=True)
-    except ClusterError as error:
-        return str(error)
-    return ""
+def _sample(namespace: str, accelerator: str = "cpu") -> Object:
+    spec = {
+        "accelerator": accelerator,
+        "target": {"source": {"uri": "demo://target"}},
+        "draft": {"source": {"uri": "demo://draft"}},
+    }
+    metadata = {"name": _SAMPLE.name, "namespace": namespace}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
 
 async def _wait(problem: Callable[[], Awaitable[str]], seconds: float, complaint: str) -> None:
-    """Return once there is no problem any more."""
+    """Return once there is no problem any more.
+
+    Raises:
+        NotReadyError: there is one after this time; contains it.
+    """
     last = ""
     try:
         async with asyncio.timeout(seconds):
             while last := await problem():  # noqa: ASYNC110  the other end is a server
-                await asyncio.sleep(_POLL_SECONDS)
+                await asyncio.sleep(1.0)
     except TimeoutError as error:
         message = f"{complaint} after {seconds:g} s: {last}".removesuffix(": ")
         raise NotReadyError(message) from error
@@ -204,6 +168,7 @@ async def _run(arguments: Sequence[str]) -> None:
                 await delete_all(cluster, namespaces)
         case _:
             raise SetupError(f"expected check, sample or delete, found {list(arguments)}")
+    _log.info("done", command=" ".join(arguments))
 
 
 def main() -> None:

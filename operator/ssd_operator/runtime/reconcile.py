@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ssd.telemetry import get_logger
-from ssd_operator.api.parse import SpecError, carried_on, parse
+from ssd_operator.api.parse import SpecError, parse
 from ssd_operator.api.spec import API_VERSION, KIND, Object, Resource
 from ssd_operator.observe.cluster import (
     Cluster,
@@ -41,8 +41,8 @@ class _Record:
     uid: str
     resource: Resource | None = None
     """As it was read last."""
-    spec_problem: tuple[str, str] | None = None
-    """Why it cannot be read as it is now: reason and message."""
+    spec_problem: str = ""
+    """Why it cannot be read as it is now."""
     observer: ObserverMemory = field(default_factory=ObserverMemory)
     memory: Memory = field(default_factory=Memory)
     reported: Reported = field(default_factory=Reported)
@@ -107,7 +107,6 @@ class Reconciler:
         now, old = self._now(), found.get("status") or {}
         resource = _read(found, record)
         if resource is None:
-            assert record.spec_problem is not None
             generation, problem = found["metadata"]["generation"], record.spec_problem
             invalid = report_invalid(old, generation, problem, record.reported, now)
             is_there = await self._publish(key, found, record, invalid)
@@ -219,11 +218,12 @@ class Reconciler:
 def _read(found: Object, record: _Record) -> Resource | None:
     """The resource, parsed; of one that cannot be read, the last version that could."""
     try:
-        record.resource, record.spec_problem = parse(found), None
+        record.resource, record.spec_problem = parse(found), ""
     except SpecError as error:
-        record.spec_problem = error.reason, error.message
+        record.spec_problem = str(error)
         if record.resource is not None:
-            record.resource = carried_on(record.resource, found)
+            generation = found["metadata"]["generation"]
+            record.resource = replace(record.resource, generation=generation)
     return record.resource
 
 

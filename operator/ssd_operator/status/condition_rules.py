@@ -198,8 +198,8 @@ def _halted(result: PassResult, deployment: Object) -> Condition | None:
 
 def _spec_valid(result: PassResult) -> Condition:
     """The API server and the operator accept the spec, as far as a schema cannot decide it."""
-    if result.spec_problem is not None:
-        return no(*result.spec_problem)
+    if result.spec_problem:
+        return no("SpecInvalid", result.spec_problem)
     refused = dict(result.refused)
     if _is_zero_refused(result):
         del refused[_scaler(result, _HPA)]

@@ -70,7 +70,7 @@ def report_pass(snapshot: Snapshot, plan: Plan, results: Results, memory: Report
 
 
 def report_invalid(
-    old: Object, generation: int, problem: tuple[str, str], memory: Reported, now: float
+    old: Object, generation: int, problem: str, memory: Reported, now: float
 ) -> Report:
     """Report a resource that this operator has never been able to read."""
     return _report(old, status_of_invalid(old, generation, problem, now), (), memory, now, math.inf)

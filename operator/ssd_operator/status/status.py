@@ -40,25 +40,19 @@ def status_of(result: PassResult) -> Object:
     return {name: value for name, value in status.items() if value or name == "links"}
 
 
-def status_of_invalid(old: Object, generation: int, problem: tuple[str, str], now: float) -> Object:
+def status_of_invalid(old: Object, generation: int, problem: str, now: float) -> Object:
     """The status of a resource that this operator has never been able to read.
 
     Children of an earlier operator may still serve; without a spec their state is unknown.
-
-    Args:
-        old: the present status.
-        generation: of the resource.
-        problem: reason and message.
-        now: seconds since the epoch.
     """
     before: list[Object] = old.get("conditions") or []
-    reason, message = problem
+    reason, bad = "SpecInvalid", no("SpecInvalid", problem)
     others = [each["type"] for each in before if each["type"] not in ("Ready", "SpecValid")]
-    unread = f"The spec cannot be read, so nothing is observed or repaired: {message}"
+    unread = f"The spec cannot be read, so nothing is observed or repaired: {problem}"
     new: dict[str, Condition] = {
-        "Ready": unknown(reason, unread) if others else no(reason, message),
+        "Ready": unknown(reason, unread) if others else bad,
         **{kind: unknown(reason, unread) for kind in others},
-        "SpecValid": no(reason, message),
+        "SpecValid": bad,
     }
     merged = merge(before, new, generation, to_text(now))
     return old | {"observedGeneration": generation, "conditions": merged}

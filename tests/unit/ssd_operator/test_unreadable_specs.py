@@ -1,17 +1,17 @@
-"""Resources that the schema accepts and the operator cannot read keep their last valid spec."""
+"""Resources that the operator cannot read keep their last valid spec."""
 
 from typing import Any
 
 from tests.unit.ssd_operator.world import RESOURCE, SERVICE, TARGET, World, settled
 
-RESERVED = {"podTemplate": {"env": [{"name": "SSD_TARGET_POD_NAME", "value": "x"}]}}
-INVALID = ("False", "ReservedEnv")
+BAD = {"drainSeconds": -1}
+INVALID = ("False", "SpecInvalid")
 
 
 async def invalid(**blocks: Any) -> World:
     """A resource that served, and was then edited."""
     world = await settled()
-    world.edit_spec(target=RESERVED, **blocks)
+    world.edit_spec(target=BAD, **blocks)
     await world.come_to_rest()
     assert world.condition("SpecValid") == INVALID
     return world
@@ -37,33 +37,18 @@ async def test_the_status_of_an_invalid_resource_stays_current() -> None:
     world.restart()  # it has never read the resource
     await world.come_to_rest()
     for kind in ("Ready", "TargetReady", "ResourcesOwned"):
-        assert world.condition(kind) == ("Unknown", "ReservedEnv")
+        assert world.condition(kind) == ("Unknown", "SpecInvalid")
     assert world.condition("SpecValid") == INVALID
 
 
-async def test_an_invalid_resource_is_still_scaled_and_paused() -> None:
-    world = await invalid(draft={"replicas": 1})
-    assert len(world.ready_pods("draft")) == 1
-    world.edit_spec(draft={"replicas": 3})
-    await world.come_to_rest()
-    assert len(world.ready_pods("draft")) == 3
-    world.edit_spec(paused=True)
-    world.remove(SERVICE)
-    await world.come_to_rest()
-    assert SERVICE not in world
-
-
-async def test_a_spec_that_the_schema_forbids_changes_nothing() -> None:
-    world = await settled()
-    world.edit_spec(paused=True, draft={"replicas": -1})
-    await world.come_to_rest()
-    assert world.condition("SpecValid") == ("False", "SpecInvalid")
+async def test_a_resource_that_cannot_be_read_is_neither_scaled_nor_paused() -> None:
+    world = await invalid(paused=True, draft={"replicas": 1})
     assert len(world.ready_pods("draft")) == 2
 
 
 async def test_a_corrected_resource_is_carried_out() -> None:
     world = await invalid()
-    world.edit_spec(target={"podTemplate": {"env": []}, "image": "localhost/new:1"})
+    world.edit_spec(target={"drainSeconds": 60, "image": "localhost/new:1"})
     await world.come_to_rest()
     assert world.condition("SpecValid") == ("True", "Valid")
     (container,) = world[TARGET]["spec"]["template"]["spec"]["containers"]
@@ -71,7 +56,7 @@ async def test_a_corrected_resource_is_carried_out() -> None:
 
 
 async def test_a_resource_that_could_never_be_read_has_no_children_and_a_reason() -> None:
-    world = World(target=RESERVED)
+    world = World(target=BAD)
     await world.come_to_rest()
     assert world.condition("Ready") == INVALID
     assert world.children() == []

@@ -86,12 +86,8 @@ def test_some_defaults_depend_on_the_accelerator(
     assert (spec.tensor_parallel_size, spec.draft_deadline_milliseconds) == (2, 7)
 
 
-def test_annotations_and_deletion_are_read() -> None:
-    spec = demo()["spec"]
-    found = parse(resource(spec, annotations={"a": "b"}, deletionTimestamp="2026-01-01T00:00:00Z"))
-    assert found.annotations == {"a": "b"}
-    assert found.is_deleting
-    assert not parse(resource(spec)).is_deleting
+def test_annotations_are_read() -> None:
+    assert parse(resource(demo()["spec"], annotations={"a": "b"})).annotations == {"a": "b"}
 
 
 def test_every_field_of_a_full_resource_is_read() -> None:
@@ -191,43 +187,19 @@ def test_a_resource_means_the_same_with_and_without_its_defaults(path: Path) -> 
 )
 def test_a_forbidden_value_is_refused_with_field_value_and_bound(obj: Object, words: str) -> None:
     error = refusal(obj)
-    assert error.reason == "SpecInvalid"
-    assert words in error.message
+    assert words in str(error)
 
 
 def test_a_refusal_names_three_problems_and_counts_the_others() -> None:
     engine = {"maxNumSeqs": 0, "maxQueue": -1}
     error = refusal(demo(target={"replicas": 0, "engine": engine}, draft={"replicas": -1}))
-    assert error.message.count("should be greater") == 3
-    assert error.message.endswith("; and 1 more")
+    assert str(error).count("should be greater") == 3
+    assert str(error).endswith("; and 1 more")
 
 
 def test_a_field_of_a_newer_definition_is_ignored() -> None:
     newer = demo(target={"colour": "red"}, tier={"new": True})
     assert parse(newer) == parse(demo())
-
-
-@pytest.mark.parametrize("name", ["SSD_TARGET_POD_NAME", "SSD_DRAFT_CELL"])
-@pytest.mark.parametrize("part", ["", "target.", "draft."])
-def test_the_identity_of_a_pod_cannot_be_set(part: str, name: str) -> None:
-    template = {"podTemplate": {"env": [{"name": "FINE"}, {"name": name, "value": "x"}]}}
-    error = refusal(demo(**({part.rstrip("."): template} if part else template)))
-    assert error.reason == "ReservedEnv"
-    assert f"spec.{part}podTemplate.env sets {name}" in error.message
-
-
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
-        ({"volumes": [{"name": "cache", "emptyDir": {}}]}, "volumes: cache"),
-        ({"volumeMounts": [{"name": "a", "mountPath": "/tmp"}]}, "volumeMounts: /tmp"),
-        ({"volumeMounts": [{"name": "a", "mountPath": "/models/"}]}, "volumeMounts: /models"),
-    ],
-)
-def test_a_volume_of_the_operator_cannot_be_replaced(template: Object, words: str) -> None:
-    error = refusal(demo(podTemplate=template))
-    assert error.reason == "PodTemplateInvalid"
-    assert f"spec.podTemplate.{words} is there already" in error.message
 
 
 def test_the_reserved_volumes_are_those_that_pods_have() -> None:

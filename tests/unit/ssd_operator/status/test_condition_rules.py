@@ -247,9 +247,9 @@ PROGRESS = [
     (Scene(), "True UpToDate"),
 ]
 MONITORED = Scene(spec={"observability": Observability(pod_monitor=True)})
-RESERVED = {"spec_problem": ("ReservedEnv", "SSD_TARGET_MODEL is reserved.")}
+UNREADABLE = {"spec_problem": "spec.target is missing."}
 VALID = [
-    (Scene(facts=RESERVED), "False ReservedEnv"),
+    (Scene(facts=UNREADABLE), "False SpecInvalid"),
     (MONITORED, "False OptionalAPIMissing"),
     (replace(MONITORED, facts={"kinds": {"PodMonitor"}}), "True Valid"),
     (Scene(results=refused(TARGET)), "False PodTemplateInvalid"),

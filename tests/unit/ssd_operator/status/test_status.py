@@ -250,7 +250,7 @@ def test_a_second_pass_over_the_same_state_changes_nothing() -> None:
     assert later == first
 
 
-PROBLEM = ("SpecInvalid", "spec.target is missing.")
+PROBLEM = "spec.target is missing."
 
 
 def test_conditions_of_an_unreadable_resource_are_unknown() -> None:
