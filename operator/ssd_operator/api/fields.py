@@ -1,4 +1,4 @@
-"""Types of fields with their bounds. The CRD and the validation of a resource use the same ones.
+"""Types of fields with their bounds, for the CRD and for validation, and quantities as numbers.
 
 Patterns are anchored at both ends and list their characters: Go and Rust do not mean the same
 blanks and digits. The description of a block's field is the docstring below it.
@@ -6,6 +6,7 @@ blanks and digits. The description of a block's field is the docstring below it.
 
 import re
 from collections.abc import Callable
+from decimal import ROUND_CEILING, Decimal
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, with_config
@@ -13,6 +14,40 @@ from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from ssd_operator.api.reserved import GROUP
+
+_FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([KMGTPE]i|[numkMGTPE]))?")
+_SUFFIXES = (
+    {"": Decimal(1)}
+    | {suffix: Decimal(1000) ** power for power, suffix in enumerate("num", start=-3)}
+    | {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", start=1)}
+    | {f"{suffix}i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", start=1)}
+)
+
+_MILLI = Decimal("0.001")
+
+
+def parse_quantity(text: str | int | float) -> Decimal:
+    """Return the number that a quantity means.
+
+    Raises:
+        ValueError: it is not a quantity.
+    """
+    match = _FORM.fullmatch(str(text))
+    if match is None:
+        raise ValueError(f"{text!r} is not a quantity such as 500m, 2 or 2Gi")
+    number, exponent, suffix = match.groups()
+    return Decimal(number) * Decimal(10) ** int(exponent or 0) * _SUFFIXES[suffix or ""]
+
+
+def parse_rounded(text: str | int | float) -> Decimal:
+    """Return the number that an API server makes of a request or limit: whole thousandths, up.
+
+    Raises:
+        ValueError: it is not a quantity.
+    """
+    thousandths = parse_quantity(text) / _MILLI
+    return thousandths.to_integral_value(ROUND_CEILING) * _MILLI
+
 
 _T = TypeVar("_T")
 _QUANTITY = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE])?$"

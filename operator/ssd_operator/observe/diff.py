@@ -13,7 +13,7 @@ from functools import reduce
 from itertools import takewhile
 from typing import Any
 
-from ssd_operator.api.quantity import parse_quantity, parse_rounded
+from ssd_operator.api.fields import parse_quantity, parse_rounded
 from ssd_operator.api.spec import Object
 
 Path = tuple[str, ...]

@@ -5,8 +5,8 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 
 from ssd_operator.api.spec import GROUP, KIND, Object
-from ssd_operator.children.kinds import REQUIRED_KINDS
 from ssd_operator.children.names import MANAGED_BY_LABEL, NAME_LABEL, OPERATOR, resource_of_account
+from ssd_operator.children.objects import REQUIRED_KINDS
 from ssd_operator.observe.cluster import Key, Ref, ref_of
 
 ANSWER_SECONDS = 60.0

@@ -7,7 +7,6 @@ from functools import cached_property
 
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd_operator.api.spec import Object, Resource
-from ssd_operator.children.kinds import REQUIRED_KINDS
 from ssd_operator.children.names import (
     COMPONENT_LABEL,
     Component,
@@ -17,6 +16,7 @@ from ssd_operator.children.names import (
     revision_of,
     target_deployment,
 )
+from ssd_operator.children.objects import REQUIRED_KINDS
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
     condition_of,

@@ -14,11 +14,12 @@ from ssd_operator.observe.pod_state import drain_deadline_of, is_terminating, na
 from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause, holding
 from ssd_operator.policy.drain import DrainPlan, plan_drains
-from ssd_operator.policy.preflight import Preflight, preflight_state
 from ssd_operator.policy.rollout import (
+    Preflight,
     held_drafts,
     held_targets,
     outdated_targets,
+    preflight_state,
     with_template_of,
 )
 from ssd_operator.policy.scaling import (

@@ -12,8 +12,8 @@ from kubernetes_asyncio import client, config
 
 from ssd.errors import SetupError
 from ssd_operator.api.spec import API_VERSION, KIND, Object
-from ssd_operator.children.kinds import KINDS, ServedKind
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
+from ssd_operator.children.objects import KINDS, ServedKind
 from ssd_operator.observe.cluster import (
     BusyError,
     ClusterError,

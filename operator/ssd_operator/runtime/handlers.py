@@ -14,8 +14,8 @@ from typing import Any
 import kopf
 
 from ssd_operator.api.spec import KIND, Object
-from ssd_operator.children.kinds import KINDS
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
+from ssd_operator.children.objects import KINDS
 from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.object_cache import ObjectCache, key_of, owner_key
 

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from ssd.telemetry import get_logger
 from ssd_operator.api.schema import crd
 from ssd_operator.api.spec import Object
-from ssd_operator.children.kinds import OPTIONAL_KINDS, REQUIRED_KINDS
+from ssd_operator.children.objects import OPTIONAL_KINDS, REQUIRED_KINDS
 from ssd_operator.observe.cluster import Cluster, ClusterError, ForbiddenError, MissingError
 
 RETRY_SECONDS = 5.0

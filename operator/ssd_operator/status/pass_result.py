@@ -17,8 +17,7 @@ from ssd_operator.observe.pod_state import is_terminating
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Cause, Results
 from ssd_operator.policy.plan import Plan
-from ssd_operator.policy.preflight import Preflight
-from ssd_operator.policy.rollout import Stage
+from ssd_operator.policy.rollout import Preflight, Stage
 
 
 @dataclass(frozen=True, kw_only=True)

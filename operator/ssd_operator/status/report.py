@@ -8,6 +8,7 @@ from ssd_operator.api.spec import Object
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import Plan, unanswered_seconds
+from ssd_operator.status.condition_rules import HOLD_SECONDS, unlinked_since
 from ssd_operator.status.events import (
     Event,
     EventLog,
@@ -18,7 +19,6 @@ from ssd_operator.status.events import (
     status_events,
 )
 from ssd_operator.status.pass_result import PassResult, result_of
-from ssd_operator.status.speculating import HOLD_SECONDS, unlinked_since
 from ssd_operator.status.status import ROUND_TRIP, status_of, status_of_invalid
 
 SHORTEST_SECONDS = 1.0

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any, TypeVar
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object
-from ssd_operator.children.kinds import KINDS
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
+from ssd_operator.children.objects import KINDS
 from ssd_operator.observe.cluster import (
     BusyError,
     ClusterError,

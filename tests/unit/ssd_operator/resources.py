@@ -27,10 +27,10 @@ from ssd_operator.api.spec import (
     Transport,
     drafts_of_cell,
 )
-from ssd_operator.children.kinds import KINDS
 from ssd_operator.children.manifests import wanted
 from ssd_operator.children.names import COMPONENT_LABEL, draft_cells
-from ssd_operator.children.volumes import USER
+from ssd_operator.children.objects import KINDS
+from ssd_operator.children.pods import USER
 from ssd_operator.settings import OperatorSettings
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -24,8 +24,8 @@ from tests.unit.ssd_operator.world import KEY, World
 
 from ssd_operator.api.parse import parse
 from ssd_operator.api.spec import Object
-from ssd_operator.children.kinds import REQUIRED_KINDS
 from ssd_operator.children.manifests import wanted
+from ssd_operator.children.objects import REQUIRED_KINDS
 from ssd_operator.observe.cluster import (
     BusyError,
     ClusterError,

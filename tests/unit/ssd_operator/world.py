@@ -14,7 +14,7 @@ from tests.unit.ssd_operator.resources import SETTINGS
 
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import KIND, Object
-from ssd_operator.children.kinds import KINDS, REQUIRED_KINDS
+from ssd_operator.children.objects import KINDS, REQUIRED_KINDS
 from ssd_operator.observe.cluster import ClusterError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import is_ready, name_of

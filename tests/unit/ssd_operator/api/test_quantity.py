@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_operator.api.quantity import parse_quantity, parse_rounded
+from ssd_operator.api.fields import parse_quantity, parse_rounded
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,13 @@ from ssd.settings import load
 from ssd_draft.settings import DraftSettings
 from ssd_operator.api import reserved
 from ssd_operator.api.kubernetes_types import Resources, Variable, VolumeMount
-from ssd_operator.api.pod_template import PodOverrides, PodTemplate
 from ssd_operator.api.spec import (
     Draft,
     ModelCache,
     Object,
     Placement,
+    PodOverrides,
+    PodTemplate,
     Resource,
     Sharing,
     Source,

@@ -4,7 +4,7 @@ import pytest
 from tests.unit.ssd_operator.world import World
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.kinds import KINDS
+from ssd_operator.children.objects import KINDS
 from ssd_operator.observe.cluster import Ref
 
 AUTOSCALING = {"mode": "KEDA", "keda": {"serverAddress": "http://prometheus:9090"}}

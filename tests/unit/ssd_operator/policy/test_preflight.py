@@ -25,8 +25,13 @@ from ssd_operator.children.objects import ChildFactory
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import name_of, to_text
 from ssd_operator.observe.snapshot import Snapshot
-from ssd_operator.policy.preflight import RETRY_SECONDS, Preflight, preflight_state
-from ssd_operator.policy.rollout import Stage, outdated_targets
+from ssd_operator.policy.rollout import (
+    RETRY_SECONDS,
+    Preflight,
+    Stage,
+    outdated_targets,
+    preflight_state,
+)
 
 NOW = 1_000_000.0
 

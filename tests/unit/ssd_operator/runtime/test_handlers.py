@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import kopf
 import pytest
 
-from ssd_operator.children.kinds import REQUIRED_KINDS
+from ssd_operator.children.objects import REQUIRED_KINDS
 from ssd_operator.runtime.handlers import make_registry, watch_settings
 
 DEPLOYMENT: Any = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 from tests.unit.ssd_operator.world import DEMO, KEY, RESOURCE, SERVICE, TARGETS, World, settled
 
-from ssd_operator.children.kinds import REQUIRED_KINDS
+from ssd_operator.children.objects import REQUIRED_KINDS
 from ssd_operator.observe.cluster import BusyError, ForbiddenError, Key
 from ssd_operator.runtime import relist
 from ssd_operator.runtime.relist import LISTS_OF_FORBIDDEN, Readiness, Relist

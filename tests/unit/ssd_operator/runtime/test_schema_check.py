@@ -8,7 +8,7 @@ from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
 from ssd_operator.api.schema import crd
 from ssd_operator.api.spec import Object
-from ssd_operator.children.kinds import REQUIRED_KINDS
+from ssd_operator.children.objects import REQUIRED_KINDS
 from ssd_operator.observe.cluster import BusyError, ClusterError, ForbiddenError, MissingError
 from ssd_operator.runtime.schema_check import missing_fields, wait_for_schema, watched_kinds
 

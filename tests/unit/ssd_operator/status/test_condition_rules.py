@@ -26,8 +26,7 @@ from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import endpoints_of, to_text
 from ssd_operator.policy.apply_failures import Cause, Results
 from ssd_operator.policy.plan import Plan
-from ssd_operator.policy.preflight import Preflight
-from ssd_operator.policy.rollout import Stage
+from ssd_operator.policy.rollout import Preflight, Stage
 from ssd_operator.policy.scaling import Reason
 from ssd_operator.status.condition_rules import conditions
 

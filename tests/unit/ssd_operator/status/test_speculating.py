@@ -8,7 +8,7 @@ from tests.unit.ssd_operator.scenes import NOW, Scene, answer, draft, link, targ
 from tests.unit.ssd_operator.world import settled
 
 from ssd_operator.api.spec import Object
-from ssd_operator.status.speculating import HOLD_SECONDS, speculation_active, unlinked_since
+from ssd_operator.status.condition_rules import HOLD_SECONDS, speculation_active, unlinked_since
 
 LOST = (answer("t0", link("d0", "Quarantined", reason="tables were late")),)
 MISFIT = (answer("t0", link("d0", "Refused", reason="vocab_size: this draft has 1, the target 2")),)
