@@ -4,11 +4,9 @@ The CRD is generated from these models (``schema.py``), and ``parse.py`` reads r
 Docstrings of blocks and fields are what ``kubectl explain`` shows. Each states which pods a change
 replaces: none, all targets (one cell after another) or all drafts (one after another).
 
-*Decision*: ``podTemplate`` is a subset of a pod and applies to all pods; targets and drafts
-override only the parts that differ between them. *Because* a whole pod template makes the CRD a
-megabyte, the same 38 fields twice were half of the resource, and where targets and drafts differ it
-is the node, the priority and settings of the process. *Not chosen*: the whole template three times.
-*Revisit when* users need another volume for one of the two alone.
+*Decision*: ``podTemplate`` is a subset of a pod for all pods; targets and drafts override the node,
+the priority and variables. *Because* a whole pod template makes the CRD a megabyte, and the same 38
+fields twice were half of the resource. *Revisit when* users need a volume for one of them alone.
 """
 
 from collections.abc import Mapping
@@ -475,7 +473,6 @@ class Spec(Block):
         """Maximum time a round waits for its tables, as given or by default.
 
         Processes that share cores need the longer one, or the circuit breaker suspends good links.
-        It costs little: a round waits no longer than its tables take.
         """
         return self.speculation.draft_deadline_milliseconds or (20 if self.is_gpu else 100)
 
