@@ -5,9 +5,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -24,6 +25,8 @@ from ssd.model_source import resolve
 from ssd_bench.machine import read_bandwidth
 from ssd_bench.report import markdown, records, terminal_table, whole_run
 from ssd_bench.runs import MODES, Plan, Results, run
+from ssd_bench.slow_draft import as_records, sweep
+from ssd_bench.slow_draft import terminal_table as slow_draft_table
 
 NUM_PROMPTS = 64
 PROMPT_CHARS = 450
@@ -34,11 +37,13 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 BAD_INPUT = (SettingsError, ModelNotFoundError, UnsupportedModelError)
 """Errors caused by the command line: exit code 2."""
+Measured = TypeVar("Measured")
 Widening = Annotated[int, typer.Option(help="Width factor; the model computes the same function.")]
 Numbers = Annotated[str, typer.Option(help="Numbers, separated by commas.")]
 
 
 def bench(
+    context: typer.Context,
     *,
     target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
     draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
@@ -61,14 +66,11 @@ def bench(
 ) -> None:
     """Measure AR and SSD in one run on held-out prompts; write results.json and results.md."""
     given = dict(locals())
-    # ``main`` reads --debug. Neither flag is a setting of the measurement.
-    del given["debug"], given["is_json"]
-    for model in (target, draft):
-        local_folder(model)
-    for flag, factor in (("--widen-target", widen_target), ("--widen-draft", widen_draft)):
-        if factor not in demo.FACTORS:
-            allowed = ", ".join(str(each) for each in demo.FACTORS)
-            raise typer.BadParameter(f"{flag} {factor}: choose one of {allowed}")
+    if context.invoked_subcommand is not None:
+        return
+    # ``main`` reads --debug. None of these is a setting of the measurement.
+    del given["debug"], given["is_json"], given["context"]
+    check_models(target, draft, widen_target, widen_draft)
     settings = {name: str(value) for name, value in given.items()}
     batches = tuple(int(number) for number in numbers(batch, "--batch", 1, MAX_BATCH))
     temperatures = numbers(temperature, "--temperature", 0, 2)
@@ -118,6 +120,84 @@ def bench(
         err.print(f"written to {output}/results.json and results.md")
 
 
+def slow_draft(
+    *,
+    target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
+    draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
+    widen_target: Widening = 4,
+    widen_draft: Widening = 1,
+    ratios: Annotated[
+        str, typer.Option(help="T_table / T_verify, separated by commas.")
+    ] = "0.5,1,1.5,2,4,8",
+    lookahead: int = 6,
+    branches: int = 24,
+    batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH)] = 1,
+    temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=16)] = 128,
+    repetitions: Annotated[int, typer.Option(min=1)] = 5,
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of weights and KV.")
+    ] = "auto",
+    name: Annotated[str, typer.Option(help="Name of the line in the plot.")] = "this version",
+    compare: Annotated[
+        list[Path] | None, typer.Option(help="slow_draft.json of another run, for the same plot.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
+    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
+) -> None:
+    """Measure SSD with drafts of different speeds; write slow_draft.json and slow_draft.png."""
+    del debug
+    check_models(target, draft, widen_target, widen_draft)
+    wanted = numbers(ratios, "--ratios", 0.01, 100)
+    plots = import_module("ssd_bench.plots")
+    earlier = [json.loads(path.read_text()) for path in compare or []]
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = [
+            widened(model, factor, Path(scratch))
+            for model, factor in ((target, widen_target), (draft, widen_draft))
+        ]
+        flags = ("--lookahead", str(lookahead), "--branches", str(branches), "--dtype", dtype)
+        plan = Plan(
+            deployment=Deployment(
+                target=str(folders[0]),
+                draft=str(folders[1]),
+                common_flags=(*flags, "--max-model-len", "1024"),
+            ),
+            target_folder=folders[0],
+            prompts=held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS),
+            batches=(batch,),
+            temperatures=(temperature,),
+            max_tokens=max_tokens,
+            repetitions=repetitions,
+        )
+        num_batches = (1 + len(wanted)) + len(MODES) * (1 + len(wanted) * repetitions)
+        points = _with_progress(
+            num_batches, lambda advance: sweep(plan, wanted, lookahead, advance)
+        )
+    found = {"name": name, "points": as_records(points)}
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "slow_draft.json").write_text(json.dumps(found, indent=1))
+    series = {each["name"]: each["points"] for each in (*earlier, found)}
+    plots.draw_slow_draft(series, output / "slow_draft.png")
+    out.print(slow_draft_table(points))
+    err.print(f"written to {output}/slow_draft.json and slow_draft.png")
+
+
+def check_models(target: str, draft: str, widen_target: int, widen_draft: int) -> None:
+    """Check that the models are folders and the factors known, before anything is loaded.
+
+    Raises:
+        ModelNotFoundError: a folder is not a model.
+        typer.BadParameter: a factor is not offered.
+    """
+    for model in (target, draft):
+        local_folder(model)
+    for flag, factor in (("--widen-target", widen_target), ("--widen-draft", widen_draft)):
+        if factor not in demo.FACTORS:
+            allowed = ", ".join(str(each) for each in demo.FACTORS)
+            raise typer.BadParameter(f"{flag} {factor}: choose one of {allowed}")
+
+
 def numbers(text: str, flag: str, lowest: float, highest: float) -> tuple[float, ...]:
     """Convert a list like ``1,8``.
 
@@ -152,10 +232,17 @@ def widened(model: str, factor: int, scratch: Path) -> Path:
 def _run(plan: Plan) -> Results:
     cells = len(plan.batches) * len(plan.temperatures)
     total = cells * (1 + len(MODES) * plan.repetitions)
+    return _with_progress(total, lambda advance: run(plan, advance))
+
+
+def _with_progress(
+    total: int, measure: Callable[[Callable[[], None]], Coroutine[Any, Any, Measured]]
+) -> Measured:
+    """Measure with a progress bar, which ``measure`` advances after each of ``total`` batches."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
         task = progress.add_task("batches", total=total)
-        return asyncio.run(run(plan, lambda: progress.advance(task)))
+        return asyncio.run(measure(lambda: progress.advance(task)))
 
 
 def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_bench") -> int:
@@ -166,7 +253,8 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
         prog_name: name of the program in help and usage errors.
     """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(bench)
+    app.callback(invoke_without_command=True)(bench)
+    app.command()(slow_draft)
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)
