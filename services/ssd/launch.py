@@ -239,6 +239,9 @@ class Deployment:
     target: str = "demo://target"
     draft: str = "demo://draft"
     num_drafts: int = 1
+    """Draft processes."""
+    is_synchronous: bool = False
+    """The target also runs the draft in its own process, for mode SYNCHRONOUS."""
     port: int = 0
     """gRPC port of the target; the drafts use the next ones. 0: any free ports."""
     http_port: int = 0
@@ -391,6 +394,7 @@ def _target_process(
             *("--port", str(deployment.port)),
             *("--http-port", str(deployment.http_port)),
             *(("--drafts", ",".join(drafts)) if drafts else ()),
+            *(("--draft-model", deployment.draft) if deployment.is_synchronous else ()),
             *_cpu_flags(plan.target, plan.others),
             *("--drain-seconds", str(DRAIN_SECONDS)),
             *("--draft-deadline-ms", str(LOCAL_DEADLINE_MS)),

@@ -73,9 +73,9 @@ KV_BLOCKS = Gauge(
 )
 ROUND_SECONDS = Histogram(
     "ssd_round_seconds",
-    "Seconds of a round without prefill, by part: prepare (inputs of the forward pass), verify "
-    "(the forward pass), sample (tokens and outcomes), stream (to clients), wait (for tables), "
-    "commit (to drafts), noise (of the next round), host (the rest). "
+    "Seconds of a round without prefill, by part: draft (mode synchronous), prepare (inputs of "
+    "the forward pass), verify (the forward pass), sample (tokens and outcomes), stream (to "
+    "clients), wait (for tables), commit (to drafts), noise (of the next round), host (the rest). "
     "Efficiency: rate(ssd_round_seconds_sum{part='verify'}[5m]) / "
     "ignoring(part) sum without(part) (rate(ssd_round_seconds_sum[5m])).",
     ["part"],

@@ -78,8 +78,16 @@ Temperature = Annotated[
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", min=1, max=MAX_TOKENS, help="Maximum number of new tokens.")
 ]
-Modes = Literal["auto", "autoregressive", "speculative"]
-ModeOption = Annotated[Modes, typer.Option("--mode", help="How rounds run.")]
+Modes = Literal["auto", "autoregressive", "synchronous", "speculative"]
+ModeOption = Annotated[
+    Modes,
+    typer.Option(
+        "--mode",
+        help="How rounds run: without a draft, with one in the target's process, or with draft "
+        "processes.",
+    ),
+]
+WITHOUT_DRAFT_PROCESSES = ("autoregressive", "synchronous")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
 OF_A_DEPLOYMENT = ("target", "draft", "lookahead", "branches", "num_drafts", "dtype")
@@ -182,7 +190,8 @@ def generate_command(
         deployment=Deployment(
             target=target,
             draft=draft,
-            num_drafts=0 if mode == "autoregressive" else num_drafts,
+            num_drafts=0 if mode in WITHOUT_DRAFT_PROCESSES else num_drafts,
+            is_synchronous=mode == "synchronous",
             common_flags=_common_flags(lookahead, branches, dtype),
         ),
         is_quiet=is_json,
@@ -288,7 +297,8 @@ def up_command(
     deployment = Deployment(
         target=target,
         draft=draft,
-        num_drafts=0 if mode == "autoregressive" else num_drafts,
+        num_drafts=0 if mode in WITHOUT_DRAFT_PROCESSES else num_drafts,
+        is_synchronous=mode == "synchronous",
         port=port,
         http_port=http_port,
         common_flags=_common_flags(lookahead, branches, dtype),
@@ -392,7 +402,8 @@ def _warn_about_one_cpu(deployment: Deployment) -> None:
 def _check_models(deployment: Deployment) -> None:
     """Refuse a wrong model before a process starts, which would need seconds to report it."""
     models = [("--target", deployment.target)]
-    models += [("--draft", deployment.draft)] if deployment.num_drafts else []
+    has_draft = deployment.num_drafts or deployment.is_synchronous
+    models += [("--draft", deployment.draft)] if has_draft else []
     for flag, model in models:
         try:
             local_folder(model)

@@ -53,8 +53,8 @@ async def generate(
 
 async def _hint(client: TargetClient, mode: Mode, collector: Collector) -> str:
     figures = collector.finish().figures
-    is_plain = mode is Mode.AUTOREGRESSIVE
-    if is_plain or figures.hits or (figures.rounds or 0) < HINT_ROUNDS:
+    uses_tables = mode not in (Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS)
+    if not uses_tables or figures.hits or (figures.rounds or 0) < HINT_ROUNDS:
         return ""
     try:
         links = (await client.pool_status()).links

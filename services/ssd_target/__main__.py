@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from ssd.cpu_plan import pin
 from ssd.engine.models.fingerprint import weights_fingerprint
-from ssd.local_model import check_model, find_model
 from ssd.process import peer, run_process, run_until_signal
 from ssd.telemetry import SystemClock
+from ssd_target.models import check_models, find_models
 from ssd_target.settings import TargetSettings
 from ssd_target.target import Target
 
@@ -30,9 +30,9 @@ async def serve(settings: TargetSettings) -> int:
         SetupError: the process cannot start.
     """
     cpus = pin(settings.step_cpus, settings.other_cpus)
-    model = find_model(settings, max_num_seqs=settings.max_num_seqs)
-    me = peer(settings, weights_fingerprint(model.folder))
-    target = Target(settings, model, me, cpus, SystemClock())
+    models = find_models(settings)
+    me = peer(settings, weights_fingerprint(models.target.folder))
+    target = Target(settings, models, me, cpus, SystemClock())
     return await run_until_signal(target.run(), target.drain)
 
 
@@ -42,7 +42,7 @@ def check(settings: TargetSettings) -> None:
     Raises:
         SetupError: the process would not start.
     """
-    check_model(settings, max_num_seqs=settings.max_num_seqs)
+    check_models(settings)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,9 @@ class TargetSettings(EngineSettings):
     http_port: int = field(default=9090, metadata={"min": 0, "max": 65535})
     model_name: str = ""
     """Model id that clients use; empty takes the last part of ``model``."""
+    draft_model: str = ""
+    """Model of a draft on the target's own device, for mode SYNCHRONOUS; empty for none. Requests
+    of mode AUTO use it if ``drafts`` is empty."""
     drafts: tuple[str, ...] = ()
     """Addresses ``host:port`` of drafts. A DNS name is resolved every 2 s and stands for all of its
     addresses. IP addresses and ``localhost`` are not resolved. ``dns:///host:port`` is always a

@@ -10,22 +10,28 @@ from ssd.engine.target_runner import TargetRunner
 from ssd.local_model import LocalModel
 from ssd.speculation.controller import Controller
 from ssd.telemetry import progress_log
-from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.calibration import calibrate
 from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.scheduler import Scheduler
+from ssd_target.decoding.sequential_drafter import SequentialDrafter
 from ssd_target.decoding.speculation_control import SpeculationControl
+from ssd_target.models import TargetModels
 from ssd_target.settings import TargetSettings
 
 
 class ModelLoader:
     """Loads and warms up the model, and builds the decode loop for it. Step thread."""
 
-    def __init__(self, settings: TargetSettings, model: LocalModel, context: LoopContext) -> None:
+    def __init__(
+        self,
+        settings: TargetSettings,
+        models: TargetModels,
+        context: LoopContext,
+    ) -> None:
         self._settings = settings
-        self._model = model
+        self._models = models
         self._context = context
 
     def load(self) -> tuple[TargetRunner, Callable[[], None]]:
@@ -35,20 +41,25 @@ class ModelLoader:
             SetupError: the model cannot be loaded.
         """
         torch.set_num_threads(self._settings.threads)
-        on_progress = progress_log()
-        runner = load_runner(TargetRunner, self._model.folder, self._model.engine, on_progress)
-        runner.warm_up(on_progress)
-        return runner, self._loop(runner).run
+        runner = _load(self._models.target)
+        draft_runner = _load(self._models.draft) if self._models.draft is not None else None
+        return runner, self._loop(runner, draft_runner).run
 
-    def _loop(self, runner: TargetRunner) -> DecodeLoop:
+    def _loop(self, runner: TargetRunner, draft_runner: TargetRunner | None) -> DecodeLoop:
         engine = runner.engine
+        sampler = Sampler(engine, runner.model.vocab_size)
+        drafter = None
+        if draft_runner is not None:
+            draft_blocks = BlockPool(draft_runner.num_blocks)
+            lookahead = self._settings.lookahead
+            drafter = SequentialDrafter(draft_runner, draft_blocks, sampler, lookahead)
         return DecodeLoop(
             self._context,
             runner,
             Scheduler(engine, self._settings.max_queue, BlockPool(runner.num_blocks)),
-            BatchBuilder(engine, runner.verify_columns),
-            Sampler(engine, runner.model.vocab_size),
+            sampler,
             self._control(runner),
+            drafter,
         )
 
     def _control(self, runner: TargetRunner) -> SpeculationControl:
@@ -56,3 +67,10 @@ class ModelLoader:
         calibration = calibrate(runner, runner.verify_columns, context.clock)
         controller = Controller(runner.verify_columns, lookahead, calibration)
         return SpeculationControl(controller, context.drafts, context.round_log, lookahead)
+
+
+def _load(model: LocalModel) -> TargetRunner:
+    on_progress = progress_log()
+    runner = load_runner(TargetRunner, model.folder, model.engine, on_progress)
+    runner.warm_up(on_progress)
+    return runner

@@ -25,6 +25,7 @@ from ssd_target.decoding.round_log import RoundLog
 from ssd_target.drafts.dialer import LinkDialer
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.status import pool_status
+from ssd_target.models import TargetModels
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
 from ssd_target.serving.streams import Wakeups
@@ -46,7 +47,7 @@ class Target:
     def __init__(
         self,
         settings: TargetSettings,
-        model: LocalModel,
+        models: TargetModels,
         me: Peer,
         cpus: Collection[int],
         clock: Clock,
@@ -55,13 +56,13 @@ class Target:
 
         Args:
             settings: of the process.
-            model: to load.
+            models: to load.
             me: identity of this process, sent to drafts.
             cpus: of the step thread.
             clock: for all times.
         """
         self._settings = settings
-        self._model = model
+        model = self._model = models.target
         self._me = me
         self._clock = clock
         self._inbox = Inbox(settings.max_queue + settings.max_num_seqs)
@@ -87,7 +88,7 @@ class Target:
             clock=clock,
             watchdog=watchdog,
         )
-        thread = StepThread(ModelLoader(settings, model, context).load, self._inbox.close, cpus)
+        thread = StepThread(ModelLoader(settings, models, context).load, self._inbox.close, cpus)
         self._life_cycle = LifeCycle(thread, watchdog, clock, settings.drain_seconds)
 
     def drain(self, seconds: float | None = None) -> int:
@@ -100,8 +101,14 @@ class Target:
         return self._handler.num_requests
 
     def set_speculation(self, change: SpeculationChange) -> None:
-        """Change how the target speculates; None keeps a value."""
+        """Change how the target speculates; None keeps a value.
+
+        Raises:
+            UnsupportedError: this target does not have the mode; nothing is changed.
+        """
         settings = self._settings
+        if change.mode is not None:
+            self._handler.check_mode(change.mode)
         self._settings = replace(
             settings,
             backup=change.backup or settings.backup,

@@ -26,12 +26,17 @@ async def test_plain_decoding_of_one_row_writes_the_tokens_of_verification(
     dtype: str, report: Report
 ) -> None:
     flags = ("--dtype", dtype)
-    async with pair(SIZE, target_flags=(*WAITS_FOR_TABLES, *flags), draft_flags=flags) as (
+    target_flags = (*WAITS_FOR_TABLES, "--draft-model", "demo://draft", *flags)
+    async with pair(SIZE, target_flags=target_flags, draft_flags=flags) as (
         client,
         _,
     ):
         plain = await complete_all(client, SIZE, Mode.AUTOREGRESSIVE, (0.0, 1.0))
         found = await complete_all(client, SIZE, Mode.SPECULATIVE, (0.0, 1.0))
+        synchronous = await complete_all(client, SIZE, Mode.SYNCHRONOUS, (0.0, 1.0))
     for row in report.compare(f"fast, {dtype}", SIZE, plain, found):
         assert row.hits > 0.5 * row.looked_up
+        assert row.tokens_per_round > 2
+    for row in report.compare(f"fast, synchronous, {dtype}", SIZE, plain, synchronous):
+        assert row.looked_up == 0
         assert row.tokens_per_round > 2

@@ -89,6 +89,32 @@ async def test_a_trained_draft_hits_and_changes_no_token(size: Size, run_cells: 
 
 
 @sizes
+async def test_a_draft_on_the_targets_device_changes_no_token(
+    size: Size, plain: Texts, report: Report
+) -> None:
+    flags = ("--deterministic", "--draft-model", "demo://draft")
+    async with pair(size, num_drafts=0, target_flags=flags) as (client, _):
+        found = await complete_all(client, size, Mode.SYNCHRONOUS)
+    for row in report.compare("synchronous", size, plain, found):
+        assert row.looked_up == 0
+        num_accepted = row.num_proposed - row.num_rejected
+        assert num_accepted > LEAST_ACCEPTED[size.lookahead] * row.num_proposed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [FEW])
+async def test_the_target_as_its_own_draft_accepts_all_its_proposals(
+    size: Size, plain: Texts, report: Report
+) -> None:
+    flags = ("--deterministic", "--draft-model", "demo://target")
+    async with pair(size, num_drafts=0, target_flags=flags) as (client, _):
+        found = await complete_all(client, size, Mode.SYNCHRONOUS)
+    for row in report.compare("synchronous, the target", size, plain, found):
+        # As with a draft process, a tie in fp32 may cost the rest of a proposal.
+        assert row.num_rejected <= size.lookahead
+
+
+@sizes
 async def test_a_draft_dead_from_the_start_changes_no_token(size: Size, run_cells: Cells) -> None:
     flags = ("--deterministic", "--drafts", unused_address())
     for row in await run_cells("dead", pair(size, num_drafts=0, target_flags=flags)):

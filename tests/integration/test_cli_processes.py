@@ -112,12 +112,17 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_generate_prints_one_json_object_with_identical_tokens_in_both_modes(
+async def test_generate_prints_one_json_object_with_identical_tokens_in_all_modes(
     shared: str, pair: tuple[str, ...]
 ) -> None:
     found = {}
     # One from the running target, one from a pair that the command starts and stops.
-    for mode, where in (("autoregressive", ("--endpoint", shared)), ("speculative", pair)):
+    wheres = {
+        "autoregressive": ("--endpoint", shared),
+        "synchronous": pair,
+        "speculative": pair,
+    }
+    for mode, where in wheres.items():
         code, out, err = await completed(
             *("generate", "def fib(n):", "--json", "--mode", mode, "--seed", "5"),
             *("--max-tokens", "40", *where),
@@ -131,6 +136,11 @@ async def test_generate_prints_one_json_object_with_identical_tokens_in_both_mod
     assert plain["statistics"]["seed"] == ahead["statistics"]["seed"] == 5
     assert plain["statistics"]["tokens"] == len(plain["token_ids"])
     assert plain["statistics"]["hit_rate"] is None
+    alone = found["synchronous"]
+    assert alone["token_ids"] == plain["token_ids"]
+    assert alone["statistics"]["mode"] == "synchronous"
+    assert alone["statistics"]["hit_rate"] is None
+    assert alone["statistics"]["tokens_per_round"] > 1
     # On a busy machine a short text may end before the draft has opened its session.
     was_speculative = ahead["statistics"]["hit_rate"] is not None
     assert ahead["statistics"]["mode"] == ("speculative" if was_speculative else "autoregressive")

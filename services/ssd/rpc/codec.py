@@ -138,7 +138,6 @@ def speculation_change(request: admin_pb2.SetSpeculationRequest) -> SpeculationC
 
     Raises:
         FieldError: a value is unknown or out of bounds.
-        UnsupportedError: this version does not support the mode.
     """
     deadline_ms = request.draft_deadline_ms if request.HasField("draft_deadline_ms") else None
     if deadline_ms is not None and not 0.0 < deadline_ms <= MAX_DRAFT_DEADLINE_MS:
@@ -388,10 +387,7 @@ def _prompt(request: generate_pb2.GenerateRequest, bounds: PromptBounds) -> Prom
 def _mode(number: types_pb2.Mode) -> Mode:
     if number not in _MODES:
         raise FieldError("mode", f"unknown value {number}")
-    mode = _MODES[number]
-    if mode is Mode.SYNCHRONOUS:
-        raise UnsupportedError("mode", "SYNCHRONOUS is not supported by this version")
-    return mode
+    return _MODES[number]
 
 
 def _check_request_extras(request: generate_pb2.GenerateRequest) -> None:

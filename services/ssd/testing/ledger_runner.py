@@ -19,6 +19,7 @@ class LedgerRunner:
 
     def __init__(self, engine: EngineConfig, *, num_blocks: int, vocab_size: int) -> None:
         self.engine = engine
+        self.verify_columns = engine.verify_columns
         self.nan_token: int | None = None
         """Rows of this token are not finite."""
         self.num_blocks = num_blocks

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
@@ -13,6 +14,7 @@ from ssd.types import NO_TOKEN, SequenceId, TokenId
 from ssd_target.decoding.scheduler import Prefill
 from ssd_target.decoding.sequence import Sequence
 
+Ints = NDArray[np.int64]
 NO_TOKENS: tuple[TokenId, ...] = ()
 
 
@@ -38,11 +40,11 @@ class BatchBuilder:
         num_blocks = -(-engine.max_model_len // engine.block_size)
         self._block_tables_SJ = torch.zeros((engine.max_num_seqs, num_blocks), dtype=torch.int64)
 
-    def admit(self, sequence: Sequence) -> None:
+    def admit(self, slot: int, blocks: Rows[int]) -> None:
         """Write the block table of a sequence into its slot."""
         row_J = torch.zeros(self._block_tables_SJ.shape[1], dtype=torch.int64)
-        row_J[: len(sequence.blocks)] = torch.tensor(sequence.blocks, dtype=torch.int64)
-        self._block_tables_SJ[sequence.slot] = row_J
+        row_J[: len(blocks)] = torch.tensor(blocks, dtype=torch.int64)
+        self._block_tables_SJ[slot] = row_J
 
     def proposals(
         self, sequences: Rows[Sequence], proposed: Mapping[SequenceId, tuple[TokenId, ...]]
@@ -65,6 +67,18 @@ class BatchBuilder:
         slots_B = torch.tensor([each.slot for each in sequences], dtype=torch.int64)
         return PagedBatch(
             tokens_BP, first_B, proposals.num_proposed_B + 1, self._block_tables_SJ[slots_B]
+        )
+
+    def columns(
+        self, slots_B: Ints, tokens_BP: Ints, first_B: Ints, num_columns_B: Ints
+    ) -> PagedBatch:
+        """Build a batch of any columns: those of sequence b begin at position ``first_B[b]``."""
+        tables_BJ = self._block_tables_SJ[torch.from_numpy(slots_B)]
+        return PagedBatch(
+            torch.from_numpy(tokens_BP),
+            torch.from_numpy(first_B),
+            torch.from_numpy(num_columns_B),
+            tables_BJ,
         )
 
     def prefill(self, work: Prefill, chunk: int) -> PagedBatch:

@@ -17,7 +17,7 @@ from ssd.speculation.verification import verify_coupled
 from ssd.telemetry import get_logger
 from ssd.types import FinishReason, GenerationChunk, Outcome, SequenceId, TokenId, Usage
 from ssd_target.decoding.batch_builder import BatchBuilder, Proposals
-from ssd_target.decoding.ports import LoopContext, Runner
+from ssd_target.decoding.ports import Drafter, LoopContext, Runner
 from ssd_target.decoding.request_statistics import RequestStatistics
 from ssd_target.decoding.round_metrics import RoundMetrics
 from ssd_target.decoding.round_result import Lookup, RoundResult
@@ -40,9 +40,9 @@ class DecodeLoop:
         context: LoopContext,
         runner: Runner,
         scheduler: Scheduler,
-        builder: BatchBuilder,
         sampler: Sampler,
         control: SpeculationControl,
+        drafter: Drafter | None = None,
     ) -> None:
         self._inbox = context.inbox
         self._drafts = context.drafts
@@ -52,9 +52,11 @@ class DecodeLoop:
         self._watchdog = context.watchdog
         self._runner = runner
         self._scheduler = scheduler
-        self._builder = builder
+        self._builder = BatchBuilder(runner.engine, runner.verify_columns)
         self._sampler = sampler
         self._control = control
+        self._drafter = drafter
+        """None: no request has the mode SYNCHRONOUS."""
         self._metrics = RoundMetrics(runner.engine.num_columns)
         self._request_statistics: dict[SequenceId, RequestStatistics] = {}
         self._proposed: dict[SequenceId, tuple[TokenId, ...]] = {}
@@ -86,6 +88,8 @@ class DecodeLoop:
             self._wakeups.flush()
             return
         self._round_log.begin(times.begun_at)
+        with times.part(RoundPart.DRAFT):
+            self._draft(sequences)
         with times.part(RoundPart.PREPARE):
             proposals = self._builder.proposals(sequences, self._proposed)
             prepared = self._runner.prepare(self._builder.round(sequences, proposals))
@@ -119,12 +123,15 @@ class DecodeLoop:
             self._end(sequence.arrival, FinishReason.CANCELLED, sequence.num_emitted)
             self._forget(sequence)
         for sequence in plan.admitted:
-            self._builder.admit(sequence)
+            self._builder.admit(sequence.slot, sequence.blocks)
             self._sampler.admit(sequence)
             self._metrics.observe_admission(sequence, self._clock.now())
             self._request_statistics[sequence.sequence_id] = RequestStatistics(
-                sequence.arrival.arrived_at
+                sequence.arrival.arrived_at, sequence.is_synchronous
             )
+            if sequence.is_synchronous:
+                assert self._drafter is not None
+                self._drafter.admit(sequence)
         for sequence in self._control.apply(plan.running, len(plan.decoding)):
             self._proposed.pop(sequence.sequence_id, None)
         # A draft assumes that the round after an opening has no proposal.
@@ -140,12 +147,22 @@ class DecodeLoop:
         if plan.prefill is not None:
             chunk = self._runner.engine.prefill_chunk
             column = self._runner.prefill(self._builder.prefill(plan.prefill, chunk))
+            sequence = plan.prefill.sequence
+            if sequence.is_synchronous:
+                assert self._drafter is not None
+                self._drafter.prefill(plan.prefill)
             if column is not None:
-                sequence = plan.prefill.sequence
                 sequence.fail()
                 _fail(sequence, plan.prefill.first + column)
                 self._scheduler.finish(sequence)
                 self._forget(sequence)
+
+    def _draft(self, sequences: Rows[Sequence]) -> None:
+        """Let the draft on the target's own device propose for the sequences of its mode."""
+        synchronous = [each for each in sequences if each.is_synchronous]
+        if synchronous:
+            assert self._drafter is not None
+            self._proposed.update(self._drafter.propose(synchronous))
 
     def _append(
         self, sequences: Rows[Sequence], proposals: Proposals, outcomes: list[Outcome]
@@ -237,6 +254,8 @@ class DecodeLoop:
 
     def _forget(self, sequence: Sequence) -> None:
         self._sampler.release(sequence)
+        if self._drafter is not None:
+            self._drafter.release(sequence)
         self._drafts.close(sequence.sequence_id)
         self._proposed.pop(sequence.sequence_id, None)
         self._request_statistics.pop(sequence.sequence_id, None)

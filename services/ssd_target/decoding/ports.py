@@ -13,10 +13,11 @@ from ssd.ports import Clock
 from ssd.speculation.controller import Choice, Report
 from ssd.speculation.round_samples import RoundSample
 from ssd.step_thread import Watchdog
-from ssd.types import SequenceId
+from ssd.types import SequenceId, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.round_result import Lookup, RoundResult
+from ssd_target.decoding.scheduler import Prefill
 from ssd_target.decoding.sequence import Sequence
 
 
@@ -26,6 +27,11 @@ class Runner(Protocol):
     @property
     def engine(self) -> EngineConfig:
         """Shapes of its batches."""
+        ...
+
+    @property
+    def verify_columns(self) -> tuple[int, ...]:
+        """Column counts that a verify may have, ascending; the last one fits every proposal."""
         ...
 
     def prepare(self, batch: PagedBatch) -> Any:
@@ -86,6 +92,26 @@ class RoundController(Protocol):
 
     def report(self) -> Report:
         """Return the choice and its reason, for status and metrics."""
+        ...
+
+
+class Drafter(Protocol):
+    """A draft on the target's own device, for mode SYNCHRONOUS. Called from the step thread."""
+
+    def admit(self, sequence: Sequence) -> None:
+        """Prepare for a sequence that begins."""
+        ...
+
+    def release(self, sequence: Sequence) -> None:
+        """Free the resources of a sequence that has ended, if it has any."""
+        ...
+
+    def prefill(self, work: Prefill) -> None:
+        """Store the chunk of a prompt that the target stores."""
+        ...
+
+    def propose(self, sequences: Rows[Sequence]) -> dict[SequenceId, tuple[TokenId, ...]]:
+        """Return the next proposals; a sequence may have none."""
         ...
 
 

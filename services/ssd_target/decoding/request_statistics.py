@@ -12,6 +12,7 @@ class RequestStatistics:
     """Rounds, tokens and times of one sequence."""
 
     arrived_at: float
+    is_synchronous: bool = False
     first_round: int = -1
     rounds: int = 0
     lookups: LookupCounts = field(default_factory=LookupCounts)
@@ -37,7 +38,7 @@ class RequestStatistics:
         if self.rounds:
             verify_seconds, round_seconds = round_log.medians(self.first_round)
         return SpeculationStatistics(
-            mode=Mode.SPECULATIVE if self.lookups.total else Mode.AUTOREGRESSIVE,
+            mode=self._mode,
             rounds=self.rounds,
             hits=self.lookups.hits,
             misses=self.lookups.misses,
@@ -51,3 +52,11 @@ class RequestStatistics:
             verify_seconds=verify_seconds,
             round_seconds=round_seconds,
         )
+
+    @property
+    def _mode(self) -> Mode:
+        """The mode in which the rounds ran."""
+        if self.lookups.total:
+            return Mode.SPECULATIVE
+        is_drafted = self.is_synchronous and self.proposed_tokens > 0
+        return Mode.SYNCHRONOUS if is_drafted else Mode.AUTOREGRESSIVE

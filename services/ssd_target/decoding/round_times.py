@@ -11,6 +11,8 @@ class RoundPart(StrEnum):
     """A part of a round that is timed, in order; the rest is bookkeeping."""
 
     PREFILL = "prefill"
+    DRAFT = "draft"
+    """Proposals of mode SYNCHRONOUS."""
     PREPARE = "prepare"
     """Build the batch: tokens, positions, entries, masks."""
     VERIFY = "verify"

@@ -12,6 +12,8 @@ from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN
 from ssd_target.decoding.sequence import Sequence
 
+Ints = NDArray[np.int64]
+
 
 class Sampler:
     """Selects the target's token at each of the P rows of a sequence. Step thread only.
@@ -35,7 +37,7 @@ class Sampler:
         """Release the noise of a sequence."""
         self._ring.release(sequence.slot)
 
-    def fill(self, sequences: Rows[Sequence], num_proposed_B: NDArray[np.int64]) -> None:
+    def fill(self, sequences: Rows[Sequence], num_proposed_B: Ints) -> None:
         """Compute the noise of the positions that the next round selects, unless it is stored."""
         count = len(sequences)
         slots_B = np.fromiter((each.slot for each in sequences), np.int64, count)
@@ -61,9 +63,24 @@ class Sampler:
         sequence_R, row_R = counts_BP.nonzero(as_tuple=True)
         slots_B = torch.tensor([each.slot for each in sequences], dtype=torch.int64)
         next_B = torch.tensor([len(each.tokens) for each in sequences], dtype=torch.int64)
-        slots_R = slots_B[sequence_R]
-        noise_RV = self._ring.rows(slots_R, next_B[sequence_R] + row_R)
-        chosen_R = choose(logits_BPV[sequence_R, row_R], self._temperature_S[slots_R], noise_RV)
         chosen_BP = torch.full(counts_BP.shape, NO_TOKEN, dtype=torch.int64)
-        chosen_BP[sequence_R, row_R] = chosen_R.cpu()
+        chosen_BP[sequence_R, row_R] = self._choose(
+            slots_B[sequence_R], next_B[sequence_R] + row_R, logits_BPV[sequence_R, row_R]
+        )
         return chosen_BP
+
+    def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
+        """Select one token of each slot, with the noise of a position that is filled.
+
+        The logits may have fewer columns than those of the target: padding of its vocabulary.
+        """
+        chosen_B = self._choose(torch.from_numpy(slots_B), torch.from_numpy(positions_B), logits_BV)
+        return chosen_B.numpy()
+
+    def _choose(
+        self, slots_R: torch.Tensor, positions_R: torch.Tensor, logits_RV: torch.Tensor
+    ) -> torch.Tensor:
+        noise_RV = self._ring.rows(slots_R, positions_R)
+        if noise_RV is not None:
+            noise_RV = noise_RV[:, : logits_RV.shape[1]]
+        return choose(logits_RV, self._temperature_S[slots_R], noise_RV).cpu()

@@ -41,8 +41,13 @@ class Arrival:
 
     @property
     def may_speculate(self) -> bool:
-        """Whether its mode allows speculation."""
-        return self.request.mode is not Mode.AUTOREGRESSIVE
+        """Whether its mode allows sessions on drafts."""
+        return self.request.mode in (Mode.AUTO, Mode.SPECULATIVE)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether a draft on the target's own device proposes."""
+        return self.request.mode is Mode.SYNCHRONOUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +113,18 @@ class Sequence:
 
     @property
     def may_speculate(self) -> bool:
-        """Whether its mode allows speculation."""
+        """Whether its mode allows sessions on drafts."""
         return self.arrival.may_speculate
 
     @property
     def is_auto(self) -> bool:
         """Whether the controller chooses if it speculates."""
         return self.arrival.request.mode is Mode.AUTO
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether a draft on the target's own device proposes."""
+        return self.arrival.is_synchronous
 
     def next_chunk(self, chunk: int) -> tuple[int, int]:
         """Return positions [first, last) of the next prefill; it ends at a ``chunk`` multiple."""

@@ -71,7 +71,13 @@ class SpeculationControl:
     def note_round(
         self, times: RoundTimes, columns: int, results: Rows[RoundResult], lookups: Rows[Lookup]
     ) -> None:
-        """Give a complete round to the controller, and publish its choice."""
+        """Give a complete round to the controller, and publish its choice.
+
+        A round that also drafted itself (mode SYNCHRONOUS) measures neither plain nor speculative
+        decoding.
+        """
+        if any(result.sequence.is_synchronous for result in results):
+            return
         accepted_K = [0] * self._lookahead
         num_proposed = num_auto = num_tokens = 0
         for result in results:

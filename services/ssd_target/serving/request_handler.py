@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import ContextLengthError, FieldError, NotReadyError
+from ssd.errors import ContextLengthError, FieldError, NotReadyError, UnsupportedError
 from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
@@ -90,6 +90,17 @@ class RequestHandler:
     def num_token_ids(self) -> int:
         """Number of token ids that a prompt can hold: those that tokenizer and model have."""
         return self.require_open().engine.num_token_ids or self.tokenizer.vocab_size
+
+    def check_mode(self, mode: Mode) -> None:
+        """Check that this target can run requests of a mode.
+
+        Raises:
+            UnsupportedError: the mode needs a draft model, and this target has none.
+        """
+        if mode is Mode.SYNCHRONOUS and not self._settings.draft_model:
+            raise UnsupportedError(
+                "mode", "SYNCHRONOUS needs a draft on the target's own device (draft_model)"
+            )
 
     async def wait_until_idle(self) -> None:
         """Wait until no request is left."""
@@ -171,8 +182,16 @@ class RequestHandler:
             request_id=request_id,
             prompt_ids=prompt_ids,
             sampling=replace(call.sampling, seed=seed, max_tokens=max_tokens),
-            mode=self.auto_mode if call.mode is Mode.AUTO else call.mode,
+            mode=self._mode(call.mode),
         )
+
+    def _mode(self, requested: Mode) -> Mode:
+        """Return the mode in which a request runs; raises as ``check_mode``."""
+        mode = self.auto_mode if requested is Mode.AUTO else requested
+        self.check_mode(mode)
+        settings = self._settings
+        has_only_own_draft = settings.draft_model and not settings.drafts
+        return Mode.SYNCHRONOUS if mode is Mode.AUTO and has_only_own_draft else mode
 
     def _check_room(self) -> None:
         """Refuse a request while the queue is full, before its text is tokenized.

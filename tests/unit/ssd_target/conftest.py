@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 import torch
 
+from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.sampling.choose import choose
@@ -30,7 +31,6 @@ from ssd.types import (
     TokenId,
     Welcome,
 )
-from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext, RoundController
@@ -38,6 +38,8 @@ from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequence import Arrival
+from ssd_target.decoding.sequential_drafter import COLUMNS as DRAFT_COLUMNS
+from ssd_target.decoding.sequential_drafter import SequentialDrafter
 from ssd_target.decoding.speculation_control import SpeculationControl
 from ssd_target.drafts.link import DraftLink
 from ssd_target.drafts.pool import DraftPool
@@ -136,6 +138,7 @@ class Bench:
         circuit_breaker: bool = True,
         deadline_ms: float = 0.0,
         controller: RoundController | None = None,
+        own_draft: LedgerRunner | None = None,
     ) -> None:
         self.clock = StepClock()
         self.controller = controller or FixedChoice()
@@ -160,13 +163,17 @@ class Bench:
             clock=self.clock,
             watchdog=Watchdog(self.clock),
         )
+        sampler = Sampler(ENGINE, VOCAB)
+        self.draft_blocks = BlockPool(own_draft.num_blocks if own_draft else 2)
         self.loop = DecodeLoop(
             context,
             self.runner,
             self.scheduler,
-            BatchBuilder(ENGINE, ENGINE.verify_columns),
-            Sampler(ENGINE, VOCAB),
+            sampler,
             SpeculationControl(self.controller, self.pool, self.log, LOOKAHEAD),
+            SequentialDrafter(own_draft, self.draft_blocks, sampler, LOOKAHEAD)
+            if own_draft
+            else None,
         )
         self.num_submitted = 0
         self.all_free = self.blocks.num_free
@@ -244,6 +251,7 @@ class Bench:
         assert self.scheduler.is_idle, "a sequence does not end"
         self.scheduler.check()
         assert self.blocks.num_free == self.all_free
+        assert self.draft_blocks.num_taken == 0
 
 
 def naive(prompt: Iterable[TokenId], count: int, sampling: SamplingParams) -> list[TokenId]:
@@ -270,6 +278,25 @@ def next_token(tokens: tuple[TokenId, ...], sampling: SamplingParams) -> TokenId
 @pytest.fixture(scope="session")
 def make_bench() -> Callable[..., Bench]:
     return Bench
+
+
+class OtherLaw(LedgerRunner):
+    """A draft that seldom agrees with the target."""
+
+    def forward(self, batch: PagedBatch) -> torch.Tensor:
+        return super().forward(batch).roll(1, dims=2)
+
+
+def own_draft(kind: Literal["perfect", "other"], num_blocks: int = 80) -> LedgerRunner:
+    """The runner of a draft on the target's own device."""
+    engine = replace(ENGINE, num_columns=DRAFT_COLUMNS)
+    runner = LedgerRunner if kind == "perfect" else OtherLaw
+    return runner(engine, num_blocks=num_blocks, vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="session")
+def make_own_draft() -> Callable[..., LedgerRunner]:
+    return own_draft
 
 
 @pytest.fixture(scope="session")

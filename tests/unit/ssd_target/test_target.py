@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from ssd.engine.config import EngineConfig
+from ssd.errors import UnsupportedError
 from ssd.local_model import LocalModel
 from ssd.rpc.codec import SpeculationChange
 from ssd.telemetry import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import Mode, Peer
+from ssd_target.models import TargetModels
 from ssd_target.settings import TargetSettings
 from ssd_target.target import Target
 
@@ -22,7 +24,8 @@ async def target(tmp_path: Path) -> Target:
     model = LocalModel(
         folder=tmp_path, tokenizer=ByteTokenizer(), engine=EngineConfig(max_model_len=64)
     )
-    return Target(settings, model, Peer(pod="t"), {0}, SystemClock())
+    models = TargetModels(target=model, draft=None)
+    return Target(settings, models, Peer(pod="t"), {0}, SystemClock())
 
 
 async def test_a_change_of_speculation_keeps_what_is_not_set(target: Target) -> None:
@@ -44,3 +47,11 @@ async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(target:
     async with asyncio.timeout(60):
         await finish
     assert target.drain() == 0
+
+
+async def test_a_mode_that_the_target_does_not_have_changes_nothing(target: Target) -> None:
+    change = SpeculationChange(mode=Mode.SYNCHRONOUS, backup="none")
+    with pytest.raises(UnsupportedError, match="draft_model"):
+        target.set_speculation(change)
+    assert target._handler.auto_mode is Mode.AUTO
+    assert target._settings.backup == "ngram"

@@ -78,7 +78,7 @@ def test_seed_zero_and_temperature_zero_differ_from_unset() -> None:
     seed=st.one_of(st.none(), st.integers(0, 2**64 - 1)),
     max_tokens=st.integers(1, 10_000),
     stop=st.lists(st.text(min_size=1, max_size=5), max_size=16).map(tuple),
-    mode=st.sampled_from([Mode.AUTO, Mode.AUTOREGRESSIVE, Mode.SPECULATIVE]),
+    mode=st.sampled_from(Mode),
 )
 def test_a_call_is_unchanged_after_encoding_and_decoding(
     prompt: str | tuple[int, ...] | Conversation,
@@ -184,7 +184,6 @@ def test_a_value_out_of_bounds_is_refused_with_its_field(
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        (request(mode=types_pb2.MODE_SYNCHRONOUS), "mode"),
         (request(sampling_mode=types_pb2.SAMPLING_MODE_REJECTION), "sampling_mode"),
         (request(priority=1), "priority"),
         (request(Sampling(top_k=5)), "sampling.top_k"),

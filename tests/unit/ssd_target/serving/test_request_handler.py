@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 from tests.unit.ssd_target.serving.watched_tokenizer import WatchedTokenizer
 
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import ContextLengthError, FieldError, OverloadedError
+from ssd.errors import ContextLengthError, FieldError, OverloadedError, UnsupportedError
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode, TokenId
@@ -45,6 +45,29 @@ async def handler(tokenizer: WatchedTokenizer, inbox: Inbox) -> RequestHandler:
     )
     handler.open(cast(TargetRunner, runner), Wakeups(asyncio.get_running_loop()))
     return handler
+
+
+@pytest.mark.parametrize(
+    ("draft_model", "drafts", "requested", "mode"),
+    [
+        ("demo://draft", (), Mode.AUTO, Mode.SYNCHRONOUS),
+        ("demo://draft", ("127.0.0.1:1",), Mode.AUTO, Mode.AUTO),
+        ("demo://draft", (), Mode.AUTOREGRESSIVE, Mode.AUTOREGRESSIVE),
+        ("demo://draft", ("127.0.0.1:1",), Mode.SYNCHRONOUS, Mode.SYNCHRONOUS),
+        ("", (), Mode.AUTO, Mode.AUTO),
+    ],
+)
+async def test_auto_uses_the_draft_of_the_target_only_without_other_drafts(
+    draft_model: str, drafts: tuple[str, ...], requested: Mode, mode: Mode, inbox: Inbox
+) -> None:
+    settings = TargetSettings(draft_model=draft_model, drafts=drafts)
+    handler = RequestHandler(settings, WatchedTokenizer(), TEMPLATE, inbox, FakeClock())
+    assert handler._mode(requested) is mode
+
+
+async def test_mode_synchronous_without_a_draft_model_is_refused(handler: RequestHandler) -> None:
+    with pytest.raises(UnsupportedError, match="draft_model"):
+        handler._mode(Mode.SYNCHRONOUS)
 
 
 async def generate(handler: RequestHandler, prompt: Prompt) -> None:

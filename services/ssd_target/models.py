@@ -1,0 +1,56 @@
+"""The models of a target process: its own, and that of mode SYNCHRONOUS."""
+
+from dataclasses import dataclass, replace
+
+from ssd.errors import SettingsError
+from ssd.local_model import LocalModel, check_model, find_model
+from ssd_target.decoding.sequential_drafter import COLUMNS
+from ssd_target.settings import TargetSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetModels:
+    """The models that a target loads."""
+
+    target: LocalModel
+    draft: LocalModel | None
+    """The draft on the target's own device, if ``draft_model`` is set."""
+
+
+def find_models(settings: TargetSettings) -> TargetModels:
+    """Resolve the sources of the models, and read their tokenizers and shapes.
+
+    Raises:
+        SetupError: a model does not exist or is not supported, or the two do not match.
+    """
+    target = find_model(settings, max_num_seqs=settings.max_num_seqs)
+    if not settings.draft_model:
+        return TargetModels(target=target, draft=None)
+    draft = find_model(_of_draft(settings), max_num_seqs=settings.max_num_seqs)
+    if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
+        raise SettingsError(
+            f"draft_model {settings.draft_model} has another tokenizer than {settings.model}"
+        )
+    if draft.num_token_ids != target.num_token_ids:
+        raise SettingsError(
+            f"draft_model {settings.draft_model} has {draft.num_token_ids} token ids, but "
+            f"{settings.model} has {target.num_token_ids}"
+        )
+    # The shape of its passes does not matter for the tokens, which the target verifies.
+    engine = replace(draft.engine, num_columns=COLUMNS, deterministic=False)
+    return TargetModels(target=target, draft=replace(draft, engine=engine))
+
+
+def check_models(settings: TargetSettings) -> None:
+    """Check all that can be checked without the weights. Models on the hub are not looked up.
+
+    Raises:
+        SetupError: the process would not start.
+    """
+    check_model(settings, max_num_seqs=settings.max_num_seqs)
+    if settings.draft_model:
+        check_model(_of_draft(settings), max_num_seqs=settings.max_num_seqs)
+
+
+def _of_draft(settings: TargetSettings) -> TargetSettings:
+    return replace(settings, model=settings.draft_model)

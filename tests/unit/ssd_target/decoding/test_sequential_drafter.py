@@ -1,0 +1,98 @@
+"""Mode SYNCHRONOUS: the tokens of plain decoding, K of them proposed in each round."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import pytest
+
+from ssd.testing.scripted_draft import Behaviour
+from ssd.types import Mode, SamplingParams, TokenId
+
+GREEDY = SamplingParams(temperature=0.0)
+WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
+LOOKAHEAD = 3
+MakeBench = Callable[..., Any]
+MakeDraft = Callable[..., Any]
+Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("kind", ["perfect", "other"])
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 9, 17])
+def test_a_draft_on_the_targets_device_changes_no_token(
+    make_bench: MakeBench,
+    make_own_draft: MakeDraft,
+    plain: Plain,
+    kind: Literal["perfect", "other"],
+    sampling: SamplingParams,
+    length: int,
+) -> None:
+    bench = make_bench(own_draft=make_own_draft(kind))
+    prompt = [(3 * i + 1) % 13 for i in range(length)]
+    sink = bench.submit(prompt, 21, sampling=sampling, mode=Mode.SYNCHRONOUS)
+    bench.run()
+    assert sink.tokens == plain(prompt, 21, sampling)
+    assert sink.statistics.mode is Mode.SYNCHRONOUS
+    assert (sink.statistics.hits, sink.statistics.misses, sink.statistics.late) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_a_perfect_draft_proposes_what_is_accepted(
+    make_bench: MakeBench, make_own_draft: MakeDraft, sampling: SamplingParams
+) -> None:
+    # Each round accepts the whole proposal, so the last proposed token has no KV entry yet.
+    bench = make_bench(own_draft=make_own_draft("perfect"))
+    rounds = 5
+    sink = bench.submit(
+        [1, 2, 3], rounds * (LOOKAHEAD + 1), sampling=sampling, mode=Mode.SYNCHRONOUS
+    )
+    bench.run()
+    assert sink.statistics.rounds == rounds
+    assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens
+    assert sink.statistics.proposed_tokens == rounds * LOOKAHEAD
+
+
+def test_modes_of_one_batch_do_not_disturb_each_other(
+    make_bench: MakeBench, make_own_draft: MakeDraft, plain: Plain
+) -> None:
+    bench = make_bench(own_draft=make_own_draft("perfect"))
+    bench.join([Behaviour.HIT])
+    modes = (Mode.SYNCHRONOUS, Mode.SPECULATIVE, Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS)
+    prompts = [[number + 1] * (number + 1) for number in range(len(modes))]
+    limits = (20, 24, 9, 13)
+    sinks = [
+        bench.submit(prompt, limit, mode=mode)
+        for prompt, limit, mode in zip(prompts, limits, modes, strict=True)
+    ]
+    bench.run()
+    for sink, prompt, limit, mode in zip(sinks, prompts, limits, modes, strict=True):
+        assert sink.tokens == plain(prompt, limit, GREEDY)
+        assert sink.statistics.mode is mode
+
+
+def test_a_sequence_without_blocks_of_the_draft_runs_without_proposals(
+    make_bench: MakeBench, make_own_draft: MakeDraft, plain: Plain
+) -> None:
+    # Blocks of 4 tokens: the first sequence takes 6 of 7, and the second one needs 4.
+    bench = make_bench(own_draft=make_own_draft("perfect", num_blocks=8))
+    first = bench.submit([1, 2, 3], 20, mode=Mode.SYNCHRONOUS)
+    second = bench.submit([4, 5, 6], 12, mode=Mode.SYNCHRONOUS)
+    bench.run()
+    assert first.tokens == plain([1, 2, 3], 20, GREEDY)
+    assert second.tokens == plain([4, 5, 6], 12, GREEDY)
+    assert first.statistics.mode is Mode.SYNCHRONOUS
+    assert second.statistics.mode is Mode.AUTOREGRESSIVE
+
+
+def test_a_draft_whose_logits_are_not_finite_proposes_nothing_from_there(
+    make_bench: MakeBench, make_own_draft: MakeDraft, plain: Plain
+) -> None:
+    expected = plain([1, 2, 3], 20, GREEDY)
+    draft = make_own_draft("perfect")
+    draft.nan_token = expected[4]
+    bench = make_bench(own_draft=draft)
+    sink = bench.submit([1, 2, 3], 20, mode=Mode.SYNCHRONOUS)
+    bench.run()
+    assert sink.tokens == expected
+    assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens
+    assert sink.statistics.rounds > 5

@@ -1,0 +1,49 @@
+"""The models of a target: its own, and that of mode SYNCHRONOUS."""
+
+from pathlib import Path
+
+import pytest
+
+from ssd.errors import ModelNotFoundError, SettingsError
+from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
+from ssd_target.models import check_models, find_models
+from ssd_target.settings import TargetSettings
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return write_tiny_folder(tmp_path / "target")
+
+
+def of(target: Path, draft: str) -> TargetSettings:
+    return TargetSettings(model=str(target), draft_model=draft, deterministic=True)
+
+
+def test_without_a_draft_model_only_the_target_is_found(target: Path) -> None:
+    assert find_models(of(target, "")).draft is None
+
+
+def test_a_draft_on_the_targets_device_runs_passes_of_one_or_two_columns(
+    target: Path, tmp_path: Path
+) -> None:
+    draft = find_models(of(target, str(write_tiny_folder(tmp_path / "draft", seed=1)))).draft
+    assert draft is not None
+    assert draft.engine.verify_columns == (1, 2)
+
+
+def test_a_draft_with_another_tokenizer_is_refused(target: Path, tmp_path: Path) -> None:
+    strange = write_tiny_folder(tmp_path / "strange")
+    write_byte_tokenizer(strange, end="<|another|>")
+    with pytest.raises(SettingsError, match="has another tokenizer"):
+        find_models(of(target, str(strange)))
+
+
+def test_a_draft_with_a_smaller_embedding_is_refused(target: Path, tmp_path: Path) -> None:
+    small = write_tiny_folder(tmp_path / "small", vocab_size=200)
+    with pytest.raises(SettingsError, match=r"has 200 token ids, but .* has 257"):
+        find_models(of(target, str(small)))
+
+
+def test_a_missing_draft_is_found_without_the_weights(target: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no-such-folder"):
+        check_models(of(target, "/no-such-folder"))
