@@ -159,7 +159,7 @@ async def test_the_length_of_a_conversation_is_that_of_its_rendered_text(
 async def test_a_prompt_without_room_for_new_tokens_is_refused_with_its_field(
     handler: RequestHandler, prompt: Prompt, field: str
 ) -> None:
-    with pytest.raises(ContextLengthError, match="62 tokens and max_tokens is 4") as caught:
+    with pytest.raises(ContextLengthError, match=r"66 tokens \(62 \+ 4\)") as caught:
         await generate(handler, prompt)
     assert caught.value.field == field
 
