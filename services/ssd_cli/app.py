@@ -378,7 +378,7 @@ def models_command(
     add_help_option=False,
 )
 def bench_command(context: typer.Context) -> None:
-    """Measure plain and speculative decoding in one run; flags of python -m ssd_bench."""
+    """Measure plain and speculative decoding in one run; its --help lists the flags."""
     # A separate process, because it needs torch.
     command = [sys.executable, "-c", BENCH, *(["--debug"] if _debug else []), *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
