@@ -27,9 +27,6 @@ class SpecError(SSDError):
 def parse(obj: Object) -> Resource:
     """Read a resource, with every default filled in.
 
-    Args:
-        obj: as the API server returns it, with or without the defaults of its schema.
-
     Raises:
         SpecError: the schema forbids it.
     """

@@ -18,6 +18,7 @@ from ssd_operator.children.names import (
 )
 
 TERMINATION_LOG = "/dev/termination-log"
+_HUB: Object = {"name": "HF_HOME", "value": reserved.HUB_FOLDER}
 _PROCESS_DEADLINE_MILLISECONDS = 20
 """The processes' own table deadline."""
 
@@ -25,14 +26,7 @@ _PROCESS_DEADLINE_MILLISECONDS = 20
 def engine_environment(
     resource: Resource, component: Component, cell: int | None, num_threads: int
 ) -> list[Object]:
-    """Settings of a target or a draft.
-
-    Args:
-        resource: whose pod.
-        component: target or draft.
-        cell: of the pod; None for the drafts of a Pool.
-        num_threads: of one forward pass on a CPU; ignored on a GPU.
-    """
+    """Settings of a target or a draft."""
     spec, prefix = resource.spec, f"SSD_{component.upper()}"
     process: Target | Draft = spec.draft
     own: dict[str, object] = {"PORT": DRAFT_PORT, "MAX_SESSIONS": spec.draft.sequences_per_replica}
@@ -56,7 +50,7 @@ def engine_environment(
     found = [*_variables(prefix, settings), *_identity(prefix, cell)]
     if is_on_hub(process.source):
         # The engine reads what was fetched, and sends no request to the hub.
-        found += [_hub_folder(), {"name": "HF_HUB_OFFLINE", "value": "1"}]
+        found += [_HUB, {"name": "HF_HUB_OFFLINE", "value": "1"}]
     return found
 
 
@@ -68,7 +62,7 @@ def is_on_hub(source: Source) -> bool:
 def fetch_environment(source: Source) -> list[Object]:
     """Settings of the container that fetches a model. No other container has the hub's token."""
     settings: dict[str, object] = {"MODEL": _model(source), "TERMINATION_LOG": TERMINATION_LOG}
-    found = [*_variables("SSD_FETCH", settings), _hub_folder()]
+    found = [*_variables("SSD_FETCH", settings), _HUB]
     if source.token_secret_ref is not None:
         # By reference: the operator never reads its value.
         reference = {"secretKeyRef": dict(source.token_secret_ref)}
@@ -119,10 +113,6 @@ def _target_settings(resource: Resource, cell: int) -> dict[str, object]:
             spec.draft_deadline_milliseconds, _PROCESS_DEADLINE_MILLISECONDS
         ),
     }
-
-
-def _hub_folder() -> Object:
-    return {"name": "HF_HOME", "value": reserved.HUB_FOLDER}
 
 
 def _unless_default(value: object, default: object) -> object:

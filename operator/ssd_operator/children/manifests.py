@@ -177,11 +177,15 @@ def scalers(factory: ChildFactory) -> list[Object]:
 
 def _hpa_spec(factory: ChildFactory, autoscaling: Autoscaling) -> Object:
     resource = factory.resource
+    occupancy = f"{float(autoscaling.target_occupancy):g}"
     # The labels are the PodMonitor's podTargetLabels, as a metrics adapter exposes them.
     labels = {"ssd_dev_name": resource.name, "namespace": resource.namespace}
     external = {
         "metric": {"name": METRIC, "selector": {"matchLabels": labels}},
-        "target": {"type": "AverageValue", "averageValue": _threshold(autoscaling)},
+        "target": {
+            "type": "AverageValue",
+            "averageValue": occupancy,
+        },
     }
     return {
         "minReplicas": autoscaling.min_replicas,
@@ -194,10 +198,12 @@ def _hpa_spec(factory: ChildFactory, autoscaling: Autoscaling) -> Object:
 def _keda_spec(factory: ChildFactory, autoscaling: Autoscaling, keda: Keda) -> Object:
     resource = factory.resource
     labels = f'namespace="{resource.namespace}",ssd_dev_name="{resource.name}"'
+    # Without trailing zeros, as the API server stores it.
+    occupancy = f"{float(autoscaling.target_occupancy):g}"
     prometheus = {
         "serverAddress": keda.server_address,
         "query": f"sum({METRIC}{{{labels}}})",
-        "threshold": _threshold(autoscaling),
+        "threshold": occupancy,
     }
     return {
         "pollingInterval": 15,
@@ -218,8 +224,3 @@ def _behavior(autoscaling: Autoscaling) -> Object:
 def _rule(window_seconds: int, num_pods: int, period_seconds: int) -> Object:
     policy = {"type": "Pods", "value": num_pods, "periodSeconds": period_seconds}
     return {"stabilizationWindowSeconds": window_seconds, "policies": [policy]}
-
-
-def _threshold(autoscaling: Autoscaling) -> str:
-    """The occupancy without trailing zeros, as the API server stores it."""
-    return f"{float(autoscaling.target_occupancy):g}"

@@ -75,13 +75,7 @@ def component_name(resource: Resource, component: Component) -> str:
 def selector(
     resource: Resource, component: str | None = None, cell: int | None = None
 ) -> dict[str, str]:
-    """Labels that select pods; no version and no user changes them.
-
-    Args:
-        resource: whose pods.
-        component: None for all.
-        cell: None for all.
-    """
+    """Labels that select pods, of all components or cells for None; nothing changes them."""
     labels = {NAME_LABEL: resource.name}
     if component is not None:
         labels[COMPONENT_LABEL] = str(component)
@@ -118,6 +112,12 @@ def cell_of(child: Object) -> int:
     return int(labels.get(CELL_LABEL, 0))
 
 
+def controller_of(thing: Object) -> Object:
+    """The owner reference that controls an object; empty without one."""
+    owners: list[Object] = thing["metadata"].get("ownerReferences") or []
+    return next((owner for owner in owners if owner.get("controller")), {})
+
+
 def is_engine_pod(pod: Object, name: str) -> bool:
     """Whether a ReplicaSet of a Deployment of this resource made and controls a pod.
 
@@ -126,8 +126,7 @@ def is_engine_pod(pod: Object, name: str) -> bool:
     """
     metadata = pod["metadata"]
     labels = metadata.get("labels") or {}
-    owners: list[Object] = metadata.get("ownerReferences") or []
-    controller: Object = next((owner for owner in owners if owner.get("controller")), {})
+    controller = controller_of(pod)
     cell = labels.get(CELL_LABEL)
     return (
         labels.get(NAME_LABEL) == name

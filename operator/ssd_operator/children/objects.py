@@ -68,16 +68,9 @@ class ChildFactory:
         *,
         of: tuple[str | None, int | None] = (None, None),
     ) -> Object:
-        """Return a whole object with this body.
+        """Return a whole object with this body, and labels of this component and cell.
 
-        Args:
-            kind: of the object, one of ``KINDS``.
-            name: of the object.
-            body: fields beside ``metadata``.
-            of: component and cell, for labels.
-
-        Returns:
-            The object; its hash is that of everything else in it.
+        Its hash is that of everything else in it.
         """
         labels = labels_of(self.resource, *of)
         labels["app.kubernetes.io/version"] = self.settings.version

@@ -132,10 +132,6 @@ def preflight_spec(deployment: Object, node: str) -> Object:
 
     It copies what the image is pulled with and what the settings are made of, and neither the
     placement of the target nor what it holds: GPUs, ports, privileges, a claim for its cache.
-
-    Args:
-        deployment: of the target, as it should be.
-        node: where the present target runs.
     """
     template = deployment["spec"]["template"]["spec"]
     container = template["containers"][0]

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from ssd.errors import SSDError
 from ssd_operator.api.spec import Object
+from ssd_operator.children.names import controller_of
 
 Key = tuple[str, str]
 """Namespace and name of a resource."""
@@ -87,9 +88,6 @@ class Cluster(Protocol):
             uid: of the one that is meant; empty makes one, or takes the one that is there.
             subresource: the part that is written; empty for all others.
 
-        Returns:
-            The object as it is stored.
-
         Raises:
             RefusedError: the object is wrong.
             ConflictError: the one that is meant is gone, is being deleted, or was made again.
@@ -102,14 +100,8 @@ class Cluster(Protocol):
     ) -> Object:
         """Merge changes into an object: keys that are null are removed, lists replaced.
 
-        Args:
-            namespace: of the object.
-            ref: its kind and name.
-            changes: with a uid or a resource version in ``metadata``, only that object is changed.
-            subresource: the part that is written.
-
-        Returns:
-            The object as it is stored.
+        With a uid or a resource version in ``metadata``, only that object is changed. Returns the
+        object as it is stored.
 
         Raises:
             ConflictError: the object is another one, or of another version.
@@ -139,5 +131,4 @@ def ref_of(thing: Object) -> Ref:
 
 def is_owned_by(thing: Object, uid: str) -> bool:
     """Whether a resource is an object's controller."""
-    owners = thing["metadata"].get("ownerReferences") or []
-    return any(owner.get("controller") and owner.get("uid") == uid for owner in owners)
+    return bool(controller_of(thing).get("uid") == uid)

@@ -82,31 +82,27 @@ def worst(diagnoses: Iterable[Diagnosis]) -> Diagnosis | None:
 
 
 def diagnose(pod: Object, startup_timeout_seconds: int, now: float) -> Diagnosis | None:
-    """Return why a pod is not ready; None if it is.
-
-    Args:
-        pod: of an engine.
-        startup_timeout_seconds: the kubelet kills one that takes longer to load.
-        now: seconds since the epoch.
-    """
+    """Return why a pod is not ready; None if it is."""
     if is_ready(pod):
         return None
     name = name_of(pod)
     if is_terminating(pod):
         return Diagnosis(PodReason.DRAINING, f"{name} is being deleted")
+    if is_unschedulable(pod):
+        message = _quote(condition_of(pod, "PodScheduled").get("message", ""))
+        return Diagnosis(PodReason.UNSCHEDULABLE, f"{name}: {message}")
     if not is_scheduled(pod):
-        return _unscheduled(pod)
+        return Diagnosis(PodReason.LOADING, f"{name} waits for a node")
     status = pod.get("status", {})
-    for container in status.get("initContainerStatuses") or ():
-        # No probe limits their time: a long run is no timeout.
-        found = _stopped(pod, container, math.inf) or _fetching(name, container)
-        if found is not None:
-            return found
-    for container in status.get("containerStatuses") or ():
-        found = _stopped(pod, container, startup_timeout_seconds)
-        if found is not None:
-            return found
-    return Diagnosis(PodReason.LOADING, f"{name} {_progress(pod, now)}")
+    # No probe limits the time of init containers: a long run is no timeout.
+    inits = status.get("initContainerStatuses") or ()
+    others = status.get("containerStatuses") or ()
+    found = [
+        *(_stopped(pod, each, math.inf) or _fetching(name, each) for each in inits),
+        *(_stopped(pod, each, startup_timeout_seconds) for each in others),
+    ]
+    loading = Diagnosis(PodReason.LOADING, f"{name} {_progress(pod, now)}")
+    return next((each for each in found if each is not None), loading)
 
 
 def diagnose_absence(deployment: Object | None, what: str) -> Diagnosis | None:
@@ -117,13 +113,6 @@ def diagnose_absence(deployment: Object | None, what: str) -> Diagnosis | None:
     return Diagnosis(
         PodReason.POD_FORBIDDEN, f"{what} has no pod: {_quote(failure.get('message', ''))}"
     )
-
-
-def _unscheduled(pod: Object) -> Diagnosis:
-    if is_unschedulable(pod):
-        message = _quote(condition_of(pod, "PodScheduled").get("message", ""))
-        return Diagnosis(PodReason.UNSCHEDULABLE, f"{name_of(pod)}: {message}")
-    return Diagnosis(PodReason.LOADING, f"{name_of(pod)} waits for a node")
 
 
 def _fetching(name: str, container: Object) -> Diagnosis | None:
@@ -165,7 +154,7 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
             PodReason.CONFIGURATION_ERROR,
             f"{name}: {image} has no {module[1]}; is it the image of another process?",
         )
-    if _was_too_slow(container, ended, startup_timeout_seconds, _startup_grace(pod)):
+    if _was_too_slow(pod, container, ended, startup_timeout_seconds):
         return Diagnosis(
             PodReason.STARTUP_TIMEOUT,
             f"{name} was not ready after {startup_timeout_seconds} s and was restarted; "
@@ -177,16 +166,7 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
     )
 
 
-def _startup_grace(pod: Object) -> int:
-    """Seconds between a failed startup probe and the kill."""
-    grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
-    engine: Object = next(iter(pod["spec"].get("containers") or ()), {})
-    return int((engine.get("startupProbe") or {}).get("terminationGracePeriodSeconds", grace))
-
-
-def _was_too_slow(
-    container: Object, ended: Object, startup_timeout_seconds: float, grace_seconds: int
-) -> bool:
+def _was_too_slow(pod: Object, container: Object, ended: Object, seconds: float) -> bool:
     """Whether the startup probe killed the last run, which only its times show.
 
     A longer run has served and ended for another reason.
@@ -194,8 +174,10 @@ def _was_too_slow(
     began, end = to_seconds(ended.get("startedAt")), to_seconds(ended.get("finishedAt"))
     if began is None or end is None or container.get("started"):
         return False
-    longest = startup_timeout_seconds + grace_seconds + PROBE_SLACK_SECONDS
-    return startup_timeout_seconds <= end - began <= longest
+    engine: Object = next(iter(pod["spec"].get("containers") or ()), {})
+    grace = pod["spec"].get("terminationGracePeriodSeconds", 30)
+    grace = (engine.get("startupProbe") or {}).get("terminationGracePeriodSeconds", grace)
+    return bool(seconds <= end - began <= seconds + grace + PROBE_SLACK_SECONDS)
 
 
 def _crash(container: Object, ended: Object) -> str:
@@ -230,11 +212,10 @@ def _error_of(ended: Object) -> str:
     end of the log instead, of which only an error is quoted.
     """
     lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
-    errors = (_error_in(line) for line in reversed(lines))
-    text = " ".join(next((error for error in errors if error), "").split())
+    text = next((error for line in reversed(lines) if (error := _error_in(line))), "")
     found = _PLACE.search(text)
     place = found[0] if found else ""
-    return _quote(text[: LONGEST_QUOTE - len(place)].removesuffix(place)) + place
+    return _quote(text.removesuffix(place), LONGEST_QUOTE - len(place)) + place
 
 
 def _error_in(line: str) -> str:
@@ -250,6 +231,6 @@ def _error_in(line: str) -> str:
     return str(event.get("stack") or event.get("error") or "").rpartition("\n")[2]
 
 
-def _quote(text: object) -> str:
+def _quote(text: object, longest: int = LONGEST_QUOTE) -> str:
     """A quotation on one line, without a full stop."""
-    return " ".join(str(text).split())[:LONGEST_QUOTE].rstrip(".")
+    return " ".join(str(text).split())[:longest].rstrip(".")

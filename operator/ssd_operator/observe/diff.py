@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from itertools import takewhile
 from typing import Any
 
 from ssd_operator.api.fields import parse_quantity, parse_rounded
@@ -87,27 +86,13 @@ def additions(live: Object, wanted: Object) -> list[Place]:
 
 
 def removal(live: Object, places: Sequence[Place]) -> Object:
-    """A merge patch that removes parts of this version of an object.
-
-    Args:
-        live: the object.
-        places: of the parts, the last item of a list first.
-    """
-    rest = copy.deepcopy(live)
+    """A merge patch that removes parts of this version of an object, last items first."""
+    rest: Any = copy.deepcopy(live)
     for *way, last in places:
-        del _at(rest, way)[last]
+        del reduce(lambda part, step: part[step], way, rest)[last]
     metadata = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
-    changes: Object = {"metadata": metadata}
-    for place in places:
-        keys = [str(step) for step in takewhile(lambda step: isinstance(step, str), place)]
-        parent: Object = reduce(lambda part, key: part.setdefault(key, {}), keys[:-1], changes)
-        is_key = len(keys) == len(place)
-        parent[keys[-1]] = None if is_key else _at(rest, keys)  # a list is replaced as a whole
-    return changes
-
-
-def _at(value: Any, way: Sequence[str | int]) -> Any:
-    return reduce(lambda part, step: part[step], way, value)
+    # Lists are replaced as a whole; what others add to maps outside of lists, the apply removes.
+    return {"metadata": metadata, "spec": rest["spec"]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,15 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 
 from ssd_operator.api.spec import GROUP, KIND, Object
-from ssd_operator.children.names import MANAGED_BY_LABEL, NAME_LABEL, OPERATOR, resource_of_account
+from ssd_operator.children.names import (
+    MANAGED_BY_LABEL,
+    NAME_LABEL,
+    OPERATOR,
+    controller_of,
+    resource_of_account,
+)
 from ssd_operator.children.objects import REQUIRED_KINDS
-from ssd_operator.observe.cluster import Key, Ref, ref_of
+from ssd_operator.observe.cluster import Key, Ref, is_owned_by, ref_of
 
 ANSWER_SECONDS = 60.0
 """Longest time that an answer stands in for what the watch has yet to bring."""
@@ -91,15 +97,7 @@ class ObjectCache:
         ]
 
     def delete_missing(self, indexed: Iterable[Object], uids: frozenset[str]) -> list[Object]:
-        """Record what a list does not have as deleted.
-
-        Args:
-            indexed: objects that were indexed before the list was requested.
-            uids: of the objects in the list.
-
-        Returns:
-            The objects that are gone.
-        """
+        """Record as deleted, and return, what was indexed before a list and is not in it."""
         gone = [thing for thing in indexed if _uid(thing) not in uids]
         for thing in gone:
             self.mark_deleted(thing)
@@ -158,23 +156,16 @@ def owner_key(thing: Object) -> Key | None:
 
 def is_ours(thing: Object, uid: str) -> bool:
     """Whether an object is a child: controlled by the resource, or ours without a controller."""
-    controller = controller_of(thing)
-    if controller is not None:
-        return controller.get("uid") == uid
+    if controller_of(thing):
+        return is_owned_by(thing, uid)
     return (thing["metadata"].get("labels") or {}).get(MANAGED_BY_LABEL) == OPERATOR
 
 
 def is_of_former(thing: Object, name: str, uid: str) -> bool:
     """Whether an object's controller was a resource of the same name that is gone."""
-    controller = controller_of(thing) or {}
+    controller = controller_of(thing)
     is_namesake = (controller.get("kind"), controller.get("name")) == (KIND, name)
     return is_namesake and controller.get("uid") != uid
-
-
-def controller_of(thing: Object) -> Object | None:
-    """The owner reference that controls an object."""
-    owners = thing["metadata"].get("ownerReferences") or []
-    return next((owner for owner in owners if owner.get("controller")), None)
 
 
 def _uid(thing: Object) -> str:

@@ -42,12 +42,6 @@ class Observer:
     ) -> Snapshot:
         """Collect the state of a resource and of everything around it.
 
-        Args:
-            found: the resource as an object.
-            resource: the same, parsed.
-            memory: of the pass before; is updated.
-            now: seconds since the epoch.
-
         Raises:
             ClusterError: the API server does not answer.
         """

@@ -15,6 +15,11 @@ def name_of(thing: Object) -> str:
     return str(thing["metadata"]["name"])
 
 
+def annotations_of(thing: Object) -> Object:
+    """Annotations of an object."""
+    return thing["metadata"].get("annotations") or {}
+
+
 def is_live(pod: Object) -> bool:
     """Whether a ReplicaSet still counts the pod: it has not ended and is not being deleted."""
     ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
@@ -63,7 +68,7 @@ def endpoints_of(service: str, slices: Iterable[Object]) -> frozenset[str]:
 
 def drain_deadline_of(pod: Object) -> float | None:
     """When the drain of a draft ends at the latest; None without a drain or a valid time."""
-    return to_seconds((pod["metadata"].get("annotations") or {}).get(DRAIN_DEADLINE_ANNOTATION))
+    return to_seconds(annotations_of(pod).get(DRAIN_DEADLINE_ANNOTATION))
 
 
 def condition_of(thing: Object, kind: str) -> Object:

@@ -25,7 +25,6 @@ from ssd_operator.observe.pod_state import (
     is_ready,
     is_terminating,
     name_of,
-    to_seconds,
 )
 
 PROGRESS_EXCEEDED = "ProgressDeadlineExceeded"
@@ -151,12 +150,6 @@ class Snapshot:
         """Number of drafts of all cells together."""
         return self.resource.spec.draft.replicas
 
-    @cached_property
-    def reached_targets(self) -> tuple[Object, ...]:
-        """Ready targets that are endpoints of the client Service."""
-        endpoints = self.endpoints
-        return tuple(pod for pod in self.ready_targets if name_of(pod) in endpoints)
-
     def cell_targets(self, cell: int) -> tuple[Object, ...]:
         """Target pods of a cell, with those that are being deleted."""
         return tuple(
@@ -191,16 +184,6 @@ class Snapshot:
         is_stuck = condition_of(deployment, "Progressing").get("reason") == PROGRESS_EXCEEDED
         pods = [pod for pod in self.drafts if cell_of(pod) == cell]
         return not is_stuck and len({revision_of(each) for each in (deployment, *pods)}) > 1
-
-    def is_linked(self, target: Object) -> bool:
-        """Whether a target has an active link."""
-        fact = self.answers.get(name_of(target))
-        return fact is not None and any(link.state == "Active" for link in fact.links)
-
-    def ready_seconds(self, pod: Object) -> float | None:
-        """How long a pod has been ready; None if it is unknown."""
-        since = to_seconds(condition_of(pod, "Ready").get("lastTransitionTime"))
-        return None if since is None else self.now - since
 
     def _pods(self, component: Component) -> tuple[Object, ...]:
         return tuple(

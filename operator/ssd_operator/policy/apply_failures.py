@@ -21,6 +21,7 @@ from ssd_operator.children.names import HASH_ANNOTATION
 from ssd_operator.children.objects import HASH_DIGITS, digest
 from ssd_operator.observe.cluster import ClusterError, ForbiddenError, Ref, RefusedError, ref_of
 from ssd_operator.observe.diff import differences
+from ssd_operator.observe.pod_state import annotations_of
 from ssd_operator.observe.snapshot import Snapshot
 
 REFUSED_SECONDS = 60.0
@@ -127,15 +128,7 @@ def refusal(
 def contest(
     wanted: Object, live: Object | None, answer: Object, snapshot: Snapshot, repairs: Repairs
 ) -> ApplyFailure | None:
-    """The failure of an apply that another writer undoes; None if it stays as far as is known.
-
-    Args:
-        wanted: what was applied.
-        live: as it was before.
-        answer: as it is stored.
-        snapshot: of this pass.
-        repairs: of the resource; notes this one.
-    """
+    """The failure of an apply that another writer undoes; None if it stays as far as is known."""
     is_too_often = repairs.note(wanted, live, snapshot.now)
     if (path := next(differences(answer, wanted), None)) is not None:
         cause = f"{path} is not stored as applied; look for a webhook."
@@ -168,7 +161,7 @@ def _failure(
 
 
 def _digest_of(wanted: Object) -> str:
-    return str((wanted["metadata"].get("annotations") or {}).get(HASH_ANNOTATION, ""))
+    return str(annotations_of(wanted).get(HASH_ANNOTATION, ""))
 
 
 def _uid_of(live: Object | None) -> str:

@@ -100,6 +100,8 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
     if resource.spec.paused:
         return Plan(revisions=revisions, preflight=preflight, memory=memory)
     memory = replace(memory, history=_decide(snapshot, memory))
+    decision, is_new = memory.history.decision, memory.history.decided_at == snapshot.now
+    is_changed = decision is not None and decision.replicas != snapshot.num_drafts_wanted
     targets_held = held_targets(targets, outdated, snapshot, preflight.stage)
     drafts_held = held_drafts(drafts, targets, snapshot, targets_held, preflight.stage)
     skipped = targets_held | snapshot.foreign | snapshot.former | memory.failures.keys()
@@ -113,7 +115,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
         apply=tuple(each for each in allowed if _is_needed(each, snapshot)),
         adopt=snapshot.released,
         drains=drains,
-        scale=_new_number(snapshot, memory.history),
+        scale=decision if is_new and is_changed else None,
         delete=_unwanted(resource, objects, snapshot),
         revisions=revisions,
         preflight=preflight,
@@ -127,10 +129,6 @@ def unanswered_seconds(snapshot: Snapshot, began_at: float | None) -> float:
 
     They come from answers of targets, some of which have not answered this operator yet. A target
     that is new in the status is not waited for.
-
-    Args:
-        snapshot: of this pass.
-        began_at: first pass of this operator over the resource; None for now.
     """
     status = snapshot.status
     conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
@@ -154,14 +152,6 @@ def _decide(snapshot: Snapshot, memory: Memory) -> History:
     if is_early or unanswered_seconds(snapshot, memory.began_at) > 0:
         return memory.history
     return next_replicas(bounds, measure(snapshot), memory.history, snapshot.now)
-
-
-def _new_number(snapshot: Snapshot, history: History) -> Decision | None:
-    """The decision of this pass, if it changes the number of drafts."""
-    decision, is_new = history.decision, history.decided_at == snapshot.now
-    if decision is None or decision.replicas == snapshot.num_drafts_wanted or not is_new:
-        return None
-    return decision
 
 
 def _engines(deployments: Sequence[Object], component: Component) -> list[Object]:

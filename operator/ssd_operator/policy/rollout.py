@@ -42,7 +42,13 @@ from ssd_operator.children.pods import preflight_spec
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diagnosis import PodReason, diagnose
 from ssd_operator.observe.diff import matches
-from ssd_operator.observe.pod_state import is_ready, is_terminating, name_of, to_seconds
+from ssd_operator.observe.pod_state import (
+    annotations_of,
+    is_ready,
+    is_terminating,
+    name_of,
+    to_seconds,
+)
 from ssd_operator.observe.snapshot import Snapshot
 
 
@@ -72,14 +78,7 @@ def outdated_targets(wanted: Sequence[Object], snapshot: Snapshot) -> list[Objec
 def held_targets(
     wanted: Sequence[Object], outdated: Sequence[Object], snapshot: Snapshot, stage: Stage
 ) -> frozenset[Ref]:
-    """Target Deployments that stay as they are in this pass.
-
-    Args:
-        wanted: all target Deployments, by cell.
-        outdated: those whose apply would replace pods.
-        snapshot: of this pass.
-        stage: of the preflight of the wanted revision.
-    """
+    """Target Deployments that stay as they are in this pass."""
     down = {ref_of(each) for each in wanted if not _is_up(each, snapshot)}
     held = set()
     for each in outdated:
@@ -104,13 +103,6 @@ def held_drafts(
     """Draft Deployments whose template stays as it is in this pass.
 
     The drafts of a Pool belong to all cells. They roll once half of the targets have been replaced.
-
-    Args:
-        wanted: all draft Deployments.
-        targets: all target Deployments, by cell.
-        snapshot: of this pass.
-        targets_held: see ``held_targets``.
-        stage: of the preflight of the wanted revision.
     """
     old = {
         cell_of(each)
@@ -133,7 +125,7 @@ def held_drafts(
 def with_template_of(live: Object, wanted: Object) -> Object:
     """The wanted Deployment with the live template and its hash."""
     annotations = dict(wanted["metadata"]["annotations"])
-    hashed = live["metadata"].get("annotations") or {}
+    hashed = annotations_of(live)
     if HASH_ANNOTATION in hashed:
         annotations[HASH_ANNOTATION] = hashed[HASH_ANNOTATION]
     return wanted | {
@@ -207,14 +199,7 @@ def preflight_state(
     outdated: Sequence[Object],
     snapshot: Snapshot,
 ) -> Preflight:
-    """Return the state of the preflight of a change.
-
-    Args:
-        factory: of the resource.
-        wanted: all target Deployments, by cell.
-        outdated: those whose apply would replace pods.
-        snapshot: of this pass.
-    """
+    """Return the state of the preflight of a change."""
     # Revisions of cells differ by the cell's number only: the first one's stands for all.
     name = preflight_pod(factory.resource, revision_of(wanted[0]))
     live = snapshot.children.get(Ref("Pod", name))
@@ -232,7 +217,8 @@ def preflight_state(
     if live is None:
         return Preflight(Stage.RUNNING, f"{name} is created", drawn)
     found = _result(live, snapshot.now)
-    if found.stage is not Stage.PASSED and _hash_of(live) != _hash_of(drawn):
+    hashes = {annotations_of(each).get(HASH_ANNOTATION) for each in (live, drawn)}
+    if found.stage is not Stage.PASSED and len(hashes) > 1:
         return Preflight(Stage.RUNNING, f"{name} is created again on the target's node")
     return found
 
@@ -243,10 +229,6 @@ def _pod(factory: ChildFactory, name: str, deployment: Object, node: str) -> Obj
     annotations = deployment["spec"]["template"]["metadata"].get("annotations", {})
     pod["metadata"]["annotations"] = dict(annotations) | pod["metadata"]["annotations"]
     return pod
-
-
-def _hash_of(pod: Object) -> object:
-    return (pod["metadata"].get("annotations") or {}).get(HASH_ANNOTATION)
 
 
 def _result(pod: Object, now: float) -> Preflight:

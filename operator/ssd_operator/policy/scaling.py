@@ -107,17 +107,7 @@ def measure(snapshot: Snapshot) -> Demand:
 
 
 def next_replicas(bounds: Autoscaling, demand: Demand, history: History, now: float) -> History:
-    """Decide on the number of drafts.
-
-    Args:
-        bounds: of the user.
-        demand: measured now.
-        history: of the decision before; ``History()`` at first.
-        now: seconds, of any clock that never goes back.
-
-    Returns:
-        The history with the new decision. ``last_change`` moves when the number does.
-    """
+    """Decide on the number of drafts."""
     number = _needed(bounds, demand)
     oldest = now - bounds.scale_down_stabilization_seconds
     kept = tuple(entry for entry in history.wanted if entry[0] >= oldest)

@@ -144,14 +144,6 @@ class ApiServer:
     ) -> Object:
         """Send a request; every status but success becomes an error.
 
-        Args:
-            verb: HTTP method.
-            kind: for the counter.
-            path: of the URL.
-            media_type: of the body; of the answer if there is no body.
-            body: to be sent.
-            query: of the URL.
-
         Raises:
             ClusterError: the subclass that fits.
         """

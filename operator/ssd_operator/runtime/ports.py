@@ -35,11 +35,6 @@ def probe(check: Callable[[], str]) -> Handler:
 async def serve(port: int, what: str, routes: Mapping[str, Handler]) -> AsyncIterator[int]:
     """Answer while the block runs; yields the port, which is another one for 0.
 
-    Args:
-        port: on all addresses of both families, since the kubelet uses one of them.
-        what: is served: the flag that sets the port is ``--<what>-port``.
-        routes: by path.
-
     Raises:
         AddressError: the port is in use.
     """

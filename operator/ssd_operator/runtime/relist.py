@@ -86,15 +86,7 @@ class Relist:
         readiness: Readiness,
         namespaces: Sequence[str] = (),
     ) -> None:
-        """Construct it.
-
-        Args:
-            cluster: what exists.
-            cache: objects that the watches have reported.
-            wake: called for a resource of which an object is gone.
-            readiness: receives what was listed.
-            namespaces: those that are watched; none for all.
-        """
+        """Construct it."""
         self._cluster = cluster
         self._cache = cache
         self._wake = wake

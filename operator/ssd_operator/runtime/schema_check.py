@@ -37,10 +37,6 @@ async def wait_for_schema(
 async def watched_kinds(cluster: Cluster, namespaces: Sequence[str]) -> AbstractSet[str]:
     """All required kinds, and the optional ones that are served and that we may list.
 
-    Args:
-        cluster: what is asked.
-        namespaces: those that are watched; none for all. In one of them the right is enough.
-
     Raises:
         ClusterError: the API server does not answer.
     """

@@ -22,6 +22,7 @@ from ssd_operator.observe.pod_state import (
     is_scheduled,
     is_unschedulable,
     name_of,
+    to_seconds,
 )
 from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED
 from ssd_operator.policy.rollout import Stage
@@ -56,17 +57,13 @@ def speculation_active(result: PassResult) -> Condition:
 
 def unlinked_since(result: PassResult) -> float | None:
     """Begin of a loss of links that may pass; None if there is none."""
-    found = _links_now(result)
-    if found.truth is not Truth.FALSE or found.reason not in _PASSING or not _may_recover(result):
+    found, groups = _links_now(result), (result.targets, result.staying_drafts)
+    have_started = all(any(map(has_started, pods)) for pods in groups)
+    may_pass = found.truth is Truth.FALSE and found.reason in _PASSING and have_started
+    if not may_pass or not result.num_drafts_wanted:
         return None
     was_active = condition_in(result.status, "SpeculationActive").get("status") == Truth.TRUE
     return result.now if result.unlinked_since is None and was_active else result.unlinked_since
-
-
-def _may_recover(result: PassResult) -> bool:
-    """Whether links can come back as things are: drafts are wanted, and both sides have started."""
-    groups = (result.targets, result.staying_drafts)
-    return result.num_drafts_wanted > 0 and all(any(map(has_started, pods)) for pods in groups)
 
 
 def _links_now(result: PassResult) -> Condition:
@@ -75,7 +72,8 @@ def _links_now(result: PassResult) -> Condition:
         return no("NoDrafts", "No target is ready, so no draft has a link.")
     if result.num_drafts_wanted == 0:
         return no("NoDrafts", "draft.replicas is 0; scale up to speculate.")
-    without = [pod for pod in result.ready_targets if not result.is_linked(pod)]
+    active = {target for (target, _), link in result.links.items() if link.state == "Active"}
+    without = [pod for pod in result.ready_targets if name_of(pod) not in active]
     for pod in without:
         if name_of(pod) in result.answers:
             return _unlinked(result, name_of(pod))
@@ -107,9 +105,9 @@ def _unlinked(result: PassResult, target: str) -> Condition:
 
 def _unanswered(result: PassResult, target: Object) -> Condition:
     """The condition of a target that did not answer lately."""
-    age, name = result.ready_seconds(target), name_of(target)
-    is_new = name not in result.pools and age is not None and age < _FIRST_ANSWER_SECONDS
-    if is_new:
+    name = name_of(target)
+    since = to_seconds(condition_of(target, "Ready").get("lastTransitionTime")) or 0.0
+    if name not in result.pools and result.now - since < _FIRST_ANSWER_SECONDS:
         return no("NoDrafts", f"{name} has just become ready.")
     return unknown("TargetUnreachable", f"{name} has not reported its links for 30 s.")
 
@@ -139,7 +137,8 @@ def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
     Otherwise the reason is that of the target, or of what prevents a first target.
     """
     num_ready, num_cells = _num_ready_cells(result), result.resource.spec.num_cells
-    if result.reached_targets and result.has_endpoint:
+    is_reached = any(name_of(pod) in result.endpoints for pod in result.ready_targets)
+    if is_reached and result.has_endpoint:
         reason = "Serving" if num_ready == num_cells else "ServingPartly"
         return yes(reason, f"{num_ready} of {num_cells} targets serve.")
     if result.resource.spec.paused and not result.target_deployments:
@@ -352,7 +351,9 @@ def _diagnose_cell(result: PassResult, cell: int) -> Diagnosis | None:
         or diagnose_absence(deployment, f"cell {cell}")
         or Diagnosis(PodReason.LOADING, f"cell {cell} has no pod yet")
     )
-    is_rolled = deployment is not None and _is_rolling(deployment) and _was_rolled(deployment)
+    notes = (deployment or {"metadata": {}})["metadata"].get("annotations") or {}
+    are_first = str(notes.get("deployment.kubernetes.io/revision", "1")) == "1"
+    is_rolled = deployment is not None and _is_rolling(deployment) and not are_first
     if is_rolled and diagnosis.reason in _USUAL:
         return Diagnosis(PodReason.ROLLING_OUT, diagnosis.message)
     return diagnosis
@@ -364,12 +365,6 @@ def _is_rolling(deployment: Object) -> bool:
     is_seen = seen >= int(deployment["metadata"].get("generation", 0))
     reason = str(condition_of(deployment, "Progressing").get("reason"))
     return not is_seen or reason != "NewReplicaSetAvailable"
-
-
-def _was_rolled(deployment: Object) -> bool:
-    """Whether its pods are not its first ones."""
-    annotations = deployment["metadata"].get("annotations") or {}
-    return str(annotations.get("deployment.kubernetes.io/revision", "1")) != "1"
 
 
 def _copied(result: PassResult, mode: ScalingMode) -> Condition:

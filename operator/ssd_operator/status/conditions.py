@@ -1,6 +1,6 @@
 """Conditions as values, and their form in a status. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -55,21 +55,11 @@ def condition_in(status: Object, kind: str) -> Object:
     return next((found for found in conditions if found["type"] == kind), {})
 
 
-def merge(
-    old: Sequence[Object], new: Mapping[str, Condition], generation: int, now: str
-) -> list[Object]:
-    """Conditions of the new status: those of ``new``, and no other.
-
-    Args:
-        old: of the present status.
-        new: by type.
-        generation: of the resource that they describe.
-        now: RFC 3339; the time of a transition, which is a change of ``status`` only.
-    """
-    before = {found.get("type"): found for found in old}
+def merge(old: Object, new: Mapping[str, Condition], generation: int, now: str) -> list[Object]:
+    """Conditions of the new status: those of ``new``; a transition is a change of ``status``."""
     merged = []
     for kind, condition in new.items():
-        found = before.get(kind, {})
+        found = condition_in(old, kind)
         is_same = found.get("status") == str(condition.truth)
         merged.append(
             {

@@ -54,13 +54,7 @@ EventLog = Mapping[tuple[str, str], float]
 
 
 def due(events: Iterable[Event], log: EventLog, now: float) -> tuple[tuple[Event, ...], EventLog]:
-    """Those that were not posted lately, each once, and the log with them.
-
-    Args:
-        events: of this pass, in order.
-        log: of the pass before.
-        now: seconds, of the clock of the log.
-    """
+    """Those that were not posted lately, each once, and the log with them."""
     posted = {key: time for key, time in log.items() if now - time < QUIET_SECONDS}
     fresh = []
     for event in events:
@@ -117,12 +111,7 @@ def release_events(pods: Iterable[Object]) -> tuple[Event, ...]:
 def reversion_events(
     before: Mapping[Ref, ApplyFailure], failures: Mapping[Ref, ApplyFailure]
 ) -> tuple[Event, ...]:
-    """Events of objects that are not stored as they were applied, each once.
-
-    Args:
-        before: failures that held before this pass.
-        failures: those that hold after it.
-    """
+    """Events of objects that are not stored as they were applied, each once."""
     return tuple(
         _warning("ApplyReverted", failure.message)
         for ref, failure in sorted(failures.items())
@@ -134,11 +123,6 @@ def event_object(about: Object, event: Event, seconds: float) -> Object:
     """The Event as an object of Kubernetes.
 
     Each is a new object. A count in one object would need a read before each write.
-
-    Args:
-        about: the resource.
-        event: what happened to it.
-        seconds: when, since the epoch.
     """
     owner, when = about["metadata"], to_text(seconds)
     text = {"reason": event.reason, "message": event.message[:LONGEST_EVENT]}

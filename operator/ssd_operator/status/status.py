@@ -20,13 +20,12 @@ _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 def status_of(result: PassResult) -> Object:
     """The whole status; transitions of the present one keep their times."""
-    resource, old = result.resource, result.status
-    now, transports = to_text(result.now), _active_transports(result)
+    resource, old, now = result.resource, result.status, to_text(result.now)
+    active = [link for link in result.links.values() if link.state == "Active"]
+    transports = sorted({link.transport.upper() for link in active if link.transport})
     status: Object = {
         "observedGeneration": resource.generation,
-        "conditions": merge(
-            old.get("conditions") or [], conditions(result), resource.generation, now
-        ),
+        "conditions": merge(old, conditions(result), resource.generation, now),
         "model": _model(result),
         "target": _target(result),
         "draft": _draft(result),
@@ -45,16 +44,16 @@ def status_of_invalid(old: Object, generation: int, problem: str, now: float) ->
 
     Children of an earlier operator may still serve; without a spec their state is unknown.
     """
-    before: list[Object] = old.get("conditions") or []
     reason, bad = "SpecInvalid", no("SpecInvalid", problem)
-    others = [each["type"] for each in before if each["type"] not in ("Ready", "SpecValid")]
+    kinds = [each["type"] for each in old.get("conditions") or []]
+    others = [kind for kind in kinds if kind not in ("Ready", "SpecValid")]
     unread = f"The spec cannot be read, so nothing is observed or repaired: {problem}"
     new: dict[str, Condition] = {
         "Ready": unknown(reason, unread) if others else bad,
         **{kind: unknown(reason, unread) for kind in others},
         "SpecValid": bad,
     }
-    merged = merge(before, new, generation, to_text(now))
+    merged = merge(old, new, generation, to_text(now))
     return old | {"observedGeneration": generation, "conditions": merged}
 
 
@@ -126,11 +125,6 @@ def _last_scale(result: PassResult) -> Object:
     if decision is not None and result.results.is_scaled:
         return {"lastScaleTime": to_text(result.now), "lastScaleReason": str(decision.reason)}
     return {name: old[name] for name in ("lastScaleTime", "lastScaleReason") if name in old}
-
-
-def _active_transports(result: PassResult) -> list[str]:
-    active = (link for link in result.links.values() if link.state == "Active")
-    return sorted({link.transport.upper() for link in active if link.transport})
 
 
 def _links(result: PassResult) -> list[Object]:

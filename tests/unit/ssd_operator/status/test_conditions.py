@@ -11,7 +11,7 @@ conditions = st.dictionaries(
 
 
 def test_a_condition_has_the_generation_that_it_describes() -> None:
-    assert merge([], {"Ready": yes("Serving", "1 of 1 targets serve.")}, 4, NOW) == [
+    assert merge({}, {"Ready": yes("Serving", "1 of 1 targets serve.")}, 4, NOW) == [
         {
             "type": "Ready",
             "status": "True",
@@ -27,7 +27,7 @@ def test_a_condition_has_the_generation_that_it_describes() -> None:
 def test_the_time_changes_only_with_the_status_and_old_conditions_are_dropped(
     old: dict[str, Condition], new: dict[str, Condition]
 ) -> None:
-    merged = merge(merge([], old, 1, THEN), new, 2, NOW)
+    merged = merge({"conditions": merge({}, old, 1, THEN)}, new, 2, NOW)
     assert [found["type"] for found in merged] == list(new)
     for found in merged:
         before = old.get(found["type"])
@@ -36,5 +36,5 @@ def test_the_time_changes_only_with_the_status_and_old_conditions_are_dropped(
 
 
 def test_a_long_message_is_cut() -> None:
-    (found,) = merge([], {"Ready": no("X", "y" * 5000)}, 1, NOW)
+    (found,) = merge({}, {"Ready": no("X", "y" * 5000)}, 1, NOW)
     assert len(found["message"]) == LONGEST_MESSAGE
