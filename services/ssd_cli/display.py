@@ -85,6 +85,7 @@ def _bars(progress: Progress, first: TaskID) -> EventListener:
 
 _SEED = "seed"
 _LATE = "late tables"
+_PAUSED = "speculation off"
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("mode", lambda f: f.mode or _UNKNOWN),
     (_SEED, lambda f: str(f.seed)),
@@ -95,6 +96,7 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("tokens per round", lambda f: _number(f.tokens_per_round, 2)),
     ("hit rate", lambda f: _percent(f.hit_rate)),
     (_LATE, lambda f: _number(f.late, 0)),
+    (_PAUSED, lambda f: f"{_percent(_share(f.paused_rounds, f.rounds))} of rounds: slower here"),
     (
         "verify / round",
         lambda f: f"{_milliseconds(f.verify_seconds)} / {_milliseconds(f.round_seconds)} ms",
@@ -106,8 +108,8 @@ _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False) -> Table:
     """Return a table of figures with one column for each generation.
 
-    Figures of the target have no row if all generations are partial. Late tables have a row only if
-    there were any.
+    Figures of the target have no row if all generations are partial. Late tables, and rounds for
+    which the target had turned speculation off, have a row only if there were any.
 
     Args:
         columns: title and figures of each generation.
@@ -116,6 +118,8 @@ def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False)
     hidden = set() if shows_seed else {_SEED}
     if not any(item.late for _, item in columns):
         hidden.add(_LATE)
+    if not any(item.paused_rounds for _, item in columns):
+        hidden.add(_PAUSED)
     are_partial = all(item.rounds is None for _, item in columns)
     is_titled = any(title for title, _ in columns)
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=is_titled)
@@ -129,6 +133,10 @@ def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False)
         if not (are_partial and all(_UNKNOWN in cell for cell in cells)):
             table.add_row(f"[dim]{label}[/dim]", *cells)
     return table
+
+
+def _share(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _number(value: float | None, digits: int) -> str:

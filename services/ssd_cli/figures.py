@@ -30,6 +30,8 @@ class Figures:
     hits: int | None = None
     misses: int | None = None
     late: int | None = None
+    paused_rounds: int | None = None
+    """Rounds for which the target had turned speculation off, because plain decoding is faster."""
     hit_rate: float | None = None
     """Hits divided by rounds that needed a table."""
     tokens_per_round: float | None = None
@@ -145,6 +147,7 @@ def figures(num_tokens: int, seed: int, statistics: SpeculationStatistics) -> Fi
         hits=statistics.hits,
         misses=statistics.misses,
         late=statistics.late,
+        paused_rounds=statistics.paused_rounds,
         hit_rate=_ratio(statistics.hits, looked_up),
         tokens_per_round=_ratio(num_tokens, statistics.rounds),
         verify_seconds=statistics.verify_seconds,
@@ -156,6 +159,11 @@ def figures(num_tokens: int, seed: int, statistics: SpeculationStatistics) -> Fi
 def why_not_speculative(found: Figures, links: Sequence[LinkStatus]) -> str:
     """Return why a generation had no hit, from its counters and the links of the target."""
     misses, late = found.misses or 0, found.late or 0
+    if found.paused_rounds:
+        return (
+            f"the target turned it off in {found.paused_rounds} of {found.rounds} rounds, because "
+            "plain decoding is faster; --mode speculative forces it"
+        )
     if late:
         return (
             f"{late} of {late + misses} tables were late: the draft is slower than the target; "

@@ -44,6 +44,8 @@ class Calibration:
     """Seconds of a verify by (columns, sequences), measured at the start; empty is unknown."""
 
     seconds: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    _known: dict[tuple[int, int], float] = field(default_factory=dict, compare=False, repr=False)
+    """Results of ``verify_seconds``, which is called several times a round."""
 
     def verify_seconds(self, columns: int, num_sequences: int) -> float:
         """Return the seconds of a verify, between the measured sizes by linear interpolation.
@@ -51,6 +53,12 @@ class Calibration:
         Beyond the largest measured size, time grows in proportion. Without a measurement of these
         columns the result is 1.
         """
+        key = columns, num_sequences
+        if key not in self._known:
+            self._known[key] = self._interpolate(columns, num_sequences)
+        return self._known[key]
+
+    def _interpolate(self, columns: int, num_sequences: int) -> float:
         sizes = sorted(size for found, size in self.seconds if found == columns)
         if not sizes:
             return 1.0

@@ -121,6 +121,13 @@ def shown(found: Figures, *, shows_seed: bool = False) -> str:
     return screen.getvalue()
 
 
+def test_rounds_without_speculation_have_a_row_if_the_target_turned_it_off() -> None:
+    statistics = SpeculationStatistics(mode=Mode.AUTOREGRESSIVE, rounds=9)
+    assert "speculation off" not in shown(figures(9, 1, statistics))
+    found = shown(figures(9, 1, replace(statistics, paused_rounds=6)))
+    assert re.search(r"^speculation off +67% of rounds: slower here *$", found, re.MULTILINE)
+
+
 def test_late_tables_and_the_seed_have_a_row_if_they_matter() -> None:
     statistics = SpeculationStatistics(mode=Mode.SPECULATIVE, rounds=9, misses=1)
     calm = figures(9, 2**64 - 1, statistics)
