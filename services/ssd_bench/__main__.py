@@ -23,6 +23,7 @@ from ssd.launch import Deployment
 from ssd.model_name import local_folder
 from ssd.model_source import resolve
 from ssd_bench.machine import read_bandwidth
+from ssd_bench.never_slower import never_slower
 from ssd_bench.report import markdown, records, terminal_table, whole_run
 from ssd_bench.runs import MODES, Plan, Results, run
 from ssd_bench.slow_draft import as_records, sweep
@@ -255,6 +256,7 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(bench)
     app.command()(slow_draft)
+    app.command()(never_slower)
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)

@@ -1,4 +1,4 @@
-"""``python -m ssd_bench.never_slower``: mode AUTO against plain decoding, in many situations.
+"""``ssd bench never-slower``: mode AUTO against plain decoding, in many situations.
 
 Each cell is a pair of models, a number of CPUs, a batch size and a temperature. Batches in both
 modes alternate in one run (AUTO, AR, AR, AUTO, and so on), and the cell contains the ratio of their
@@ -351,7 +351,3 @@ def never_slower(
                 console.print(f"{count} CPUs: this process may use {len(allowed)}")
                 continue
             asyncio.run(run(name, count))
-
-
-if __name__ == "__main__":
-    typer.run(never_slower)

@@ -22,6 +22,7 @@ from ssd_bench.__main__ import main, widened
         (["--widen-draft", "0"], "--widen-draft 0: choose one of 1, 2, 4, 8"),
         (["--batch", "x"], "--batch 'x': must be numbers, separated by commas"),
         (["--no-such-flag"], "--no-such-flag"),
+        (["never-slower", "--situations", "x"], "--situations: choose from embedded, widened"),
     ],
 )
 def test_bad_usage_prints_one_line_with_the_program_name_and_exits_with_2(
