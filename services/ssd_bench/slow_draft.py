@@ -95,7 +95,7 @@ def terminal_table(points: Sequence[Point]) -> Table:
         "tokens/s",
         "hit rate",
         "late",
-        "tokens a round",
+        "tokens per round",
     ):
         table.add_column(title, justify="right")
     for each in points:

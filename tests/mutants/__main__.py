@@ -23,7 +23,7 @@ TEST_SECONDS = 600.0
 _TESTS_FAILED = 1
 
 
-class Verdict(StrEnum):
+class Result(StrEnum):
     """The output of the tests."""
 
     KILLED = "killed"
@@ -39,25 +39,25 @@ def main(names: Sequence[str]) -> int:
     os.nice(10)
     chosen = [each for each in MUTANTS if not names or any(name in each.name for name in names)]
     console = Console()
-    table = Table("mutant", "file", "verdict", "by")
+    table = Table("mutant", "file", "result", "by")
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_tree(Path(folder))
         for mutant in chosen:
             mutated(tree, mutant)
         run(tree, sorted({test for each in chosen for test in each.tests}), expect_success=True)
         for index, mutant in enumerate(chosen):
-            verdict, test = try_out(tree, mutant)
-            console.print(f"{index + 1}/{len(chosen)} {verdict}: {mutant.name}", highlight=False)
-            table.add_row(mutant.name, mutant.path, str(verdict), test)
+            result, test = try_out(tree, mutant)
+            console.print(f"{index + 1}/{len(chosen)} {result}: {mutant.name}", highlight=False)
+            table.add_row(mutant.name, mutant.path, str(result), test)
     console.print(table)
     survivors = table.columns[2]
-    num_survivors = sum(cell == Verdict.SURVIVED for cell in survivors.cells)
+    num_survivors = sum(cell == Result.SURVIVED for cell in survivors.cells)
     console.print(f"{len(chosen) - num_survivors} killed, {num_survivors} survived")
     return int(num_survivors > 0)
 
 
 def copy_tree(folder: Path) -> Path:
-    """A copy of what tests need, without compiled files: those of a mutant could be mistaken."""
+    """Copy what the tests need, without compiled files: they could be those of a mutant."""
     for name in COPIED:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
@@ -66,7 +66,7 @@ def copy_tree(folder: Path) -> Path:
 
 
 def mutated(tree: Path, mutant: Mutant) -> str:
-    """The mutant's file with its text replaced.
+    """Return the mutant's file with its text replaced.
 
     Raises:
         BadMutantError: the text does not occur exactly once.
@@ -75,33 +75,33 @@ def mutated(tree: Path, mutant: Mutant) -> str:
     count = text.count(mutant.before)
     if count != 1:
         raise BadMutantError(
-            f"{mutant.path} holds {count} times what is to be replaced: {mutant.before!r}"
+            f"{mutant.path} contains the text to replace {count} times, not once: {mutant.before!r}"
         )
     return text.replace(mutant.before, mutant.after)
 
 
-def try_out(tree: Path, mutant: Mutant) -> tuple[Verdict, str]:
-    """Apply a mutant, run its tests one after the other until one fails, and take it back."""
+def try_out(tree: Path, mutant: Mutant) -> tuple[Result, str]:
+    """Apply a mutant, run its tests one after the other until one fails, and revert it."""
     path = tree / "services" / mutant.path
     original = path.read_text()
     path.write_text(mutated(tree, mutant))
     try:
         for test in mutant.tests:
             if failed := run(tree, [test]):
-                return Verdict.KILLED, failed
+                return Result.KILLED, failed
     finally:
         path.write_text(original)
-    return Verdict.SURVIVED, ""
+    return Result.SURVIVED, ""
 
 
 def run(tree: Path, tests: Sequence[str], *, expect_success: bool = False) -> str:
-    """Run tests in the copy; the first that failed, empty if none did.
+    """Run tests in the copy; return the first that failed, empty if none did.
 
     Raises:
         BadMutantError: the tests cannot be run, or fail where no mutant is applied.
     """
     flags = ("-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider")
-    # Generous, since nothing waits; the same examples in each run.
+    # Longer than any test takes. The fixed seed selects the same examples in each run.
     bounds = ("--timeout", "120", "--hypothesis-seed", "0")
     environment = {
         "PYTHONDONTWRITEBYTECODE": "1",
