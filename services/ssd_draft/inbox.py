@@ -143,10 +143,10 @@ class Inbox:
             self._waiting_since = self._clock.now() if self._queues else None
         return events
 
-    def wait(self) -> None:
-        """Wait for an event or until the inbox is closed. Step thread only."""
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait for an event, until the inbox is closed or for a time. Step thread only."""
         with self._filled:
-            self._filled.wait_for(lambda: bool(self._queues) or self._is_closed)
+            self._filled.wait_for(lambda: bool(self._queues) or self._is_closed, seconds)
 
 
 def size_of(event: Event) -> int:

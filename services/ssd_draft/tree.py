@@ -244,7 +244,7 @@ class Tree:
         slots_B = torch.tensor(slots)
         outcomes = self._select_outcomes(slots, policies)
         lengths_B = self._trunk_lengths_X[slots_B]
-        self._fill(slots, lengths_B + 1)
+        self._fill(np.array(slots), lengths_B.numpy() + 1)
         self._num_steps_X[slots] = 0
         shape_BNK = (len(slots), shape.branches, shape.lookahead)
         return TableBuild(
@@ -321,12 +321,12 @@ class Tree:
         self._ring.fill(slot, int(self._filled_X[slot]), int(self._filled_X[slot]))
         return True
 
-    def _fill(self, slots: Rows[int], committed_B: torch.Tensor) -> None:
+    def _fill(self, slots_X: Ints, committed_B: Ints) -> None:
         """Compute the missing noise of trees over these committed tokens."""
-        for slot, num_committed in zip(slots, committed_B.tolist(), strict=True):
-            last = num_committed + 2 * self._shape.lookahead + 1
-            self._ring.fill(slot, num_committed, last)
-            self._filled_X[slot] = max(last, self._filled_X[slot])
+        num_positions = 2 * self._shape.lookahead + 2
+        self._ring.fill_each(slots_X, committed_B, np.full(len(slots_X), num_positions))
+        last_B = committed_B + num_positions - 1
+        self._filled_X[slots_X] = np.maximum(last_B, self._filled_X[slots_X])
 
     def _select_outcomes(self, slots: Rows[int], policies: Rows[FanOutPolicy]) -> SelectedOutcomes:
         """Select the outcomes of each session by its policy; usually all have the same one."""
@@ -406,7 +406,7 @@ class Tree:
     def _rank(self, slots_X: Ints, logits_BPV: torch.Tensor, num_columns_B: Ints) -> None:
         """Keep the best candidates of the first columns of each session; trunks are up to date."""
         slots_B = torch.from_numpy(slots_X)
-        self._fill(slots_X.tolist(), self._trunk_lengths_X[slots_B] + 1)
+        self._fill(slots_X, self._trunk_lengths_X[slots_B].numpy() + 1)
         num_columns_B1 = torch.from_numpy(num_columns_B)[:, None]
         is_real_BP = torch.arange(self._shape.num_columns) < num_columns_B1
         row_R, column_R = is_real_BP.nonzero(as_tuple=True)

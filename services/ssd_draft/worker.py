@@ -2,7 +2,12 @@
 
 A table is sent once, when it is complete, if the next commit is expected after that. Otherwise it
 is sent at the last step before that commit and after each later one. A commit ends the table of its
-session at the next step. A step never waits for a target. Everything here runs on the step thread.
+session at the next step. Everything here runs on the step thread.
+
+*Decision*: after columns that are sent late, the draft waits for the commit, for at most 2 ms and
+half a step. *Because*: the target waits for these columns, and the commit that follows them would
+otherwise arrive just after the start of a step, which it makes useless. *Not chosen*: to end a pass
+that runs. *Revisit when* targets often wait for more columns although they have some.
 """
 
 import threading
@@ -32,6 +37,8 @@ _BATCHES_BETWEEN_CHUNKS = 4
 _REMEMBERED_TABLES = 64
 _SEND_SECONDS = 0.001
 """Time that a frame takes to its target, beside the model on a busy machine."""
+_ANSWER_SECONDS = 0.002
+"""Maximum time for which the draft waits for the commit that follows late columns."""
 _WEIGHT = 0.125
 """Weight of the newest step in the mean duration of a step."""
 MAX_PENDING = 128
@@ -297,15 +304,17 @@ class Worker:
         if is_whole:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
             self._note_table(batch, batch.sessions, now)
-        if is_whole or batch.sent_depth or self._is_needed(batch, now):
+        needed_at = self._needed_at(batch)
+        if is_whole or batch.sent_depth or now + self._step_seconds + _SEND_SECONDS > needed_at:
             self._push(batch, now)
+            if now + _SEND_SECONDS > needed_at and len(self._batches) == 1:
+                self._inbox.wait(min(_ANSWER_SECONDS, self._step_seconds / 2))
 
-    def _is_needed(self, batch: _Batch, now: float) -> bool:
-        """Return whether a commit for a batch is expected before its next column is sent."""
-        needed_at = min(
+    def _needed_at(self, batch: _Batch) -> float:
+        """Return when the first target needs the tables of a batch."""
+        return min(
             each.arrived_at + self._forecasts[each.link.number].seconds for each in batch.sessions
         )
-        return now + self._step_seconds + _SEND_SECONDS > needed_at
 
     def _push(self, batch: _Batch, now: float) -> None:
         """Send the columns of a batch in one frame per link."""

@@ -83,6 +83,17 @@ def test_a_slow_draft_sends_at_the_last_step_before_the_commit_and_after_each_la
     text.check(link.newest())
 
 
+@pytest.mark.parametrize(("interval", "num_waits"), [(0.100, 0), (0.025, 1), (0.005, 3)])
+def test_the_draft_waits_a_moment_for_the_commit_after_late_columns(
+    interval: float, num_waits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft, _, _ = timed(0.010, interval)
+    waits: list[float | None] = []
+    monkeypatch.setattr(draft.inbox, "wait", waits.append)
+    draft.settle()
+    assert waits == [0.002] * num_waits
+
+
 def test_a_very_slow_draft_sends_each_column() -> None:
     draft, link, text = timed(step_seconds=0.010, interval=0.005)
     draft.settle()
