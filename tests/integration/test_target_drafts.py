@@ -295,7 +295,7 @@ async def test_the_mode_of_requests_in_mode_auto_changes_at_run_time(folder: Pat
 
 async def test_a_draft_that_does_not_pay_is_turned_off_and_reported(folder: Path) -> None:
     async with (
-        draft(folder, "0", "--inject-delay-ms", "60") as slow,
+        draft(folder, "0", "--inject-step-ms", "60") as slow,
         target(folder, [slow], "--backup", "none") as (_, client),
     ):
         plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
