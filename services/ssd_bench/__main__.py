@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
@@ -18,7 +19,13 @@ from typer.exceptions import TyperException
 
 from ssd import demo
 from ssd.demo.corpus import held_out_prompts
-from ssd.errors import ModelNotFoundError, SettingsError, SSDError, UnsupportedModelError
+from ssd.errors import (
+    ModelNotFoundError,
+    SettingsError,
+    SetupError,
+    SSDError,
+    UnsupportedModelError,
+)
 from ssd.launch import Deployment
 from ssd.model_name import local_folder
 from ssd.model_source import resolve
@@ -150,7 +157,7 @@ def slow_draft(
     del debug
     check_models(target, draft, widen_target, widen_draft)
     wanted = numbers(ratios, "--ratios", 0.01, 100)
-    plots = import_module("ssd_bench.plots")
+    plots = _plots()
     earlier = [json.loads(path.read_text()) for path in compare or []]
     with tempfile.TemporaryDirectory() as scratch:
         folders = [
@@ -182,6 +189,21 @@ def slow_draft(
     plots.draw_slow_draft(series, output / "slow_draft.png")
     out.print(slow_draft_table(points))
     err.print(f"written to {output}/slow_draft.json and slow_draft.png")
+
+
+def _plots() -> ModuleType:
+    """Return the module that draws plots, before anything is measured.
+
+    Raises:
+        SetupError: matplotlib is not installed.
+    """
+    try:
+        return import_module("ssd_bench.plots")
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            "the plot needs matplotlib, which is not installed: run 'make setup', or "
+            "pip install 'ssd-serving[bench]'"
+        ) from error
 
 
 def check_models(target: str, draft: str, widen_target: int, widen_draft: int) -> None:

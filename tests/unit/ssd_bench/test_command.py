@@ -50,6 +50,17 @@ def test_a_wrong_path_is_refused_without_the_imports_that_measure(tmp_path: Path
     assert "torch" not in ast.literal_eval(ended.stdout)
 
 
+def test_a_plot_without_matplotlib_is_refused_before_a_measurement(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "ssd_bench.plots", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["slow-draft"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: the plot needs matplotlib, which is not installed: run")
+    assert error.count("\n") == 1
+
+
 def test_debug_shows_the_stack_trace(tmp_path: Path) -> None:
     assert main(["--target", str(tmp_path)]) == 2
     with pytest.raises(ModelNotFoundError):
