@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from functools import partial
 
 import kopf
 from prometheus_client.aiohttp import make_aiohttp_handler
@@ -92,21 +91,20 @@ class Operator:
         """The indices exist: passes may begin as soon as events come."""
         settings, namespaces = self._settings, self._settings.scope
         reconciler = Reconciler(self._cluster, cache, self._engines, settings, _now)
-        work = partial(self._pass, reconciler)
+
+        async def work(key: Key) -> float | None:
+            is_good = False
+            try:
+                again_after = await reconciler.reconcile(key)
+                is_good = True
+            finally:
+                self._readiness.finish(key, is_good=is_good)
+            return again_after
+
         self._queue = WorkQueue(work, num_workers=settings.num_workers, now=time.monotonic)
         self._relist = Relist(self._cluster, cache, self._wake, self._readiness, namespaces)
-        runs = (self._queue.run(), self._relist.run())
-        self._tasks = [asyncio.ensure_future(each) for each in runs]
+        self._tasks = [asyncio.ensure_future(each.run()) for each in (self._queue, self._relist)]
         _log.info("started", namespaces=namespaces or "all")
-
-    async def _pass(self, reconciler: Reconciler, key: Key) -> float | None:
-        is_good = False
-        try:
-            again_after = await reconciler.reconcile(key)
-            is_good = True
-        finally:
-            self._readiness.finish(key, is_good=is_good)
-        return again_after
 
     def _wake(self, key: Key, is_changed: bool = False) -> None:  # noqa: FBT001, FBT002
         if self._queue is not None:
@@ -118,32 +116,27 @@ class Operator:
 
     def _problem(self) -> str:
         """Why the kubelet should restart the process; empty if nothing is wrong."""
-        if self._queue is None:
-            return ""
         for task in self._tasks:
             if task.done() and not task.cancelled() and (error := task.exception()):
                 return f"a task has ended with {error!r}"
-        waits = self._queue.longest_wait_seconds()
+        waits = 0.0 if self._queue is None else self._queue.longest_wait_seconds()
         return f"a resource waits for {waits:.0f} s" if waits > LONGEST_WAIT_SECONDS else ""
 
 
 async def serve(settings: OperatorSettings) -> None:
-    """Construct everything and run it.
+    """Construct everything and run it until a signal.
 
     Raises:
         SSDError: no cluster, no answer, or a port is in use.
     """
-    async with connect() as cluster:
-        await Operator(settings, cluster).run()
-
-
-async def _serve_until_signalled(settings: OperatorSettings) -> None:
-    """Until kopf handles the signals, they end the wait for a CRD, also of process 1."""
-    serving = asyncio.ensure_future(serve(settings))
+    this = asyncio.current_task()
+    assert this is not None
     for each in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(each, serving.cancel)
+        # Until kopf handles the signals, they end the wait for a CRD, also of process 1.
+        asyncio.get_running_loop().add_signal_handler(each, this.cancel)
     with contextlib.suppress(asyncio.CancelledError):
-        await serving
+        async with connect() as cluster:
+            await Operator(settings, cluster).run()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -155,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging(settings.log_format, "operator", settings.log_level.upper())
         for name in _QUIET:
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))
-        asyncio.run(_serve_until_signalled(settings))
+        asyncio.run(serve(settings))
     except SSDError as error:
         _log.error("failed", error=type(error).__name__, message=str(error))
         return 1

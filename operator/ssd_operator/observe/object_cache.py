@@ -24,11 +24,11 @@ class ObjectCache:
 
     Without the answers, a pass before the watch brings its own writes would write them again.
 
-    *Decision*: deletions are recorded beside the indices, and ``delete_missing`` compares the
-    indices with a list. *Because* a watch that had a gap lists again and never reports what was
-    deleted meanwhile (tried with kopf 1.45), and an object that does not exist is costly: a pod is
-    waited for, a Service is not made again. *Not chosen*: reading each object by name in each pass.
-    *Revisit when* kopf removes from its indices what a new list does not have.
+    *Decision*: deletions are recorded beside the indices, which a relist compares with what exists.
+    *Because* a watch that had a gap lists again and never reports what was deleted meanwhile (tried
+    with kopf 1.45), and an object that does not exist is costly: a pod is waited for, a Service is
+    not made again. *Not chosen*: reading each object by name in each pass. *Revisit when* kopf
+    removes from its indices what a new list does not have.
     """
 
     def __init__(
@@ -95,13 +95,6 @@ class ObjectCache:
             for thing in self._present(self._indexed())
             if thing["kind"] == kind and namespace in ("", thing["metadata"]["namespace"])
         ]
-
-    def delete_missing(self, indexed: Iterable[Object], uids: frozenset[str]) -> list[Object]:
-        """Record as deleted, and return, what was indexed before a list and is not in it."""
-        gone = [thing for thing in indexed if _uid(thing) not in uids]
-        for thing in gone:
-            self.mark_deleted(thing)
-        return gone
 
     def tidy(self) -> None:
         """Drop deletions that no index and no answer can contradict any more."""

@@ -45,16 +45,6 @@ class PoolFact(PoolStatus):
     at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrainFact:
-    """The state of a drain of a draft's pod."""
-
-    pod: str
-    is_done: bool = False
-    result: str = ""
-    """Drained, TimedOut, Unreachable; empty while it runs."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """The state of a resource and of everything around it, as one pass has read it."""
@@ -79,8 +69,8 @@ class Snapshot:
     """Wanted names that are free, as the API server has answered in this pass."""
     pools: Mapping[str, PoolFact] = field(default_factory=dict)
     """By target pod; only pods that exist."""
-    drains: Mapping[str, DrainFact] = field(default_factory=dict)
-    """By draft pod."""
+    drains: Mapping[str, str] = field(default_factory=dict)
+    """Results by draft pod: Drained, TimedOut, Unreachable; empty while a drain runs."""
     kinds: AbstractSet[str] = REQUIRED_KINDS
     """Kinds that are watched."""
     spec_problem: str = ""

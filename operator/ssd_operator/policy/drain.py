@@ -30,7 +30,7 @@ from ssd_operator.observe.pod_state import (
     name_of,
     to_text,
 )
-from ssd_operator.observe.snapshot import DrainFact, Snapshot
+from ssd_operator.observe.snapshot import Snapshot
 
 COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 """On a victim: its ReplicaSet deletes it before equal pods."""
@@ -87,8 +87,8 @@ class CellDrafts:
     wanted: int
     replicas: int
     """Of the live Deployment; the wanted number without one."""
-    facts: Mapping[str, DrainFact] = field(default_factory=dict)
-    """By pod."""
+    results: Mapping[str, str] = field(default_factory=dict)
+    """Of drains, by pod; empty while one runs."""
     sessions: Mapping[str, int] = field(default_factory=dict)
     """Sessions that a draft serves, by pod."""
     misplaced: AbstractSet[str] = frozenset()
@@ -140,8 +140,8 @@ class CellDrafts:
         return DrainPlan(marks=marks, calls=calls, replicas={cell: replicas})
 
     def _is_done(self, pod: Object) -> bool:
-        fact, deadline = self.facts.get(name_of(pod)), drain_deadline_of(pod)
-        has_ended = fact is not None and fact.is_done and fact.result in _ENDED
+        deadline = drain_deadline_of(pod)
+        has_ended = self.results.get(name_of(pod)) in _ENDED
         return has_ended or (deadline is not None and deadline <= self.now)
 
     def _victims(self) -> list[Object]:
@@ -183,7 +183,7 @@ def plan_drains(snapshot: Snapshot) -> DrainPlan:
             pods=[pod for pod in snapshot.drafts if cell_of(pod) == cell],
             wanted=wanted,
             replicas=wanted if live is None else int(live["spec"]["replicas"]),
-            facts=snapshot.drains,
+            results=snapshot.drains,
             sessions=sessions,
             misplaced=misplaced,
             is_rolling=snapshot.is_rolling_drafts(cell),

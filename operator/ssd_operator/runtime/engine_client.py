@@ -18,7 +18,7 @@ from ssd.rpc.pool_codec import PoolStatus
 from ssd.telemetry import get_logger
 from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT
 from ssd_operator.observe.cluster import Key
-from ssd_operator.observe.snapshot import DrainFact, PoolFact
+from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.drain import DrainCall
 from ssd_operator.runtime import metrics
 
@@ -43,8 +43,8 @@ class Engines(Protocol):
         """The last reports of a resource's targets, by pod."""
         ...
 
-    def drains(self, key: Key) -> Mapping[str, DrainFact]:
-        """Drains of a resource's drafts, by pod."""
+    def drains(self, key: Key) -> Mapping[str, str]:
+        """Results of drains of a resource's drafts, by pod; empty while one runs."""
         ...
 
     def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
@@ -69,7 +69,7 @@ class EngineClients:
         self._now = now
         self._wake = wake
         self._pools: dict[Key, dict[str, PoolFact]] = {}
-        self._drains: dict[Key, dict[str, DrainFact]] = {}
+        self._drains: dict[Key, dict[str, str]] = {}
         self._tasks: dict[tuple[Key, str, str], asyncio.Task[None]] = {}
         """By resource, pod and, for targets, host."""
 
@@ -77,7 +77,7 @@ class EngineClients:
         """See ``Engines``."""
         return dict(self._pools.get(key, {}))
 
-    def drains(self, key: Key) -> Mapping[str, DrainFact]:
+    def drains(self, key: Key) -> Mapping[str, str]:
         """See ``Engines``."""
         return dict(self._drains.get(key, {}))
 
@@ -86,7 +86,7 @@ class EngineClients:
         drains = self._drains.setdefault(key, {})
         for call in calls:
             if call.pod not in drains:
-                drains[call.pod] = DrainFact(pod=call.pod)
+                drains[call.pod] = ""
                 self._start((key, call.pod, ""), self._drain_and_report(key, call))
 
     def follow(self, key: Key, targets: Mapping[str, str], pods: AbstractSet[str]) -> None:
@@ -156,7 +156,7 @@ class EngineClients:
         _log.info("drain_ended", pod=call.pod, result=result)
         drains = self._drains.get(key, {})
         if call.pod in drains:
-            drains[call.pod] = replace(drains[call.pod], is_done=True, result=result)
+            drains[call.pod] = result
             self._wake(key)
 
     async def _drain_draft(self, call: DrainCall) -> str:

@@ -140,8 +140,11 @@ class Relist:
         # What is cached before the list is requested and is not in it is gone, and not too new.
         cached = self._cache.objects(kind, namespace)
         listed = await self._cluster.uids(kind, namespace)
-        for thing in self._cache.delete_missing(cached, frozenset(listed)):
+        for thing in cached:
             metadata = thing["metadata"]
+            if metadata["uid"] in listed:
+                continue
+            self._cache.mark_deleted(thing)
             name = f"{kind}/{metadata['name']}"
             _log.info("missed_deletion", namespace=metadata["namespace"], object=name)
             if (key := key_of(thing)) is not None:

@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object
 from ssd_operator.children.names import OPERATOR
 from ssd_operator.children.objects import digest
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.observe.snapshot import DrainFact
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause
 from ssd_operator.policy.drain import DrainPlan
 from ssd_operator.status.conditions import condition_in
@@ -20,18 +19,11 @@ LONGEST_EVENT = 1024
 """Characters of an Event's message that an API server accepts."""
 
 
-class Severity(StrEnum):
-    """Type of an Event."""
-
-    NORMAL = "Normal"
-    WARNING = "Warning"
-
-
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened to a resource."""
 
-    severity: Severity
+    severity: Literal["Normal", "Warning"]
     reason: str
     message: str
 
@@ -82,16 +74,16 @@ def status_events(old: Object, new: Object) -> tuple[Event, ...]:
     return (*events, *_speculation(old, new), *_warnings(old, new), *_refused_links(old, new))
 
 
-def drain_events(plan: DrainPlan, facts: Mapping[str, DrainFact]) -> tuple[Event, ...]:
+def drain_events(plan: DrainPlan, results: Mapping[str, str]) -> tuple[Event, ...]:
     """Events of drains that begin in this plan, or that have ended."""
     called = {call.pod for call in plan.calls}
     begun = [mark.pod for mark in plan.marks if mark.pod in called]
     events = [_normal("DraftDraining", f"{pod} accepts no more sessions.") for pod in begun]
-    for pod, fact in sorted(facts.items()):
-        if fact.result == "Drained":
+    for pod, result in sorted(results.items()):
+        if result == "Drained":
             events.append(_normal("DraftDrained", f"{pod} has no session left."))
-        elif fact.is_done:
-            message = f"{pod} did not drain ({fact.result}); its sequences continue without it."
+        elif result:
+            message = f"{pod} did not drain ({result}); its sequences continue without it."
             events.append(_warning("DrainTimedOut", message))
     return tuple(events)
 
@@ -139,7 +131,7 @@ def event_object(about: Object, event: Event, seconds: float) -> Object:
             **involved,
         },
         **text,
-        "type": str(event.severity),
+        "type": event.severity,
         "source": {"component": OPERATOR},
         "reportingComponent": OPERATOR,
         "firstTimestamp": when,
@@ -149,11 +141,11 @@ def event_object(about: Object, event: Event, seconds: float) -> Object:
 
 
 def _normal(reason: str, message: str) -> Event:
-    return Event(Severity.NORMAL, reason, message)
+    return Event("Normal", reason, message)
 
 
 def _warning(reason: str, message: str) -> Event:
-    return Event(Severity.WARNING, reason, message)
+    return Event("Warning", reason, message)
 
 
 def _speculation(old: Object, new: Object) -> list[Event]:

@@ -22,7 +22,7 @@ from ssd_operator.observe.cluster import (
 )
 from ssd_operator.observe.object_cache import key_of, owner_key
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.status.events import Event, Severity
+from ssd_operator.status.events import Event
 
 AnswerT = TypeVar("AnswerT")
 Address = tuple[str, Ref]
@@ -115,7 +115,7 @@ class MemoryCluster:
     async def create(self, thing: Object, *, is_dry_run: bool = False) -> None:
         self._may_fail()
         if thing["kind"] == "Event":
-            self.events.append(Event(Severity(thing["type"]), thing["reason"], thing["message"]))
+            self.events.append(Event(thing["type"], thing["reason"], thing["message"]))
         elif not is_dry_run:
             self.put(thing)
         self._answer(None)

@@ -9,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from ssd_operator.api.spec import Object
 from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, to_seconds, to_text
-from ssd_operator.observe.snapshot import DrainFact
 from ssd_operator.policy.drain import CellDrafts
 
 DRAIN_SECONDS = 20.0
@@ -66,7 +65,7 @@ class Cell(RuleBasedStateMachine):
             Draft(name=name, created=created, scheduled=True, ready=True, sessions=sessions)
             for name, created, sessions in [("a", 0, 1), ("b", 1, 2), ("c", 2, 3)]
         ]
-        self.facts: dict[str, DrainFact] = {}
+        self.facts: dict[str, str] = {}
         self.names = itertools.count()
 
     def pick(self, number: int, drafts: list[Draft]) -> Draft:
@@ -102,7 +101,7 @@ class Cell(RuleBasedStateMachine):
             pods=[draft.seen() for draft in self.drafts],
             wanted=self.wanted,
             replicas=self.replicas,
-            facts=self.facts,
+            results=self.facts,
             sessions=sessions,
             drain_seconds=DRAIN_SECONDS,
             now=self.now,
@@ -151,7 +150,7 @@ class Cell(RuleBasedStateMachine):
         elif end == "Drained":
             draft.sessions, draft.drained = 0, True
         if end == "Drained" or (end == "Unreachable" and not draft.drained):
-            self.facts[draft.name] = DrainFact(pod=draft.name, is_done=True, result=end)
+            self.facts[draft.name] = end
 
     def teardown(self) -> None:
         """Without disturbance the cell reaches the wanted number."""

@@ -4,7 +4,7 @@ import contextlib
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.unit.ssd_operator.checked_cluster import CheckedCluster
@@ -18,7 +18,7 @@ from ssd_operator.children.objects import KINDS, REQUIRED_KINDS
 from ssd_operator.observe.cluster import ClusterError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import is_ready, name_of
-from ssd_operator.observe.snapshot import DrainFact, PoolFact
+from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.drain import DrainCall
 from ssd_operator.runtime.reconcile import Reconciler
 from ssd_operator.runtime.relist import Readiness, Relist
@@ -42,13 +42,13 @@ class MemoryEngines:
     """``Engines`` that return what a test puts into them."""
 
     answers: dict[str, PoolFact] = field(default_factory=dict)
-    facts: dict[str, DrainFact] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
     followed: dict[str, str] = field(default_factory=dict)
 
     def pools(self, key: Key) -> Mapping[str, PoolFact]:
         return {pod: fact for pod, fact in self.answers.items() if pod in self.followed}
 
-    def drains(self, key: Key) -> Mapping[str, DrainFact]:
+    def drains(self, key: Key) -> Mapping[str, str]:
         return dict(self.facts)
 
     def follow(self, key: Key, targets: Mapping[str, str], pods: AbstractSet[str]) -> None:
@@ -57,13 +57,13 @@ class MemoryEngines:
 
     def drain(self, key: Key, calls: Iterable[DrainCall]) -> None:
         for call in calls:
-            self.facts.setdefault(call.pod, DrainFact(pod=call.pod))
+            self.facts.setdefault(call.pod, "")
 
     def finish(self) -> bool:
         """End all drains with success; whether any was running."""
-        going = [fact for fact in self.facts.values() if not fact.is_done]
-        for fact in going:
-            self.facts[fact.pod] = replace(fact, is_done=True, result="Drained")
+        going = [pod for pod, result in self.facts.items() if not result]
+        for pod in going:
+            self.facts[pod] = "Drained"
         return bool(going)
 
 

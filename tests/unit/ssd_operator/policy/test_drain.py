@@ -7,7 +7,6 @@ from tests.unit.ssd_operator.scenes import Scene, draft, target, unscheduled
 
 from ssd_operator.api.spec import Object, Placement
 from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, is_live, to_text
-from ssd_operator.observe.snapshot import DrainFact
 from ssd_operator.policy.drain import (
     COST_ANNOTATION,
     CellDrafts,
@@ -54,8 +53,8 @@ def plan(wanted: int, replicas: int, *pods: Object, **drains: Any) -> DrainPlan:
     return CellDrafts(pods=live, wanted=wanted, replicas=replicas, now=NOW, **drains).plan(0)
 
 
-def drained(*names: str, result: str = "Drained") -> dict[str, DrainFact]:
-    return {name: DrainFact(pod=name, is_done=True, result=result) for name in names}
+def drained(*names: str, result: str = "Drained") -> dict[str, str]:
+    return dict.fromkeys(names, result)
 
 
 def test_the_wanted_number_needs_no_change() -> None:
@@ -117,7 +116,7 @@ def test_a_running_drain_is_called_again_and_awaited() -> None:
 @pytest.mark.parametrize("result", ["Drained", "TimedOut"])
 def test_the_deployment_shrinks_once_its_victim_has_drained(result: str) -> None:
     victim = pod("b", ready=False, deadline=FUTURE)
-    assert plan(1, 2, pod("a"), victim, facts=drained("b", result=result)) == DrainPlan(
+    assert plan(1, 2, pod("a"), victim, results=drained("b", result=result)) == DrainPlan(
         replicas={0: 1}
     )
 
@@ -128,15 +127,15 @@ def test_the_deployment_shrinks_after_the_deadline_in_any_case() -> None:
 
 def test_a_draft_that_was_not_reached_is_not_done() -> None:
     victim = pod("b", deadline=FUTURE)
-    found = plan(1, 2, pod("a"), victim, facts=drained("b", result="Unreachable"))
+    found = plan(1, 2, pod("a"), victim, results=drained("b", result="Unreachable"))
     assert found.replicas == {0: 2}
     assert [call.pod for call in found.calls] == ["b"]
 
 
 def test_the_deployment_shrinks_when_all_marked_pods_are_done() -> None:
     pods = [pod("a"), pod("b", deadline=FUTURE), pod("c", deadline=FUTURE)]
-    assert plan(1, 3, *pods, facts=drained("b")).replicas == {0: 3}
-    assert plan(1, 3, *pods, facts=drained("b", "c")).replicas == {0: 1}
+    assert plan(1, 3, *pods, results=drained("b")).replicas == {0: 3}
+    assert plan(1, 3, *pods, results=drained("b", "c")).replicas == {0: 1}
 
 
 def test_a_new_victim_delays_the_shrink() -> None:
@@ -159,7 +158,7 @@ def test_after_an_increase_a_drained_pod_is_replaced() -> None:
     draining = plan(3, 2, *pods)
     assert (draining.replicas, draining.delete_pods) == ({0: 3}, ())
     assert [call.pod for call in draining.calls] == ["b"]
-    done = plan(3, 3, *pods, facts=drained("b"))
+    done = plan(3, 3, *pods, results=drained("b"))
     assert (done.replicas, done.delete_pods) == ({0: 3}, ("b",))
 
 
