@@ -283,8 +283,9 @@ class LinkWatch:
         if state == "active":
             self._active.add(address)
         elif state == "refused":
+            field, _, problem = str(event.fields.get("reason")).partition(": ")
             self._refusal = SettingsError(
-                f"target and draft do not match: {event.fields.get('reason')}; "
+                f"target and draft do not match in {field.replace('_', ' ')}: {problem}; "
                 "they need the same tokenizer, lookahead and branches"
             )
         else:

@@ -331,4 +331,4 @@ async def test_a_pair_with_different_tokenizers_is_refused_before_any_output(
     vocab[one], vocab[two] = vocab[two], vocab[one]
     path.write_text(json.dumps(tokenizer))
     refused = await completed("generate", "x", *pair, "--draft", str(other))
-    assert_bad_input(refused, "error: target and draft do not match: tokenizer_fingerprint")
+    assert_bad_input(refused, "error: target and draft do not match in tokenizer fingerprint: ")

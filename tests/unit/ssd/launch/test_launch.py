@@ -165,7 +165,7 @@ async def test_the_start_waits_for_the_links_of_all_drafts() -> None:
 async def test_a_pair_that_does_not_match_is_refused_with_the_field() -> None:
     watch = LinkWatch(1, ignore_event)
     watch("target", link("refused"))
-    with pytest.raises(SettingsError, match=r"do not match: tokenizer_fingerprint: x"):
+    with pytest.raises(SettingsError, match=r"do not match in tokenizer fingerprint: x"):
         await watch.linked(5)
 
 
