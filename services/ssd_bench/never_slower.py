@@ -39,10 +39,10 @@ SLOW_STEP_MS = 25.0
 3.5 ms in eager torch, so this is 8 times as long."""
 BUSY_PROCESSES = 3
 """Processes that compute without end on each CPU of the overloaded draft."""
-SEGMENT_SECONDS = 0.5
+SEGMENT_SECONDS = 0.3
 """Aim for the duration of one batch in one mode."""
-MIN_TOKENS, MAX_TOKENS = 16, 128
-MIN_PAIRS = 3
+MIN_TOKENS, MAX_TOKENS = 12, 128
+MIN_PAIRS = 5
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 

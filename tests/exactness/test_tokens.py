@@ -176,6 +176,22 @@ def random_draft(folder: Path) -> Path:
 
 
 @sizes
+async def test_a_controller_that_turns_speculation_off_changes_no_token(
+    size: Size, plain: Texts, report: Report
+) -> None:
+    flags = ("--deterministic", "--backup", "none")
+    slow = pair(size, target_flags=flags, draft_flags=("--inject-step-ms", "40"))
+    async with slow as (client, _):
+        for _ in range(MOST_WAVES):
+            found = await complete_all(client, size, Mode.AUTO)
+            report.compare("turned off", size, plain, found)
+            statistics = [text.statistics for texts in found.values() for text in texts]
+            if any(0 < each.paused_rounds < each.rounds for each in statistics):
+                return
+    raise AssertionError("the controller did not turn speculation off")
+
+
+@sizes
 async def test_a_draft_killed_and_restarted_in_flight_changes_no_token(
     size: Size, plain: Texts, report: Report
 ) -> None:

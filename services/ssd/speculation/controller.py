@@ -104,6 +104,8 @@ class _Load:
     max_proposed: int
     is_on: bool = True
     is_judged: bool = False
+    judged_speed_up: float = 0.0
+    """The speed-up by which the choice was last judged; 0 before the first time."""
     plain: Mean = field(default_factory=lambda: Mean(_PLAIN_WINDOW))
     """Seconds of a round of plain decoding, over the calibrated time of its verify."""
     speed_up: SpeedUp = field(default_factory=lambda: SpeedUp(_WINDOW))
@@ -196,8 +198,7 @@ class Controller:
         reason = Reason.MEASURING
         if load.is_judged:
             reason = Reason.FASTER if load.is_on else Reason.SLOWER
-        speed_up = load.ratio if load.is_judged else 0.0
-        return Report(load.is_on, reason, speed_up, load.max_proposed)
+        return Report(load.is_on, reason, load.judged_speed_up, load.max_proposed)
 
     def note(self, sample: RoundSample) -> None:
         """Note a round that ran with the choice of the last ``choose``."""
@@ -319,8 +320,9 @@ class Controller:
             else:
                 self._debt += load.loss_seconds
                 load.loss_seconds = 0.0
-            self._end_trial(load, is_on=load.ratio >= 1.0)
+            load.judged_speed_up = load.ratio
             load.is_judged = True
+            self._end_trial(load, is_on=load.ratio >= 1.0)
         elif stage.rounds >= 4 * PLAIN_ROUNDS:
             # Requests that force speculation run beside: plain decoding cannot be measured.
             self._end_trial(load, is_on=load.is_on)
@@ -336,6 +338,7 @@ class Controller:
         )
         if is_clear or count * num_sequences >= MAX_TRIAL_SEQUENCE_ROUNDS:
             load.is_judged = True
+            load.judged_speed_up = ratio
             self._debt += self._stage.loss_seconds
             load.loss_seconds = 0.0
             self._end_trial(load, is_on=ratio > MIN_GAIN)
