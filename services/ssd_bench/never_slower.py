@@ -41,7 +41,7 @@ BUSY_PROCESSES = 3
 """Processes that compute without end on each CPU of the overloaded draft."""
 SEGMENT_SECONDS = 0.3
 """Aim for the duration of one batch in one mode."""
-MIN_TOKENS, MAX_TOKENS = 12, 128
+MIN_TOKENS, MAX_TOKENS = 24, 128
 MIN_PAIRS = 5
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -106,16 +106,10 @@ class _Batch:
     statistics: list[SpeculationStatistics]
 
     @property
-    def num_tokens(self) -> int:
-        return sum(len(text) - 1 for text in self.texts)
-
-    @property
-    def seconds(self) -> float:
-        return max(each.decode_seconds for each in self.statistics)
-
-    @property
     def speed(self) -> float:
-        return self.num_tokens / self.seconds
+        """Tokens/s of each sequence, summed."""
+        pairs = zip(self.texts, self.statistics, strict=True)
+        return sum((len(text) - 1) / found.decode_seconds for text, found in pairs)
 
 
 @dataclass(slots=True)
@@ -151,7 +145,8 @@ class _Measurement:
 
 
 def _speed(batches: Sequence[_Batch]) -> float:
-    return sum(each.num_tokens for each in batches) / sum(each.seconds for each in batches)
+    """Return the speed over all batches, each with the same number of tokens."""
+    return statistics.harmonic_mean([each.speed for each in batches])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

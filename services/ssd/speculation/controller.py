@@ -145,6 +145,8 @@ class _Stage:
     """Rounds from the first one with a table on."""
     is_measured: bool = False
     """Whether most sessions are open, so that rounds of speculation count."""
+    open_rounds: int = 0
+    """Rounds since then."""
     is_length_chosen: bool = False
     """Whether the length was chosen again because speculation seemed slower."""
     plain: Mean = field(default_factory=lambda: Mean(_PLAIN_WINDOW))
@@ -231,6 +233,10 @@ class Controller:
         if sample.num_sessions == 0:
             if stage.is_trial:
                 self._end_trial(load, is_on=load.is_on)
+            return
+        stage.open_rounds += 1
+        if stage.is_trial and stage.open_rounds <= SETTLE_ROUNDS:
+            # Its proposals are not those of the tables yet.
             return
         self._measure(load, sample)
         if stage.is_trial:

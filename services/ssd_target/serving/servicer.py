@@ -226,5 +226,6 @@ def _without_measurements(status: PoolStatus) -> PoolStatus:
         tokens_per_round=0.0,
         efficiency=0.0,
         speculation_speed_up=0.0,
+        max_proposed_tokens=0,
         desired_draft_replicas=math.ceil(status.desired_draft_replicas),
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from tests.unit.ssd.speculation.controller_world import LOOKAHEAD, Run, World
+from tests.unit.ssd.speculation.controller_world import COLUMNS, LOOKAHEAD, Run, World
 
 from ssd.speculation.controller import Choice, Controller, Reason
 from ssd.speculation.round_samples import Calibration, Mean, SpeedUp
@@ -129,6 +129,37 @@ def test_rejected_positions_are_not_proposed() -> None:
     report = run.controller.report()
     assert report.is_on
     assert report.max_proposed < LOOKAHEAD
+
+
+class FixedLength(Controller):
+    """Always speculates, with proposals of at most ``length`` tokens."""
+
+    length = LOOKAHEAD
+
+    def choose(self, _num_sequences: int) -> Choice:
+        return Choice(is_on=True, max_proposed=self.length)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        GOOD,
+        replace(GOOD, batch=16),
+        replace(GOOD, batch=8, acceptance=0.5, wide_factor=2.0, table_factor=0.3),
+        replace(GOOD, batch=8, acceptance=0.6, table_factor=2.0),
+        replace(GOOD, batch=3, hit_rate=0.6, shared_core=1.3),
+    ],
+)
+def test_it_is_within_8_percent_of_the_best_fixed_choice(world: World) -> None:
+    oracle = world.plain_rate()
+    for columns in COLUMNS[1:]:
+        fixed = Run(world)
+        fixed.controller = FixedLength(COLUMNS, LOOKAHEAD)
+        fixed.controller.length = columns - 1
+        oracle = max(oracle, fixed.run(10.0))
+    run = Run(world)
+    run.run(START_SECONDS)
+    assert run.run(30.0) > 0.92 * oracle
 
 
 def test_a_flat_verify_keeps_full_proposals() -> None:
