@@ -34,8 +34,8 @@ async def serving(folder: Path, draft: Path | None = None) -> AsyncIterator[Targ
 
         flags = ["--model", str(folder), "--max-num-seqs", "4", "--deterministic"]
         if draft is not None:
-            helper = await start("ssd_draft", "--model", str(draft))
-            flags += ["--drafts", helper.grpc_address, *LONG_WAIT]
+            draft_process = await start("ssd_draft", "--model", str(draft))
+            flags += ["--drafts", draft_process.grpc_address, *LONG_WAIT]
         target = await start("ssd_target", *flags)
         if draft is not None:
             await target.until("link")

@@ -7,13 +7,14 @@ All in float32. Words have the same bits in every implementation. g is finite, b
 22.88, and agrees to 2e-6 between implementations. Coupled sampling uses stream 0. Streams 1 to 3
 are reserved for rejection sampling, because a shared stream would bias the output.
 
-Letters: X counters, Y rows of the ring or of a tile, Z slots, Q counters of one position (V / 4,
-rounded up), T counters of a row of a tile, I rounds of Philox.
+Letters: X counters, Y rows of the ring or of a tile, Z slots, T counters of a row of a tile, I
+rounds of Philox. Q counters of one position: V / 4, rounded up.
 
 *Decision*: Philox by numpy in tiles of many rows, logarithms by torch. *Because*: 1.9 ms for a
 position of 128,256 tokens, 5.4 ms with strided 32-bit words and numpy's logarithms (one core,
 AVX-512). *Not chosen*: torch alone (Philox 1.4 ms, 1.3 by numpy) and numexpr (3.3 ms). *Revisit
-when* torch's stateless Philox runs on CPUs or a compiler is at hand: a fused kernel needs a tenth.
+when* torch's stateless Philox runs on CPUs, or a compiler is available: a fused kernel takes a
+tenth of the time.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), for Philox;
 arXiv 2408.07978 for sharing the noise.
@@ -45,8 +46,8 @@ or with four times it."""
 class _Philox:
     """Philox4x32-10 of a tile of counters, on preallocated buffers. One thread.
 
-    The even words of the state are 64-bit numbers with zero high halves, and the odd words are the
-    low halves of the last products, so that a round is five calls over contiguous memory.
+    The even words of the state are 64-bit numbers with zero high halves. The odd words are the low
+    halves of the last products. A round is therefore five calls over contiguous memory.
     """
 
     def __init__(self, capacity: int) -> None:

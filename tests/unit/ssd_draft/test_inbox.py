@@ -83,7 +83,7 @@ def test_the_inbox_reports_how_long_the_step_thread_has_not_read_it() -> None:
     clock = FakeClock()
     inbox = Inbox(10, 1 << 20, clock)
     clock.advance(100.0)
-    assert inbox.waiting_seconds(clock.now()) == 0.0, "an empty inbox waits for nobody"
+    assert inbox.waiting_seconds(clock.now()) == 0.0, "nothing waits in an empty inbox"
     inbox.put(Closing(LINK, 1))
     clock.advance(2.0)
     inbox.put(Closing(LINK, 2))

@@ -43,7 +43,7 @@ def answer(code: int) -> Any:
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (LocalEntryNotFoundError("nobody answers"), HubError),
+        (LocalEntryNotFoundError("no answer"), HubError),
         (ConnectionError("reset"), HubError),
         (HfHubHTTPError("busy", response=answer(503)), HubError),
         (HfHubHTTPError("slower", response=answer(429)), HubError),

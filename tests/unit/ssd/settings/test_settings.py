@@ -24,7 +24,7 @@ class SomeSettings:
     with 0 the system selects one."""
     http_port: int = 9090
     wait_seconds: float = field(default=1.5, metadata={"min": 0.0})
-    """Seconds, 50% of which nobody uses."""
+    """Seconds, 50% of which are unused."""
     quiet: bool = False
     """Log less."""
     name: str = ""
@@ -220,7 +220,7 @@ def test_help_shows_the_docstring_and_the_default_of_each_field(
     assert left.value.code == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Port to listen on; with 0 the system selects one. (default: 50051)" in printed
-    assert "50% of which nobody uses" in printed
+    assert "50% of which are unused" in printed
     assert "--quiet, --no-quiet" in printed
 
 
