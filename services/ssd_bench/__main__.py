@@ -31,8 +31,15 @@ from ssd.model_name import local_folder
 from ssd.model_source import resolve
 from ssd_bench.machine import read_bandwidth
 from ssd_bench.never_slower import never_slower
-from ssd_bench.report import markdown, records, terminal_table, whole_run
-from ssd_bench.runs import MODES, Plan, Results, run
+from ssd_bench.report import (
+    markdown,
+    records,
+    round_records,
+    rounds_markdown,
+    terminal_table,
+    whole_run,
+)
+from ssd_bench.runs import MODES, ON_ALL_CPUS, Plan, Results, run
 from ssd_bench.slow_draft import as_records, sweep
 from ssd_bench.slow_draft import terminal_table as slow_draft_table
 
@@ -68,11 +75,15 @@ def bench(
     ] = "auto",
     deadline_ms: Annotated[float, typer.Option(help="Table deadline in milliseconds.")] = 100.0,
     deterministic: bool = False,
+    equal_hardware: Annotated[
+        bool,
+        typer.Option(help="Also measure AR and SD with a target on all CPUs."),
+    ] = False,
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
     is_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
 ) -> None:
-    """Measure AR and SSD in one run on held-out prompts; write results.json and results.md."""
+    """Measure AR, SD and SSD in one run on held-out prompts; write results.json and results.md."""
     given = dict(locals())
     if context.invoked_subcommand is not None:
         return
@@ -104,11 +115,13 @@ def bench(
             temperatures=temperatures,
             max_tokens=max_tokens,
             repetitions=repetitions,
+            modes=(*MODES, *(ON_ALL_CPUS if equal_hardware else ())),
         )
         results = _run(plan)
     bandwidth = read_bandwidth(min(os.sched_getaffinity(0)))
     found = {
         "records": records(results, settings),
+        "rounds": round_records(results.cells),
         "dtype": results.dtype,
         "dtype_reason": results.dtype_reason,
         "ready_seconds": results.ready_seconds,
@@ -178,7 +191,7 @@ def slow_draft(
             max_tokens=max_tokens,
             repetitions=repetitions,
         )
-        num_batches = (1 + len(wanted)) + len(MODES) * (1 + len(wanted) * repetitions)
+        num_batches = (1 + len(wanted)) + 2 * (1 + len(wanted) * repetitions)
         points = _with_progress(
             num_batches, lambda advance: sweep(plan, wanted, lookahead, advance)
         )
@@ -204,6 +217,69 @@ def _plots() -> ModuleType:
             "the plot needs matplotlib, which is not installed: run 'make setup', or "
             "pip install 'ssd-serving[bench]'"
         ) from error
+
+
+def rounds(
+    *,
+    target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
+    draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
+    vocabulary: Annotated[
+        int,
+        typer.Option(min=0, help="Pad both vocabularies to this many ids; 0: do not."),
+    ] = 0,
+    lookahead: int = 6,
+    branches: int = 24,
+    batch: Numbers = "1,8,16",
+    temperature: Numbers = "0,1",
+    modes: Annotated[str, typer.Option(help="ar, sd, ssd, separated by commas.")] = "ssd",
+    max_tokens: Annotated[int, typer.Option(min=16)] = 64,
+    repetitions: Annotated[int, typer.Option(min=1)] = 3,
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of weights and KV.")
+    ] = "auto",
+    name: Annotated[str, typer.Option(help="Name of the bars in the plot.")] = "this version",
+    compare: Annotated[
+        list[Path] | None, typer.Option(help="rounds.json of another run, for the same plot.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
+    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
+) -> None:
+    """Measure where a round spends its time; write rounds.json, rounds.md and rounds.png."""
+    del debug
+    check_models(target, draft, 1, 1)
+    chosen = tuple(modes.split(","))
+    if not set(chosen) <= set(MODES):
+        raise typer.BadParameter(f"--modes {modes!r}: choose of {', '.join(MODES)}")
+    plots = _plots()
+    earlier = [json.loads(path.read_text()) for path in compare or []]
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = [padded(model, vocabulary, Path(scratch)) for model in (target, draft)]
+        flags = ("--lookahead", str(lookahead), "--branches", str(branches), "--dtype", dtype)
+        plan = Plan(
+            deployment=Deployment(
+                target=str(folders[0]),
+                draft=str(folders[1]),
+                common_flags=(*flags, "--max-model-len", "1024"),
+            ),
+            target_folder=folders[0],
+            prompts=held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS),
+            batches=tuple(int(number) for number in numbers(batch, "--batch", 1, MAX_BATCH)),
+            temperatures=numbers(temperature, "--temperature", 0, 2),
+            max_tokens=max_tokens,
+            repetitions=repetitions,
+            needs_hits=False,
+            modes=chosen,
+        )
+        results = _run(plan)
+    found = round_records(results.cells)
+    table = "\n".join(rounds_markdown(found))
+    bars = {each["name"]: each["rounds"] for each in earlier} | {name: found}
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "rounds.json").write_text(json.dumps({"name": name, "rounds": found}, indent=1))
+    (output / "rounds.md").write_text(table + "\n")
+    plots.draw_rounds(bars, output / "rounds.png")
+    out.print(table, soft_wrap=True)
+    err.print(f"written to {output}/rounds.json, rounds.md and rounds.png")
 
 
 def check_models(target: str, draft: str, widen_target: int, widen_draft: int) -> None:
@@ -252,10 +328,24 @@ def widened(model: str, factor: int, scratch: Path) -> Path:
     return widen(folder, factor, scratch / f"{folder.name}-{factor}")
 
 
+def padded(model: str, vocabulary: int, scratch: Path) -> Path:
+    """Return the folder of a model, or of one made in ``scratch`` with a larger vocabulary.
+
+    Raises:
+        SetupError: the model cannot be found or padded.
+    """
+    folder = resolve(model)
+    if not vocabulary:
+        return folder
+    # Imports torch, which only another vocabulary needs.
+    from ssd.demo.widen import pad_vocabulary  # noqa: PLC0415
+
+    err.print(f"padding the vocabulary of {model} to {vocabulary} ids")
+    return pad_vocabulary(folder, vocabulary, scratch / f"{folder.name}-{vocabulary}")
+
+
 def _run(plan: Plan) -> Results:
-    cells = len(plan.batches) * len(plan.temperatures)
-    total = cells * (1 + len(MODES) * plan.repetitions)
-    return _with_progress(total, lambda advance: run(plan, advance))
+    return _with_progress(plan.num_batches, lambda advance: run(plan, advance))
 
 
 def _with_progress(
@@ -279,6 +369,7 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     app.callback(invoke_without_command=True)(bench)
     app.command()(slow_draft)
     app.command()(never_slower)
+    app.command()(rounds)
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)

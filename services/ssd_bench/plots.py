@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ssd_bench.round_parts import PARTS
 
 
 def draw_slow_draft(series: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
@@ -39,3 +43,35 @@ def draw_slow_draft(series: Mapping[str, Sequence[Mapping[str, Any]]], path: Pat
     ticks = [0.25, 0.5, 1, 2, 4, 8, 16]
     late.set_xticks(ticks, [f"{each:g}" for each in ticks])
     figure.savefig(path, dpi=120)
+
+
+def draw_rounds(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+    """Draw the parts of a round as stacked bars: one bar for each run, side by side.
+
+    Args:
+        runs: the records of ``report.round_records``, by the name of the run.
+        path: the file to write.
+    """
+    keys = list(dict.fromkeys(_key(each) for records in runs.values() for each in records))
+    figure = Figure(figsize=(max(6.0, 1.2 * len(keys) * len(runs)), 6), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(runs)
+    colors = dict(zip(PARTS, TABLEAU_COLORS, strict=False))
+    ticks: dict[float, str] = {}
+    for shift, (name, records) in enumerate(runs.items()):
+        for each in records:
+            place = keys.index(_key(each)) + (shift - (len(runs) - 1) / 2) * width
+            bottom = 0.0
+            for part in PARTS:
+                axes.bar(place, each["parts_ms"][part], width * 0.9, bottom, color=colors[part])
+                bottom += each["parts_ms"][part]
+            axes.annotate(f"{bottom:.3g}", (place, bottom), ha="center", va="bottom", fontsize=7)
+            ticks[place] = f"{name}\n{_key(each)}" if len(runs) > 1 else _key(each)
+    axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7)
+    axes.set_ylabel("milliseconds of a round")
+    axes.legend([Patch(color=colors[part]) for part in PARTS], PARTS)
+    figure.savefig(path, dpi=120)
+
+
+def _key(record: Mapping[str, Any]) -> str:
+    return f"{record['mode']}, batch {record['batch']}, T={record['temperature']:g}"

@@ -1,12 +1,14 @@
 """Results as tables and as JSON records."""
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
 from ssd_bench.metrics import Spread, spread, spreads
-from ssd_bench.runs import MODES, Cell, Results
+from ssd_bench.round_parts import PARTS
+from ssd_bench.runs import MODES, ON_ALL_CPUS, Cell, Results
 
 COLUMNS = {
     "tokens_per_second": "tokens/s",
@@ -30,10 +32,34 @@ _TERMINAL_COLUMNS = {
 """Columns that fit a terminal with 80 columns. The files contain all of them."""
 
 
-def speed_up(cell: Cell) -> Spread:
-    """Return tokens/s of SSD / AR for each pair of interleaved repetitions."""
-    pairs = zip(cell.figures["ar"], cell.figures["ssd"], strict=True)
-    return spread([ssd.tokens_per_second / ar.tokens_per_second for ar, ssd in pairs])
+def speed_up(cell: Cell, mode: str = "ssd", base: str = "ar") -> Spread:
+    """Return tokens/s of a mode / those of another, of each pair of interleaved repetitions."""
+    pairs = zip(cell.figures[mode], cell.figures[base], strict=True)
+    return spread([one.tokens_per_second / other.tokens_per_second for one, other in pairs])
+
+
+def speed_ups(cell: Cell) -> dict[tuple[str, str], Spread]:
+    """Return the ratio of each mode to AR, and of SSD to each other mode."""
+    pairs = [(mode, "ar") for mode in cell.figures]
+    pairs += [("ssd", base) for base in cell.figures if base != "ar"]
+    return {
+        (mode, base): speed_up(cell, mode, base)
+        for mode, base in pairs
+        if mode != base and mode in cell.figures and base in cell.figures
+    }
+
+
+def bound_over_sd(cell: Cell) -> float:
+    """Return tokens/s of SSD / SD if SSD hid everything but the verify.
+
+    It is (1 + T_draft / T_verify) E_ssd / E_sd, with the times of SD and E tokens per round.
+    """
+    parts = cell.parts_ms["sd"]
+    draft, verify = (
+        statistics.median(each[part] for each in parts) for part in ("draft", "verify")
+    )
+    tokens = [spreads(cell.figures[mode])["tokens_per_round"].median for mode in ("ssd", "sd")]
+    return (1 + draft / verify) * tokens[0] / tokens[1]
 
 
 def verify_bandwidth(results: Results, mode: str) -> float | None:
@@ -41,7 +67,7 @@ def verify_bandwidth(results: Results, mode: str) -> float | None:
 
     A verify has one row in mode "ar", and lookahead + 1 rows in mode "ssd".
     """
-    single = [cell for cell in results.cells if cell.batch == 1]
+    single = [cell for cell in results.cells if cell.batch == 1 and mode in cell.figures]
     if not single:
         return None
     milliseconds = spreads(single[0].figures[mode])["verify_ms"].median
@@ -57,7 +83,8 @@ def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any
             for mode, repetitions in cell.figures.items()
             for name, value in spreads(repetitions).items()
         }
-        figures["ssd/ar", "speed_up"] = speed_up(cell)
+        for (mode, base), value in speed_ups(cell).items():
+            figures[f"{mode}/{base}", "speed_up"] = value
         for (mode, name), value in figures.items():
             found.append(
                 {
@@ -69,7 +96,7 @@ def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any
                     "median": value.median,
                     "q1": value.q1,
                     "q3": value.q3,
-                    "repetitions": len(cell.figures["ar"]),
+                    "repetitions": len(next(iter(cell.figures.values()))),
                     "settings": dict(settings),
                 }
             )
@@ -78,25 +105,31 @@ def records(results: Results, settings: Mapping[str, Any]) -> list[dict[str, Any
 
 def markdown(results: Results, bandwidth: float) -> str:
     """Return the run as Markdown: a table of modes, then what concerns the whole run."""
-    header = ["batch", "T", "mode", *COLUMNS.values(), "SSD/AR", "texts that differ"]
+    header = ["batch", "T", "mode", *COLUMNS.values(), "/ AR", "texts that differ"]
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     for cell in results.cells:
         for mode, repetitions in cell.figures.items():
             found = spreads(repetitions)
             row = [str(cell.batch), f"{cell.temperature:g}", mode]
             row += [str(found.get(name, "–")) for name in COLUMNS]
-            is_ssd = mode == "ssd"
-            row.append(str(speed_up(cell)) if is_ssd else "")
-            row.append(f"{cell.num_different} of {cell.num_compared}" if is_ssd else "")
+            ratio = speed_ups(cell).get((mode, "ar"), "")
+            row.append(str(ratio))
+            is_last = mode == list(cell.figures)[-1]
+            row.append(f"{cell.num_different} of {cell.num_compared}" if is_last else "")
             lines.append("| " + " | ".join(row) + " |")
-    lines += ["", *whole_run(results, bandwidth)]
+    lines += [
+        "",
+        *whole_run(results, bandwidth),
+        "",
+        *rounds_markdown(round_records(results.cells)),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def terminal_table(results: Results) -> Table:
     """Return the medians in a table for a terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    for title in ("batch", "T", "mode", *_TERMINAL_COLUMNS.values(), "SSD/AR", "differ"):
+    for title in ("batch", "T", "mode", *_TERMINAL_COLUMNS.values(), "/ AR", "differ"):
         table.add_column(title, justify="right")
     for cell in results.cells:
         for mode, repetitions in cell.figures.items():
@@ -104,9 +137,12 @@ def terminal_table(results: Results) -> Table:
             shown = [
                 f"{found[name].median:.3g}" if name in found else "–" for name in _TERMINAL_COLUMNS
             ]
-            last = ["", ""]
-            if mode == "ssd":
-                last = [f"{speed_up(cell).median:.2f}", f"{cell.num_different}/{cell.num_compared}"]
+            ratio = speed_ups(cell).get((mode, "ar"))
+            is_last = mode == list(cell.figures)[-1]
+            last = [
+                f"{ratio.median:.2f}" if ratio else "",
+                f"{cell.num_different}/{cell.num_compared}" if is_last else "",
+            ]
             table.add_row(str(cell.batch), f"{cell.temperature:g}", mode, *shown, *last)
     return table
 
@@ -120,6 +156,8 @@ def whole_run(results: Results, bandwidth: float) -> list[str]:
         f"- peak memory: target {results.target_peak_bytes / 2**20:.0f} MiB, "
         f"draft {results.draft_peak_bytes / 2**20:.0f} MiB",
     ]
+    for cell in results.cells:
+        lines += [f"- batch {cell.batch}, T={cell.temperature:g}: {each}" for each in over_sd(cell)]
     for mode in MODES:
         reached = verify_bandwidth(results, mode)
         if reached is not None:
@@ -127,4 +165,50 @@ def whole_run(results: Results, bandwidth: float) -> list[str]:
                 f"- {mode}, batch 1: verify reads weights at {reached / 1e9:.1f} GB/s, "
                 f"{reached / bandwidth:.0%} of one core's {bandwidth / 1e9:.1f} GB/s"
             )
+    return lines
+
+
+def over_sd(cell: Cell) -> list[str]:
+    """Return lines that compare SSD with SD, and with modes that use as many CPUs."""
+    ratios = speed_ups(cell)
+    lines = []
+    if ("ssd", "sd") in ratios:
+        lines.append(f"SSD / SD {ratios['ssd', 'sd']}, bound {bound_over_sd(cell):.3g}")
+    wide = [
+        f"SSD / {base} {ratios['ssd', base]}" for base in ON_ALL_CPUS if ("ssd", base) in ratios
+    ]
+    if wide:
+        lines.append(f"equal hardware: {', '.join(wide)}")
+    return lines
+
+
+def round_records(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Return the parts of a round, mean milliseconds, of each cell and mode: JSON values."""
+    return [
+        {
+            "batch": cell.batch,
+            "temperature": cell.temperature,
+            "mode": mode,
+            "parts_ms": {
+                part: statistics.median(each[part] for each in repetitions) for part in PARTS
+            },
+        }
+        for cell in cells
+        for mode, repetitions in cell.parts_ms.items()
+    ]
+
+
+def rounds_markdown(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the parts of a round as a Markdown table."""
+    lines = [
+        "Milliseconds of a round by part (means; medians over repetitions).",
+        "",
+        "| " + " | ".join(("batch", "T", "mode", "round", *PARTS)) + " |",
+        "|" + "---|" * (4 + len(PARTS)),
+    ]
+    for each in rounds:
+        parts = each["parts_ms"]
+        numbers = [f"{number:.3g}" for number in (sum(parts.values()), *(parts[p] for p in PARTS))]
+        cells = [str(each["batch"]), f"{each['temperature']:g}", each["mode"], *numbers]
+        lines.append("| " + " | ".join(cells) + " |")
     return lines

@@ -1,9 +1,10 @@
 """One run: a target and a draft, with plain and speculative decoding interleaved."""
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ssd.cpu_plan import plan_cpus
@@ -14,9 +15,23 @@ from ssd.rpc.codec import GenerateCall
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_bench.machine import count_weights, peak_memory_bytes
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
+from ssd_bench.round_parts import mean_ms, read_rounds
 
 BYTES_PER_WEIGHT = {"bfloat16": 2, "float32": 4}
-MODES = {"ar": Mode.AUTOREGRESSIVE, "ssd": Mode.SPECULATIVE}
+MODES = {"ar": Mode.AUTOREGRESSIVE, "sd": Mode.SYNCHRONOUS, "ssd": Mode.SPECULATIVE}
+ON_ALL_CPUS = {"ar-all": Mode.AUTOREGRESSIVE, "sd-all": Mode.SYNCHRONOUS}
+"""Modes of a second target, which uses the CPUs of the first one and of its drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A mode of a running target."""
+
+    client: TargetClient
+    http_address: str
+    mode: Mode
+    num_cpus: int
+    """CPUs that run a model in this mode, drafts included."""
 
 
 class NoHitsError(SSDError):
@@ -36,6 +51,14 @@ class Plan:
     repetitions: int
     needs_hits: bool = True
     """Whether a cell without a hit is an error."""
+    modes: tuple[str, ...] = tuple(MODES)
+    """Names of ``MODES``, and of ``ON_ALL_CPUS`` for a comparison on equal hardware."""
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches run: ``on_batch`` of ``run`` is called after each."""
+        each = 1 + len(self.modes) * self.repetitions
+        return len(self.batches) * len(self.temperatures) * each
 
 
 @dataclass(slots=True)
@@ -44,12 +67,13 @@ class Cell:
 
     batch: int
     temperature: float
-    figures: dict[str, list[BatchFigures]] = field(
-        default_factory=lambda: {name: [] for name in MODES}
-    )
+    figures: dict[str, list[BatchFigures]] = field(default_factory=dict)
     num_compared: int = 0
     num_different: int = 0
-    """Texts that differ between the modes: 0 in deterministic mode; ties in the fast mode."""
+    """Texts that differ from those of the first mode: 0 in deterministic mode; ties in the fast
+    mode."""
+    parts_ms: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    """Mean milliseconds of a round by part, of each repetition, by mode."""
 
 
 @dataclass(slots=True)
@@ -74,18 +98,18 @@ async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
 
     Args:
         plan: what to measure.
-        on_batch: called after each batch: once for the warm-up of a cell, then ``2 * repetitions``
-            times.
+        on_batch: called ``plan.num_batches`` times: after the warm-up of a cell, and after each
+            batch.
 
     Raises:
         SSDError: a process cannot start, a request failed, or no round was a hit.
     """
     results = Results()
     started = time.perf_counter()
-    async with (
-        deployed(plan.deployment) as running,
-        TargetClient(running.target.grpc_address, ready_seconds=0) as client,
-    ):
+    async with contextlib.AsyncExitStack() as stack:
+        deployment = replace(plan.deployment, is_synchronous="sd" in plan.modes)
+        running = await stack.enter_async_context(deployed(deployment))
+        client = await stack.enter_async_context(_client(running))
         results.ready_seconds = time.perf_counter() - started
         info = await client.model_info()
         results.dtype, results.dtype_reason = info.dtype, info.dtype_reason
@@ -93,10 +117,14 @@ async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
         results.weight_bytes = num_weights * BYTES_PER_WEIGHT[info.dtype]
         if info.active_drafts == 0:
             raise NoHitsError("no draft is linked to the target, so there is nothing to compare")
+        contenders = _contenders(plan, running, client)
+        if any(name in ON_ALL_CPUS for name in plan.modes):
+            wide = await stack.enter_async_context(deployed(on_all_cpus(plan.deployment)))
+            contenders |= _on_all_cpus(plan, wide, await stack.enter_async_context(_client(wide)))
         for batch in plan.batches:
             for temperature in plan.temperatures:
                 cell = Cell(batch, temperature)
-                await _measure(client, plan, cell, on_batch)
+                await _measure(contenders, plan, cell, on_batch)
                 results.cells.append(cell)
         _record_memory(results, running)
         async with DraftClient(running.drafts[0].grpc_address) as draft:
@@ -104,30 +132,71 @@ async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
     return results
 
 
-async def _measure(
-    client: TargetClient, plan: Plan, cell: Cell, on_batch: Callable[[], None]
-) -> None:
-    for mode in MODES.values():
-        await _complete(client, plan, cell, mode, repetition=0)
-    on_batch()
+def on_all_cpus(deployment: Deployment) -> Deployment:
+    """Return a target without draft processes whose forward passes use all CPUs of a deployment."""
+    cpus = ",".join(map(str, deployment.allowed_cpus))
+    threads = ("--cpus", cpus, "--io-cpus", cpus, "--threads", str(len(deployment.allowed_cpus)))
+    flags = (*deployment.target_flags, *threads)
+    return replace(deployment, num_drafts=0, is_synchronous=True, target_flags=flags)
+
+
+def _client(running: RunningDeployment) -> TargetClient:
+    return TargetClient(running.target.grpc_address, ready_seconds=0)
+
+
+def _contenders(
+    plan: Plan, running: RunningDeployment, client: TargetClient
+) -> dict[str, Contender]:
     cpus = plan_cpus(plan.deployment.allowed_cpus, plan.deployment.num_drafts)
-    num_cpus = {
-        mode: cpus.num_cpus(with_drafts=mode is Mode.SPECULATIVE) for mode in MODES.values()
+    return {
+        name: Contender(
+            client,
+            running.target.http_address,
+            mode,
+            cpus.num_cpus(with_drafts=mode is Mode.SPECULATIVE),
+        )
+        for name, mode in MODES.items()
+        if name in plan.modes
     }
+
+
+def _on_all_cpus(
+    plan: Plan, running: RunningDeployment, client: TargetClient
+) -> dict[str, Contender]:
+    num_cpus = len(plan.deployment.allowed_cpus)
+    return {
+        name: Contender(client, running.target.http_address, mode, num_cpus)
+        for name, mode in ON_ALL_CPUS.items()
+        if name in plan.modes
+    }
+
+
+async def _measure(
+    contenders: Mapping[str, Contender], plan: Plan, cell: Cell, on_batch: Callable[[], None]
+) -> None:
+    for contender in contenders.values():
+        await _complete(contender, plan, cell, repetition=0)
+    on_batch()
+    cell.figures = {name: [] for name in contenders}
+    cell.parts_ms = {name: [] for name in contenders}
     for repetition in range(plan.repetitions):
         texts: list[list[tuple[TokenId, ...]]] = []
-        for name, mode in MODES.items():
-            batch = await _complete(client, plan, cell, mode, repetition)
-            cell.figures[name].append(batch_figures(batch, num_cpus[mode]))
+        for name, contender in contenders.items():
+            before = await read_rounds(contender.http_address)
+            batch = await _complete(contender, plan, cell, repetition)
+            cell.parts_ms[name].append(mean_ms(before, await read_rounds(contender.http_address)))
+            cell.figures[name].append(batch_figures(batch, contender.num_cpus))
             texts.append([sequence.token_ids for sequence in batch])
             on_batch()
-        plain, ahead = texts
-        cell.num_compared += len(plain)
-        cell.num_different += sum(a != b for a, b in zip(plain, ahead, strict=True))
-    if plan.needs_hits and not any(figures.hit_rate for figures in cell.figures["ssd"]):
-        why = why_no_hits(cell.figures["ssd"])
+        plain, *others = texts
+        for found in others:
+            cell.num_compared += len(plain)
+            cell.num_different += sum(a != b for a, b in zip(plain, found, strict=True))
+    speculative = cell.figures.get("ssd", [])
+    if plan.needs_hits and not any(figures.hit_rate for figures in speculative):
         raise NoHitsError(
-            f"batch {cell.batch}, temperature {cell.temperature:g}: no round was a hit: {why}"
+            f"batch {cell.batch}, temperature {cell.temperature:g}: no round was a hit: "
+            f"{why_no_hits(speculative)}"
         )
 
 
@@ -150,7 +219,7 @@ def why_no_hits(repetitions: Sequence[BatchFigures]) -> str:
 
 
 async def _complete(
-    client: TargetClient, plan: Plan, cell: Cell, mode: Mode, repetition: int
+    contender: Contender, plan: Plan, cell: Cell, repetition: int
 ) -> list[Continuation]:
     first = repetition * cell.batch
     calls = []
@@ -161,9 +230,9 @@ async def _complete(
             sampling=SamplingParams(temperature=cell.temperature, ignore_eos=True),
             seed=first + index,
             max_tokens=plan.max_tokens,
-            mode=mode,
+            mode=contender.mode,
         )
-        calls.append(_one(client, call))
+        calls.append(_one(contender.client, call))
     return list(await asyncio.gather(*calls))
 
 

@@ -45,7 +45,7 @@ async def sweep(
     Raises:
         SSDError: a process cannot start, or a request failed.
     """
-    plan = replace(plan, needs_hits=False)
+    plan = replace(plan, needs_hits=False, modes=("ar", "ssd"))
     first = await run(replace(plan, repetitions=1), on_batch)
     verify_ms = spreads(_cell(first).figures["ssd"])["verify_ms"].median
     table_ms = first.table_seconds * 1000

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 import ssd
 from ssd import demo, model_source
-from ssd.errors import ModelNotFoundError
+from ssd.errors import ModelNotFoundError, SetupError
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd_bench.__main__ import main, widened
+from ssd_bench.__main__ import main, padded, widened
 
 
 @pytest.mark.parametrize(
@@ -91,3 +93,28 @@ def test_a_wider_demo_model_is_measured_at_its_own_width(
     assert width(widened("demo://draft", 1, tmp_path)) == plain
     assert width(widened("demo://draft?widen=2", 1, tmp_path)) == 2 * plain
     assert width(widened("demo://draft?widen=2", 2, tmp_path)) == 4 * plain
+
+
+@pytest.mark.parametrize("modes", ["", "ssd,fast"])
+def test_unknown_modes_of_rounds_are_a_usage_error(
+    modes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rounds", "--modes", modes]) == 2
+    assert "choose of ar, sd, ssd" in capsys.readouterr().err
+
+
+def test_a_padded_vocabulary_keeps_the_weights_of_all_ids(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "tiny")
+    padded_folder = padded(str(folder), 1000, tmp_path)
+    before = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    after = load_file(padded_folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert after.shape == (1000, before.shape[1])
+    assert torch.equal(after[: len(before)], before)
+    assert not after[len(before) :].any()
+    assert json.loads((padded_folder / "config.json").read_text())["vocab_size"] == 1000
+    assert (padded_folder / "tokenizer.json").is_file()
+
+
+def test_a_vocabulary_is_not_made_smaller(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="more than 100"):
+        padded(str(write_tiny_folder(tmp_path / "tiny")), 100, tmp_path)

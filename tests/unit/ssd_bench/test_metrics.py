@@ -8,13 +8,26 @@ import pytest
 import typer
 from rich.console import Console
 
+from ssd.launch import Deployment
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SpeculationStatistics
 from ssd_bench.__main__ import numbers
 from ssd_bench.machine import count_weights
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures, spread, spreads
-from ssd_bench.report import markdown, records, speed_up, terminal_table, verify_bandwidth
-from ssd_bench.runs import Cell, Results, why_no_hits
+from ssd_bench.plots import draw_rounds
+from ssd_bench.report import (
+    bound_over_sd,
+    markdown,
+    records,
+    round_records,
+    rounds_markdown,
+    speed_up,
+    speed_ups,
+    terminal_table,
+    verify_bandwidth,
+)
+from ssd_bench.round_parts import PARTS, mean_ms, parse_rounds
+from ssd_bench.runs import Cell, Results, on_all_cpus, why_no_hits
 
 
 def sequence(tokens: int, seconds: float, hits: int = 0, misses: int = 0) -> Continuation:
@@ -55,6 +68,85 @@ def cell() -> Cell:
     plain = [figures(speed) for speed in (10.0, 20.0, 10.0)]
     ahead = [figures(speed, verify_ms=20.0) for speed in (30.0, 40.0, 40.0)]
     return Cell(1, 0.0, {"ar": plain, "ssd": ahead}, num_compared=3, num_different=1)
+
+
+def parts(draft: float, verify: float) -> dict[str, float]:
+    return dict.fromkeys(PARTS, 0.5) | {"draft": draft, "verify": verify}
+
+
+def cell_of_five_modes() -> Cell:
+    """SSD is twice as fast as SD and four times as AR; two CPUs make both 1.5 times faster."""
+    speeds = {"ar": 10.0, "sd": 20.0, "ssd": 40.0, "ar-all": 15.0, "sd-all": 30.0}
+    return Cell(
+        1,
+        0.0,
+        {mode: [figures(speed)] * 3 for mode, speed in speeds.items()},
+        parts_ms={"sd": [parts(8.0, 10.0)] * 3, "ssd": [parts(0.0, 10.0)] * 3},
+    )
+
+
+def test_ratios_compare_each_mode_with_ar_and_ssd_with_each_mode() -> None:
+    medians = {pair: ratio.median for pair, ratio in speed_ups(cell_of_five_modes()).items()}
+    assert medians == {
+        ("sd", "ar"): 2.0,
+        ("ssd", "ar"): 4.0,
+        ("ar-all", "ar"): 1.5,
+        ("sd-all", "ar"): 3.0,
+        ("ssd", "sd"): 2.0,
+        ("ssd", "ar-all"): pytest.approx(40 / 15),
+        ("ssd", "sd-all"): pytest.approx(40 / 30),
+    }
+
+
+def test_the_bound_over_sd_hides_the_draft_only() -> None:
+    # Both have one token a round, and SD drafts for 8 ms before a verify of 10 ms.
+    assert bound_over_sd(cell_of_five_modes()) == pytest.approx(1.8)
+
+
+def test_equal_hardware_has_a_line_of_its_own() -> None:
+    table = markdown(Results(cells=[cell_of_five_modes()], weight_bytes=10**8), 2e10)
+    assert "batch 1, T=0: SSD / SD 2 (2–2), bound 1.8" in table
+    assert "equal hardware: SSD / ar-all 2.67 (2.67–2.67), SSD / sd-all 1.33" in table
+
+
+def test_the_parts_of_a_round_are_records_and_rows_of_a_table() -> None:
+    found = round_records([cell_of_five_modes()])
+    assert [each["mode"] for each in found] == ["sd", "ssd"]
+    assert found[0]["parts_ms"]["draft"] == 8.0
+    row = rounds_markdown(found)[-2]
+    assert row.startswith("| 1 | 0 | sd | 21.5 | 8 | 0.5 | 10 |")
+
+
+def test_parts_of_rounds_are_means_between_two_readings() -> None:
+    def page(verify: float, noise: float, rounds: int) -> str:
+        lines = ["# TYPE ssd_round_seconds histogram"]
+        for part, seconds in (("verify", verify), ("noise", noise)):
+            lines += [
+                f'ssd_round_seconds_bucket{{part="{part}",le="+Inf"}} {rounds}',
+                f'ssd_round_seconds_count{{part="{part}"}} {rounds}',
+                f'ssd_round_seconds_sum{{part="{part}"}} {seconds}',
+            ]
+        return "\n".join(lines) + "\n"
+
+    found = mean_ms(parse_rounds(page(1.0, 0.0, 10)), parse_rounds(page(3.0, 0.5, 110)))
+    assert found["verify"] == pytest.approx(20.0)
+    assert found["noise"] == pytest.approx(5.0)
+    assert found["draft"] == 0.0
+
+
+def test_bars_of_two_runs_are_one_png(tmp_path: Path) -> None:
+    records = round_records([cell_of_five_modes()])
+    draw_rounds({"before": records, "after": records}, tmp_path / "rounds.png")
+    assert (tmp_path / "rounds.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_target_on_all_cpus_has_no_draft_process() -> None:
+    wide = on_all_cpus(Deployment(allowed_cpus=(2, 5), target_flags=("--deterministic",)))
+    assert wide.num_drafts == 0
+    assert wide.is_synchronous
+    assert wide.target_flags == (
+        *("--deterministic", "--cpus", "2,5", "--io-cpus", "2,5", "--threads", "2"),
+    )
 
 
 def test_figures_of_a_batch_sum_speeds_and_divide_by_all_rounds() -> None:
