@@ -1,13 +1,14 @@
 """Figures of a generation, from the measurements of the target."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from ssd.testing.clock import FakeClock
 from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics
 from ssd_cli.demo import first_difference
-from ssd_cli.figures import Collector, Figures, figures
+from ssd_cli.figures import Collector, Figures, figures, why_not_speculative
 
 STATISTICS = SpeculationStatistics(
     mode=Mode.SPECULATIVE,
@@ -94,3 +95,11 @@ def test_first_difference_returns_the_index(
     one: tuple[int, ...], other: tuple[int, ...], index: int | None
 ) -> None:
     assert first_difference(one, other) == index
+
+
+def test_a_text_whose_speculation_was_off_says_so() -> None:
+    found = figures(9, 0, replace(STATISTICS, hits=0, misses=3, rounds=9, paused_rounds=6))
+    assert why_not_speculative(found, ()) == (
+        "the target turned it off in 6 of 9 rounds, because plain decoding is faster; "
+        "--mode speculative forces it"
+    )
