@@ -114,11 +114,9 @@ class PlainVariable(TypedDict, total=False):
     ),
     _NOT_RESERVED,
 )
-class Variable(TypedDict, total=False):
+class Variable(PlainVariable, total=False):
     """An environment variable."""
 
-    name: Required[Annotated[_VariableName, about("Name of the variable.")]]
-    value: Annotated[str, text(4096, "Its value.")]
     valueFrom: ValueSource
 
 

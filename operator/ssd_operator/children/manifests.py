@@ -29,6 +29,8 @@ from ssd_operator.children.objects import ChildFactory
 from ssd_operator.children.pods import engine_template
 from ssd_operator.settings import OperatorSettings
 
+METRIC = "ssd_desired_draft_replicas"
+"""Of each target: the drafts that its running sequences would fill at occupancy 1, a fraction."""
 _REVISION_HISTORY = 2
 _PROGRESS_SECONDS = 600
 """A Deployment may take its start-up timeout and this long, for pulls and scheduling."""
@@ -149,10 +151,6 @@ def _monitors(factory: ChildFactory) -> list[Object]:
         "podTargetLabels": [NAME_LABEL, COMPONENT_LABEL, CELL_LABEL],
     }
     return [factory.make("PodMonitor", resource.name, {"spec": spec})]
-
-
-METRIC = "ssd_desired_draft_replicas"
-"""Of each target: the drafts that its running sequences would fill at occupancy 1, a fraction."""
 
 
 def scalers(factory: ChildFactory) -> list[Object]:

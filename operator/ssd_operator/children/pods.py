@@ -41,6 +41,14 @@ _KILL_SECONDS = 10
 """Grace period of a process whose probe fails: it does not drain, and the grace period of the pod,
 which allows a drain, would keep it for minutes."""
 
+USER = 10001
+"""uid and gid of the images' user ``ssd``."""
+_GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
+# A folder that a person has prepared, or that holds files, keeps its owner.
+_OPEN_CACHE = (
+    f"import os; p = {reserved.CACHE_FOLDER!r}; "
+    f"os.stat(p).st_uid or os.listdir(p) or os.chown(p, {USER}, {USER})"
+)
 _CPU_DEFAULTS = {
     Component.TARGET: {"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "256Mi"},
     Component.DRAFT: {"cpu": "200m", "memory": "768Mi", "ephemeral-storage": "256Mi"},
@@ -310,16 +318,6 @@ def _num_threads(resources: Object) -> int:
 def _present(**fields: object) -> Object:
     """Fields that hold something: the API server stores no empty text, list or map."""
     return {name: value for name, value in fields.items() if value}
-
-
-USER = 10001
-"""uid and gid of the images' user ``ssd``."""
-_GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
-# A folder that a person has prepared, or that holds files, keeps its owner.
-_OPEN_CACHE = (
-    f"import os; p = {reserved.CACHE_FOLDER!r}; "
-    f"os.stat(p).st_uid or os.listdir(p) or os.chown(p, {USER}, {USER})"
-)
 
 
 def volumes(resource: Resource, component: Component, source: Source) -> list[Object]:

@@ -86,13 +86,12 @@ def additions(live: Object, wanted: Object) -> list[Place]:
 
 
 def removal(live: Object, places: Sequence[Place]) -> Object:
-    """A merge patch that removes parts of this version of an object, last items first."""
+    """A merge patch that removes parts of an object, last items first."""
     rest: Any = copy.deepcopy(live)
     for *way, last in places:
         del reduce(lambda part, step: part[step], way, rest)[last]
-    metadata = {name: live["metadata"][name] for name in ("uid", "resourceVersion")}
     # Lists are replaced as a whole; what others add to maps outside of lists, the apply removes.
-    return {"metadata": metadata, "spec": rest["spec"]}
+    return {"metadata": {"uid": live["metadata"]["uid"]}, "spec": rest["spec"]}
 
 
 @dataclass(frozen=True, slots=True)

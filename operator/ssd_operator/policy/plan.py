@@ -80,7 +80,10 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
     drains = plan_drains(snapshot)
     objects = wanted(resource, settings, drains.replicas, snapshot.kinds)
     deployments = [each for each in objects if each["kind"] == "Deployment"]
-    targets, drafts = (_engines(deployments, each) for each in (Component.TARGET, Component.DRAFT))
+    targets, drafts = (
+        [each for each in deployments if each["metadata"]["labels"].get(COMPONENT_LABEL) == part]
+        for part in map(str, Component)
+    )
     failures = holding(memory.failures, targets, snapshot)
     # An apply of a reverted or contested Deployment would not change its pods.
     outdated = [
@@ -152,14 +155,6 @@ def _decide(snapshot: Snapshot, memory: Memory) -> History:
     if is_early or unanswered_seconds(snapshot, memory.began_at) > 0:
         return memory.history
     return next_replicas(bounds, measure(snapshot), memory.history, snapshot.now)
-
-
-def _engines(deployments: Sequence[Object], component: Component) -> list[Object]:
-    """Deployments of a component, by cell."""
-    labels = [each["metadata"]["labels"].get(COMPONENT_LABEL) for each in deployments]
-    return [
-        each for each, label in zip(deployments, labels, strict=True) if label == str(component)
-    ]
 
 
 def _is_needed(each: Object, snapshot: Snapshot) -> bool:

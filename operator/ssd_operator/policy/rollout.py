@@ -51,6 +51,10 @@ from ssd_operator.observe.pod_state import (
 )
 from ssd_operator.observe.snapshot import Snapshot
 
+RETRY_SECONDS = 60.0
+"""Until a preflight that the cluster ended is repeated."""
+_RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
+
 
 class Stage(StrEnum):
     """State of the preflight of a revision."""
@@ -173,11 +177,6 @@ def _is_up(wanted: Object, snapshot: Snapshot) -> bool:
     status = live.get("status", {})
     is_seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
     return is_seen and bool(status.get("updatedReplicas", 0))
-
-
-RETRY_SECONDS = 60.0
-"""Until a preflight that the cluster ended is repeated."""
-_RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,8 @@ class Execution:
                 return
             answer = await self._create(wanted) if live is None else await self._mend(wanted, live)
             if places := additions(answer, wanted):
-                answer = await self._prune(wanted, answer)
+                rest = removal(answer, places)
+                answer = await self.cluster.patch(self.resource.namespace, ref, rest)
                 _log.info("pruned", object=str(ref), places=[".".join(map(str, p)) for p in places])
         except (RefusedError, ForbiddenError) as error:
             if isinstance(error, ForbiddenError) and (
@@ -140,25 +141,6 @@ class Execution:
             if found is None or found["metadata"]["uid"] != uid:
                 self.cache.mark_deleted(live)
             raise
-
-    async def _prune(self, wanted: Object, live: Object) -> Object:
-        """Remove what others have added to fields that we own.
-
-        A second try follows a conflict: the apply has made a controller write its status.
-
-        Raises:
-            ConflictError: the object was changed again, or is another one.
-        """
-        namespace, ref = self.resource.namespace, ref_of(wanted)
-        try:
-            return await self.cluster.patch(namespace, ref, removal(live, additions(live, wanted)))
-        except ConflictError:
-            found = await self.cluster.get(namespace, ref)
-            if found is None or found["metadata"]["uid"] != live["metadata"]["uid"]:
-                raise
-            return await self.cluster.patch(
-                namespace, ref, removal(found, additions(found, wanted))
-            )
 
     async def _create(self, wanted: Object) -> Object:
         """Make an object whose name is free.

@@ -35,9 +35,12 @@ def watch_settings() -> kopf.OperatorSettings:
     settings.process.ultimate_exiting_timeout = EXIT_SECONDS
     settings.persistence.diffbase_storage = _NoEssence()
     # A removed label arrives as a deletion; the next pass finds the object by name.
-    settings.watching.label_selectors[_is_child] = f"{MANAGED_BY_LABEL}={OPERATOR}"
+    settings.watching.label_selectors[lambda each: _kind(each) not in (None, KIND)] = (
+        f"{MANAGED_BY_LABEL}={OPERATOR}"
+    )
     # They carry the labels of their Services, and clients use the one that is not headless.
-    settings.watching.label_selectors[_is_endpoint_slice] = "!service.kubernetes.io/headless"
+    headless = "!service.kubernetes.io/headless"
+    settings.watching.label_selectors[lambda each: _kind(each) == "EndpointSlice"] = headless
     return settings
 
 
@@ -115,14 +118,6 @@ def _is_changed(generations: dict[Key, int], key: Key, resource: Object, event: 
     if event != "DELETED":
         generations[key] = resource["metadata"]["generation"]
     return before is not None and generations.get(key, before) != before
-
-
-def _is_child(resource: Any) -> bool:
-    return _kind(resource) not in (None, KIND)
-
-
-def _is_endpoint_slice(resource: Any) -> bool:
-    return _kind(resource) == "EndpointSlice"
 
 
 def _kind(resource: Any) -> str | None:

@@ -27,7 +27,7 @@ from ssd_operator.observe.pod_state import (
 from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED
 from ssd_operator.policy.rollout import Stage
 from ssd_operator.policy.scaling import Reason
-from ssd_operator.status.conditions import Condition, Truth, condition_in, no, unknown, yes
+from ssd_operator.status.conditions import Condition, condition_in, no, unknown, yes
 from ssd_operator.status.pass_result import PassResult
 
 HOLD_SECONDS = 30.0
@@ -50,7 +50,7 @@ def speculation_active(result: PassResult) -> Condition:
     """Each target that serves has an active link; a short loss changes nothing."""
     since, before = unlinked_since(result), condition_in(result.status, "SpeculationActive")
     is_held = since is not None and result.now - since < HOLD_SECONDS
-    if is_held and before.get("status") == Truth.TRUE:
+    if is_held and before.get("status") == "True":
         return yes(before["reason"], before["message"])
     return _links_now(result)
 
@@ -59,10 +59,10 @@ def unlinked_since(result: PassResult) -> float | None:
     """Begin of a loss of links that may pass; None if there is none."""
     found, groups = _links_now(result), (result.targets, result.staying_drafts)
     have_started = all(any(map(has_started, pods)) for pods in groups)
-    may_pass = found.truth is Truth.FALSE and found.reason in _PASSING and have_started
+    may_pass = found.status == "False" and found.reason in _PASSING and have_started
     if not may_pass or not result.num_drafts_wanted:
         return None
-    was_active = condition_in(result.status, "SpeculationActive").get("status") == Truth.TRUE
+    was_active = condition_in(result.status, "SpeculationActive").get("status") == "True"
     return result.now if result.unlinked_since is None and was_active else result.unlinked_since
 
 
@@ -149,7 +149,7 @@ def _ready(result: PassResult, others: Mapping[str, Condition]) -> Condition:
     elif result.target_deployments:
         kinds = ["TargetReady", "SpecValid", "ResourcesOwned"]
     for kind in kinds:
-        if not others[kind].holds:
+        if others[kind].status != "True":
             return no(others[kind].reason, others[kind].message)
     service = f"the Service {result.resource.name}"
     state = "has no ready endpoint" if result.has_endpoint else "does not exist"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
 from ssd_operator.api.spec import Object
 
@@ -10,43 +10,30 @@ LONGEST_MESSAGE = 1024
 """Characters; quotations of registries and schedulers have no bound of their own."""
 
 
-class Truth(StrEnum):
-    """Value of a condition."""
-
-    TRUE = "True"
-    FALSE = "False"
-    UNKNOWN = "Unknown"
-
-
 @dataclass(frozen=True, slots=True)
 class Condition:
     """One statement about a resource, without its type; True is good."""
 
-    truth: Truth
+    status: Literal["True", "False", "Unknown"]
     reason: str
     """One word in CamelCase."""
     message: str
     """One sentence: actual value, allowed value, fix."""
 
-    @property
-    def holds(self) -> bool:
-        """Whether it is True."""
-        return self.truth is Truth.TRUE
-
 
 def yes(reason: str, message: str) -> Condition:
     """A condition that holds."""
-    return Condition(Truth.TRUE, reason, message)
+    return Condition("True", reason, message)
 
 
 def no(reason: str, message: str) -> Condition:
     """A condition that does not hold."""
-    return Condition(Truth.FALSE, reason, message)
+    return Condition("False", reason, message)
 
 
 def unknown(reason: str, message: str) -> Condition:
     """A condition that cannot be decided."""
-    return Condition(Truth.UNKNOWN, reason, message)
+    return Condition("Unknown", reason, message)
 
 
 def condition_in(status: Object, kind: str) -> Object:
@@ -60,11 +47,11 @@ def merge(old: Object, new: Mapping[str, Condition], generation: int, now: str) 
     merged = []
     for kind, condition in new.items():
         found = condition_in(old, kind)
-        is_same = found.get("status") == str(condition.truth)
+        is_same = found.get("status") == condition.status
         merged.append(
             {
                 "type": kind,
-                "status": str(condition.truth),
+                "status": condition.status,
                 "reason": condition.reason,
                 "message": condition.message[:LONGEST_MESSAGE],
                 "observedGeneration": generation,

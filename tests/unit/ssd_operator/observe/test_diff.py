@@ -287,14 +287,14 @@ def test_true_is_not_one() -> None:
     assert not matches({"spec": {"a": 1}}, {"spec": {"a": True}})
 
 
-def test_additions_are_removed_by_a_merge_patch_of_this_version() -> None:
+def test_additions_are_removed_by_a_merge_patch_of_this_object() -> None:
     containers = [{"name": "target", "env": [A, B]}, {"name": "sidecar"}]
     live: Object = {
         "metadata": {"name": "demo", "uid": "uid-1", "resourceVersion": "7"},
         "spec": {"selector": {"a": "1", "b": "2"}, "template": {"containers": containers}},
     }
     assert removal(live, [("spec", "template", "containers", 0, "env", 1)]) == {
-        "metadata": {"uid": "uid-1", "resourceVersion": "7"},
+        "metadata": {"uid": "uid-1"},
         "spec": {
             "selector": {"a": "1", "b": "2"},
             "template": {"containers": [{"name": "target", "env": [A]}, {"name": "sidecar"}]},

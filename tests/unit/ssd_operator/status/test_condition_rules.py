@@ -45,7 +45,7 @@ def judge(scene: Scene, kind: str) -> str:
     """Status and reason of a condition."""
     found = conditions(scene.result)[kind]
     assert found.message.endswith(".")
-    return f"{found.truth} {found.reason}"
+    return f"{found.status} {found.reason}"
 
 
 def message(scene: Scene, kind: str) -> str:
@@ -53,7 +53,10 @@ def message(scene: Scene, kind: str) -> str:
 
 
 def test_all_conditions_of_a_healthy_resource_are_true() -> None:
-    found = {(kind, each.holds, each.reason) for kind, each in conditions(Scene().result).items()}
+    found = {
+        (kind, each.status == "True", each.reason)
+        for kind, each in conditions(Scene().result).items()
+    }
     assert found == {
         ("Ready", True, "Serving"),
         ("TargetReady", True, "AllReady"),
