@@ -44,8 +44,9 @@ MIN_ROUNDS = 6
 """Rounds of speculation before which its speed-up is not judged."""
 MAX_TRIAL_SEQUENCE_ROUNDS = 96
 """Rounds of a trial of speculation, times its sequences, after which it is judged in any case."""
-OPENING_ROUNDS = 256
-"""Rounds in which drafts have not answered, after which a trial of speculation is given up."""
+OPENING_ROUNDS = 128
+"""Rounds in which drafts have not answered, after which a trial of speculation is given up. It is
+given up earlier if opening sessions has slowed the target by ``LOSS_ROUNDS``."""
 HALF_OPEN_ROUNDS = 16
 """Rounds from the first table on after which speculation is measured, even if most sessions are
 still opening."""
@@ -232,6 +233,7 @@ class Controller:
             return
         if sample.num_sessions == 0:
             if stage.is_trial:
+                self._debt += stage.loss_seconds
                 self._end_trial(load, is_on=load.is_on)
             return
         stage.open_rounds += 1
@@ -259,7 +261,12 @@ class Controller:
         stage.is_measured = is_open or stage.answered_rounds >= HALF_OPEN_ROUNDS
         if stage.is_trial:
             is_unserved = sample.num_sessions == 0 and stage.rounds >= LOAD_ROUNDS
-            if not stage.is_measured and (is_unserved or stage.rounds >= OPENING_ROUNDS):
+            has_lost = (
+                stage.loss_seconds > LOSS_ROUNDS * self._plain_unit(sample) * load.plain.value
+            )
+            is_slow = has_lost or stage.rounds >= OPENING_ROUNDS
+            if is_unserved or (is_slow and not stage.is_measured):
+                self._debt += stage.loss_seconds
                 self._end_trial(load, is_on=load.is_on)
         elif load.is_judged:
             self._debt += max(0.0, sample.seconds * (1.0 - 1.0 / max(1.0, load.ratio)))

@@ -105,6 +105,15 @@ def test_a_slower_machine_does_not_turn_speculation_off() -> None:
     assert run.controller.report().is_on
 
 
+def test_sessions_that_never_open_on_a_shared_core_cost_at_most_two_percent() -> None:
+    run = Run(GOOD)
+    run.run(5.0)
+    run.world = replace(USELESS, shared_core=2.5)
+    run.run(30.0)
+    run.world = replace(GOOD, shared_core=2.5, opening_rounds=100_000)
+    assert run.run(150.0) > 0.98 * run.world.plain_rate()
+
+
 def test_without_drafts_it_stays_at_its_first_choice() -> None:
     run = Run(replace(GOOD, has_drafts=False))
     run.run(20.0)
