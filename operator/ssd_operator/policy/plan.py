@@ -85,7 +85,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
         for part in map(str, Component)
     )
     failures = holding(memory.failures, targets, snapshot)
-    # An apply of a reverted or contested Deployment would not change its pods.
+    # An apply of a contested Deployment would not change its pods.
     outdated = [
         each
         for each in outdated_targets(targets, snapshot)
