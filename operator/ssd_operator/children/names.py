@@ -62,11 +62,6 @@ def draft_cells(resource: Resource) -> range:
     return range(1 if resource.spec.draft.sharing is Sharing.POOL else resource.spec.num_cells)
 
 
-def preflight_pod(resource: Resource, revision: str) -> str:
-    """Name of the pod that tests a revision of the targets."""
-    return f"{resource.name}-{PREFLIGHT}-{revision}"
-
-
 def component_name(resource: Resource, component: Component) -> str:
     """Name of the objects that a component has once, such as its ServiceAccount and budget."""
     return f"{resource.name}-{component}"

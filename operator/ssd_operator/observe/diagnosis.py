@@ -128,7 +128,7 @@ def _fetching(name: str, container: Object) -> Diagnosis | None:
 
 def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> Diagnosis | None:
     """Why a container does not run; None if it runs or starts."""
-    name = name_of(pod)
+    name, image = name_of(pod), container.get("image", "its image")
     state = container.get("state") or {}
     waiting = state.get("waiting") or {}
     waits_for, message = waiting.get("reason", ""), _quote(waiting.get("message", ""))
@@ -136,7 +136,7 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
         cause = _BACK_OFF.sub("", message) or "the registry refused or was not reached"
         return Diagnosis(
             PodReason.IMAGE_PULL,
-            f"{name} cannot pull {container.get('image', 'its image')}: {cause}",
+            f"{name} cannot pull {image}: {cause}",
         )
     if waits_for in _CONFIGURATION:
         return Diagnosis(
@@ -149,7 +149,6 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
         reason = PodReason.NO_DEVICE if has_no_device else PodReason.CONFIGURATION_ERROR
         return Diagnosis(reason, f"{name}: {error or 'it refused its settings (exit code 78)'}")
     if exit_code and (module := _NO_PROCESS.search(error)):
-        image = container.get("image", "its image")
         return Diagnosis(
             PodReason.CONFIGURATION_ERROR,
             f"{name}: {image} has no {module[1]}; is it the image of another process?",

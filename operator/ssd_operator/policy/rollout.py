@@ -34,7 +34,6 @@ from ssd_operator.children.names import (
     PREFLIGHT,
     Component,
     cell_of,
-    preflight_pod,
     revision_of,
 )
 from ssd_operator.children.objects import ChildFactory
@@ -200,7 +199,7 @@ def preflight_state(
 ) -> Preflight:
     """Return the state of the preflight of a change."""
     # Revisions of cells differ by the cell's number only: the first one's stands for all.
-    name = preflight_pod(factory.resource, revision_of(wanted[0]))
+    name = f"{factory.resource.name}-{PREFLIGHT}-{revision_of(wanted[0])}"
     live = snapshot.children.get(Ref("Pod", name))
     nodes = [
         (each, pod["spec"]["nodeName"])

@@ -7,7 +7,7 @@ from typing import Literal
 from ssd_operator.api.spec import Object
 
 LONGEST_MESSAGE = 1024
-"""Characters; quotations of registries and schedulers have no bound of their own."""
+"""Characters, of an Event too; quotations of registries and schedulers have no bound."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,10 @@ from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.policy.apply_failures import ApplyFailure, Cause
 from ssd_operator.policy.drain import DrainPlan
-from ssd_operator.status.conditions import condition_in
+from ssd_operator.status.conditions import LONGEST_MESSAGE, condition_in
 
 QUIET_SECONDS = 600.0
 """The same Event of a resource is posted once in this time."""
-LONGEST_EVENT = 1024
-"""Characters of an Event's message that an API server accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +115,7 @@ def event_object(about: Object, event: Event, seconds: float) -> Object:
     Each is a new object. A count in one object would need a read before each write.
     """
     owner, when = about["metadata"], to_text(seconds)
-    text = {"reason": event.reason, "message": event.message[:LONGEST_EVENT]}
+    text = {"reason": event.reason, "message": event.message[:LONGEST_MESSAGE]}
     suffix = digest({"about": owner["uid"], "at": seconds, **text}, 16)
     involved = {name: owner.get(name, "") for name in ("name", "namespace", "uid")}
     return {
