@@ -1,9 +1,9 @@
-"""Single steps of a drain; ``test_drain_stories`` has sequences of steps."""
+"""Single steps of a drain; ``test_convergence`` has sequences of steps."""
 
 from typing import Any
 
 import pytest
-from tests.unit.ssd_operator.scenes import Scene, draft, target, unscheduled
+from tests.unit.ssd_operator.scenes import Scene, draft, target, terminating, unscheduled
 
 from ssd_operator.api.spec import Object, Placement
 from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, is_live, to_text
@@ -21,48 +21,31 @@ PAST, FUTURE = NOW - 5, NOW + 15
 
 
 def pod(
-    name: str,
-    *,
-    ready: bool = True,
-    scheduled: bool = True,
-    created: float = 0.0,
-    deadline: float | str | None = None,
-    **metadata: Any,
+    name: str, *, ready: bool = True, created: float = 0.0, deadline: float | str | None = None
 ) -> Object:
-    annotations = {}
+    made = draft(name, ready=ready, podIP="10.0.0.1")
+    made["metadata"]["creationTimestamp"] = to_text(created)
     if deadline is not None:
         text = deadline if isinstance(deadline, str) else to_text(deadline)
-        annotations = {DRAIN_DEADLINE_ANNOTATION: text, COST_ANNOTATION: "-1000"}
-    return {
-        "metadata": {
-            "name": name,
-            "creationTimestamp": to_text(created),
-            "annotations": annotations,
-            **metadata,
-        },
-        "spec": {"nodeName": "n1"} if scheduled else {},
-        "status": {
-            "podIP": "10.0.0.1" if scheduled else "",
-            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
-        },
-    }
+        made["metadata"]["annotations"] = {DRAIN_DEADLINE_ANNOTATION: text, COST_ANNOTATION: "-1"}
+    return made
 
 
-def plan(wanted: int, replicas: int, *pods: Object, **drains: Any) -> DrainPlan:
+PENDING = unscheduled(pod("pending"))
+
+
+def plan(wanted: int, replicas: int, *pods: Object, now: float = NOW, **drains: Any) -> DrainPlan:
     live = [pod for pod in pods if is_live(pod)]
-    return CellDrafts(pods=live, wanted=wanted, replicas=replicas, now=NOW, **drains).plan(0)
+    return CellDrafts(pods=live, wanted=wanted, replicas=replicas, now=now, **drains).plan(0)
 
 
 def drained(*names: str, result: str = "Drained") -> dict[str, str]:
     return dict.fromkeys(names, result)
 
 
-def test_the_wanted_number_needs_no_change() -> None:
-    assert plan(2, 2, pod("a"), pod("b")) == DrainPlan(replicas={0: 2})
-
-
-def test_a_higher_number_is_set_at_once() -> None:
-    assert plan(5, 2, pod("a"), pod("b")) == DrainPlan(replicas={0: 5})
+@pytest.mark.parametrize("wanted", [2, 5])
+def test_the_same_or_a_higher_number_is_set_at_once(wanted: int) -> None:
+    assert plan(wanted, 2, pod("a"), pod("b")) == DrainPlan(replicas={0: wanted})
 
 
 def test_a_victim_is_marked_and_called_before_the_deployment_shrinks() -> None:
@@ -86,7 +69,7 @@ def test_victims_are_in_the_order_of_a_replica_set_and_then_of_sessions() -> Non
         pod("young", created=9),
         pod("old", created=1),
         pod("starting", ready=False, created=5),
-        pod("pending", ready=False, scheduled=False),
+        PENDING,
     ]
     sessions = {"busy": 9, "young": 2, "old": 2}
     orders = [
@@ -95,15 +78,12 @@ def test_victims_are_in_the_order_of_a_replica_set_and_then_of_sessions() -> Non
     assert orders == [["pending"], ["pending", "starting", "young", "old", "busy"]]
 
 
-@pytest.mark.parametrize(
-    "victim",
-    [pod("a", ready=False, scheduled=False), pod("a", ready=False)],
-    ids=["pending", "starting"],
-)
-def test_a_pod_that_is_not_ready_needs_no_drain(victim: Object) -> None:
-    found = plan(0, 1, victim)
+@pytest.mark.parametrize("victim", [PENDING, pod("starting", ready=False)])
+@pytest.mark.parametrize("now", [NOW, float(int(NOW))])
+def test_a_pod_that_is_not_ready_needs_no_drain(victim: Object, now: float) -> None:
+    found = plan(0, 1, victim, now=now)
     assert found.calls == ()
-    assert found.marks[0].deadline <= NOW
+    assert found.marks[0].deadline <= now
 
 
 def test_a_running_drain_is_called_again_and_awaited() -> None:
@@ -132,21 +112,16 @@ def test_a_draft_that_was_not_reached_is_not_done() -> None:
     assert [call.pod for call in found.calls] == ["b"]
 
 
-def test_the_deployment_shrinks_when_all_marked_pods_are_done() -> None:
+def test_the_deployment_shrinks_when_all_victims_are_done_and_its_replica_set_has_followed() -> (
+    None
+):
     pods = [pod("a"), pod("b", deadline=FUTURE), pod("c", deadline=FUTURE)]
     assert plan(1, 3, *pods, results=drained("b")).replicas == {0: 3}
     assert plan(1, 3, *pods, results=drained("b", "c")).replicas == {0: 1}
-
-
-def test_a_new_victim_delays_the_shrink() -> None:
-    found = plan(0, 2, pod("a"), pod("b", deadline=PAST))
-    assert [mark.pod for mark in found.marks] == ["a"]
-    assert found.replicas == {0: 2}
-
-
-def test_nothing_changes_until_the_replica_set_has_followed() -> None:
-    found = plan(0, 1, pod("a"), pod("b", deadline=PAST))
-    assert found == DrainPlan(replicas={0: 1})
+    new_victim = plan(0, 2, pod("a"), pod("b", deadline=PAST))
+    assert [mark.pod for mark in new_victim.marks] == ["a"]
+    assert new_victim.replicas == {0: 2}
+    assert plan(0, 1, pod("a"), pod("b", deadline=PAST)) == DrainPlan(replicas={0: 1})
 
 
 def test_a_drained_pod_that_is_left_after_the_shrink_is_deleted() -> None:
@@ -163,15 +138,9 @@ def test_after_an_increase_a_drained_pod_is_replaced() -> None:
 
 
 def test_replicas_without_a_pod_need_no_victim() -> None:
-    assert plan(1, 3, pod("a"), pod("gone", deletionTimestamp=to_text(NOW))) == DrainPlan(
-        replicas={0: 1}
-    )
-
-
-def test_ended_pods_are_not_counted() -> None:
-    ended = pod("a")
+    ended = pod("ended")
     ended["status"]["phase"] = "Failed"
-    assert plan(1, 2, ended, pod("b")) == DrainPlan(replicas={0: 1})
+    assert plan(1, 3, pod("a"), terminating(pod("gone")), ended) == DrainPlan(replicas={0: 1})
 
 
 def test_a_mark_without_a_valid_time_is_no_mark() -> None:
