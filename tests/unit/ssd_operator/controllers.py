@@ -10,7 +10,7 @@ from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import COMPONENT_LABEL, PREFLIGHT, TEMPLATE_HASH_LABEL, revision_of
 from ssd_operator.observe.cluster import Ref, is_owned_by
-from ssd_operator.observe.pod_state import condition_of, is_live, is_ready, to_text
+from ssd_operator.observe.pod_state import condition_of, is_live, is_ready, name_of, to_text
 
 _COMPLETE = "NewReplicaSetAvailable"
 _COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -53,7 +53,7 @@ class Controllers:
 
     def make_unready(self, pod: Object) -> None:
         """A pod is not ready any more, until it is taken out of ``broken``."""
-        self.broken.add(pod["metadata"]["name"])
+        self.broken.add(name_of(pod))
         self.kill(pod)
 
     def pods_of(self, deployment: Object) -> list[Object]:
@@ -97,38 +97,28 @@ class Controllers:
         metadata, selected = service["metadata"], service["spec"].get("selector", {})
         if service["spec"].get("clusterIP") == "None" or not selected:
             return False
-        name = f"{metadata['name']}-slice"
-        found = self._cluster.objects.get((metadata["namespace"], Ref("EndpointSlice", name)), {})
+        name = metadata["name"]
         pods = [
             pod
             for pod in self._cluster.of_kind("Pod")
             if selected.items() <= pod["metadata"].get("labels", {}).items() and is_live(pod)
         ]
         endpoints = [
-            {
-                "targetRef": {"kind": "Pod", "name": pod["metadata"]["name"]},
-                "conditions": {"ready": is_ready(pod)},
-            }
+            {"targetRef": {"name": name_of(pod)}, "conditions": {"ready": is_ready(pod)}}
             for pod in pods
         ]
+        ref = Ref("EndpointSlice", f"{name}-slice")
+        found = self._cluster.objects.get((metadata["namespace"], ref), {})
         if found.get("endpoints") == endpoints:
             return False
-        about = {
-            "namespace": metadata["namespace"],
-            "name": name,
-            "labels": metadata.get("labels", {}) | {"kubernetes.io/service-name": metadata["name"]},
-            "ownerReferences": [
-                {"kind": "Service", "uid": metadata["uid"], "controller": True, "name": name}
-            ],
-        }
-        kind = {"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice"}
-        self._cluster.put(
-            {**kind, "metadata": {**found.get("metadata", {}), **about}, "endpoints": endpoints}
-        )
+        labels = metadata.get("labels", {}) | {"kubernetes.io/service-name": name}
+        about = _owned_by(service, ref.name, labels)
+        about = {**found.get("metadata", {}), **about}
+        self._cluster.put({"kind": ref.kind, "metadata": about, "endpoints": endpoints})
         return True
 
     def _can_be_ready(self, pod: Object) -> bool:
-        return self.broken.isdisjoint((revision_of(pod), pod["metadata"]["name"]))
+        return self.broken.isdisjoint((revision_of(pod), name_of(pod)))
 
     def _write_status(self, deployment: Object) -> bool:
         before, wanted = deployment.get("status", {}), deployment["spec"]["replicas"]
@@ -138,18 +128,13 @@ class Controllers:
         is_rolled = num_updated == len(pods) == wanted
         was_complete = condition_of(deployment, "Progressing").get("reason") == _COMPLETE
         is_complete = is_rolled and (was_complete or num_ready == wanted)
+        reason = _COMPLETE if is_complete else "ReplicaSetUpdated"
         status = {
             "observedGeneration": deployment["metadata"]["generation"],
             "replicas": len(pods),
             "updatedReplicas": num_updated,
             "readyReplicas": num_ready,
-            "conditions": [
-                {
-                    "type": "Progressing",
-                    "status": "True",
-                    "reason": _COMPLETE if is_complete else "ReplicaSetUpdated",
-                }
-            ],
+            "conditions": [{"type": "Progressing", "status": "True", "reason": reason}],
         }
         if before == status:
             return False
@@ -158,29 +143,17 @@ class Controllers:
 
     def _start(self, deployment: Object) -> None:
         template, number = deployment["spec"]["template"], next(self._names)
-        metadata = deployment["metadata"]
-        name = f"{metadata['name']}-{number}"
-        mark = template_hash(deployment)
-        owner = {
-            "kind": "ReplicaSet",
-            "uid": metadata["uid"],
-            "controller": True,
-            "name": f"{metadata['name']}-{mark}",
-        }
+        name, mark = name_of(deployment), template_hash(deployment)
+        labels = template["metadata"]["labels"] | {TEMPLATE_HASH_LABEL: mark}
+        metadata = _owned_by(deployment, f"{name}-{number}", labels)
+        metadata["generateName"] = f"{name}-{mark}-"
+        metadata["ownerReferences"][0] |= {"kind": "ReplicaSet", "name": f"{name}-{mark}"}
+        account = template["spec"]["serviceAccountName"]
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {
-                "name": name,
-                "generateName": f"{metadata['name']}-{mark}-",
-                "namespace": metadata["namespace"],
-                "labels": template["metadata"]["labels"] | {TEMPLATE_HASH_LABEL: mark},
-                "ownerReferences": [owner],
-            },
-            "spec": {
-                "nodeName": "n1",
-                "serviceAccountName": template["spec"]["serviceAccountName"],
-            },
+            "metadata": metadata,
+            "spec": {"nodeName": "n1", "serviceAccountName": account},
             "status": {"podIP": f"10.0.0.{number % 250}", "phase": "Running"},
         }
         self._set_ready(pod, is_up=False)
@@ -195,7 +168,18 @@ class Controllers:
         self._cluster.put({**pod, "metadata": dict(pod["metadata"]), "status": status})
 
     def _remove(self, pod: Object) -> None:
-        self._cluster.remove(pod["metadata"]["namespace"], Ref("Pod", pod["metadata"]["name"]))
+        self._cluster.remove(pod["metadata"]["namespace"], Ref("Pod", name_of(pod)))
+
+
+def _owned_by(owner: Object, name: str, labels: Object) -> Object:
+    """Metadata of an object that a controller makes for another one."""
+    reference = {"kind": owner["kind"], "uid": owner["metadata"]["uid"], "controller": True}
+    return {
+        "namespace": owner["metadata"]["namespace"],
+        "name": name,
+        "labels": labels,
+        "ownerReferences": [reference | {"name": name_of(owner)}],
+    }
 
 
 def template_hash(deployment: Object) -> str:

@@ -20,7 +20,7 @@ from ssd_operator.observe.cluster import (
     RefusedError,
     ref_of,
 )
-from ssd_operator.observe.object_cache import key_of, owner_key
+from ssd_operator.observe.object_cache import owner_key
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.status.events import Event
 
@@ -213,40 +213,37 @@ class Watch:
         self.resources: dict[Key, list[Object]] = {}
         self.children: dict[Key, list[Object]] = {}
 
-    def catch_up(self, kinds: Iterable[str] = KINDS) -> list[tuple[Key, Object, bool]]:
-        """Bring these kinds up to date; the events of it: key, object, whether it is gone."""
-        events: list[tuple[Key, Object, bool]] = []
+    def catch_up(self, kinds: Iterable[str] = KINDS) -> list[tuple[Object, bool]]:
+        """Bring these kinds up to date; the objects that changed, and whether each is gone."""
+        events: list[tuple[Object, bool]] = []
         for kind in kinds:
-            events_of_kind = self._cluster.log[self._seen_events[kind] :]
+            new = self._cluster.log[self._seen_events[kind] :]
             self._seen_events[kind] = len(self._cluster.log)
-            for thing, is_gone in events_of_kind:
-                if (
-                    thing["kind"] == kind
-                    and (event := self._report(thing, is_gone=is_gone)) is not None
-                ):
-                    events.append(event)
+            for thing, is_deleted in new:
+                if thing["kind"] == kind:
+                    is_gone = is_deleted or not _is_watched(thing)
+                    was_seen = self._note(thing, is_gone=is_gone)
+                    if was_seen or not is_gone:
+                        events.append((thing, is_gone))
         self._sort()
         return events
 
-    def list_again(self) -> list[tuple[Key, Object, bool]]:
+    def list_again(self) -> None:
         """List again, as a watch does after a gap: what was deleted stays in the indices."""
         self._seen_events = Counter(dict.fromkeys(KINDS, len(self._cluster.log)))
-        listed = [copy.deepcopy(each) for each in self._cluster.objects.values()]
-        found = [self._report(each, is_gone=False) for each in listed if _is_watched(each)]
+        for each in self._cluster.objects.values():
+            if _is_watched(each):
+                self._note(copy.deepcopy(each), is_gone=False)
         self._sort()
-        return [event for event in found if event is not None]
 
-    def _report(self, thing: Object, *, is_gone: bool) -> tuple[Key, Object, bool] | None:
+    def _note(self, thing: Object, *, is_gone: bool) -> bool:
+        """Keep or drop an object; whether it was there."""
         address = thing["metadata"]["namespace"], Ref(thing["kind"], thing["metadata"]["name"])
         one = address, thing["metadata"]["uid"]
-        before = self._seen.pop(one, None)
-        is_gone = is_gone or not _is_watched(thing)
+        was_seen = self._seen.pop(one, None) is not None
         if not is_gone:
             self._seen[one] = thing
-        elif before is None:
-            return None  # not of ours, neither before nor now
-        key = key_of(thing if before is None else before)
-        return None if key is None else (key, thing, is_gone)
+        return was_seen
 
     def _sort(self) -> None:
         self.resources.clear()

@@ -176,7 +176,7 @@ class World:
 
     def catch_up(self, kinds: Iterable[str] = KINDS) -> None:
         """The watch catches up."""
-        for _, thing, is_gone in self.watch.catch_up(kinds):
+        for thing, is_gone in self.watch.catch_up(kinds):
             self.cache.replace_answers(thing)
             if is_gone:
                 self.cache.mark_deleted(thing)
