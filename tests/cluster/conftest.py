@@ -1,19 +1,19 @@
 """The cluster of the tests, and the chart's release in it."""
 
-import contextlib
-import json
 import os
 import re
 import shlex
 import subprocess
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.cluster.kube import (
+    CHART,
+    CRD,
     EVERYWHERE,
+    ROOT,
+    Kube,
     Release,
     dump_cluster_state,
     install,
@@ -25,12 +25,8 @@ from tests.cluster.operators import Operator, ReleasedOperator, operator_process
 
 from ssd import __version__
 
-ROOT = Path(__file__).resolve().parents[2]
 TOOL = Path(os.environ.get("SSD_CLUSTER_TOOL", ROOT.parent / "shared" / "k8s" / "cluster"))
 NEEDS_NODE = tuple(Path(__file__).parent / each for each in ("e2e", "passes", "placement", "scale"))
-CRD = ROOT / "charts" / "ssd" / "files" / "crd.yaml"
-CRD_NAME = "crd/ssddeployments.ssd.dev"
-Object = dict[str, Any]
 FIGURES = pytest.StashKey[dict[str, object]]()
 
 
@@ -63,36 +59,10 @@ def figures(request: pytest.FixtureRequest) -> dict[str, object]:
     return request.config.stash[FIGURES]
 
 
-@dataclass(frozen=True)
-class ApiServer:
-    """kubectl on one cluster, in one namespace."""
-
-    environment: dict[str, str]
-    namespace: str = "default"
-
-    def attempt(
-        self, *arguments: str, given: Object | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl; ``given`` is its standard input."""
-        return subprocess.run(
-            ["kubectl", "--namespace", self.namespace, *arguments],
-            input=None if given is None else json.dumps(given),
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    def kubectl(self, *arguments: str, given: Object | None = None) -> str:
-        """Run kubectl, which must succeed, and return its output."""
-        done = self.attempt(*arguments, given=given)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def send(self, verb: str, given: Object, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Create, replace or apply an object; the output is the stored object as JSON."""
-        return self.attempt(verb, "--filename=-", "--output=json", *arguments, given=given)
+def tool_environment() -> dict[str, str]:
+    """Variables that ``cluster env`` sets, with its programs first on PATH."""
+    exports = re.findall(r"^export (\w+)=(.+)$", run(str(TOOL), "env"), re.MULTILINE)
+    return {name: value.replace("$PATH", os.environ["PATH"]) for name, value in exports}
 
 
 @pytest.fixture(scope="session")
@@ -112,47 +82,10 @@ def api_environment(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     )
     subprocess.run([TOOL, "up", *([] if needs_node else ["--control-plane"])], check=True)
     try:
-        output = subprocess.run([TOOL, "env"], capture_output=True, text=True, check=True).stdout
-        exports = dict(re.findall(r"^export (\w+)=(.+)$", output, re.MULTILINE))
-        path = exports["PATH"].replace("$PATH", os.environ["PATH"])
-        yield {**os.environ, **exports, "PATH": path}
+        yield {**os.environ, **tool_environment()}
     finally:
         if not os.environ.get("SSD_CLUSTER_KEEP"):
             subprocess.run([TOOL, "down"], check=True)
-
-
-@pytest.fixture(scope="module")
-def api_server(api_environment: dict[str, str]) -> Iterator[ApiServer]:
-    """A namespace of an API server that has this checkout's CRD.
-
-    It is deleted before the chart is installed, whose operator would create pods for its resources.
-    """
-    with defining(api_environment) as found:
-        yield found
-
-
-@contextlib.contextmanager
-def defining(api_environment: dict[str, str]) -> Iterator[ApiServer]:
-    """A new namespace of an API server that has this checkout's CRD.
-
-    A CRD that existed before is replaced and stays, because other resources depend on it.
-    """
-    everywhere = ApiServer(api_environment)
-    existed = everywhere.attempt("get", CRD_NAME).returncode == 0
-    everywhere.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
-    # kubectl wait fails at once without any condition; the first is set with the names.
-    for sign in ("jsonpath={.status.acceptedNames.kind}=SSDDeployment", "condition=Established"):
-        everywhere.kubectl("wait", f"--for={sign}", CRD_NAME, "--timeout=30s")
-    namespace = f"crd-{os.getpid()}"
-    everywhere.kubectl("create", "namespace", namespace)
-    own = ApiServer(api_environment, namespace)
-    yield own
-    # Before the namespace, which would wait for half the grace period of pods of an operator.
-    own.kubectl("delete", "ssddeployments", "--all", "--timeout=50s")
-    own.kubectl("wait", "--for=delete", "pods", "--all", "--timeout=50s")
-    everywhere.kubectl("delete", "namespace", namespace, "--timeout=50s")
-    if not existed:
-        everywhere.kubectl("delete", CRD_NAME, "--timeout=50s", "--ignore-not-found")
 
 
 @pytest.fixture(scope="session")
@@ -162,6 +95,30 @@ def cluster(api_environment: dict[str, str]) -> Iterator[None]:
         for name in ("PATH", "KUBECONFIG"):
             patch.setenv(name, api_environment[name])
         yield
+
+
+@pytest.fixture(scope="module")
+def api_server(cluster: None) -> Iterator[Kube]:
+    """A namespace of an API server that has this checkout's CRD.
+
+    It is deleted before the chart is installed, whose operator would create pods for its resources.
+    A CRD that existed before is replaced and stays, because other resources depend on it.
+    """
+    everywhere, own = Kube(), Kube(f"crd-{os.getpid()}")
+    existed = everywhere.attempt("get", CRD).returncode == 0
+    file = CHART / "files" / "crd.yaml"
+    everywhere("apply", "--server-side", "--force-conflicts", f"--filename={file}")
+    # kubectl wait fails at once without any condition; the first is set with the names.
+    for sign in ("jsonpath={.status.acceptedNames.kind}=SSDDeployment", "condition=Established"):
+        everywhere("wait", f"--for={sign}", CRD, "--timeout=30s")
+    everywhere("create", "namespace", own.namespace)
+    yield own
+    # Before the namespace, which would wait for half the grace period of pods of an operator.
+    own("delete", "ssddeployments", "--all", "--timeout=50s")
+    own("wait", "--for=delete", "pods", "--all", "--timeout=50s")
+    everywhere("delete", "namespace", own.namespace, "--timeout=50s")
+    if not existed:
+        everywhere("delete", CRD, "--timeout=50s", "--ignore-not-found")
 
 
 @pytest.fixture(scope="session")
@@ -208,7 +165,7 @@ def operator(
     that the suite needs no images; an existing CRD is used unchanged.
     """
     is_process = os.environ.get("SSD_E2E_OPERATOR") == "process"
-    if is_process and not run("kubectl", "get", CRD_NAME, "--ignore-not-found"):
+    if is_process and not run("kubectl", "get", CRD, "--ignore-not-found"):
         request.getfixturevalue("api_server")
     release = None if is_process else request.getfixturevalue("release")
     for name in namespaces:

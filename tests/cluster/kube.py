@@ -1,10 +1,11 @@
 """kubectl and helm, and how tests wait for a state of the cluster."""
 
+import contextlib
 import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,22 @@ EVERYWHERE = ("--set", "operator.watchAllNamespaces=true")
 Object = dict[str, Any]
 
 
-def run(*command: str, stdin: str | None = None, timeout: float = 120.0) -> str:
+def run(*command: str, timeout: float = 120.0) -> str:
     """Run a command and return its standard output.
 
     Raises:
         AssertionError: it failed; with its output.
     """
-    done = subprocess.run(
-        command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False
+    return output_of(
+        subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     )
+
+
+def output_of(done: subprocess.CompletedProcess[str]) -> str:
+    """Output of a command that must have succeeded."""
     if done.returncode:
-        raise AssertionError(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
+        command = " ".join(done.args)
+        raise AssertionError(f"{command}: {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
 
 
@@ -53,12 +59,33 @@ def eventually(is_true: Callable[[], bool], what: str, timeout: float = 60.0) ->
 
 @dataclass(frozen=True)
 class Kube:
-    """kubectl in one namespace."""
+    """kubectl in one namespace, or without any."""
 
     namespace: str = "default"
 
-    def __call__(self, *arguments: str, stdin: str | None = None, timeout: float = 120.0) -> str:
-        return run("kubectl", "-n", self.namespace, *arguments, stdin=stdin, timeout=timeout)
+    def attempt(
+        self, *arguments: str, given: Object | str | None = None, timeout: float = 120.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run kubectl, which may fail; ``given`` is its standard input."""
+        text = given if given is None or isinstance(given, str) else json.dumps(given)
+        return subprocess.run(
+            ("kubectl", *(("-n", self.namespace) if self.namespace else ()), *arguments),
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def __call__(
+        self, *arguments: str, given: Object | str | None = None, timeout: float = 120.0
+    ) -> str:
+        """Run kubectl, which must succeed, and return its output."""
+        return output_of(self.attempt(*arguments, given=given, timeout=timeout))
+
+    def send(self, verb: str, given: Object, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Create, replace or apply an object; the output is the stored object as JSON."""
+        return self.attempt(verb, "--filename=-", "--output=json", *arguments, given=given)
 
     def get(self, kind: str, *name: str) -> Object:
         """One object, or a list of them."""
@@ -71,21 +98,21 @@ class Kube:
 
     def apply(self, document: Object | str) -> None:
         """Apply an object, or a text of several."""
-        text = document if isinstance(document, str) else json.dumps(document)
-        self("apply", "-f", "-", stdin=text)
+        self("apply", "-f", "-", given=document)
 
-    def error_for(self, document: Object) -> str:
-        """The API server's error for an object that it must reject."""
-        done = subprocess.run(
-            ("kubectl", "-n", self.namespace, "apply", "-f", "-"),
-            input=json.dumps(document),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode, "the API server accepted it"
-        return done.stderr
+    @contextlib.contextmanager
+    def applied(self, document: Object) -> Iterator[str]:
+        """A resource that is deleted at the end; its name."""
+        name = str(document["metadata"]["name"])
+        self.apply(document)
+        try:
+            yield name
+        finally:
+            self("delete", "ssd", name, "--ignore-not-found")
+
+    def edit_spec(self, name: str, **spec: object) -> None:
+        """Change fields of a resource; null removes one."""
+        self("patch", "ssd", name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def pods(self, name: str, component: str) -> list[Object]:
         """Pods of a resource that are not being deleted."""
@@ -100,6 +127,32 @@ class Kube:
         """A condition of an SSDDeployment; empty while it does not exist."""
         conditions = self.get("ssd", name).get("status", {}).get("conditions", [])
         return next((each for each in conditions if each["type"] == kind), {})
+
+    def has(self, name: str, kind: str, status: str, reason: str = "", words: str = "") -> bool:
+        """Whether a condition has this status, begins with this reason and contains these words."""
+        found = self.condition(name, kind)
+        return bool(
+            found.get("status") == status
+            and found["reason"].startswith(reason)
+            and words in found["message"]
+        )
+
+    def wait_for(
+        self,
+        name: str,
+        kind: str,
+        status: str,
+        reason: str = "",
+        words: str = "",
+        timeout: float = 60,
+    ) -> float:
+        """Wait for a condition; returns the seconds."""
+        what = f"{kind} of {name} is {status} {reason} {words}"
+        return eventually(lambda: self.has(name, kind, status, reason, words), what, timeout)
+
+    def uids(self, name: str, *components: str) -> set[str]:
+        """Uids of the pods of a resource."""
+        return {pod["metadata"]["uid"] for each in components for pod in self.pods(name, each)}
 
     def linked(self, name: str) -> set[str]:
         """Names of the draft pods with a link, active or suspended: a busy node has late tables."""
@@ -221,8 +274,6 @@ def dump_cluster_state() -> str:
     )
     outputs = []
     for command in commands:
-        done = subprocess.run(
-            ("kubectl", *command), capture_output=True, text=True, timeout=60, check=False
-        )
+        done = Kube().attempt(*command)
         outputs.append(f"$ kubectl {' '.join(command)}\n{done.stdout}{done.stderr}")
     return "\n".join(outputs)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -84,6 +84,8 @@ class OperatorProcess:
 
     namespaces: Sequence[str]
     log: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables besides its settings."""
     _ports: tuple[int, int] = field(default_factory=lambda: (_free_port(), _free_port()))
     _process: subprocess.Popen[bytes] | None = None
 
@@ -105,9 +107,17 @@ class OperatorProcess:
         with self.log.open("ab") as log:
             command = (sys.executable, "-m", "ssd_operator")
             self._process = subprocess.Popen(
-                command, env={**os.environ, **settings}, stdout=log, stderr=log
+                command, env={**os.environ, **settings, **self.environment}, stdout=log, stderr=log
             )
         eventually(self._is_up, f"the operator runs: {self.log}", 60)
+
+    def is_ready(self) -> bool:
+        """Whether its readiness probe succeeds."""
+        with contextlib.suppress(OSError):
+            address = f"http://127.0.0.1:{self._ports[1]}/readyz"
+            with urllib.request.urlopen(address, timeout=5) as answer:
+                return bool(answer.read() == b"ok")
+        return False
 
     def stop(self) -> None:
         process, self._process = self._process, None
@@ -129,9 +139,11 @@ class OperatorProcess:
 
 
 @contextlib.contextmanager
-def operator_process(namespaces: Sequence[str], log: Path) -> Iterator[OperatorProcess]:
+def operator_process(
+    namespaces: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[OperatorProcess]:
     """A process that ends with the context."""
-    operator = OperatorProcess(namespaces, log)
+    operator = OperatorProcess(namespaces, log, environment or {})
     operator.start()
     try:
         yield operator

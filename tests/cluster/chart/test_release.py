@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.cluster.kube import CHART, CRD, eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-CHART = Path(__file__).resolve().parents[3] / "charts" / "ssd"
-CRD = "crd/ssddeployments.ssd.dev"
 BINDINGS = ("get", "clusterrolebindings,rolebindings", "-A", "-l", "ssd.dev/binds=operator")
 ACCOUNT = "system:serviceaccount:here:ssd-operator"
 EVERYWHERE = "--set=operator.watchAllNamespaces=true"
@@ -118,48 +117,6 @@ def rights_in(kubectl: Any, namespace: str) -> dict[tuple[str, str], tuple[str, 
     }
 
 
-def test_the_account_cannot_create_pods_outside_of_the_releases_namespace(
-    kubectl: Any, release: Any
-) -> None:
-    assert release("ssd", "here").returncode == 0
-    assert privileged_pod(kubectl, "here") == ""  # as the README states
-    for namespace in ("there", "kube-system"):
-        assert "cannot create resource" in privileged_pod(kubectl, namespace)
-
-
-def test_a_restricted_namespace_rejects_a_privileged_pod_of_the_account(
-    kubectl: Any, release: Any
-) -> None:
-    assert release("ssd", "here").returncode == 0
-    kubectl("label", "namespace", "here", "pod-security.kubernetes.io/enforce=restricted")
-    try:
-        assert "violates PodSecurity" in privileged_pod(kubectl, "here")
-    finally:
-        kubectl("label", "namespace", "here", "pod-security.kubernetes.io/enforce-")
-
-
-def test_an_operator_of_all_namespaces_can_create_a_privileged_pod_anywhere(
-    kubectl: Any, release: Any
-) -> None:
-    assert release("ssd", "here", EVERYWHERE).returncode == 0
-    assert privileged_pod(kubectl, "kube-system") == ""
-
-
-def privileged_pod(kubectl: Any, namespace: str) -> str:
-    """The API server's error for a privileged pod of the operator's account; empty without one."""
-    container = {"name": "c", "image": "c", "securityContext": {"privileged": True}}
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "root", "namespace": namespace},
-        "spec": {"hostNetwork": True, "containers": [container]},
-    }
-    answer = kubectl(
-        *("create", "--dry-run=server", "--as", ACCOUNT, "-f", "-"), given=json.dumps(pod)
-    )
-    return "" if answer.returncode == 0 else str(answer.stderr)
-
-
 def test_users_get_their_rights_through_the_clusters_roles(kubectl: Any, release: Any) -> None:
     assert release("ssd", "here").returncode == 0
     for role, verb, expected in [("view", "get", "yes"), ("view", "create", "no")] + [
@@ -169,49 +126,38 @@ def test_users_get_their_rights_through_the_clusters_roles(kubectl: Any, release
         kubectl("create", "rolebinding", user, f"--clusterrole={role}", f"--user={user}", "-nthere")
         arguments = ("auth", "can-i", verb, "ssddeployments.ssd.dev", "--as", user, "-nthere")
         if expected == "yes":  # a controller aggregates roles, with a delay
-            assert eventually(kubectl, *arguments) == "yes"
+            eventually(lambda: kubectl(*arguments).returncode == 0, f"{role}s may {verb}")  # noqa: B023
         else:
             assert kubectl(*arguments).stdout.strip() == "no"
 
 
-def eventually(kubectl: Any, *arguments: str) -> str:
-    """The answer once it is yes; each call takes long enough to serve as a delay."""
-    answers = (str(kubectl(*arguments).stdout.strip()) for _ in range(100))
-    return next((each for each in answers if each == "yes"), "no")
+ALONE = "--set=crds.install=false,rbac.aggregate=false"
+A, B = (f"--set=operator.watchNamespaces={{team-{each}}}" for each in "ab")
 
 
-def test_a_second_operator_of_the_same_namespaces_is_rejected(release: Any) -> None:
-    assert release("ssd", "here", EVERYWHERE).returncode == 0
-    second = release("ssd", "there", EVERYWHERE)
-    assert second.returncode != 0
-    assert "release ssd of namespace here already watches all namespaces" in second.stderr
-
-
-def test_each_namespace_can_have_its_own_release(release: Any) -> None:
-    assert release("ssd", "here").returncode == 0
-    assert release("ssd", "there").returncode == 0
-    second = release("two", "here")
-    assert "release ssd of namespace here already watches here" in second.stderr
-
-
-def test_operators_of_different_namespaces_can_be_installed_together(release: Any) -> None:
-    alone = "--set=crds.install=false,rbac.aggregate=false"
-    assert release("ssd", "here", alone, "--set=operator.watchNamespaces={team-a}").returncode == 0
-    second = release("ssd", "there", alone, "--set=operator.watchNamespaces={team-b}")
-    assert second.returncode == 0, second.stderr
-    third = release("three", "there", alone, "--set=operator.watchNamespaces={team-b}")
-    assert "release ssd of namespace there already watches team-b" in third.stderr
-    everywhere = release("four", "there", EVERYWHERE)
-    assert "already watches team-" in everywhere.stderr
-
-
-def test_an_operator_of_one_namespace_is_rejected_beside_one_of_all(
-    release: Any,
+@pytest.mark.parametrize(
+    ("installed", "refused", "words"),
+    [
+        ([("ssd", "here", EVERYWHERE)], ("ssd", "there", EVERYWHERE), "here already watches all"),
+        ([("ssd", "here", EVERYWHERE)], ("ssd", "there", A), "here already watches all namespaces"),
+        ([("ssd", "here"), ("ssd", "there")], ("two", "here"), "here already watches here"),
+        (
+            [("ssd", "here", ALONE, A), ("ssd", "there", ALONE, B)],
+            ("three", "there", B),
+            "there already watches team-b",
+        ),
+        ([("ssd", "here", A)], ("four", "there", EVERYWHERE), "already watches team-a"),
+    ],
+)
+def test_a_release_is_rejected_where_another_one_watches_and_accepted_elsewhere(
+    release: Any, installed: list[tuple[str, ...]], refused: tuple[str, ...], words: str
 ) -> None:
-    assert release("ssd", "here", EVERYWHERE).returncode == 0
-    second = release("ssd", "there", "--set=operator.watchNamespaces={team-a}")
-    assert second.returncode != 0
-    assert "release ssd of namespace here already watches all namespaces" in second.stderr
+    for each in installed:
+        done = release(*each)
+        assert done.returncode == 0, done.stderr
+    done = release(*refused)
+    assert done.returncode != 0
+    assert f"release ssd of namespace {words}" in done.stderr or words in done.stderr
 
 
 def test_an_install_without_rights_on_the_cluster_shows_how_to_check_for_other_operators(

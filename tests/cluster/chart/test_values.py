@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 from tests.cluster.chart.conftest import template
+from tests.cluster.kube import CHART
 
 pytestmark = pytest.mark.timeout(120)
 
-CHART = Path(__file__).resolve().parents[3] / "charts" / "ssd"
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 MAPS = {
     "operator.nodeSelector",
@@ -182,9 +182,9 @@ NULLABLE = [
 
 @pytest.mark.parametrize("path", NULLABLE, ids=".".join)
 def test_null_is_rejected_by_name_or_means_the_default(
-    helm: Any, chart: Path, default: list[Any], path: tuple[str, ...]
+    helm: Any, default: list[Any], path: tuple[str, ...]
 ) -> None:
-    done = template(helm, chart, f"--set={'.'.join(path)}=null")
+    done = template(helm, f"--set={'.'.join(path)}=null")
     if done.returncode:
         assert "don't meet the specifications of the schema" in done.stderr
         assert path[-1] in done.stderr
@@ -213,9 +213,9 @@ NAMES = {
 }
 
 
-def test_names_of_digits_are_rendered_as_strings(helm: Any, chart: Path) -> None:
+def test_names_of_digits_are_rendered_as_strings(helm: Any) -> None:
     done = helm(
-        *("template", "123", chart, "--namespace", "456", "--kube-version", "1.34.0"),
+        *("template", "123", CHART, "--namespace", "456", "--kube-version", "1.34.0"),
         *("--values", CHART / "ci" / "everything-values.yaml"),
         *("--set-string=operator.watchNamespaces={456,789}", "--set-string=serviceAccount.name=12"),
         "--set=operator.watchAllNamespaces=false",

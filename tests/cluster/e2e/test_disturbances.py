@@ -27,15 +27,12 @@ def test_from_apply_to_the_first_token(kube: Kube, figures: Figures) -> None:
         async with TargetClient(kube.endpoint("first")) as client:
             return bool((await attempt(client, JOBS[0], Mode.SPECULATIVE)).tokens)
 
-    kube.apply(sample("first", drafts=2))
     started = time.monotonic()
-    try:
+    with kube.applied(sample("first", drafts=2)):
         eventually(lambda: asyncio.run(has_answered()), "a text is complete", 120)
         figures["apply to first token, s"] = round(time.monotonic() - started, 1)
         kube.wait_linked("first", 2)
         figures["apply to two linked drafts, s"] = round(time.monotonic() - started, 1)
-    finally:
-        kube("delete", "ssd", "first")
 
 
 def test_a_client_in_the_cluster_gets_the_text_of_plain_decoding(
@@ -63,39 +60,26 @@ def test_scaling_under_load_fails_no_request(
         kube("scale", f"ssd/{demo}", "--replicas=3")
         ups.append(kube.wait_linked(demo, 3))
         load.go_on(8)
+        before = kube.linked(demo)
         kube("scale", f"ssd/{demo}", "--replicas=1")
         downs.append(kube.wait_linked(demo, 1))
         load.go_on(8)
+        events = kube.items("events", "--field-selector", "reason=DraftDrained")
+        drained = {each["message"].split()[0].rstrip(":") for each in events}
+        assert before - kube.linked(demo) <= drained, "a draft was removed with its sessions"
     figures[f"scale 1 to 3, linked, s (worst of {rounds})"] = round(max(ups), 1)
     figures[f"scale 3 to 1, pods gone, s (worst of {rounds})"] = round(max(downs), 1)
-    load.assert_undisturbed()
-
-
-def test_every_removed_draft_was_drained(kube: Kube, demo: str, load: Load) -> None:
-    kube("scale", f"ssd/{demo}", "--replicas=3")
-    kube.wait_linked(demo, 3)
-    before = {pod["metadata"]["name"] for pod in kube.pods(demo, "draft")}
-    kube("scale", f"ssd/{demo}", "--replicas=1")
-    kube.wait_linked(demo, 1)
-    kept = {pod["metadata"]["name"] for pod in kube.pods(demo, "draft")}
-    drained = {
-        each["message"].split()[0].rstrip(":")
-        for each in kube.items("events")
-        if each["reason"] == "DraftDrained"
-    }
-    assert before - kept <= drained, "a draft was removed with its sessions"
     load.assert_undisturbed()
 
 
 def test_scaling_to_zero_and_back_fails_no_request(kube: Kube, demo: str, load: Load) -> None:
     kube("scale", f"ssd/{demo}", "--replicas=0")
     kube.wait_linked(demo, 0)
-    found = kube.condition(demo, "SpeculationActive")
-    assert (found["status"], found["reason"]) == ("False", "NoDrafts")
+    assert kube.has(demo, "SpeculationActive", "False", "NoDrafts")
     load.go_on(8)
     kube("scale", f"ssd/{demo}", "--replicas=1")
     kube.wait_linked(demo, 1)
-    eventually(lambda: speculates(kube, demo), "it speculates again", 30)
+    kube.wait_for(demo, "SpeculationActive", "True", timeout=30)
     load.assert_undisturbed()
 
 
@@ -109,7 +93,7 @@ def test_a_killed_draft_fails_no_request_and_is_linked_again(
         os.kill(process_of(pod), signal.SIGKILL)
         back = wait_restarted(kube, pod, number + 1)
         load.go_on(8)
-        linked = eventually(lambda: speculates(kube, demo), "the draft is linked again", 60)
+        linked = kube.wait_for(demo, "SpeculationActive", "True")
         figures[f"draft killed {number + 1} times: linked again, s"] = round(back + linked, 1)
     load.assert_undisturbed()
 
@@ -136,8 +120,8 @@ def test_a_killed_target_fails_only_its_open_streams_and_repeats_give_the_same_t
     (pod,) = kube.pods(demo, "target")
     os.kill(process_of(pod), signal.SIGKILL)
     started = time.monotonic()
-    eventually(lambda: not is_ready(kube, demo), "Ready is False", 30)
-    eventually(lambda: is_ready(kube, demo), "Ready is True again", 90)
+    kube.wait_for(demo, "Ready", "False", timeout=30)
+    kube.wait_for(demo, "Ready", "True", timeout=90)
     figures["target killed: Ready again, s"] = round(time.monotonic() - started, 1)
     load.go_on(16)
     failures = load.counts.failures
@@ -161,12 +145,13 @@ def test_a_hung_process_is_restarted_without_the_time_to_drain(
     os.kill(process_of(pod), signal.SIGSTOP)
     seconds = wait_restarted(kube, pod, times, timeout=120)
     figures[f"{component} stopped (SIGSTOP), pod's grace {grace} s: restarted, s"] = round(seconds)
-    eventually(lambda: is_ready(kube, demo) and speculates(kube, demo), "it serves again", 90)
+    kube.wait_for(demo, "Ready", "True", timeout=90)
+    kube.wait_for(demo, "SpeculationActive", "True")
 
 
 def test_a_draft_that_stalls_for_seconds_causes_no_warning(kube: Kube, demo: str) -> None:
     kube.wait_linked(demo, 1)
-    eventually(lambda: speculates(kube, demo), "it speculates", 30)
+    kube.wait_for(demo, "SpeculationActive", "True", timeout=30)
     (pod,) = kube.pods(demo, "draft")
     process, before = process_of(pod), speculation_changes(kube, demo)
     for _ in range(4):
@@ -212,8 +197,7 @@ def test_two_cells_roll_one_at_a_time_and_retries_hide_it_from_clients(
     document = sample("cells", drafts=2, replicas=2)
     for part in ("target", "draft"):  # two cells beside the demo request more than two cores
         document["spec"][part]["resources"] = {"requests": {"cpu": "100m"}}
-    kube.apply(document)
-    try:
+    with kube.applied(document):
         kube.wait_ready("cells")
         eventually(lambda: num_ready(kube, "cells") == 2, "both cells serve", 90)
         with Load(kube.endpoint("cells"), expected, retries=True) as load:
@@ -235,16 +219,6 @@ def test_two_cells_roll_one_at_a_time_and_retries_hide_it_from_clients(
             load.go_on(8)
         assert least == 1, "both cells were down at the same time, or none at any time"
         load.assert_undisturbed()
-    finally:
-        kube("delete", "ssd", "cells")
-
-
-def speculates(kube: Kube, name: str) -> bool:
-    return bool(kube.condition(name, "SpeculationActive").get("status") == "True")
-
-
-def is_ready(kube: Kube, name: str) -> bool:
-    return bool(kube.condition(name, "Ready").get("status") == "True")
 
 
 def num_ready(kube: Kube, name: str) -> int:

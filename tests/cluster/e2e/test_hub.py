@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests import hub
-from tests.cluster.kube import Kube, Object, eventually, sample
+from tests.cluster.kube import Kube, Object, sample
 
 from ssd import __version__
 from ssd.testing.tiny_folder import write_tiny_folder
@@ -59,42 +59,26 @@ def of_the_hub(name: str, endpoint: str, revision: str = hub.COMMIT) -> Object:
     return document
 
 
-@pytest.fixture
-def delete(kube: Kube) -> Iterator[Callable[[str], str]]:
-    """Register a resource for deletion after the test; returns its name."""
-    names: list[str] = []
-
-    def later(name: str) -> str:
-        names.append(name)
-        return name
-
-    yield later
-    kube("delete", "ssd", *names, "--ignore-not-found")
-
-
 def test_weights_are_fetched_with_a_token_that_engines_do_not_have(
-    kube: Kube, endpoint: str, in_cluster: Callable[..., str], delete: Callable[[str], str]
+    kube: Kube, endpoint: str, in_cluster: Callable[..., str]
 ) -> None:
-    kube.apply(of_the_hub(delete("tiny"), endpoint))
-    kube.wait_ready("tiny")
-    kube.wait_linked("tiny", 1)
-    output = in_cluster(*ANSWER, "--endpoint", f"tiny.{kube.namespace}:50051")
-    assert json.loads(output)["token_ids"]
-    for component in ("target", "draft"):
-        (pod,) = kube.pods("tiny", component)
-        name = pod["metadata"]["name"]
-        variables = kube("exec", name, "--", "env")
-        assert "HF_HUB_OFFLINE=1" in variables
-        assert hub.TOKEN not in variables
-        write = ("sh", "-c", "touch /var/cache/ssd/hf/x 2>&1 || true")
-        assert "Read-only file system" in kube("exec", name, "--", *write)
+    with kube.applied(of_the_hub("tiny", endpoint)):
+        kube.wait_ready("tiny")
+        kube.wait_linked("tiny", 1)
+        output = in_cluster(*ANSWER, "--endpoint", f"tiny.{kube.namespace}:50051")
+        assert json.loads(output)["token_ids"]
+        for component in ("target", "draft"):
+            (pod,) = kube.pods("tiny", component)
+            name = pod["metadata"]["name"]
+            variables = kube("exec", name, "--", "env")
+            assert "HF_HUB_OFFLINE=1" in variables
+            assert hub.TOKEN not in variables
+            write = ("sh", "-c", "touch /var/cache/ssd/hf/x 2>&1 || true")
+            assert "Read-only file system" in kube("exec", name, "--", *write)
 
 
 def test_a_model_that_the_hub_does_not_have_is_reported_in_the_condition(
-    kube: Kube, endpoint: str, delete: Callable[[str], str]
+    kube: Kube, endpoint: str
 ) -> None:
-    kube.apply(of_the_hub(delete("none"), endpoint, revision="f" * 40))
-    eventually(
-        lambda: "not this revision" in kube.condition("none", "TargetReady")["message"],
-        "the condition quotes the hub",
-    )
+    with kube.applied(of_the_hub("none", endpoint, revision="f" * 40)):
+        kube.wait_for("none", "TargetReady", "False", words="not this revision")

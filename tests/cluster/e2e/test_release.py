@@ -59,12 +59,12 @@ def test_an_upgrade_updates_the_crd_and_keeps_pods_of_the_same_image(
     install(release.name, release.namespace, *EVERYWHERE, *tags, chart=previous_chart)
     kube.wait_linked(demo, 1)
     assert "ENDPOINT" not in kube("get", "ssd", "-o", "wide")
-    before = uids(kube, demo)
+    before = kube.uids(demo, "target", "draft")
     install(release.name, release.namespace, *EVERYWHERE)
     assert "ENDPOINT" in kube("get", "ssd", "-o", "wide")
     kube("scale", f"ssd/{demo}", "--replicas=2")
     kube.wait_linked(demo, 2)
-    assert before < uids(kube, demo), "a pod was replaced"
+    assert before < kube.uids(demo, "target", "draft"), "a pod was replaced"
     kube("scale", f"ssd/{demo}", "--replicas=1")
     kube.wait_linked(demo, 1)
     load.assert_undisturbed()
@@ -115,11 +115,7 @@ def test_a_node_drain_fails_no_request(
             )
             figures["node drained, s"] = round(time.monotonic() - started, 1)
             assert kube.pods(demo, "target")[0]["status"]["phase"] == "Pending"
-            eventually(
-                lambda: kube.condition(demo, "TargetReady").get("reason") == "Unschedulable",
-                "the condition reports that there is no node",
-                30,
-            )
+            kube.wait_for(demo, "TargetReady", "False", "Unschedulable", timeout=30)
             started = time.monotonic()
             run("kubectl", "uncordon", node)
             kube.wait_ready(demo)
@@ -144,28 +140,19 @@ def test_an_uninstall_leaves_only_the_crd(
         load.go_on(4)
     load.assert_undisturbed()
     kube("delete", "ssd", "--all", "--wait=true")
-    ours = {f"Namespace <none> {release.namespace}", *own_of(release.namespace)}
-    ours.add("CustomResourceDefinition <none> ssddeployments.ssd.dev")
-    ours.add("APIService <none> v1alpha1.ssd.dev")
-
-    def left() -> set[str]:
-        return inventory() - before - ours
-
-    try:
-        eventually(lambda: not left(), "nothing is left", 90)
-    except AssertionError as error:
-        raise AssertionError(f"left: {sorted(left())}") from error
-    finally:
-        install(release.name, release.namespace, *EVERYWHERE)
-
-
-def own_of(namespace: str) -> set[str]:
-    """Objects of every namespace."""
-    return {
-        f"ServiceAccount {namespace} default",
-        f"ConfigMap {namespace} kube-root-ca.crt",
+    ours = {
+        f"Namespace <none> {release.namespace}",
+        f"ServiceAccount {release.namespace} default",
+        f"ConfigMap {release.namespace} kube-root-ca.crt",
+        "CustomResourceDefinition <none> ssddeployments.ssd.dev",
+        "APIService <none> v1alpha1.ssd.dev",
     }
 
+    def is_clean() -> bool:
+        assert inventory() - before - ours == set()
+        return True
 
-def uids(kube: Kube, name: str) -> set[str]:
-    return {pod["metadata"]["uid"] for part in ("target", "draft") for pod in kube.pods(name, part)}
+    try:
+        eventually(is_clean, "nothing is left", 90)
+    finally:
+        install(release.name, release.namespace, *EVERYWHERE)

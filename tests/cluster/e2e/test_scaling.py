@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import pytest
-from tests.cluster.kube import Kube, Object, eventually, sample
+from tests.cluster.kube import Kube, Object, sample
 from tests.cluster.load import Job, Load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -22,8 +22,7 @@ def test_the_internal_loop_follows_a_step_of_load_without_failed_requests(
 ) -> None:
     document = scaled("step", mode="Internal", scaleDownStabilizationSeconds=15, cooldownSeconds=5)
     document["spec"]["draft"]["sequencesPerReplica"] = 2
-    kube.apply(document)
-    try:
+    with kube.applied(document):
         kube.wait_ready("step")
         kube.wait_linked("step", 1)
         with Load(kube.endpoint("step"), expected) as load:
@@ -33,57 +32,33 @@ def test_the_internal_loop_follows_a_step_of_load_without_failed_requests(
         load.assert_undisturbed()
         figures["load step: 3 drafts linked, s"] = round(up, 1)
         figures["load ended: 1 draft left, s (window 15 s)"] = round(down, 1)
-        status = kube.get("ssd", "step")["status"]
-        assert status["draft"]["lastScaleReason"] == "ScaleDown"
-        found = kube.condition("step", "ScalingActive")
-        assert (found["status"], found["reason"]) == ("True", "Internal")
-    finally:
-        kube("delete", "ssd", "step")
+        assert kube.get("ssd", "step")["status"]["draft"]["lastScaleReason"] == "ScaleDown"
+        assert kube.has("step", "ScalingActive", "True", "Internal")
 
 
-def test_an_hpa_without_a_metrics_adapter_is_reported(kube: Kube) -> None:
-    kube.apply(scaled("hpa", mode="HPA"))
-    try:
-
-        def is_reported() -> bool:
-            found = kube.condition("hpa", "ScalingActive")
-            return bool(found.get("status") == "False" and found["reason"].startswith("FailedGet"))
-
-        eventually(is_reported, "the condition is that of the HPA", 90)
-        scaler = kube.get("hpa", "hpa-draft")["spec"]["scaleTargetRef"]
-        assert (scaler["kind"], scaler["name"]) == ("SSDDeployment", "hpa")
-    finally:
-        kube("delete", "ssd", "hpa")
+KEDA = {"serverAddress": "http://prometheus:9090"}
 
 
-def test_missing_keda_is_reported(kube: Kube) -> None:
-    kube.apply(scaled("keda", mode="KEDA", keda={"serverAddress": "http://prometheus:9090"}))
-    try:
-
-        def is_reported() -> bool:
-            found = kube.condition("keda", "ScalingActive")
-            return bool(found.get("reason") == "KEDANotInstalled")
-
-        eventually(is_reported, "the condition reports it", 60)
-        assert kube.get("ssd", "keda")["spec"]["draft"]["replicas"] == 1
-    finally:
-        kube("delete", "ssd", "keda")
+@pytest.mark.parametrize(
+    ("document", "reason"),
+    [
+        (scaled("hpa", mode="HPA"), "FailedGet"),
+        (scaled("keda", mode="KEDA", keda=KEDA), "KEDANotInstalled"),
+    ],
+    ids=["hpa", "keda"],
+)
+def test_a_missing_metrics_adapter_and_missing_keda_are_reported(
+    kube: Kube, document: Object, reason: str
+) -> None:
+    with kube.applied(document) as name:
+        kube.wait_for(name, "ScalingActive", "False", reason, timeout=90)
+        assert kube.get("ssd", name)["spec"]["draft"]["replicas"] == 1
 
 
 def test_a_draft_without_a_node_is_pending_and_reported(kube: Kube) -> None:
     document = sample("tight", drafts=1)
     document["spec"]["draft"]["resources"] = {"requests": {"cpu": "64"}}
-    kube.apply(document)
-    try:
-
-        def is_reported() -> bool:
-            draft = kube.get("ssd", "tight")["status"]["draft"]
-            return bool(
-                kube.condition("tight", "DraftCapacity").get("status") == "False"
-                and draft["pendingReplicas"] == 1
-            )
-
-        eventually(is_reported, "the condition reports it", 60)
+    with kube.applied(document):
+        kube.wait_for("tight", "DraftCapacity", "False")
+        assert kube.get("ssd", "tight")["status"]["draft"]["pendingReplicas"] == 1
         kube.wait_ready("tight")
-    finally:
-        kube("delete", "ssd", "tight")

@@ -1,11 +1,8 @@
 """Placement of cells on GPU nodes, and the operator's reports and actions."""
 
-import json
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 
 import pytest
 from tests.cluster.kube import Kube, Object, eventually, run
@@ -39,11 +36,6 @@ def is_together(kube: Kube, name: str, num_drafts: int) -> bool:
     return len(targets) == 1 and "" not in targets and drafts == sorted(targets) * num_drafts
 
 
-def is_reported(kube: Kube, name: str, kind: str, reason: str) -> bool:
-    found = kube.condition(name, kind)
-    return (found.get("status"), found.get("reason")) == ("False", reason)
-
-
 def test_each_cell_has_its_own_node_and_cells_without_one_report_it(kube: Kube) -> None:
     names = [f"cell-{number}" for number in range(NUM_NODES + 2)]
     for name in names:
@@ -54,12 +46,9 @@ def test_each_cell_has_its_own_node_and_cells_without_one_report_it(kube: Kube) 
 
     eventually(lambda: len(placed()) == NUM_NODES, "as many cells as nodes are together", 120)
     for name in set(names) - set(placed()):
-        eventually(
-            partial(is_reported, kube, name, "TargetReady", "Unschedulable"),
-            f"{name} reports that its target has no node",
-        )
-        assert "Insufficient nvidia.com/gpu" in kube.condition(name, "TargetReady")["message"]
-        assert is_reported(kube, name, "Ready", "Unschedulable")
+        no_gpu = "Insufficient nvidia.com/gpu"
+        kube.wait_for(name, "TargetReady", "False", "Unschedulable", no_gpu)
+        assert kube.has(name, "Ready", "False", "Unschedulable")
         targets, drafts = nodes_of(kube, name)
         assert targets == {""}
         assert drafts == [""] * 4  # none without its target
@@ -83,12 +72,7 @@ def test_a_draft_too_many_for_the_node_is_reported_and_not_counted(
 
     eventually(lambda: len(rejections()) == 1, "the scheduler finds no GPU for one draft", 60)
     figures["a draft too many, reported after the scheduler's decision, s"] = round(
-        eventually(
-            lambda: is_reported(kube, "crowd", "DraftCapacity", "InsufficientLocalGPUs"),
-            "the status reports it",
-            5,
-        ),
-        1,
+        kube.wait_for("crowd", "DraftCapacity", "False", "InsufficientLocalGPUs", timeout=5), 1
     )
     eventually(
         lambda: kube.get("ssd", "crowd")["status"]["draft"].get("readyReplicas") == 4,
@@ -99,9 +83,7 @@ def test_a_draft_too_many_for_the_node_is_reported_and_not_counted(
     assert kube.condition("crowd", "Ready")["status"] == "True"
     kube("scale", "ssd/crowd", "--replicas=4")
     eventually(lambda: is_together(kube, "crowd", 4), "the draft without a node is removed", 60)
-    eventually(
-        lambda: kube.condition("crowd", "DraftCapacity")["status"] == "True", "there is room again"
-    )
+    kube.wait_for("crowd", "DraftCapacity", "True")
 
 
 def test_targets_run_only_on_listed_products(kube: Kube, nodes: Sequence[str]) -> None:
@@ -111,10 +93,7 @@ def test_targets_run_only_on_listed_products(kube: Kube, nodes: Sequence[str]) -
     kube.apply(gpu_cell("neither", drafts=1, gpuProducts=[ABSENT_PRODUCT]))
     eventually(lambda: is_together(kube, "either", 1), "a cell is together", 60)
     assert nodes_of(kube, "either") == ({other}, [other])
-    eventually(
-        lambda: is_reported(kube, "neither", "TargetReady", "Unschedulable"),
-        "no node has that product",
-    )
+    kube.wait_for("neither", "TargetReady", "False", "Unschedulable")
 
 
 def test_drafts_follow_a_moved_target_one_at_a_time(kube: Kube, figures: dict[str, object]) -> None:
@@ -183,12 +162,5 @@ def evict(kube: Kube, pod: str) -> str:
         "metadata": {"name": pod, "namespace": kube.namespace},
     }
     path = f"/api/v1/namespaces/{kube.namespace}/pods/{pod}/eviction"
-    done = subprocess.run(
-        ("kubectl", "create", "--raw", path, "-f", "-"),
-        input=json.dumps(eviction),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = kube.attempt("create", "--raw", path, "-f", "-", given=eviction)
     return done.stderr if done.returncode else ""

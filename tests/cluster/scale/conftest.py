@@ -1,13 +1,12 @@
 """The number of resources that one operator must support."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from tests.cluster.kube import Object, eventually, run, sample
+from tests.cluster.kube import Kube, Object, eventually, run, sample
 from tests.cluster.operators import Operator, Reading
 
 NUM_RESOURCES = int(os.environ.get("SSD_SCALE_RESOURCES", "200"))
@@ -39,8 +38,8 @@ def converged(operator: Operator, namespaces: Sequence[str]) -> Iterator[Converg
         pending(f"r{number}", namespaces[number % len(namespaces)])
         for number in range(NUM_RESOURCES)
     ]
-    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": documents})
-    run("kubectl", "create", "-f", "-", stdin=text, timeout=300)
+    everything: Object = {"apiVersion": "v1", "kind": "List", "items": documents}
+    Kube()("create", "-f", "-", given=everything, timeout=300)
     waited = eventually(partial(all_are_reported, namespaces), "each status reports its pods", 300)
     after = operator.read()
     settle(operator)
