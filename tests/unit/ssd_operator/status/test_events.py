@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,17 +42,23 @@ def refused(draft: str) -> Object:
     return {"target": "t", "draft": draft, "state": "Refused"}
 
 
+def with_reason(kind: str, reason: str) -> Object:
+    reasons: dict[str, Any] = {kind: reason}
+    return status(**reasons)
+
+
 KEPT = [
-    {"Progressing": "RollingOut"},
-    {"Progressing": "PreflightFailed"},
-    {"ResourcesOwned": "NameTaken"},
-    {"DraftReady": "ImagePull"},
-    {"SpeculationActive": "NoDrafts", "TargetReady": "Unschedulable"},
+    ("Progressing", "RollingOut"),
+    ("Progressing", "PreflightFailed"),
+    ("ResourcesOwned", "NameTaken"),
+    ("DraftReady", "ImagePull"),
+    ("SpeculationActive", "NoDrafts"),
+    ("TargetReady", "Unschedulable"),
 ]
 CHANGES: list[tuple[Object, Object, list[str]]] = [
     ({}, status(), ["Created"]),
     (status(), status(), []),
-    *((status(**reasons), status(**reasons), []) for reasons in KEPT),
+    *((with_reason(*each), with_reason(*each), []) for each in KEPT),
     (status(drafts=1), status(drafts=3), ["DraftsScaled"]),
     (status(), status(links=(refused("d0"),)), ["LinkRefused"]),
     (status(links=(refused("d0"),)), status(links=(refused("d0"),)), []),
@@ -85,7 +93,7 @@ REASONS = [
 ]
 """A condition, its reasons before and after, and the Events."""
 CHANGES += [
-    (status(**{kind: old}), status(**{kind: new}), found) for kind, old, new, found in REASONS
+    (with_reason(kind, old), with_reason(kind, new), found) for kind, old, new, found in REASONS
 ]
 
 
