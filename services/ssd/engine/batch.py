@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +52,16 @@ class BranchBatch:
     step: int
     trunk_lengths_B: Tensor
     block_tables_BJ: Tensor
+
+
+def pad_sequences(batch: PagedBatch, count: int) -> PagedBatch:
+    """Add sequences without columns, up to ``count``."""
+    missing = count - len(batch.first_positions_B)
+    if missing == 0:
+        return batch
+    return PagedBatch(
+        tokens_BP=pad(batch.tokens_BP, (0, 0, 0, missing)),
+        first_positions_B=pad(batch.first_positions_B, (0, missing)),
+        num_columns_B=pad(batch.num_columns_B, (0, missing)),
+        block_tables_BJ=pad(batch.block_tables_BJ, (0, 0, 0, missing)),
+    )

@@ -172,10 +172,16 @@ class EngineConfig:
     branches: int = 0
     """N branches of each session for a draft; 0 for a target."""
     device: str = "cpu"
+    engine: str = "torch"
+    """``openvino`` or ``torch``; see ``ssd.engine.engine_choice`` for ``auto``."""
+    engine_reason: str = "set explicitly"
+    """Reason of the engine, for logs."""
     dtype: str = "float32"
     """``bfloat16`` or ``float32``; see ``ssd.engine.precision`` for ``auto``."""
     dtype_reason: str = "set explicitly"
     """Reason of the dtype, for logs and status."""
+    threads: int = 1
+    """Threads of a pass on a CPU; torch takes those of its process."""
     attention: str = "cpu"
     """Name of the attention backend."""
     block_size: int = 16
@@ -212,3 +218,13 @@ class EngineConfig:
         """
         one_shape = self.deterministic or self.num_columns == 1
         return (self.num_columns,) if one_shape else (1, self.num_columns)
+
+
+def sequence_buckets(engine: EngineConfig) -> list[int]:
+    """Return a few sequence counts, to which a pass can be padded, ascending."""
+    if engine.deterministic:
+        return [engine.max_num_seqs]
+    buckets = [1]
+    while buckets[-1] < engine.max_num_seqs:
+        buckets.append(min(buckets[-1] * 2, engine.max_num_seqs))
+    return buckets

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.kv_cache.storage import bytes_per_entry, segment_entries
+from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
+from ssd.engine.kv_cache.storage import EntryMap, KVStorage, bytes_per_entry, segment_entries
 from ssd.errors import MemoryBudgetError
 
 MEMINFO = Path("/proc/meminfo")
@@ -62,3 +62,16 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) ->
             "raise kv_cache_bytes"
         )
     return min(useful, fitting)
+
+
+def allocate_storage(model: ModelConfig, engine: EngineConfig) -> KVStorage:
+    """Allocate the KV storage of an engine.
+
+    Raises:
+        MemoryBudgetError: not one sequence of maximum length fits.
+    """
+    dtype = DTYPES[engine.dtype]
+    num_blocks = plan_blocks(model, engine, dtype)
+    sessions = engine.max_num_seqs if engine.branches else 0
+    entries = EntryMap(num_blocks, engine.block_size, engine.num_columns, engine.branches, sessions)
+    return KVStorage(model, entries, dtype, engine.device)

@@ -11,7 +11,8 @@ from torch import Tensor
 from ssd.engine.attention.backend import make_backend
 from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
 from ssd.engine.models.decoder import Attends
-from ssd.engine.runner import AnyRunner, make_runner
+from ssd.engine.runner import AnyRunner
+from ssd.engine.torch_execution import make_execution
 
 NUM_STATES = 7
 """Number of different distributions for each last token."""
@@ -77,7 +78,8 @@ class TinyModel:
     def make_runner(self, kind: type[AnyRunner], engine: EngineConfig) -> AnyRunner:
         """Return a runner of this model; the engine must have the model's dtype."""
         assert DTYPES[engine.dtype] == self.dtype, engine.dtype
-        return make_runner(kind, self, self.config(), engine, make_backend(engine.attention))
+        backend, config = make_backend(engine.attention), self.config()
+        return kind(make_execution(self, config, engine, backend), config, engine)
 
     def _values(self, tokens_R: Tensor, positions_R: Tensor) -> Tensor:
         """Return the values of positions: the token, and the token weighted by its position."""

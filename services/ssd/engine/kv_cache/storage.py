@@ -39,6 +39,13 @@ class EntryMap:
         entries_BJC = block_tables_BJ[:, :, None] * self.block_size + offset_C
         return entries_BJC.flatten(1)
 
+    def trunk(self, block_tables_BJ: Tensor, trunk_lengths_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the entries of the trunks, in whole blocks, and which entries are in use."""
+        num_blocks = -(-int(trunk_lengths_B.max()) // self.block_size)
+        tables_BJ = fit_block_tables(block_tables_BJ, num_blocks)
+        in_use_BS = torch.arange(num_blocks * self.block_size) < trunk_lengths_B[:, None]
+        return self.paged(tables_BJ), in_use_BS
+
     def proposal(self, slots_B: Tensor) -> Tensor:
         """Return the entries of proposal segments, int64 [B, P]."""
         first = self.num_blocks * self.block_size
@@ -90,6 +97,29 @@ class KVStorage:
     def copy(self, from_X: Tensor, to_X: Tensor) -> None:
         """Copy entries of all layers; all sources are read before the first write."""
         self.entries_L2ZW[:, :, to_X] = self.entries_L2ZW[:, :, from_X]
+
+    def append_proposal(
+        self,
+        slots_B: Tensor,
+        num_entries_B: Tensor,
+        trunk_lengths_B: Tensor,
+        block_tables_BJ: Tensor,
+    ) -> None:
+        """Copy the first entries of proposal segments to the ends of their trunks."""
+        column_P = torch.arange(self.entries.num_columns)
+        is_kept_BP = column_P < num_entries_B[:, None]
+        paged_BS = self.entries.paged(block_tables_BJ)
+        position_BP = (trunk_lengths_B[:, None] + column_P).clamp_(max=paged_BS.shape[1] - 1)
+        to_BP = paged_BS.gather(1, position_BP)
+        from_BP = self.entries.proposal(slots_B)
+        self.copy(from_BP[is_kept_BP], to_BP[is_kept_BP])
+
+    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
+        """Copy the own entries of one branch of each session into its proposal segment."""
+        own_BPN = self.entries.own(slots_B)
+        index_BP1 = branches_B[:, None, None].expand(-1, own_BPN.shape[1], 1)
+        from_BP = own_BPN.gather(2, index_BP1).squeeze(2)
+        self.copy(from_BP.flatten(), self.entries.proposal(slots_B).flatten())
 
 
 def bytes_per_entry(model: ModelConfig, dtype: torch.dtype) -> int:

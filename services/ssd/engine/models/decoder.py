@@ -11,6 +11,7 @@ from ssd.engine.config import ModelConfig
 from ssd.engine.layers.linear import Linear
 from ssd.engine.layers.norm import RMSNorm
 from ssd.engine.layers.rope import RotaryTable, rotate
+from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
 
 
 class Attends(Protocol):
@@ -45,21 +46,15 @@ class DecoderLayer:
 class Decoder:
     """A dense decoder over token ids; independent of the KV cache."""
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        embedding_VD: Tensor,
-        layers: list[DecoderLayer],
-        norm: RMSNorm,
-        head: Linear,
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
-        self._embedding_VD = embedding_VD
-        self._layers = layers
-        self._norm = norm
-        self._head = head
-        linears = [each for layer in layers for each in layer.linears]
-        self.is_packed = all(linear.is_packed for linear in (*linears, head))
+        self._embedding_VD = weights.embedding_VD
+        self._layers = [_layer(layer, config.rms_norm_eps) for layer in weights.layers]
+        self._norm = RMSNorm(weights.norm_D, config.rms_norm_eps)
+        head_VD = weights.head_VD
+        self._head = Linear(weights.embedding_VD if head_VD is None else head_VD)
+        linears = [each for layer in self._layers for each in layer.linears]
+        self.is_packed = all(linear.is_packed for linear in (*linears, self._head))
         self.rotary: RotaryTable | None = None
 
     def prepare(self, max_len: int) -> None:
@@ -114,3 +109,17 @@ class Decoder:
             )
         rotated_RHE = rotate(heads_RHE, *rotation)
         return rotated_RHE[:, :num_heads], rotated_RHE[:, num_heads:]
+
+
+def _layer(weights: LayerWeights, epsilon: float) -> DecoderLayer:
+    query_E, key_E = weights.query_norm_E, weights.key_norm_E
+    return DecoderLayer(
+        input_norm=RMSNorm(weights.input_norm_D, epsilon),
+        qkv=Linear(weights.qkv_OD),
+        query_norm=None if query_E is None else RMSNorm(query_E, epsilon),
+        key_norm=None if key_E is None else RMSNorm(key_E, epsilon),
+        output=Linear(weights.output_DO),
+        mlp_norm=RMSNorm(weights.mlp_norm_D, epsilon),
+        gate_up=Linear(weights.gate_up_ID),
+        down=Linear(weights.down_DI),
+    )

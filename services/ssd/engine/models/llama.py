@@ -1,9 +1,7 @@
 """Llama 3. Qwen3 uses the same decoder with norms on queries and keys."""
 
 from ssd.engine.config import ModelConfig
-from ssd.engine.layers.linear import Linear
-from ssd.engine.layers.norm import RMSNorm
-from ssd.engine.models.decoder import Decoder, DecoderLayer
+from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
 from ssd.engine.models.weights import TensorReader
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -45,30 +43,31 @@ def ignored(config: ModelConfig) -> frozenset[str]:
     return frozenset(rotary | ({HEAD} if config.tie_word_embeddings else set()))
 
 
-def build(config: ModelConfig, read: TensorReader, *, with_head_norms: bool = False) -> Decoder:
-    """Read a checkpoint's tensors into a decoder."""
+def weights(
+    config: ModelConfig, read: TensorReader, *, with_head_norms: bool = False
+) -> DecoderWeights:
+    """Read a checkpoint's tensors; those of a layer are read when the layer is."""
+    is_tied = config.tie_word_embeddings
+    return DecoderWeights(
+        embedding_VD=read(EMBEDDING, may_contain_nan=not is_tied),
+        layers=(
+            _layer(read, f"model.layers.{index}.", with_head_norms=with_head_norms)
+            for index in range(config.num_layers)
+        ),
+        norm_D=read(NORM),
+        head_VD=None if is_tied else read(HEAD),
+    )
 
-    def norm(name: str) -> RMSNorm:
-        return RMSNorm(read(name), config.rms_norm_eps)
 
-    layers = []
-    for index in range(config.num_layers):
-        prefix = f"model.layers.{index}."
-        attention = prefix + "self_attn."
-        layers.append(
-            DecoderLayer(
-                input_norm=norm(prefix + "input_layernorm.weight"),
-                qkv=Linear(read(*(f"{attention}{name}_proj.weight" for name in "qkv"))),
-                query_norm=norm(attention + "q_norm.weight") if with_head_norms else None,
-                key_norm=norm(attention + "k_norm.weight") if with_head_norms else None,
-                output=Linear(read(attention + "o_proj.weight")),
-                mlp_norm=norm(prefix + "post_attention_layernorm.weight"),
-                gate_up=Linear(
-                    read(prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight")
-                ),
-                down=Linear(read(prefix + "mlp.down_proj.weight")),
-            )
-        )
-    embedding_VD = read(EMBEDDING, may_contain_nan=not config.tie_word_embeddings)
-    head = Linear(embedding_VD if config.tie_word_embeddings else read(HEAD))
-    return Decoder(config, embedding_VD, layers, norm(NORM), head)
+def _layer(read: TensorReader, prefix: str, *, with_head_norms: bool) -> LayerWeights:
+    attention = prefix + "self_attn."
+    return LayerWeights(
+        input_norm_D=read(prefix + "input_layernorm.weight"),
+        qkv_OD=read(*(f"{attention}{name}_proj.weight" for name in "qkv")),
+        query_norm_E=read(attention + "q_norm.weight") if with_head_norms else None,
+        key_norm_E=read(attention + "k_norm.weight") if with_head_norms else None,
+        output_DO=read(attention + "o_proj.weight"),
+        mlp_norm_D=read(prefix + "post_attention_layernorm.weight"),
+        gate_up_ID=read(prefix + "mlp.gate_proj.weight", prefix + "mlp.up_proj.weight"),
+        down_DI=read(prefix + "mlp.down_proj.weight"),
+    )

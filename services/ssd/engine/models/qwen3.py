@@ -2,7 +2,7 @@
 
 from ssd.engine.config import ModelConfig
 from ssd.engine.models import llama
-from ssd.engine.models.decoder import Decoder
+from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.models.weights import TensorReader
 
 
@@ -11,6 +11,6 @@ def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return llama.shapes(config, with_head_norms=True)
 
 
-def build(config: ModelConfig, read: TensorReader) -> Decoder:
-    """See ``llama.build``."""
-    return llama.build(config, read, with_head_norms=True)
+def weights(config: ModelConfig, read: TensorReader) -> DecoderWeights:
+    """See ``llama.weights``."""
+    return llama.weights(config, read, with_head_norms=True)

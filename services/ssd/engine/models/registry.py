@@ -11,6 +11,7 @@ from torch import Tensor
 from ssd.engine.config import ModelConfig
 from ssd.engine.models import llama, qwen3
 from ssd.engine.models.decoder import Attends
+from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.models.weights import Checkpoint, TensorReader
 
 
@@ -35,37 +36,37 @@ class CausalModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The checkpoint of a family, and the function that makes a model of it."""
+    """The checkpoint of a family, and the function that reads it as the weights of a decoder."""
 
     shapes: Callable[[ModelConfig], Mapping[str, tuple[int, ...]]]
-    build: Callable[[ModelConfig, TensorReader], CausalModel]
+    weights: Callable[[ModelConfig, TensorReader], DecoderWeights]
 
 
 FAMILIES = {
-    "llama": Family(llama.shapes, llama.build),
-    "qwen3": Family(qwen3.shapes, qwen3.build),
+    "llama": Family(llama.shapes, llama.weights),
+    "qwen3": Family(qwen3.shapes, qwen3.weights),
 }
 
 
-def load_model(
+def open_weights(
     folder: Path,
     config: ModelConfig,
     dtype: torch.dtype,
     device: str,
     on_progress: Callable[[float], None],
-) -> tuple[CausalModel, int]:
-    """Read a folder's weights.
+) -> tuple[DecoderWeights, TensorReader]:
+    """Check a folder's tensors and begin to read them.
 
     Returns:
-        The model and its number of parameters.
+        The weights, and the reader, which counts the parameters that have been read.
 
     Raises:
         WeightsError: a missing, surplus, truncated or misshapen tensor, or one with NaN or
-            infinity, by name and file.
+            infinity, by name and file. Iterating over the layers raises it too.
     """
     family = FAMILIES[config.family]
     shapes = family.shapes(config)
     checkpoint = Checkpoint(folder)
     checkpoint.check(shapes, llama.ignored(config))
     reader = TensorReader(checkpoint, dtype, device, len(shapes), on_progress)
-    return family.build(config, reader), reader.num_parameters
+    return family.weights(config, reader), reader

@@ -17,7 +17,7 @@ from ssd.testing.tiny_folder import write_tiny_folder
 MakeRunner = Callable[[EngineConfig], TargetRunner]
 MakeDraftRunner = Callable[[EngineConfig], DraftRunner]
 LENGTH_STEP = 128
-PlainLogits = Callable[[ModelRunner, Sequence[int]], Tensor]
+PlainLogits = Callable[[Sequence[int]], Tensor]
 
 
 class DenseAttention:
@@ -62,18 +62,22 @@ def make_draft_runner(folder: Path) -> MakeDraftRunner:
 
 
 @pytest.fixture(scope="session")
-def plain_logits() -> PlainLogits:
-    """Logits [R, V] after each token of a text."""
+def plain_logits(folder: Path) -> PlainLogits:
+    """Logits [R, V] after each token of a text of the tiny model, by torch in float32."""
+
+    decoder = load_runner(
+        TargetRunner, folder, EngineConfig(max_model_len=1024), lambda _stage, _fraction: None
+    ).execution._decoder
 
     @torch.inference_mode()
-    def logits(runner: ModelRunner, tokens: Sequence[int]) -> Tensor:
+    def logits(tokens: Sequence[int]) -> Tensor:
         # Of few lengths, since each costs the matrix kernels a compilation; the tail is not seen.
         length = -(-len(tokens) // LENGTH_STEP) * LENGTH_STEP
         tokens_R = torch.zeros(length, dtype=torch.int64)
         tokens_R[: len(tokens)] = torch.tensor(tokens)
-        positions_R = torch.arange(length).clamp(max=runner.engine.max_model_len - 1)
-        hidden_RD = runner._decoder.forward(tokens_R, positions_R, DenseAttention())
-        return runner._decoder.logits(hidden_RD)[: len(tokens)]
+        hidden_RD = decoder.forward(tokens_R, torch.arange(length), DenseAttention())
+        logits_RV: Tensor = decoder.logits(hidden_RD)
+        return logits_RV[: len(tokens)]
 
     return logits
 

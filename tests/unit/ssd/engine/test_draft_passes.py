@@ -1,10 +1,11 @@
 """The passes of a draft give the logits of the plain text of each branch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import torch
+from tests.engines import CPU_ENGINES, on
 from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, ProposalBatch
@@ -13,19 +14,20 @@ from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import ModelRunner
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
-Plain = Callable[[ModelRunner, Sequence[int]], Tensor]
+Plain = Callable[[Sequence[int]], Tensor]
 Make = Callable[[EngineConfig], DraftRunner]
 
 K, N = 3, 4
 P = K + 1
 VOCAB = 257
-BLOCKS = 8
+BLOCKS = 4
 ENGINE = EngineConfig(
     max_model_len=128,
     max_num_seqs=4,
     num_columns=P,
     branches=N,
     dtype="float32",
+    block_size=32,
     prefill_chunk=32,
     context_chunk=64,
 )
@@ -82,7 +84,7 @@ class Harness:
             ProposalBatch(self.slots_B, tokens_BP, counts_B, self.trunk_lengths, self.tables_BJ)
         )
         for session, row, logits_PV in zip(self.sessions, rows, logits_BPV, strict=True):
-            expected_RV = self.plain(self.runner, [*session.committed, *session.proposal])
+            expected_RV = self.plain([*session.committed, *session.proposal])
             close(logits_PV[: len(row)], expected_RV[-len(row) :])
 
     def branches(self) -> None:
@@ -98,13 +100,13 @@ class Harness:
                     self.trunk_lengths,
                     self.tables_BJ,
                 )
-            )
+            ).clone()
             for step in range(P)
         ]
         found_BNPV = torch.stack(found, dim=2)
         for session, found_NPV in zip(self.sessions, found_BNPV, strict=True):
             for branch in range(N):
-                expected_RV = self.plain(self.runner, session.text(branch))[-P:]
+                expected_RV = self.plain(session.text(branch))[-P:]
                 close(found_NPV[branch], expected_RV)
 
     def append(self, branches: list[int]) -> None:
@@ -133,12 +135,12 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("attention", ["cpu", "reference"])
+@pytest.mark.parametrize("attention", CPU_ENGINES)
 @pytest.mark.parametrize("lengths", [[1], [33, 1, 70]])
 def test_branches_equal_their_plain_texts_in_every_round(
     make_draft_runner: Make, plain_logits: Plain, store: Store, attention: str, lengths: list[int]
 ) -> None:
-    runner = make_draft_runner(replace(ENGINE, attention=attention))
+    runner = make_draft_runner(on(attention, ENGINE))
     generator = torch.Generator().manual_seed(sum(lengths))
     sessions = [
         Session(slot, torch.randint(0, VOCAB, (length,), generator=generator).tolist())
@@ -173,13 +175,14 @@ def test_a_draft_warms_up_and_reports_its_progress(make_draft_runner: Make) -> N
     assert reports[-1] == 1.0
 
 
-def test_a_pass_does_not_change_other_slots(make_draft_runner: Make) -> None:
-    runner = make_draft_runner(ENGINE)
+@pytest.mark.parametrize("engine", ["cpu", "openvino"])
+def test_a_pass_does_not_change_other_slots(make_draft_runner: Make, engine: str) -> None:
+    runner = make_draft_runner(on(engine, ENGINE))
     runner.warm_up(lambda _stage, _fraction: None)
-    entries = runner._entries
+    entries = runner.execution._entries
     others_B = torch.tensor([0, 2, 3])
     theirs = torch.cat((entries.proposal(others_B).flatten(), entries.own(others_B).flatten()))
-    before = runner._storage.entries_L2ZW[:, :, theirs].clone()
+    before = runner.execution._storage.entries_L2ZW[:, :, theirs].clone()
     one_B, table_B1 = torch.tensor([1]), torch.tensor([[1]])
     tokens_BP, tokens_BN = torch.ones((1, P)).long(), torch.ones((1, N)).long()
     runner.run_proposals(ProposalBatch(one_B, tokens_BP, one_B * 2, one_B, table_B1))
@@ -187,4 +190,4 @@ def test_a_pass_does_not_change_other_slots(make_draft_runner: Make) -> None:
         runner.run_branches(BranchBatch(one_B, tokens_BN, tokens_BN, step, one_B, table_B1))
     runner.append_proposal(one_B, one_B, one_B, table_B1)
     runner.promote_branches(one_B, one_B)
-    assert torch.equal(runner._storage.entries_L2ZW[:, :, theirs], before)
+    assert torch.equal(runner.execution._storage.entries_L2ZW[:, :, theirs], before)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import pytest
 import torch
+from tests.engines import CPU_ENGINES, on
 from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
@@ -18,7 +19,7 @@ from ssd.testing.tiny_folder import write_tiny_folder
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 
 BAD = 200
-P, N, CHUNK, BLOCKS = 4, 3, 32, 8
+P, N, CHUNK, BLOCKS = 4, 3, 32, 4
 TEXT = list(range(40, 60))
 TABLE, OTHER_TABLE = torch.arange(1, 1 + BLOCKS), torch.arange(1 + BLOCKS, 1 + 2 * BLOCKS)
 
@@ -28,7 +29,7 @@ def bad_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("bad") / "model", nan_token=BAD)
 
 
-@pytest.fixture(params=["cpu", "reference"])
+@pytest.fixture(params=CPU_ENGINES)
 def attention(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -46,11 +47,11 @@ def load(bad_folder: Path, attention: str) -> Load:
             num_columns=P,
             branches=branches,
             dtype="float32",
-            attention=attention,
+            block_size=32,
             prefill_chunk=CHUNK,
             context_chunk=64,
         )
-        return load_runner(kind, bad_folder, engine, lambda _stage, _fraction: None)
+        return load_runner(kind, bad_folder, on(attention, engine), lambda _stage, _fraction: None)
 
     return runner
 

@@ -5,37 +5,39 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.engines import CPU_ENGINES, on
 from torch import Tensor
 
 from ssd.engine.attention.context import MAX_CHUNKS_A_CALL
 from ssd.engine.batch import PagedBatch
-from ssd.engine.config import EngineConfig
+from ssd.engine.config import EngineConfig, sequence_buckets
 from ssd.engine.models.decoder import Attends
 from ssd.engine.models.registry import CausalModel
 from ssd.engine.runner import ModelRunner
-from ssd.engine.target_runner import TargetRunner, sequence_buckets
+from ssd.engine.target_runner import TargetRunner
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
-Plain = Callable[[ModelRunner, Sequence[int]], Tensor]
+Plain = Callable[[Sequence[int]], Tensor]
 Make = Callable[[EngineConfig], TargetRunner]
 
 P = 4
 VOCAB = 257
 MAX_LEN = 320
-BLOCKS = 20
+BLOCKS = 10
 ENGINE = EngineConfig(
     max_model_len=MAX_LEN,
     max_num_seqs=4,
     num_columns=P,
     dtype="float32",
+    block_size=32,
     prefill_chunk=32,
     context_chunk=32,
 )
 
 
-@pytest.fixture(scope="module", params=["cpu", "reference"])
+@pytest.fixture(scope="module", params=CPU_ENGINES)
 def runner(make_runner: Make, request: pytest.FixtureRequest) -> TargetRunner:
-    return make_runner(replace(ENGINE, attention=request.param))
+    return make_runner(on(request.param, ENGINE))
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -43,11 +45,11 @@ def text(length: int, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCAB, (length,), generator=generator).tolist()
 
 
-def tables(count: int) -> Tensor:
+def tables(count: int, blocks_each: int = BLOCKS) -> Tensor:
     """Block tables in no order."""
     generator = torch.Generator().manual_seed(7)
-    blocks = torch.randperm(count * BLOCKS, generator=generator) + 1
-    return blocks.view(count, BLOCKS)
+    blocks = torch.randperm(count * blocks_each, generator=generator) + 1
+    return blocks.view(count, blocks_each)
 
 
 def columns(texts: Sequence[Sequence[int]], firsts: Sequence[int], tables_BJ: Tensor) -> PagedBatch:
@@ -71,7 +73,7 @@ def test_chunked_prefill_and_columns_equal_one_pass(
     blocks_J = tables(1)[0]
     stored = max(0, length - 3 * P)
     store(runner, tokens[:stored], blocks_J)
-    expected_RV = plain_logits(runner, tokens)
+    expected_RV = plain_logits(tokens)
     for first in range(stored, length, P):
         logits_BPV = runner.forward(columns([tokens], [first], blocks_J[None]))
         real = min(P, length - first)
@@ -125,7 +127,7 @@ def test_a_narrow_verify_is_used_only_if_the_warm_up_finds_equal_bits(
 ) -> None:
     runner = make_runner(replace(ENGINE, deterministic=is_deterministic))
     if is_by_rows:
-        runner._decoder = ByRows(runner._decoder)
+        runner.execution._decoder = ByRows(runner.execution._decoder)
     runner.warm_up(lambda _stage, _fraction: None)
     assert runner.verify_columns == expected
 
@@ -140,7 +142,7 @@ def test_sequences_of_all_lengths_share_a_pass(
         store(runner, tokens[:first], blocks_J)
     logits_BPV = runner.forward(columns(texts, firsts, tables_BJ))
     for row, (tokens, first) in enumerate(zip(texts, firsts, strict=True)):
-        expected_RV = plain_logits(runner, tokens)[first:]
+        expected_RV = plain_logits(tokens)[first:]
         close(logits_BPV[row, : len(expected_RV)], expected_RV)
 
 
@@ -149,23 +151,26 @@ def test_sequences_of_all_lengths_share_a_pass(
 def test_a_context_of_several_kernel_calls_equals_one_pass(
     make_runner: Make, plain_logits: Plain, store: Store, attention: str, num_chunks: int
 ) -> None:
-    width = ENGINE.block_size
-    runner = make_runner(replace(ENGINE, attention=attention, context_chunk=width))
+    width = 16
+    runner = make_runner(
+        replace(ENGINE, attention=attention, block_size=width, context_chunk=width)
+    )
     # The mate reaches no further than the first call: it sees nothing of the later ones.
     texts = [text(num_chunks * width - 2), text(20)]
     firsts = [len(tokens) - P for tokens in texts]
-    tables_BJ = tables(2)
+    tables_BJ = tables(2, MAX_LEN // width)
     for tokens, first, blocks_J in zip(texts, firsts, tables_BJ, strict=True):
         store(runner, tokens[:first], blocks_J)
     logits_BPV = runner.forward(columns(texts, firsts, tables_BJ))
     for logits_PV, tokens in zip(logits_BPV, texts, strict=True):
-        close(logits_PV, plain_logits(runner, tokens)[-P:])
+        close(logits_PV, plain_logits(tokens)[-P:])
 
 
+@pytest.mark.parametrize("engine", ["cpu", "openvino"])
 def test_greedy_tokens_do_not_depend_on_the_padding_of_the_batch(
-    make_runner: Make, store: Store
+    make_runner: Make, store: Store, engine: str
 ) -> None:
-    runner = make_runner(ENGINE)
+    runner = make_runner(on(engine, ENGINE))
     assert sequence_buckets(ENGINE) == [1, 2, 4]
     tables_BJ = tables(4)
     prompts = [text(length, seed=5) for length in (61, 3, 130, 32)]
@@ -201,14 +206,14 @@ def test_rejected_columns_are_overwritten_before_they_are_seen(
     wrong = [*tokens[:51], 1, 2, 3]
     runner.forward(columns([wrong], [50], tables_BJ))
     logits_BPV = runner.forward(columns([tokens[:55]], [51], tables_BJ))
-    close(logits_BPV[0], plain_logits(runner, tokens[:55])[51:])
+    close(logits_BPV[0], plain_logits(tokens[:55])[51:])
 
 
 def test_padding_columns_write_to_block_0_only(make_runner: Make) -> None:
     runner = make_runner(ENGINE)
-    runner._storage.entries_L2ZW.fill_(5.0)
+    runner.execution._storage.entries_L2ZW.fill_(5.0)
     runner.forward(columns([text(2)], [0], tables(1)))
-    is_touched_Z = (runner._storage.entries_L2ZW != 5.0).any(dim=3).any(dim=1).any(dim=0)
+    is_touched_Z = (runner.execution._storage.entries_L2ZW != 5.0).any(dim=3).any(dim=1).any(dim=0)
     first = int(tables(1)[0, 0]) * ENGINE.block_size
     touched = set(is_touched_Z.nonzero().flatten().tolist())
     assert touched - set(range(ENGINE.block_size)) == {first, first + 1}
@@ -221,7 +226,7 @@ def test_the_last_positions_of_a_full_sequence_are_correct(
     tables_BJ = tables(1)
     store(runner, tokens[: MAX_LEN - 2], tables_BJ[0])
     logits_BPV = runner.forward(columns([tokens], [MAX_LEN - 2], tables_BJ))
-    close(logits_BPV[0, :2], plain_logits(runner, tokens)[-2:])
+    close(logits_BPV[0, :2], plain_logits(tokens)[-2:])
 
 
 def test_a_block_table_may_be_no_longer_than_its_text(
@@ -229,11 +234,12 @@ def test_a_block_table_may_be_no_longer_than_its_text(
 ) -> None:
     tokens = text(3)
     logits_BPV = runner.forward(columns([tokens], [0], tables(1)[:, :1]))
-    close(logits_BPV[0, :3], plain_logits(runner, tokens))
+    close(logits_BPV[0, :3], plain_logits(tokens))
 
 
-def test_ids_beyond_the_tokenizer_cannot_be_chosen(make_runner: Make) -> None:
-    runner = make_runner(replace(ENGINE, num_token_ids=200))
+@pytest.mark.parametrize("engine", ["cpu", "openvino"])
+def test_ids_beyond_the_tokenizer_cannot_be_chosen(make_runner: Make, engine: str) -> None:
+    runner = make_runner(on(engine, replace(ENGINE, num_token_ids=200)))
     logits_BPV = runner.forward(columns([text(4)], [0], tables(1)))
     assert (logits_BPV[..., 200:] == -torch.inf).all()
     assert logits_BPV[..., :200].isfinite().all()
@@ -255,7 +261,7 @@ def test_sequence_counts_are_few_and_one_in_deterministic_mode() -> None:
 
 def test_bfloat16_logits_are_close_to_float32(make_runner: Make, plain_logits: Plain) -> None:
     tokens = text(P)
-    truth_RV = plain_logits(make_runner(ENGINE), tokens)
+    truth_RV = plain_logits(tokens)
     runner = make_runner(replace(ENGINE, dtype="bfloat16"))
     found_RV = runner.forward(columns([tokens], [0], tables(1)))[0]
     assert (found_RV - truth_RV).abs().max() < 0.02 * truth_RV.abs().max()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engines import on
 from torch import Tensor
 
 from ssd.engine.batch import PagedBatch
@@ -102,11 +103,12 @@ def folder(case: Case, reference: Any, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
+@pytest.mark.parametrize("engine", ["cpu", "openvino"])
 def test_logits_equal_those_of_the_reference_library(
-    folder: Path, reference: Any, store: Store
+    folder: Path, reference: Any, store: Store, engine: str
 ) -> None:
-    engine = EngineConfig(max_model_len=400, max_num_seqs=1, num_columns=P, dtype="float32")
-    runner = load_runner(TargetRunner, folder, engine, lambda _stage, _fraction: None)
+    shape = EngineConfig(max_model_len=400, max_num_seqs=1, num_columns=P, dtype="float32")
+    runner = load_runner(TargetRunner, folder, on(engine, shape), lambda _stage, _fraction: None)
     assert runner.num_parameters == sum(p.numel() for p in reference.parameters())
     generator = torch.Generator().manual_seed(5)
     blocks_J = torch.arange(1, 26)

@@ -58,7 +58,7 @@ def write_index(folder: Path, files: dict[str, str]) -> None:
 
 def head_of(runner: TargetRunner) -> Tensor:
     hidden_RD = torch.linspace(-1, 1, 32)[None]
-    return runner._decoder.logits(hidden_RD)
+    return runner.execution._decoder.logits(hidden_RD)
 
 
 def test_progress_ends_at_one_and_parameters_are_counted(folder: Path) -> None:

@@ -1,0 +1,108 @@
+"""The interface between the runners and the engines that execute the passes of a model.
+
+A runner decides which passes run and what their results mean. An *execution* is one model with its
+KV entries on one engine. Scheduling, sampling, verification and trees know neither.
+"""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.config import EngineConfig, ModelConfig
+
+
+class Execution(Protocol):
+    """What every execution has. Step thread only.
+
+    Tensors that a pass returns are valid until the next pass.
+    """
+
+    attention_name: str
+    """Name of the attention, for logs and ``GetModelInfo``."""
+    num_blocks: int
+    """Number of KV blocks, block 0 included."""
+    num_parameters: int
+
+    def prefill(self, batch: PagedBatch) -> Tensor:
+        """Store one chunk of one prompt; returns whether each column is finite, bool [P] or less.
+
+        Padding columns may be missing from the result, and are not read.
+        """
+        ...
+
+
+class TargetExecution(Execution, Protocol):
+    """The passes of a target."""
+
+    is_narrow_exact: bool
+    """Whether one column may have the bits of the same column among K+1. Necessary, not sufficient:
+    the warm-up compares both."""
+    sequence_counts: Sequence[int]
+    """Numbers of sequences that the warm-up runs, ascending."""
+
+    def prepare(self, batch: PagedBatch) -> Any:
+        """Compute what ``verify`` needs besides the model."""
+        ...
+
+    def verify(self, prepared: Any) -> Tensor:
+        """Store the columns of a batch; returns fp32 logits [B, P, V], undefined at padding."""
+        ...
+
+
+class DraftExecution(Execution, Protocol):
+    """The passes of a draft. The trunk of a session is in pages; see ``kv_cache/storage.py``."""
+
+    def run_proposals(self, batch: ProposalBatch) -> Tensor:
+        """Fill proposal segments; returns fp32 logits [B, P, V]."""
+        ...
+
+    def run_branches(self, batch: BranchBatch) -> Tensor:
+        """Run one step of all branches; returns fp32 logits [B, N, V].
+
+        Steps run in order from 0. The entries, accepted lengths and trunks apply to all steps with
+        the same tensor ``slots_B``. Other passes may run between them.
+        """
+        ...
+
+    def append_proposal(
+        self,
+        slots_B: Tensor,
+        num_entries_B: Tensor,
+        trunk_lengths_B: Tensor,
+        block_tables_BJ: Tensor,
+    ) -> None:
+        """Append the first ``num_entries`` proposal columns to the trunks.
+
+        The tables must contain the pages of positions trunk_length..trunk_length+num_entries-1.
+        """
+        ...
+
+    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
+        """Copy the own entries of one branch of each session into its proposal segment."""
+        ...
+
+
+Load = Callable[[Path, ModelConfig, EngineConfig, Callable[[float], None]], Any]
+ENGINES = {
+    "openvino": "ssd.engine.openvino_engine.load",
+    "torch": "ssd.engine.torch_execution",
+}
+
+
+def load_execution(
+    folder: Path, model: ModelConfig, engine: EngineConfig, on_progress: Callable[[float], None]
+) -> Any:
+    """Read a model folder into the engine of the settings.
+
+    Returns:
+        A ``DraftExecution`` if the engine has branches, else a ``TargetExecution``.
+
+    Raises:
+        SetupError: the weights or the memory do not allow it.
+    """
+    load = cast("Load", import_module(ENGINES[engine.engine]).load)
+    return load(folder, model, engine, on_progress)

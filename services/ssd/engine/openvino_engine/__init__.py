@@ -1,0 +1,1 @@
+"""Passes on CPUs as OpenVINO graphs. Only ``execution`` imports this package, by name."""

@@ -1,0 +1,124 @@
+"""The decoder of Llama and Qwen3 as a graph. Its attention is a parameter."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import openvino
+from openvino import Node, opset15
+from openvino import Type as ElementType
+
+from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
+from ssd.engine.openvino_engine.layers import (
+    Rotation,
+    ints,
+    port,
+    product_with_transposed,
+    reshape,
+    rms_norm,
+    rows_of,
+    weight,
+)
+
+Attend = Callable[[int, Node, Node, Node], Node]
+"""(layer, queries [R, H*E], keys [R, G*E], values [R, G*E]) -> [R, H*E]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The nodes that the attention of a graph adds around the rotation."""
+
+    rotation: Rotation
+    spread: Callable[[Node], Node]
+    """Applied to queries and keys before the rotation, and to values."""
+    attend: Attend
+
+
+def build_decoder(
+    config: ModelConfig, weights: DecoderWeights, tokens_R: Node, logit_rows: Node, seen: Seen
+) -> tuple[Node, Node]:
+    """Build all layers.
+
+    Args:
+        config: shape of the model.
+        weights: read once.
+        tokens_R: int32 ids of the rows.
+        logit_rows: int32 numbers of the rows that need logits.
+        seen: the attention.
+
+    Returns:
+        Logits of the rows of ``logit_rows``, and the sum of each row's hidden state, which is
+        finite if the hidden state is.
+    """
+    embedding = weight(weights.embedding_VD)
+    head = embedding if weights.head_VD is None else weight(weights.head_VD)
+    hidden = rows_of(embedding, tokens_R)
+    for index, layer in enumerate(weights.layers):
+        hidden = _layer(config, index, layer, hidden, seen)
+    total_R = opset15.reduce_sum(hidden, ints(-1))
+    normed = rms_norm(rows_of(hidden, logit_rows), weights.norm_D, config.rms_norm_eps)
+    return product_with_transposed(normed, head), total_R
+
+
+def _layer(config: ModelConfig, index: int, layer: LayerWeights, hidden: Node, seen: Seen) -> Node:
+    epsilon = config.rms_norm_eps
+    num_rotated = config.num_heads + config.num_kv_heads
+    width = config.head_size
+    normed = rms_norm(hidden, layer.input_norm_D, epsilon)
+    # Separate products need no split of their result, which copies it.
+    rotated_OD, values_OD = layer.qkv_OD.split([num_rotated * width, config.num_kv_heads * width])
+    heads = seen.spread(product_with_transposed(normed, weight(rotated_OD)))
+    values = seen.spread(product_with_transposed(normed, weight(values_OD)))
+    if layer.query_norm_E is not None and layer.key_norm_E is not None:
+        queries, keys = _split_heads(config, heads)
+        heads = opset15.concat(
+            [
+                _head_norm(queries, config.num_heads, layer.query_norm_E, epsilon),
+                _head_norm(keys, config.num_kv_heads, layer.key_norm_E, epsilon),
+            ],
+            1,
+        )
+    queries, keys = _split_heads(config, seen.rotation.rotate(heads, num_rotated))
+    hidden = opset15.add(
+        hidden,
+        product_with_transposed(seen.attend(index, queries, keys, values), weight(layer.output_DO)),
+    )
+    normed = rms_norm(hidden, layer.mlp_norm_D, epsilon)
+    # One product: alone, the gate's would fuse with swish, in kernels that depend on the rows.
+    both = product_with_transposed(normed, weight(layer.gate_up_ID))
+    width = config.intermediate_size
+    halves = opset15.variadic_split(both, opset15.constant(1), ints(width, width))
+    gated = opset15.multiply(opset15.swish(halves.output(0)), halves.output(1))
+    return opset15.add(hidden, product_with_transposed(gated, weight(layer.down_DI)))
+
+
+def _split_heads(config: ModelConfig, heads: Node) -> tuple[Node, Node]:
+    lengths = ints(config.num_heads * config.head_size, config.num_kv_heads * config.head_size)
+    parts = opset15.variadic_split(heads, opset15.constant(1), lengths)
+    return parts.output(0), parts.output(1)
+
+
+def _head_norm(heads: Node, num_heads: int, weight_E: Any, epsilon: float) -> Node:
+    size = weight_E.shape[0]
+    each = reshape(heads, -1, num_heads, size)
+    return reshape(rms_norm(each, weight_E, epsilon), -1, num_heads * size)
+
+
+def compile_graph(
+    outputs: Sequence[Node], inputs: dict[str, Node], engine: EngineConfig
+) -> openvino.InferRequest:
+    """Compile a graph whose inputs have these names, for one caller at a time."""
+    for name, node in inputs.items():
+        node.output(0).get_tensor().set_names({name})
+    graph = openvino.Model([port(each) for each in outputs], list(inputs.values()), "decoder")
+    options = {
+        "INFERENCE_NUM_THREADS": engine.threads,
+        "INFERENCE_PRECISION_HINT": ElementType.f32,
+        "KV_CACHE_PRECISION": ElementType.f32,
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": 1,
+        # The step thread is pinned by its process; its helpers inherit the CPUs.
+        "ENABLE_CPU_PINNING": False,
+    }
+    return openvino.Core().compile_model(graph, "CPU", options).create_infer_request()

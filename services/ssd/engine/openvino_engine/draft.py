@@ -1,0 +1,280 @@
+"""A draft's passes as one graph with dense attention.
+
+Each pass has Q new rows of each session. They see *stored* entries, which are gathered once for
+all steps of a table, and the new rows themselves, each under an additive mask. The graph returns
+the keys and values of the new rows, which are written to the KV storage.
+
+Stored entries of a table: the own entries of all branches, which its steps fill, then the trunk and
+the proposal. Letters: Q rows of a session, U = Q x heads of a group, S stored entries, O = P x N
+own entries.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import openvino
+import torch
+from openvino import Node, opset15
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ssd.engine.attention.context import whole_width
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.kv_cache.storage import KVStorage
+from ssd.engine.models.decoder_weights import DecoderWeights
+from ssd.engine.openvino_engine.decoder import Seen, build_decoder, compile_graph
+from ssd.engine.openvino_engine.layers import (
+    Rotation,
+    finite_or_zero,
+    ints,
+    number,
+    product,
+    product_with_transposed,
+    reshape,
+)
+
+ROW_STEP = 16
+"""Chunks of a prompt are padded to multiples, since products compile a kernel for each shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Gathered entries, and which of them each row sees. Letter: X, keys and values of layers."""
+
+    entries_XBGSE: Tensor
+    mask_B1US: Tensor
+
+
+class OpenVinoDraft:
+    """A graph and a KV storage; see ``DraftExecution``."""
+
+    def __init__(
+        self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig, storage: KVStorage
+    ) -> None:
+        self.attention_name = "openvino"
+        self.num_blocks = storage.entries.num_blocks
+        self.num_parameters = 0
+        self._last_position = engine.max_model_len - 1
+        self._group = model.num_heads // model.num_kv_heads
+        self._storage = storage
+        self._entries = storage.entries
+        self._num_layers = model.num_layers
+        self._request = _build(weights, model, engine)
+        self._inputs: dict[str, Tensor] = {}
+        same_NN = torch.eye(engine.branches, dtype=torch.bool)
+        self._same_branch_QQ = self._mask(same_NN)
+        self._same_branch_UN = same_NN.repeat_interleave(self._group, dim=0)
+        self._table: Stored | None = None
+        self._table_slots_B: Tensor | None = None
+        self._context: Stored | None = None
+
+    @torch.inference_mode()
+    def prefill(self, batch: PagedBatch) -> Tensor:
+        """See ``Execution.prefill``."""
+        first, count = int(batch.first_positions_B[0]), int(batch.num_columns_B[0])
+        rows = max(1, -(-count // ROW_STEP)) * ROW_STEP
+        column_Q = torch.arange(rows)
+        missing = max(0, rows - batch.tokens_BP.shape[1])
+        tokens_BQ = pad(batch.tokens_BP[:, :rows], (0, missing))
+        paged_BS = self._entries.paged(batch.block_tables_BJ)
+        position_BQ = (first + column_Q)[None].clamp(max=paged_BS.shape[1] - 1)
+        stored = self._gather_trunk(batch.block_tables_BJ, batch.first_positions_B, rows)
+        self._set_context(stored, self._mask(column_Q <= column_Q[:, None]), tokens_BQ, 0)
+        self._run(tokens_BQ, position_BQ)
+        self._store(paged_BS.gather(1, position_BQ).where(column_Q < count, 0))
+        return torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
+
+    @torch.inference_mode()
+    def run_proposals(self, batch: ProposalBatch) -> Tensor:
+        """See ``DraftExecution.run_proposals``."""
+        tokens_BP = batch.tokens_BP
+        columns = tokens_BP.shape[1]
+        column_P = torch.arange(columns)
+        stored = self._gather_trunk(batch.block_tables_BJ, batch.trunk_lengths_B, columns)
+        self._set_context(stored, self._mask(column_P <= column_P[:, None]), tokens_BP)
+        self._run(tokens_BP, batch.trunk_lengths_B[:, None] + column_P)
+        proposal_BP = self._entries.proposal(batch.slots_B)
+        self._store(proposal_BP.where(column_P < batch.num_columns_B[:, None], 0))
+        return self._logits(tokens_BP)
+
+    @torch.inference_mode()
+    def run_branches(self, batch: BranchBatch) -> Tensor:
+        """See ``DraftExecution.run_branches``."""
+        tokens_BN = batch.tokens_BN
+        own_BPN = self._entries.own(batch.slots_B)
+        if batch.step == 0 or batch.slots_B is not self._table_slots_B:
+            self._table = self._gather_table(batch, own_BPN)
+            self._table_slots_B = batch.slots_B
+        stored = self._table
+        assert stored is not None
+        if stored is not self._context:
+            self._set_context(stored, self._same_branch_QQ, tokens_BN)
+        self._run(tokens_BN, batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step)
+        self._store(own_BPN[:, batch.step])
+        self._keep_own(stored, batch.step, self._new().movedim(0, 2))
+        return self._logits(tokens_BN)
+
+    @torch.inference_mode()
+    def append_proposal(
+        self,
+        slots_B: Tensor,
+        num_entries_B: Tensor,
+        trunk_lengths_B: Tensor,
+        block_tables_BJ: Tensor,
+    ) -> None:
+        """See ``DraftExecution.append_proposal``."""
+        self._storage.append_proposal(slots_B, num_entries_B, trunk_lengths_B, block_tables_BJ)
+
+    @torch.inference_mode()
+    def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
+        """See ``DraftExecution.promote_branches``."""
+        self._storage.promote_branches(slots_B, branches_B)
+
+    def _gather_trunk(self, tables_BJ: Tensor, lengths_B: Tensor, rows: int) -> Stored:
+        """Gather the trunks for ``rows`` rows that see all of them."""
+        trunk_BS, in_trunk_BS = self._entries.trunk(tables_BJ, lengths_B)
+        return self._gather(trunk_BS, in_trunk_BS[:, None].expand(-1, rows, -1), 0)
+
+    def _gather_table(self, batch: BranchBatch, own_BPN: Tensor) -> Stored:
+        """Gather trunk and proposal, which each branch sees up to its accepted length."""
+        columns, branches = own_BPN.shape[1:]
+        trunk_BS, in_trunk_BS = self._entries.trunk(batch.block_tables_BJ, batch.trunk_lengths_B)
+        is_accepted_BNP = torch.arange(columns) <= batch.accepted_BN[:, :, None]
+        in_trunk_BNS = in_trunk_BS[:, None].expand(-1, branches, -1)
+        entries_BS = torch.cat((trunk_BS, self._entries.proposal(batch.slots_B)), dim=1)
+        visible_BNS = torch.cat((in_trunk_BNS, is_accepted_BNP), dim=2)
+        stored = self._gather(entries_BS, visible_BNS, columns * branches)
+        for step in range(batch.step):
+            own_R = own_BPN[:, step].flatten()
+            self._keep_own(stored, step, self._storage.entries_L2ZW[:, :, own_R])
+        return stored
+
+    def _gather(self, entries_BS: Tensor, visible_BQS: Tensor, num_own: int) -> Stored:
+        """Gather entries behind ``num_own`` columns that no row sees yet."""
+        batch, used = entries_BS.shape
+        width = whole_width(max(1, num_own + used))
+        heads, size = self._storage.shape_GE
+        gathered_XBGSE = torch.zeros((2 * self._num_layers, batch, heads, width, size))
+        columns = slice(num_own, num_own + used)
+        index_Z = entries_BS.flatten()
+        for entries_ZW, part_BGSE in zip(
+            self._storage.entries_L2ZW.flatten(0, 1), gathered_XBGSE, strict=True
+        ):
+            found_BSGE = entries_ZW.index_select(0, index_Z).view(batch, used, heads, size)
+            part_BGSE[:, :, columns] = found_BSGE.transpose(1, 2)
+        mask_BQS = torch.full((batch, visible_BQS.shape[1], width), -torch.inf)
+        mask_BQS[:, :, columns].masked_fill_(visible_BQS, 0.0)
+        return Stored(gathered_XBGSE, mask_BQS.repeat_interleave(self._group, dim=1)[:, None])
+
+    def _mask(self, visible_QQ: Tensor) -> Tensor:
+        """Return the additive mask of the new rows, [1, 1, U, Q]."""
+        mask_QQ = torch.zeros(visible_QQ.shape).masked_fill_(~visible_QQ, -torch.inf)
+        return mask_QQ.repeat_interleave(self._group, dim=0)[None, None]
+
+    def _set_context(
+        self, stored: Stored, new_mask: Tensor, tokens_BQ: Tensor, num_logits: int | None = None
+    ) -> None:
+        """Set the inputs that the passes of a table share."""
+        self._context = stored
+        rows = tokens_BQ.numel()
+        self._inputs = {
+            "tokens": torch.empty(rows, dtype=torch.int32),
+            "positions": torch.empty(rows, dtype=torch.int32),
+            "shape": torch.tensor(tokens_BQ.shape),
+            "logit_rows": torch.arange(
+                rows if num_logits is None else num_logits, dtype=torch.int32
+            ),
+            "stored_mask": stored.mask_B1US,
+            "new_mask": new_mask,
+        }
+        self._inputs |= dict(zip(_cache_names(self._num_layers), stored.entries_XBGSE, strict=True))
+        # The graph reads this memory in every pass; self._inputs keeps it alive.
+        for name, each in self._inputs.items():
+            self._request.set_tensor(name, openvino.Tensor(each.numpy(), shared_memory=True))
+
+    def _run(self, tokens_BQ: Tensor, position_BQ: Tensor) -> None:
+        self._inputs["tokens"].copy_(tokens_BQ.flatten())
+        self._inputs["positions"].copy_(position_BQ.flatten().clamp_(max=self._last_position))
+        self._request.infer()
+
+    def _logits(self, tokens_BQ: Tensor) -> Tensor:
+        logits_RV = torch.from_numpy(self._request.get_output_tensor(0).data)
+        return logits_RV.view(*tokens_BQ.shape, -1)
+
+    def _new(self) -> Tensor:
+        """Return the entries of the rows of the last pass, [R, L, 2, G*E]; all are finite."""
+        new = torch.from_numpy(self._request.get_output_tensor(2).data)
+        return new.view(len(new), self._num_layers, 2, -1)
+
+    def _store(self, entries_BQ: Tensor) -> None:
+        """Write the entries of the last pass to the storage."""
+        self._storage.entries_L2ZW[:, :, entries_BQ.flatten()] = self._new().movedim(0, 2)
+
+    def _keep_own(self, stored: Stored, step: int, own_L2RW: Tensor) -> None:
+        """Add the entries of a step to the stored ones, each visible to its branch."""
+        branches = self._same_branch_UN.shape[1]
+        own = slice(step * branches, (step + 1) * branches)
+        own_XBNGE = (
+            own_L2RW.flatten(0, 1).unflatten(1, (-1, branches)).unflatten(3, self._storage.shape_GE)
+        )
+        stored.entries_XBGSE[:, :, :, own] = own_XBNGE.transpose(2, 3)
+        stored.mask_B1US[..., own].masked_fill_(self._same_branch_UN, 0.0)
+
+
+def _cache_names(num_layers: int) -> list[str]:
+    return [f"{kind}{layer}" for layer in range(num_layers) for kind in ("keys", "values")]
+
+
+def _build(
+    weights: DecoderWeights, model: ModelConfig, engine: EngineConfig
+) -> openvino.InferRequest:
+    heads, size = model.num_kv_heads, model.head_size
+    group = model.num_heads // heads
+    inputs = {
+        "tokens": opset15.parameter([-1], np.int32),
+        "positions": opset15.parameter([-1], np.int32),
+        "shape": opset15.parameter([2], np.int64),
+        "logit_rows": opset15.parameter([-1], np.int32),
+        "stored_mask": opset15.parameter([-1, 1, -1, -1], np.float32),
+        "new_mask": opset15.parameter([1, 1, -1, -1], np.float32),
+    }
+    new: list[Node] = []
+
+    def per_session(rows: Node, each: int) -> Node:
+        """[B*Q, G*each*E] -> [B, G, Q*each, E]."""
+        shape = opset15.concat([inputs["shape"], ints(heads, each, size)], 0)
+        split = opset15.reshape(rows, shape, special_zero=False)
+        moved = opset15.transpose(split, ints(0, 2, 1, 3, 4))
+        return reshape(moved, 0, heads, -1, size)
+
+    def attend(layer: int, queries: Node, keys: Node, values: Node) -> Node:
+        stored = [opset15.parameter([-1, heads, -1, size], np.float32) for _ in range(2)]
+        inputs[f"keys{layer}"], inputs[f"values{layer}"] = stored
+        keys, values = finite_or_zero(keys), finite_or_zero(values)
+        new.extend((keys, values))
+        scaled = opset15.multiply(per_session(queries, group), number(size**-0.5))
+        new_keys, new_values = per_session(keys, 1), per_session(values, 1)
+        on_stored = opset15.add(product_with_transposed(scaled, stored[0]), inputs["stored_mask"])
+        on_new = opset15.add(product_with_transposed(scaled, new_keys), inputs["new_mask"])
+        shares = opset15.softmax(opset15.concat([on_stored, on_new], 3), 3)
+        num_stored = opset15.gather(opset15.shape_of(stored[0]), ints(2), ints(0))
+        num_new = opset15.gather(inputs["shape"], ints(1), ints(0))
+        parts = opset15.variadic_split(
+            shares, opset15.constant(3), opset15.concat([num_stored, num_new], 0)
+        )
+        seen = opset15.add(
+            product(parts.output(0), stored[1]),
+            product(parts.output(1), new_values),
+        )
+        split = reshape(seen, 0, heads, -1, group, size)
+        moved = opset15.transpose(split, ints(0, 2, 1, 3, 4))
+        return reshape(moved, -1, heads * group * size)
+
+    graph_parts = Seen(
+        rotation=Rotation(model, engine.max_model_len, inputs["positions"]),
+        spread=lambda rows: rows,
+        attend=attend,
+    )
+    outputs = build_decoder(model, weights, inputs["tokens"], inputs["logit_rows"], graph_parts)
+    return compile_graph((*outputs, opset15.concat(new, 1)), inputs, engine)

@@ -1,0 +1,195 @@
+"""A target's passes as one graph with paged attention.
+
+The KV storage is the memory of the graph's cache inputs: the attention writes the new entries into
+their pages and reads the pages of each sequence, so sequences of different lengths share a pass
+without padding. Rows are packed: a pass has as many as its sequences have columns.
+
+*Same bits*: the matrix products sum in one order for every number of rows. The attention has one
+kernel for sequences with one column and one for more columns, which sum in different orders.
+Therefore every sequence has at least two columns in the attention: a single one is repeated, and
+the entry of the copy, at the next position, is overwritten before it is read. The products still
+run one row. Measured with 1, 2 and 4 threads: 1 to 128 columns, alone and among other sequences,
+gave equal bits; the kernel for one column differs in the last bits.
+
+Letter: A, rows of the attention.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import openvino
+import torch
+from numpy.typing import NDArray
+from openvino import Node, opset15
+from openvino.op import _PagedAttentionExtension
+from torch import Tensor
+
+from ssd.engine.batch import PagedBatch, pad_sequences
+from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
+from ssd.engine.models.decoder_weights import DecoderWeights
+from ssd.engine.openvino_engine.decoder import Seen, build_decoder, compile_graph
+from ssd.engine.openvino_engine.layers import Rotation, finite_or_zero, ints, port, rows_of
+
+MIN_ATTENDED = 2
+"""Smallest number of columns of a sequence in the attention."""
+BLOCK_SIZE = 32
+"""Slots of a KV block; the attention has no other size."""
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPass:
+    """The inputs of one pass, by name, and where its rows are in the batch."""
+
+    inputs: dict[str, Ints]
+    is_real_BP: NDArray[np.bool_]
+
+
+class OpenVinoTarget:
+    """A graph and its KV storage; see ``TargetExecution``."""
+
+    def __init__(
+        self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig, num_blocks: int
+    ) -> None:
+        self.attention_name = "openvino"
+        self.num_blocks = num_blocks
+        self.num_parameters = 0
+        self.is_narrow_exact = True
+        self.sequence_counts = sequence_buckets(engine)
+        self._engine = engine
+        assert engine.block_size == BLOCK_SIZE, engine.block_size
+        self._request, caches = _build(weights, model, engine)
+        shape = (len(caches), num_blocks, model.num_kv_heads, BLOCK_SIZE, model.head_size)
+        self.storage = torch.zeros(shape)
+        for name, cache in zip(caches, self.storage, strict=True):
+            self._request.set_tensor(name, openvino.Tensor(cache.numpy(), shared_memory=True))
+
+    def prefill(self, batch: PagedBatch) -> Tensor:
+        """See ``Execution.prefill``."""
+        packed = self._pack(batch)
+        packed.inputs["logit_rows"] = packed.inputs["logit_rows"][:0]
+        self._infer(packed)
+        return torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
+
+    def prepare(self, batch: PagedBatch) -> PackedPass:
+        """Pack the rows of the batch."""
+        if self._engine.deterministic:
+            batch = pad_sequences(batch, self._engine.max_num_seqs)
+        return self._pack(batch)
+
+    def verify(self, prepared: PackedPass) -> Tensor:
+        """See ``TargetExecution.verify``."""
+        self._infer(prepared)
+        logits_RV = torch.from_numpy(self._request.get_output_tensor(0).data)
+        is_real_BP = prepared.is_real_BP
+        if is_real_BP.all():
+            return logits_RV.view(*is_real_BP.shape, -1)
+        logits_BPV = torch.empty((*is_real_BP.shape, logits_RV.shape[1]))
+        logits_BPV[torch.from_numpy(is_real_BP)] = logits_RV
+        return logits_BPV
+
+    def _infer(self, packed: PackedPass) -> None:
+        for name, values in packed.inputs.items():
+            self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
+        self._request.infer()
+
+    def _pack(self, batch: PagedBatch) -> PackedPass:
+        """Compute the inputs of a pass; in deterministic mode, padding columns run as well."""
+        tokens_BP = batch.tokens_BP.numpy()
+        first_B = batch.first_positions_B.numpy()
+        num_columns_B = batch.num_columns_B.numpy()
+        if self._engine.deterministic:
+            num_columns_B = np.full_like(num_columns_B, tokens_BP.shape[1])
+        attended_B = np.maximum(num_columns_B, MIN_ATTENDED)
+        attended_begins_B = _begins(attended_B)
+        is_real_BP = np.arange(tokens_BP.shape[1]) < num_columns_B[:, None]
+        column_A = np.arange(attended_begins_B[-1]) - np.repeat(attended_begins_B[:-1], attended_B)
+        row_begins_A = np.repeat(_begins(num_columns_B)[:-1], attended_B)
+        last_column_A = np.repeat(num_columns_B - 1, attended_B)
+        positions_A = np.repeat(first_B, attended_B) + column_A
+        num_blocks_B = -(-(first_B + attended_B) // BLOCK_SIZE)
+        block_begins_B = _begins(num_blocks_B)
+        inputs = {
+            "tokens": tokens_BP[is_real_BP],
+            "logit_rows": np.arange(num_columns_B.sum()),
+            "attended": row_begins_A + np.minimum(column_A, last_column_A),
+            "kept": np.flatnonzero(column_A <= last_column_A),
+            "positions": np.minimum(positions_A, self._engine.max_model_len - 1),
+            "past_lens": first_B,
+            "subsequence_begins": attended_begins_B,
+            "block_indices": _blocks(batch.block_tables_BJ.numpy(), num_blocks_B),
+            "block_indices_begins": block_begins_B,
+            "max_context_len": (first_B + attended_B).max(keepdims=True),
+        }
+        return PackedPass(
+            {name: np.ascontiguousarray(each, dtype=np.int32) for name, each in inputs.items()},
+            is_real_BP,
+        )
+
+
+def _begins(counts_B: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each of several runs begins, and where the last one ends."""
+    return np.concatenate(([0], np.cumsum(counts_B)))
+
+
+def _blocks(tables_BJ: NDArray[np.int64], num_blocks_B: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the first blocks of each sequence; blocks beyond its table are the reserved one."""
+    missing = max(0, int(num_blocks_B.max()) - tables_BJ.shape[1])
+    padded_BJ = np.pad(tables_BJ, ((0, 0), (0, missing)))
+    return padded_BJ[np.arange(padded_BJ.shape[1]) < num_blocks_B[:, None]]
+
+
+def _build(
+    weights: DecoderWeights, model: ModelConfig, engine: EngineConfig
+) -> tuple[openvino.InferRequest, list[str]]:
+    """Build and compile the graph; returns the names of its cache inputs too."""
+    names = (
+        *("tokens", "logit_rows", "attended", "kept", "positions", "past_lens"),
+        *("subsequence_begins", "block_indices", "block_indices_begins", "max_context_len"),
+    )
+    inputs = {name: opset15.parameter([-1], np.int32, name) for name in names}
+    caches: dict[str, Node] = {}
+    longest = opset15.squeeze(inputs["max_context_len"], ints(0))
+
+    def attend(layer: int, queries: Node, keys: Node, values: Node) -> Node:
+        pages = [
+            opset15.parameter([-1, model.num_kv_heads, BLOCK_SIZE, model.head_size], np.float32)
+            for _ in range(2)
+        ]
+        caches[f"keys{layer}"], caches[f"values{layer}"] = pages
+        sequences = [inputs[name] for name in names[5:9]]
+        new = [queries, finite_or_zero(keys), finite_or_zero(values)]
+        attention = _PagedAttentionExtension(
+            [port(each) for each in (*new, *pages, *sequences, *_options(model.head_size, longest))]
+        )
+        facts = attention.get_rt_info()
+        for kind in "kv":
+            facts[f"num_{kind}_heads"] = model.num_kv_heads
+            facts[f"{kind}_head_size"] = model.head_size
+        return rows_of(attention.output(0), inputs["kept"])
+
+    seen = Seen(
+        rotation=Rotation(model, engine.max_model_len, inputs["positions"]),
+        spread=lambda heads: rows_of(heads, inputs["attended"]),
+        attend=attend,
+    )
+    outputs = build_decoder(model, weights, inputs["tokens"], inputs["logit_rows"], seen)
+    return compile_graph(outputs, inputs | caches, engine), list(caches)
+
+
+def _options(head_size: int, longest: Node) -> list[Node]:
+    """Return inputs 9 to 27 of the attention: scale and length, and unused features."""
+
+    def empty(kind: type[np.generic], *shape: int) -> Node:
+        return opset15.constant(np.zeros(shape, kind))
+
+    scale = opset15.constant(np.float32(head_size**-0.5))
+    no_ints, no_floats, zero = empty(np.int32, 0), empty(np.float32, 0), empty(np.int32)
+    return [
+        *(scale, zero, no_floats, longest),  # sliding window, slopes
+        *(no_ints, no_ints, no_ints, no_floats),  # aggregated scores, rotation of the cache
+        *(no_floats, zero, zero),  # sparse attention
+        empty(np.float32, 0, 0, 0, 0),  # sinks
+        *(zero, no_ints, no_ints, no_ints),  # eviction
+        *(no_ints, empty(np.uint8, 0), no_ints),  # kinds of tokens, masks among new tokens
+    ]

@@ -1,0 +1,15 @@
+"""The engines and attention backends of a CPU, for tests that run on each of them."""
+
+from dataclasses import replace
+
+from ssd.engine.config import EngineConfig
+
+CPU_ENGINES = ("cpu", "reference", "openvino")
+"""Two attention backends of torch, and OpenVINO."""
+
+
+def on(name: str, engine: EngineConfig) -> EngineConfig:
+    """The same settings for one of ``CPU_ENGINES``."""
+    if name == "openvino":
+        return replace(engine, engine="openvino", block_size=32)
+    return replace(engine, attention=name)
