@@ -1,8 +1,10 @@
 """The engines and attention backends of a CPU, for tests that run on each of them."""
 
 from dataclasses import replace
+from typing import Any
 
 from ssd.engine.config import EngineConfig
+from ssd.engine.runner import ModelRunner
 
 CPU_ENGINES = ("cpu", "reference", "openvino")
 """Two attention backends of torch, and OpenVINO."""
@@ -13,3 +15,8 @@ def on(name: str, engine: EngineConfig) -> EngineConfig:
     if name == "openvino":
         return replace(engine, engine="openvino", block_size=32)
     return replace(engine, attention=name)
+
+
+def inside(runner: ModelRunner) -> Any:
+    """The execution of a runner, whose model and entries a test reads."""
+    return runner.execution

@@ -26,8 +26,11 @@ class EngineSettings:
     arithmetic (AVX512-BF16, AMX, AVX-NE-CONVERT), else float32. Target and drafts may differ."""
     device: str = "cpu"
     """Device of the model: ``cpu``, ``cuda:0``."""
+    engine: Literal["auto", "openvino", "torch"] = "auto"
+    """What executes the forward passes. ``auto`` is OpenVINO on CPUs in float32, else torch. Target
+    and drafts may differ."""
     attention: str = "cpu"
-    """Attention backend; see ``ssd.engine.attention.backend``."""
+    """Attention backend of the torch engine; see ``ssd.engine.attention.backend``."""
     deterministic: bool = False
     """Run every forward pass at one shape. Tokens of a target then never depend on other requests;
     on a draft it has no use except repeatable tables."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssd.engine.check import check_engine
-from ssd.engine.config import EngineConfig, ModelConfig, length_limit, usable_token_ids
-from ssd.engine.precision import choose_precision
+from ssd.engine.config import BLOCK_SIZES, EngineConfig, ModelConfig, length_limit, usable_token_ids
+from ssd.engine.engine_choice import choose_engine
 from ssd.engine_settings import EngineSettings
 from ssd.model_name import local_folder
 from ssd.model_source import resolve
@@ -69,12 +69,16 @@ def _engine_config(
     max_num_seqs: int,
     branches: int,
 ) -> EngineConfig:
-    precision = choose_precision(settings.dtype, settings.device)
+    choice = choose_engine(settings.engine, settings.dtype, settings.device, settings.attention)
     return EngineConfig(
         device=settings.device,
-        dtype=precision.dtype,
-        dtype_reason=precision.reason,
+        engine=choice.engine,
+        engine_reason=choice.reason,
+        dtype=choice.precision.dtype,
+        dtype_reason=choice.precision.reason,
+        threads=settings.threads,
         attention=settings.attention,
+        block_size=BLOCK_SIZES[choice.engine],
         max_model_len=length_limit(settings.max_model_len, model),
         max_num_seqs=max_num_seqs,
         num_columns=settings.num_columns,

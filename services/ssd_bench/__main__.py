@@ -73,6 +73,9 @@ def bench(
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of weights and KV.")
     ] = "auto",
+    engine: Annotated[
+        Literal["auto", "openvino", "torch"], typer.Option(help="What executes the forward passes.")
+    ] = "auto",
     deadline_ms: Annotated[float, typer.Option(help="Table deadline in milliseconds.")] = 100.0,
     deterministic: bool = False,
     equal_hardware: Annotated[
@@ -98,7 +101,8 @@ def bench(
             widened(model, factor, Path(scratch))
             for model, factor in ((target, widen_target), (draft, widen_draft))
         ]
-        flags = ("--lookahead", str(lookahead), "--branches", str(branches), "--dtype", dtype)
+        shape = ("--lookahead", str(lookahead), "--branches", str(branches))
+        flags = (*shape, "--dtype", dtype, "--engine", engine)
         plan = Plan(
             deployment=Deployment(
                 target=str(folders[0]),

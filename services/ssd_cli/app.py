@@ -72,6 +72,10 @@ Dtype = Annotated[
         "--dtype", help="Data type of weights and KV; auto: bfloat16 if the device supports it."
     ),
 ]
+Engine = Annotated[
+    Literal["auto", "openvino", "torch"],
+    typer.Option("--engine", help="Executes forward passes; auto: openvino in float32 on a CPU."),
+]
 Temperature = Annotated[
     float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0 is greedy.")
 ]
@@ -90,7 +94,7 @@ ModeOption = Annotated[
 WITHOUT_DRAFT_PROCESSES = ("autoregressive", "synchronous")
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
-OF_A_DEPLOYMENT = ("target", "draft", "lookahead", "branches", "num_drafts", "dtype")
+OF_A_DEPLOYMENT = ("target", "draft", "lookahead", "branches", "num_drafts", "dtype", "engine")
 """Parameters of the processes to start. A running target has its own."""
 
 
@@ -154,6 +158,7 @@ def generate_command(
     branches: Branches = 24,
     num_drafts: NumDrafts = 1,
     dtype: Dtype = "auto",
+    engine: Engine = "auto",
     is_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -190,9 +195,14 @@ def generate_command(
         deployment=Deployment(
             target=target,
             draft=draft,
+<<<<<<< HEAD
             num_drafts=0 if mode in WITHOUT_DRAFT_PROCESSES else num_drafts,
             is_synchronous=mode == "synchronous",
             common_flags=_common_flags(lookahead, branches, dtype),
+=======
+            num_drafts=0 if mode == "autoregressive" else num_drafts,
+            common_flags=_common_flags(lookahead, branches, dtype, engine),
+>>>>>>> e45ac60 (Engine: setting engine (auto, openvino, torch); OpenVINO by default on CPUs in float32)
         ),
         is_quiet=is_json,
     )
@@ -269,6 +279,7 @@ def up_command(
     lookahead: Lookahead = 6,
     branches: Branches = 24,
     dtype: Dtype = "auto",
+    engine: Engine = "auto",
     port: Annotated[
         int,
         typer.Option(
@@ -301,7 +312,7 @@ def up_command(
         is_synchronous=mode == "synchronous",
         port=port,
         http_port=http_port,
-        common_flags=_common_flags(lookahead, branches, dtype),
+        common_flags=_common_flags(lookahead, branches, dtype, engine),
     )
     _check_models(deployment)
     _warn_about_one_cpu(deployment)
@@ -322,13 +333,14 @@ def demo_command(
     lookahead: Lookahead = 6,
     branches: Branches = 24,
     dtype: Dtype = "auto",
+    engine: Engine = "auto",
     debug: Debug = False,
 ) -> None:
     """Generate one text twice, plain and speculative, and compare."""
     deployment = Deployment(
         target=target,
         draft=draft,
-        common_flags=_common_flags(lookahead, branches, dtype),
+        common_flags=_common_flags(lookahead, branches, dtype, engine),
         # One core for each process, so that both modes have the same target.
         allowed_cpus=one_cpu_a_core(os.sched_getaffinity(0))[:2],
     )
@@ -390,8 +402,9 @@ def version_command() -> None:
     out.print(ssd.__version__)
 
 
-def _common_flags(lookahead: int, branches: int, dtype: str) -> tuple[str, ...]:
-    return ("--lookahead", str(lookahead), "--branches", str(branches), "--dtype", dtype)
+def _common_flags(lookahead: int, branches: int, dtype: str, engine: str) -> tuple[str, ...]:
+    shape = ("--lookahead", str(lookahead), "--branches", str(branches))
+    return (*shape, "--dtype", dtype, "--engine", engine)
 
 
 def _warn_about_one_cpu(deployment: Deployment) -> None:

@@ -29,6 +29,8 @@ class Size:
     num_prompts: int
     num_threads: int = 1
     """Of a forward pass."""
+    engine: str = "openvino"
+    """Of target and drafts."""
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -40,13 +42,18 @@ class Size:
         """Flags of target and drafts."""
         return (
             *("--dtype", "float32", "--max-model-len", "512", "--lookahead", str(self.lookahead)),
-            *("--threads", str(self.num_threads)),
+            *("--threads", str(self.num_threads), "--engine", self.engine),
         )
 
 
 FEW = pytest.param(Size(6, 5), id="K6-few")
 ALL = [
-    pytest.param(Size(lookahead, NUM_PROMPTS, 2), marks=pytest.mark.slow, id=f"K{lookahead}-all")
+    pytest.param(
+        Size(lookahead, NUM_PROMPTS, 2, engine),
+        marks=pytest.mark.slow,
+        id=f"{engine}-K{lookahead}-all",
+    )
+    for engine in ("openvino", "torch")
     for lookahead in (2, 6)
 ]
 

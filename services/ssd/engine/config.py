@@ -13,6 +13,8 @@ from ssd.telemetry import get_logger
 _log = get_logger(__name__)
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+BLOCK_SIZES = {"openvino": 32, "torch": 16}
+"""Slots of a KV block by engine; the attention of OpenVINO has no other size."""
 MAX_DEFAULT_LEN = 4096
 """Largest length of a sequence if the settings do not contain one."""
 FAMILIES = {"llama": "llama", "qwen3": "qwen3"}

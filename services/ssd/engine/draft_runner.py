@@ -14,8 +14,10 @@ from ssd.engine.execution import DraftExecution
 from ssd.engine.runner import ModelRunner
 
 
-class DraftRunner(ModelRunner[DraftExecution]):
+class DraftRunner(ModelRunner):
     """Runs the passes of a draft's tree; see ``DraftExecution``. Step thread only."""
+
+    execution: DraftExecution
 
     @torch.inference_mode()
     def run_proposals(self, batch: ProposalBatch) -> Tensor:

@@ -6,7 +6,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,16 +19,17 @@ from ssd.telemetry import get_logger
 
 _log = get_logger("ssd.engine")
 Progress = Callable[[str, float], None]
-AnyExecution = TypeVar("AnyExecution", bound=Execution)
 
 
-class ModelRunner(ABC, Generic[AnyExecution]):
+class ModelRunner(ABC):
     """An execution, and the pass that both processes need: ``prefill``.
 
     Step thread only. Tensors that a pass returns are valid until the next pass.
     """
 
-    def __init__(self, execution: AnyExecution, model: ModelConfig, engine: EngineConfig) -> None:
+    execution: Execution
+
+    def __init__(self, execution: Execution, model: ModelConfig, engine: EngineConfig) -> None:
         self.model = model
         self.engine = engine
         self.execution = execution
@@ -78,7 +79,7 @@ class ModelRunner(ABC, Generic[AnyExecution]):
         return logits_BQV
 
 
-AnyRunner = TypeVar("AnyRunner", bound=ModelRunner)  # type: ignore[type-arg]
+AnyRunner = TypeVar("AnyRunner", bound=ModelRunner)
 
 
 def require_device(device: str) -> None:

@@ -31,8 +31,10 @@ _log = get_logger("ssd.engine")
 DIFFERENT_BITS = "one column has other logits than the same column among K+1"
 
 
-class TargetRunner(ModelRunner[TargetExecution]):
+class TargetRunner(ModelRunner):
     """Runs verifies over a paged KV storage. Step thread only."""
+
+    execution: TargetExecution
 
     def __init__(
         self, execution: TargetExecution, model: ModelConfig, engine: EngineConfig

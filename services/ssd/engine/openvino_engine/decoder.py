@@ -67,7 +67,7 @@ def _layer(config: ModelConfig, index: int, layer: LayerWeights, hidden: Node, s
     width = config.head_size
     normed = rms_norm(hidden, layer.input_norm_D, epsilon)
     # Separate products need no split of their result, which copies it.
-    rotated_OD, values_OD = layer.qkv_OD.split([num_rotated * width, config.num_kv_heads * width])
+    rotated_OD, values_OD = layer.qkv_OD.tensor_split([num_rotated * width])
     heads = seen.spread(product_with_transposed(normed, weight(rotated_OD)))
     values = seen.spread(product_with_transposed(normed, weight(values_OD)))
     if layer.query_norm_E is not None and layer.key_norm_E is not None:

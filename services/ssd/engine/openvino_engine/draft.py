@@ -215,9 +215,8 @@ class OpenVinoDraft:
         """Add the entries of a step to the stored ones, each visible to its branch."""
         branches = self._same_branch_UN.shape[1]
         own = slice(step * branches, (step + 1) * branches)
-        own_XBNGE = (
-            own_L2RW.flatten(0, 1).unflatten(1, (-1, branches)).unflatten(3, self._storage.shape_GE)
-        )
+        shape = (2 * self._num_layers, -1, branches, *self._storage.shape_GE)
+        own_XBNGE = own_L2RW.reshape(shape)
         stored.entries_XBGSE[:, :, :, own] = own_XBNGE.transpose(2, 3)
         stored.mask_B1US[..., own].masked_fill_(self._same_branch_UN, 0.0)
 

@@ -25,15 +25,14 @@ from openvino.op import _PagedAttentionExtension
 from torch import Tensor
 
 from ssd.engine.batch import PagedBatch, pad_sequences
-from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
+from ssd.engine.config import BLOCK_SIZES, EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import Seen, build_decoder, compile_graph
 from ssd.engine.openvino_engine.layers import Rotation, finite_or_zero, ints, port, rows_of
 
 MIN_ATTENDED = 2
 """Smallest number of columns of a sequence in the attention."""
-BLOCK_SIZE = 32
-"""Slots of a KV block; the attention has no other size."""
+BLOCK_SIZE = BLOCK_SIZES["openvino"]
 Ints = NDArray[np.int32]
 
 

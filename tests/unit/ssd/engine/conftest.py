@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.engines import inside
 from torch import Tensor
 
 from ssd.engine.batch import PagedBatch
@@ -65,9 +66,9 @@ def make_draft_runner(folder: Path) -> MakeDraftRunner:
 def plain_logits(folder: Path) -> PlainLogits:
     """Logits [R, V] after each token of a text of the tiny model, by torch in float32."""
 
-    decoder = load_runner(
-        TargetRunner, folder, EngineConfig(max_model_len=1024), lambda _stage, _fraction: None
-    ).execution._decoder
+    engine = EngineConfig(max_model_len=1024)
+    runner = load_runner(TargetRunner, folder, engine, lambda _stage, _fraction: None)
+    decoder = inside(runner)._decoder
 
     @torch.inference_mode()
     def logits(tokens: Sequence[int]) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from tests.engines import CPU_ENGINES, on
+from tests.engines import CPU_ENGINES, inside, on
 from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, ProposalBatch
@@ -179,10 +179,10 @@ def test_a_draft_warms_up_and_reports_its_progress(make_draft_runner: Make) -> N
 def test_a_pass_does_not_change_other_slots(make_draft_runner: Make, engine: str) -> None:
     runner = make_draft_runner(on(engine, ENGINE))
     runner.warm_up(lambda _stage, _fraction: None)
-    entries = runner.execution._entries
+    entries = inside(runner)._entries
     others_B = torch.tensor([0, 2, 3])
     theirs = torch.cat((entries.proposal(others_B).flatten(), entries.own(others_B).flatten()))
-    before = runner.execution._storage.entries_L2ZW[:, :, theirs].clone()
+    before = inside(runner)._storage.entries_L2ZW[:, :, theirs].clone()
     one_B, table_B1 = torch.tensor([1]), torch.tensor([[1]])
     tokens_BP, tokens_BN = torch.ones((1, P)).long(), torch.ones((1, N)).long()
     runner.run_proposals(ProposalBatch(one_B, tokens_BP, one_B * 2, one_B, table_B1))
@@ -190,4 +190,4 @@ def test_a_pass_does_not_change_other_slots(make_draft_runner: Make, engine: str
         runner.run_branches(BranchBatch(one_B, tokens_BN, tokens_BN, step, one_B, table_B1))
     runner.append_proposal(one_B, one_B, one_B, table_B1)
     runner.promote_branches(one_B, one_B)
-    assert torch.equal(runner.execution._storage.entries_L2ZW[:, :, theirs], before)
+    assert torch.equal(inside(runner)._storage.entries_L2ZW[:, :, theirs], before)

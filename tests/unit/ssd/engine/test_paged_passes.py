@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.engines import CPU_ENGINES, on
+from tests.engines import CPU_ENGINES, inside, on
 from torch import Tensor
 
 from ssd.engine.attention.context import MAX_CHUNKS_A_CALL
@@ -127,7 +127,7 @@ def test_a_narrow_verify_is_used_only_if_the_warm_up_finds_equal_bits(
 ) -> None:
     runner = make_runner(replace(ENGINE, deterministic=is_deterministic))
     if is_by_rows:
-        runner.execution._decoder = ByRows(runner.execution._decoder)
+        inside(runner)._decoder = ByRows(inside(runner)._decoder)
     runner.warm_up(lambda _stage, _fraction: None)
     assert runner.verify_columns == expected
 
@@ -211,9 +211,9 @@ def test_rejected_columns_are_overwritten_before_they_are_seen(
 
 def test_padding_columns_write_to_block_0_only(make_runner: Make) -> None:
     runner = make_runner(ENGINE)
-    runner.execution._storage.entries_L2ZW.fill_(5.0)
+    inside(runner)._storage.entries_L2ZW.fill_(5.0)
     runner.forward(columns([text(2)], [0], tables(1)))
-    is_touched_Z = (runner.execution._storage.entries_L2ZW != 5.0).any(dim=3).any(dim=1).any(dim=0)
+    is_touched_Z = (inside(runner)._storage.entries_L2ZW != 5.0).any(dim=3).any(dim=1).any(dim=0)
     first = int(tables(1)[0, 0]) * ENGINE.block_size
     touched = set(is_touched_Z.nonzero().flatten().tolist())
     assert touched - set(range(ENGINE.block_size)) == {first, first + 1}

@@ -25,8 +25,9 @@ from ssd.engine.target_runner import TargetRunner
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 
 P = 7
+BLOCK_SIZE = 32
 VOCAB = 1024
-BLOCKS = 48
+BLOCKS = 24
 LENGTHS = (5, 252, 600)
 """Contexts within a chunk, across a border, and of three chunks."""
 PADDING = torch.Generator().manual_seed(9)
@@ -59,34 +60,43 @@ PACKED = [
     pytest.param(("bfloat16", True), id="bfloat16-packed", marks=needs_packed_bfloat16),
     pytest.param(("float32", True), id="float32-packed"),
 ]
+OPENVINO = pytest.param(("float32", None), id="openvino")
 PLAIN = [
     pytest.param(("bfloat16", False), id="bfloat16-plain"),
     pytest.param(("float32", False), id="float32-plain"),
 ]
 
 
-@pytest.fixture(scope="module", params=[*PACKED, *PLAIN])
+@pytest.fixture(scope="module", params=[*PACKED, *PLAIN, OPENVINO])
 def runner(wide_folder: Path, request: pytest.FixtureRequest) -> TargetRunner:
     """All passes of one shape, whatever the linears are."""
     dtype, is_packed = request.param
     engine = EngineConfig(
-        max_model_len=BLOCKS * 16,
+        max_model_len=BLOCKS * BLOCK_SIZE,
         max_num_seqs=4,
         num_columns=P,
+        engine="openvino" if is_packed is None else "torch",
         dtype=dtype,
+        block_size=BLOCK_SIZE,
         deterministic=True,
     )
     with pytest.MonkeyPatch.context() as patch:
-        if not is_packed:
+        if is_packed is False:
             patch.setattr(linear, "_pack_or_warn", lambda _weight: None)
         return load_runner(TargetRunner, wide_folder, engine, lambda _stage, _fraction: None)
 
 
-@pytest.fixture(scope="module", params=PACKED)
+@pytest.fixture(scope="module", params=[*PACKED, OPENVINO])
 def fast_runner(wide_folder: Path, request: pytest.FixtureRequest) -> TargetRunner:
-    """Packed, with the shapes of the fast mode."""
+    """The shapes of the fast mode."""
+    dtype, is_packed = request.param
     engine = EngineConfig(
-        max_model_len=BLOCKS * 16, max_num_seqs=8, num_columns=P, dtype=request.param[0]
+        max_model_len=BLOCKS * BLOCK_SIZE,
+        max_num_seqs=8,
+        num_columns=P,
+        engine="openvino" if is_packed is None else "torch",
+        dtype=dtype,
+        block_size=BLOCK_SIZE,
     )
     return load_runner(TargetRunner, wide_folder, engine, lambda _stage, _fraction: None)
 
@@ -168,13 +178,13 @@ def test_one_plain_linear_prevents_narrow_verifies(
         "_pack_or_warn",
         lambda weight_OI: None if len(weight_OI) == VOCAB else pack(weight_OI),
     )
-    engine = EngineConfig(max_model_len=BLOCKS * 16, max_num_seqs=1, num_columns=P)
+    engine = EngineConfig(max_model_len=BLOCKS * BLOCK_SIZE, max_num_seqs=1, num_columns=P)
     plain = load_runner(TargetRunner, wide_folder, engine, lambda _stage, _fraction: None)
     plain.warm_up(lambda _stage, _fraction: None)
     assert plain.verify_columns == (P,)
 
 
-def test_packed_linears_allow_narrow_verifies(fast_runner: TargetRunner) -> None:
+def test_packed_linears_and_graphs_allow_narrow_verifies(fast_runner: TargetRunner) -> None:
     fast_runner.warm_up(lambda _stage, _fraction: None)
     assert fast_runner.verify_columns == (1, P)
 
@@ -192,3 +202,19 @@ def test_other_sequences_of_any_length_change_no_bit(
     for rows in ([mine, theirs], [theirs, mine], [theirs, short, (mate[:1], 0, 3), mine]):
         logits_BPV = runner.forward(stack(rows))
         assert torch.equal(logits_BPV[rows.index(mine)], alone_PV)
+
+
+@pytest.mark.parametrize("counts", [(1, 7, 2), (7, 1, 1), (3, 3, 6)])
+def test_rows_of_sequences_with_fewer_columns_have_the_same_bits(
+    fast_runner: TargetRunner, store: Store, counts: tuple[int, ...]
+) -> None:
+    lengths = (5, 252, 600)
+    texts = [text(length + P) for length in lengths]
+    for row, (tokens, length) in enumerate(zip(texts, lengths, strict=True)):
+        store(fast_runner, tokens[:length], table(row))
+    rows = [(tokens[-P:], len(tokens) - P, row) for row, tokens in enumerate(texts)]
+    wide_BPV = fast_runner.forward(stack(rows))
+    fewer = [(row[0][:count], *row[1:]) for row, count in zip(rows, counts, strict=True)]
+    found_BPV = fast_runner.forward(stack(fewer))
+    for found_PV, wide_PV, count in zip(found_BPV, wide_BPV, counts, strict=True):
+        assert torch.equal(found_PV[:count], wide_PV[:count])

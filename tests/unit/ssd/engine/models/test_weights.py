@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.engines import inside
 from torch import Tensor
 
 from ssd.engine.config import EngineConfig
@@ -58,7 +59,8 @@ def write_index(folder: Path, files: dict[str, str]) -> None:
 
 def head_of(runner: TargetRunner) -> Tensor:
     hidden_RD = torch.linspace(-1, 1, 32)[None]
-    return runner.execution._decoder.logits(hidden_RD)
+    logits_RV: Tensor = inside(runner)._decoder.logits(hidden_RD)
+    return logits_RV
 
 
 def test_progress_ends_at_one_and_parameters_are_counted(folder: Path) -> None:

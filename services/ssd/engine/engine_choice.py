@@ -1,0 +1,75 @@
+"""The engine and the dtype to run with: those of the settings, or the fastest of the device.
+
+*Decision*: ``auto`` is OpenVINO on a CPU in float32, else torch. *Because*: an OpenVINO pass is one
+graph, and eager torch spends half of a small pass between its operations (README, "Results"). In
+bfloat16 the equality of bits for every number of rows has not been measured. *Not chosen*: OpenVINO
+in float32 on CPUs with bfloat16 arithmetic, which reads twice the bytes. *Revisit when* bfloat16
+graphs have been measured on such a CPU.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from ssd.engine.precision import AUTO, Precision, choose_precision
+from ssd.errors import SettingsError
+
+OPENVINO = "openvino"
+TORCH = "torch"
+DEFAULT_ATTENTION = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
+    """An engine and a dtype, each with the reason of its choice."""
+
+    engine: str
+    """``openvino`` or ``torch``."""
+    reason: str
+    """One clause, for logs."""
+    precision: Precision
+
+
+def choose_engine(requested: str, dtype: str, device: str, attention: str) -> EngineChoice:
+    """Return the engine and the dtype to run with.
+
+    Args:
+        requested: ``auto``, ``openvino`` or ``torch``.
+        dtype: ``auto``, ``bfloat16`` or ``float32``.
+        device: ``cpu``, ``cuda:0``.
+        attention: backend of the torch engine.
+
+    Raises:
+        SettingsError: ``openvino`` is requested, and cannot run with the other settings or is not
+            installed.
+    """
+    problem = _openvino_problem(dtype, device, attention)
+    if requested == OPENVINO:
+        if problem is not None:
+            raise SettingsError(f"engine openvino: {problem}; set engine to torch or auto")
+        precision = (
+            Precision("float32", "the OpenVINO engine computes in float32")
+            if dtype == AUTO
+            else choose_precision(dtype, device)
+        )
+        return EngineChoice(OPENVINO, "set explicitly", precision)
+    precision = choose_precision(dtype, device)
+    if requested == TORCH:
+        return EngineChoice(TORCH, "set explicitly", precision)
+    if problem is None and precision.dtype != "float32":
+        problem = f"the OpenVINO engine computes in float32, and dtype auto is {precision.dtype}"
+    if problem is not None:
+        return EngineChoice(TORCH, problem, precision)
+    return EngineChoice(OPENVINO, "the default on CPUs in float32", precision)
+
+
+def _openvino_problem(dtype: str, device: str, attention: str) -> str | None:
+    """Return why the settings or the installation exclude OpenVINO; None if they do not."""
+    if not device.startswith("cpu"):
+        return f"it runs on CPUs, and the device is {device}"
+    if dtype == "bfloat16":
+        return "it computes in float32, and dtype is bfloat16"
+    if attention != DEFAULT_ATTENTION:
+        return f"the attention backend {attention} belongs to torch"
+    if find_spec("openvino") is None:
+        return "the package openvino is not installed"
+    return None

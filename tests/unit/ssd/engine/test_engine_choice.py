@@ -1,0 +1,58 @@
+"""The engine of the settings, and the choice of ``auto``."""
+
+import pytest
+
+from ssd.engine import engine_choice
+from ssd.engine.engine_choice import choose_engine
+from ssd.engine.precision import Precision
+from ssd.errors import SettingsError
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
+def automatic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The dtype that ``auto`` selects."""
+
+    def choose(requested: str, _device: str) -> Precision:
+        return Precision(request.param if requested == "auto" else requested, "a reason")
+
+    monkeypatch.setattr(engine_choice, "choose_precision", choose)
+    return str(request.param)
+
+
+def test_auto_is_openvino_where_the_dtype_is_float32(automatic: str) -> None:
+    choice = choose_engine("auto", "auto", "cpu", "cpu")
+    assert choice.engine == ("openvino" if automatic == "float32" else "torch")
+    assert choice.precision.dtype == automatic
+    assert choose_engine("auto", "float32", "cpu", "cpu").engine == "openvino"
+
+
+@pytest.mark.usefixtures("automatic")
+def test_openvino_computes_in_float32() -> None:
+    choice = choose_engine("openvino", "auto", "cpu", "cpu")
+    assert (choice.engine, choice.precision.dtype) == ("openvino", "float32")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "attention", "words"),
+    [
+        ("bfloat16", "cpu", "cpu", "dtype is bfloat16"),
+        ("auto", "cuda:0", "cpu", "the device is cuda:0"),
+        ("float32", "cpu", "reference", "attention backend reference"),
+    ],
+)
+def test_what_openvino_cannot_run_is_refused_or_left_to_torch(
+    dtype: str, device: str, attention: str, words: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"engine openvino: .*{words}.*torch or auto"):
+        choose_engine("openvino", dtype, device, attention)
+    choice = choose_engine("auto", dtype, device, attention)
+    assert choice.engine == "torch"
+    assert words in choice.reason
+
+
+def test_without_the_package_auto_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_choice, "find_spec", lambda _name: None)
+    choice = choose_engine("auto", "float32", "cpu", "cpu")
+    assert (choice.engine, choice.reason) == ("torch", "the package openvino is not installed")
+    with pytest.raises(SettingsError, match="not installed"):
+        choose_engine("openvino", "auto", "cpu", "cpu")
