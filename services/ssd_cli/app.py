@@ -195,14 +195,9 @@ def generate_command(
         deployment=Deployment(
             target=target,
             draft=draft,
-<<<<<<< HEAD
             num_drafts=0 if mode in WITHOUT_DRAFT_PROCESSES else num_drafts,
             is_synchronous=mode == "synchronous",
-            common_flags=_common_flags(lookahead, branches, dtype),
-=======
-            num_drafts=0 if mode == "autoregressive" else num_drafts,
             common_flags=_common_flags(lookahead, branches, dtype, engine),
->>>>>>> e45ac60 (Engine: setting engine (auto, openvino, torch); OpenVINO by default on CPUs in float32)
         ),
         is_quiet=is_json,
     )

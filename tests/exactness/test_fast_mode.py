@@ -1,12 +1,7 @@
 """Without ``--deterministic``: one row per sequence in plain decoding, K+1 in verification.
 
-<<<<<<< HEAD
-Packed linears compute the same bits of a row in both cases. So the tokens are the same, in either
-dtype, whenever other prompts of a batch begin and end.
-=======
-The graphs of OpenVINO and packed linears give a row the same bits in both, so the tokens are the
-same, however the prompts of a batch come and go.
->>>>>>> e45ac60 (Engine: setting engine (auto, openvino, torch); OpenVINO by default on CPUs in float32)
+OpenVINO and packed linears compute the same bits of a row in both cases. So the tokens are the
+same, whenever other prompts of a batch begin and end.
 """
 
 import pytest
@@ -36,27 +31,17 @@ async def test_plain_decoding_of_one_row_writes_the_tokens_of_verification(
 ) -> None:
     size = Size(lookahead=6, num_prompts=4, engine=engine)
     flags = ("--dtype", dtype)
-<<<<<<< HEAD
     target_flags = (*WAITS_FOR_TABLES, "--draft-model", "demo://draft", *flags)
-    async with pair(SIZE, target_flags=target_flags, draft_flags=flags) as (
-        client,
-        _,
-    ):
-        plain = await complete_all(client, SIZE, Mode.AUTOREGRESSIVE, (0.0, 1.0))
-        found = await complete_all(client, SIZE, Mode.SPECULATIVE, (0.0, 1.0))
-        synchronous = await complete_all(client, SIZE, Mode.SYNCHRONOUS, (0.0, 1.0))
-    for row in report.compare(f"fast, {dtype}", SIZE, plain, found):
-=======
-    async with pair(size, target_flags=(*WAITS_FOR_TABLES, *flags), draft_flags=flags) as (
+    async with pair(size, target_flags=target_flags, draft_flags=flags) as (
         client,
         _,
     ):
         plain = await complete_all(client, size, Mode.AUTOREGRESSIVE, (0.0, 1.0))
         found = await complete_all(client, size, Mode.SPECULATIVE, (0.0, 1.0))
+        synchronous = await complete_all(client, size, Mode.SYNCHRONOUS, (0.0, 1.0))
     for row in report.compare(f"fast, {engine}, {dtype}", size, plain, found):
->>>>>>> e45ac60 (Engine: setting engine (auto, openvino, torch); OpenVINO by default on CPUs in float32)
         assert row.hits > 0.5 * row.looked_up
         assert row.tokens_per_round > 2
-    for row in report.compare(f"fast, synchronous, {dtype}", SIZE, plain, synchronous):
+    for row in report.compare(f"fast, synchronous, {engine}, {dtype}", size, plain, synchronous):
         assert row.looked_up == 0
         assert row.tokens_per_round > 2

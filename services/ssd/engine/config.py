@@ -205,6 +205,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise SettingsError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.engine == "openvino" and self.dtype != "float32":
+            raise SettingsError(f"engine openvino computes in float32, not {self.dtype}")
         if self.context_chunk % self.block_size:
             raise SettingsError(
                 f"context_chunk {self.context_chunk} is not a multiple of block_size "

@@ -53,6 +53,8 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) ->
     if budget is None:
         free = free_bytes(engine.device) - branch_logits_bytes(model, engine, dtype)
         budget = int(max(0, free) * engine.kv_cache_fraction)
+        if engine.branches and engine.engine == "openvino":
+            budget //= 2  # Each table gathers a copy of the entries of its sessions.
     fitting = (budget - segment_entries(engine) * entry_bytes) // block_bytes
     if fitting < 1 + per_sequence:
         needed = (1 + per_sequence) * block_bytes + segment_entries(engine) * entry_bytes

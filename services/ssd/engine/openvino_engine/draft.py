@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 from ssd.engine.attention.context import whole_width
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.kv_cache.storage import KVStorage
+from ssd.engine.memory import allocate_storage
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import Seen, build_decoder, compile_graph
 from ssd.engine.openvino_engine.layers import (
@@ -49,18 +49,17 @@ class Stored:
 class OpenVinoDraft:
     """A graph and a KV storage; see ``DraftExecution``."""
 
-    def __init__(
-        self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig, storage: KVStorage
-    ) -> None:
+    def __init__(self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig) -> None:
         self.attention_name = "openvino"
-        self.num_blocks = storage.entries.num_blocks
         self.num_parameters = 0
         self._last_position = engine.max_model_len - 1
         self._group = model.num_heads // model.num_kv_heads
-        self._storage = storage
-        self._entries = storage.entries
         self._num_layers = model.num_layers
         self._request = _build(weights, model, engine)
+        # After the weights have been packed: the rest of the memory is for the KV cache.
+        self._storage = allocate_storage(model, engine)
+        self._entries = self._storage.entries
+        self.num_blocks = self._entries.num_blocks
         self._inputs: dict[str, Tensor] = {}
         same_NN = torch.eye(engine.branches, dtype=torch.bool)
         self._same_branch_QQ = self._mask(same_NN)

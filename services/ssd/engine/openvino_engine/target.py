@@ -4,12 +4,13 @@ The KV storage is the memory of the graph's cache inputs: the attention writes t
 their pages and reads the pages of each sequence, so sequences of different lengths share a pass
 without padding. Rows are packed: a pass has as many as its sequences have columns.
 
-*Same bits*: the matrix products sum in one order for every number of rows. The attention has one
-kernel for sequences with one column and one for more columns, which sum in different orders.
+*Same bits*: the matrix products (MLAS) sum in one order for every number of rows. The attention has
+one kernel for sequences with one column and one for more columns, which sum in different orders.
 Therefore every sequence has at least two columns in the attention: a single one is repeated, and
 the entry of the copy, at the next position, is overwritten before it is read. The products still
 run one row. Measured with 1, 2 and 4 threads: 1 to 128 columns, alone and among other sequences,
-gave equal bits; the kernel for one column differs in the last bits.
+gave equal bits; the kernel for one column differs in the last bits. Loading checks it again, and
+selects one shape for all passes if this machine differs.
 
 Letter: A, rows of the attention.
 """
@@ -26,10 +27,14 @@ from torch import Tensor
 
 from ssd.engine.batch import PagedBatch, pad_sequences
 from ssd.engine.config import BLOCK_SIZES, EngineConfig, ModelConfig, sequence_buckets
+from ssd.engine.memory import plan_blocks
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.openvino_engine.decoder import Seen, build_decoder, compile_graph
 from ssd.engine.openvino_engine.layers import Rotation, finite_or_zero, ints, port, rows_of
+from ssd.telemetry import get_logger
 
+_log = get_logger("ssd.engine")
+DIFFERENT_BITS = "the bits of a row depend on the number of rows"
 MIN_ATTENDED = 2
 """Smallest number of columns of a sequence in the attention."""
 BLOCK_SIZE = BLOCK_SIZES["openvino"]
@@ -47,21 +52,24 @@ class PackedPass:
 class OpenVinoTarget:
     """A graph and its KV storage; see ``TargetExecution``."""
 
-    def __init__(
-        self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig, num_blocks: int
-    ) -> None:
+    def __init__(self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig) -> None:
+        assert engine.block_size == BLOCK_SIZE, engine.block_size
         self.attention_name = "openvino"
-        self.num_blocks = num_blocks
         self.num_parameters = 0
-        self.is_narrow_exact = True
         self.sequence_counts = sequence_buckets(engine)
         self._engine = engine
-        assert engine.block_size == BLOCK_SIZE, engine.block_size
         self._request, caches = _build(weights, model, engine)
-        shape = (len(caches), num_blocks, model.num_kv_heads, BLOCK_SIZE, model.head_size)
+        # After the weights have been packed: the rest of the memory is for the KV cache.
+        self.num_blocks = plan_blocks(model, engine, torch.float32)
+        shape = (len(caches), self.num_blocks, model.num_kv_heads, BLOCK_SIZE, model.head_size)
         self.storage = torch.zeros(shape)
         for name, cache in zip(caches, self.storage, strict=True):
             self._request.set_tensor(name, openvino.Tensor(cache.numpy(), shared_memory=True))
+        self._is_one_shape = engine.deterministic
+        if not engine.deterministic and not self._has_same_bits(model.vocab_size):
+            self._is_one_shape = True
+            _log.warning("one_shape", reason=DIFFERENT_BITS, consequence="slower forward passes")
+        self.is_narrow_exact = not self._is_one_shape
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
@@ -72,7 +80,7 @@ class OpenVinoTarget:
 
     def prepare(self, batch: PagedBatch) -> PackedPass:
         """Pack the rows of the batch."""
-        if self._engine.deterministic:
+        if self._is_one_shape:
             batch = pad_sequences(batch, self._engine.max_num_seqs)
         return self._pack(batch)
 
@@ -87,17 +95,40 @@ class OpenVinoTarget:
         logits_BPV[torch.from_numpy(is_real_BP)] = logits_RV
         return logits_BPV
 
+    def _has_same_bits(self, vocab_size: int) -> bool:
+        """Return whether a row has the same bits alone, among K+1 columns, and in a full batch."""
+        count, columns = self._engine.max_num_seqs, self._engine.num_columns
+        tokens_P = torch.arange(columns) * 7919 % vocab_size
+        blocks_J = torch.arange(1, -(-columns // BLOCK_SIZE) + 1)
+
+        def verify(num_sequences: int, first: int, last: int) -> Tensor:
+            first_B = torch.full((num_sequences,), first)
+            batch = PagedBatch(
+                tokens_P[first:last].expand(num_sequences, -1),
+                first_B,
+                torch.full_like(first_B, last - first),
+                blocks_J.expand(num_sequences, -1),
+            )
+            return self.verify(self._pack(batch)).clone()
+
+        wide_PV = verify(1, 0, columns)[0]
+        alone_PV = torch.cat([verify(1, each, each + 1)[0] for each in range(columns)])
+        full_BPV = verify(count, 0, columns)
+        return torch.equal(alone_PV, wide_PV) and torch.equal(
+            full_BPV, wide_PV.expand(count, -1, -1)
+        )
+
     def _infer(self, packed: PackedPass) -> None:
         for name, values in packed.inputs.items():
             self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
         self._request.infer()
 
     def _pack(self, batch: PagedBatch) -> PackedPass:
-        """Compute the inputs of a pass; in deterministic mode, padding columns run as well."""
+        """Compute the inputs of a pass; at one shape, padding columns run as well."""
         tokens_BP = batch.tokens_BP.numpy()
         first_B = batch.first_positions_B.numpy()
         num_columns_B = batch.num_columns_B.numpy()
-        if self._engine.deterministic:
+        if self._is_one_shape:
             num_columns_B = np.full_like(num_columns_B, tokens_BP.shape[1])
         attended_B = np.maximum(num_columns_B, MIN_ATTENDED)
         attended_begins_B = _begins(attended_B)
