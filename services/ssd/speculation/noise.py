@@ -196,7 +196,8 @@ class NoiseRing:
 
     def __init__(self, num_slots: int, num_rows: int, vocab_size: int) -> None:
         self._num_rows = num_rows
-        self._noise_RV = torch.zeros((num_slots * num_rows, vocab_size))
+        self.noise_YV = torch.zeros((num_slots * num_rows, vocab_size))
+        """The rows of all slots."""
         self._positions_ZY: Int64s = np.full((num_slots, num_rows), -1, dtype=np.int64)
         self._temperatures_Z = np.zeros(num_slots)
         self._seeds_Z = np.zeros(num_slots, dtype=np.uint64)
@@ -251,7 +252,7 @@ class NoiseRing:
         addresses_R4[:, 1] = positions_R
         addresses_R4[:, 2] = self._choices_Z[slots_R]
         ring_rows_R = slots_R * self._num_rows + rows_R
-        self._gumbel.compute(self._noise_RV.numpy(), ring_rows_R, addresses_R4)
+        self._gumbel.compute(self.noise_YV.numpy(), ring_rows_R, addresses_R4)
         self._positions_ZY[slots_R, rows_R] = positions_R
         return len(slots_R)
 
@@ -267,10 +268,16 @@ class NoiseRing:
             temperature 0 have finite, meaningless values.
         """
         slots, positions = slots_R.numpy(), positions_R.numpy()
-        is_random_R = self._temperatures_Z[slots] > 0.0
-        if not is_random_R.any():
+        if not (self._temperatures_Z[slots] > 0.0).any():
             return None
-        rows = positions % self._num_rows
-        kept_R = self._positions_ZY[slots, rows]
-        assert ((kept_R == positions) | ~is_random_R).all(), "a position was not filled"
-        return self._noise_RV.index_select(0, torch.from_numpy(slots * self._num_rows + rows))
+        return self.noise_YV.index_select(0, torch.from_numpy(self.locate(slots, positions)))
+
+    def locate(self, slots_R: Int64s, positions_R: Int64s) -> Int64s:
+        """Return the rows of ``noise_YV`` that contain the noise of some filled positions."""
+        rows_R = positions_R % self._num_rows
+        is_filled_R = self._positions_ZY[slots_R, rows_R] == positions_R
+        assert (is_filled_R | (self._temperatures_Z[slots_R] == 0.0)).all(), (
+            "a position was not filled"
+        )
+        located_R: Int64s = slots_R * self._num_rows + rows_R
+        return located_R

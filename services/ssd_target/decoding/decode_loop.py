@@ -96,7 +96,7 @@ class DecodeLoop:
         with times.part(RoundPart.VERIFY):
             logits_BPV = self._runner.verify(prepared)
         with times.part(RoundPart.SAMPLE):
-            chosen_BP = self._sampler.choose(sequences, proposals.num_proposed_B, logits_BPV)
+            chosen_BP = self._sampler.choose(sequences, proposals, logits_BPV)
             outcomes = verify_coupled(proposals.tokens_BK, proposals.num_proposed_B, chosen_BP)
             results = self._append(sequences, proposals, read_back(outcomes))
         decided_at = self._clock.now()

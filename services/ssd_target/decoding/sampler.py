@@ -7,9 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from ssd.engine.config import EngineConfig
-from ssd.engine.sampling.choose import choose
+from ssd.engine.sampling.choose import choose_rows
 from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN
+from ssd_target.decoding.batch_builder import Proposals
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]
@@ -25,7 +26,7 @@ class Sampler:
     def __init__(self, engine: EngineConfig, vocab_size: int) -> None:
         # Rows of the round in progress, and of the next one.
         self._ring = NoiseRing(engine.max_num_seqs, 2 * engine.num_columns, vocab_size)
-        self._temperature_S = torch.zeros(engine.max_num_seqs)
+        self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
 
     def admit(self, sequence: Sequence) -> None:
         """Assign the noise of a sequence's seed to its slot."""
@@ -39,48 +40,64 @@ class Sampler:
 
     def fill(self, sequences: Rows[Sequence], num_proposed_B: Ints) -> None:
         """Compute the noise of the positions that the next round selects, unless it is stored."""
-        count = len(sequences)
-        slots_B = np.fromiter((each.slot for each in sequences), np.int64, count)
-        next_B = np.fromiter((len(each.tokens) for each in sequences), np.int64, count)
-        self._ring.fill_each(slots_B, next_B, num_proposed_B + 1)
+        self._ring.fill_each(*_addresses(sequences), num_proposed_B + 1)
 
     def choose(
-        self, sequences: Rows[Sequence], num_proposed_B: torch.Tensor, logits_BPV: torch.Tensor
+        self, sequences: Rows[Sequence], proposals: Proposals, logits_BPV: torch.Tensor
     ) -> torch.Tensor:
-        """Select the target's token at each row.
+        """Select the target's token at each row, up to the first one that is not the proposed one.
+
+        Verification reads no row after it. At a vocabulary of 128,256, a row costs .2 ms.
 
         Args:
             sequences: those of the round.
-            num_proposed_B: int64, 0..K. Rows 0..num_proposed of each sequence count.
+            proposals: of the round. Rows 0..num_proposed of each sequence count.
             logits_BPV: float32.
 
         Returns:
-            ``chosen_BP`` int64, ``NO_TOKEN`` at padding and where the logits are not finite.
+            ``chosen_BP`` int64, ``NO_TOKEN`` at padding, at rows that are not read, and where the
+            logits are not finite.
         """
-        self.fill(sequences, num_proposed_B.numpy())
-        row_P = torch.arange(logits_BPV.shape[1])
-        counts_BP = row_P <= num_proposed_B[:, None]
-        sequence_R, row_R = counts_BP.nonzero(as_tuple=True)
-        slots_B = torch.tensor([each.slot for each in sequences], dtype=torch.int64)
-        next_B = torch.tensor([len(each.tokens) for each in sequences], dtype=torch.int64)
-        chosen_BP = torch.full(counts_BP.shape, NO_TOKEN, dtype=torch.int64)
-        chosen_BP[sequence_R, row_R] = self._choose(
-            slots_B[sequence_R], next_B[sequence_R] + row_R, logits_BPV[sequence_R, row_R]
-        )
-        return chosen_BP
+        num_proposed_B = proposals.num_proposed_B.numpy()
+        self.fill(sequences, num_proposed_B)
+        slots_B, next_B = _addresses(sequences)
+        num_columns = logits_BPV.shape[1]
+        logits_XV = logits_BPV.cpu().reshape(-1, logits_BPV.shape[2])
+        proposed_BK = proposals.tokens_BK.numpy()
+        chosen_BP = np.full((len(sequences), num_columns), NO_TOKEN, dtype=np.int64)
+        active_A = np.arange(len(sequences))
+        for column in range(num_columns):
+            rows_A = active_A * num_columns + column
+            chosen_A = self._choose(logits_XV, rows_A, slots_B[active_A], next_B[active_A] + column)
+            chosen_BP[active_A, column] = chosen_A
+            active_A = active_A[num_proposed_B[active_A] > column]
+            if not len(active_A):
+                break
+            active_A = active_A[chosen_BP[active_A, column] == proposed_BK[active_A, column]]
+        return torch.from_numpy(chosen_BP)
 
     def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
         """Select one token of each slot, with the noise of a position that is filled.
 
         The logits may have fewer columns than those of the target: padding of its vocabulary.
         """
-        chosen_B = self._choose(torch.from_numpy(slots_B), torch.from_numpy(positions_B), logits_BV)
-        return chosen_B.numpy()
+        return self._choose(logits_BV.cpu(), np.arange(len(slots_B)), slots_B, positions_B)
 
     def _choose(
-        self, slots_R: torch.Tensor, positions_R: torch.Tensor, logits_RV: torch.Tensor
-    ) -> torch.Tensor:
-        noise_RV = self._ring.rows(slots_R, positions_R)
-        if noise_RV is not None:
-            noise_RV = noise_RV[:, : logits_RV.shape[1]]
-        return choose(logits_RV, self._temperature_S[slots_R], noise_RV).cpu()
+        self, logits_XV: torch.Tensor, rows_R: Ints, slots_R: Ints, positions_R: Ints
+    ) -> Ints:
+        return choose_rows(
+            logits_XV,
+            rows_R,
+            self._temperature_S[slots_R],
+            self._ring.noise_YV,
+            self._ring.locate(slots_R, positions_R),
+        )
+
+
+def _addresses(sequences: Rows[Sequence]) -> tuple[Ints, Ints]:
+    """Return slots and next positions."""
+    count = len(sequences)
+    slots_B = np.fromiter((each.slot for each in sequences), np.int64, count)
+    next_B = np.fromiter((len(each.tokens) for each in sequences), np.int64, count)
+    return slots_B, next_B

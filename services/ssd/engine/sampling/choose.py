@@ -1,9 +1,14 @@
 """Choosing tokens: the largest tempered score plus the noise of the caller."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd.types import NO_TOKEN
+
+_GROUP_VALUES = 1 << 17
+"""Scores of a group: 512 KiB."""
 
 
 def choose(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) -> Tensor:
@@ -24,6 +29,45 @@ def choose(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) ->
     # An argmax selects NaN first and +inf next, so it is enough to test the selected value.
     is_token_R = logits_RV.gather(1, best_R[:, None]).squeeze(1).isfinite()
     return best_R.where(is_token_R, NO_TOKEN)
+
+
+def choose_rows(
+    logits_XV: Tensor,
+    rows_R: NDArray[np.int64],
+    temperature_R: NDArray[np.float32],
+    noise_YV: Tensor,
+    noise_rows_R: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return ``choose`` of some rows of a matrix on the CPU, without copies of whole matrices.
+
+    Rows are scored in groups that fit into the cache of a core: 112 rows of 128,256 tokens took 250
+    ms as matrices.
+
+    Args:
+        logits_XV: fp32.
+        rows_R: the rows to choose from.
+        temperature_R: fp32, >= 0, of each chosen row.
+        noise_YV: fp32; it may have more columns than the logits, for padding of a vocabulary.
+        noise_rows_R: row of the noise of each chosen row; not read at temperature 0.
+    """
+    logits, noise = logits_XV.numpy(), noise_YV.numpy()
+    num_ids = logits.shape[1]
+    size = max(1, _GROUP_VALUES // num_ids)
+    scores_GV = np.empty((size, num_ids), dtype=np.float32)
+    chosen_R = np.empty(len(rows_R), dtype=np.int64)
+    for is_warm in (False, True):
+        kind_R = np.flatnonzero((temperature_R > 0) == is_warm)
+        for first in range(0, len(kind_R), size):
+            group_G = kind_R[first : first + size]
+            scores = scores_GV[: len(group_G)]
+            np.take(logits, rows_R[group_G], axis=0, out=scores, mode="clip")
+            if is_warm:
+                scores /= temperature_R[group_G, None]
+                scores += noise[noise_rows_R[group_G], :num_ids]
+            chosen_R[group_G] = scores.argmax(axis=1)
+    # As in ``choose``, it is enough to test the selected value.
+    is_token_R = np.isfinite(logits[rows_R, chosen_R])
+    return np.where(is_token_R, chosen_R, NO_TOKEN)
 
 
 def _scores(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) -> Tensor:

@@ -1,0 +1,77 @@
+"""The target chooses at the rows that verification reads."""
+
+import numpy as np
+import torch
+
+from ssd.engine.config import EngineConfig
+from ssd.speculation.verification import verify_coupled
+from ssd.testing.sink import ListSink
+from ssd.types import NO_TOKEN, Request, SamplingParams
+from ssd_target.decoding.batch_builder import Proposals
+from ssd_target.decoding.sampler import Sampler
+from ssd_target.decoding.sequence import Arrival, Sequence
+
+K = 3
+VOCAB = 11
+
+
+def sequences(temperatures: list[float]) -> list[Sequence]:
+    return [
+        Sequence(
+            arrival=Arrival(
+                sequence_id=index,
+                request=Request(
+                    request_id="",
+                    prompt_ids=(1,) * (index + 1),
+                    sampling=SamplingParams(temperature=temperature, seed=index),
+                ),
+                eos_token_ids=frozenset(),
+                sink=ListSink(),
+            ),
+            slot=len(temperatures) - 1 - index,
+            blocks=(),
+        )
+        for index, temperature in enumerate(temperatures)
+    ]
+
+
+def test_rows_after_the_first_other_token_are_not_chosen_and_the_outcome_is_the_same() -> None:
+    rows = sequences([0.0, 0.9, 0.0, 1.3])
+    sampler = Sampler(EngineConfig(max_model_len=64, max_num_seqs=4, num_columns=K + 1), VOCAB)
+    for row in rows:
+        sampler.admit(row)
+    logits_BPV = torch.randn((4, K + 1, VOCAB), generator=torch.Generator().manual_seed(1))
+    whole_BP = all_rows(sampler, rows, logits_BPV)
+    first_B1 = sampler.choose(rows, no_proposals(4), logits_BPV[:, :1])
+    assert torch.equal(whole_BP[:, :1], first_B1)
+    proposed_BK = whole_BP[:, :K].clone()
+    proposed_BK[1, 1] = (proposed_BK[1, 1] + 1) % VOCAB
+    proposed_BK[2, 0] = (proposed_BK[2, 0] + 1) % VOCAB
+    num_proposed_B = torch.tensor([K, K, K, 1])
+    proposals = Proposals(proposed_BK, num_proposed_B, ())
+    chosen_BP = sampler.choose(rows, proposals, logits_BPV)
+    num_chosen_B = [K + 1, 2, 1, 2]
+    for index, count in enumerate(num_chosen_B):
+        assert torch.equal(chosen_BP[index, :count], whole_BP[index, :count])
+        assert (chosen_BP[index, count:] == NO_TOKEN).all()
+    outcomes = verify_coupled(proposed_BK, num_proposed_B, chosen_BP)
+    assert outcomes.accepted_B.tolist() == [K, 1, 0, 1]
+    assert torch.equal(outcomes.bonus_B, whole_BP[torch.arange(4), outcomes.accepted_B])
+
+
+def no_proposals(count: int) -> Proposals:
+    nothing_BK = torch.empty((count, 0), dtype=torch.int64)
+    return Proposals(nothing_BK, torch.zeros(count, dtype=torch.int64), ())
+
+
+def all_rows(sampler: Sampler, rows: list[Sequence], logits_BPV: torch.Tensor) -> torch.Tensor:
+    """The choice at every row, one position at a time."""
+    slots_B = np.array([row.slot for row in rows])
+    sampler.fill(rows, np.full(len(rows), K))
+    chosen = [
+        sampler.choose_at(
+            slots_B, np.array([len(row.tokens) + column for row in rows]), logits_BPV[:, column]
+        )
+        for column in range(K + 1)
+    ]
+    return torch.from_numpy(np.stack(chosen, axis=1))
