@@ -5,7 +5,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,6 +231,18 @@ def sample(name: str, drafts: int, **target: object) -> Object:
             "draft": {"source": {"uri": "demo://draft"}, "replicas": drafts},
         },
     }
+
+
+def pending(name: str, drafts: int = 1) -> Object:
+    """A resource whose pods get no node: only the operator acts on it."""
+    document = sample(name, drafts=drafts)
+    document["spec"]["podTemplate"] = {"nodeSelector": {"example.com/nowhere": "true"}}
+    return document
+
+
+def all_of(documents: Sequence[Object]) -> Object:
+    """One list of these documents."""
+    return {"apiVersion": "v1", "kind": "List", "items": list(documents)}
 
 
 def inventory() -> set[str]:

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.chart.conftest import Render
-from tests.cluster.kube import Kube, Object, eventually, sample
+from tests.cluster.kube import Kube, Object, eventually, pending
 from tests.cluster.operators import OperatorProcess, operator_process
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-NOWHERE: Object = {"podTemplate": {"nodeSelector": {"ssd.dev/nowhere": "true"}}}
 UNTESTED = {
     # Required by an admission plugin that is off in most clusters.
     "ssddeployments/finalizers",
@@ -120,8 +119,7 @@ def start(rights: Rights, tmp_path: Path) -> Iterator[Callable[[], OperatorProce
 
 def resource(**blocks: Object) -> Object:
     """A resource whose pods get no node."""
-    found = sample("demo", 2, **NOWHERE)
-    found["spec"]["draft"] |= NOWHERE
+    found = pending("demo", 2)
     for name, block in blocks.items():
         found["spec"][name] |= block
     return found

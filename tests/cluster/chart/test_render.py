@@ -82,9 +82,9 @@ def test_helm_lint_accepts_the_chart(helm: Any, values: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.name)
-def test_the_rendered_objects_equal_the_snapshot(render: Any, values: Path) -> None:
-    snapshot = SNAPSHOTS / values.name.replace("-values", "")
+@pytest.mark.parametrize("name", ["default", "everything"])
+def test_the_rendered_objects_equal_the_snapshot(render: Any, name: str) -> None:
+    snapshot, values = SNAPSHOTS / f"{name}.yaml", CHART / "ci" / f"{name}-values.yaml"
     objects = render(*arguments_of(values, "bare"), "--set=crds.install=false")
     fresh = yaml.safe_dump_all(objects, sort_keys=False, width=120)
     assert fresh == snapshot.read_text(), f"check the difference, then write it to {snapshot}"
@@ -158,47 +158,41 @@ def test_optional_objects_depend_on_the_served_apis_unless_they_are_set(render: 
     assert found(*served, *(f"--set={value}=false" for value in values)) == (set(), set())
 
 
-def test_an_operator_of_named_namespaces_has_no_right_on_the_cluster(render: Any) -> None:
-    objects = render(*arguments_of(CHART / "ci" / "namespaced-values.yaml", "all"))
-    assert [each["kind"] for each in objects if each["kind"].startswith("Cluster")] == []
-    bindings = [
-        each
-        for each in objects
-        if each["kind"] == "RoleBinding" and "ssd.dev/binds" in each["metadata"]["labels"]
-    ]
-    assert [each["metadata"]["namespace"] for each in bindings] == ["team-a", "team-b"]
-    (environment,) = [
-        {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
-        for pod in pods([only(objects, "Deployment")])
-    ]
-    assert environment["SSD_OPERATOR_WATCH_NAMESPACES"] == "team-a,team-b"
+NAMED = "--set=operator.watchNamespaces={team-a,team-b}"
+EVERYWHERE = "--set=operator.watchAllNamespaces=true"
 
 
-def scope_of(objects: list[Object]) -> tuple[list[str], Object]:
-    """Namespaces in which the operator has rights, empty for all, and its environment."""
-    bound = [
-        each["metadata"].get("namespace", "")
-        for each in objects
-        if "ssd.dev/binds" in each["metadata"].get("labels", {})
-    ]
-    (pod,) = pods([only(objects, "Deployment")])
-    return bound, {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
-
-
-def test_by_default_the_operator_has_rights_only_in_its_own_namespace(
-    render: Any,
+@pytest.mark.parametrize(
+    ("arguments", "namespaces", "listed"),
+    [
+        ([], ["here"], "here"),
+        ([NAMED], ["team-a", "team-b"], "team-a,team-b"),
+        ([EVERYWHERE], [None], ""),
+    ],
+    ids=["default", "named", "everywhere"],
+)
+def test_the_operator_has_rights_only_in_the_namespaces_that_it_watches(
+    render: Any, arguments: list[str], namespaces: list[str | None], listed: str
 ) -> None:
-    bound, environment = scope_of(render())
-    assert bound == ["here"]
-    assert environment["SSD_OPERATOR_WATCH_NAMESPACES"] == "here"
-    assert "SSD_OPERATOR_WATCH_ALL_NAMESPACES" not in environment
+    objects = render("--set=rbac.aggregate=false", *arguments)
+    bound = [each for each in objects if "ssd.dev/binds" in each["metadata"].get("labels", {})]
+    assert [each["metadata"].get("namespace") for each in bound] == namespaces
+    is_everywhere = arguments == [EVERYWHERE]
+    assert any(each["kind"].startswith("Cluster") for each in objects) is is_everywhere
+    environment = environment_of(objects)
+    assert environment["SSD_OPERATOR_WATCH_NAMESPACES"] == listed
+    assert ("SSD_OPERATOR_WATCH_ALL_NAMESPACES" in environment) is is_everywhere
 
 
-def test_the_whole_cluster_is_watched_only_with_watch_all_namespaces(render: Any) -> None:
-    bound, environment = scope_of(render("--set=operator.watchAllNamespaces=true"))
-    assert bound == [""]
-    assert environment["SSD_OPERATOR_WATCH_NAMESPACES"] == ""
-    assert environment["SSD_OPERATOR_WATCH_ALL_NAMESPACES"] == "true"
+def container_of(objects: list[Object]) -> Object:
+    """The operator's container."""
+    (pod,) = pods([only(objects, "Deployment")])
+    (container,) = pod["containers"]
+    return dict(container)
+
+
+def environment_of(objects: list[Object]) -> dict[str, Any]:
+    return {each["name"]: each.get("value") for each in container_of(objects)["env"]}
 
 
 def test_a_release_in_kube_system_must_name_other_namespaces(render: Any, refusal: Any) -> None:
@@ -237,10 +231,9 @@ def test_the_old_operator_stops_before_the_new_one_starts(render: Any) -> None:
 
 
 def test_the_default_images_have_the_version_of_the_chart(render: Any) -> None:
-    (pod,) = pods([only(render(), "Deployment")])
-    (container,) = pod["containers"]
-    environment = {each["name"]: each.get("value") for each in container["env"]}
-    assert container["image"] == f"localhost/ssd-operator:{ssd.__version__}"
+    objects = render()
+    environment = environment_of(objects)
+    assert container_of(objects)["image"] == f"localhost/ssd-operator:{ssd.__version__}"
     assert environment["SSD_OPERATOR_TARGET_IMAGE"] == f"localhost/ssd-target:{ssd.__version__}"
     assert environment["SSD_OPERATOR_DRAFT_IMAGE"] == f"localhost/ssd-draft:{ssd.__version__}"
     notes = yaml.safe_load((CHART / "Chart.yaml").read_text())
@@ -255,10 +248,8 @@ def test_a_repository_with_a_slash_and_a_digest_are_used_unchanged(render: Any) 
         f"--set=image.digest={digest}",
         "--set=engineImages.draft.tag=v7",
     )
-    (pod,) = pods([only(objects, "Deployment")])
-    (container,) = pod["containers"]
-    environment = {each["name"]: each.get("value") for each in container["env"]}
-    assert container["image"] == f"mirror.example/op@{digest}"
+    environment = environment_of(objects)
+    assert container_of(objects)["image"] == f"mirror.example/op@{digest}"
     assert environment["SSD_OPERATOR_TARGET_IMAGE"] == f"r.example/ssd/ssd-target:{ssd.__version__}"
     assert environment["SSD_OPERATOR_DRAFT_IMAGE"] == "r.example/ssd/ssd-draft:v7"
 

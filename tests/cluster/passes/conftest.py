@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import pytest
-from tests.cluster.kube import Kube, Object, eventually, sample
+from tests.cluster.kube import Kube, eventually
 from tests.cluster.operators import Operator
 
 NAMESPACE = "passes"
@@ -22,15 +22,3 @@ def kube(cluster: None, operator: Operator) -> Iterator[Kube]:
     kube("delete", "ssd", "--all", "--wait=true")
     kube("delete", "pods", "--all", "--grace-period=0", "--force", "--ignore-not-found")
     eventually(lambda: kube.items("deployments,services,pods") == [], "nothing is left", 90)
-
-
-def pending(name: str, drafts: int = 1) -> Object:
-    """A resource whose pods get no node."""
-    document = sample(name, drafts=drafts)
-    document["spec"]["podTemplate"] = {"nodeSelector": {"example.com/nowhere": "true"}}
-    return document
-
-
-def all_of(documents: Sequence[Object]) -> Object:
-    """One list of these documents."""
-    return {"apiVersion": "v1", "kind": "List", "items": list(documents)}

@@ -4,8 +4,7 @@ import copy
 from functools import partial
 
 import pytest
-from tests.cluster.kube import Kube, Object, eventually
-from tests.cluster.passes.conftest import all_of, pending
+from tests.cluster.kube import Kube, Object, all_of, eventually, pending
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

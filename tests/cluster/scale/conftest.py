@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from tests.cluster.kube import Kube, Object, eventually, run, sample
+from tests.cluster.kube import Kube, all_of, eventually, pending, run
 from tests.cluster.operators import Operator, Reading
 
 NUM_RESOURCES = int(os.environ.get("SSD_SCALE_RESOURCES", "200"))
@@ -34,27 +34,16 @@ class Converged:
 def converged(operator: Operator, namespaces: Sequence[str]) -> Iterator[Converged]:
     """All resources, created together; their pods stay Pending."""
     before = operator.read()
-    documents = [
-        pending(f"r{number}", namespaces[number % len(namespaces)])
-        for number in range(NUM_RESOURCES)
-    ]
-    everything: Object = {"apiVersion": "v1", "kind": "List", "items": documents}
-    Kube()("create", "-f", "-", given=everything, timeout=300)
+    documents = [pending(f"r{number}") for number in range(NUM_RESOURCES)]
+    for number, document in enumerate(documents):
+        document["metadata"]["namespace"] = namespaces[number % len(namespaces)]
+    Kube("")("create", "-f", "-", given=all_of(documents), timeout=300)
     waited = eventually(partial(all_are_reported, namespaces), "each status reports its pods", 300)
     after = operator.read()
     settle(operator)
     yield Converged(before, after, waited)
     for name in namespaces:
         run("kubectl", "delete", "ssd", "--all", "-n", name, timeout=300)
-
-
-def pending(name: str, namespace: str) -> Object:
-    """A resource of one target and one draft that get no node."""
-    nowhere = {"nodeSelector": {"example.com/nowhere": "true"}}
-    document = sample(name, drafts=1, podTemplate=nowhere)
-    document["spec"]["draft"]["podTemplate"] = nowhere
-    document["metadata"]["namespace"] = namespace
-    return document
 
 
 def all_are_reported(namespaces: Sequence[str]) -> bool:
