@@ -235,6 +235,8 @@ class NoiseRing:
         Returns:
             The number of computed positions; slots of temperature 0 have none.
         """
+        if not (self._temperatures_Z[slots_B] > 0.0).any():
+            return 0
         column_Y = np.arange(counts_B.max(initial=0))
         assert len(column_Y) <= self._num_rows, "more positions than rows"
         positions_BY = first_B[:, None] + column_Y
