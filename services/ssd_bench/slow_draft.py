@@ -21,6 +21,8 @@ class Point:
     """Decoding with a draft whose table takes ``ratio`` times as long as a verify."""
 
     ratio: float
+    verify_ms: Spread
+    """Of SSD in the same run, which may differ from the one for which the delay was chosen."""
     added_step_ms: float
     speed_up: Spread
     """tokens/s of SSD / AR."""
@@ -54,8 +56,7 @@ async def sweep(
         added = added_step_ms(ratio, verify_ms, table_ms, lookahead)
         deployment = _slowed(plan.deployment, added)
         results = await run(replace(plan, deployment=deployment), on_batch)
-        reached = (table_ms + lookahead * added) / verify_ms
-        points.append(point(_cell(results), reached, added))
+        points.append(point(_cell(results), table_ms + lookahead * added, added))
     return points
 
 
@@ -64,12 +65,13 @@ def added_step_ms(ratio: float, verify_ms: float, table_ms: float, lookahead: in
     return max(0.0, (ratio * verify_ms - table_ms) / lookahead)
 
 
-def point(cell: Cell, ratio: float, added: float) -> Point:
-    """Return the figures of a cell."""
+def point(cell: Cell, table_ms: float, added: float) -> Point:
+    """Return the figures of a cell, whose tables take ``table_ms``."""
     ssd, ar = spreads(cell.figures["ssd"]), spreads(cell.figures["ar"])
     nothing = Spread(0.0, 0.0, 0.0)
     return Point(
-        ratio=ratio,
+        ratio=table_ms / ssd["verify_ms"].median,
+        verify_ms=ssd["verify_ms"],
         added_step_ms=added,
         speed_up=speed_up(cell),
         tokens_per_second=ssd["tokens_per_second"],

@@ -217,6 +217,7 @@ class DraftLink:
         if num_new and not is_first:
             self.column_times.note((now - before) / num_new)
         elif num_new and session.is_timed:
+            self.column_times.note_first(num_new, now - session.requested_at)
             COMMIT_TO_TABLE_SECONDS.observe(now - session.requested_at)
         return num_new
 
@@ -225,6 +226,9 @@ class DraftLink:
         seconds = [each.table_seconds(self.lookahead, now) for each in sessions]
         if known := [each for each in seconds if each is not None]:
             self.batch_times.note(known)
+        for each in sessions:
+            if each.table is None:
+                self.column_times.note_late(now - each.requested_at)
         return any(each.table is not None for each in sessions)
 
     def send_opening(self, opening: OpenSession) -> None:

@@ -161,7 +161,8 @@ class DraftPool:
         pace = self._tables.pace
         pace.note_outcomes([(each.outcome.accepted, each.num_proposed) for each in results])
         if self._sent_at is not None:
-            pace.note_round(self._clock.now() - self._sent_at)
+            is_plain = not any(each.num_proposed for each in results)
+            pace.note_round(self._clock.now() - self._sent_at, is_plain=is_plain)
         with self._changed:
             answers = self._tables.collect(continuing)
             suspended = self._suspend_late_links(answers)

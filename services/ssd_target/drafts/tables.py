@@ -90,7 +90,7 @@ class TableCollector:
         """
         begun_at = now = self._clock.now()
         deadline = begun_at + self._settings.draft_deadline_seconds
-        while (until := min(deadline, self._until(results, begun_at, now))) > now:
+        while (until := min(deadline, self._until(results, now))) > now:
             is_notified = self._changed.wait(until - now)
             now = self._clock.now()
             if not is_notified:
@@ -99,22 +99,23 @@ class TableCollector:
         found = (self._sessions.find(each.sequence.sequence_id) for each in results)
         return {each.sequence_id: (each, each.table) for each in found if each and each.is_open}
 
-    def _until(self, results: Rows[RoundResult], begun_at: float, now: float) -> float:
+    def _until(self, results: Rows[RoundResult], now: float) -> float:
         """Return the time until which the round waits for a column."""
         rows = [self._row(result) for result in results]
         if self._settings.adaptive_deadline:
-            return wait_until(rows, self.pace, begun_at, now)
-        return inf if any(row.is_waiting for row in rows) else now
+            return wait_until(rows, self.pace, now)
+        return inf if any(row.num_columns for row in rows) else now
 
     def _row(self, result: RoundResult) -> Row:
         session = self._sessions.find(result.sequence.sequence_id)
         if session is None or not session.is_open:
             return Row(0)
+        times = session.link.column_times
         max_tokens = result.max_tokens(self._settings.lookahead)
         if session.table is None:
-            return Row(0, is_waiting=max_tokens > 0)
+            next_at = session.requested_at + times.first_seconds
+            return Row(0, min(times.first_depth, max_tokens), next_at)
         if session.table.look_up(result.outcome) is None:
             return Row(0)
         depth = min(session.table.depth, max_tokens)
-        next_at = session.received_at + session.link.column_times.seconds
-        return Row(depth, is_waiting=depth < max_tokens, next_at=next_at)
+        return Row(depth, min(1, max_tokens - depth), session.received_at + times.seconds)

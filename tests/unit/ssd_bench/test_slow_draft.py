@@ -48,13 +48,14 @@ def test_a_draft_that_is_slower_than_the_ratio_gets_no_delay() -> None:
 def test_a_point_has_the_ratios_of_interleaved_repetitions(
     late_rate: float | None, late: float, hits: float
 ) -> None:
-    found = point(a_cell(late_rate), ratio=2.0, added=1.5)
+    found = point(a_cell(late_rate), table_ms=20.0, added=1.5)
+    assert found.ratio == 2.0
     assert found.speed_up.median == found.speed_up.q1 == 2.5
     assert (found.late_rate, found.hit_rate) == (late, hits)
 
 
 def test_the_plot_is_a_png_of_all_lines(tmp_path: Path) -> None:
-    points = as_records([point(a_cell(0.0), ratio, 0.0) for ratio in (0.5, 2.0, 8.0)])
+    points = as_records([point(a_cell(0.0), table_ms, 0.0) for table_ms in (5.0, 20.0, 80.0)])
     path = tmp_path / "slow_draft.png"
     draw_slow_draft({"before": points, "after": points}, path)
     assert path.read_bytes().startswith(PNG)

@@ -81,19 +81,25 @@ def a_text(
 class Draft:
     """A worker over a ledger runner; the tests run its steps."""
 
-    def __init__(self, num_blocks: int = 200, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 200,
+        clock: Clock | None = None,
+        lookahead: int = K,
+        max_len: int = MAX_LEN,
+    ) -> None:
         clock = clock or StillClock()
         self.runner = LedgerTreeRunner(
             num_slots=SLOTS,
             num_branches=N,
-            lookahead=K,
+            lookahead=lookahead,
             num_blocks=num_blocks,
             vocab_size=VOCAB,
         )
         engine = EngineConfig(
-            max_model_len=MAX_LEN,
+            max_model_len=max_len,
             max_num_seqs=SLOTS,
-            num_columns=K + 1,
+            num_columns=lookahead + 1,
             branches=N,
             block_size=BLOCK,
             prefill_chunk=CHUNK,
@@ -101,7 +107,11 @@ class Draft:
         shape = TreeShape(engine, VOCAB)
         self.pool = BlockPool(num_blocks)
         self.sessions = Sessions(
-            self.pool, max_sessions=SLOTS, block_size=BLOCK, max_len=MAX_LEN, reserved=2 * K + 2
+            self.pool,
+            max_sessions=SLOTS,
+            block_size=BLOCK,
+            max_len=max_len,
+            reserved=2 * lookahead + 2,
         )
         self.inbox = Inbox(1000, 1 << 20, clock)
         self.counts: list[int] = []

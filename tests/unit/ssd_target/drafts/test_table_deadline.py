@@ -11,11 +11,13 @@ from ssd_target.drafts.table_deadline import (
 )
 
 ROUND_SECONDS = 0.1
+NOW = 5.0
 
 
-def pace(acceptance: float = 0.8) -> RoundPace:
+def pace(acceptance: float = 0.8, plain_seconds: float = ROUND_SECONDS) -> RoundPace:
     found = RoundPace()
-    found.note_round(ROUND_SECONDS)
+    found.note_round(ROUND_SECONDS, is_plain=False)
+    found.note_round(plain_seconds, is_plain=True)
     for _ in range(400):
         accepted = round(100 * acceptance)
         found.note_outcomes([(accepted, accepted), *[(0, 1)] * (100 - accepted)])
@@ -23,18 +25,22 @@ def pace(acceptance: float = 0.8) -> RoundPace:
     return found
 
 
-def seconds(rows: list[Row], acceptance: float = 0.8, now: float = 5.0) -> float:
-    return wait_until(rows, pace(acceptance), 5.0, now) - 5.0
+def seconds(rows: list[Row], found: RoundPace | None = None) -> float:
+    return wait_until(rows, found or pace(), NOW) - NOW
 
 
 def test_without_a_round_so_far_only_the_deadline_ends_the_wait() -> None:
-    assert wait_until([Row(0, is_waiting=True)], RoundPace(), 5.0, 5.0) == float("inf")
+    assert wait_until([Row(0, 1, NOW)], RoundPace(), NOW) == float("inf")
+    assert wait_until([Row(3)], RoundPace(), NOW) == NOW
 
 
 def test_a_sequence_without_a_column_waits_while_a_round_without_it_would_yield_less() -> None:
-    for now in (5.0, 5.07):
-        waits = seconds([Row(0, is_waiting=True)], now=now)
-        assert waits == pytest.approx(0.8 * ROUND_SECONDS, rel=1e-3)
+    assert seconds([Row(0, 1, NOW)]) == pytest.approx(0.8 * ROUND_SECONDS, rel=1e-3)
+
+
+def test_a_first_frame_with_more_columns_is_worth_a_longer_wait() -> None:
+    three = (0.8 + 0.64 + 0.512) * ROUND_SECONDS
+    assert seconds([Row(0, 3, NOW)]) == pytest.approx(three, rel=1e-3)
 
 
 def test_complete_and_missed_tables_do_not_wait() -> None:
@@ -43,27 +49,39 @@ def test_complete_and_missed_tables_do_not_wait() -> None:
 
 def test_a_column_is_waited_for_if_it_comes_soon_enough() -> None:
     worth = 0.64 / 1.8 * ROUND_SECONDS
-    soon = Row(1, is_waiting=True, next_at=5.0 + 0.9 * worth)
-    assert seconds([soon]) == pytest.approx(worth, rel=1e-3)
-    assert seconds([Row(1, is_waiting=True, next_at=5.0 + 1.1 * worth)]) == 0.0
+    assert seconds([Row(1, 1, NOW + 0.9 * worth)]) == pytest.approx(worth, rel=1e-3)
+    assert seconds([Row(1, 1, NOW + 1.1 * worth)]) == 0.0
+
+
+def test_a_first_frame_must_be_expected_in_half_of_the_time_that_pays() -> None:
+    worth = 0.8 * ROUND_SECONDS
+    assert seconds([Row(0, 1, NOW + 0.4 * worth)]) > 0.0
+    assert seconds([Row(0, 1, NOW + 0.6 * worth)]) == 0.0
+
+
+def test_a_round_waits_less_if_plain_rounds_are_shorter() -> None:
+    found = pace(plain_seconds=0.6 * ROUND_SECONDS)
+    assert seconds([Row(0, 1, NOW)], found) == pytest.approx(0.08 * ROUND_SECONDS, rel=1e-2)
+    assert seconds([Row(0, 1, NOW)], pace(plain_seconds=0.5 * ROUND_SECONDS)) == 0.0
+    # A round in which another sequence has a proposal is not plain.
+    assert seconds([Row(0, 1, NOW), Row(3)], found) > 0.0
 
 
 def test_the_deeper_a_proposal_the_less_another_column_is_worth() -> None:
-    waits = [seconds([Row(depth, is_waiting=True, next_at=5.0)]) for depth in range(1, 6)]
+    waits = [seconds([Row(depth, 1, NOW)]) for depth in range(1, 6)]
     assert waits == sorted(waits, reverse=True)
     assert waits[1] < 0.25 * ROUND_SECONDS
 
 
 def test_in_a_batch_one_sequence_delays_the_others_less() -> None:
-    alone = seconds([Row(0, is_waiting=True)])
-    others = [Row(3)] * 7
-    assert seconds([Row(0, is_waiting=True), *others]) < alone / 7
-    together = [Row(1, is_waiting=True, next_at=5.0)] * 8
+    alone = seconds([Row(0, 1, NOW)])
+    assert seconds([Row(0, 1, NOW), *[Row(3)] * 7]) < alone / 7
+    together = [Row(1, 1, NOW)] * 8
     assert seconds(together) == pytest.approx(seconds(together[:1]))
 
 
 def test_no_round_waits_long_for_tokens_that_are_not_accepted() -> None:
-    assert seconds([Row(0, is_waiting=True)], acceptance=0.05) < 0.06 * ROUND_SECONDS
+    assert seconds([Row(0, 1, NOW)], pace(0.05)) < 0.06 * ROUND_SECONDS
 
 
 def test_rounds_without_proposals_do_not_change_the_acceptance() -> None:
@@ -76,8 +94,8 @@ def test_rounds_without_proposals_do_not_change_the_acceptance() -> None:
 def test_one_long_round_does_not_change_the_pace() -> None:
     found = pace()
     for length in (ROUND_SECONDS, 60.0, ROUND_SECONDS):
-        found.note_round(length)
-    assert found.seconds == ROUND_SECONDS
+        found.note_round(length, is_plain=False)
+    assert found.proposed_seconds == ROUND_SECONDS
 
 
 def test_the_time_between_columns_is_a_running_mean() -> None:
@@ -86,6 +104,20 @@ def test_the_time_between_columns_is_a_running_mean() -> None:
     assert times.seconds == 0.010
     times.note(0.030)
     assert 0.010 < times.seconds < 0.030
+
+
+def test_a_table_without_a_column_raises_the_expected_time_of_the_first_frame() -> None:
+    times = ColumnTimes()
+    for _ in range(50):
+        times.note_first(6, 0.010)
+    assert (times.first_depth, times.first_seconds) == pytest.approx((6.0, 0.010), rel=1e-3)
+    times.note_late(0.005)
+    assert times.first_seconds < 0.011
+    times.note_late(0.100)
+    assert times.first_seconds == 0.100
+    for _ in range(20):
+        times.note_first(1, 0.010)
+    assert times.first_seconds < 0.011
 
 
 def test_an_opening_may_take_longer_if_more_tokens_are_prefilled() -> None:

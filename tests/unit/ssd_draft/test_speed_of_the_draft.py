@@ -1,0 +1,48 @@
+"""Tokens in the time of a verify against the speed of the draft, on a virtual clock."""
+
+import itertools
+
+import pytest
+from tests.unit.ssd_draft.virtual_target import LOOKAHEAD, VirtualTarget
+
+VERIFY_SECONDS = 0.02
+NUM_ROUNDS = 60
+
+
+def decoded(ratio: float, verify_seconds: float = VERIFY_SECONDS) -> VirtualTarget:
+    """Run a target whose draft needs ``ratio`` verifies for a table."""
+    target = VirtualTarget(
+        verify_seconds=verify_seconds, step_seconds=ratio * verify_seconds / LOOKAHEAD
+    )
+    target.run(NUM_ROUNDS)
+    return target
+
+
+def test_tokens_fall_smoothly_with_the_time_of_a_table() -> None:
+    speeds = [decoded(ratio).tokens_per_verify for ratio in (0.5, 1, 1.5, 2, 4, 8)]
+    assert speeds == sorted(speeds, reverse=True)
+    # Whole tables only would yield 1 from ratio 1 on, if none were waited for.
+    assert all(after > 0.55 * before for before, after in itertools.pairwise(speeds))
+    assert speeds[1] > 0.9 * speeds[0]
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1, 1.5, 2, 3, 4, 6])
+def test_no_table_is_late_although_it_is_not_complete(ratio: float) -> None:
+    assert decoded(ratio).counts.late == 0
+
+
+@pytest.mark.parametrize("ratio", [4, 6, 8, 12, 24])
+def test_a_very_slow_draft_costs_nothing(ratio: float) -> None:
+    assert decoded(ratio).tokens_per_verify > 0.98
+
+
+def test_a_draft_that_is_fast_enough_sends_one_frame_a_round() -> None:
+    target = decoded(0.8)
+    assert set(target.counts.depths) == {LOOKAHEAD}
+    assert target.num_frames_counted == target.counts.rounds
+
+
+@pytest.mark.parametrize("ratio", [1.5, 2, 3])
+def test_a_slow_draft_sends_about_two_frames_a_round(ratio: float) -> None:
+    target = decoded(ratio)
+    assert target.num_frames_counted <= 2.2 * target.counts.rounds
