@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.engines import on
 from tools.distill.model import TrainableLlama, load_model
 
 from ssd.engine.config import EngineConfig
@@ -31,7 +32,6 @@ ENGINE = EngineConfig(
     prefill_chunk=CHUNK,
     num_token_ids=VOCAB_SIZE,
 )
-SHAPE = TreeShape(ENGINE, VOCAB_SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +39,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("tiny") / "model")
 
 
-@pytest.fixture(scope="module")
-def runner(folder: Path) -> DraftRunner:
-    return load_runner(DraftRunner, folder, ENGINE, lambda _stage, _fraction: None)
+@pytest.fixture(scope="module", params=["cpu", "openvino"])
+def runner(folder: Path, request: pytest.FixtureRequest) -> DraftRunner:
+    engine = on(request.param, ENGINE)
+    return load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
 
 
 def build(
@@ -130,8 +131,9 @@ def test_padding_of_the_vocabulary_is_never_chosen(folder: Path) -> None:
 
 def opened(tree: Tree, slots: list[int], texts: list[Text]) -> None:
     for slot, text in zip(slots, texts, strict=True):
-        first_block = 1 + slot * BLOCKS_EACH
-        blocks = list(range(first_block, first_block + BLOCKS_EACH))
+        num_blocks = tree._shape.num_blocks_each
+        first_block = 1 + slot * num_blocks
+        blocks = list(range(first_block, first_block + num_blocks))
         tree.open(NewSession(slot, blocks, text.seed, 0, text.temperature))
         prompt = text.committed[:-1]
         for first in range(0, len(prompt), CHUNK):
@@ -141,7 +143,8 @@ def opened(tree: Tree, slots: list[int], texts: list[Text]) -> None:
 
 @pytest.fixture
 def tree(runner: DraftRunner) -> Tree:
-    return Tree(runner, NoiseRing(ENGINE.max_num_seqs, SHAPE.num_noise_rows, VOCAB_SIZE), SHAPE)
+    shape = TreeShape(runner.engine, VOCAB_SIZE)
+    return Tree(runner, NoiseRing(ENGINE.max_num_seqs, shape.num_noise_rows, VOCAB_SIZE), shape)
 
 
 @pytest.fixture
