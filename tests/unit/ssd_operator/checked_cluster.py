@@ -3,14 +3,19 @@
 import copy
 from dataclasses import dataclass, field
 
-from tests.unit.ssd_operator.controllers import first_to_go, is_of_template, template_hash
+from tests.unit.ssd_operator.controllers import (
+    first_to_go,
+    is_of_template,
+    pods_of,
+    template_hash,
+)
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
 from ssd_operator.api.parse import SpecError, parse
 from ssd_operator.api.spec import KIND, Object, drafts_of_cell
 from ssd_operator.children.names import COMPONENT_LABEL, cell_of, draft_cells
 from ssd_operator.observe.cluster import Ref
-from ssd_operator.observe.pod_state import drain_deadline_of, is_live, is_ready, name_of
+from ssd_operator.observe.pod_state import drain_deadline_of, is_ready, name_of
 
 
 @dataclass
@@ -62,7 +67,7 @@ class CheckedCluster(MemoryCluster):
         return found is None or self._serves(found)
 
     def _serves(self, deployment: Object) -> bool:
-        pods = self._pods(deployment)
+        pods = pods_of(self, deployment)
         return any(is_ready(pod) and is_of_template(pod, deployment) for pod in pods)
 
     def _check_shrink(self, before: Object, after: Object) -> None:
@@ -75,7 +80,7 @@ class CheckedCluster(MemoryCluster):
         assert number >= wanted, f"{name_of(after)} has {number} replicas, {wanted} are wanted"
         if number >= before["spec"]["replicas"]:
             return
-        pods = self._pods(after)
+        pods = pods_of(self, after)
         gone = first_to_go(pods, len(pods) - number) if len(pods) > number else []
         serving = [name_of(pod) for pod in gone if is_ready(pod) and not self._is_done(pod)]
         spared = [name_of(pod) for pod in pods if pod not in gone and self._is_done(pod)]
@@ -85,11 +90,3 @@ class CheckedCluster(MemoryCluster):
     def _is_done(self, pod: Object) -> bool:
         deadline = drain_deadline_of(pod)
         return name_of(pod) in self.drained or (deadline is not None and deadline <= self.now)
-
-    def _pods(self, deployment: Object) -> list[Object]:
-        uid = deployment["metadata"]["uid"]
-        return [
-            pod
-            for pod in self.of_kind("Pod")
-            if is_live(pod) and pod["metadata"]["ownerReferences"][0]["uid"] == uid
-        ]

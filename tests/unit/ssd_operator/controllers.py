@@ -56,14 +56,8 @@ class Controllers:
         self.broken.add(name_of(pod))
         self.kill(pod)
 
-    def pods_of(self, deployment: Object) -> list[Object]:
-        uid = deployment["metadata"]["uid"]
-        return [
-            pod for pod in self._cluster.of_kind("Pod") if is_owned_by(pod, uid) and is_live(pod)
-        ]
-
     def _reconcile(self, deployment: Object) -> bool:
-        spec, pods = deployment["spec"], self.pods_of(deployment)
+        spec, pods = deployment["spec"], pods_of(self._cluster, deployment)
         old = [pod for pod in pods if not is_of_template(pod, deployment)]
         num_extra = len(pods) - spec["replicas"]
         if num_extra > 0:
@@ -122,7 +116,7 @@ class Controllers:
 
     def _write_status(self, deployment: Object) -> bool:
         before, wanted = deployment.get("status", {}), deployment["spec"]["replicas"]
-        pods = self.pods_of(deployment)
+        pods = pods_of(self._cluster, deployment)
         num_updated = sum(is_of_template(pod, deployment) for pod in pods)
         num_ready = sum(is_ready(pod) for pod in pods)
         is_rolled = num_updated == len(pods) == wanted
@@ -169,6 +163,12 @@ class Controllers:
 
     def _remove(self, pod: Object) -> None:
         self._cluster.remove(pod["metadata"]["namespace"], Ref("Pod", name_of(pod)))
+
+
+def pods_of(cluster: MemoryCluster, deployment: Object) -> list[Object]:
+    """Live pods of a Deployment."""
+    uid = deployment["metadata"]["uid"]
+    return [pod for pod in cluster.of_kind("Pod") if is_owned_by(pod, uid) and is_live(pod)]
 
 
 def _owned_by(owner: Object, name: str, labels: Object) -> Object:

@@ -101,16 +101,6 @@ async def test_drafts_are_scaled_while_their_change_waits() -> None:
     assert world.condition("Progressing") == DONE
 
 
-async def test_a_cells_drafts_roll_after_its_old_target_and_not_before() -> None:
-    world = await serving(target={"replicas": 2})
-    world.edit_spec(speculation={"branches": 16})
-    await world.come_to_rest(12)
-    order = world.written("Deployment")
-    assert len(order) == 4
-    for cell in (0, 1):
-        assert order.index(f"demo-target-{cell}") < order.index(f"demo-draft-{cell}")
-
-
 async def test_a_cell_that_does_not_serve_is_replaced_at_once() -> None:
     world = await settled()
     before = revision_of(world[TARGET])

@@ -166,11 +166,13 @@ demands = st.builds(
 
 
 @given(bounds_of_users, demands, histories)
-def test_the_number_is_within_the_bounds(
+def test_the_number_is_bounded_and_grows_only_with_samples_and_room(
     bounds: Autoscaling, demand: Demand, history: History
 ) -> None:
     decision, _ = decide(demand, history, 1.0, bounds)
     assert bounds.min_replicas <= decision.replicas <= bounds.max_replicas
+    if demand.num_unschedulable or demand.eligible is None:
+        assert decision.replicas <= demand.replicas or decision.reason is Reason.BOUNDS
 
 
 @given(bounds_of_users, demands, histories, eligible_sequences, eligible_sequences)
@@ -182,15 +184,6 @@ def test_more_demand_never_means_fewer_drafts(
         for each in sorted([one, other])
     ]
     assert numbers == sorted(numbers)
-
-
-@given(bounds_of_users, demands, histories)
-def test_unscheduled_drafts_and_missing_samples_never_increase_the_number(
-    bounds: Autoscaling, demand: Demand, history: History
-) -> None:
-    decision, _ = decide(demand, history, 1.0, bounds)
-    if demand.num_unschedulable or demand.eligible is None:
-        assert decision.replicas <= demand.replicas or decision.reason is Reason.BOUNDS
 
 
 @given(bounds_of_users, eligible_sequences, st.floats(1, 128), st.integers(0, 64))

@@ -193,11 +193,9 @@ async def test_a_foreign_pod_with_our_labels_is_no_target_and_is_not_dialled() -
     assert world.status["target"]["replicas"] == 1
 
 
-@pytest.mark.parametrize("kind", ["Pod", "Deployment"])
-async def test_a_cell_that_is_no_number_stops_no_pass(kind: str) -> None:
+async def test_a_deployment_whose_cell_is_no_number_stops_no_pass() -> None:
     world = await settled()
-    ref = TARGET if kind == "Deployment" else Ref("Pod", name_of(world.ready_pods("draft")[0]))
-    with world.edited(ref) as found:
+    with world.edited(TARGET) as found:
         found["metadata"]["labels"]["ssd.dev/cell"] = "debug"
     assert await world.next_pass() is not None
 
