@@ -7,8 +7,6 @@ LATE_ROUNDS = 3
 """Consecutive rounds without any table in time that open the circuit breaker."""
 FIRST_OPEN_SECONDS = 5.0
 MAX_OPEN_SECONDS = 60.0
-RESET_ROUNDS = 50
-"""Consecutive rounds in time after which the circuit breaker next opens for the first duration."""
 
 
 class CircuitBreaker:
@@ -19,7 +17,6 @@ class CircuitBreaker:
 
     def __init__(self) -> None:
         self._late_rounds = 0
-        self._timely_rounds = 0
         self._seconds = FIRST_OPEN_SECONDS
         self.open_until = 0.0
         """Time on the clock of ``note_round``; a past time means closed."""
@@ -32,20 +29,16 @@ class CircuitBreaker:
         """Note a round in which the link had open sessions; true if the circuit breaker opens."""
         if any_in_time:
             self._late_rounds = 0
-            self._timely_rounds += 1
-            if self._timely_rounds >= RESET_ROUNDS:
-                self._seconds = FIRST_OPEN_SECONDS
+            self._seconds = FIRST_OPEN_SECONDS
             return False
         self._late_rounds += 1
-        self._timely_rounds = 0
         if self._late_rounds < LATE_ROUNDS:
             return False
         self.open(now)
         return True
 
     def open(self, now: float) -> None:
-        """Suspend the link, for twice the previous duration."""
+        """Suspend the link, for twice as long as the last time if no round was in time since."""
         self._late_rounds = 0
-        self._timely_rounds = 0
         self.open_until = now + self._seconds
         self._seconds = min(2 * self._seconds, MAX_OPEN_SECONDS)
