@@ -13,6 +13,7 @@ from ssd_operator.runtime import installation
 from ssd_operator.runtime.ports import probe, serve
 
 MOMENT = 0.05
+UNTOUCHED = ("kube-system", "three")
 
 
 @dataclass
@@ -102,10 +103,10 @@ async def test_an_uninstall_deletes_what_is_in_scope(
     scope: tuple[str, ...], left: set[tuple[str, str]]
 ) -> None:
     api = Admission()
-    for key in (("a", "one"), ("b", "two")):
+    for key in (("a", "one"), ("b", "two"), UNTOUCHED):
         api.create_resource(key, DEMO)
     await installation.delete_all(api, scope)
-    assert api.keys() == left
+    assert api.keys() == left | {UNTOUCHED}
 
 
 async def test_an_uninstall_without_the_definition_has_nothing_to_delete() -> None:
