@@ -20,6 +20,7 @@ from ssd.engine.openvino_engine.layers import (
     rows_of,
     weight,
 )
+from ssd.errors import SetupError
 
 Attend = Callable[[int, Node, Node, Node], Node]
 """(layer, queries [R, H*E], keys [R, G*E], values [R, G*E]) -> [R, H*E]."""
@@ -108,7 +109,11 @@ def _head_norm(heads: Node, num_heads: int, weight_E: Any, epsilon: float) -> No
 def compile_graph(
     outputs: Sequence[Node], inputs: dict[str, Node], engine: EngineConfig
 ) -> openvino.InferRequest:
-    """Compile a graph whose inputs have these names, for one caller at a time."""
+    """Compile a graph whose inputs have these names, for one caller at a time.
+
+    Raises:
+        SetupError: OpenVINO cannot compile it on this machine; the message has its reason.
+    """
     for name, node in inputs.items():
         node.output(0).get_tensor().set_names({name})
     graph = openvino.Model([port(each) for each in outputs], list(inputs.values()), "decoder")
@@ -121,4 +126,11 @@ def compile_graph(
         # The step thread is pinned by its process; its helpers inherit the CPUs.
         "ENABLE_CPU_PINNING": False,
     }
-    return openvino.Core().compile_model(graph, "CPU", options).create_infer_request()
+    try:
+        return openvino.Core().compile_model(graph, "CPU", options).create_infer_request()
+    except RuntimeError as error:
+        # The first lines are places in the sources of OpenVINO.
+        reason = [line for line in str(error).splitlines() if line.strip()][-1]
+        raise SetupError(
+            f"OpenVINO cannot compile the model: {reason.strip()}; set engine to torch"
+        ) from error

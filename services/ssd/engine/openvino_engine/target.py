@@ -45,6 +45,8 @@ Ints = NDArray[np.int32]
 class PackedPass:
     """The inputs of one pass, by name, and where its rows are in the batch."""
 
+    num_sequences: int
+    """Number of sequences that are not padding; they come first."""
     inputs: dict[str, Ints]
     is_real_BP: NDArray[np.bool_]
 
@@ -73,16 +75,17 @@ class OpenVinoTarget:
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
-        packed = self._pack(batch)
+        packed = self._pack(batch, 1)
         packed.inputs["logit_rows"] = packed.inputs["logit_rows"][:0]
         self._infer(packed)
         return torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
 
     def prepare(self, batch: PagedBatch) -> PackedPass:
         """Pack the rows of the batch."""
+        num_sequences = len(batch.tokens_BP)
         if self._is_one_shape:
             batch = pad_sequences(batch, self._engine.max_num_seqs)
-        return self._pack(batch)
+        return self._pack(batch, num_sequences)
 
     def verify(self, prepared: PackedPass) -> Tensor:
         """See ``TargetExecution.verify``."""
@@ -90,7 +93,7 @@ class OpenVinoTarget:
         logits_RV = torch.from_numpy(self._request.get_output_tensor(0).data)
         is_real_BP = prepared.is_real_BP
         if is_real_BP.all():
-            return logits_RV.view(*is_real_BP.shape, -1)
+            return logits_RV.view(*is_real_BP.shape, -1)[: prepared.num_sequences]
         logits_BPV = torch.empty((*is_real_BP.shape, logits_RV.shape[1]))
         logits_BPV[torch.from_numpy(is_real_BP)] = logits_RV
         return logits_BPV
@@ -109,7 +112,7 @@ class OpenVinoTarget:
                 torch.full_like(first_B, last - first),
                 blocks_J.expand(num_sequences, -1),
             )
-            return self.verify(self._pack(batch)).clone()
+            return self.verify(self._pack(batch, num_sequences)).clone()
 
         wide_PV = verify(1, 0, columns)[0]
         alone_PV = torch.cat([verify(1, each, each + 1)[0] for each in range(columns)])
@@ -123,7 +126,7 @@ class OpenVinoTarget:
             self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
         self._request.infer()
 
-    def _pack(self, batch: PagedBatch) -> PackedPass:
+    def _pack(self, batch: PagedBatch, num_sequences: int) -> PackedPass:
         """Compute the inputs of a pass; at one shape, padding columns run as well."""
         tokens_BP = batch.tokens_BP.numpy()
         first_B = batch.first_positions_B.numpy()
@@ -152,6 +155,7 @@ class OpenVinoTarget:
             "max_context_len": (first_B + attended_B).max(keepdims=True),
         }
         return PackedPass(
+            num_sequences,
             {name: np.ascontiguousarray(each, dtype=np.int32) for name, each in inputs.items()},
             is_real_BP,
         )
