@@ -73,7 +73,7 @@ class Operator:
             serve_port(settings.probe_port, "probe", probes),
         ):
             await wait_for_schema(self._cluster.served_schema, self._readiness.set_problem)
-            kinds = await watched_kinds(self._cluster, namespaces)
+            kinds = await watched_kinds(self._cluster, namespaces, self._readiness.set_problem)
             try:
                 await kopf.operator(
                     registry=make_registry(kinds, self._start, self._wake, self._request_relist),

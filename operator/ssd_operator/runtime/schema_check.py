@@ -1,9 +1,9 @@
 """Checks before the operator starts: what the API server serves, and what may be watched."""
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import product
 
 from ssd.telemetry import get_logger
 from ssd_operator.api.schema import crd
@@ -34,19 +34,31 @@ async def wait_for_schema(
         await sleep(RETRY_SECONDS)
 
 
-async def watched_kinds(cluster: Cluster, namespaces: Sequence[str]) -> AbstractSet[str]:
+async def watched_kinds(
+    cluster: Cluster,
+    namespaces: Sequence[str],
+    report: Callable[[str], None],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AbstractSet[str]:
     """All required kinds, and the optional ones that are served and that we may list.
 
-    Raises:
-        ClusterError: the API server does not answer.
+    Without namespaces all are watched; of several, the right in one is enough. ``report`` receives
+    the reason for waiting: a kind whose definition is new is not answered for a moment.
     """
     found = set(REQUIRED_KINDS)
-    for kind in sorted(OPTIONAL_KINDS):
-        for namespace in namespaces or ("",):
-            with contextlib.suppress(MissingError, ForbiddenError):
-                await cluster.uids(kind, namespace)
-                found.add(kind)
-    _log.info("optional_kinds", watched=sorted(found & OPTIONAL_KINDS))
+    wanted = list(product(sorted(OPTIONAL_KINDS), namespaces or ("",)))
+    while wanted:
+        kind, namespace = wanted[0]
+        try:
+            await cluster.uids(kind, namespace)
+            found.add(kind)
+        except (MissingError, ForbiddenError) as error:
+            _log.info("kind_not_watched", kind=kind, namespace=namespace, reason=str(error))
+        except ClusterError as error:
+            report(str(error))
+            await sleep(RETRY_SECONDS)
+            continue
+        wanted.pop(0)
     return found
 
 

@@ -77,6 +77,18 @@ async def test_an_optional_kind_is_watched_if_it_is_served_and_we_have_the_right
     forbidden = ForbiddenError("cannot list it")
     faults = {"ScaledObject": MissingError("404"), "a": forbidden, "b": forbidden}
     cluster = MemoryCluster(list_faults=faults)
-    assert await watched_kinds(cluster, ["a"]) == REQUIRED_KINDS
-    assert await watched_kinds(cluster, ["a", "c"]) == {*REQUIRED_KINDS, "PodMonitor"}
-    assert await watched_kinds(cluster, []) == {*REQUIRED_KINDS, "PodMonitor"}
+    assert await watched_kinds(cluster, ["a"], print) == REQUIRED_KINDS
+    assert await watched_kinds(cluster, ["a", "c"], print) == {*REQUIRED_KINDS, "PodMonitor"}
+    assert await watched_kinds(cluster, [], print) == {*REQUIRED_KINDS, "PodMonitor"}
+
+
+async def test_an_optional_kind_that_is_not_answered_is_asked_for_again() -> None:
+    cluster = MemoryCluster(failures=[BusyError("429 storage is (re)initializing")])
+    problems, pauses = list[str](), list[float]()
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    found = await watched_kinds(cluster, [], problems.append, sleep)
+    assert found == {*REQUIRED_KINDS, "PodMonitor", "ScaledObject"}
+    assert (problems, len(pauses)) == (["429 storage is (re)initializing"], 1)
