@@ -17,6 +17,7 @@ NOT_FINITE = "tests/unit/ssd/engine/test_not_finite.py"
 PASSES = "tests/unit/ssd/engine/test_draft_passes.py"
 LAW = "tests/exactness/test_coupled_law.py"
 LOOP = "tests/unit/ssd_target/decoding/test_decode_loop.py"
+SYNCHRONOUS = "tests/unit/ssd_target/decoding/test_sequential_drafter.py"
 POOL = "tests/unit/ssd_target/drafts/test_pool.py"
 SESSIONS = "tests/unit/ssd_draft/test_sessions.py"
 WORKER = "tests/unit/ssd_draft/test_worker.py"
@@ -65,23 +66,44 @@ MUTANTS = (
     Mutant(
         "all rows of a sequence take the noise of the first",
         "ssd_target/decoding/sampler.py",
-        "next_B[sequence_R] + row_R",
-        "next_B[sequence_R] + 0 * row_R",
+        "next_B[active_A] + column)",
+        "next_B[active_A])",
         (LAW,),
     ),
     Mutant(
         "the target takes the noise of the position before",
         "ssd_target/decoding/sampler.py",
-        "next_B = torch.tensor([len(each.tokens) for each in sequences]",
-        "next_B = torch.tensor([len(each.tokens) - 1 for each in sequences]",
+        "np.fromiter((len(each.tokens) for each in sequences)",
+        "np.fromiter((len(each.tokens) - 1 for each in sequences)",
         (LOOP,),
     ),
     Mutant(
         "noise of a sequence instead of its slot",
         "ssd_target/decoding/sampler.py",
-        "slots_R = slots_B[sequence_R]",
-        "slots_R = sequence_R",
+        "slots_B[active_A], next_B",
+        "active_A, next_B",
         (LAW,),
+    ),
+    Mutant(
+        "the draft on the target's device has no entry of the last accepted token",
+        "ssd_target/decoding/sequential_drafter.py",
+        "COLUMNS = 2",
+        "COLUMNS = 1",
+        (SYNCHRONOUS,),
+    ),
+    Mutant(
+        "the draft on the target's device takes the noise of the position before",
+        "ssd_target/decoding/sequential_drafter.py",
+        "choose_at(slots_B[alive_B], positions_B, logits_BV)",
+        "choose_at(slots_B[alive_B], positions_B - (step > 0), logits_BV)",
+        (SYNCHRONOUS,),
+    ),
+    Mutant(
+        "a row of a matrix that is not finite chooses a token",
+        "ssd/engine/sampling/choose.py",
+        "return np.where(is_token_R, chosen_R, NO_TOKEN)",
+        "return chosen_R",
+        (CHOOSE,),
     ),
     Mutant(
         "the newest token is verified at the position after its own",
@@ -101,8 +123,8 @@ MUTANTS = (
     Mutant(
         "the choice of a request is not part of the noise",
         "ssd/speculation/noise.py",
-        "seed, (position, choice, 0))",
-        "seed, (position, 0, 0))",
+        "addresses_R4[:, 2] = self._choices_Z[slots_R]",
+        "addresses_R4[:, 2] = 0",
         (NOISE,),
     ),
     Mutant(
@@ -115,8 +137,8 @@ MUTANTS = (
     Mutant(
         "a row of the ring keeps the noise of an older position",
         "ssd/speculation/noise.py",
-        "if kept_Y[row] != position:",
-        "if kept_Y[row] < 0:",
+        "self._positions_ZY[slots_BY, rows_BY] != positions_BY",
+        "self._positions_ZY[slots_BY, rows_BY] < 0",
         (NOISE,),
     ),
     # Backup.
@@ -230,8 +252,8 @@ MUTANTS = (
     Mutant(
         "a session opens while its sequence carries a proposal",
         "ssd_target/decoding/decode_loop.py",
-        "if each.may_speculate and not self._proposed.get(each.sequence_id)",
-        "if each.may_speculate",
+        "if self._control.may_open(each) and not self._proposed.get(each.sequence_id)",
+        "if self._control.may_open(each)",
         (LOOP, POOL),
     ),
     # The draft's sessions and worker.
