@@ -9,7 +9,7 @@ the proposal. Letters: Q rows of a session, U = Q x heads of a group, S stored e
 own entries.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import openvino
@@ -36,6 +36,9 @@ from ssd.engine.openvino_engine.layers import (
 
 ROW_STEP = 16
 """Chunks of a prompt are padded to multiples, since products compile a kernel for each shape."""
+MOST_USED = 0.6
+"""Sessions of different widths run in several passes if these have at most this share of the
+entries of one padded pass. Each pass reads the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class OpenVinoDraft:
         same_NN = torch.eye(engine.branches, dtype=torch.bool)
         self._same_branch_QQ = self._mask(same_NN)
         self._same_branch_UN = same_NN.repeat_interleave(self._group, dim=0)
-        self._table: Stored | None = None
+        self._groups: list[tuple[Tensor, Stored]] = []
         self._table_slots_B: Tensor | None = None
         self._context: Stored | None = None
 
@@ -99,14 +102,28 @@ class OpenVinoDraft:
 
     @torch.inference_mode()
     def run_branches(self, batch: BranchBatch) -> Tensor:
-        """See ``DraftExecution.run_branches``."""
-        tokens_BN = batch.tokens_BN
+        """See ``DraftExecution.run_branches``.
+
+        Sessions with much shorter trunks than others run in a pass of their own.
+        """
         own_BPN = self._entries.own(batch.slots_B)
         if batch.step == 0 or batch.slots_B is not self._table_slots_B:
-            self._table = self._gather_table(batch, own_BPN)
+            self._groups = [
+                (rows, self._gather_table(_rows_of(batch, rows), own_BPN[rows]))
+                for rows in group_by_width(batch.trunk_lengths_B, own_BPN[0].numel())
+            ]
             self._table_slots_B = batch.slots_B
-        stored = self._table
-        assert stored is not None
+        if len(self._groups) == 1:
+            return self._run_step(batch, own_BPN, self._groups[0][1])
+        parts = [
+            self._run_step(_rows_of(batch, rows), own_BPN[rows], stored).clone()
+            for rows, stored in self._groups
+        ]
+        order = torch.cat([rows for rows, _ in self._groups]).argsort()
+        return torch.cat(parts)[order]
+
+    def _run_step(self, batch: BranchBatch, own_BPN: Tensor, stored: Stored) -> Tensor:
+        tokens_BN = batch.tokens_BN
         if stored is not self._context:
             self._set_context(stored, self._same_branch_QQ, tokens_BN)
         self._run(tokens_BN, batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step)
@@ -218,6 +235,30 @@ class OpenVinoDraft:
         own_XBNGE = own_L2RW.reshape(shape)
         stored.entries_XBGSE[:, :, :, own] = own_XBNGE.transpose(2, 3)
         stored.mask_B1US[..., own].masked_fill_(self._same_branch_UN, 0.0)
+
+
+def group_by_width(trunk_lengths_B: Tensor, num_own: int) -> list[Tensor]:
+    """Return the rows of sessions that share a pass; one group unless padding takes too long."""
+    widths = [whole_width(num_own + int(length)) for length in trunk_lengths_B]
+    groups = [
+        [row for row, width in enumerate(widths) if width.bit_length() == size]
+        for size in sorted({width.bit_length() for width in widths})
+    ]
+    used = sum(len(rows) * max(widths[row] for row in rows) for rows in groups)
+    if used > MOST_USED * len(widths) * max(widths):
+        groups = [list(range(len(widths)))]
+    return [torch.tensor(rows) for rows in groups]
+
+
+def _rows_of(batch: BranchBatch, rows: Tensor) -> BranchBatch:
+    return replace(
+        batch,
+        slots_B=batch.slots_B[rows],
+        tokens_BN=batch.tokens_BN[rows],
+        accepted_BN=batch.accepted_BN[rows],
+        trunk_lengths_B=batch.trunk_lengths_B[rows],
+        block_tables_BJ=batch.block_tables_BJ[rows],
+    )
 
 
 def _cache_names(num_layers: int) -> list[str]:

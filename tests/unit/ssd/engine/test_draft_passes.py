@@ -20,9 +20,9 @@ Make = Callable[[EngineConfig], DraftRunner]
 K, N = 3, 4
 P = K + 1
 VOCAB = 257
-BLOCKS = 4
+BLOCKS = 32
 ENGINE = EngineConfig(
-    max_model_len=128,
+    max_model_len=1024,
     max_num_seqs=4,
     num_columns=P,
     branches=N,
@@ -136,7 +136,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("attention", CPU_ENGINES)
-@pytest.mark.parametrize("lengths", [[1], [33, 1, 70]])
+@pytest.mark.parametrize("lengths", [[1], [33, 1, 70], [3, 900, 40]])
 def test_branches_equal_their_plain_texts_in_every_round(
     make_draft_runner: Make, plain_logits: Plain, store: Store, attention: str, lengths: list[int]
 ) -> None:

@@ -10,6 +10,7 @@ from tests.engines import on
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
+from ssd.engine.openvino_engine.draft import group_by_width
 from ssd.engine.openvino_engine.target import OpenVinoTarget
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
@@ -46,6 +47,16 @@ def test_a_pass_has_as_many_rows_as_its_sequences_have_columns(make_runner: Make
     assert len(packed.inputs["tokens"]) == 7
     # The attention has no sequence of one row.
     assert packed.inputs["subsequence_begins"].tolist() == [0, 2, 6, 8]
+
+
+def test_sessions_share_a_pass_unless_padding_takes_longer() -> None:
+    def groups(*lengths: int) -> list[list[int]]:
+        return [each.tolist() for each in group_by_width(torch.tensor(lengths), 168)]
+
+    assert groups(100, 120) == [[0, 1]]
+    assert groups(100, 3000, 90, 110) == [[0, 2, 3], [1]]
+    assert groups(3000, 100) == [[1], [0]]
+    assert groups(1500, 1800, 900) == [[0, 1, 2]]
 
 
 def test_bits_that_depend_on_the_rows_select_one_shape(
