@@ -278,8 +278,9 @@ class Controller:
         load.speed_up.note(plain, sample.seconds)
         lost = sample.seconds - plain * load.plain.value
         load.loss_seconds = max(0.0, load.loss_seconds + lost)
-        calibrated = self._calibration.verify_seconds(sample.columns, sample.num_sequences)
-        verify = load.verify.setdefault(sample.columns, Mean(_PLAIN_WINDOW))
+        columns = next(count for count in self._columns if count >= sample.columns)
+        calibrated = self._calibration.verify_seconds(columns, sample.num_sequences)
+        verify = load.verify.setdefault(columns, Mean(_PLAIN_WINDOW))
         verify.note(sample.verify_seconds / calibrated)
         load.host.note(sample.seconds - sample.verify_seconds)
         for position, mean in enumerate(load.accepted_K[: load.max_proposed]):

@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSample:
@@ -24,7 +26,7 @@ class RoundSample:
     num_tokens: int
     """Tokens that the sequences gained together."""
     columns: int
-    """Rows of each sequence in the verify."""
+    """Rows of the sequence with the longest proposal."""
     num_proposed: int
     """Proposed tokens of all sequences."""
     num_accepted_K: tuple[int, ...]
@@ -41,17 +43,20 @@ class RoundSample:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Seconds of a verify by (columns, sequences), measured at the start; empty is unknown."""
+    """Seconds of a verify by (columns, sequences), measured at the start; empty is unknown.
+
+    Each number of sequences is measured with the same numbers of columns.
+    """
 
     seconds: Mapping[tuple[int, int], float] = field(default_factory=dict)
     _known: dict[tuple[int, int], float] = field(default_factory=dict, compare=False, repr=False)
     """Results of ``verify_seconds``, which is called several times a round."""
 
     def verify_seconds(self, columns: int, num_sequences: int) -> float:
-        """Return the seconds of a verify, between the measured sizes by linear interpolation.
+        """Return the seconds of a verify, by linear interpolation between the measured sizes.
 
-        Beyond the largest measured size, time grows in proportion. Without a measurement of these
-        columns the result is 1.
+        Beyond the largest measured number of sequences, time grows in proportion. Beyond the
+        measured columns, it is that of the nearest ones. Without a measurement the result is 1.
         """
         key = columns, num_sequences
         if key not in self._known:
@@ -59,17 +64,16 @@ class Calibration:
         return self._known[key]
 
     def _interpolate(self, columns: int, num_sequences: int) -> float:
-        sizes = sorted(size for found, size in self.seconds if found == columns)
-        if not sizes:
+        if not self.seconds:
             return 1.0
-        upper = next((size for size in sizes if size >= num_sequences), None)
-        if upper is None:
-            return self.seconds[columns, sizes[-1]] * num_sequences / sizes[-1]
-        lower = max((size for size in sizes if size <= num_sequences), default=upper)
-        low, high = self.seconds[columns, lower], self.seconds[columns, upper]
-        if upper == lower:
-            return low
-        return low + (high - low) * (num_sequences - lower) / (upper - lower)
+        counts = sorted({count for count, _ in self.seconds})
+        sizes = sorted({size for _, size in self.seconds})
+        size = min(num_sequences, sizes[-1])
+        by_columns = [
+            float(np.interp(size, sizes, [self.seconds[count, each] for each in sizes]))
+            for count in counts
+        ]
+        return float(np.interp(columns, counts, by_columns)) * max(1.0, num_sequences / sizes[-1])
 
 
 @dataclass(slots=True)

@@ -111,7 +111,7 @@ class DecodeLoop:
         with times.part(RoundPart.NOISE):
             self._fill_noise(results, lookups)
         self._end_round(times, results, lookups)
-        self._control.note_round(times, logits_BPV.shape[1], results, lookups)
+        self._control.note_round(times, results, lookups)
 
     def _apply(self, plan: Plan) -> None:
         """End the requests that will not run, prepare the admitted ones, open sessions."""

@@ -69,7 +69,7 @@ class SpeculationControl:
         self._num_sessions = self._drafts.num_sessions
 
     def note_round(
-        self, times: RoundTimes, columns: int, results: Rows[RoundResult], lookups: Rows[Lookup]
+        self, times: RoundTimes, results: Rows[RoundResult], lookups: Rows[Lookup]
     ) -> None:
         """Give a complete round to the controller, and publish its choice.
 
@@ -93,7 +93,7 @@ class SpeculationControl:
                 num_sessions=self._num_sessions,
                 num_answered=sum(lookup.result in _ANSWERED for lookup in lookups),
                 num_tokens=num_tokens,
-                columns=columns,
+                columns=1 + max(result.num_proposed for result in results),
                 num_proposed=num_proposed,
                 num_accepted_K=tuple(accepted_K),
                 seconds=times.round_seconds - times.seconds[RoundPart.PREFILL],
