@@ -64,8 +64,8 @@ class ModelLoader:
 
     def _control(self, runner: TargetRunner) -> SpeculationControl:
         context, lookahead = self._context, self._settings.lookahead
-        calibration = calibrate(runner, runner.verify_columns, context.clock)
-        controller = Controller(runner.verify_columns, lookahead, calibration)
+        calibration = calibrate(runner, runner.row_counts, context.clock)
+        controller = Controller(runner.row_counts, lookahead, calibration)
         return SpeculationControl(controller, context.drafts, context.round_log, lookahead)
 
 

@@ -41,6 +41,9 @@ class TargetExecution(Execution, Protocol):
     is_narrow_exact: bool
     """Whether one column may have the bits of the same column among K+1. Necessary, not sufficient:
     the warm-up compares both."""
+    packs_rows: bool
+    """Whether a verify runs only the rows of each sequence, so that shorter proposals take less
+    time. Otherwise all sequences of a pass have the same number of rows."""
     sequence_counts: Sequence[int]
     """Numbers of sequences that the warm-up runs, ascending."""
 

@@ -43,6 +43,13 @@ class TargetRunner(ModelRunner):
         self.verify_columns: tuple[int, ...] = (engine.num_columns,)
         """Column counts that a verify may have, ascending; the last one fits every proposal."""
 
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Numbers of rows of a sequence whose times differ, ascending; their bits are the same."""
+        if self.execution.packs_rows and len(self.verify_columns) > 1:
+            return tuple(range(1, self.engine.num_columns + 1))
+        return self.verify_columns
+
     @torch.inference_mode()
     def forward(self, batch: PagedBatch) -> Tensor:
         """Verify P columns, or one column, of up to ``max_num_seqs`` sequences.

@@ -152,6 +152,7 @@ class TorchTarget(TorchExecution):
     ) -> None:
         super().__init__(decoder, model, engine, backend, storage)
         self.is_narrow_exact = decoder.is_packed
+        self.packs_rows = False
         self.sequence_counts: Sequence[int] = sequence_buckets(engine)
 
     @torch.inference_mode()

@@ -71,7 +71,7 @@ class OpenVinoTarget:
         if not engine.deterministic and not self._has_same_bits(model.vocab_size):
             self._is_one_shape = True
             _log.warning("one_shape", reason=DIFFERENT_BITS, consequence="slower forward passes")
-        self.is_narrow_exact = not self._is_one_shape
+        self.is_narrow_exact = self.packs_rows = not self._is_one_shape
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""

@@ -218,3 +218,11 @@ def test_rows_of_sequences_with_fewer_columns_have_the_same_bits(
     found_BPV = fast_runner.forward(stack(fewer))
     for found_PV, wide_PV, count in zip(found_BPV, wide_BPV, counts, strict=True):
         assert torch.equal(found_PV[:count], wide_PV[:count])
+
+
+def test_an_execution_that_packs_rows_has_a_row_count_for_each_length(
+    fast_runner: TargetRunner,
+) -> None:
+    fast_runner.warm_up(lambda _stage, _fraction: None)
+    is_packed = fast_runner.attention_name == "openvino"
+    assert fast_runner.row_counts == (tuple(range(1, P + 1)) if is_packed else (1, P))
