@@ -56,8 +56,9 @@ HOPELESS_ROUNDS = 2
 HOPELESS_SPEED_UP = 0.5
 """Speculation below this speed-up that has lost ``LOSS_ROUNDS`` is judged after
 ``HOPELESS_ROUNDS``."""
-LOAD_ROUNDS = 8
-"""Rounds at another load after which its choice applies."""
+LOAD_ROUNDS = 16
+"""Rounds at another load after which its choice applies. The prompts of a batch are stored one a
+round, so a load often lasts for a few rounds only."""
 LENGTH_ROUNDS = 32
 """Rounds between two choices of the length of proposals."""
 _WINDOW = 256
@@ -321,7 +322,8 @@ class Controller:
 
     def _may_try(self, load: _Load) -> bool:
         is_due = self._since_trial >= load.trial_pause
-        return is_due and (self._debt <= 0.0 or not load.is_judged)
+        is_start = load.is_on and not load.is_judged
+        return is_due and (self._debt <= 0.0 or is_start)
 
     def _note_plain_trial(self, load: _Load, sample: RoundSample) -> None:
         stage = self._stage
@@ -417,20 +419,27 @@ class Controller:
             self._since_trial = 0.0
             self._debt += self._stage.loss_seconds
         self._load_key, self._load = key, self._load_of(key)
+        self._follow_judged(key)
         if self._load.is_judged or not self._reported.is_judged:
             self._reported = self._load
         self._rounds_elsewhere = 0
         # Sessions that are open stay open.
         self._begin(is_trial=False, is_measured=was_on and self._stage.is_measured)
 
+    def _follow_judged(self, key: int) -> None:
+        """Give a load that was not judged yet the choice of the nearest one that was.
+
+        A load can be too short to be judged, for example while the prompts of a batch are stored.
+        """
+        judged = [other for other, load in self._loads.items() if load.is_judged]
+        if judged and not self._load.is_judged:
+            nearest = min(judged, key=lambda other: abs(other - key))
+            self._load.is_on = self._loads[nearest].is_on
+
     def _load_of(self, key: int) -> _Load:
-        """Return the state of a load; a new one begins with the choice of the nearest load."""
         if key not in self._loads:
             load = _Load(self._lookahead)
             load.accepted_K = [Mean(_WINDOW, 0.0) for _ in range(self._lookahead)]
-            nearest = min(self._loads, key=lambda other: abs(other - key), default=None)
-            if nearest is not None:
-                load.is_on = self._loads[nearest].is_on
             self._loads[key] = load
         return self._loads[key]
 

@@ -190,6 +190,21 @@ def test_each_load_has_its_own_choice() -> None:
     assert run.controller.report().is_on
 
 
+def test_batches_that_fill_and_drain_lose_at_most_two_percent() -> None:
+    run = Run(replace(USELESS, batch=16))
+    run.run(START_SECONDS)
+    plain_seconds = measured_seconds = 0.0
+    for _ in range(60):
+        for batch, rounds in ((2, 3), (4, 5), (7, 9), (16, 60), (5, 10), (2, 4)):
+            run.world = replace(USELESS, batch=batch)
+            tokens, seconds = run.tokens, run.seconds
+            for _ in range(rounds):
+                run.round()
+            plain_seconds += (run.tokens - tokens) / run.world.plain_rate()
+            measured_seconds += run.seconds - seconds
+    assert plain_seconds > 0.98 * measured_seconds
+
+
 def test_a_short_change_of_load_keeps_the_choice() -> None:
     controller = Controller((1, 7), LOOKAHEAD)
     assert controller.choose(1) == Choice(is_on=True, max_proposed=LOOKAHEAD)
