@@ -22,6 +22,9 @@ def look_up_outcome(
         needs_table = result.sequence.may_speculate and max_tokens > 0
         return NO_DRAFT if needs_table else NO_TABLE_NEEDED
     _, table = answer
+    if table is None and result.sequence.num_remaining == 1:
+        # The next round selects the last token: nobody has waited for a table.
+        return NO_TABLE_NEEDED
     index = table.look_up(result.outcome) if table is not None else None
     if table is not None and index is not None:
         tokens = table.proposal(index, max_tokens)

@@ -75,6 +75,10 @@ def test_a_miss_and_a_late_table_propose_the_backup() -> None:
     assert look_up(answer(None), Outcome(1, 7)) == Lookup(LookupResult.LATE, backup, (8, 9))
 
 
+def test_no_table_is_late_before_the_last_token() -> None:
+    assert look_up(answer(None), Outcome(1, 7), remaining=1) == NO_TABLE_NEEDED
+
+
 def test_without_an_open_session_there_is_no_proposal() -> None:
     assert look_up(None, Outcome(1, 7)) == NO_DRAFT
     assert look_up(None, Outcome(1, 7), mode=Mode.AUTOREGRESSIVE) == NO_TABLE_NEEDED
