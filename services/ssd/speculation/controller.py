@@ -24,6 +24,7 @@ gain, for example where a session takes minutes to open.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import median
 
 from ssd.speculation.round_samples import Calibration, Mean, RoundSample, SpeedUp
 
@@ -151,7 +152,8 @@ class _Stage:
     """Rounds since then."""
     is_length_chosen: bool = False
     """Whether the length was chosen again because speculation seemed slower."""
-    plain: Mean = field(default_factory=lambda: Mean(_PLAIN_WINDOW))
+    plain: list[float] = field(default_factory=list)
+    """Rounds of a trial of plain decoding, over the calibrated time of their verify."""
 
     @property
     def loss_seconds(self) -> float:
@@ -328,9 +330,10 @@ class Controller:
     def _note_plain_trial(self, load: _Load, sample: RoundSample) -> None:
         stage = self._stage
         if stage.rounds > SETTLE_ROUNDS and sample.is_plain:
-            stage.plain.note(sample.seconds / self._plain_unit(sample))
-        if stage.plain.count >= PLAIN_ROUNDS:
-            load.plain = Mean(_PLAIN_WINDOW, stage.plain.value, stage.plain.count)
+            stage.plain.append(sample.seconds / self._plain_unit(sample))
+        if len(stage.plain) >= PLAIN_ROUNDS:
+            # One round that other work has interrupted would double the mean of so few.
+            load.plain = Mean(_PLAIN_WINDOW, median(stage.plain), PLAIN_ROUNDS)
             if load.ratio >= 1.0:
                 self._debt += max(0.0, stage.seconds * (1.0 - 1.0 / load.ratio))
             else:
