@@ -370,7 +370,8 @@ class Controller:
         else:
             load.trial_pause = FIRST_TRIAL_SECONDS
         load.is_on = is_on
-        self._reported = load
+        if load.is_judged:
+            self._reported = load
         if is_on and not was_measured:
             # The acceptance of positions beyond a shorter length is measured again.
             load.max_proposed = self._lookahead
