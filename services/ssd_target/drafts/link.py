@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from ssd.errors import FrameError, LinkError
 from ssd.speculation.table import OutcomeTable, pack_commits
@@ -147,6 +148,8 @@ class DraftLink:
         self._send_control = send_control
         self._session_numbers = itertools.count(1)
         self._frame_numbers = itertools.count(1)
+        self.table_at = -inf
+        """When the newest table arrived, for a round of any session."""
         self.newest_frame = 0
         """Number of the newest frame of the draft. A frame with no higher number is stale."""
 
@@ -195,6 +198,8 @@ class DraftLink:
             FrameError: more tables than were requested, a table of a later round, or one that
                 contradicts the columns before.
         """
+        if tables:
+            self.table_at = now
         for table in tables:
             session = self.sessions.get(table.session)
             if session is not None and table.base_len > session.base_len:

@@ -21,6 +21,7 @@ from ssd_target.decoding.round_result import (
     RoundResult,
 )
 from ssd_target.decoding.sequence import Sequence
+from ssd_target.drafts.circuit_breaker import LATE_ROUNDS
 from ssd_target.drafts.link import DraftLink, LinkState, Session
 from ssd_target.drafts.lookup import look_up_outcome
 from ssd_target.drafts.router import choose_link
@@ -234,14 +235,19 @@ class DraftPool:
             self.detach(link, str(error))
 
     def _suspend_late_links(self, answers: dict[SequenceId, Answer]) -> list[Session]:
-        """Remove and return the sessions of links that were late too often. Lock held."""
+        """Remove and return the sessions of links that were late too often. Lock held.
+
+        A draft whose tables arrive after their rounds is slow: rounds do not wait for it. It is not
+        suspended.
+        """
         now = self._clock.now()
+        oldest = now - LATE_ROUNDS * self._settings.draft_deadline_seconds
         by_link: dict[DraftLink, list[Session]] = {}
         for session, _ in answers.values():
             by_link.setdefault(session.link, []).append(session)
         suspended: list[Session] = []
         for link, sessions in by_link.items():
-            any_in_time = link.note_round(sessions, now)
+            any_in_time = link.note_round(sessions, now) or link.table_at > oldest
             if self._settings.circuit_breaker and link.circuit_breaker.note_round(
                 now, any_in_time=any_in_time
             ):

@@ -188,6 +188,30 @@ def test_the_lock_is_free_while_sessions_of_a_suspended_link_are_closed(
     bench.run()
 
 
+@pytest.mark.parametrize(
+    ("is_answering", "state"), [(True, LinkState.ACTIVE), (False, LinkState.QUARANTINED)]
+)
+def test_a_slow_draft_is_not_suspended_a_silent_one_is(
+    make_bench: MakeBench, *, is_answering: bool, state: LinkState
+) -> None:
+    bench = make_bench(deadline_ms=20.0)
+    draft = bench.join([Behaviour.HIT, *SILENT])
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    for _ in range(6):
+        (session,) = link.sessions.values()
+        late = tables_frame(1, session.base_len, [5], numbers=draft.frame_numbers)
+        bench.clock.time += 0.02
+        bench.loop.run_round()
+        if is_answering:
+            bench.pool.receive(link, late)
+        if bench.pool.state(link) is LinkState.QUARANTINED:
+            break
+    assert bench.pool.state(link) is state
+    bench.run()
+
+
 @pytest.mark.parametrize("reason", ["max_sessions", "gap", "draining", "of a later version"])
 def test_after_a_refusal_the_next_opening_is_a_second_later(
     make_bench: MakeBench, reason: str
