@@ -41,13 +41,22 @@ def load(kube: Kube, demo: str, expected: Mapping[Job, Sequence[TokenId]]) -> It
 
 @pytest.fixture
 def in_cluster(kube: Kube) -> Callable[..., str]:
-    """Run a command in a pod of the target's image; returns its output."""
+    """Run a command in a pod of the target's image; returns the last line of its output.
+
+    It is read from the log: ``kubectl run -i --rm`` may delete the pod before it has the output.
+    """
 
     def run_in_pod(*command: str) -> str:
         image = f"localhost/ssd-target:{__version__}"
-        return kube(
-            *("run", "client", "--rm", "-i", "--quiet", "--restart=Never", f"--image={image}"),
+        kube(
+            *("run", "client", "--restart=Never", f"--image={image}"),
             *("--image-pull-policy=IfNotPresent", "--command", "--", *command),
         )
+        succeeded = "--for=jsonpath={.status.phase}=Succeeded"
+        try:
+            kube("wait", "pod/client", succeeded, "--timeout=90s")
+            return kube("logs", "client", "--tail=1")
+        finally:
+            kube("delete", "pod/client", "--now")
 
     return run_in_pod
