@@ -358,6 +358,10 @@ class _CallContext(contextlib.AbstractAsyncContextManager[Any, None]):
     ) -> None:
         converted = _as_ssd_error(error, self._endpoint)
         await self._on_exit()
+        task = asyncio.current_task()
+        if converted is not None and task is not None and task.cancelling():
+            # The caller's own cancellation may also arrive as the status of its call.
+            raise asyncio.CancelledError from error
         if converted is not None:
             raise converted from error
 

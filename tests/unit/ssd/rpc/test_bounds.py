@@ -31,7 +31,7 @@ def test_too_many_token_ids_are_refused_before_they_are_copied() -> None:
         token_ids=SimpleNamespace(ids=Unreadable([1] * 64)),
         WhichOneof=lambda _name: "token_ids",
     )
-    with pytest.raises(ContextLengthError, match=r"71 tokens \(64 + 7\)") as caught:
+    with pytest.raises(ContextLengthError, match=r"71 tokens \(64 \+ 7\)") as caught:
         generate_call(cast(generate_pb2.GenerateRequest, message), VOCAB, bounds)
     assert caught.value.field == "token_ids.ids"
 

@@ -410,6 +410,21 @@ async def test_cancelling_the_task_of_a_caller_raises_asyncio_cancelled_error(
     await target.left.wait()
 
 
+async def test_the_status_of_a_call_that_ends_with_its_task_is_a_cancellation(
+    client: TargetClient,
+) -> None:
+    async def cancelled_during_a_call() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        await client.pool_status()  # fails with a status: the server does not have it
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(cancelled_during_a_call())
+
+
 async def test_an_unknown_method_is_an_unsupported_error(client: TargetClient) -> None:
     with pytest.raises(UnsupportedError):
         await client.pool_status()
