@@ -103,7 +103,7 @@ class SpeedUp:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all rounds."""
+        """Drop all rounds."""
         self.count = 0.0
         """Rounds, the older ones with less weight."""
         self._plain = self._seconds = 0.0

@@ -23,7 +23,7 @@ def look_up_outcome(
         return NO_DRAFT if needs_table else NO_TABLE_NEEDED
     _, table = answer
     if table is None and result.sequence.num_remaining == 1:
-        # The next round selects the last token: nobody has waited for a table.
+        # The next round selects the last token: no round waits for a table.
         return NO_TABLE_NEEDED
     index = table.look_up(result.outcome) if table is not None else None
     if table is not None and index is not None:

@@ -151,7 +151,7 @@ class World:
         self.cluster.remove("default", ref)
 
     def take_name(self, ref: Ref, **metadata: Any) -> Object:
-        """Put somebody else's object there."""
+        """Put an object of another owner there."""
         if ref in self:
             self.remove(ref)
         about = {"namespace": "default", "name": ref.name, **metadata}

@@ -187,7 +187,7 @@ def scaled(mode: ScalingMode, **more: Any) -> Scene:
 
 def hpa(status: str, reason: str) -> Scene:
     """A HorizontalPodAutoscaler with this condition."""
-    found = {"type": "ScalingActive", "status": status, "reason": reason, "message": "it says."}
+    found = {"type": "ScalingActive", "status": status, "reason": reason, "message": "a sentence."}
     return scaled(ScalingMode.HPA, facts={"children": {HPA: {"status": {"conditions": [found]}}}})
 
 
