@@ -1,6 +1,7 @@
 """Settings and order of all tests."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,11 @@ settings.load_profile("untimed")
 
 LONGEST_FIRST = ("tests/exactness/", "tests/integration/", "tests/unit/ssd_operator/")
 """If a long file began last, one worker would be busy while the others have no work left."""
+
+
+# A background job of a shell ignores Ctrl-C, and so would the processes that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -41,7 +41,8 @@ async def test_plain_decoding_of_one_row_writes_the_tokens_of_verification(
         synchronous = await complete_all(client, size, Mode.SYNCHRONOUS, (0.0, 1.0))
     for row in report.compare(f"fast, {engine}, {dtype}", size, plain, found):
         assert row.hits > 0.5 * row.looked_up
-        assert row.tokens_per_round > 2
+        # Not tokens per round: how many rounds precede a session depends on the machine's speed.
+        assert row.num_proposed - row.num_rejected > row.hits
     for row in report.compare(f"fast, synchronous, {engine}, {dtype}", size, plain, synchronous):
         assert row.looked_up == 0
         assert row.tokens_per_round > 2

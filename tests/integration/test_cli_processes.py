@@ -261,7 +261,7 @@ async def test_ctrl_c_in_generate_prints_the_statistics_so_far(endless: RpcServe
         assert await process.stdout.readexactly(2) == b"aa"
         process.send_signal(signal.SIGINT)
         _, err = await process.communicate()
-        assert process.returncode == 130
+        assert process.returncode == 130, err
     assert re.search(rb"^tokens +2$", err, re.MULTILINE)
     assert b"Traceback" not in err
 
