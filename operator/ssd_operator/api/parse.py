@@ -6,7 +6,6 @@ rules and the uniqueness of list items are left to the API server.
 """
 
 import json
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -16,8 +15,6 @@ from ssd_operator.api.spec import Object, Resource, Spec
 
 MOST_PROBLEMS = 3
 """Reported at once; a condition is one sentence, not a list."""
-_LONGEST_VALUE = 64
-"""Characters of a value that a message repeats."""
 
 
 class SpecError(SSDError):
@@ -31,10 +28,9 @@ def parse(obj: Object) -> Resource:
         SpecError: the schema forbids it.
     """
     metadata = obj["metadata"]
-    # JSON, because strict validation of Python values accepts no list for a tuple.
-    text = json.dumps(_without_nulls(obj.get("spec")))
     try:
-        spec = Spec.model_validate_json(text, strict=True)
+        # JSON, because strict validation of Python values accepts no list for a tuple.
+        spec = Spec.model_validate_json(json.dumps(obj.get("spec")), strict=True)
     except ValidationError as error:
         found = [_sentence(each) for each in error.errors(include_url=False)]
         more = len(found) - MOST_PROBLEMS
@@ -50,23 +46,9 @@ def parse(obj: Object) -> Resource:
     )
 
 
-def _without_nulls(value: Any) -> Any:
-    """What an API server stores: it drops a field that is null, and fills in its default."""
-    if isinstance(value, list):
-        return [_without_nulls(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return value
-
-
 def _sentence(error: ErrorDetails) -> str:
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
     if error["type"] == "missing":
         return f"spec{path} is missing"
-    value, message = error["input"], error["msg"]
-    if error["type"] in ("too_long", "string_too_long"):
-        unit = "characters" if isinstance(value, str) else "entries"
-        found = f"has {len(value)} {unit}"
-    else:
-        found = f"is {repr(value)[:_LONGEST_VALUE]}"
-    return f"spec{path} {found}: {message[0].lower()}{message[1:]}"
+    # A condition quotes no more than the begin of a value.
+    return f"spec{path} is {error['input']!r:.64}: {error['msg'][0].lower()}{error['msg'][1:]}"

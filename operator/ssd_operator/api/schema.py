@@ -22,52 +22,79 @@ _NAMED = (
 
 _NOT_STRUCTURAL = {"title", "$defs", "$ref", "anyOf"}
 
+_DEFINITION = f"""
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {{name: {PLURAL}.{GROUP}}}
+spec:
+  group: {GROUP}
+  scope: Namespaced
+  names:
+    kind: {KIND}
+    listKind: {KIND}List
+    plural: {PLURAL}
+    singular: {KIND.lower()}
+    shortNames: [ssd]
+    categories: [inference]
+  versions:
+  - name: {VERSION}
+    served: true
+    storage: true
+    additionalPrinterColumns: []
+    schema:
+      openAPIV3Schema:
+        description: A target with its drafts and the requirements on their links.
+        type: object
+        properties:
+          apiVersion: {{description: {GROUP}/{VERSION}., type: string}}
+          kind: {{description: {KIND}., type: string}}
+          metadata: {{type: object}}  # the API server owns this schema and rejects additions
+        required: [spec]
+    subresources:
+      status: {{}}
+      scale:
+        specReplicasPath: .spec.draft.replicas
+        statusReplicasPath: .status.draft.replicas
+        labelSelectorPath: .status.draft.selector
+"""
+_CONDITION = '.status.conditions[?(@.type=="{}")].{}'
+_COLUMNS = (
+    ("Ready", _CONDITION.format("Ready", "status"), "Whether a target serves.", 0),
+    ("Targets", ".status.target.summary", "Ready over wanted.", 0),
+    ("Drafts", ".status.draft.summary", "Active links over wanted.", 0),
+    (
+        "Speculation",
+        _CONDITION.format("SpeculationActive", "status"),
+        "Whether each ready target has an active link.",
+        0,
+    ),
+    ("Transport", ".status.transport.effective", "How tables are sent.", 0),
+    ("Age", ".metadata.creationTimestamp", "Time since creation.", 0),
+    ("Model", ".status.model.name", "Id that clients use.", 1),
+    ("Reason", _CONDITION.format("Ready", "reason"), "Why it is ready or not.", 1),
+    ("Endpoint", ".status.endpoint.grpc", "Where clients call.", 1),
+)
+"""Name, path, description, and 1 if it is shown with ``-o wide`` only."""
+
 
 def crd() -> Object:
     """The definition, as an API server accepts it."""
-    root = {
-        "description": "A target with its drafts and the requirements on their links.",
-        "type": "object",
-        "properties": {
-            "apiVersion": {"description": f"{GROUP}/{VERSION}.", "type": "string"},
-            "kind": {"description": f"{KIND}.", "type": "string"},
-            # The API server owns this schema and rejects additions.
-            "metadata": {"type": "object"},
-            "spec": structural(Spec),
-            "status": structural(Status),
-        },
-        "required": ["spec"],
-        **rules(_NAMED),
-    }
-    version = {
-        "name": VERSION,
-        "served": True,
-        "storage": True,
-        "additionalPrinterColumns": _columns(),
-        "schema": {"openAPIV3Schema": root},
-        "subresources": {
-            "status": {},
-            "scale": {
-                "specReplicasPath": ".spec.draft.replicas",
-                "statusReplicasPath": ".status.draft.replicas",
-                "labelSelectorPath": ".status.draft.selector",
-            },
-        },
-    }
-    names = {
-        "kind": KIND,
-        "listKind": f"{KIND}List",
-        "plural": PLURAL,
-        "singular": KIND.lower(),
-        "shortNames": ["ssd"],
-        "categories": ["inference"],
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{PLURAL}.{GROUP}"},
-        "spec": {"group": GROUP, "scope": "Namespaced", "names": names, "versions": [version]},
-    }
+    definition: Object = yaml.safe_load(_DEFINITION)
+    version = definition["spec"]["versions"][0]
+    version["additionalPrinterColumns"] = [
+        {
+            "name": name,
+            "type": "date" if name == "Age" else "string",
+            "jsonPath": path,
+            "description": about,
+            "priority": priority,
+        }
+        for name, path, about, priority in _COLUMNS
+    ]
+    root = version["schema"]["openAPIV3Schema"]
+    root["properties"] |= {"spec": structural(Spec), "status": structural(Status)}
+    root |= rules(_NAMED)
+    return definition
 
 
 def structural(model: type) -> Object:
@@ -118,34 +145,6 @@ def _resolved(node: Object, definitions: Object) -> Object:
         node = {**definitions[node["$ref"].rpartition("/")[2]], **node}
     copied: Object = json.loads(json.dumps(node))
     return copied
-
-
-def _columns() -> list[Object]:
-    def condition(kind: str, field: str) -> str:
-        return f'.status.conditions[?(@.type=="{kind}")].{field}'
-
-    active = condition("SpeculationActive", "status")
-    rows = [
-        ("Ready", condition("Ready", "status"), "Whether a target serves.", 0),
-        ("Targets", ".status.target.summary", "Ready over wanted.", 0),
-        ("Drafts", ".status.draft.summary", "Active links over wanted.", 0),
-        ("Speculation", active, "Whether each ready target has an active link.", 0),
-        ("Transport", ".status.transport.effective", "How tables are sent.", 0),
-        ("Age", ".metadata.creationTimestamp", "Time since creation.", 0),
-        ("Model", ".status.model.name", "Id that clients use.", 1),
-        ("Reason", condition("Ready", "reason"), "Why it is ready or not.", 1),
-        ("Endpoint", ".status.endpoint.grpc", "Where clients call.", 1),
-    ]
-    return [
-        {
-            "name": name,
-            "type": "date" if name == "Age" else "string",
-            "jsonPath": path,
-            "description": about,
-            "priority": priority,
-        }
-        for name, path, about, priority in rows
-    ]
 
 
 def crd_yaml() -> str:

@@ -11,7 +11,6 @@ fields twice were half of the resource. *Revisit when* users need a volume for o
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -121,28 +120,9 @@ _SYSTEM_FOLDERS = (
 )
 
 
-class Accelerator(StrEnum):
-    """Device of target and drafts."""
-
-    NVIDIA = "nvidia"
-    CPU = "cpu"
-
-
-class Sharing(StrEnum):
-    """Which drafts a target connects to."""
-
-    CELL = "Cell"
-    POOL = "Pool"
-
-
-class ScalingMode(StrEnum):
-    """Who writes ``draft.replicas``."""
-
-    NONE = "None"
-    INTERNAL = "Internal"
-    HPA = "HPA"
-    KEDA = "KEDA"
-    EXTERNAL = "External"
+Accelerator = Literal["nvidia", "cpu"]
+Sharing = Literal["Cell", "Pool"]
+ScalingMode = Literal["None", "Internal", "HPA", "KEDA", "External"]
 
 
 class Model(Block):
@@ -256,7 +236,7 @@ class Autoscaling(Block):
             "mode KEDA reads a metric of Prometheus: give keda",
         ),
     )
-    mode: ScalingMode = ScalingMode.INTERNAL
+    mode: ScalingMode = "Internal"
     """Who writes draft.replicas. None: you. Internal: the operator. HPA, KEDA: an object that the
     operator creates. External: another scaler, through /scale."""
     min_replicas: Annotated[int, between(0, _MOST_DRAFTS)] = 1
@@ -286,7 +266,7 @@ class Draft(Process):
     replicas: Annotated[int, between(0, _MOST_DRAFTS)] = 1
     """Number of drafts of all cells together, spread evenly. kubectl scale and autoscalers write
     it. A change replaces no pod; a draft is drained before it is removed."""
-    sharing: Sharing = Sharing.CELL
+    sharing: Sharing = "Cell"
     """Cell: a target connects to the drafts of its cell. Pool: all targets connect to all drafts.
     Cannot change."""
     sequences_per_replica: Annotated[int, between(1, 256)] = 32
@@ -442,7 +422,7 @@ class Spec(Block):
             "tensorParallelSize cannot change: delete the resource and create it anew",
         ),
     )
-    accelerator: Accelerator = Accelerator.NVIDIA
+    accelerator: Accelerator = "nvidia"
     """Device of target and drafts. A pod without its device fails; it never uses the CPU instead.
     Cannot change."""
     paused: bool = False
@@ -479,7 +459,7 @@ class Spec(Block):
     @property
     def is_gpu(self) -> bool:
         """Whether pods run on GPUs."""
-        return self.accelerator is Accelerator.NVIDIA
+        return self.accelerator == "nvidia"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ Names of resources have at most 40 characters, so that those of their children f
 
 from enum import StrEnum
 
-from ssd_operator.api.spec import GROUP, Object, Resource, Sharing
+from ssd_operator.api.spec import GROUP, Object, Resource
 
 NAME_LABEL = f"{GROUP}/name"
 COMPONENT_LABEL = f"{GROUP}/component"
@@ -40,6 +40,10 @@ class Component(StrEnum):
     DRAFT = "draft"
 
 
+PORTS = {Component.TARGET: TARGET_PORT, Component.DRAFT: DRAFT_PORT}
+"""Of gRPC."""
+
+
 def target_deployment(resource: Resource, cell: int) -> str:
     """Name of a cell's target."""
     return f"{resource.name}-target-{cell}"
@@ -54,12 +58,12 @@ def draft_deployment(resource: Resource, cell: int) -> str:
 
 def draft_cell(resource: Resource, cell: int) -> int | None:
     """Cell label of a cell's drafts; None in a Pool, whose drafts have no cell."""
-    return None if resource.spec.draft.sharing is Sharing.POOL else cell
+    return None if resource.spec.draft.sharing == "Pool" else cell
 
 
 def draft_cells(resource: Resource) -> range:
     """Cells that have a draft Deployment; a Pool counts as cell 0."""
-    return range(1 if resource.spec.draft.sharing is Sharing.POOL else resource.spec.num_cells)
+    return range(1 if resource.spec.draft.sharing == "Pool" else resource.spec.num_cells)
 
 
 def component_name(resource: Resource, component: Component) -> str:

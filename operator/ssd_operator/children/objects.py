@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ssd_operator.api.spec import API_VERSION, KIND, PLURAL, Object, Resource
 from ssd_operator.children.names import HASH_ANNOTATION, labels_of
@@ -64,15 +65,15 @@ class ChildFactory:
         self,
         kind: str,
         name: str,
-        body: Object,
-        *,
-        of: tuple[str | None, int | None] = (None, None),
+        component: str | None = None,
+        cell: int | None = None,
+        **body: Any,
     ) -> Object:
         """Return a whole object with this body, and labels of this component and cell.
 
         Its hash is that of everything else in it.
         """
-        labels = labels_of(self.resource, *of)
+        labels = labels_of(self.resource, component, cell)
         labels["app.kubernetes.io/version"] = self.settings.version
         made: Object = {
             "apiVersion": KINDS[kind].api_version,

@@ -7,7 +7,7 @@ both Pending. A target that is created again returns to its drafts by the prefer
 
 from collections.abc import Mapping
 
-from ssd_operator.api.spec import GPU, Object, Resource, Sharing
+from ssd_operator.api.spec import GPU, Object, Resource
 from ssd_operator.children.names import COMPONENT_LABEL, Component, draft_cell, selector
 
 _NODE_KEY = "kubernetes.io/hostname"
@@ -50,7 +50,7 @@ def effective_policy(resource: Resource) -> str:
     spec = resource.spec
     if spec.placement.policy != "Auto":
         return spec.placement.policy
-    is_bound = spec.is_gpu and spec.draft.sharing is Sharing.CELL
+    is_bound = spec.is_gpu and spec.draft.sharing == "Cell"
     return "Required" if is_bound else "Preferred"
 
 

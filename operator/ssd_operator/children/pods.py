@@ -21,12 +21,11 @@ from ssd_operator.api.spec import Draft, Object, PodTemplate, Resource, Source, 
 from ssd_operator.children import environment, placement
 from ssd_operator.children.environment import is_on_hub, volume_claim
 from ssd_operator.children.names import (
-    DRAFT_PORT,
     FETCH,
     HTTP_PORT,
+    PORTS,
     RESTART_ANNOTATION,
     REVISION_LABEL,
-    TARGET_PORT,
     Component,
     component_name,
     labels_of,
@@ -37,10 +36,12 @@ from ssd_operator.settings import OperatorSettings
 _REVISION_DIGITS = 10
 _PRE_STOP_SECONDS = 5
 """Endpoints remove a target during this time, before it refuses new calls."""
-_KILL_SECONDS = 10
+_KILL: Object = {"terminationGracePeriodSeconds": 10}
 """Grace period of a process whose probe fails: it does not drain, and the grace period of the pod,
 which allows a drain, would keep it for minutes."""
 
+_MARGIN_SECONDS = {Component.TARGET: 30, Component.DRAFT: 25}
+"""From the longest drain to the kill of the process."""
 USER = 10001
 """uid and gid of the images' user ``ssd``."""
 _GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
@@ -49,14 +50,11 @@ _OPEN_CACHE = (
     f"import os; p = {reserved.CACHE_FOLDER!r}; "
     f"os.stat(p).st_uid or os.listdir(p) or os.chown(p, {USER}, {USER})"
 )
-_CPU_DEFAULTS = {
-    Component.TARGET: {"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "256Mi"},
-    Component.DRAFT: {"cpu": "200m", "memory": "768Mi", "ephemeral-storage": "256Mi"},
-}
-_CPU_LIMITS = {"memory": "2Gi"}
-_GPU_DEFAULTS = {
-    Component.TARGET: {"cpu": "8", "memory": "64Gi", "ephemeral-storage": "4Gi"},
-    Component.DRAFT: {"cpu": "4", "memory": "16Gi", "ephemeral-storage": "4Gi"},
+_REQUESTS = {
+    ("cpu", Component.TARGET): {"cpu": "500m", "memory": "1Gi", "ephemeral-storage": "256Mi"},
+    ("cpu", Component.DRAFT): {"cpu": "200m", "memory": "768Mi", "ephemeral-storage": "256Mi"},
+    ("nvidia", Component.TARGET): {"cpu": "8", "memory": "64Gi", "ephemeral-storage": "4Gi"},
+    ("nvidia", Component.DRAFT): {"cpu": "4", "memory": "16Gi", "ephemeral-storage": "4Gi"},
 }
 _PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _PREFLIGHT_POD_FIELDS = (
@@ -97,14 +95,6 @@ class _Engine:
     template: PodTemplate
     image: str
     resources: Object
-
-    @property
-    def is_target(self) -> bool:
-        return self.component is Component.TARGET
-
-    @property
-    def is_on_hub(self) -> bool:
-        return environment.is_on_hub(self.process.source)
 
 
 def engine_template(
@@ -171,17 +161,16 @@ def preflight_spec(deployment: Object, node: str) -> Object:
 
 
 def _pod_spec(engine: _Engine) -> Object:
-    resource, template = engine.resource, engine.template
-    inits = [_fetch_container(engine)] if engine.is_on_hub else []
+    resource, template, process = engine.resource, engine.template, engine.process
+    inits = [_fetch_container(engine)] if is_on_hub(process.source) else []
     if resource.spec.model_cache.host_path:
-        inits.insert(0, node_folder_container(engine.image, engine.settings.image_pull_policy))
+        inits.insert(0, _folder_container(engine))
     return {
         "serviceAccountName": component_name(resource, engine.component),
         "automountServiceAccountToken": False,
         # A Service called ssd-target would inject SSD_TARGET_PORT=tcp://…, a setting of ours.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": engine.process.drain_seconds
-        + (30 if engine.is_target else 25),
+        "terminationGracePeriodSeconds": process.drain_seconds + _MARGIN_SECONDS[engine.component],
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": USER,
@@ -191,10 +180,7 @@ def _pod_spec(engine: _Engine) -> Object:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_engine_container(engine)],
-        "volumes": [
-            *volumes(resource, engine.component, engine.process.source),
-            *template.volumes,
-        ],
+        "volumes": [*_volumes(resource, engine.component, process.source), *template.volumes],
     } | _present(
         affinity=placement.affinity(resource, engine.component, engine.cell),
         initContainers=inits,
@@ -208,32 +194,34 @@ def _pod_spec(engine: _Engine) -> Object:
 
 
 def _engine_container(engine: _Engine) -> Object:
-    port = TARGET_PORT if engine.is_target else DRAFT_PORT
-    startup_failures = math.ceil(engine.process.startup_timeout_seconds / 2)
+    process, component = engine.process, engine.component
     variables = environment.engine_environment(
-        engine.resource, engine.component, engine.cell, _num_threads(engine.resources)
+        engine.resource, component, engine.cell, _num_threads(engine.resources)
     )
+    mounts = [_mount("tmp", reserved.SCRATCH_FOLDER), _mount("cache", reserved.CACHE_FOLDER)]
+    if is_on_hub(process.source):
+        # Weights that pods share: an engine compiles beside them and never writes to them.
+        hub = {"subPath": reserved.HUB_SUBFOLDER, "readOnly": True}
+        mounts.append(_mount("cache", reserved.HUB_FOLDER) | hub)
+    mounts.append(_mount("shm", reserved.SHARED_MEMORY))
+    if volume_claim(process.source):
+        mounts.append(_mount("models", reserved.MODELS_FOLDER) | {"readOnly": True})
+    ports = {"grpc": PORTS[component], "http": HTTP_PORT}
+    sleep = {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}}
+    startup_failures = math.ceil(process.startup_timeout_seconds / 2)
     # With a command, an image of another process fails at once instead of serving.
-    return (
-        _container(engine, str(engine.component), f"ssd_{engine.component}", variables)
-        | {
-            "ports": [
-                {"name": "grpc", "containerPort": port, "protocol": "TCP"},
-                {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
-            ],
-            "resources": engine.resources,
-            "startupProbe": _probe("/readyz", 2, 2, startup_failures, _KILL_SECONDS),
-            # The heartbeat of the step thread, never drafts or load: those restart nothing.
-            "livenessProbe": _probe("/livez", 10, 5, 6, _KILL_SECONDS),
-            "readinessProbe": _probe("/readyz", 2, 2, 2),
-            "volumeMounts": [*volume_mounts(engine.process.source), *engine.template.volume_mounts],
-        }
-        | _present(
-            lifecycle={"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}}
-            if engine.is_target
-            else {}
-        )
-    )
+    return {
+        **_container(engine, str(component), f"ssd_{component}", variables, mounts),
+        "ports": [
+            {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
+        ],
+        "resources": engine.resources,
+        "startupProbe": _probe("/readyz", 2, 2, startup_failures) | _KILL,
+        # The heartbeat of the step thread, never drafts or load: those restart nothing.
+        "livenessProbe": _probe("/livez", 10, 5, 6) | _KILL,
+        "readinessProbe": _probe("/readyz", 2, 2, 2),
+        **_present(lifecycle=sleep if component is Component.TARGET else {}),
+    }
 
 
 def _fetch_container(engine: _Engine) -> Object:
@@ -246,24 +234,39 @@ def _fetch_container(engine: _Engine) -> Object:
         for part, sizes in engine.resources.items()
     }
     variables = environment.fetch_environment(engine.process.source)
-    return _container(engine, FETCH, "ssd.fetch", variables) | {
-        "resources": _present(**resources),
-        "volumeMounts": [*fetch_mounts(), *engine.template.volume_mounts],
+    mounts = [_mount("tmp", reserved.SCRATCH_FOLDER), _mount("cache", reserved.CACHE_FOLDER)]
+    made = _container(engine, FETCH, "ssd.fetch", variables, mounts)
+    return made | {"resources": _present(**resources)}
+
+
+def _folder_container(engine: _Engine) -> Object:
+    """Gives the node's cache folder, which the kubelet makes as root, to our user."""
+    capabilities = {"drop": ["ALL"], "add": ["CHOWN"]}
+    root = {"runAsNonRoot": False, "runAsUser": 0, "runAsGroup": 0, "capabilities": capabilities}
+    return {
+        "name": "cache",
+        "image": engine.image,
+        "imagePullPolicy": engine.settings.image_pull_policy,
+        "command": ["python", "-c", _OPEN_CACHE],
+        "securityContext": _unprivileged(is_read_only=True) | root,
+        "volumeMounts": [_mount("cache", reserved.CACHE_FOLDER)],
     }
 
 
-def _container(engine: _Engine, name: str, module: str, variables: list[Object]) -> Object:
+def _container(
+    engine: _Engine, name: str, module: str, variables: list[Object], mounts: list[Object]
+) -> Object:
+    is_read_only = engine.resource.spec.security.read_only_root_filesystem
     return {
         "name": name,
         "image": engine.image,
         "imagePullPolicy": engine.settings.image_pull_policy,
         "command": ["python", "-m", module],
         "env": environment.merged(variables, engine.template.env),
-        "securityContext": _unprivileged(
-            is_read_only=engine.resource.spec.security.read_only_root_filesystem
-        ),
+        "securityContext": _unprivileged(is_read_only=is_read_only),
         "terminationMessagePath": environment.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [*mounts, *engine.template.volume_mounts],
     }
 
 
@@ -275,14 +278,13 @@ def _unprivileged(*, is_read_only: bool) -> Object:
     }
 
 
-def _probe(path: str, period: int, timeout: int, failures: int, kill_seconds: int = 0) -> Object:
-    """A probe; with ``kill_seconds`` one whose failure restarts the container."""
+def _probe(path: str, period: int, timeout: int, failures: int) -> Object:
     return {
         "httpGet": {"path": path, "port": "http"},
         "periodSeconds": period,
         "timeoutSeconds": timeout,
         "failureThreshold": failures,
-    } | _present(terminationGracePeriodSeconds=kill_seconds)
+    }
 
 
 def _resources(resource: Resource, component: Component, process: Target | Draft) -> Object:
@@ -294,9 +296,9 @@ def _resources(resource: Resource, component: Component, process: Target | Draft
     spec = resource.spec
     requests: Object = dict(process.resources.get("requests", {}))
     limits: Object = dict(process.resources.get("limits", {}))
-    own_requests = dict((_GPU_DEFAULTS if spec.is_gpu else _CPU_DEFAULTS)[component])
-    own_limits = {} if spec.is_gpu else _CPU_LIMITS
-    if environment.is_on_hub(process.source) and spec.model_cache.size_limit:
+    own_requests = dict(_REQUESTS[spec.accelerator, component])
+    own_limits = {} if spec.is_gpu else {"memory": "2Gi"}
+    if is_on_hub(process.source) and spec.model_cache.size_limit:
         own_requests["ephemeral-storage"] = str(spec.model_cache.size_limit)
     num_gpus = spec.tensor_parallel_size if component is Component.TARGET else 1
     gpus = {process.gpu_resource: str(num_gpus)} if spec.is_gpu else {}
@@ -320,12 +322,18 @@ def _present(**fields: object) -> Object:
     return {name: value for name, value in fields.items() if value}
 
 
-def volumes(resource: Resource, component: Component, source: Source) -> list[Object]:
+def _volumes(resource: Resource, component: Component, source: Source) -> list[Object]:
     """Volumes of a pod, without the user's own."""
+    cache = resource.spec.model_cache
     size = _GPU_SHARED_MEMORY[component] if resource.spec.is_gpu else "64Mi"
+    caches: dict[str, Object] = {
+        "PVC": {"persistentVolumeClaim": {"claimName": cache.claim_name}},
+        "HostPath": {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}},
+        "EmptyDir": {"emptyDir": _present(sizeLimit=str(cache.size_limit or ""))},
+    }
     found: list[Object] = [
         {"name": "tmp", "emptyDir": {}},
-        {"name": "cache", **_cache(resource)},
+        {"name": "cache", **caches[cache.type]},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
     ]
     if claim := volume_claim(source):
@@ -334,53 +342,5 @@ def volumes(resource: Resource, component: Component, source: Source) -> list[Ob
     return found
 
 
-def fetch_mounts() -> list[Object]:
-    """Where the container that fetches a model writes."""
-    return [_mount("tmp", reserved.SCRATCH_FOLDER), _mount("cache", reserved.CACHE_FOLDER)]
-
-
-def volume_mounts(source: Source) -> list[Object]:
-    """Where the engine sees the volumes."""
-    mounts = fetch_mounts()
-    if is_on_hub(source):
-        # Weights that pods share: an engine compiles beside them and never writes to them.
-        hub = {"subPath": reserved.HUB_SUBFOLDER, "readOnly": True}
-        mounts.append(_mount("cache", reserved.HUB_FOLDER) | hub)
-    mounts.append(_mount("shm", reserved.SHARED_MEMORY))
-    if volume_claim(source):
-        mounts.append(_mount("models", reserved.MODELS_FOLDER) | {"readOnly": True})
-    return mounts
-
-
-def node_folder_container(image: str, pull_policy: str) -> Object:
-    """Init container that gives the node's cache folder, which the kubelet makes as root, to us."""
-    return {
-        "name": "cache",
-        "image": image,
-        "imagePullPolicy": pull_policy,
-        "command": ["python", "-c", _OPEN_CACHE],
-        "securityContext": {
-            "runAsNonRoot": False,
-            "runAsUser": 0,
-            "runAsGroup": 0,
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"], "add": ["CHOWN"]},
-            "readOnlyRootFilesystem": True,
-        },
-        "volumeMounts": [_mount("cache", reserved.CACHE_FOLDER)],
-    }
-
-
 def _mount(name: str, path: str) -> Object:
     return {"name": name, "mountPath": path}
-
-
-def _cache(resource: Resource) -> Object:
-    cache = resource.spec.model_cache
-    match cache.type:
-        case "PVC":
-            return {"persistentVolumeClaim": {"claimName": cache.claim_name}}
-        case "HostPath":
-            return {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}}
-        case _:
-            return {"emptyDir": {"sizeLimit": str(cache.size_limit)} if cache.size_limit else {}}

@@ -13,13 +13,11 @@ from ssd_operator.children.names import (
     cell_of,
     draft_cells,
     draft_deployment,
-    revision_of,
     target_deployment,
 )
 from ssd_operator.children.objects import REQUIRED_KINDS
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
-    condition_of,
     drain_deadline_of,
     is_live,
     is_ready,
@@ -165,15 +163,6 @@ class Snapshot:
         names = [draft_deployment(self.resource, cell) for cell in draft_cells(self.resource)]
         found = (self._deployment(name) for name in names)
         return tuple(deployment for deployment in found if deployment is not None)
-
-    def is_rolling_drafts(self, cell: int) -> bool:
-        """Whether a cell's drafts are of several revisions, and their rollout proceeds."""
-        deployment = self._deployment(draft_deployment(self.resource, cell))
-        if deployment is None:
-            return False
-        is_stuck = condition_of(deployment, "Progressing").get("reason") == PROGRESS_EXCEEDED
-        pods = [pod for pod in self.drafts if cell_of(pod) == cell]
-        return not is_stuck and len({revision_of(each) for each in (deployment, *pods)}) > 1
 
     def _pods(self, component: Component) -> tuple[Object, ...]:
         return tuple(

@@ -14,11 +14,10 @@ raised.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from typing import Literal
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import HASH_ANNOTATION
-from ssd_operator.children.objects import HASH_DIGITS, digest
 from ssd_operator.observe.cluster import ClusterError, ForbiddenError, Ref, RefusedError, ref_of
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import annotations_of
@@ -32,39 +31,25 @@ MOST_REPAIRS = 6
 """Repairs of one object in ``REPAIRS_SECONDS``; the last of them begins a pause."""
 REPAIRS_SECONDS = 3600.0
 
-
-class Cause(StrEnum):
-    """Why an apply did not bring about what was wanted."""
-
-    REFUSED = "Refused"
-    """The API server refused the object."""
-    FORBIDDEN = "Forbidden"
-    """A quota, a policy or a missing right prevents a preflight."""
-    CONTESTED = "Contested"
-    """A webhook changes the object as it is stored, or another writer after each repair."""
+Cause = Literal["Refused", "Forbidden", "Contested"]
+Version = tuple[str, int, str]
+"""Hash of a wanted object, generation of its resource, uid of the live object."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ApplyFailure:
-    """One object that is not applied for now."""
+    """One object that is not applied for now.
+
+    Refused: by the API server. Forbidden: a preflight, by a quota, a policy or a missing right.
+    Contested: a webhook changes it as it is stored, or another writer after each repair.
+    """
 
     cause: Cause
     message: str
-    digest: str
-    """Of what was wanted; empty if its annotation was edited away."""
-    generation: int
-    """Of the resource."""
-    uid: str
-    """Of the live object; empty without one."""
+    version: Version
+    """That was applied."""
     retry_at: float
     """When the apply is repeated although nothing has changed, in seconds since the epoch."""
-
-    def holds(self, wanted: Object, snapshot: Snapshot) -> bool:
-        """Whether applying ``wanted`` now would fail in the same way."""
-        live = snapshot.children.get(ref_of(wanted))
-        now = _digest_of(wanted), snapshot.resource.generation, _uid_of(live)
-        is_same = (self.digest, self.generation, self.uid) == now
-        return is_same and snapshot.now < self.retry_at
 
 
 @dataclass(slots=True)
@@ -86,33 +71,21 @@ class Results:
     """Whether the number of drafts was written to the resource."""
 
 
-@dataclass(slots=True)
-class Repairs:
-    """Applies of one resource that repaired what another writer had changed. Asyncio loop."""
-
-    _applies: dict[Ref, tuple[str, tuple[float, ...]]] = field(default_factory=dict)
-    """Hash of the last apply, and the times of the latest repairs."""
-
-    def note(self, wanted: Object, live: Object | None, now: float) -> bool:
-        """Note an apply; returns whether the object has been repaired too often."""
-        ref, sent = ref_of(wanted), digest(wanted, HASH_DIGITS)
-        before, times = self._applies.get(ref, ("", ()))
-        is_repair = live is not None and before == sent
-        if is_repair:
-            times = (*(time for time in times if now - time < REPAIRS_SECONDS), now)
-        self._applies[ref] = sent, times
-        return is_repair and len(times) >= MOST_REPAIRS
+Repairs = dict[Ref, tuple[str, tuple[float, ...]]]
+"""Of each object the hash of the last apply, and the times of the latest repairs of what another
+writer had changed."""
 
 
 def holding(
     failures: Mapping[Ref, ApplyFailure], objects: Iterable[Object], snapshot: Snapshot
 ) -> dict[Ref, ApplyFailure]:
-    """Failures of wanted objects that still hold."""
-    found = ((ref_of(each), each) for each in objects)
+    """Failures of wanted objects that an apply would repeat."""
     return {
-        ref: failures[ref]
-        for ref, each in found
-        if ref in failures and failures[ref].holds(each, snapshot)
+        ref: found
+        for each in objects
+        if (found := failures.get(ref := ref_of(each))) is not None
+        and found.version == _version(each, snapshot.children.get(ref), snapshot)
+        and snapshot.now < found.retry_at
     }
 
 
@@ -120,49 +93,34 @@ def refusal(
     wanted: Object, error: RefusedError | ForbiddenError, snapshot: Snapshot
 ) -> ApplyFailure:
     """An object that the API server did not store because of this error."""
-    cause = Cause.FORBIDDEN if isinstance(error, ForbiddenError) else Cause.REFUSED
-    live = snapshot.children.get(ref_of(wanted))
-    return _failure(cause, wanted, live, snapshot, REFUSED_SECONDS, str(error))
+    version = _version(wanted, snapshot.children.get(ref_of(wanted)), snapshot)
+    cause: Cause = "Forbidden" if isinstance(error, ForbiddenError) else "Refused"
+    return ApplyFailure(cause, str(error), version, snapshot.now + REFUSED_SECONDS)
 
 
 def contest(
     wanted: Object, live: Object | None, answer: Object, snapshot: Snapshot, repairs: Repairs
 ) -> ApplyFailure | None:
-    """The failure of an apply that another writer undoes; None if it stays as far as is known."""
-    is_too_often = repairs.note(wanted, live, snapshot.now)
+    """Note an apply; returns its failure if another writer undoes it, as far as is known."""
+    ref, version = ref_of(wanted), _version(wanted, answer, snapshot)
+    before, times = repairs.get(ref, ("", ()))
+    is_repair = live is not None and before == version[0]
+    if is_repair:
+        times = (*(each for each in times if snapshot.now - each < REPAIRS_SECONDS), snapshot.now)
+    repairs[ref] = version[0], times
     if (path := next(differences(answer, wanted), None)) is not None:
         cause = f"{path} is not stored as applied; look for a webhook."
-    elif is_too_often:
+    elif is_repair and len(times) >= MOST_REPAIRS:
         path = next(differences(live or {}, wanted), "metadata")
         cause = f"{path} is changed again after each repair; look for another writer."
     else:
         return None
     minutes = f"It is not repaired for {RETRY_SECONDS / 60:.0f} minutes."
     message = f"{wanted['kind']} {wanted['metadata']['name']}: {cause} {minutes}"
-    return _failure(Cause.CONTESTED, wanted, answer, snapshot, RETRY_SECONDS, message)
+    return ApplyFailure("Contested", message, version, snapshot.now + RETRY_SECONDS)
 
 
-def _failure(
-    cause: Cause,
-    wanted: Object,
-    live: Object | None,
-    snapshot: Snapshot,
-    seconds: float,
-    message: str,
-) -> ApplyFailure:
-    return ApplyFailure(
-        cause=cause,
-        message=message,
-        digest=_digest_of(wanted),
-        generation=snapshot.resource.generation,
-        uid=_uid_of(live),
-        retry_at=snapshot.now + seconds,
-    )
-
-
-def _digest_of(wanted: Object) -> str:
-    return str(annotations_of(wanted).get(HASH_ANNOTATION, ""))
-
-
-def _uid_of(live: Object | None) -> str:
-    return "" if live is None else str(live["metadata"]["uid"])
+def _version(wanted: Object, live: Object | None, snapshot: Snapshot) -> Version:
+    sent = str(annotations_of(wanted).get(HASH_ANNOTATION, ""))
+    uid = "" if live is None else str(live["metadata"]["uid"])
+    return sent, snapshot.resource.generation, uid

@@ -14,11 +14,10 @@ waiting for all of them matters.
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ssd_operator.api.spec import Object, Sharing, drafts_of_cell
+from ssd_operator.api.spec import Object, drafts_of_cell
 from ssd_operator.children.names import cell_of, draft_cells, draft_deployment
 from ssd_operator.children.placement import effective_policy
 from ssd_operator.observe.cluster import Ref
@@ -41,7 +40,7 @@ _NODE = "kubernetes.io/hostname"
 """The only topology that is known without reading nodes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Mark:
     """A pod to annotate as a victim."""
 
@@ -55,7 +54,7 @@ class Mark:
         return {DRAIN_DEADLINE_ANNOTATION: to_text(self.deadline), COST_ANNOTATION: VICTIM_COST}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class DrainCall:
     """A Drain call to a draft; repeating it is harmless."""
 
@@ -78,119 +77,15 @@ class DrainPlan:
     """Drained pods whose replica stays: their Deployment creates new ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellDrafts:
-    """The drafts of one cell, and the state of their drains."""
-
-    pods: Sequence[Object]
-    """Live pods."""
-    wanted: int
-    replicas: int
-    """Of the live Deployment; the wanted number without one."""
-    results: Mapping[str, str] = field(default_factory=dict)
-    """Of drains, by pod; empty while one runs."""
-    sessions: Mapping[str, int] = field(default_factory=dict)
-    """Sessions that a draft serves, by pod."""
-    misplaced: AbstractSet[str] = frozenset()
-    """Pods on another node than their target, to be replaced one at a time."""
-    is_rolling: bool = False
-    """Whether the Deployment is between two revisions. Its controller shrinks the ReplicaSets in
-    proportion and could remove a draft that serves, so the cell does not shrink."""
-    drain_seconds: float = 20.0
-    """Longest drain, > 0."""
-    now: float
-    """Seconds since the epoch."""
-
-    def plan(self, cell: int) -> DrainPlan:
-        """Bring the drafts one step towards the wanted number."""
-        marked = [pod for pod in self.pods if drain_deadline_of(pod) is not None]
-        going = [pod for pod in marked if not self._is_done(pod)]
-        if len(self.pods) > self.replicas:  # the ReplicaSet has yet to follow the last shrink
-            return self._plan(cell, going, [], max(self.wanted, self.replicas))
-        excess = self.replicas - self.wanted
-        if excess <= 0:
-            # A victim is not reactivated, but its replica stays.
-            victims = [] if marked else self._misplaced()
-            plan = self._plan(cell, going, victims, self.wanted)
-            done = tuple(name_of(pod) for pod in marked if pod not in going)
-            return replace(plan, delete_pods=done)
-        if self.is_rolling:
-            return self._plan(cell, going, [], self.replicas)
-        num_missing = self.replicas - len(self.pods)
-        victims = self._victims()[: max(0, excess - num_missing - len(marked))]
-        num_done = 0 if going or victims else len(marked)
-        return self._plan(cell, going, victims, self.replicas - min(excess, num_missing + num_done))
-
-    def _plan(
-        self, cell: int, going: Sequence[Object], victims: Sequence[Object], replicas: int
-    ) -> DrainPlan:
-        last = math.ceil(self.now + self.drain_seconds)
-        marks = tuple(
-            Mark(pod=name_of(pod), deadline=last if is_ready(pod) else math.floor(self.now))
-            for pod in victims
-        )
-        deadlines = {name_of(pod): drain_deadline_of(pod) or 0.0 for pod in going}
-        deadlines |= {mark.pod: mark.deadline for mark in marks}
-        hosts = {name_of(pod): pod.get("status", {}).get("podIP", "") for pod in self.pods}
-        calls = tuple(
-            DrainCall(pod=pod, host=hosts[pod], seconds=deadline - self.now)
-            for pod, deadline in deadlines.items()
-            if deadline > self.now and hosts[pod]
-        )
-        return DrainPlan(marks=marks, calls=calls, replicas={cell: replicas})
-
-    def _is_done(self, pod: Object) -> bool:
-        deadline = drain_deadline_of(pod)
-        has_ended = self.results.get(name_of(pod)) in _ENDED
-        return has_ended or (deadline is not None and deadline <= self.now)
-
-    def _victims(self) -> list[Object]:
-        """Pods without a mark, in the order of a ReplicaSet and then of the smallest loss."""
-        free = [pod for pod in self.pods if drain_deadline_of(pod) is None]
-        free.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
-        return sorted(
-            free,
-            key=lambda pod: (
-                is_scheduled(pod),
-                is_ready(pod),
-                name_of(pod) not in self.misplaced,
-                self.sessions.get(name_of(pod), 0),
-            ),
-        )
-
-    def _misplaced(self) -> list[Object]:
-        """One pod to replace; none before the replacement of the last one is ready."""
-        names = self.misplaced
-        placed = [pod for pod in self.pods if name_of(pod) not in names]
-        # Misplaced pods that are not ready may never be: they go first and delay no other.
-        misplaced = sorted((pod for pod in self.pods if name_of(pod) in names), key=is_ready)
-        may_go = all(is_ready(pod) for pod in placed) and len(self.pods) == self.replicas
-        return misplaced[:1] if may_go else []
-
-
 def plan_drains(snapshot: Snapshot) -> DrainPlan:
     """The next step of all drains of a resource."""
-    resource, children = snapshot.resource, snapshot.children
-    cells, misplaced = draft_cells(resource), misplaced_drafts(snapshot)
     sessions: Counter[str] = Counter()
     for (_, draft), link in snapshot.links.items():
         sessions[draft] += link.sessions
-    plans = []
-    for cell in cells:
-        wanted = drafts_of_cell(snapshot.num_drafts_wanted, len(cells), cell)
-        live = children.get(Ref("Deployment", draft_deployment(resource, cell)))
-        drafts = CellDrafts(
-            pods=[pod for pod in snapshot.drafts if cell_of(pod) == cell],
-            wanted=wanted,
-            replicas=wanted if live is None else int(live["spec"]["replicas"]),
-            results=snapshot.drains,
-            sessions=sessions,
-            misplaced=misplaced,
-            is_rolling=snapshot.is_rolling_drafts(cell),
-            drain_seconds=resource.spec.draft.drain_seconds,
-            now=snapshot.now,
-        )
-        plans.append(drafts.plan(cell))
+    misplaced = misplaced_drafts(snapshot)
+    plans = [
+        plan_cell(snapshot, cell, misplaced, sessions) for cell in draft_cells(snapshot.resource)
+    ]
     return DrainPlan(
         marks=tuple(mark for plan in plans for mark in plan.marks),
         calls=tuple(call for plan in plans for call in plan.calls),
@@ -199,11 +94,93 @@ def plan_drains(snapshot: Snapshot) -> DrainPlan:
     )
 
 
+def plan_cell(
+    snapshot: Snapshot, cell: int, misplaced: Collection[str], sessions: Mapping[str, int]
+) -> DrainPlan:
+    """Bring the drafts of a cell one step towards the wanted number.
+
+    Args:
+        snapshot: the state of the resource.
+        cell: whose drafts; 0 for a Pool.
+        misplaced: pods on another node than their target, to be replaced one at a time.
+        sessions: that a draft serves, by pod.
+    """
+    resource, num_cells = snapshot.resource, len(draft_cells(snapshot.resource))
+    wanted = drafts_of_cell(snapshot.num_drafts_wanted, num_cells, cell)
+    live = snapshot.children.get(Ref("Deployment", draft_deployment(resource, cell)))
+    replicas = wanted if live is None else int(live["spec"]["replicas"])
+    pods = [pod for pod in snapshot.drafts if cell_of(pod) == cell]
+    marked = [pod for pod in pods if drain_deadline_of(pod) is not None]
+    done = [pod for pod in marked if _is_done(pod, snapshot)]
+    victims: list[Object] = []
+    num_excess, num_missing = replicas - wanted, replicas - len(pods)
+    if num_missing < 0:  # the ReplicaSet has yet to follow the last shrink
+        return _plan(snapshot, cell, pods, victims, max(wanted, replicas))
+    if num_excess <= 0:
+        # A victim is not reactivated, but its replica stays.
+        victims = [] if marked or num_missing else _to_replace(pods, misplaced)
+        plan = _plan(snapshot, cell, pods, victims, wanted)
+        return replace(plan, delete_pods=tuple(map(name_of, done)))
+    free = [pod for pod in pods if pod not in marked]
+    # In the order of a ReplicaSet and then of the smallest loss.
+    free.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
+    free.sort(
+        key=lambda pod: (
+            is_scheduled(pod),
+            is_ready(pod),
+            name_of(pod) not in misplaced,
+            sessions.get(name_of(pod), 0),
+        )
+    )
+    victims = free[: max(0, num_excess - num_missing - len(marked))]
+    num_done = len(done) if len(done) == len(marked) and not victims else 0
+    shrunk = replicas - min(num_excess, num_missing + num_done)
+    return _plan(snapshot, cell, pods, victims, shrunk)
+
+
+def _plan(
+    snapshot: Snapshot,
+    cell: int,
+    pods: Sequence[Object],
+    victims: Sequence[Object],
+    replicas: int,
+) -> DrainPlan:
+    """Marks of the victims, and calls to all pods whose drain has not ended."""
+    now, seconds = snapshot.now, snapshot.resource.spec.draft.drain_seconds
+    marks = tuple(
+        Mark(name_of(pod), math.ceil(now + seconds) if is_ready(pod) else math.floor(now))
+        for pod in victims
+    )
+    new = {mark.pod: mark.deadline for mark in marks}
+    calls = []
+    for pod in pods:
+        host, name = pod.get("status", {}).get("podIP", ""), name_of(pod)
+        deadline = new.get(name) or drain_deadline_of(pod)
+        if deadline is not None and not _is_done(pod, snapshot) and deadline > now and host:
+            calls.append(DrainCall(name, host, deadline - now))
+    return DrainPlan(marks=marks, calls=tuple(calls), replicas={cell: replicas})
+
+
+def _is_done(pod: Object, snapshot: Snapshot) -> bool:
+    """Whether a draft serves nothing any more, or its time has come."""
+    deadline = drain_deadline_of(pod)
+    has_ended = snapshot.drains.get(name_of(pod)) in _ENDED
+    return has_ended or (deadline is not None and deadline <= snapshot.now)
+
+
+def _to_replace(pods: Sequence[Object], misplaced: Collection[str]) -> list[Object]:
+    """One misplaced pod; none before the replacement of the last one is ready."""
+    are_placed_ready = all(is_ready(pod) for pod in pods if name_of(pod) not in misplaced)
+    # Misplaced pods that are not ready may never be: they go first and delay no other.
+    found = sorted((pod for pod in pods if name_of(pod) in misplaced), key=is_ready)
+    return found[:1] if are_placed_ready else []
+
+
 def misplaced_drafts(snapshot: Snapshot) -> frozenset[str]:
     """Drafts that must be on the node of their cell's target and are not: the target has moved."""
     spec = snapshot.resource.spec
     is_bound = effective_policy(snapshot.resource) == "Required"
-    if not is_bound or spec.placement.topology_key != _NODE or spec.draft.sharing is Sharing.POOL:
+    if not is_bound or spec.placement.topology_key != _NODE or spec.draft.sharing == "Pool":
         return frozenset()
     nodes = {cell_of(pod): pod["spec"]["nodeName"] for pod in snapshot.targets if is_scheduled(pod)}
     return frozenset(

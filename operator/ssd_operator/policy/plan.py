@@ -12,7 +12,7 @@ from ssd_operator.observe.cluster import Ref, is_owned_by, ref_of
 from ssd_operator.observe.diff import matches
 from ssd_operator.observe.pod_state import drain_deadline_of, is_terminating, name_of
 from ssd_operator.observe.snapshot import OLDEST_ANSWER_SECONDS, Snapshot
-from ssd_operator.policy.apply_failures import ApplyFailure, Cause, holding
+from ssd_operator.policy.apply_failures import ApplyFailure, holding
 from ssd_operator.policy.drain import DrainPlan, plan_drains
 from ssd_operator.policy.rollout import (
     Preflight,
@@ -89,7 +89,7 @@ def plan(snapshot: Snapshot, settings: OperatorSettings, memory: Memory) -> Plan
     outdated = [
         each
         for each in outdated_targets(targets, snapshot)
-        if (found := failures.get(ref_of(each))) is None or found.cause is Cause.REFUSED
+        if (found := failures.get(ref_of(each))) is None or found.cause == "Refused"
     ]
     factory = ChildFactory(resource=resource, settings=settings)
     preflight = preflight_state(factory, targets, outdated, snapshot)

@@ -24,7 +24,7 @@ image to each. *Revisit when* pulls delay the later cells of a rollout.
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import (
@@ -55,17 +55,9 @@ RETRY_SECONDS = 60.0
 _RUNNING = frozenset({PodReason.LOADING, PodReason.DRAINING})
 
 
-class Stage(StrEnum):
-    """State of the preflight of a revision."""
-
-    NONE = "None"
-    """Not needed: no target that serves is to be replaced."""
-    RUNNING = "Running"
-    PASSED = "Passed"
-    STUCK = "Stuck"
-    """It does not run, for reasons outside of the revision."""
-    FAILED = "Failed"
-    """The revision cannot run."""
+Stage = Literal["None", "Running", "Passed", "Stuck", "Failed"]
+"""State of the preflight of a revision. None: no target that serves is to be replaced. Stuck: it
+does not run, for reasons outside of the revision. Failed: the revision cannot run."""
 
 
 def outdated_targets(wanted: Sequence[Object], snapshot: Snapshot) -> list[Object]:
@@ -87,9 +79,9 @@ def held_targets(
     for each in outdated:
         ref = ref_of(each)
         if serving_pod(each, snapshot) is None:
-            is_held = stage is Stage.FAILED
+            is_held = stage == "Failed"
         else:
-            is_held = bool(down - {ref}) or stage is not Stage.PASSED
+            is_held = bool(down - {ref}) or stage != "Passed"
             down.add(ref)  # a cell that rolls now is down from now on
         if is_held:
             held.add(ref)
@@ -116,9 +108,7 @@ def held_drafts(
     for each in wanted:
         is_pool = CELL_LABEL not in each["metadata"]["labels"]
         own = [target for target in targets if is_pool or cell_of(target) == cell_of(each)]
-        is_untested = stage is not Stage.PASSED and any(
-            ref_of(target) in targets_held for target in own
-        )
+        is_untested = stage != "Passed" and any(ref_of(target) in targets_held for target in own)
         num_old = sum(cell_of(target) in old for target in own)
         if is_untested or 2 * num_old > len(own):
             held.add(ref_of(each))
@@ -182,7 +172,7 @@ def _is_up(wanted: Object, snapshot: Snapshot) -> bool:
 class Preflight:
     """Result of the test of the wanted revision so far, and the pod that tests it."""
 
-    stage: Stage = Stage.NONE
+    stage: Stage = "None"
     message: str = ""
     """What was found, without a full stop."""
     pod: Object | None = None
@@ -201,47 +191,30 @@ def preflight_state(
     # Revisions of cells differ by the cell's number only: the first one's stands for all.
     name = f"{factory.resource.name}-{PREFLIGHT}-{revision_of(wanted[0])}"
     live = snapshot.children.get(Ref("Pod", name))
-    nodes = [
-        (each, pod["spec"]["nodeName"])
-        for each in outdated
-        if (pod := serving_pod(each, snapshot)) is not None
-    ]
-    if not outdated or (live is None and not nodes):
-        return Preflight()
-    if not nodes:
-        assert live is not None
+    if outdated and live is not None:
         return _result(live, snapshot.now)
-    drawn = _pod(factory, name, *nodes[0])
-    if live is None:
-        return Preflight(Stage.RUNNING, f"{name} is created", drawn)
-    found = _result(live, snapshot.now)
-    hashes = {annotations_of(each).get(HASH_ANNOTATION) for each in (live, drawn)}
-    if found.stage is not Stage.PASSED and len(hashes) > 1:
-        return Preflight(Stage.RUNNING, f"{name} is created again on the target's node")
-    return found
-
-
-def _pod(factory: ChildFactory, name: str, deployment: Object, node: str) -> Object:
-    spec = preflight_spec(deployment, node)
-    pod = factory.make("Pod", name, {"spec": spec}, of=(PREFLIGHT, None))
-    annotations = deployment["spec"]["template"]["metadata"].get("annotations", {})
-    pod["metadata"]["annotations"] = dict(annotations) | pod["metadata"]["annotations"]
-    return pod
+    for each in outdated:
+        if (serving := serving_pod(each, snapshot)) is not None:
+            spec = preflight_spec(each, serving["spec"]["nodeName"])
+            pod = factory.make("Pod", name, PREFLIGHT, spec=spec)
+            pod["metadata"]["annotations"] |= annotations_of(each["spec"]["template"])
+            return Preflight("Running", f"{name} is created", pod)
+    return Preflight()
 
 
 def _result(pod: Object, now: float) -> Preflight:
     """The result of a live preflight pod."""
     status, name = pod.get("status", {}), name_of(pod)
     if status.get("phase") == "Succeeded":
-        return Preflight(Stage.PASSED, pod=pod)
+        return Preflight("Passed", pod=pod)
     if status.get("reason") and not is_terminating(pod):
         # Evicted, out of time or its node shut down: the result is unknown.
         message = f"{name} was ended: {status['reason']}: {status.get('message', '')}"
         wait = (to_seconds(pod["metadata"].get("creationTimestamp")) or now) + RETRY_SECONDS - now
         kept = (pod, wait) if wait > 0 else (None, math.inf)
-        return Preflight(Stage.STUCK, message.rstrip(" :."), *kept)
+        return Preflight("Stuck", message.rstrip(" :."), *kept)
     found = diagnose(pod, int(pod["spec"]["activeDeadlineSeconds"]), now)
     if found is None or found.reason in _RUNNING:
-        return Preflight(Stage.RUNNING, f"{name} runs" if found is None else found.message, pod)
-    stage = Stage.STUCK if found.reason is PodReason.UNSCHEDULABLE else Stage.FAILED
-    return Preflight(stage, found.message.rstrip("."), pod)
+        return Preflight("Running", f"{name} runs" if found is None else found.message, pod)
+    is_stuck = found.reason is PodReason.UNSCHEDULABLE
+    return Preflight("Stuck" if is_stuck else "Failed", found.message.rstrip("."), pod)

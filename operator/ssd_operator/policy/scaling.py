@@ -11,10 +11,10 @@ that was measured. *Revisit when* targets often send no report for half a minute
 
 import math
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from statistics import fmean
+from typing import Literal
 
-from ssd_operator.api.spec import Autoscaling, Draft, ScalingMode
+from ssd_operator.api.spec import Autoscaling, Draft
 from ssd_operator.observe.pod_state import is_unschedulable, name_of
 from ssd_operator.observe.snapshot import Snapshot
 
@@ -26,17 +26,17 @@ UP_COOLDOWN_SECONDS = 10.0
 """Shortest time between any change and an increase: a new draft takes a moment to have effect."""
 
 
-class Reason(StrEnum):
-    """Why a number was kept or changed."""
-
-    BOUNDS = "Bounds"
-    NO_SAMPLES = "NoSamples"
-    UNSCHEDULABLE = "Unschedulable"
-    COOLING_DOWN = "CoolingDown"
-    SCALE_UP = "ScaleUp"
-    STABILIZING = "Stabilizing"
-    SCALE_DOWN = "ScaleDown"
-    STEADY = "Steady"
+Reason = Literal[
+    "Bounds",
+    "NoSamples",
+    "Unschedulable",
+    "CoolingDown",
+    "ScaleUp",
+    "Stabilizing",
+    "ScaleDown",
+    "Steady",
+]
+"""Why a number was kept or changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class History:
 def internal_scaling(draft: Draft) -> Autoscaling | None:
     """The bounds of the Internal loop; None if the user or another scaler writes the number."""
     found = draft.autoscaling
-    return found if found is not None and found.mode is ScalingMode.INTERNAL else None
+    return found if found is not None and found.mode == "Internal" else None
 
 
 def measure(snapshot: Snapshot) -> Demand:
@@ -108,23 +108,17 @@ def measure(snapshot: Snapshot) -> Demand:
 
 def next_replicas(bounds: Autoscaling, demand: Demand, history: History, now: float) -> History:
     """Decide on the number of drafts."""
-    number = _needed(bounds, demand)
+    number, present = _needed(bounds, demand), demand.replicas
     oldest = now - bounds.scale_down_stabilization_seconds
     kept = tuple(entry for entry in history.wanted if entry[0] >= oldest)
-    counted = demand.replicas if number is None else number
     history = replace(
         history,
         first_seen=now if history.first_seen is None else history.first_seen,
-        wanted=(*kept, (now, counted)),
+        wanted=(*kept, (now, present if number is None else number)),
     )
     decision = _decide(bounds, demand, history, number, now)
-    has_changed = decision.replicas != demand.replicas
-    return replace(
-        history,
-        decision=decision,
-        decided_at=now,
-        last_change=now if has_changed else history.last_change,
-    )
+    changed_at = now if decision.replicas != present else history.last_change
+    return replace(history, decision=decision, decided_at=now, last_change=changed_at)
 
 
 def _needed(bounds: Autoscaling, demand: Demand) -> int | None:
@@ -133,40 +127,32 @@ def _needed(bounds: Autoscaling, demand: Demand) -> int | None:
         return None
     drafts = demand.eligible / (demand.sustainable_sessions * float(bounds.target_occupancy))
     is_near = abs(drafts - demand.replicas) <= TOLERANCE * demand.replicas
-    number = demand.replicas if is_near else math.ceil(drafts)
+    return _within(bounds, demand.replicas if is_near else math.ceil(drafts))
+
+
+def _within(bounds: Autoscaling, number: int) -> int:
     return min(max(number, bounds.min_replicas), bounds.max_replicas)
 
 
 def _decide(
     bounds: Autoscaling, demand: Demand, history: History, number: int | None, now: float
 ) -> Decision:
-    present = demand.replicas
-    nearest = min(max(present, bounds.min_replicas), bounds.max_replicas)
-    if nearest != present:
-        return Decision(nearest, Reason.BOUNDS)
-    if number is None:
-        return Decision(present, Reason.NO_SAMPLES)
-    if number > present:
-        return _increase(demand, history, number, now)
-    if number < present:
-        return _decrease(bounds, demand, history, now)
-    return Decision(present, Reason.STEADY)
-
-
-def _increase(demand: Demand, history: History, number: int, now: float) -> Decision:
-    present = demand.replicas
-    if demand.num_unschedulable > 0:
-        return Decision(present, Reason.UNSCHEDULABLE)
-    if now - history.last_change < UP_COOLDOWN_SECONDS:
-        return Decision(present, Reason.COOLING_DOWN)
-    return Decision(min(number, present + max(2, math.ceil(present / 2))), Reason.SCALE_UP)
-
-
-def _decrease(bounds: Autoscaling, demand: Demand, history: History, now: float) -> Decision:
-    present, largest = demand.replicas, max(each for _, each in history.wanted)
-    seen_seconds = now - (now if history.first_seen is None else history.first_seen)
-    if largest >= present or seen_seconds < bounds.scale_down_stabilization_seconds:
-        return Decision(present, Reason.STABILIZING)
-    if demand.num_draining > 0 or now - history.last_change < bounds.cooldown_seconds:
-        return Decision(present, Reason.COOLING_DOWN)
-    return Decision(max(largest, present - max(1, present // 4)), Reason.SCALE_DOWN)
+    present, quiet = demand.replicas, now - history.last_change
+    needed, nearest = present if number is None else number, _within(bounds, present)
+    largest = max(each for _, each in history.wanted)
+    seen = now - (now if history.first_seen is None else history.first_seen)
+    is_early = largest >= present or seen < bounds.scale_down_stabilization_seconds
+    is_busy = demand.num_draining > 0 or quiet < bounds.cooldown_seconds
+    is_up, is_down = needed > present, needed < present
+    rules: tuple[tuple[bool, int, Reason], ...] = (
+        (nearest != present, nearest, "Bounds"),
+        (number is None, present, "NoSamples"),
+        (is_up and demand.num_unschedulable > 0, present, "Unschedulable"),
+        (is_up and quiet < UP_COOLDOWN_SECONDS, present, "CoolingDown"),
+        (is_up, min(needed, present + max(2, math.ceil(present / 2))), "ScaleUp"),
+        (is_down and is_early, present, "Stabilizing"),
+        (is_down and is_busy, present, "CoolingDown"),
+        (is_down, max(largest, present - max(1, present // 4)), "ScaleDown"),
+        (True, present, "Steady"),
+    )
+    return next(Decision(replicas, reason) for applies, replicas, reason in rules if applies)

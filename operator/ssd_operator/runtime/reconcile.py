@@ -46,7 +46,7 @@ class _Record:
     observer: ObserverMemory = field(default_factory=ObserverMemory)
     memory: Memory = field(default_factory=Memory)
     reported: Reported = field(default_factory=Reported)
-    repairs: Repairs = field(default_factory=Repairs)
+    repairs: Repairs = field(default_factory=dict)
     has_first_status: bool = False
     """Whether the status that precedes the children was written. Its write is tried once."""
     failing_since: float | None = None

@@ -11,11 +11,12 @@ than two warnings an hour.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ssd_operator.api.spec import Draft, Object, ScalingMode, Sharing, Target
+from ssd_operator.api.spec import Autoscaling, Draft, Object, Target
 from ssd_operator.children.names import Component, cell_of, component_name
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
 from ssd_operator.observe.pod_state import (
+    annotations_of,
     condition_of,
     has_started,
     is_ready,
@@ -25,8 +26,6 @@ from ssd_operator.observe.pod_state import (
     to_seconds,
 )
 from ssd_operator.observe.snapshot import PROGRESS_EXCEEDED
-from ssd_operator.policy.rollout import Stage
-from ssd_operator.policy.scaling import Reason
 from ssd_operator.status.conditions import Condition, condition_in, no, unknown, yes
 from ssd_operator.status.pass_result import PassResult
 
@@ -34,84 +33,16 @@ HOLD_SECONDS = 30.0
 """A loss that may pass is reported if it lasts this long."""
 _FIRST_ANSWER_SECONDS = 30.0
 """A target that has been ready for less may not have been polled yet."""
-_MISMATCHES = {
+_REFUSALS = {
     "tokenizer_fingerprint": "TokenizerMismatch",
     "vocab_size": "VocabularyMismatch",
     "wire_version": "WireVersionMismatch",
+    "link_too_slow": "LinkTooSlow",
 }
-"""Condition reason by the field of the handshake with which the reason of a refused link begins."""
+"""Condition reason by the first word of the reason of a refused link: a field of the handshake, or
+that its measured round trip is too long."""
 _PASSING = frozenset({"NoDrafts", "Quarantined"})
 """Reasons that may pass without a change of pods or settings."""
-_TOO_SLOW = "link_too_slow: "
-"""Begin of the reason of a link that its target refused because of its measured round trip."""
-
-
-def speculation_active(result: PassResult) -> Condition:
-    """Each target that serves has an active link; a short loss changes nothing."""
-    since, before = unlinked_since(result), condition_in(result.status, "SpeculationActive")
-    is_held = since is not None and result.now - since < HOLD_SECONDS
-    if is_held and before.get("status") == "True":
-        return yes(before["reason"], before["message"])
-    return _links_now(result)
-
-
-def unlinked_since(result: PassResult) -> float | None:
-    """Begin of a loss of links that may pass; None if there is none."""
-    found, groups = _links_now(result), (result.targets, result.staying_drafts)
-    have_started = all(any(map(has_started, pods)) for pods in groups)
-    may_pass = found.status == "False" and found.reason in _PASSING and have_started
-    if not may_pass or not result.num_drafts_wanted:
-        return None
-    was_active = condition_in(result.status, "SpeculationActive").get("status") == "True"
-    return result.now if result.unlinked_since is None and was_active else result.unlinked_since
-
-
-def _links_now(result: PassResult) -> Condition:
-    """Whether each target that serves has an active link at this moment."""
-    if not result.ready_targets:
-        return no("NoDrafts", "No target is ready, so no draft has a link.")
-    if result.num_drafts_wanted == 0:
-        return no("NoDrafts", "draft.replicas is 0; scale up to speculate.")
-    active = {target for (target, _), link in result.links.items() if link.state == "Active"}
-    without = [pod for pod in result.ready_targets if name_of(pod) not in active]
-    for pod in without:
-        if name_of(pod) in result.answers:
-            return _unlinked(result, name_of(pod))
-    if without:
-        return _unanswered(result, without[0])
-    num_links = sum(link.state == "Active" for link in result.links.values())
-    num_drafts = len(result.active_drafts)
-    return yes("Active", f"Active links: {num_links}, to drafts: {num_drafts}.")
-
-
-def _unlinked(result: PassResult, target: str) -> Condition:
-    """Why a target that answers has no active link."""
-    links = result.answers[target].links
-    by_state = {link.state: link for link in reversed(links)}
-    link = by_state.get("Refused") or by_state.get("Quarantined")
-    link = link or next((link for link in links if link.reason), None)
-    if link is None:
-        return no("NoDrafts", f"{target} has no active link.")
-    cause = link.reason
-    if link.state != "Refused":
-        reason = "Quarantined" if link.state == "Quarantined" else "NoDrafts"
-    elif cause.startswith(_TOO_SLOW):
-        reason = "LinkTooSlow"
-        cause = f"{cause.removeprefix(_TOO_SLOW)} (transport.maxRoundTripMicroseconds)"
-    else:
-        reason = _MISMATCHES.get(cause.partition(":")[0], "NoDrafts")
-    return no(reason, f"{target} and {link.draft_pod or link.address}: {cause}.")
-
-
-def _unanswered(result: PassResult, target: Object) -> Condition:
-    """The condition of a target that did not answer lately."""
-    name = name_of(target)
-    since = to_seconds(condition_of(target, "Ready").get("lastTransitionTime")) or 0.0
-    if name not in result.pools and result.now - since < _FIRST_ANSWER_SECONDS:
-        return no("NoDrafts", f"{name} has just become ready.")
-    return unknown("TargetUnreachable", f"{name} has not reported its links for 30 s.")
-
-
 _USUAL = frozenset(
     {
         *(PodReason.ROLLING_OUT, PodReason.FETCHING_MODEL, PodReason.LOADING),
@@ -119,9 +50,6 @@ _USUAL = frozenset(
     }
 )
 """Reasons that pass without a change by a person."""
-_HPA = "HorizontalPodAutoscaler"
-_SCALERS = {ScalingMode.HPA: (_HPA, "ScalingActive"), ScalingMode.KEDA: ("ScaledObject", "Ready")}
-"""Kind of the object that scales, and its condition that is copied."""
 
 
 def conditions(result: PassResult) -> dict[str, Condition]:
@@ -162,12 +90,27 @@ def _target_ready(result: PassResult) -> Condition:
     """Every cell has a target that serves."""
     num_cells, num_ready = result.resource.spec.num_cells, _num_ready_cells(result)
     summary = f"{num_ready} of {num_cells} targets are ready"
-    found = worst(
-        each for cell in range(num_cells) if (each := _diagnose_cell(result, cell)) is not None
-    )
+    diagnoses = (_diagnose_cell(result, cell) for cell in range(num_cells))
+    found = worst(each for each in diagnoses if each is not None)
     if found is None:
         return yes("AllReady", f"{summary}.")
     return no(str(found.reason), f"{summary}; {found.message}.")
+
+
+def _diagnose_cell(result: PassResult, cell: int) -> Diagnosis | None:
+    """Why a cell has no ready target; None if it has one."""
+    pods, deployment = result.cell_targets(cell), result.target_deployment(cell)
+    if any(map(is_ready, pods)):
+        return None
+    diagnosis = (
+        worst(_diagnoses(result, pods, result.resource.spec.target))
+        or diagnose_absence(deployment, f"cell {cell}")
+        or Diagnosis(PodReason.LOADING, f"cell {cell} has no pod yet")
+    )
+    if deployment is None or diagnosis.reason not in _USUAL or not _is_rolling(deployment):
+        return diagnosis
+    are_first = annotations_of(deployment).get("deployment.kubernetes.io/revision", "1") == "1"
+    return diagnosis if are_first else Diagnosis(PodReason.ROLLING_OUT, diagnosis.message)
 
 
 def _draft_ready(result: PassResult) -> Condition:
@@ -189,19 +132,78 @@ def _draft_ready(result: PassResult) -> Condition:
     return no(str(found.reason), f"{summary}; {found.message}.")
 
 
+def speculation_active(result: PassResult) -> Condition:
+    """Each target that serves has an active link; a short loss changes nothing."""
+    since, before = unlinked_since(result), condition_in(result.status, "SpeculationActive")
+    is_held = since is not None and result.now - since < HOLD_SECONDS
+    if is_held and before.get("status") == "True":
+        return yes(before["reason"], before["message"])
+    return _links_now(result)
+
+
+def unlinked_since(result: PassResult) -> float | None:
+    """Begin of a loss of links that may pass; None if there is none."""
+    found, groups = _links_now(result), (result.targets, result.staying_drafts)
+    have_started = all(any(map(has_started, pods)) for pods in groups)
+    may_pass = found.status == "False" and found.reason in _PASSING and have_started
+    if not may_pass or not result.num_drafts_wanted:
+        return None
+    was_active = condition_in(result.status, "SpeculationActive").get("status") == "True"
+    return result.now if result.unlinked_since is None and was_active else result.unlinked_since
+
+
+def _links_now(result: PassResult) -> Condition:
+    """Whether each target that serves has an active link at this moment."""
+    if not result.ready_targets:
+        return no("NoDrafts", "No target is ready, so no draft has a link.")
+    if result.num_drafts_wanted == 0:
+        return no("NoDrafts", "draft.replicas is 0; scale up to speculate.")
+    active = [pair for pair, link in result.links.items() if link.state == "Active"]
+    linked = {target for target, _ in active}
+    without = [pod for pod in result.ready_targets if name_of(pod) not in linked]
+    if not without:
+        num_drafts = len(result.active_drafts)
+        return yes("Active", f"Active links: {len(active)}, to drafts: {num_drafts}.")
+    answered = next((pod for pod in without if name_of(pod) in result.answers), None)
+    if answered is not None:
+        return _unlinked(result, name_of(answered))
+    name = name_of(without[0])
+    since = to_seconds(condition_of(without[0], "Ready").get("lastTransitionTime")) or 0.0
+    if name not in result.pools and result.now - since < _FIRST_ANSWER_SECONDS:
+        return no("NoDrafts", f"{name} has just become ready.")
+    return unknown("TargetUnreachable", f"{name} has not reported its links for 30 s.")
+
+
+def _unlinked(result: PassResult, target: str) -> Condition:
+    """Why a target that answers has no active link."""
+    links = result.answers[target].links
+    by_state = {link.state: link for link in reversed(links)}
+    link = by_state.get("Refused") or by_state.get("Quarantined")
+    link = link or next((link for link in links if link.reason), None)
+    if link is None:
+        return no("NoDrafts", f"{target} has no active link.")
+    reason, cause = "Quarantined" if link.state == "Quarantined" else "NoDrafts", link.reason
+    if link.state == "Refused":
+        word, _, rest = cause.partition(": ")
+        reason = _REFUSALS.get(word, "NoDrafts")
+        if reason == "LinkTooSlow":
+            cause = f"{rest} (transport.maxRoundTripMicroseconds)"
+    return no(reason, f"{target} and {link.draft_pod or link.address}: {cause}.")
+
+
 def _draft_capacity(result: PassResult) -> Condition:
     """The scheduler finds a node for each draft whose target has one."""
+    draft = result.resource.spec.draft
     placed = {cell_of(pod) for pod in result.targets if is_scheduled(pod)}
-    is_pool = result.resource.spec.draft.sharing is Sharing.POOL
     waiting = [
         pod
         for pod in result.staying_drafts
-        if is_unschedulable(pod) and (placed if is_pool else cell_of(pod) in placed)
+        if is_unschedulable(pod) and (placed if draft.sharing == "Pool" else cell_of(pod) in placed)
     ]
     if not waiting:
         return yes("Sufficient", "No draft waits for a node.")
     cause = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
-    lacks_gpus = f"Insufficient {result.resource.spec.draft.gpu_resource}" in cause
+    lacks_gpus = f"Insufficient {draft.gpu_resource}" in cause
     return no(
         "InsufficientLocalGPUs" if lacks_gpus else "Unschedulable",
         f"{len(waiting)} of {result.num_drafts_wanted} drafts have no node; "
@@ -212,25 +214,60 @@ def _draft_capacity(result: PassResult) -> Condition:
 def _scaling_active(result: PassResult) -> Condition | None:
     """A scaler decides on the number of drafts; None without autoscaling."""
     autoscaling = result.resource.spec.draft.autoscaling
-    if autoscaling is None or autoscaling.mode is ScalingMode.NONE:
+    if autoscaling is None or autoscaling.mode == "None":
         return None
     if result.resource.spec.paused:
         return no("Paused", "spec.paused is true: the number of drafts does not change.")
-    if autoscaling.mode is ScalingMode.EXTERNAL:
-        return yes("External", "Another scaler writes draft.replicas.")
-    if autoscaling.mode in _SCALERS:
-        return _copied(result, autoscaling.mode)
+    match autoscaling.mode:
+        case "External":
+            found = yes("External", "Another scaler writes draft.replicas.")
+        case "HPA" if _is_zero_refused(result):
+            found = no("ScaleToZeroUnsupported", result.refused[_hpa(result)])
+        case "HPA":
+            found = _copied(result, _hpa(result), "ScalingActive")
+        case "KEDA" if "ScaledObject" not in result.kinds:
+            found = no(
+                "KEDANotInstalled",
+                "When the operator started the cluster did not serve ScaledObject (keda.sh), or "
+                "gave no right to it; install KEDA and run helm upgrade, or change the mode.",
+            )
+        case "KEDA":
+            found = _copied(result, Ref("ScaledObject", _hpa(result).name), "Ready")
+        case _:
+            found = _internal(result, autoscaling)
+    return found
+
+
+def _internal(result: PassResult, autoscaling: Autoscaling) -> Condition:
     decision = result.plan.memory.history.decision
-    if decision is None or decision.reason is Reason.NO_SAMPLES:
+    if decision is None or decision.reason == "NoSamples":
         return no(
             "NoSamples",
             "A target has not reported its running sequences for 30 s; the number of drafts stays.",
         )
     low, high = autoscaling.min_replicas, autoscaling.max_replicas
-    is_held = decision.reason is Reason.UNSCHEDULABLE
-    suffix = "; none is added while one has no node" if is_held else ""
+    suffix = "; none is added while one has no node" if decision.reason == "Unschedulable" else ""
     message = f"The operator sets {decision.replicas} drafts, {low} to {high} are allowed{suffix}."
     return yes("Internal", message)
+
+
+def _copied(result: PassResult, ref: Ref, kind: str) -> Condition:
+    """A condition of the object that scales."""
+    found = condition_of(result.children.get(ref, {}), kind)
+    make = {"True": yes, "False": no}.get(str(found.get("status")), unknown)
+    message = found.get("message") or f"{ref.kind} {ref.name} has no condition {kind} yet."
+    return make(str(found.get("reason") or "NoSamples"), str(message))
+
+
+def _hpa(result: PassResult) -> Ref:
+    return Ref("HorizontalPodAutoscaler", component_name(result.resource, Component.DRAFT))
+
+
+def _is_zero_refused(result: PassResult) -> bool:
+    """Whether the cluster refused an HPA with minReplicas 0, which few clusters support."""
+    autoscaling = result.resource.spec.draft.autoscaling
+    may_be_zero = autoscaling is not None and autoscaling.min_replicas == 0
+    return may_be_zero and _hpa(result) in result.refused
 
 
 def _progressing(result: PassResult) -> Condition:
@@ -238,40 +275,17 @@ def _progressing(result: PassResult) -> Condition:
     if result.resource.spec.paused:
         return no("Paused", "spec.paused is true: the operator writes only this status.")
     preflight = result.preflight
-    if preflight.stage in (Stage.FAILED, Stage.STUCK):
+    if preflight.stage in ("Failed", "Stuck"):
         message = f"{preflight.message}; all pods stay as they are until this is fixed."
         return no("PreflightFailed", message)
-    if preflight.stage is Stage.RUNNING:
+    if preflight.stage == "Running":
         return yes("Preflight", f"{preflight.message}; the old targets serve until it has result.")
-    for each in (*result.target_deployments, *result.draft_deployments):
-        if (found := _halted(result, each)) is not None:
-            return found
-    return _under_way(result) or yes("UpToDate", "All objects are as the resource specifies.")
-
-
-def _under_way(result: PassResult) -> Condition | None:
-    """A rollout, a drain or a scale-up; None if everything is up to date."""
-    deployments = (*result.target_deployments, *result.draft_deployments)
-    pods = (*result.targets, *result.staying_drafts)
-    num_updated = result.updated(pods)
-    is_rolling = any(map(_is_rolling, deployments)) or result.is_replacing_targets
-    if num_updated < len(pods) or is_rolling:
-        spec = result.resource.spec
-        diagnoses = _diagnoses(result, result.targets, spec.target)
-        diagnoses += _diagnoses(result, result.staying_drafts, spec.draft)
-        cause = worst(each for each in diagnoses if each.reason not in _USUAL)
-        suffix = "" if cause is None else f"; {cause.message}"
-        return yes("RollingOut", f"{num_updated} of {len(pods)} pods are up to date{suffix}.")
-    if result.num_draining:
-        return yes("Draining", f"{result.num_draining} drafts are drained or deleted.")
-    wanted, num_drafts = result.num_drafts_wanted, len(result.ready_drafts)
-    num_ready, num_cells = _num_ready_cells(result), result.resource.spec.num_cells
-    # Pods are counted, because a Deployment with maxUnavailable 1 and one replica is Available
-    # without a ready pod.
-    if len(result.staying_drafts) != wanted or num_drafts < wanted or num_ready < num_cells:
-        targets = f"{num_ready} of {num_cells} targets"
-        return yes("Scaling", f"{targets} and {num_drafts} of {wanted} drafts are ready.")
-    return None
+    halted = (_halted(result, each) for each in result.deployments)
+    return (
+        next((each for each in halted if each is not None), None)
+        or _under_way(result)
+        or yes("UpToDate", "All objects are as the resource specifies.")
+    )
 
 
 def _halted(result: PassResult, deployment: Object) -> Condition | None:
@@ -286,18 +300,38 @@ def _halted(result: PassResult, deployment: Object) -> Condition | None:
     return None
 
 
+def _under_way(result: PassResult) -> Condition | None:
+    """A rollout, a drain or a scale-up; None if everything is up to date."""
+    pods, spec = (*result.targets, *result.staying_drafts), result.resource.spec
+    num_updated = result.updated(pods)
+    is_rolling = any(map(_is_rolling, result.deployments)) or result.is_replacing_targets
+    if num_updated < len(pods) or is_rolling:
+        diagnoses = _diagnoses(result, result.targets, spec.target)
+        diagnoses += _diagnoses(result, result.staying_drafts, spec.draft)
+        cause = worst(each for each in diagnoses if each.reason not in _USUAL)
+        suffix = "" if cause is None else f"; {cause.message}"
+        return yes("RollingOut", f"{num_updated} of {len(pods)} pods are up to date{suffix}.")
+    if result.num_draining:
+        return yes("Draining", f"{result.num_draining} drafts are drained or deleted.")
+    wanted, num_drafts = result.num_drafts_wanted, len(result.ready_drafts)
+    num_ready, num_cells = _num_ready_cells(result), spec.num_cells
+    # Pods are counted, because a Deployment with maxUnavailable 1 and one replica is Available
+    # without a ready pod.
+    if len(result.staying_drafts) != wanted or num_drafts < wanted or num_ready < num_cells:
+        targets = f"{num_ready} of {num_cells} targets"
+        return yes("Scaling", f"{targets} and {num_drafts} of {wanted} drafts are ready.")
+    return None
+
+
 def _spec_valid(result: PassResult) -> Condition:
     """The API server and the operator accept the spec, as far as a schema cannot decide it."""
     if result.spec_problem:
         return no("SpecInvalid", result.spec_problem)
-    refused = dict(result.refused)
-    if _is_zero_refused(result):
-        del refused[_scaler(result, _HPA)]
+    refused = result.refused.keys() - ({_hpa(result)} if _is_zero_refused(result) else set())
     if refused:
         ref = min(refused)
-        has_template = ref.kind in ("Deployment", "Pod")
-        reason = "PodTemplateInvalid" if has_template else "ObjectRefused"
-        return no(reason, f"{ref.kind} {ref.name} was refused: {refused[ref]}")
+        reason = "PodTemplateInvalid" if ref.kind in ("Deployment", "Pod") else "ObjectRefused"
+        return no(reason, f"{ref.kind} {ref.name} was refused: {result.refused[ref]}")
     if result.resource.spec.observability.pod_monitor and "PodMonitor" not in result.kinds:
         return no(
             "OptionalAPIMissing",
@@ -310,8 +344,7 @@ def _spec_valid(result: PassResult) -> Condition:
 
 def _resources_owned(result: PassResult) -> Condition:
     """All names are free or this resource's, and the operator may write the objects."""
-    taken = ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(result.taken))
-    if taken:
+    if taken := ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(result.taken)):
         message = f"{taken} belongs to another owner and stays as it is; rename or remove it."
         return no("NameTaken", message)
     if forbidden := result.results.forbidden:
@@ -341,56 +374,9 @@ def _diagnoses(result: PassResult, pods: Sequence[Object], part: Target | Draft)
     return [each for each in found if each is not None]
 
 
-def _diagnose_cell(result: PassResult, cell: int) -> Diagnosis | None:
-    """Why a cell has no ready target; None if it has one."""
-    pods, deployment = result.cell_targets(cell), result.target_deployment(cell)
-    if any(map(is_ready, pods)):
-        return None
-    diagnosis = (
-        worst(_diagnoses(result, pods, result.resource.spec.target))
-        or diagnose_absence(deployment, f"cell {cell}")
-        or Diagnosis(PodReason.LOADING, f"cell {cell} has no pod yet")
-    )
-    notes = (deployment or {"metadata": {}})["metadata"].get("annotations") or {}
-    are_first = str(notes.get("deployment.kubernetes.io/revision", "1")) == "1"
-    is_rolled = deployment is not None and _is_rolling(deployment) and not are_first
-    if is_rolled and diagnosis.reason in _USUAL:
-        return Diagnosis(PodReason.ROLLING_OUT, diagnosis.message)
-    return diagnosis
-
-
 def _is_rolling(deployment: Object) -> bool:
     """Whether its newest pods have not all been available yet."""
     seen = int(deployment.get("status", {}).get("observedGeneration", 0))
     is_seen = seen >= int(deployment["metadata"].get("generation", 0))
     reason = str(condition_of(deployment, "Progressing").get("reason"))
     return not is_seen or reason != "NewReplicaSetAvailable"
-
-
-def _copied(result: PassResult, mode: ScalingMode) -> Condition:
-    """The condition of the HPA or ScaledObject."""
-    kind, source = _SCALERS[mode]
-    if kind not in result.kinds:
-        return no(
-            "KEDANotInstalled",
-            "When the operator started the cluster did not serve ScaledObject (keda.sh), or gave "
-            "no right to it; install KEDA and run helm upgrade, or change the mode.",
-        )
-    ref = _scaler(result, kind)
-    if mode is ScalingMode.HPA and _is_zero_refused(result):
-        return no("ScaleToZeroUnsupported", result.refused[ref])
-    found = condition_of(result.children.get(ref, {}), source)
-    make = {"True": yes, "False": no}.get(str(found.get("status")), unknown)
-    message = found.get("message") or f"{kind} {ref.name} has no condition {source} yet."
-    return make(str(found.get("reason") or "NoSamples"), str(message))
-
-
-def _scaler(result: PassResult, kind: str) -> Ref:
-    return Ref(kind, component_name(result.resource, Component.DRAFT))
-
-
-def _is_zero_refused(result: PassResult) -> bool:
-    """Whether the cluster refused an HPA with minReplicas 0, which few clusters support."""
-    autoscaling = result.resource.spec.draft.autoscaling
-    may_be_zero = autoscaling is not None and autoscaling.min_replicas == 0
-    return may_be_zero and _scaler(result, _HPA) in result.refused

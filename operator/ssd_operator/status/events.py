@@ -9,7 +9,7 @@ from ssd_operator.children.names import OPERATOR
 from ssd_operator.children.objects import digest
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import to_text
-from ssd_operator.policy.apply_failures import ApplyFailure, Cause
+from ssd_operator.policy.apply_failures import ApplyFailure
 from ssd_operator.policy.drain import DrainPlan
 from ssd_operator.status.conditions import LONGEST_MESSAGE, condition_in
 
@@ -39,6 +39,8 @@ _WARNED = (
 """Conditions that post a Warning when they become False for a new reason."""
 
 
+_CREATED = Event("Normal", "Created", "The operator creates the objects of this resource.")
+
 EventLog = Mapping[tuple[str, str], float]
 """Times of the Events of one resource, by reason and message."""
 
@@ -57,18 +59,16 @@ def due(events: Iterable[Event], log: EventLog, now: float) -> tuple[tuple[Event
 
 def status_events(old: Object, new: Object) -> tuple[Event, ...]:
     """Events of the step from one status to the next; ``old`` is empty for a new resource."""
-    events = []
-    if not old.get("conditions"):
-        events.append(_normal("Created", "The operator creates the objects of this resource."))
+    events = [] if old.get("conditions") else [_CREATED]
     before, after = (condition_in(status, "Progressing") for status in (old, new))
     is_over = after.get("status") == "True" and after["reason"] not in ("RollingOut", "Preflight")
     if before.get("reason") == "RollingOut" and is_over:
         target, draft = (new.get(name, {}).get("revision", "") for name in ("target", "draft"))
         message = f"All pods are of revision {target} (targets) and {draft} (drafts)."
-        events.append(_normal("RolledOut", message))
+        events.append(Event("Normal", "RolledOut", message))
     was, is_now = (status.get("draft", {}).get("desiredReplicas") for status in (old, new))
     if was is not None and was != is_now:
-        events.append(_normal("DraftsScaled", f"From {was} to {is_now} drafts."))
+        events.append(Event("Normal", "DraftsScaled", f"From {was} to {is_now} drafts."))
     return (*events, *_speculation(old, new), *_warnings(old, new), *_refused_links(old, new))
 
 
@@ -76,20 +76,21 @@ def drain_events(plan: DrainPlan, results: Mapping[str, str]) -> tuple[Event, ..
     """Events of drains that begin in this plan, or that have ended."""
     called = {call.pod for call in plan.calls}
     begun = [mark.pod for mark in plan.marks if mark.pod in called]
-    events = [_normal("DraftDraining", f"{pod} accepts no more sessions.") for pod in begun]
+    events = [Event("Normal", "DraftDraining", f"{pod} accepts no more sessions.") for pod in begun]
     for pod, result in sorted(results.items()):
         if result == "Drained":
-            events.append(_normal("DraftDrained", f"{pod} has no session left."))
+            events.append(Event("Normal", "DraftDrained", f"{pod} has no session left."))
         elif result:
             message = f"{pod} did not drain ({result}); its sequences continue without it."
-            events.append(_warning("DrainTimedOut", message))
+            events.append(Event("Warning", "DrainTimedOut", message))
     return tuple(events)
 
 
 def release_events(pods: Iterable[Object]) -> tuple[Event, ...]:
     """Events of pods that a change of their labels took out of their Deployment."""
     return tuple(
-        _warning(
+        Event(
+            "Warning",
             "PodReleased",
             f"Labels of {pod['metadata']['name']} were changed, so its Deployment replaces it. "
             "It keeps running, is not counted, and is deleted with the resource.",
@@ -103,9 +104,9 @@ def reversion_events(
 ) -> tuple[Event, ...]:
     """Events of objects that are not stored as they were applied, each once."""
     return tuple(
-        _warning("ApplyReverted", failure.message)
+        Event("Warning", "ApplyReverted", failure.message)
         for ref, failure in sorted(failures.items())
-        if failure.cause is Cause.CONTESTED and before.get(ref) != failure
+        if failure.cause == "Contested" and before.get(ref) != failure
     )
 
 
@@ -138,24 +139,16 @@ def event_object(about: Object, event: Event, seconds: float) -> Object:
     }
 
 
-def _normal(reason: str, message: str) -> Event:
-    return Event("Normal", reason, message)
-
-
-def _warning(reason: str, message: str) -> Event:
-    return Event("Warning", reason, message)
-
-
 def _speculation(old: Object, new: Object) -> list[Event]:
     before, after = (condition_in(status, "SpeculationActive") for status in (old, new))
     was_on, is_on = before.get("status") == "True", after.get("status") == "True"
     if is_on and not was_on:
-        return [_normal("SpeculationOn", after["message"])]
+        return [Event("Normal", "SpeculationOn", after["message"])]
     # Without wanted drafts nothing is lost; a target that does not serve has its own Event.
     is_wanted = new.get("draft", {}).get("desiredReplicas") != 0
     is_serving = condition_in(new, "Ready").get("status") != "False"
     if was_on and after.get("status") == "False" and is_wanted and is_serving:
-        return [_warning("SpeculationOff", f"{after['reason']}: {after['message']}")]
+        return [Event("Warning", "SpeculationOff", f"{after['reason']}: {after['message']}")]
     return []
 
 
@@ -163,7 +156,7 @@ def _warnings(old: Object, new: Object) -> list[Event]:
     """Conditions that are False for a new reason which a person must act on."""
     found = [(kind, condition_in(new, kind)) for kind in _WARNED]
     return [
-        _warning(after["reason"], after["message"])
+        Event("Warning", after["reason"], after["message"])
         for kind, after in found
         if after.get("status") == "False"
         and after["reason"] not in _USUAL
@@ -183,6 +176,6 @@ def _refused_links(old: Object, new: Object) -> list[Event]:
         for status in (old, new)
     )
     return [
-        _warning("LinkRefused", f"{target} and {draft}: {after[target, draft]}.")
+        Event("Warning", "LinkRefused", f"{target} and {draft}: {after[target, draft]}.")
         for target, draft in sorted(after.keys() - before)
     ]

@@ -1,23 +1,17 @@
 """What one pass found, decided and brought about: the input of the status. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 from ssd_operator.api.spec import Object
-from ssd_operator.children.names import (
-    COMPONENT_LABEL,
-    Component,
-    cell_of,
-    draft_deployment,
-    revision_of,
-    target_deployment,
-)
+from ssd_operator.children.names import maker_of, revision_of
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.pod_state import is_terminating
 from ssd_operator.observe.snapshot import Snapshot
-from ssd_operator.policy.apply_failures import Cause, Results
+from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import Plan
-from ssd_operator.policy.rollout import Preflight, Stage
+from ssd_operator.policy.rollout import Preflight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +27,7 @@ class PassResult(Snapshot):
     def refused(self) -> dict[Ref, str]:
         """Objects that the API server refused, with its error."""
         failures = self.results.failures.items()
-        return {ref: each.message for ref, each in failures if each.cause is Cause.REFUSED}
+        return {ref: each.message for ref, each in failures if each.cause == "Refused"}
 
     @cached_property
     def taken(self) -> frozenset[Ref]:
@@ -41,13 +35,18 @@ class PassResult(Snapshot):
         return self.foreign | self.results.foreign
 
     @cached_property
+    def deployments(self) -> tuple[Object, ...]:
+        """Deployments that exist."""
+        return self.target_deployments + self.draft_deployments
+
+    @cached_property
     def preflight(self) -> Preflight:
         """The preflight of the plan, stuck if its pod could not be created."""
         found = self.plan.preflight
         failure = None if found.pod is None else self.results.failures.get(ref_of(found.pod))
-        if failure is None or failure.cause not in (Cause.REFUSED, Cause.FORBIDDEN):
+        if failure is None or failure.cause == "Contested":
             return found
-        return replace(found, stage=Stage.STUCK, message=failure.message.rstrip("."))
+        return replace(found, stage="Stuck", message=failure.message.rstrip("."))
 
     @cached_property
     def has_endpoint(self) -> bool:
@@ -61,23 +60,13 @@ class PassResult(Snapshot):
     def is_replacing_targets(self) -> bool:
         """Whether a target of an older revision is being deleted."""
         cells = range(self.resource.spec.num_cells)
-        pods = [pod for cell in cells for pod in self.cell_targets(cell)]
-        return any(is_terminating(pod) and self._is_outdated(pod) for pod in pods)
+        pods = [pod for cell in cells for pod in self.cell_targets(cell) if is_terminating(pod)]
+        return self.updated(pods) < len(pods)
 
-    def revision(self, component: Component) -> str:
-        """Wanted revision of the first cell's pods; other cells differ in the cell only."""
-        name = target_deployment if component is Component.TARGET else draft_deployment
-        return self.plan.revisions.get(name(self.resource, 0), "")
-
-    def updated(self, pods: tuple[Object, ...]) -> int:
-        """Number of pods that are of the wanted revision."""
-        return sum(not self._is_outdated(pod) for pod in pods)
-
-    def _is_outdated(self, pod: Object) -> bool:
-        is_target = pod["metadata"]["labels"][COMPONENT_LABEL] == str(Component.TARGET)
-        name = target_deployment if is_target else draft_deployment
-        wanted = self.plan.revisions.get(name(self.resource, cell_of(pod)))
-        return wanted is not None and revision_of(pod) != wanted
+    def updated(self, pods: Sequence[Object]) -> int:
+        """Number of pods that are of the wanted revision, or that no Deployment wants."""
+        wanted = self.plan.revisions
+        return sum(revision_of(pod) == wanted.get(maker_of(pod), revision_of(pod)) for pod in pods)
 
 
 def result_of(

@@ -5,9 +5,16 @@ from collections.abc import Callable, Iterable
 from statistics import fmean
 
 from ssd.rpc.pool_codec import LinkStatus
-from ssd_operator.api.spec import Object
+from ssd_operator.api.spec import Object, Resource
 from ssd_operator.api.status import MOST_LINKS
-from ssd_operator.children.names import TARGET_PORT, Component, cell_of, selector
+from ssd_operator.children.names import (
+    TARGET_PORT,
+    Component,
+    cell_of,
+    draft_deployment,
+    selector,
+    target_deployment,
+)
 from ssd_operator.observe.pod_state import is_ready, is_scheduled, name_of, to_text
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.status.condition_rules import conditions
@@ -96,7 +103,7 @@ def _target(result: PassResult) -> Object:
             "readyReplicas": num_ready,
             "updatedReplicas": result.updated(result.targets),
             "summary": f"{num_ready}/{result.resource.spec.num_cells}",
-            "revision": result.revision(Component.TARGET),
+            "revision": _revision(result, target_deployment),
         }
     )
 
@@ -113,17 +120,22 @@ def _draft(result: PassResult) -> Object:
             "drainingReplicas": result.num_draining,
             "desiredReplicas": wanted,
             "summary": f"{num_active}/{wanted}",
-            "revision": result.revision(Component.DRAFT),
+            "revision": _revision(result, draft_deployment),
             "selector": ",".join(f"{name}={value}" for name, value in labels.items()),
             **_last_scale(result),
         }
     )
 
 
+def _revision(result: PassResult, name: Callable[[Resource, int], str]) -> str:
+    """Of the first cell's pods; those of other cells differ in the cell only."""
+    return result.plan.revisions.get(name(result.resource, 0), "")
+
+
 def _last_scale(result: PassResult) -> Object:
     decision, old = result.plan.scale, result.status.get("draft", {})
     if decision is not None and result.results.is_scaled:
-        return {"lastScaleTime": to_text(result.now), "lastScaleReason": str(decision.reason)}
+        return {"lastScaleTime": to_text(result.now), "lastScaleReason": decision.reason}
     return {name: old[name] for name in ("lastScaleTime", "lastScaleReason") if name in old}
 
 

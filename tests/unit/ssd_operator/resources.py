@@ -1,6 +1,7 @@
 """Sample resources of tests. Run as a module, it writes the snapshots again, for review."""
 
 from pathlib import Path
+from typing import get_args
 
 import yaml
 from hypothesis import strategies as st
@@ -114,7 +115,7 @@ def cpu_demo(
     draft: Draft | None = None, target: Target | None = None, security: Security | None = None
 ) -> Spec:
     return Spec(
-        accelerator=Accelerator.CPU,
+        accelerator="cpu",
         target=target or Target(source=DEMO_TARGET),
         draft=draft or Draft(source=DEMO_DRAFT, replicas=2),
         speculation=Speculation(draft_deadline_milliseconds=20),
@@ -132,7 +133,7 @@ SAMPLES = {
 """The samples of the chart, and a resource with every field."""
 DEMO, TWO_CELLS = SAMPLES["demo-cpu"], SAMPLES["llama-3.1-70b"]
 LLAMA, QWEN = TWO_CELLS.spec, SAMPLES["qwen3-32b"].spec
-POOL = LLAMA.changed(draft=LLAMA.draft.changed(sharing=Sharing.POOL))
+POOL = LLAMA.changed(draft=LLAMA.draft.changed(sharing="Pool"))
 
 
 def scalers(mode: ScalingMode) -> list[Object]:
@@ -150,8 +151,8 @@ def hub(name: str, token: ObjectKey | None = None) -> Source:
 @st.composite
 def specs(draw: st.DrawFn) -> Spec:
     """Specs that the schema accepts."""
-    accelerator = draw(st.sampled_from(Accelerator))
-    is_gpu = accelerator is Accelerator.NVIDIA
+    accelerator = draw(st.sampled_from(get_args(Accelerator)))
+    is_gpu = accelerator == "nvidia"
     source = draw(st.sampled_from([hub("a/b", TOKEN), hub("a/b"), Source(uri="pvc://claim/x")]))
     cache = draw(
         st.sampled_from(
@@ -167,7 +168,7 @@ def specs(draw: st.DrawFn) -> Spec:
         st.none()
         | st.builds(
             Autoscaling,
-            mode=st.sampled_from(ScalingMode),
+            mode=st.sampled_from(get_args(ScalingMode)),
             max_replicas=st.just(9),
             keda=st.just(KEDA),
         )
@@ -184,7 +185,7 @@ def specs(draw: st.DrawFn) -> Spec:
         draft=Draft(
             source=source if is_gpu else DEMO_DRAFT,
             replicas=draw(st.integers(0, 64)),
-            sharing=draw(st.sampled_from(Sharing)),
+            sharing=draw(st.sampled_from(get_args(Sharing))),
             sequences_per_replica=draw(st.integers(1, 256)),
             autoscaling=autoscaling,
         ),
@@ -207,7 +208,7 @@ NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 
 if __name__ == "__main__":
     snapshots = {title: children(sample) for title, sample in SAMPLES.items()}
-    snapshots["scalers"] = scalers(ScalingMode.HPA) + scalers(ScalingMode.KEDA)
+    snapshots["scalers"] = scalers("HPA") + scalers("KEDA")
     for title, made in snapshots.items():
         text = yaml.safe_dump_all(made, sort_keys=False, default_flow_style=None, width=120)
         (SNAPSHOTS / f"{title}.yaml").write_text(text)

@@ -5,7 +5,6 @@ from typing import Any
 
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.spec import (
-    Accelerator,
     Autoscaling,
     Draft,
     Object,
@@ -103,12 +102,9 @@ def answer(target_pod: str, *links: LinkStatus, age: float = 1.0, **more: Any) -
 UP_TO_DATE = {"demo-target-0": "r1", "demo-draft-0": "r1"}
 
 
-def refused(ref: Ref, message: str = "no.", cause: Cause = Cause.REFUSED) -> Results:
+def refused(ref: Ref, message: str = "no.", cause: Cause = "Refused") -> Results:
     """The API server refused one object."""
-    failure = ApplyFailure(
-        cause=cause, message=message, digest="", generation=1, uid="", retry_at=NOW
-    )
-    return Results(failures={ref: failure})
+    return Results(failures={ref: ApplyFailure(cause, message, ("", 1, ""), NOW)})
 
 
 def decided(replicas: int, reason: Reason) -> Plan:
@@ -143,7 +139,7 @@ class Scene:
             else Autoscaling(mode=self.mode, min_replicas=self.min_replicas)
         )
         fixed: dict[str, Any] = {
-            "accelerator": Accelerator.CPU,
+            "accelerator": "cpu",
             "target": Target(source=Source(uri="demo://target"), replicas=self.cells),
             "draft": Draft(
                 source=Source(uri="demo://draft"), replicas=self.drafts, autoscaling=scaling

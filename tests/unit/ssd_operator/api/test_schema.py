@@ -23,11 +23,10 @@ from tests.unit.ssd_operator.scenes import (
 from ssd.launch import LOCAL_DEADLINE_MS
 from ssd_draft.settings import DraftSettings
 from ssd_operator.api import schema
-from ssd_operator.api.spec import Accelerator, Draft, Object, Source, Spec, Target
+from ssd_operator.api.spec import Draft, Object, Source, Spec, Target
 from ssd_operator.api.status import Status
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import Plan
-from ssd_operator.policy.scaling import Reason
 from ssd_operator.status.status import status_of, status_of_invalid
 from ssd_target.settings import TargetSettings
 
@@ -123,7 +122,7 @@ def test_defaults_are_those_of_the_processes() -> None:
     source = Source(uri="demo://target")
     spec = Spec(target=Target(source=source), draft=Draft(source=source))
     assert spec.draft_deadline_milliseconds == settings.draft_deadline_ms
-    spec = spec.changed(accelerator=Accelerator.CPU)
+    spec = spec.changed(accelerator="cpu")
     assert spec.draft_deadline_milliseconds == LOCAL_DEADLINE_MS
 
 
@@ -170,7 +169,7 @@ SCENES = {
     ),
     "scaling": Scene(
         pools=(HEALTHY,),
-        plan=decided(3, Reason.SCALE_UP),
+        plan=decided(3, "ScaleUp"),
         results=Results(is_scaled=True),
     ),
 }

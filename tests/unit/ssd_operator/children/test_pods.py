@@ -30,7 +30,6 @@ from ssd_operator.api.spec import (
     PodOverrides,
     PodTemplate,
     Resource,
-    Sharing,
     Source,
     Spec,
     Target,
@@ -49,7 +48,7 @@ def target_of(resource: Resource) -> Object:
 
 
 def draft_of(resource: Resource, cell: int = 0) -> Object:
-    is_pool = resource.spec.draft.sharing is Sharing.POOL
+    is_pool = resource.spec.draft.sharing == "Pool"
     return engine_template(resource, SETTINGS, Component.DRAFT, None if is_pool else cell)
 
 

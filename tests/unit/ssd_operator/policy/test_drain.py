@@ -1,19 +1,21 @@
 """Single steps of a drain; ``test_convergence`` has sequences of steps."""
 
-from typing import Any
+from collections.abc import Collection, Mapping
 
 import pytest
 from tests.unit.ssd_operator.scenes import Scene, draft, target, terminating, unscheduled
 
 from ssd_operator.api.spec import Object, Placement
-from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, is_live, to_text
+from ssd_operator.observe.cluster import Ref
+from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, to_text
+from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.drain import (
     COST_ANNOTATION,
-    CellDrafts,
     DrainCall,
     DrainPlan,
     Mark,
     misplaced_drafts,
+    plan_cell,
 )
 
 NOW = 1_000_000.25
@@ -34,9 +36,24 @@ def pod(
 PENDING = unscheduled(pod("pending"))
 
 
-def plan(wanted: int, replicas: int, *pods: Object, now: float = NOW, **drains: Any) -> DrainPlan:
-    live = [pod for pod in pods if is_live(pod)]
-    return CellDrafts(pods=live, wanted=wanted, replicas=replicas, now=now, **drains).plan(0)
+def plan(
+    wanted: int,
+    replicas: int,
+    *pods: Object,
+    now: float = NOW,
+    results: Mapping[str, str] | None = None,
+    sessions: Mapping[str, int] | None = None,
+    misplaced: Collection[str] = (),
+) -> DrainPlan:
+    live = {Ref("Deployment", "demo-draft-0"): {"spec": {"replicas": replicas}}}
+    snapshot = Snapshot(
+        resource=Scene(drafts=wanted).resource,
+        now=now,
+        children=live,
+        pods=pods,
+        drains=results or {},
+    )
+    return plan_cell(snapshot, 0, misplaced, sessions or {})
 
 
 def drained(*names: str, result: str = "Drained") -> dict[str, str]:

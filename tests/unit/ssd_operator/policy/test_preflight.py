@@ -156,7 +156,7 @@ def test_cells_share_one_preflight_on_the_node_of_the_first_outdated_target(
     pods: dict[int, str], changed: tuple[int, ...], node: str
 ) -> None:
     observed = seen(TWO_CELLS, pods, changed)
-    assert look(observed, TWO_CELLS).stage is Stage.RUNNING
+    assert look(observed, TWO_CELLS).stage == "Running"
     made = drawn(observed, TWO_CELLS)
     assert node_of(made) == node
     revision = revision_of(deployments(TWO_CELLS, "target")[0])
@@ -164,26 +164,26 @@ def test_cells_share_one_preflight_on_the_node_of_the_first_outdated_target(
 
 
 STAGES: list[tuple[Object, Stage, str]] = [
-    ({}, Stage.RUNNING, "waits for a node|is being created"),
-    ({"phase": "Running", **container({"running": {"startedAt": "x"}})}, Stage.RUNNING, "loads"),
-    ({"phase": "Succeeded", **container({"terminated": {"exitCode": 0}})}, Stage.PASSED, ""),
-    (ended(78, "SettingsError: max_num_seqs: 300"), Stage.FAILED, "max_num_seqs: 300"),
-    (ended(1, "HubError: no answer"), Stage.FAILED, "code 1.*no answer"),
-    (ended(128, "exec: python: not found"), Stage.FAILED, "python: not found"),
-    (waiting("ErrImagePull", "manifest unknown"), Stage.FAILED, "new:1: manifest unknown"),
-    (waiting("ImagePullBackOff"), Stage.FAILED, "cannot pull new:1"),
-    (waiting("InvalidImageName", "bad"), Stage.FAILED, "bad"),
+    ({}, "Running", "waits for a node|is being created"),
+    ({"phase": "Running", **container({"running": {"startedAt": "x"}})}, "Running", "loads"),
+    ({"phase": "Succeeded", **container({"terminated": {"exitCode": 0}})}, "Passed", ""),
+    (ended(78, "SettingsError: max_num_seqs: 300"), "Failed", "max_num_seqs: 300"),
+    (ended(1, "HubError: no answer"), "Failed", "code 1.*no answer"),
+    (ended(128, "exec: python: not found"), "Failed", "python: not found"),
+    (waiting("ErrImagePull", "manifest unknown"), "Failed", "new:1: manifest unknown"),
+    (waiting("ImagePullBackOff"), "Failed", "cannot pull new:1"),
+    (waiting("InvalidImageName", "bad"), "Failed", "bad"),
     (
         waiting("CreateContainerConfigError", 'secret "hf" not found'),
-        Stage.FAILED,
+        "Failed",
         'secret "hf" not found',
     ),
     (
         {"phase": "Failed", "reason": "DeadlineExceeded", "message": "Pod was active for long"},
-        Stage.STUCK,
+        "Stuck",
         "DeadlineExceeded: Pod was active for long",
     ),
-    ({"phase": "Failed", "reason": "Evicted"}, Stage.STUCK, "was ended: Evicted$"),
+    ({"phase": "Failed", "reason": "Evicted"}, "Stuck", "was ended: Evicted$"),
 ]
 
 
@@ -193,7 +193,7 @@ def test_the_status_of_the_pod_decides_on_stage_and_message(
 ) -> None:
     live = running(**status)
     found = look(seen(live=live))
-    assert found.stage is stage
+    assert found.stage == stage
     assert found.pod == live
     assert re.search(message, found.message)
 
@@ -202,7 +202,7 @@ def test_a_node_without_room_is_stuck_and_not_failed() -> None:
     live = unscheduled(running())
     live["spec"] = {"activeDeadlineSeconds": 2400}
     found = look(seen(live=live))
-    assert (found.stage, found.pod) == (Stage.STUCK, live)
+    assert (found.stage, found.pod) == ("Stuck", live)
     assert "no room" in found.message
 
 
@@ -214,17 +214,12 @@ def test_a_preflight_that_the_cluster_ended_is_repeated_after_a_while() -> None:
     assert look(seen(live=old)).pod is None
 
 
-def test_a_preflight_is_created_again_if_the_target_has_moved() -> None:
-    found = look(seen(pods={0: "n2"}, live=running(node="n1")))
-    assert (found.stage, found.pod) == (Stage.RUNNING, None)
-
-
 @pytest.mark.parametrize(
     ("pods", "live", "stage"),
     [
-        ({0: "n2"}, running(phase="Succeeded"), Stage.PASSED),
-        ({}, running(**ended(78, "SettingsError: no")), Stage.FAILED),
-        ({0: "n1"}, terminating(running(**ended(78))), Stage.RUNNING),
+        ({0: "n2"}, running(phase="Succeeded"), "Passed"),
+        ({}, running(**ended(78, "SettingsError: no")), "Failed"),
+        ({0: "n1"}, terminating(running(**ended(78))), "Running"),
     ],
     ids=["the target has moved", "the target is down", "it is being deleted"],
 )

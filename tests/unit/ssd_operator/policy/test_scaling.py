@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -92,20 +93,20 @@ def test_a_decrease_waits_for_the_window_and_then_for_a_cooldown_each_time() -> 
 @pytest.mark.parametrize(
     ("demand", "history", "now", "replicas", "reason"),
     [
-        (load(0, 0), History(), 0, 1, Reason.BOUNDS),
-        (load(9), History(), 0, 4, Reason.BOUNDS),
-        (load(2), History(), 0, 2, Reason.NO_SAMPLES),
-        (load(2, 99, unschedulable=1), History(), 0, 2, Reason.UNSCHEDULABLE),
-        (load(1, 60), History(last_change=0), 9.9, 1, Reason.COOLING_DOWN),
-        (load(1, 60), History(last_change=0), 10, 3, Reason.SCALE_UP),
-        (load(1, 130), History(), 0, 3, Reason.SCALE_UP),
-        (load(3, 1000), History(), 0, 4, Reason.SCALE_UP),
-        (load(2, 50), History(), 0, 2, Reason.STEADY),
-        (load(2, 0), History(first_seen=0), 299, 2, Reason.STABILIZING),
-        (load(2, 0), History(first_seen=0), 300, 1, Reason.SCALE_DOWN),
-        (load(2, 0), History(first_seen=0, wanted=((10, 2),)), 310, 2, Reason.STABILIZING),
-        (load(2, 0, draining=1), History(first_seen=0), 300, 2, Reason.COOLING_DOWN),
-        (load(2, 0), History(first_seen=0, last_change=271), 300, 2, Reason.COOLING_DOWN),
+        (load(0, 0), History(), 0, 1, "Bounds"),
+        (load(9), History(), 0, 4, "Bounds"),
+        (load(2), History(), 0, 2, "NoSamples"),
+        (load(2, 99, unschedulable=1), History(), 0, 2, "Unschedulable"),
+        (load(1, 60), History(last_change=0), 9.9, 1, "CoolingDown"),
+        (load(1, 60), History(last_change=0), 10, 3, "ScaleUp"),
+        (load(1, 130), History(), 0, 3, "ScaleUp"),
+        (load(3, 1000), History(), 0, 4, "ScaleUp"),
+        (load(2, 50), History(), 0, 2, "Steady"),
+        (load(2, 0), History(first_seen=0), 299, 2, "Stabilizing"),
+        (load(2, 0), History(first_seen=0), 300, 1, "ScaleDown"),
+        (load(2, 0), History(first_seen=0, wanted=((10, 2),)), 310, 2, "Stabilizing"),
+        (load(2, 0, draining=1), History(first_seen=0), 300, 2, "CoolingDown"),
+        (load(2, 0), History(first_seen=0, last_change=271), 300, 2, "CoolingDown"),
     ],
 )
 def test_each_decision_has_its_reason(
@@ -122,7 +123,7 @@ def test_after_a_full_window_without_samples_one_sample_removes_no_draft() -> No
     history = steady(4)
     for tick in range(40):
         _, history = decide(load(4), history, tick * TICK)
-    assert decide(load(4, 0), history, 400.0)[0] == Decision(4, Reason.STABILIZING)
+    assert decide(load(4, 0), history, 400.0)[0] == Decision(4, "Stabilizing")
 
 
 def test_the_history_is_bounded_by_the_window() -> None:
@@ -172,7 +173,7 @@ def test_the_number_is_bounded_and_grows_only_with_samples_and_room(
     decision, _ = decide(demand, history, 1.0, bounds)
     assert bounds.min_replicas <= decision.replicas <= bounds.max_replicas
     if demand.num_unschedulable or demand.eligible is None:
-        assert decision.replicas <= demand.replicas or decision.reason is Reason.BOUNDS
+        assert decision.replicas <= demand.replicas or decision.reason == "Bounds"
 
 
 @given(bounds_of_users, demands, histories, eligible_sequences, eligible_sequences)
@@ -252,7 +253,7 @@ def test_a_target_whose_controller_turned_speculation_off_needs_no_drafts() -> N
     assert measure(scene.result).eligible == 16
 
 
-@pytest.mark.parametrize("mode", [None, *ScalingMode])
+@pytest.mark.parametrize("mode", [None, *get_args(ScalingMode)])
 def test_only_mode_internal_is_scaled_by_the_operator(mode: ScalingMode | None) -> None:
     found = internal_scaling(Scene(mode=mode).resource.spec.draft)
-    assert (found is not None) is (mode is ScalingMode.INTERNAL)
+    assert (found is not None) is (mode == "Internal")

@@ -147,24 +147,7 @@ async def test_scaling_down_drains_the_draft_before_it_goes() -> None:
     assert {"DraftDraining", "DraftDrained", "DraftsScaled"} <= set(world.reasons)
 
 
-async def test_no_draft_is_taken_away_while_drafts_roll_unless_the_roll_is_stuck() -> None:
-    world = await settled()
-    world.edit_spec(draft={"image": "localhost/new:1"})
-    await world.next_pass()  # the Deployment has the new template, the pods are of the old one
-    world.edit_spec(draft={"replicas": 1})
-    for _ in range(4):
-        await world.next_pass()
-    assert world.engines.facts == {}
-    with world.edited(DRAFTS) as rolling:
-        stuck = {"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}
-        rolling["status"] = {"conditions": [stuck]}
-    for _ in range(4):
-        await world.next_pass()
-        world.engines.finish()
-    assert world[DRAFTS]["spec"]["replicas"] == 1
-
-
-async def test_a_scale_down_that_waited_for_a_roll_continues_after_it() -> None:
+async def test_drafts_scale_down_while_they_roll() -> None:
     world = await settled()
     world.edit_spec(draft={"image": "localhost/new:1", "replicas": 1})
     await world.rounds(10)

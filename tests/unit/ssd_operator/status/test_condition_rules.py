@@ -27,7 +27,6 @@ from ssd_operator.observe.pod_state import endpoints_of, to_text
 from ssd_operator.policy.apply_failures import Cause, Results
 from ssd_operator.policy.plan import Plan
 from ssd_operator.policy.rollout import Preflight, Stage
-from ssd_operator.policy.scaling import Reason
 from ssd_operator.status.condition_rules import conditions
 
 TARGET, DRAFTED = Ref("Deployment", "demo-target-0"), Ref("Deployment", "demo-draft-0")
@@ -188,17 +187,17 @@ def scaled(mode: ScalingMode, **more: Any) -> Scene:
 def hpa(status: str, reason: str) -> Scene:
     """A HorizontalPodAutoscaler with this condition."""
     found = {"type": "ScalingActive", "status": status, "reason": reason, "message": "a sentence."}
-    return scaled(ScalingMode.HPA, facts={"children": {HPA: {"status": {"conditions": [found]}}}})
+    return scaled("HPA", facts={"children": {HPA: {"status": {"conditions": [found]}}}})
 
 
-ZERO = scaled(ScalingMode.HPA, min_replicas=0, results=refused(HPA, "must be > 0."))
+ZERO = scaled("HPA", min_replicas=0, results=refused(HPA, "must be > 0."))
 SCALING = [
-    (scaled(ScalingMode.INTERNAL, plan=decided(2, Reason.STEADY)), "True Internal"),
-    (scaled(ScalingMode.INTERNAL, plan=decided(2, Reason.NO_SAMPLES)), "False NoSamples"),
-    (scaled(ScalingMode.EXTERNAL), "True External"),
-    (scaled(ScalingMode.KEDA), "False KEDANotInstalled"),
-    (scaled(ScalingMode.KEDA, facts={"kinds": {"ScaledObject"}}), "Unknown NoSamples"),
-    (scaled(ScalingMode.HPA), "Unknown NoSamples"),
+    (scaled("Internal", plan=decided(2, "Steady")), "True Internal"),
+    (scaled("Internal", plan=decided(2, "NoSamples")), "False NoSamples"),
+    (scaled("External"), "True External"),
+    (scaled("KEDA"), "False KEDANotInstalled"),
+    (scaled("KEDA", facts={"kinds": {"ScaledObject"}}), "Unknown NoSamples"),
+    (scaled("HPA"), "Unknown NoSamples"),
     (hpa("True", "ValidMetricFound"), "True ValidMetricFound"),
     (hpa("False", "FailedGetExternalMetric"), "False FailedGetExternalMetric"),
     (ZERO, "False ScaleToZeroUnsupported"),
@@ -226,10 +225,10 @@ STUCK = {"status": "False", "reason": "ProgressDeadlineExceeded", "message": "ti
 PAUSED = Scene(deployments=(deployment("demo-draft-0") | {"spec": {"paused": True}},))
 PROGRESS = [
     (Scene(spec={"paused": True}), "False Paused"),
-    (at_stage(Stage.FAILED), "False PreflightFailed"),
-    (at_stage(Stage.STUCK), "False PreflightFailed"),
-    (at_stage(Stage.RUNNING), "True Preflight"),
-    (at_stage(Stage.PASSED), "True RollingOut"),
+    (at_stage("Failed"), "False PreflightFailed"),
+    (at_stage("Stuck"), "False PreflightFailed"),
+    (at_stage("Running"), "True Preflight"),
+    (at_stage("Passed"), "True RollingOut"),
     (Scene(plan=STALE), "True RollingOut"),
     (unseen(), "True RollingOut"),
     (drafts_deployment(reason="ReplicaSetUpdated"), "True RollingOut"),
@@ -285,7 +284,7 @@ def test_of_several_cells_the_most_important_reason_is_reported() -> None:
     assert message(scene, "TargetReady") == "0 of 2 targets are ready; t1 cannot pull x: denied."
 
 
-@pytest.mark.parametrize("mode", [None, ScalingMode.NONE])
+@pytest.mark.parametrize("mode", [None, "None"])
 def test_without_autoscaling_there_is_no_scaling_condition(mode: ScalingMode | None) -> None:
     assert "ScalingActive" not in conditions(Scene(mode=mode).result)
 
@@ -334,10 +333,10 @@ def test_a_message_names_the_object_and_quotes_its_error(
     assert words in message(scene, kind)
 
 
-@pytest.mark.parametrize("cause", [Cause.REFUSED, Cause.FORBIDDEN])
+@pytest.mark.parametrize("cause", ["Refused", "Forbidden"])
 def test_a_preflight_whose_pod_was_refused_or_forbidden_has_failed(cause: Cause) -> None:
     made: Object = {"kind": "Pod", "metadata": {"name": "demo-preflight-r2"}}
-    plan = replace(STALE, preflight=Preflight(Stage.RUNNING, "it is created", made))
+    plan = replace(STALE, preflight=Preflight("Running", "it is created", made))
     results = refused(Ref("Pod", "demo-preflight-r2"), "exceeded quota", cause)
     scene = Scene(plan=plan, results=results)
     assert judge(scene, "Progressing") == "False PreflightFailed"

@@ -21,7 +21,6 @@ from ssd_operator.observe.pod_state import to_text
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.apply_failures import Results
 from ssd_operator.policy.plan import Plan
-from ssd_operator.policy.scaling import Reason
 from ssd_operator.status.status import status_of, status_of_invalid
 
 STAMP = to_text(NOW)
@@ -233,7 +232,7 @@ def test_outdated_pods_are_counted() -> None:
 
 
 def test_the_time_of_a_scaling_is_kept_until_the_next() -> None:
-    up = decided(3, Reason.SCALE_UP)
+    up = decided(3, "ScaleUp")
     block = derive(Scene(plan=up, results=Results(is_scaled=True)))["draft"]
     found = {name: block[name] for name in ("lastScaleTime", "lastScaleReason")}
     assert found == {"lastScaleTime": STAMP, "lastScaleReason": "ScaleUp"}
