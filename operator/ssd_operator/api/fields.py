@@ -5,11 +5,10 @@ blanks and digits. The description of a block's field is the docstring below it.
 """
 
 import re
-from collections.abc import Callable
 from decimal import ROUND_CEILING, Decimal
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, with_config
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
@@ -49,7 +48,6 @@ def parse_rounded(text: str | int | float) -> Decimal:
     return thousandths.to_integral_value(ROUND_CEILING) * _MILLI
 
 
-_T = TypeVar("_T")
 _QUANTITY = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE])?$"
 _QUANTITY_LENGTH = 32
 _LABEL = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
@@ -82,35 +80,37 @@ def checked(*checks: tuple[str, str]) -> ConfigDict:
     return ConfigDict(json_schema_extra=rules(*checks))
 
 
-def with_rules(*checks: tuple[str, str]) -> Callable[[type[_T]], type[_T]]:
-    """Decorate a ``TypedDict`` with CEL rules."""
-    return with_config(checked(*checks))
+def between(least: int, most: int) -> Any:
+    """Bounds of an integer."""
+    return Field(ge=least, le=most)
 
 
-def between(least: int, most: int, about: str | None = None) -> Any:
-    """Bounds of an integer, and its description where there is no docstring."""
-    return Field(ge=least, le=most, description=about)
+def text(most: int, *, least: int | None = None, pattern: str | None = None) -> Any:
+    """Bounds of a string, in characters."""
+    return Field(max_length=most, min_length=least, pattern=pattern)
 
 
-def text(
-    most: int, about: str | None = None, *, least: int | None = None, pattern: str | None = None
-) -> Any:
-    """Bounds of a string, in characters, and its description where there is no docstring."""
-    return Field(max_length=most, min_length=least, pattern=pattern, description=about)
-
-
-def items(most: int, *keys: str, about: str | None = None) -> Any:
+def items(most: int, *keys: str) -> Any:
     """Bounds of a list; ``keys`` are the fields that identify its items."""
-    kind: dict[str, Any] = {
-        "x-kubernetes-list-type": "map",
-        "x-kubernetes-list-map-keys": list(keys),
-    }
-    return Field(max_length=most, json_schema_extra=kind if keys else None, description=about)
+    return Field(max_length=most, json_schema_extra=keyed(*keys))
 
 
-def about(words: str) -> Any:
-    """Description of a field without a docstring."""
-    return Field(description=words)
+def keyed(*keys: str) -> dict[str, Any]:
+    """Schema of a list whose items these fields identify; without any it is one value."""
+    kind = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+    return kind if keys else {}
+
+
+def block(about: str, required: str = "", **fields: Any) -> dict[str, Any]:
+    """Schema of an object; ``required`` are names of fields, separated by blanks."""
+    schema = {"description": about, "type": "object", "properties": fields}
+    return schema | ({"required": required.split()} if required else {})
+
+
+def string(about: str, most: int | None = None, **bounds: Any) -> dict[str, Any]:
+    """Schema of a string with at most so many characters."""
+    longest = {} if most is None else {"maxLength": most}
+    return {"description": about, "type": "string", **longest, **bounds}
 
 
 def _quantity(value: object) -> int | str:
@@ -122,32 +122,30 @@ def _quantity(value: object) -> int | str:
     raise PydanticCustomError("quantity", "Input should be a quantity such as 500m, 2 or 16Gi")
 
 
-Quantity = Annotated[
-    int | str,
-    PlainValidator(_quantity),
-    WithJsonSchema(
-        {
-            "x-kubernetes-int-or-string": True,
-            "pattern": _QUANTITY,
-            "maxLength": _QUANTITY_LENGTH,
-        }
-    ),
-]
+QUANTITY = {
+    "x-kubernetes-int-or-string": True,
+    "pattern": _QUANTITY,
+    "maxLength": _QUANTITY_LENGTH,
+}
+NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+"""Of an object."""
+LABEL = {"type": "string", "maxLength": 63, "pattern": _LABEL}
+Quantity = Annotated[int | str, PlainValidator(_quantity), WithJsonSchema(QUANTITY)]
 """A Kubernetes quantity, as it was written."""
 Visible = Annotated[str, text(512, pattern="^[!-~]*$")]
 """ASCII without blanks."""
-ObjectName = Annotated[
-    str, text(253, "Name of the object.", least=1, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
-]
-LabelValue = Annotated[str, text(63, pattern=_LABEL)]
-NodeLabels = Annotated[dict[str, LabelValue], Field(max_length=16)]
+ObjectName = Annotated[str, text(253, least=1, pattern=NAME)]
+NodeLabels = Annotated[dict[str, Annotated[str, text(63, pattern=_LABEL)]], Field(max_length=16)]
 _FOREIGN = rules(
     (
         f"self.all(k, !k.startsWith('{GROUP}/'))",
         f"names under {GROUP}/ are the operator's: use a prefix of your own",
     )
 )
-Labels = Annotated[dict[str, LabelValue], Field(max_length=32, json_schema_extra=_FOREIGN)]
+Labels = Annotated[
+    dict[str, Annotated[str, text(63, pattern=_LABEL)]],
+    Field(max_length=32, json_schema_extra=_FOREIGN),
+]
 Annotations = Annotated[
     dict[str, Annotated[str, text(4096)]], Field(max_length=32, json_schema_extra=_FOREIGN)
 ]

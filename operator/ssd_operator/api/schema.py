@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from ssd_operator.api.fields import rules
 from ssd_operator.api.spec import GROUP, KIND, PLURAL, VERSION, Object, Spec
-from ssd_operator.api.status import Status
+from ssd_operator.api.status import STATUS
 
 _RESOURCE_NAME = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 _NAMED = (
@@ -92,7 +92,7 @@ def crd() -> Object:
         for name, path, about, priority in _COLUMNS
     ]
     root = version["schema"]["openAPIV3Schema"]
-    root["properties"] |= {"spec": structural(Spec), "status": structural(Status)}
+    root["properties"] |= {"spec": structural(Spec), "status": _structural(STATUS, {})}
     root |= rules(_NAMED)
     return definition
 

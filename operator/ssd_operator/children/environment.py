@@ -12,7 +12,7 @@ from ssd_operator.api.spec import Draft, Object, Resource, Source, Target
 from ssd_operator.children.names import (
     DRAFT_PORT,
     HTTP_PORT,
-    TARGET_PORT,
+    PORTS,
     Component,
     draft_deployment,
 )
@@ -28,14 +28,13 @@ def engine_environment(
 ) -> list[Object]:
     """Settings of a target or a draft."""
     spec, prefix = resource.spec, f"SSD_{component.upper()}"
-    process: Target | Draft = spec.draft
-    own: dict[str, object] = {"PORT": DRAFT_PORT, "MAX_SESSIONS": spec.draft.sequences_per_replica}
-    if component is Component.TARGET:
-        process, own = spec.target, _target_settings(resource, cell or 0)
-    settings = own | {
+    is_target = component is Component.TARGET
+    process: Target | Draft = spec.target if is_target else spec.draft
+    settings = {
         "MODEL": _model(process.source),
         # A pod is reached by its own address, of either family: the processes take this for both.
         "HOST": "0.0.0.0",  # noqa: S104
+        "PORT": PORTS[component],
         "HTTP_PORT": HTTP_PORT,
         "DEVICE": "cuda" if spec.is_gpu else "cpu",
         "DTYPE": _unless_default(spec.model.dtype, "auto"),
@@ -46,8 +45,19 @@ def engine_environment(
         "THREADS": None if spec.is_gpu else num_threads,
         "REFLECTION": "true" if spec.observability.reflection else None,
         "TERMINATION_LOG": TERMINATION_LOG,
+        **(
+            _target_settings(resource, cell or 0)
+            if is_target
+            else {"MAX_SESSIONS": spec.draft.sequences_per_replica}
+        ),
     }
-    found = [*_variables(prefix, settings), *_identity(prefix, cell)]
+    fields = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
+    found = _variables(prefix, settings) + [
+        {"name": f"{prefix}_{name}", "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]
+    if cell is not None:
+        found.append({"name": f"{prefix}_CELL", "value": str(cell)})
     if is_on_hub(process.source):
         # The engine reads what was fetched, and sends no request to the hub.
         found += [_HUB, {"name": "HF_HUB_OFFLINE", "value": "1"}]
@@ -101,7 +111,6 @@ def _target_settings(resource: Resource, cell: int) -> dict[str, object]:
     spec, engine = resource.spec, resource.spec.target.engine
     return {
         "MODEL_NAME": spec.model.name or resource.name,
-        "PORT": TARGET_PORT,
         "DRAFTS": f"{draft_deployment(resource, cell)}:{DRAFT_PORT}",
         "MAX_NUM_SEQS": engine.max_num_seqs,
         "MAX_QUEUE": engine.max_queue,
@@ -125,13 +134,3 @@ def _variables(prefix: str, settings: Mapping[str, object]) -> list[Object]:
         for name, value in sorted(settings.items())
         if value is not None
     ]
-
-
-def _identity(prefix: str, cell: int | None) -> list[Object]:
-    found: list[Object] = [
-        {"name": f"{prefix}_{name}", "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in (("POD_NAME", "metadata.name"), ("NODE_NAME", "spec.nodeName"))
-    ]
-    if cell is not None:
-        found.append({"name": f"{prefix}_CELL", "value": str(cell)})
-    return found

@@ -29,10 +29,8 @@ from typing import Literal
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import (
     CELL_LABEL,
-    COMPONENT_LABEL,
     HASH_ANNOTATION,
     PREFLIGHT,
-    Component,
     cell_of,
     revision_of,
 )
@@ -99,28 +97,21 @@ def held_drafts(
 
     The drafts of a Pool belong to all cells. They roll once half of the targets have been replaced.
     """
-    old = {
-        cell_of(each)
-        for each in targets
-        if ref_of(each) in targets_held or _has_old(each, snapshot)
-    }
     held = set()
     for each in wanted:
         is_pool = CELL_LABEL not in each["metadata"]["labels"]
         own = [target for target in targets if is_pool or cell_of(target) == cell_of(each)]
-        is_untested = stage != "Passed" and any(ref_of(target) in targets_held for target in own)
-        num_old = sum(cell_of(target) in old for target in own)
-        if is_untested or 2 * num_old > len(own):
+        waiting = [target for target in own if ref_of(target) in targets_held]
+        num_old = sum(target in waiting or _has_old(target, snapshot) for target in own)
+        if (waiting and stage != "Passed") or 2 * num_old > len(own):
             held.add(ref_of(each))
     return frozenset(held)
 
 
 def with_template_of(live: Object, wanted: Object) -> Object:
     """The wanted Deployment with the live template and its hash."""
-    annotations = dict(wanted["metadata"]["annotations"])
-    hashed = annotations_of(live)
-    if HASH_ANNOTATION in hashed:
-        annotations[HASH_ANNOTATION] = hashed[HASH_ANNOTATION]
+    hashed = {key: value for key, value in annotations_of(live).items() if key == HASH_ANNOTATION}
+    annotations = wanted["metadata"]["annotations"] | hashed
     return wanted | {
         "metadata": wanted["metadata"] | {"annotations": annotations},
         "spec": wanted["spec"] | {"template": live["spec"]["template"]},
@@ -130,28 +121,19 @@ def with_template_of(live: Object, wanted: Object) -> Object:
 def serving_pod(wanted: Object, snapshot: Snapshot) -> Object | None:
     """A ready target pod of a live Deployment's revision; None without one."""
     live = snapshot.children.get(ref_of(wanted))
-    if live is None:
-        return None
-    pods = _target_pods(wanted, snapshot)
-    found = (pod for pod in pods if is_ready(pod) and revision_of(pod) == revision_of(live))
-    return next(found, None)
-
-
-def _target_pods(wanted: Object, snapshot: Snapshot) -> list[Object]:
-    """Target pods of the cell of a Deployment."""
-    return [
+    found = (
         pod
-        for pod in snapshot.pods
-        if pod["metadata"]["labels"].get(COMPONENT_LABEL) == str(Component.TARGET)
-        and cell_of(pod) == cell_of(wanted)
-    ]
+        for pod in snapshot.cell_targets(cell_of(wanted))
+        if live is not None and is_ready(pod) and revision_of(pod) == revision_of(live)
+    )
+    return next(found, None)
 
 
 def _has_old(wanted: Object, snapshot: Snapshot) -> bool:
     """Whether a target of another revision still serves or finishes its streams."""
     return any(
         revision_of(pod) != revision_of(wanted) and (is_terminating(pod) or is_ready(pod))
-        for pod in _target_pods(wanted, snapshot)
+        for pod in snapshot.cell_targets(cell_of(wanted))
     )
 
 
@@ -160,9 +142,9 @@ def _is_up(wanted: Object, snapshot: Snapshot) -> bool:
 
     A ready pod alone may be one that the controller is about to delete.
     """
-    live = snapshot.children.get(ref_of(wanted))
-    if live is None or serving_pod(wanted, snapshot) is None:
+    if serving_pod(wanted, snapshot) is None:
         return False
+    live = snapshot.children[ref_of(wanted)]
     status = live.get("status", {})
     is_seen = status.get("observedGeneration", 0) >= live["metadata"].get("generation", 0)
     return is_seen and bool(status.get("updatedReplicas", 0))

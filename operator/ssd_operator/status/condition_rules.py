@@ -191,6 +191,16 @@ def _unlinked(result: PassResult, target: str) -> Condition:
     return no(reason, f"{target} and {link.draft_pod or link.address}: {cause}.")
 
 
+def _not_worthwhile(result: PassResult) -> Condition | None:
+    """A target decodes without its drafts, because that is faster; None if no target does."""
+    for name, fact in result.answers.items():
+        if not fact.speculating and fact.speculation_reason == "slower":
+            # One digit: each other message is a write of the status.
+            figure = f"{fact.speculation_speed_up:.1f} times the speed of plain decoding"
+            return yes("Slower", f"{name} decodes without drafts: speculation has {figure}.")
+    return None
+
+
 def _draft_capacity(result: PassResult) -> Condition:
     """The scheduler finds a node for each draft whose target has one."""
     draft = result.resource.spec.draft
@@ -357,6 +367,7 @@ _RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {
     "TargetReady": _target_ready,
     "DraftReady": _draft_ready,
     "SpeculationActive": speculation_active,
+    "NotWorthwhile": _not_worthwhile,
     "DraftCapacity": _draft_capacity,
     "ScalingActive": _scaling_active,
     "Progressing": _progressing,

@@ -54,8 +54,7 @@ class Report:
 
 def report_pass(snapshot: Snapshot, plan: Plan, results: Results, memory: Reported) -> Report:
     """Derive the status and the Events of a pass from what it found, decided and brought about."""
-    result: PassResult = result_of(snapshot, plan, results, memory.unlinked_since)
-    now, old, lost_at = snapshot.now, snapshot.status, unlinked_since(result)
+    now, old = snapshot.now, snapshot.status
     events = (
         *drain_events(plan.drains, snapshot.drains),
         *release_events(plan.adopt),
@@ -63,9 +62,10 @@ def report_pass(snapshot: Snapshot, plan: Plan, results: Results, memory: Report
     )
     if (wait := unanswered_seconds(snapshot, plan.memory.began_at)) > 0:
         return _report(old, old, events, memory, now, wait)
-    held_seconds = HOLD_SECONDS if lost_at is None else lost_at + HOLD_SECONDS - now
-    wait = held_seconds if lost_at is not None and held_seconds > 0 else math.inf
-    memory = replace(memory, unlinked_since=lost_at)
+    result: PassResult = result_of(snapshot, plan, results, memory.unlinked_since)
+    memory = replace(memory, unlinked_since=unlinked_since(result))
+    held_seconds = (memory.unlinked_since or -math.inf) + HOLD_SECONDS - now
+    wait = held_seconds if held_seconds > 0 else math.inf
     return _report(old, status_of(result), events, memory, now, wait)
 
 
@@ -78,10 +78,8 @@ def report_invalid(
 
 def needs_write(old: Object, new: Object, seconds_since_write: float) -> bool:
     """Whether a status is written: state at once, measured values after a while."""
-    is_state = _state(old) != _state(new)
-    return old != new and seconds_since_write >= (
-        SHORTEST_SECONDS if is_state else MEASUREMENT_SECONDS
-    )
+    seconds = MEASUREMENT_SECONDS if _state(old) == _state(new) else SHORTEST_SECONDS
+    return old != new and seconds_since_write >= seconds
 
 
 def _report(

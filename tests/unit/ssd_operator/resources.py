@@ -54,7 +54,7 @@ SETTINGS = PinnedSettings(
 UID = "0f0e0d0c-0b0a-0908-0706-050403020100"
 DEMO_TARGET, DEMO_DRAFT = Source(uri="demo://target"), Source(uri="demo://draft")
 KEDA = Keda(server_address="http://prometheus.monitoring:9090")
-TOKEN = ObjectKey(name="hf", key="token")
+TOKEN = {"name": "hf", "key": "token"}
 
 
 def resource(spec: Spec, name: str = "demo", **annotations: str) -> Resource:

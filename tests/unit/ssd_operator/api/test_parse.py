@@ -168,8 +168,8 @@ def test_a_resource_means_the_same_with_and_without_its_defaults(path: Path) -> 
             f"spec.target.image is '{'a' * 63}: string should have at most 512 characters",
         ),
         (
-            demo(target={"podTemplate": {"env": [{"name": "A"}, {"value": "A"}]}}),
-            "spec.target.podTemplate.env[1].name is missing",
+            demo(target={"podTemplate": {"env": [{"name": "A"}, 7]}}),
+            "spec.target.podTemplate.env[1] is 7: input should be an object",
         ),
         (
             demo(target={"podTemplate": {"labels": {str(each): "" for each in range(33)}}}),
@@ -180,8 +180,8 @@ def test_a_resource_means_the_same_with_and_without_its_defaults(path: Path) -> 
             "tuple should have at most 16 items",
         ),
         (
-            demo(target={"resources": {"requests": {"cpu": "much"}}}),
-            "spec.target.resources.requests.cpu is 'much': input should be a quantity",
+            demo(modelCache={"sizeLimit": "much"}),
+            "spec.modelCache.sizeLimit is 'much': input should be a quantity",
         ),
     ],
 )

@@ -8,7 +8,13 @@ from tests.unit.ssd_operator.scenes import NOW, Scene, answer, draft, link, targ
 from tests.unit.ssd_operator.world import settled
 
 from ssd_operator.api.spec import Object
-from ssd_operator.status.condition_rules import HOLD_SECONDS, speculation_active, unlinked_since
+from ssd_operator.status.condition_rules import (
+    HOLD_SECONDS,
+    conditions,
+    speculation_active,
+    unlinked_since,
+)
+from ssd_operator.status.conditions import yes
 
 LOST = (answer("t0", link("d0", "Quarantined", reason="tables were late")),)
 MISFIT = (answer("t0", link("d0", "Refused", reason="vocab_size: this draft has 1, the target 2")),)
@@ -61,6 +67,28 @@ CAUSES: dict[str, tuple[Scene, float | None]] = {
 def test_only_a_loss_that_may_pass_is_awaited(cause: str) -> None:
     scene, since = CAUSES[cause]
     assert unlinked_since(replace(scene, facts=before()).result) == since
+
+
+def test_a_target_that_is_faster_without_drafts_reports_it_and_keeps_its_links() -> None:
+    slower = {"speculating": False, "speculation_reason": "slower", "speculation_speed_up": 0.83}
+    found = conditions(Scene(pools=(answer("t0", link("d0"), **slower),)).result)
+    assert found["NotWorthwhile"] == yes(
+        "Slower",
+        "t0 decodes without drafts: speculation has 0.8 times the speed of plain decoding.",
+    )
+    assert found["SpeculationActive"].status == "True"
+    for reason in ("faster", "measuring", ""):
+        other = answer("t0", link("d0"), **slower | {"speculation_reason": reason})
+        assert "NotWorthwhile" not in conditions(Scene(pools=(other,)).result)
+
+
+async def test_a_target_that_is_faster_without_drafts_causes_no_warning() -> None:
+    world = await settled()
+    world.report(speculating=False, speculation_reason="slower", speculation_speed_up=0.83)
+    world.cluster.events.clear()
+    await world.round()
+    assert world.condition("NotWorthwhile") == ("True", "Slower")
+    assert [event.severity for event in world.cluster.events if event.severity != "Normal"] == []
 
 
 async def test_links_that_come_and_go_every_few_seconds_cause_no_warning() -> None:
