@@ -70,7 +70,11 @@ def test_only_a_loss_that_may_pass_is_awaited(cause: str) -> None:
 
 
 def test_a_target_that_is_faster_without_drafts_reports_it_and_keeps_its_links() -> None:
-    slower = {"speculating": False, "speculation_reason": "slower", "speculation_speed_up": 0.83}
+    slower: dict[str, Any] = {
+        "speculating": False,
+        "speculation_reason": "slower",
+        "speculation_speed_up": 0.83,
+    }
     found = conditions(Scene(pools=(answer("t0", link("d0"), **slower),)).result)
     assert found["NotWorthwhile"] == yes(
         "Slower",
