@@ -107,9 +107,21 @@ def _head_norm(heads: Node, num_heads: int, weight_E: Any, epsilon: float) -> No
 
 
 def compile_graph(
-    outputs: Sequence[Node], inputs: dict[str, Node], engine: EngineConfig
-) -> openvino.InferRequest:
+    outputs: Sequence[Node],
+    inputs: dict[str, Node],
+    engine: EngineConfig,
+    *,
+    num_copies: int = 1,
+    max_copied_bytes: int = 0,
+) -> list[openvino.InferRequest]:
     """Compile a graph whose inputs have these names, for one caller at a time.
+
+    Args:
+        outputs: results of the graph.
+        inputs: parameters by name.
+        engine: number of threads.
+        num_copies: requests to return, each compiled with constants of its own.
+        max_copied_bytes: a graph with larger constants is compiled only once.
 
     Raises:
         SetupError: OpenVINO cannot compile it on this machine; the message has its reason.
@@ -117,6 +129,9 @@ def compile_graph(
     for name, node in inputs.items():
         node.output(0).get_tensor().set_names({name})
     graph = openvino.Model([port(each) for each in outputs], list(inputs.values()), "decoder")
+    constants = [each for each in graph.get_ops() if each.get_type_name() == "Constant"]
+    if sum(each.get_byte_size() for each in constants) > max_copied_bytes:
+        num_copies = 1
     options = {
         "INFERENCE_NUM_THREADS": engine.threads,
         "INFERENCE_PRECISION_HINT": ElementType.f32,
@@ -127,7 +142,11 @@ def compile_graph(
         "ENABLE_CPU_PINNING": False,
     }
     try:
-        return openvino.Core().compile_model(graph, "CPU", options).create_infer_request()
+        core = openvino.Core()
+        return [
+            core.compile_model(graph, "CPU", options).create_infer_request()
+            for _ in range(num_copies)
+        ]
     except RuntimeError as error:
         # The first lines are places in the sources of OpenVINO.
         reason = [line for line in str(error).splitlines() if line.strip()][-1]

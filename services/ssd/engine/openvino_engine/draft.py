@@ -1,20 +1,13 @@
-"""A draft's passes as one graph with dense attention.
+"""A draft's passes with dense attention over stored entries; see ``draft_graph``.
 
-Each pass has Q new rows of each session. They see *stored* entries, which are gathered once for
-all steps of a table, and the new rows themselves, each under an additive mask. The graph returns
-the keys and values of the new rows, which are written to the KV storage.
-
-Stored entries of a table: the own entries of all branches, which its steps fill, then the trunk and
-the proposal. Letters: Q rows of a session, U = Q x heads of a group, S stored entries, O = P x N
-own entries.
+Stored entries are gathered once for all steps of a table: the own entries of all branches, which
+its steps fill, then the trunk and the proposal. The entries of new rows are written to the KV
+storage.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
-import openvino
 import torch
-from openvino import Node, opset15
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -23,16 +16,7 @@ from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.decoder_weights import DecoderWeights
-from ssd.engine.openvino_engine.decoder import Seen, build_decoder, compile_graph
-from ssd.engine.openvino_engine.layers import (
-    Rotation,
-    finite_or_zero,
-    ints,
-    number,
-    product,
-    product_with_transposed,
-    reshape,
-)
+from ssd.engine.openvino_engine.draft_graph import Stored, build_graphs
 
 ROW_STEP = 16
 """Chunks of a prompt are padded to multiples, since products compile a kernel for each shape."""
@@ -41,35 +25,25 @@ MOST_USED = 0.6
 entries of one padded pass. Each pass reads the weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Gathered entries, and which of them each row sees. Letter: X, keys and values of layers."""
-
-    entries_XBGSE: Tensor
-    mask_B1US: Tensor
-
-
 class OpenVinoDraft:
     """A graph and a KV storage; see ``DraftExecution``."""
 
     def __init__(self, weights: DecoderWeights, model: ModelConfig, engine: EngineConfig) -> None:
         self.attention_name = "openvino"
         self.num_parameters = 0
-        self._last_position = engine.max_model_len - 1
         self._group = model.num_heads // model.num_kv_heads
         self._num_layers = model.num_layers
-        self._request = _build(weights, model, engine)
+        graphs = build_graphs(weights, model, engine)
+        self._causal, self._branching = graphs[0], graphs[-1]
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self._storage = allocate_storage(model, engine)
         self._entries = self._storage.entries
         self.num_blocks = self._entries.num_blocks
-        self._inputs: dict[str, Tensor] = {}
         same_NN = torch.eye(engine.branches, dtype=torch.bool)
         self._same_branch_QQ = self._mask(same_NN)
         self._same_branch_UN = same_NN.repeat_interleave(self._group, dim=0)
         self._groups: list[tuple[Tensor, Stored]] = []
         self._table_slots_B: Tensor | None = None
-        self._context: Stored | None = None
 
     @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> Tensor:
@@ -82,10 +56,12 @@ class OpenVinoDraft:
         paged_BS = self._entries.paged(batch.block_tables_BJ)
         position_BQ = (first + column_Q)[None].clamp(max=paged_BS.shape[1] - 1)
         stored = self._gather_trunk(batch.block_tables_BJ, batch.first_positions_B, rows)
-        self._set_context(stored, self._mask(column_Q <= column_Q[:, None]), tokens_BQ, 0)
-        self._run(tokens_BQ, position_BQ)
-        self._store(paged_BS.gather(1, position_BQ).where(column_Q < count, 0))
-        return torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
+        graph = self._causal
+        graph.see(stored, self._mask(column_Q <= column_Q[:, None]), tokens_BQ, 0)
+        graph.run(tokens_BQ, position_BQ)
+        entries_BQ = paged_BS.gather(1, position_BQ).where(column_Q < count, 0)
+        self._store(entries_BQ, graph.new_entries())
+        return graph.is_finite()
 
     @torch.inference_mode()
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
@@ -94,11 +70,13 @@ class OpenVinoDraft:
         columns = tokens_BP.shape[1]
         column_P = torch.arange(columns)
         stored = self._gather_trunk(batch.block_tables_BJ, batch.trunk_lengths_B, columns)
-        self._set_context(stored, self._mask(column_P <= column_P[:, None]), tokens_BP)
-        self._run(tokens_BP, batch.trunk_lengths_B[:, None] + column_P)
+        graph = self._causal
+        graph.see(stored, self._mask(column_P <= column_P[:, None]), tokens_BP)
+        graph.run(tokens_BP, batch.trunk_lengths_B[:, None] + column_P)
         proposal_BP = self._entries.proposal(batch.slots_B)
-        self._store(proposal_BP.where(column_P < batch.num_columns_B[:, None], 0))
-        return self._logits(tokens_BP)
+        is_real_BP = column_P < batch.num_columns_B[:, None]
+        self._store(proposal_BP.where(is_real_BP, 0), graph.new_entries())
+        return graph.logits(tokens_BP)
 
     @torch.inference_mode()
     def run_branches(self, batch: BranchBatch) -> Tensor:
@@ -124,12 +102,13 @@ class OpenVinoDraft:
 
     def _run_step(self, batch: BranchBatch, own_BPN: Tensor, stored: Stored) -> Tensor:
         tokens_BN = batch.tokens_BN
-        if stored is not self._context:
-            self._set_context(stored, self._same_branch_QQ, tokens_BN)
-        self._run(tokens_BN, batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step)
-        self._store(own_BPN[:, batch.step])
-        self._keep_own(stored, batch.step, self._new().movedim(0, 2))
-        return self._logits(tokens_BN)
+        graph = self._branching
+        graph.see(stored, self._same_branch_QQ, tokens_BN)
+        graph.run(tokens_BN, batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step)
+        new_L2RW = graph.new_entries()
+        self._store(own_BPN[:, batch.step], new_L2RW)
+        self._keep_own(stored, batch.step, new_L2RW)
+        return graph.logits(tokens_BN)
 
     @torch.inference_mode()
     def append_proposal(
@@ -188,44 +167,9 @@ class OpenVinoDraft:
         mask_QQ = torch.zeros(visible_QQ.shape).masked_fill_(~visible_QQ, -torch.inf)
         return mask_QQ.repeat_interleave(self._group, dim=0)[None, None]
 
-    def _set_context(
-        self, stored: Stored, new_mask: Tensor, tokens_BQ: Tensor, num_logits: int | None = None
-    ) -> None:
-        """Set the inputs that the passes of a table share."""
-        self._context = stored
-        rows = tokens_BQ.numel()
-        self._inputs = {
-            "tokens": torch.empty(rows, dtype=torch.int32),
-            "positions": torch.empty(rows, dtype=torch.int32),
-            "shape": torch.tensor(tokens_BQ.shape),
-            "logit_rows": torch.arange(
-                rows if num_logits is None else num_logits, dtype=torch.int32
-            ),
-            "stored_mask": stored.mask_B1US,
-            "new_mask": new_mask,
-        }
-        self._inputs |= dict(zip(_cache_names(self._num_layers), stored.entries_XBGSE, strict=True))
-        # The graph reads this memory in every pass; self._inputs keeps it alive.
-        for name, each in self._inputs.items():
-            self._request.set_tensor(name, openvino.Tensor(each.numpy(), shared_memory=True))
-
-    def _run(self, tokens_BQ: Tensor, position_BQ: Tensor) -> None:
-        self._inputs["tokens"].copy_(tokens_BQ.flatten())
-        self._inputs["positions"].copy_(position_BQ.flatten().clamp_(max=self._last_position))
-        self._request.infer()
-
-    def _logits(self, tokens_BQ: Tensor) -> Tensor:
-        logits_RV = torch.from_numpy(self._request.get_output_tensor(0).data)
-        return logits_RV.view(*tokens_BQ.shape, -1)
-
-    def _new(self) -> Tensor:
-        """Return the entries of the rows of the last pass, [R, L, 2, G*E]; all are finite."""
-        new = torch.from_numpy(self._request.get_output_tensor(2).data)
-        return new.view(len(new), self._num_layers, 2, -1)
-
-    def _store(self, entries_BQ: Tensor) -> None:
-        """Write the entries of the last pass to the storage."""
-        self._storage.entries_L2ZW[:, :, entries_BQ.flatten()] = self._new().movedim(0, 2)
+    def _store(self, entries_BQ: Tensor, new_L2RW: Tensor) -> None:
+        """Write the entries of a pass to the storage."""
+        self._storage.entries_L2ZW[:, :, entries_BQ.flatten()] = new_L2RW
 
     def _keep_own(self, stored: Stored, step: int, own_L2RW: Tensor) -> None:
         """Add the entries of a step to the stored ones, each visible to its branch."""
@@ -259,61 +203,3 @@ def _rows_of(batch: BranchBatch, rows: Tensor) -> BranchBatch:
         trunk_lengths_B=batch.trunk_lengths_B[rows],
         block_tables_BJ=batch.block_tables_BJ[rows],
     )
-
-
-def _cache_names(num_layers: int) -> list[str]:
-    return [f"{kind}{layer}" for layer in range(num_layers) for kind in ("keys", "values")]
-
-
-def _build(
-    weights: DecoderWeights, model: ModelConfig, engine: EngineConfig
-) -> openvino.InferRequest:
-    heads, size = model.num_kv_heads, model.head_size
-    group = model.num_heads // heads
-    inputs = {
-        "tokens": opset15.parameter([-1], np.int32),
-        "positions": opset15.parameter([-1], np.int32),
-        "shape": opset15.parameter([2], np.int64),
-        "logit_rows": opset15.parameter([-1], np.int32),
-        "stored_mask": opset15.parameter([-1, 1, -1, -1], np.float32),
-        "new_mask": opset15.parameter([1, 1, -1, -1], np.float32),
-    }
-    new: list[Node] = []
-
-    def per_session(rows: Node, each: int) -> Node:
-        """[B*Q, G*each*E] -> [B, G, Q*each, E]."""
-        shape = opset15.concat([inputs["shape"], ints(heads, each, size)], 0)
-        split = opset15.reshape(rows, shape, special_zero=False)
-        moved = opset15.transpose(split, ints(0, 2, 1, 3, 4))
-        return reshape(moved, 0, heads, -1, size)
-
-    def attend(layer: int, queries: Node, keys: Node, values: Node) -> Node:
-        stored = [opset15.parameter([-1, heads, -1, size], np.float32) for _ in range(2)]
-        inputs[f"keys{layer}"], inputs[f"values{layer}"] = stored
-        keys, values = finite_or_zero(keys), finite_or_zero(values)
-        new.extend((keys, values))
-        scaled = opset15.multiply(per_session(queries, group), number(size**-0.5))
-        new_keys, new_values = per_session(keys, 1), per_session(values, 1)
-        on_stored = opset15.add(product_with_transposed(scaled, stored[0]), inputs["stored_mask"])
-        on_new = opset15.add(product_with_transposed(scaled, new_keys), inputs["new_mask"])
-        shares = opset15.softmax(opset15.concat([on_stored, on_new], 3), 3)
-        num_stored = opset15.gather(opset15.shape_of(stored[0]), ints(2), ints(0))
-        num_new = opset15.gather(inputs["shape"], ints(1), ints(0))
-        parts = opset15.variadic_split(
-            shares, opset15.constant(3), opset15.concat([num_stored, num_new], 0)
-        )
-        seen = opset15.add(
-            product(parts.output(0), stored[1]),
-            product(parts.output(1), new_values),
-        )
-        split = reshape(seen, 0, heads, -1, group, size)
-        moved = opset15.transpose(split, ints(0, 2, 1, 3, 4))
-        return reshape(moved, -1, heads * group * size)
-
-    graph_parts = Seen(
-        rotation=Rotation(model, engine.max_model_len, inputs["positions"]),
-        spread=lambda rows: rows,
-        attend=attend,
-    )
-    outputs = build_decoder(model, weights, inputs["tokens"], inputs["logit_rows"], graph_parts)
-    return compile_graph((*outputs, opset15.concat(new, 1)), inputs, engine)

@@ -208,7 +208,8 @@ def _build(
         attend=attend,
     )
     outputs = build_decoder(model, weights, inputs["tokens"], inputs["logit_rows"], seen)
-    return compile_graph(outputs, inputs | caches, engine), list(caches)
+    (request,) = compile_graph(outputs, inputs | caches, engine)
+    return request, list(caches)
 
 
 def _options(head_size: int, longest: Node) -> list[Node]:
