@@ -43,7 +43,8 @@ class TargetSettings(EngineSettings):
     """Maximum measured round trip of a link, in microseconds; 0 sets no limit. A slower link is
     refused, and the target serves without it."""
     backup: Literal["none", "ngram"] = "ngram"
-    """Proposal after a miss: no tokens, or the continuation of the longest suffix match."""
+    """Proposal after a miss, and continuation of a table with few columns: no tokens, or those that
+    follow the longest suffix match."""
     fan_out: Literal["adaptive", "uniform", "geometric", "explicit"] = "adaptive"
     """Policy by which drafts select the outcomes that get a branch."""
     fan_out_split: tuple[int, ...] = ()

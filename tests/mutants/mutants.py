@@ -152,8 +152,8 @@ MUTANTS = (
     Mutant(
         "the n-gram backup replaces the branch of a hit",
         "ssd_target/drafts/lookup.py",
-        "tokens = table.proposal(index, max_tokens)\n",
-        "tokens = backup(result.sequence.tokens, max_tokens)\n",
+        "else table.proposal(branch, max_tokens)",
+        "else backup(result.sequence.tokens, max_tokens)",
         (LOOP,),
     ),
     # Outcome tables and fan-out.
@@ -203,8 +203,8 @@ MUTANTS = (
     Mutant(
         "the tokens of the wrong branch are proposed",
         "ssd_target/drafts/lookup.py",
-        "tokens = table.proposal(index, max_tokens)\n",
-        "tokens = table.proposal(index - 1, max_tokens)\n",
+        "else table.proposal(branch, max_tokens)",
+        "else table.proposal(branch - 1, max_tokens)",
         (LOOP,),
     ),
     Mutant(

@@ -34,6 +34,8 @@ class Lookup:
     result: LookupResult = LookupResult.NONE
     next: Branch | Explicit = field(default_factory=Explicit)
     tokens: tuple[TokenId, ...] = ()
+    num_from_table: int = 0
+    """Tokens that are from a table; they come first."""
 
 
 NO_TABLE_NEEDED = Lookup()

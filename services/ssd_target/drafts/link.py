@@ -59,6 +59,8 @@ class Session:
     """Arrival time of its newest column."""
     is_open: bool = False
     """Whether the first table has arrived. Rounds do not wait for a session that is opening."""
+    num_from_table: int = 0
+    """Tokens of the current proposal that are from a table; the others are from the backup."""
     is_timed: bool = False
     """Whether the time of the current table is known. That of the first includes the prefill."""
 
@@ -105,6 +107,10 @@ class Session:
         if self.table is None:
             return now - self.requested_at
         return (self.received_at - self.requested_at) * lookahead / self.depth
+
+
+Answer = tuple[Session, OutcomeTable | None]
+"""An open session, and the columns of its table that arrived in time; None if none did."""
 
 
 class DraftLink:

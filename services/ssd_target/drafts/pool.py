@@ -22,11 +22,12 @@ from ssd_target.decoding.round_result import (
 )
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.drafts.circuit_breaker import LATE_ROUNDS
-from ssd_target.drafts.link import DraftLink, LinkState, Session
+from ssd_target.drafts.link import Answer, DraftLink, LinkState, Session
 from ssd_target.drafts.lookup import look_up_outcome
 from ssd_target.drafts.router import choose_link
 from ssd_target.drafts.session_registry import SessionRegistry
-from ssd_target.drafts.tables import Answer, TableCollector
+from ssd_target.drafts.table_deadline import ProposalResult
+from ssd_target.drafts.tables import TableCollector
 from ssd_target.settings import TargetSettings
 
 _log = get_logger(__name__)
@@ -160,11 +161,11 @@ class DraftPool:
         """Look each outcome up in the columns of its table; wait for more columns while it pays."""
         continuing = [each for each in results if each.emission.finish_reason is None]
         pace = self._tables.pace
-        pace.note_outcomes([(each.outcome.accepted, each.num_proposed) for each in results])
         if self._sent_at is not None:
             is_plain = not any(each.num_proposed for each in results)
             pace.note_round(self._clock.now() - self._sent_at, is_plain=is_plain)
         with self._changed:
+            pace.note_outcomes([self._tested(each) for each in results])
             answers = self._tables.collect(continuing)
             suspended = self._suspend_late_links(answers)
         _send_closings(suspended)
@@ -257,12 +258,22 @@ class DraftPool:
         self._sessions.remove(suspended)
         return suspended
 
+    def _tested(self, result: RoundResult) -> ProposalResult:
+        """Return what a round tested of a proposal; without a session, none is from a table."""
+        session = self._sessions.find(result.sequence.sequence_id)
+        num_from_table = 0 if session is None else session.num_from_table
+        return ProposalResult(
+            result.num_proposed, min(result.num_proposed, num_from_table), result.outcome.accepted
+        )
+
     def _look_up_one(self, result: RoundResult, answer: Answer | None) -> Lookup:
         if result.emission.finish_reason is not None:
             return NO_TABLE_NEEDED
-        lookup = look_up_outcome(result, answer, self._settings.lookahead, self._backup)
+        acceptance = self._tables.pace.from_backup.rate
+        lookup = look_up_outcome(result, answer, self._settings.lookahead, self._backup, acceptance)
         if answer is not None:
             session, _ = answer
+            session.num_from_table = lookup.num_from_table
             session.link.counts.note(lookup.result)
             self.counts.note(lookup.result)
         return lookup

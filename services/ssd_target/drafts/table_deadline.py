@@ -1,8 +1,12 @@
 """How long a round waits for columns of its tables, and a session for its first table. Pure.
 
-A sequence whose proposal has D tokens is expected to gain E(D) = 1 + a + ... + a^D tokens in the
-next round, with the acceptance a. Columns that arrive add G tokens to E, the sum over sequences.
-Waiting for them pays while the tokens per second of a round with them are more than without:
+A proposal has D tokens of a table and then M tokens of the backup. With the acceptances a and b, it
+is expected to gain in the next round
+
+    E(D, M) = 1 + a + ... + a^D + a^D (b + ... + b^M)
+
+tokens. C columns that arrive add G = E(D + C, M - C) - E(D, M). Waiting for them pays while the
+tokens per second of a round with them are more than without, with the sums over all sequences:
 
     (E + G) / (seconds of waiting + T_proposed) > E / T
 
@@ -24,7 +28,8 @@ from statistics import median
 _WINDOW_ROUNDS = 16
 _DECAY = 0.98
 """Weight of the tokens of earlier rounds in the acceptance, for each round that follows."""
-_PRIOR_TESTED, _PRIOR_ACCEPTED = 10.0, 8.0
+_PRIOR_TESTED = 10.0
+_PRIOR_FROM_TABLES, _PRIOR_FROM_BACKUP = 0.8, 0.5
 _MIN_ACCEPTANCE, _MAX_ACCEPTANCE = 0.05, 0.95
 _WEIGHT = 0.25
 """Weight of the newest measurement in a mean."""
@@ -65,6 +70,39 @@ class ColumnTimes:
         self.seconds += (_WEIGHT if self.seconds else 1.0) * (seconds - self.seconds)
 
 
+class Acceptance:
+    """Probability that a proposed token is accepted if those before it are. Step thread only."""
+
+    def __init__(self, prior: float) -> None:
+        self._num_tested = _PRIOR_TESTED
+        self._num_accepted = _PRIOR_TESTED * prior
+
+    def note(self, num_tested: int, num_accepted: int) -> None:
+        """Note the tokens of a round."""
+        if num_tested:
+            self._num_tested = _DECAY * self._num_tested + num_tested
+            self._num_accepted = _DECAY * self._num_accepted + num_accepted
+
+    @property
+    def rate(self) -> float:
+        """The estimate."""
+        return min(max(self._num_accepted / self._num_tested, _MIN_ACCEPTANCE), _MAX_ACCEPTANCE)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalResult:
+    """The tokens of one proposal in one round."""
+
+    num_proposed: int
+    num_from_table: int
+    num_accepted: int
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether a token was rejected; those after it are not tested."""
+        return self.num_accepted < self.num_proposed
+
+
 class RoundPace:
     """What a round yields: its duration without waiting, and the acceptance of proposed tokens.
 
@@ -74,20 +112,30 @@ class RoundPace:
     def __init__(self) -> None:
         self._plain: deque[float] = deque(maxlen=_WINDOW_ROUNDS)
         self._proposed: deque[float] = deque(maxlen=_WINDOW_ROUNDS)
-        self._num_tested = _PRIOR_TESTED
-        self._num_accepted = _PRIOR_ACCEPTED
+        self.from_tables = Acceptance(_PRIOR_FROM_TABLES)
+        self.from_backup = Acceptance(_PRIOR_FROM_BACKUP)
 
     def note_round(self, seconds: float, *, is_plain: bool) -> None:
         """Note the duration of a round, with proposals or without, and without its waiting."""
         (self._plain if is_plain else self._proposed).append(seconds)
 
-    def note_outcomes(self, accepted: Collection[tuple[int, int]]) -> None:
-        """Note the accepted and the proposed tokens of each sequence of a round."""
-        tested = sum(num + (num < num_proposed) for num, num_proposed in accepted)
-        if tested == 0:
-            return
-        self._num_tested = _DECAY * self._num_tested + tested
-        self._num_accepted = _DECAY * self._num_accepted + sum(num for num, _ in accepted)
+    def note_outcomes(self, proposals: Collection[ProposalResult]) -> None:
+        """Note the proposals of a round."""
+        tested = [(each, each.num_accepted + each.is_rejected) for each in proposals]
+        self.from_tables.note(
+            sum(min(num, each.num_from_table) for each, num in tested),
+            sum(min(each.num_accepted, each.num_from_table) for each, _ in tested),
+        )
+        self.from_backup.note(
+            sum(max(0, num - each.num_from_table) for each, num in tested),
+            sum(max(0, each.num_accepted - each.num_from_table) for each, _ in tested),
+        )
+
+    def expected_tokens(self, depth: float, num_backup: float) -> float:
+        """Return E(D, M)."""
+        a, b = self.from_tables.rate, self.from_backup.rate
+        after: float = a**depth * b * (1 - b**num_backup) / (1 - b)
+        return float((1 - a ** (depth + 1)) / (1 - a)) + after
 
     @property
     def plain_seconds(self) -> float:
@@ -99,19 +147,15 @@ class RoundPace:
         """Median duration of recent rounds with proposals; infinite if there was no round."""
         return median(self._proposed or self._plain or (inf,))
 
-    @property
-    def acceptance(self) -> float:
-        """Probability that a proposed token is accepted if those before it are."""
-        rate = self._num_accepted / self._num_tested
-        return min(max(rate, _MIN_ACCEPTANCE), _MAX_ACCEPTANCE)
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """The proposal that one sequence would have without waiting."""
 
     depth: int
-    """Its tokens."""
+    """Its tokens of a table."""
+    num_backup: int = 0
+    """Its tokens of the backup."""
     num_columns: float = 0.0
     """Columns that the next frame is expected to add; 0 if the sequence does not wait."""
     next_at: float = 0.0
@@ -126,17 +170,17 @@ def wait_until(rows: Iterable[Row], pace: RoundPace, now: float) -> float:
         pace: of recent rounds.
         now: the current time.
     """
-    a = pace.acceptance
     num_expected = 0.0
     is_plain = True
     gains: defaultdict[tuple[float, bool], float] = defaultdict(float)
     for row in rows:
-        # Parts of a geometric series.
-        num_expected += (1 - a ** (row.depth + 1)) / (1 - a)
-        is_plain &= row.depth == 0
+        expected = pace.expected_tokens(row.depth, row.num_backup)
+        num_expected += expected
+        is_plain &= row.depth == row.num_backup == 0
         if row.num_columns:
-            gain = a ** (row.depth + 1) * (1 - a**row.num_columns) / (1 - a)
-            gains[row.next_at, row.depth == 0] += gain
+            num_backup = max(0.0, row.num_backup - row.num_columns)
+            with_columns = pace.expected_tokens(row.depth + row.num_columns, num_backup)
+            gains[row.next_at, row.depth == 0] += with_columns - expected
     without = pace.plain_seconds if is_plain else pace.proposed_seconds
     until = now
     for (next_at, is_first), gain in gains.items():

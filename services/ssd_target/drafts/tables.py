@@ -6,18 +6,17 @@ from math import inf
 
 from ssd.errors import FrameError
 from ssd.ports import Clock
+from ssd.speculation.backup import BACKUPS
 from ssd.speculation.table import OutcomeTable, unpack_tables
 from ssd.telemetry import STALE_FRAMES_TOTAL
 from ssd.transport.frame import Frame, FrameKind
 from ssd.types import SequenceId
 from ssd_target.decoding.round_result import RoundResult
-from ssd_target.drafts.link import DraftLink, Session
+from ssd_target.drafts.link import Answer, DraftLink
+from ssd_target.drafts.lookup import propose
 from ssd_target.drafts.session_registry import SessionRegistry
 from ssd_target.drafts.table_deadline import RoundPace, Row, wait_until
 from ssd_target.settings import TargetSettings
-
-Answer = tuple[Session, OutcomeTable | None]
-"""An open session, and the columns of its table that arrived in time; None if none did."""
 
 
 class TableCollector:
@@ -112,10 +111,15 @@ class TableCollector:
             return Row(0)
         times = session.link.column_times
         max_tokens = result.max_tokens(self._settings.lookahead)
+        backup = BACKUPS[self._settings.backup]
+        acceptance = self.pace.from_backup.rate
+        found = propose(result, session.table, max_tokens, backup, acceptance)
+        depth, num_backup = found.num_from_table, found.num_from_backup
+        times = session.link.column_times
         if session.table is None:
             next_at = session.requested_at + times.first_seconds
-            return Row(0, min(times.first_depth, max_tokens), next_at)
-        if session.table.look_up(result.outcome) is None:
-            return Row(0)
-        depth = min(session.table.depth, max_tokens)
-        return Row(depth, min(1, max_tokens - depth), session.received_at + times.seconds)
+            return Row(0, num_backup, min(times.first_depth, max_tokens), next_at)
+        if found.branch is None:
+            return Row(0, num_backup)
+        next_at = session.received_at + times.seconds
+        return Row(depth, num_backup, min(1, max_tokens - depth), next_at)

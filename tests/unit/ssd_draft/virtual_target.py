@@ -13,7 +13,7 @@ from ssd.engine.batch import BranchBatch
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit
 from ssd_draft.inbox import Commits
-from ssd_target.drafts.table_deadline import ColumnTimes, RoundPace, Row, wait_until
+from ssd_target.drafts.table_deadline import ColumnTimes, ProposalResult, RoundPace, Row, wait_until
 
 LATENCY_SECONDS = 0.0005
 LOOKAHEAD = 6
@@ -160,10 +160,10 @@ class VirtualTarget:
         if self._table is not None:
             depth = self._table.depth
             next_at = self._received_at + self._column_times.seconds
-            row = Row(depth, min(1, lookahead - depth), next_at)
+            row = Row(depth, 0, min(1, lookahead - depth), next_at)
         elif self._is_open:
             next_at = self._sent_at + self._column_times.first_seconds
-            row = Row(0, self._column_times.first_depth, next_at)
+            row = Row(0, 0, self._column_times.first_depth, next_at)
         self._need_at = wait_until([row], self._pace, now)
         if self._need_at <= now:
             self._commit(now)
@@ -181,7 +181,7 @@ class VirtualTarget:
             self._column_times.note_late(now - self._sent_at)
         waited_us = int(1e6 * (now - self._begun_at))
         self._commits.append((now + LATENCY_SECONDS, replace(commit, waited_us=waited_us)))
-        self._pace.note_outcomes([(accepted, len(proposed))])
+        self._pace.note_outcomes([ProposalResult(len(proposed), len(proposed), accepted)])
         self._pace.note_round(self._verify_seconds, is_plain=not proposed)
         self.counts.rounds += 1
         self.counts.tokens += accepted + 1

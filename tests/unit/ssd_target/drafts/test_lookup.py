@@ -1,5 +1,7 @@
 """The next proposal of one sequence: branch, backup or none."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,10 +20,9 @@ from ssd.types import (
 )
 from ssd_target.decoding.round_result import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
 from ssd_target.decoding.sequence import Arrival, Emission, Sequence
-from ssd_target.drafts.link import DraftLink
+from ssd_target.drafts.link import Answer, DraftLink
 from ssd_target.drafts.lookup import look_up_outcome
 from ssd_target.drafts.session_registry import SessionRegistry
-from ssd_target.drafts.tables import Answer
 
 LOOKAHEAD = 3
 TABLE = OutcomeTable(
@@ -40,7 +41,12 @@ def answer(table: OutcomeTable | None) -> Answer:
 
 
 def look_up(
-    found: Answer | None, outcome: Outcome, *, remaining: int = 10, mode: Mode = Mode.AUTO
+    found: Answer | None,
+    outcome: Outcome,
+    *,
+    remaining: int = 10,
+    mode: Mode = Mode.AUTO,
+    acceptance: float = 0.5,
 ) -> Lookup:
     request = Request(
         request_id="1", prompt_ids=(8, 9), sampling=SamplingParams(max_tokens=remaining), mode=mode
@@ -52,12 +58,14 @@ def look_up(
         sink=ListSink(),
     )
     result = RoundResult(Sequence(arrival, 0, ()), 2, 0, outcome, Emission(()), LOOKAHEAD)
-    return look_up_outcome(result, found, LOOKAHEAD, lambda tokens, num: tuple(tokens[:num]))
+    return look_up_outcome(
+        result, found, LOOKAHEAD, lambda tokens, num: tuple(tokens[:num]), acceptance
+    )
 
 
 def test_a_hit_proposes_the_tokens_of_the_branch() -> None:
     assert look_up(answer(TABLE), Outcome(1, 7)) == Lookup(
-        LookupResult.HIT, Branch(1, 3), (4, 5, 6)
+        LookupResult.HIT, Branch(1, 3), (4, 5, 6), 3
     )
 
 
@@ -66,7 +74,19 @@ def test_a_proposal_leaves_room_for_the_bonus_token(
     remaining: int, tokens: tuple[int, ...]
 ) -> None:
     lookup = look_up(answer(TABLE), Outcome(1, 7), remaining=remaining)
-    assert lookup == Lookup(LookupResult.HIT, Branch(1, len(tokens)), tokens)
+    assert lookup == Lookup(LookupResult.HIT, Branch(1, len(tokens)), tokens, len(tokens))
+
+
+def test_the_backup_continues_a_table_with_few_columns() -> None:
+    first_column = replace(TABLE, tokens_NK=np.array([[1, -1, -1], [4, -1, -1]], dtype=np.int32))
+    tokens = (4, 8, 9)
+    assert look_up(answer(first_column), Outcome(1, 7)) == Lookup(
+        LookupResult.HIT, Explicit(tokens), tokens, 1
+    )
+    # Without use if its tokens are rejected.
+    assert look_up(answer(first_column), Outcome(1, 7), acceptance=0.1) == Lookup(
+        LookupResult.HIT, Branch(1, 1), (4,), 1
+    )
 
 
 def test_a_miss_and_a_late_table_propose_the_backup() -> None:

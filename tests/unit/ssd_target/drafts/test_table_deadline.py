@@ -4,6 +4,7 @@ import pytest
 
 from ssd_target.drafts.table_deadline import (
     ColumnTimes,
+    ProposalResult,
     RoundPace,
     Row,
     opening_seconds,
@@ -14,14 +15,22 @@ ROUND_SECONDS = 0.1
 NOW = 5.0
 
 
-def pace(acceptance: float = 0.8, plain_seconds: float = ROUND_SECONDS) -> RoundPace:
+def pace(
+    acceptance: float = 0.8, plain_seconds: float = ROUND_SECONDS, *, of_backup: float = 0.5
+) -> RoundPace:
     found = RoundPace()
     found.note_round(ROUND_SECONDS, is_plain=False)
     found.note_round(plain_seconds, is_plain=True)
     for _ in range(400):
-        accepted = round(100 * acceptance)
-        found.note_outcomes([(accepted, accepted), *[(0, 1)] * (100 - accepted)])
-    assert found.acceptance == pytest.approx(acceptance, rel=1e-3)
+        found.note_outcomes(
+            [
+                ProposalResult(1, num_from_table, index < round(100 * rate))
+                for num_from_table, rate in ((1, acceptance), (0, of_backup))
+                for index in range(100)
+            ]
+        )
+    assert found.from_tables.rate == pytest.approx(acceptance, rel=1e-3)
+    assert found.from_backup.rate == pytest.approx(of_backup, rel=1e-3)
     return found
 
 
@@ -30,17 +39,17 @@ def seconds(rows: list[Row], found: RoundPace | None = None) -> float:
 
 
 def test_without_a_round_so_far_only_the_deadline_ends_the_wait() -> None:
-    assert wait_until([Row(0, 1, NOW)], RoundPace(), NOW) == float("inf")
+    assert wait_until([Row(0, 0, 1, NOW)], RoundPace(), NOW) == float("inf")
     assert wait_until([Row(3)], RoundPace(), NOW) == NOW
 
 
 def test_a_sequence_without_a_column_waits_while_a_round_without_it_would_yield_less() -> None:
-    assert seconds([Row(0, 1, NOW)]) == pytest.approx(0.8 * ROUND_SECONDS, rel=1e-3)
+    assert seconds([Row(0, 0, 1, NOW)]) == pytest.approx(0.8 * ROUND_SECONDS, rel=1e-3)
 
 
 def test_a_first_frame_with_more_columns_is_worth_a_longer_wait() -> None:
     three = (0.8 + 0.64 + 0.512) * ROUND_SECONDS
-    assert seconds([Row(0, 3, NOW)]) == pytest.approx(three, rel=1e-3)
+    assert seconds([Row(0, 0, 3, NOW)]) == pytest.approx(three, rel=1e-3)
 
 
 def test_complete_and_missed_tables_do_not_wait() -> None:
@@ -49,46 +58,62 @@ def test_complete_and_missed_tables_do_not_wait() -> None:
 
 def test_a_column_is_waited_for_if_it_comes_soon_enough() -> None:
     worth = 0.64 / 1.8 * ROUND_SECONDS
-    assert seconds([Row(1, 1, NOW + 0.9 * worth)]) == pytest.approx(worth, rel=1e-3)
-    assert seconds([Row(1, 1, NOW + 1.1 * worth)]) == 0.0
+    assert seconds([Row(1, 0, 1, NOW + 0.9 * worth)]) == pytest.approx(worth, rel=1e-3)
+    assert seconds([Row(1, 0, 1, NOW + 1.1 * worth)]) == 0.0
 
 
 def test_a_first_frame_must_be_expected_in_half_of_the_time_that_pays() -> None:
     worth = 0.8 * ROUND_SECONDS
-    assert seconds([Row(0, 1, NOW + 0.4 * worth)]) > 0.0
-    assert seconds([Row(0, 1, NOW + 0.6 * worth)]) == 0.0
+    assert seconds([Row(0, 0, 1, NOW + 0.4 * worth)]) > 0.0
+    assert seconds([Row(0, 0, 1, NOW + 0.6 * worth)]) == 0.0
 
 
 def test_a_round_waits_less_if_plain_rounds_are_shorter() -> None:
     found = pace(plain_seconds=0.6 * ROUND_SECONDS)
-    assert seconds([Row(0, 1, NOW)], found) == pytest.approx(0.08 * ROUND_SECONDS, rel=1e-2)
-    assert seconds([Row(0, 1, NOW)], pace(plain_seconds=0.5 * ROUND_SECONDS)) == 0.0
+    assert seconds([Row(0, 0, 1, NOW)], found) == pytest.approx(0.08 * ROUND_SECONDS, rel=1e-2)
+    assert seconds([Row(0, 0, 1, NOW)], pace(plain_seconds=0.5 * ROUND_SECONDS)) == 0.0
     # A round in which another sequence has a proposal is not plain.
-    assert seconds([Row(0, 1, NOW), Row(3)], found) > 0.0
+    assert seconds([Row(0, 0, 1, NOW), Row(3)], found) > 0.0
 
 
 def test_the_deeper_a_proposal_the_less_another_column_is_worth() -> None:
-    waits = [seconds([Row(depth, 1, NOW)]) for depth in range(1, 6)]
+    waits = [seconds([Row(depth, 0, 1, NOW)]) for depth in range(1, 6)]
     assert waits == sorted(waits, reverse=True)
     assert waits[1] < 0.25 * ROUND_SECONDS
 
 
 def test_in_a_batch_one_sequence_delays_the_others_less() -> None:
-    alone = seconds([Row(0, 1, NOW)])
-    assert seconds([Row(0, 1, NOW), *[Row(3)] * 7]) < alone / 7
-    together = [Row(1, 1, NOW)] * 8
+    alone = seconds([Row(0, 0, 1, NOW)])
+    assert seconds([Row(0, 0, 1, NOW), *[Row(3)] * 7]) < alone / 7
+    together = [Row(1, 0, 1, NOW)] * 8
     assert seconds(together) == pytest.approx(seconds(together[:1]))
 
 
+def test_a_round_waits_less_for_columns_that_the_backup_replaces() -> None:
+    alone, *continued = [seconds([Row(0, num, 1, NOW)]) for num in (0, 1, 6)]
+    assert all(alone > 2 * each for each in continued)
+    assert seconds([Row(0, 6, 1, NOW)], pace(0.4, of_backup=0.8)) == 0.0
+
+
+def test_the_acceptance_of_a_proposal_counts_for_the_source_of_each_token() -> None:
+    found = RoundPace()
+    for _ in range(400):
+        # All of two tokens of the table, one of two of the backup; the second case has no test of
+        # the backup.
+        found.note_outcomes([ProposalResult(4, 2, 3), ProposalResult(4, 2, 1)])
+    assert found.from_tables.rate == pytest.approx(3 / 4, rel=1e-2)
+    assert found.from_backup.rate == pytest.approx(1 / 2, rel=1e-2)
+
+
 def test_no_round_waits_long_for_tokens_that_are_not_accepted() -> None:
-    assert seconds([Row(0, 1, NOW)], pace(0.05)) < 0.06 * ROUND_SECONDS
+    assert seconds([Row(0, 0, 1, NOW)], pace(0.05)) < 0.06 * ROUND_SECONDS
 
 
 def test_rounds_without_proposals_do_not_change_the_acceptance() -> None:
     found = pace(0.6)
     for _ in range(1000):
-        found.note_outcomes([(0, 0)])
-    assert found.acceptance == pytest.approx(0.6, rel=1e-3)
+        found.note_outcomes([ProposalResult(0, 0, 0)])
+    assert found.from_tables.rate == pytest.approx(0.6, rel=1e-3)
 
 
 def test_one_long_round_does_not_change_the_pace() -> None:
