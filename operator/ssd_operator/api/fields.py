@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from ssd_operator.api.reserved import GROUP
 
-_FORM = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([KMGTPE]i|[numkMGTPE]))?")
+_QUANTITY = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE])?$"
 _SUFFIXES = (
     {"": Decimal(1)}
     | {suffix: Decimal(1000) ** power for power, suffix in enumerate("num", start=-3)}
@@ -31,11 +31,11 @@ def parse_quantity(text: str | int | float) -> Decimal:
     Raises:
         ValueError: it is not a quantity.
     """
-    match = _FORM.fullmatch(str(text))
+    match = re.fullmatch(_QUANTITY, str(text))
     if match is None:
         raise ValueError(f"{text!r} is not a quantity such as 500m, 2 or 2Gi")
-    number, exponent, suffix = match.groups()
-    return Decimal(number) * Decimal(10) ** int(exponent or 0) * _SUFFIXES[suffix or ""]
+    number, suffix = match[1], match[2] or ""
+    return Decimal(number) * (_SUFFIXES.get(suffix) or Decimal(f"1{suffix}"))
 
 
 def parse_rounded(text: str | int | float) -> Decimal:
@@ -48,7 +48,6 @@ def parse_rounded(text: str | int | float) -> Decimal:
     return thousandths.to_integral_value(ROUND_CEILING) * _MILLI
 
 
-_QUANTITY = r"^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMGTPE])?$"
 _QUANTITY_LENGTH = 32
 _LABEL = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 

@@ -142,18 +142,11 @@ def is_released(pod: Object, resource: Resource) -> bool:
     A ReplicaSet releases a pod whose labels it no longer selects, and no controller deletes it.
     Labels can change, so its account and the name that it was generated from identify it.
     """
-    metadata = pod["metadata"]
+    metadata, account = pod["metadata"], str(pod.get("spec", {}).get("serviceAccountName", ""))
     is_left = not metadata.get("ownerReferences") and not metadata.get("deletionTimestamp")
-    made_from = str(metadata.get("generateName", ""))
-    return (
-        pod["kind"] == "Pod"
-        and is_left
-        and any(
-            pod["spec"].get("serviceAccountName") == component_name(resource, component)
-            and made_from.startswith(f"{component_name(resource, component)}-")
-            for component in Component
-        )
-    )
+    is_made_here = str(metadata.get("generateName", "")).startswith(f"{account}-")
+    is_ours = pod["kind"] == "Pod" and resource_of_account(account) == resource.name
+    return is_left and is_made_here and is_ours
 
 
 def resource_of_account(name: str) -> str:

@@ -57,24 +57,7 @@ _REQUESTS = {
     ("nvidia", Component.DRAFT): {"cpu": "4", "memory": "16Gi", "ephemeral-storage": "4Gi"},
 }
 _PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
-_PREFLIGHT_POD_FIELDS = (
-    "serviceAccountName",
-    "runtimeClassName",
-    "schedulerName",
-    "securityContext",
-    "tolerations",
-    "imagePullSecrets",
-)
-_PREFLIGHT_CONTAINER_FIELDS = (
-    "image",
-    "imagePullPolicy",
-    "command",
-    "env",
-    "volumeMounts",
-    "terminationMessagePath",
-    "terminationMessagePolicy",
-)
-"""What a preflight copies from a target; it has nothing else of it."""
+_PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 _PREFLIGHT_RESOURCES: Object = {
     "requests": {"cpu": "100m", "memory": "0", "ephemeral-storage": "0"},
     "limits": {"cpu": "1", "memory": "1Gi"},
@@ -128,36 +111,36 @@ def engine_template(
 def preflight_spec(deployment: Object, node: str) -> Object:
     """Spec of a pod that tests a target's image and settings, and loads nothing.
 
-    It copies what the image is pulled with and what the settings are made of, and neither the
-    placement of the target nor what it holds: GPUs, ports, privileges, a claim for its cache.
+    It is a copy of the target without its placement and without what it holds: GPUs, ports,
+    privileges, a claim for its cache.
     """
     template = deployment["spec"]["template"]["spec"]
-    container = template["containers"][0]
+    engine = template["containers"][0]
     # The name of a node is a field: the label for it may hold another one.
     place = {"key": "metadata.name", "operator": "In", "values": [node]}
     here = {"nodeSelectorTerms": [{"matchFields": [place]}]}
-    is_read_only = container["securityContext"]["readOnlyRootFilesystem"]
-    return {key: template[key] for key in _PREFLIGHT_POD_FIELDS if key in template} | {
+    is_read_only = engine["securityContext"]["readOnlyRootFilesystem"]
+    container = _without(engine, "ports", "lifecycle", *_PROBES) | {
+        "name": "preflight",
+        "args": ["--print-config"],
+        "resources": copy.deepcopy(_PREFLIGHT_RESOURCES),
+        "securityContext": _unprivileged(is_read_only=is_read_only),
+    }
+    return _without(template, "initContainers", "nodeSelector", "priorityClassName") | {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": deployment["spec"]["progressDeadlineSeconds"],
         "terminationGracePeriodSeconds": 1,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
         "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": here}},
         "volumes": [
             {"name": each["name"], "emptyDir": {}} if each["name"] in ("cache", "tmp") else each
             for each in template["volumes"]
         ],
-        "containers": [
-            {key: container[key] for key in _PREFLIGHT_CONTAINER_FIELDS}
-            | {
-                "name": "preflight",
-                "args": ["--print-config"],
-                "resources": copy.deepcopy(_PREFLIGHT_RESOURCES),
-                "securityContext": _unprivileged(is_read_only=is_read_only),
-            }
-        ],
+        "containers": [container],
     }
+
+
+def _without(fields: Object, *names: str) -> Object:
+    return {name: value for name, value in fields.items() if name not in names}
 
 
 def _pod_spec(engine: _Engine) -> Object:

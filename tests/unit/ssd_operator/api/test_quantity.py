@@ -22,14 +22,13 @@ from ssd_operator.api.fields import parse_quantity, parse_rounded
         ("1E3", "1000"),
         ("1E", "1000000000000000000"),
         ("100u", "0.0001"),
-        ("-1n", "-0.000000001"),
     ],
 )
 def test_a_quantity_is_a_number(text: str | int, number: str) -> None:
     assert parse_quantity(text) == Decimal(number)
 
 
-@pytest.mark.parametrize("text", ["", "Gi", "2gi", "1e3m", "1 Gi", "two", "0x10", "1K"])
+@pytest.mark.parametrize("text", ["", "Gi", "2gi", "1e3m", "1 Gi", "two", "0x10", "1K", "-1n"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         parse_quantity(text)
