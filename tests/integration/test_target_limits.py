@@ -16,7 +16,7 @@ from tests.processes import ProcessUnderTest, running
 from ssd.errors import DeadlineError, OverloadedError, RequestError
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.codec import GenerateCall, generate_request
-from ssd.rpc.pool_codec import LinkStatus
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd.rpc.status import PUSHBACK_TRAILER
 from ssd.telemetry import OUTCOMES
 from ssd.testing.tiny_folder import write_tiny_folder
@@ -152,6 +152,10 @@ async def test_every_documented_metric_has_a_plausible_value(folder: Path) -> No
             assert {name for name in of_both if not name.startswith(links)} == set()
 
 
+def link_of(status: PoolStatus, process: ProcessUnderTest) -> LinkStatus:
+    return next(link for link in status.links if link.address == process.grpc_address)
+
+
 async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None:
     async with draft(folder) as draft_process:
         unreachable = "127.0.0.1:1"
@@ -166,24 +170,26 @@ async def test_get_pool_status_reports_links_and_sequences(folder: Path) -> None
             stream = client.generate("abc", ENDLESS)
             await anext(stream)
             async with asyncio.timeout(WAIT_SECONDS):
-                while (busy := await client.pool_status()).tokens_per_round <= 1:
+                # On a busy machine, tables are late at first and speculation is turned off.
+                while not (
+                    (busy := await client.pool_status()).speculating
+                    and busy.tokens_per_round > 1
+                    and (link := link_of(busy, draft_process)).hits > 0
+                ):
                     await anext(stream)
             assert (busy.running_sequences, busy.waiting_sequences) == (1, 0)
-            link = next(link for link in busy.links if link.address == draft_process.grpc_address)
             assert (link.sessions, link.channel) == (1, "grpc")
             assert 1 <= link.sustainable_sessions <= 16
             assert 0 < busy.eligible_sequences <= 1
             assert 0 < busy.desired_draft_replicas <= 1
-            assert busy.speculating
             assert 0 < (await scrape(process))["ssd_desired_draft_replicas"] <= 1
             assert (link.epoch > 0, link.reason) == (True, "")
-            assert link.hits > 0
             assert 0 < busy.hit_rate <= 1
             await stream.aclose()
 
 
 async def test_a_stalled_reader_is_cancelled_and_others_continue(folder: Path) -> None:
-    async with target(folder, "--stream-stall-seconds", "0.5") as (process, client):
+    async with target(folder, "--stream-stall-seconds", "1.5") as (process, client):
         alone = await generate(client, "abc")
         async with grpc.aio.insecure_channel(process.grpc_address, options=NEVER_READS) as channel:
             stub = generate_stub(channel)
@@ -193,7 +199,7 @@ async def test_a_stalled_reader_is_cancelled_and_others_continue(folder: Path) -
             assert (await scrape(process))['ssd_kv_blocks{state="used"}'] > 0
             while not is_free(await scrape(process)):
                 assert await generate(client, "abc") == alone
-            with pytest.raises(grpc.aio.AioRpcError, match=r"was not read for 0\.5 s") as caught:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"was not read for 1\.5 s") as caught:
                 await drain(stalled)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         assert await generate(client, "abc") == alone
