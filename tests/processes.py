@@ -21,12 +21,10 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import ssd
 from ssd.child import PR_SET_PDEATHSIG
 from ssd.telemetry import Event, parse_event
 
-SERVICES = Path(ssd.__file__).parents[1]
-_PRELOADED = ["ssd_target.target", "ssd_draft.draft", "ssd.model_source", "ssd.engine.check"]
+ROOT = Path(__file__).resolve().parents[1]
 _READ_BYTES = 1 << 16
 
 
@@ -130,15 +128,15 @@ def _started(
 ) -> Iterator[tuple[BaseProcess, Connection, Connection]]:
     """Start Python with arguments; yields the process, its standard output and error."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload(["tests.preloaded"])
     with contextlib.ExitStack() as stack:
         out, their_out, err, their_err = (
             stack.enter_context(each) for _ in range(2) for each in context.Pipe(duplex=False)
         )
         outputs = (their_out, their_err)
         process = context.Process(target=_become, args=(arguments, outputs, dict(os.environ)))
-        # The server looks for the modules here.
-        with contextlib.chdir(SERVICES):
+        # The server looks for the module here.
+        with contextlib.chdir(ROOT):
             process.start()
         their_out.close()
         their_err.close()
