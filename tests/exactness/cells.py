@@ -16,7 +16,6 @@ from ssd.rpc.codec import GenerateCall
 from ssd.types import GenerationChunk, Mode, SamplingParams, SpeculationStatistics, TokenId
 
 TEMPERATURES = (0.0, 0.6, 1.0)
-MAX_TOKENS = 48
 NUM_PROMPTS = 24
 ANY_PORT = ("--port", "0", "--http-port", "0")
 
@@ -31,6 +30,10 @@ class Size:
     """Of a forward pass."""
     engine: str = "openvino"
     """Of target and drafts."""
+    max_num_seqs: int = 16
+    """With ``--deterministic``, each pass has the rows of as many sequences."""
+    max_tokens: int = 48
+    """Of each text."""
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -46,7 +49,7 @@ class Size:
         )
 
 
-FEW = pytest.param(Size(6, 5), id="K6-few")
+FEW = pytest.param(Size(6, 3, max_num_seqs=9, max_tokens=32), id="K6-few")
 ALL = [
     pytest.param(
         Size(lookahead, NUM_PROMPTS, 2, engine),
@@ -99,7 +102,8 @@ async def pair(
             for _ in range(num_drafts)
         ]
         links = ("--drafts", ",".join(each.grpc_address for each in drafts)) if drafts else ()
-        flags = ("--model", "demo://target", *ANY_PORT, *shape, *links, *target_flags)
+        batch = ("--max-num-seqs", str(size.max_num_seqs))
+        flags = ("--model", "demo://target", *ANY_PORT, *shape, *batch, *links, *target_flags)
         target = await stack.enter_async_context(running("ssd_target", *flags))
         await target.until("ready")
         client = await stack.enter_async_context(TargetClient(target.grpc_address))
@@ -152,7 +156,7 @@ async def complete_all(
             prompt=prompt,
             sampling=SamplingParams(temperature=temperature, ignore_eos=True),
             seed=1000 + index,
-            max_tokens=MAX_TOKENS,
+            max_tokens=size.max_tokens,
             mode=mode,
         )
         for temperature in temperatures
@@ -193,7 +197,7 @@ class Report:
         """Return one row for each temperature; assert that no token differs."""
         rows = [self._row(name, size.lookahead, t, plain[t], found[t]) for t in found]
         for row in rows:
-            assert row.num_tokens == row.num_prompts * MAX_TOKENS
+            assert row.num_tokens == row.num_prompts * size.max_tokens
             assert row.num_different == 0, f"{row.num_different} texts differ: {row}"
         return rows
 

@@ -23,13 +23,14 @@ WAITS_FOR_TABLES = (
     [
         ("openvino", "float32"),
         ("torch", "float32"),
-        pytest.param("torch", "bfloat16", marks=needs_packed_bfloat16),
+        pytest.param("torch", "bfloat16", marks=[needs_packed_bfloat16, pytest.mark.slow]),
     ],
 )
 async def test_plain_decoding_of_one_row_writes_the_tokens_of_verification(
     engine: str, dtype: str, report: Report
 ) -> None:
-    size = Size(lookahead=6, num_prompts=4, engine=engine)
+    # Texts are long against the rounds in which their sessions open.
+    size = Size(lookahead=6, num_prompts=2, engine=engine, max_num_seqs=4, max_tokens=80)
     flags = ("--dtype", dtype)
     target_flags = (*WAITS_FOR_TABLES, "--draft-model", "demo://draft", *flags)
     async with pair(size, target_flags=target_flags, draft_flags=flags) as (
@@ -41,8 +42,8 @@ async def test_plain_decoding_of_one_row_writes_the_tokens_of_verification(
         synchronous = await complete_all(client, size, Mode.SYNCHRONOUS, (0.0, 1.0))
     for row in report.compare(f"fast, {engine}, {dtype}", size, plain, found):
         assert row.hits > 0.5 * row.looked_up
-        # Not tokens per round: how many rounds precede a session depends on the machine's speed.
-        assert row.num_proposed - row.num_rejected > row.hits
+        # A session that opens late, or whose tables do not arrive, has rounds of one token.
+        assert row.tokens_per_round > 2
     for row in report.compare(f"fast, synchronous, {engine}, {dtype}", size, plain, synchronous):
         assert row.looked_up == 0
         assert row.tokens_per_round > 2
