@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import Mode, SpeculationStatistics
 from ssd_bench import never_slower
 from ssd_bench.never_slower import Cell, Situation, _Batch, _Measurement, _Times, markdown, measure
@@ -61,11 +62,16 @@ def test_the_table_has_a_row_for_each_situation_and_number_of_cpus() -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_a_cell_is_measured_with_real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(never_slower.SITUATIONS, "random", Situation(draft=""))
+async def test_a_cell_is_measured_with_real_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = str(write_tiny_folder(tmp_path / "model", max_len=512))
+    monkeypatch.setitem(never_slower.SITUATIONS, "tiny", Situation(target=model, draft=model))
+    monkeypatch.setattr(never_slower, "MIN_PAIRS", 2)
+    monkeypatch.setattr(never_slower, "MAX_TOKENS", never_slower.MIN_TOKENS)
     times = _Times(start_seconds=0.0, cell_seconds=0.0)
-    (cell,) = [each async for each in measure("random", [0], [(1, 0.0)], times)]
-    assert (cell.situation, cell.cpus, cell.batch) == ("random", 1, 1)
+    (cell,) = [each async for each in measure("tiny", [0], [(1, 0.0)], times)]
+    assert (cell.situation, cell.cpus, cell.batch) == ("tiny", 1, 1)
     assert cell.ratio > 0
     assert cell.pairs == never_slower.MIN_PAIRS
 

@@ -1,6 +1,7 @@
 """Tokens in the time of a verify against the speed of the draft, on a virtual clock."""
 
 import itertools
+from functools import cache
 
 import pytest
 from tests.unit.ssd_draft.virtual_target import LOOKAHEAD, VirtualTarget
@@ -9,6 +10,7 @@ VERIFY_SECONDS = 0.02
 NUM_ROUNDS = 60
 
 
+@cache
 def decoded(ratio: float, verify_seconds: float = VERIFY_SECONDS) -> VirtualTarget:
     """Run a target whose draft needs ``ratio`` verifies for a table."""
     target = VirtualTarget(

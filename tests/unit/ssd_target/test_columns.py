@@ -146,11 +146,14 @@ turns = st.tuples(
 delayed frames arrive before the round."""
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(turns=st.lists(turns, max_size=30), backup=st.sampled_from(["none", "ngram"]))
+@given(
+    temperature=st.sampled_from([0.0, 1.0]),
+    turns=st.lists(turns, max_size=30),
+    backup=st.sampled_from(["none", "ngram"]),
+)
 def test_no_delay_and_no_lost_or_repeated_frame_changes_a_token(
     make_bench: MakeBench,
     plain: Plain,
