@@ -3,7 +3,7 @@
 import asyncio
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from ssd.types import Mode, SamplingParams, SpeculationStatistics
 
 SHAPE = ("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--http-port", "0")
 TARGET = (*SHAPE, "--port", "0", "--max-num-seqs", "4", "--deterministic")
-MAX_LEN = 800
+MAX_LEN = 600
 WARM = SamplingParams(temperature=0.7, seed=2**63 + 5, max_tokens=150, ignore_eos=True)
 GAIN = 8.0
 """Makes attention so strong that a wrong key or value in a draft reduces hits."""
@@ -53,6 +53,30 @@ async def target(
             assert (await process.until("link")).fields["state"] == "active"
         async with TargetClient(process.grpc_address) as client:
             yield process, client
+
+
+@pytest.fixture(scope="module")
+def twins(folder: Path) -> Iterator[tuple[ProcessUnderTest, ProcessUnderTest]]:
+    """A target and its draft, linked, for tests that end neither."""
+    there = ("--pod-name", "demo-draft-0-x", "--node-name", "n1", "--cell", "0")
+    here = ("--pod-name", "demo-target-0-y", "--node-name", "n1", "--cell", "0")
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        try:
+            twin = runner.run(stack.enter_async_context(draft(folder, "0", *there)))
+            started = target(folder, [twin], *LONG_WAIT, *here)
+            process, _ = runner.run(stack.enter_async_context(started))
+            yield process, twin
+        finally:
+            runner.run(stack.aclose())
+
+
+@pytest.fixture
+async def client(
+    twins: tuple[ProcessUnderTest, ProcessUnderTest],
+) -> AsyncIterator[TargetClient]:
+    async with TargetClient(twins[0].grpc_address) as client:
+        yield client
 
 
 async def until_link(process: ProcessUnderTest, state: str) -> None:
@@ -89,26 +113,22 @@ async def generate_until_hits(client: TargetClient, plain: list[int], more_than:
 
 
 async def test_a_draft_with_the_targets_weights_has_no_misses_and_no_rejections(
-    folder: Path,
+    client: TargetClient,
 ) -> None:
-    async with (
-        draft(folder) as draft_process,
-        target(folder, [draft_process], *LONG_WAIT) as (_, client),
-    ):
-        plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
-        assert statistics.hits == 0
-        for _ in range(MAX_TRIES):
-            tokens, statistics = await generate(client)
-            assert tokens == plain
-            assert (statistics.misses, statistics.late) == (0, 0)
-            assert statistics.accepted_tokens == statistics.proposed_tokens
-            if statistics.hits > 20:
-                break
-        assert statistics.hits > 20
-        several = await asyncio.gather(*(generate(client, prompt=f"text {n}") for n in range(4)))
-        for number, (tokens, _) in enumerate(several):
-            alone, _ = await generate(client, Mode.AUTOREGRESSIVE, f"text {number}")
-            assert tokens == alone
+    plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
+    assert statistics.hits == 0
+    for _ in range(MAX_TRIES):
+        tokens, statistics = await generate(client)
+        assert tokens == plain
+        assert (statistics.misses, statistics.late) == (0, 0)
+        assert statistics.accepted_tokens == statistics.proposed_tokens
+        if statistics.hits > 20:
+            break
+    assert statistics.hits > 20
+    several = await asyncio.gather(*(generate(client, prompt=f"text {n}") for n in range(4)))
+    alone = (generate(client, Mode.AUTOREGRESSIVE, f"text {n}") for n in range(4))
+    for (tokens, _), (plain, _) in zip(several, await asyncio.gather(*alone), strict=True):
+        assert tokens == plain
 
 
 async def test_token_ids_without_an_embedding_are_refused(
@@ -162,19 +182,18 @@ async def test_a_killed_draft_does_not_change_the_tokens_of_its_sequences(folder
         assert statistics.mode is Mode.AUTOREGRESSIVE
 
 
-async def test_a_stopped_draft_is_used_again_when_it_continues(folder: Path) -> None:
-    async with (
-        draft(folder) as draft_process,
-        target(folder, [draft_process], *LONG_WAIT) as (process, client),
-    ):
-        plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
-        draft_process.signal(signal.SIGSTOP)
-        async with asyncio.timeout(60):
-            assert (await generate(client))[0] == plain
-        await until_link(process, "lost")
-        draft_process.signal(signal.SIGCONT)
-        await until_link(process, "active")
-        await generate_until_hits(client, plain)
+async def test_a_stopped_draft_is_used_again_when_it_continues(
+    twins: tuple[ProcessUnderTest, ProcessUnderTest], client: TargetClient
+) -> None:
+    process, twin = twins
+    plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
+    twin.signal(signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        assert (await generate(client))[0] == plain
+    await until_link(process, "lost")
+    twin.signal(signal.SIGCONT)
+    await until_link(process, "active")
+    await generate_until_hits(client, plain)
 
 
 async def test_a_restarted_draft_is_linked_again(folder: Path) -> None:
@@ -190,17 +209,8 @@ async def test_a_restarted_draft_is_linked_again(folder: Path) -> None:
                 await generate_until_hits(client, plain)
 
 
-async def start_drain(draining: ProcessUnderTest, *, by_signal: bool) -> None:
-    if by_signal:
-        draining.signal(signal.SIGTERM)
-    else:
-        async with DraftClient(draining.grpc_address) as client:
-            assert await client.drain(60_000) > 0
-
-
-@pytest.mark.parametrize("by_signal", [False, True])
 async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
-    tmp_path: Path, *, by_signal: bool
+    tmp_path: Path,
 ) -> None:
     folder = write_tiny_folder(tmp_path / "pair", seed=1, max_len=MAX_LEN)
     flags = (*LONG_WAIT, "--max-model-len", str(MAX_LEN))
@@ -221,7 +231,8 @@ async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
         async with asyncio.timeout(60):
             while 0 in (await sessions()).values():
                 pass
-        await start_drain(draining, by_signal=by_signal)
+        async with DraftClient(draining.grpc_address) as admin:
+            assert await admin.drain(60_000) > 0
         assert await draining.wait() == 0
         assert not any(each.done() for each in running_on), "the draft did not wait for the streams"
         assert (await sessions())[remaining.grpc_address] == 4
@@ -235,16 +246,12 @@ async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
             assert found.hits > 0.5 * found.rounds, "a move costs a few rounds"
 
 
-async def test_both_ends_of_a_link_report_the_pod_of_the_other(folder: Path) -> None:
-    there = ("--pod-name", "demo-draft-0-x", "--node-name", "n1", "--cell", "0")
-    here = ("--pod-name", "demo-target-0-y", "--node-name", "n1", "--cell", "0")
-    async with (
-        draft(folder, "0", *there) as draft_process,
-        target(folder, [draft_process], *here) as (_, client),
-    ):
-        (link,) = (await client.pool_status()).links
-        assert (link.draft_pod, link.draft_node) == ("demo-draft-0-x", "n1")
-        assert (await draft_process.until("link")).fields["target"] == "demo-target-0-y"
+async def test_both_ends_of_a_link_report_the_pod_of_the_other(
+    twins: tuple[ProcessUnderTest, ProcessUnderTest], client: TargetClient
+) -> None:
+    (link,) = (await client.pool_status()).links
+    assert (link.draft_pod, link.draft_node) == ("demo-draft-0-x", "n1")
+    assert (await twins[1].until("link")).fields["target"] == "demo-target-0-y"
 
 
 async def test_a_link_slower_than_allowed_is_refused_with_the_measured_round_trip(
@@ -274,23 +281,24 @@ async def test_a_link_slower_than_allowed_is_refused_with_the_measured_round_tri
         await generate_until_hits(client, strict_tokens, more_than=20)
 
 
-async def test_the_mode_of_requests_in_mode_auto_changes_at_run_time(folder: Path) -> None:
-    async with draft(folder) as twin, target(folder, [twin], *LONG_WAIT) as (_, client):
-        plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
-        assert statistics.mode is Mode.AUTOREGRESSIVE
-        await client.set_speculation(
-            SpeculationChange(mode=Mode.SPECULATIVE, fan_out_policy="uniform", backup="none")
-        )
-        for _ in range(MAX_TRIES):
-            tokens, statistics = await generate(client, Mode.AUTO)
-            assert tokens == plain
-            if statistics.hits:
-                break
-        assert statistics.hits > 0
-        await client.set_speculation(SpeculationChange(mode=Mode.AUTOREGRESSIVE))
+async def test_the_mode_of_requests_in_mode_auto_changes_at_run_time(
+    client: TargetClient,
+) -> None:
+    plain, statistics = await generate(client, Mode.AUTOREGRESSIVE)
+    assert statistics.mode is Mode.AUTOREGRESSIVE
+    await client.set_speculation(
+        SpeculationChange(mode=Mode.SPECULATIVE, fan_out_policy="uniform", backup="none")
+    )
+    for _ in range(MAX_TRIES):
         tokens, statistics = await generate(client, Mode.AUTO)
         assert tokens == plain
-        assert (statistics.hits, statistics.proposed_tokens) == (0, 0)
+        if statistics.hits:
+            break
+    assert statistics.hits > 0
+    await client.set_speculation(SpeculationChange(mode=Mode.AUTOREGRESSIVE))
+    tokens, statistics = await generate(client, Mode.AUTO)
+    assert tokens == plain
+    assert (statistics.hits, statistics.proposed_tokens) == (0, 0)
 
 
 async def test_a_draft_that_does_not_pay_is_turned_off_and_reported(folder: Path) -> None:
