@@ -69,6 +69,16 @@ def tables_frame(
     return Frame(FrameKind.TABLES, epoch, next(numbers), rows_RW)
 
 
+def begun(bench: Any, script: Iterable[Behaviour] = SILENT, **options: Any) -> tuple[Any, Any, Any]:
+    """A draft, its link, and the session of one sequence after the first round."""
+    draft = bench.join(script, **options)
+    bench.submit([1, 2, 3], 60)
+    bench.loop.run_round()
+    (link,) = bench.pool.links()
+    (session,) = link.sessions.values()
+    return draft, link, session
+
+
 def test_an_unanswered_opening_is_closed_and_the_sequence_opens_on_another_link(
     make_bench: MakeBench, plain: Plain
 ) -> None:
@@ -195,10 +205,7 @@ def test_a_slow_draft_is_not_suspended_a_silent_one_is(
     make_bench: MakeBench, *, is_answering: bool, state: LinkState
 ) -> None:
     bench = make_bench(deadline_ms=20.0)
-    draft = bench.join([Behaviour.HIT, *SILENT])
-    bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
+    draft, link, _ = begun(bench, [Behaviour.HIT, *SILENT])
     for _ in range(6):
         (session,) = link.sessions.values()
         late = tables_frame(1, session.base_len, [5], numbers=draft.frame_numbers)
@@ -217,10 +224,7 @@ def test_after_a_refusal_the_next_opening_is_a_second_later(
     make_bench: MakeBench, reason: str
 ) -> None:
     bench = make_bench()
-    draft = bench.join([Behaviour.HIT])
-    bench.submit([1, 2, 3], 60)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
+    draft, link, _ = begun(bench, [Behaviour.HIT])
     bench.pool.refuse(link, SessionRefused(1, reason))
     draft.receive(CloseSession(1))
     for _ in range(3):
@@ -237,10 +241,7 @@ def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
     make_bench: MakeBench, reason: str
 ) -> None:
     bench = make_bench()
-    small = bench.join([Behaviour.HIT], name="small")
-    bench.submit([1, 2, 3], 60)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
+    small, link, _ = begun(bench, [Behaviour.HIT], name="small")
     bench.pool.refuse(link, SessionRefused(1, reason))
     small.receive(CloseSession(1))
     bench.submit([4, 5, 6], 20)
@@ -257,11 +258,7 @@ def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
 
 def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> None:
     bench = make_bench()
-    draft = bench.join([Behaviour.SILENT, Behaviour.HIT])
-    bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
-    (session,) = link.sessions.values()
+    draft, link, session = begun(bench, [Behaviour.SILENT, Behaviour.HIT])
     first = session.table
     assert first is not None
     before = stale_frames()
@@ -274,11 +271,7 @@ def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> No
 
 def test_a_repeated_or_older_frame_is_dropped_and_counted(make_bench: MakeBench) -> None:
     bench = make_bench(circuit_breaker=False)
-    bench.join(SILENT)
-    bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
-    (session,) = link.sessions.values()
+    _, link, session = begun(bench)
     older = tables_frame(1, session.base_len, [5])
     newest = tables_frame(1, session.base_len, [6])
     bench.pool.receive(link, newest)
@@ -296,11 +289,7 @@ def test_a_table_of_another_round_or_epoch_is_dropped_and_counted(
     make_bench: MakeBench, distance: int, epoch: int
 ) -> None:
     bench = make_bench()
-    bench.join(SILENT, epoch=5)
-    bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
-    (session,) = link.sessions.values()
+    _, link, session = begun(bench, epoch=5)
     before = stale_frames()
     bench.pool.receive(link, tables_frame(1, session.base_len + distance, [5], epoch=epoch))
     assert session.table is None
@@ -314,11 +303,7 @@ def test_the_first_table_of_a_session_is_not_timed(
 ) -> None:
     """Its time includes the prefill of the prompt."""
     bench = make_bench()
-    bench.join(SILENT)
-    bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
-    (session,) = link.sessions.values()
+    _, link, session = begun(bench)
     bench.clock.time += 3.0
     bench.pool.receive(link, tables_frame(1, session.base_len, [5]))
     bench.loop.run_round()
@@ -367,11 +352,7 @@ def test_a_frame_with_more_rows_than_the_sessions_allow_is_rejected(
 
 def test_a_draft_may_send_as_many_tables_as_columns_were_requested(make_bench: MakeBench) -> None:
     bench = make_bench(circuit_breaker=False)
-    bench.join(SILENT)
-    bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
-    (session,) = link.sessions.values()
+    _, link, session = begun(bench)
     num_stale = LOOKAHEAD  # the columns of the opening; the commit of the round requested as many
     before = stale_frames()
     for _ in range(1 + num_stale):
@@ -386,11 +367,7 @@ def test_a_draft_may_send_as_many_tables_as_columns_were_requested(make_bench: M
 
 def test_a_later_frame_adds_columns_to_the_table(make_bench: MakeBench) -> None:
     bench = make_bench(circuit_breaker=False)
-    bench.join(SILENT)
-    bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
-    (session,) = link.sessions.values()
+    _, link, session = begun(bench)
     before = stale_frames()
     for depth in (1, 3, 2):
         frame = tables_frame(1, session.base_len, [5, 6], depth=depth)
@@ -403,11 +380,7 @@ def test_a_later_frame_adds_columns_to_the_table(make_bench: MakeBench) -> None:
 
 def test_a_table_that_contradicts_its_earlier_columns_is_rejected(make_bench: MakeBench) -> None:
     bench = make_bench(circuit_breaker=False)
-    bench.join(SILENT)
-    bench.submit([1, 2, 3], 40)
-    bench.loop.run_round()
-    (link,) = bench.pool.links()
-    (session,) = link.sessions.values()
+    _, link, session = begun(bench)
     bench.pool.receive(link, tables_frame(1, session.base_len, [5, 6], depth=1))
     with pytest.raises(FrameError, match="contradicts the columns sent before"):
         bench.pool.receive(link, tables_frame(1, session.base_len, [6, 5], depth=2))
