@@ -8,9 +8,8 @@ import re
 from decimal import ROUND_CEILING, Decimal
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
-from pydantic_core import PydanticCustomError
 
 from ssd_operator.api.reserved import GROUP
 
@@ -48,7 +47,6 @@ def parse_rounded(text: str | int | float) -> Decimal:
     return thousandths.to_integral_value(ROUND_CEILING) * _MILLI
 
 
-_QUANTITY_LENGTH = 32
 _LABEL = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 
 
@@ -112,24 +110,11 @@ def string(about: str, most: int | None = None, **bounds: Any) -> dict[str, Any]
     return {"description": about, "type": "string", **longest, **bounds}
 
 
-def _quantity(value: object) -> int | str:
-    # A bool is an int in Python, and not in JSON.
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, str) and len(value) <= _QUANTITY_LENGTH and re.match(_QUANTITY, value):
-        return value
-    raise PydanticCustomError("quantity", "Input should be a quantity such as 500m, 2 or 16Gi")
-
-
-QUANTITY = {
-    "x-kubernetes-int-or-string": True,
-    "pattern": _QUANTITY,
-    "maxLength": _QUANTITY_LENGTH,
-}
+QUANTITY = {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength": 32}
 NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 """Of an object."""
 LABEL = {"type": "string", "maxLength": 63, "pattern": _LABEL}
-Quantity = Annotated[int | str, PlainValidator(_quantity), WithJsonSchema(QUANTITY)]
+Quantity = Annotated[int | str, WithJsonSchema(QUANTITY)]
 """A Kubernetes quantity, as it was written."""
 Visible = Annotated[str, text(512, pattern="^[!-~]*$")]
 """ASCII without blanks."""

@@ -179,10 +179,6 @@ def test_a_resource_means_the_same_with_and_without_its_defaults(path: Path) -> 
             demo(security={"clients": [{"podSelector": {}}] * 17}),
             "tuple should have at most 16 items",
         ),
-        (
-            demo(modelCache={"sizeLimit": "much"}),
-            "spec.modelCache.sizeLimit is 'much': input should be a quantity",
-        ),
     ],
 )
 def test_a_forbidden_value_is_refused_with_field_value_and_bound(obj: Object, words: str) -> None:
