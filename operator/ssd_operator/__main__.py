@@ -11,14 +11,11 @@ import contextlib
 import logging
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-import kopf
-from prometheus_client.aiohttp import make_aiohttp_handler
-
 from ssd.errors import SSDError
+from ssd.rpc.http import ProbeServer
 from ssd.settings import load
 from ssd.telemetry import configure_logging, get_logger
 from ssd_operator.observe.cluster import Key
@@ -26,101 +23,92 @@ from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.api_server import ApiServer, connect
 from ssd_operator.runtime.engine_client import EngineClients
-from ssd_operator.runtime.handlers import make_registry, watch_settings
-from ssd_operator.runtime.ports import probe
-from ssd_operator.runtime.ports import serve as serve_port
 from ssd_operator.runtime.reconcile import Reconciler
-from ssd_operator.runtime.relist import Readiness, Relist
-from ssd_operator.runtime.schema_check import wait_for_schema, watched_kinds
+from ssd_operator.runtime.schema_check import wait_for_schema
+from ssd_operator.runtime.watches import Lists, watch
 from ssd_operator.runtime.work_queue import WorkQueue
 from ssd_operator.settings import OperatorSettings
 
 LONGEST_WAIT_SECONDS = 300.0
 """A resource that waits for longer shows that the operator hangs; a restart may help."""
 PREFIX = "SSD_OPERATOR"
-_QUIET = ("kopf", "kubernetes_asyncio", "aiohttp.access")
+_QUIET = ("kopf", "kubernetes_asyncio")
 """Loggers that write a line for each event or call."""
 
 _log = get_logger("ssd_operator")
 
 
 class Operator:
-    """Watch, queue, passes and engine tasks, which start once kopf hands over its indices."""
+    """Watches, queue, passes and engine tasks. Asyncio loop; probes are answered by threads."""
 
     def __init__(self, settings: OperatorSettings, cluster: ApiServer) -> None:
         self._settings = settings
         self._cluster = cluster
-        self._engines = EngineClients(_now, self._wake)
-        self._readiness = Readiness()
-        self._queue: WorkQueue | None = None
-        self._relist: Relist | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._queue = WorkQueue(self._reconcile, settings.num_workers)
+        self._engines = EngineClients(_now, self._queue.wake)
+        self._cache = ObjectCache(self._queue.wake)
+        self._reconciler = Reconciler(cluster, self._cache, self._engines, settings, _now)
+        self._lists = Lists(cluster, self._cache, settings.scope)
+        self._schema_problem = ""
+        self._unseen: set[Key] = set()
+        """Resources without a first pass."""
+        self._has_good_pass = False
 
     async def run(self) -> None:
         """Watch until a signal, or until kopf finds that it cannot continue.
 
         Raises:
-            SSDError: no answer, or a port is in use.
+            SSDError: a port is in use.
         """
-        settings, namespaces = self._settings, self._settings.scope
-        probes = {
-            "/healthz": probe(self._problem),
-            "/readyz": probe(lambda: self._readiness.problem),
-        }
-        exposition = {"/metrics": make_aiohttp_handler(metrics.REGISTRY)}
-        async with (
-            serve_port(settings.metrics_port, "metrics", exposition),
-            serve_port(settings.probe_port, "probe", probes),
-        ):
-            await wait_for_schema(self._cluster.served_schema, self._readiness.set_problem)
-            kinds = await watched_kinds(self._cluster, namespaces, self._readiness.set_problem)
-            try:
-                await kopf.operator(
-                    registry=make_registry(kinds, self._start, self._wake, self._request_relist),
-                    settings=watch_settings(),
-                    clusterwide=not namespaces,
-                    namespaces=namespaces,
-                )
-            finally:
-                for task in self._tasks:
+        port = self._settings.http_port
+        probes = ProbeServer("::", port, self._is_live, self._is_ready, metrics.REGISTRY)
+        probes.start()
+        try:
+            await wait_for_schema(self._cluster.served_schema, self._report_schema)
+            async with asyncio.TaskGroup() as tasks:
+                background = [
+                    tasks.create_task(each) for each in (self._lists.run(), self._start())
+                ]
+                await watch(self._cache, self._settings.scope)
+                for task in background:
                     task.cancel()
-                await asyncio.gather(*self._tasks, return_exceptions=True)
-                await self._engines.close()
+        finally:
+            await self._queue.close()
+            await self._engines.close()
+            probes.close()
 
-    def _start(self, cache: ObjectCache) -> None:
-        """The indices exist: passes may begin as soon as events come."""
-        settings, namespaces = self._settings, self._settings.scope
-        reconciler = Reconciler(self._cluster, cache, self._engines, settings, _now)
+    async def _start(self) -> None:
+        """Let passes begin once all is listed."""
+        await self._lists.wait()
+        self._unseen = self._cache.resources
+        self._has_good_pass = not self._unseen
+        self._queue.start()
+        _log.info("started", namespaces=self._settings.scope or "all")
 
-        async def work(key: Key) -> float | None:
-            is_good = False
-            try:
-                again_after = await reconciler.reconcile(key)
-                is_good = True
-            finally:
-                self._readiness.finish(key, is_good=is_good)
-            return again_after
+    async def _reconcile(self, key: Key) -> float | None:
+        try:
+            again_after = await self._reconciler.reconcile(key)
+            self._has_good_pass = True
+        finally:
+            self._unseen.discard(key)
+        return again_after
 
-        self._queue = WorkQueue(work, num_workers=settings.num_workers, now=time.monotonic)
-        self._relist = Relist(self._cluster, cache, self._wake, self._readiness, namespaces)
-        self._tasks = [asyncio.ensure_future(each.run()) for each in (self._queue, self._relist)]
-        _log.info("started", namespaces=namespaces or "all")
+    def _report_schema(self, problem: str) -> None:
+        if problem not in ("", self._schema_problem):
+            _log.warning("not_ready", reason=problem)
+        self._schema_problem = problem
 
-    def _wake(self, key: Key, is_changed: bool = False) -> None:  # noqa: FBT001, FBT002
-        if self._queue is not None:
-            self._queue.wake(key, is_changed=is_changed)
+    def _is_live(self) -> bool:
+        return self._queue.longest_wait_seconds() < LONGEST_WAIT_SECONDS
 
-    def _request_relist(self) -> None:
-        if self._relist is not None:
-            self._relist.request()
-
-    def _problem(self) -> str:
-        """Why the kubelet should restart the process; empty if nothing is wrong."""
-        for task in self._tasks:
-            if task.done() and not task.cancelled() and (error := task.exception()):
-                return f"a task has ended with {error!r}"
-        waits = 0.0 if self._queue is None else self._queue.longest_wait_seconds()
-        return f"a resource waits for {waits:.0f} s" if waits > LONGEST_WAIT_SECONDS else ""
+    def _is_ready(self) -> tuple[bool, str]:
+        """Whether ``helm upgrade --wait`` may rely on this operator: it sees all and can write."""
+        problem = self._schema_problem or self._lists.problem
+        if self._unseen:
+            problem = f"{len(self._unseen)} resources have had no pass yet"
+        elif not problem and not self._has_good_pass:
+            problem = "every pass has failed; see the log"
+        return not problem, problem or "ok"
 
 
 async def serve(settings: OperatorSettings) -> None:

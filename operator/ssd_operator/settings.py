@@ -28,10 +28,8 @@ class OperatorSettings:
     """Where the operator runs; network policies of engines allow its calls from there."""
     num_workers: int = field(default=8, metadata={"min": 1, "max": 64})
     """Passes at the same time."""
-    probe_port: int = field(default=8080, metadata={"min": 1, "max": 65535})
-    """Port of /healthz and /readyz."""
-    metrics_port: int = field(default=9090, metadata={"min": 1, "max": 65535})
-    """Port of /metrics."""
+    http_port: int = field(default=9090, metadata={"min": 1, "max": 65535})
+    """Port of /livez, /readyz and /metrics."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """The least severe log lines that are written."""
     log_format: Literal["json", "text"] = "json"

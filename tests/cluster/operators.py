@@ -19,6 +19,12 @@ from tests.cluster.kube import ROOT, Kube, Release, eventually
 _METRICS_PORT = 9090
 
 
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 @dataclass(frozen=True)
 class Reading:
     """An operator's metrics at one time."""
@@ -86,22 +92,20 @@ class OperatorProcess:
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables besides its settings."""
-    _ports: tuple[int, int] = field(default_factory=lambda: (_free_port(), _free_port()))
+    _port: int = field(default_factory=_free_port)
     _process: subprocess.Popen[bytes] | None = None
 
     def read(self) -> Reading:
-        return _read(f"127.0.0.1:{self._ports[0]}")
+        return _read(f"127.0.0.1:{self._port}")
 
     def restart(self) -> None:
         self.stop()
         self.start()
 
     def start(self) -> None:
-        metrics, probe = self._ports
         settings = {
             "SSD_OPERATOR_WATCH_NAMESPACES": ",".join(self.namespaces),
-            "SSD_OPERATOR_METRICS_PORT": str(metrics),
-            "SSD_OPERATOR_PROBE_PORT": str(probe),
+            "SSD_OPERATOR_HTTP_PORT": str(self._port),
             "PYTHONPATH": f"{ROOT / 'services'}{os.pathsep}{ROOT / 'operator'}",
         }
         with self.log.open("ab") as log:
@@ -114,9 +118,9 @@ class OperatorProcess:
     def is_ready(self) -> bool:
         """Whether its readiness probe succeeds."""
         with contextlib.suppress(OSError):
-            address = f"http://127.0.0.1:{self._ports[1]}/readyz"
+            address = f"http://127.0.0.1:{self._port}/readyz"
             with urllib.request.urlopen(address, timeout=5) as answer:
-                return bool(answer.read() == b"ok")
+                return bool(answer.read().strip() == b"ok")
         return False
 
     def stop(self) -> None:
@@ -155,9 +159,3 @@ def _read(address: str) -> Reading:
     with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     return Reading(tuple(each for family in families for each in family.samples))
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

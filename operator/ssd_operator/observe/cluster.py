@@ -1,6 +1,5 @@
 """The cluster as a pass sees it: its calls and their errors. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,8 +72,8 @@ class Cluster(Protocol):
         """An object as it is now; None where there is none."""
         ...
 
-    async def uids(self, kind: str, namespace: str) -> Mapping[str, Key]:
-        """Namespace and name by uid of a kind's objects, in a namespace or, if empty, in all.
+    async def list_all(self, kind: str, namespace: str) -> tuple[list[Object], int]:
+        """Objects of a kind in a namespace or, if empty, in all, and the version of the list.
 
         Of kinds other than the resource's, only objects that carry our label are listed.
         """

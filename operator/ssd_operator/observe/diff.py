@@ -60,6 +60,10 @@ _DROPPED_WHEN_EMPTY = frozenset(
 for example ``emptyDir``."""
 
 
+_STRINGS = frozenset({("labels",), ("annotations",), ("matchLabels",), ("nodeSelector",)})
+"""Maps whose empty values are stored."""
+
+
 def matches(live: Object, wanted: Object) -> bool:
     """Whether applying ``wanted`` would change nothing; see ``differences``."""
     return next(differences(live, wanted), None) is None
@@ -117,7 +121,7 @@ def _differences(live: Any, wanted: Any, path: Path, place: Place) -> Iterator[_
         for name, value in wanted.items():
             if name in live:
                 yield from _differences(live[name], value, (*path, name), (*place, name))
-            elif not _is_dropped(value, name):
+            elif path[-1:] in _STRINGS or not _is_dropped(value, name):
                 yield _Difference((*path, name))
         for name in live.keys() - wanted.keys():
             if _is_addition(name, live, path):

@@ -1,8 +1,7 @@
-"""The objects of resources: kopf's indices, newer answers to our own writes, deletions."""
+"""The objects of all resources, as watches and answers to our own writes report them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import chain
 
 from ssd_operator.api.spec import GROUP, KIND, Object
 from ssd_operator.children.names import (
@@ -12,117 +11,132 @@ from ssd_operator.children.names import (
     controller_of,
     resource_of_account,
 )
-from ssd_operator.children.objects import REQUIRED_KINDS
+from ssd_operator.children.objects import KINDS
 from ssd_operator.observe.cluster import Key, Ref, is_owned_by, ref_of
 
-ANSWER_SECONDS = 60.0
-"""Longest time that an answer stands in for what the watch has yet to bring."""
+LABELS = f"{MANAGED_BY_LABEL}={OPERATOR},!service.kubernetes.io/headless"
+"""Selects children and their pods. EndpointSlices carry the labels of their Services; clients use
+the Service that is not headless."""
 
 
 class ObjectCache:
     """What a pass sees of a resource and its children. Asyncio loop.
 
-    Without the answers, a pass before the watch brings its own writes would write them again.
-
-    *Decision*: deletions are recorded beside the indices, which a relist compares with what exists.
-    *Because* a watch that had a gap lists again and never reports what was deleted meanwhile (tried
-    with kopf 1.45), and an object that does not exist is costly: a pod is waited for, a Service is
-    not made again. *Not chosen*: reading each object by name in each pass. *Revisit when* kopf
-    removes from its indices what a new list does not have.
+    The newest version of an object counts, in whatever order reports come. Without the answers to
+    our own writes, a pass before the watch brings them would write them again. Without the versions
+    of deleted objects, an answer that comes late would bring one back.
     """
 
-    def __init__(
-        self,
-        resources: Mapping[Key, Iterable[Object]],
-        children: Mapping[Key, Iterable[Object]],
-        now: Callable[[], float],
-        kinds: AbstractSet[str] = REQUIRED_KINDS,
-    ) -> None:
-        """Read two indices of these kinds, which kopf keeps: by key, and by ``owner_key``."""
-        self.kinds = kinds
-        self._resources = resources
-        self._children = children
-        self._now = now
-        self._answers: dict[Key, dict[Ref, tuple[Object, float]]] = {}
-        self._deleted: dict[str, tuple[int, float]] = {}
-        """By uid: the last version that existed, and when its end was recorded."""
+    def __init__(self, wake: Callable[..., None]) -> None:
+        """Start empty.
+
+        Args:
+            wake: called with the key of a resource that is due for a pass, and with ``is_changed``
+                for a new generation of the resource itself.
+        """
+        self._wake = wake
+        self._objects: dict[str, Object] = {}
+        """By uid."""
+        self._uids: dict[Key, set[str]] = {}
+        self._deleted: dict[str, int] = {}
+        """By uid: the last version that existed."""
+        self._lists: dict[tuple[str, str], int] = {}
+        """Version of the last list by kind and namespace."""
+
+    @property
+    def kinds(self) -> AbstractSet[str]:
+        """Kinds that are watched."""
+        return {kind for kind, _ in self._lists}
+
+    @property
+    def resources(self) -> set[Key]:
+        """All resources."""
+        return {key for key in self._uids if self.resource(key) is not None}
 
     def resource(self, key: Key) -> Object | None:
         """A resource; None if there is none."""
-        indexed = max(self._present(self._resources.get(key, ())), key=_version, default=None)
-        answer = self._answers_of(key).get(Ref(KIND, key[1]))
-        if indexed is None or answer is None or _uid(answer) != _uid(indexed):
-            return indexed
-        return max(indexed, answer, key=_version)
+        found = (each for each in self._of(key) if each["kind"] == KIND)
+        return max(found, key=_version, default=None)
 
     def children(self, key: Key) -> dict[Ref, Object]:
-        """Children and pods that may be a resource's."""
-        answers = [each for ref, each in self._answers_of(key).items() if ref.kind != KIND]
-        things = [*self._present(self._children.get(key, ())), *answers]
-        return {ref_of(each): each for each in sorted(things, key=_version)}
+        """Children and pods that may be a resource's; of two with one name the newer."""
+        found = (each for each in self._of(key) if each["kind"] != KIND)
+        return {ref_of(each): each for each in sorted(found, key=_version)}
 
-    def remember(self, key: Key, answer: Object) -> None:
-        """Keep what the API server answered to a write or a read."""
-        self._answers.setdefault(key, {})[ref_of(answer)] = answer, self._now()
-
-    def replace_answers(self, thing: Object) -> None:
-        """Drop older answers about an object that the watch has brought.
-
-        The object may belong to another resource by now: two resources can want the same name.
-        """
-        namespace, ref = thing["metadata"]["namespace"], ref_of(thing)
-        for key, answers in self._answers.items():
-            if key[0] == namespace and ref in answers:
-                answer, _ = answers[ref]
-                if _version(answer) < _version(thing):
-                    del answers[ref]
+    def put(self, thing: Object) -> None:
+        """Keep an object, unless this version is known or older than what is known."""
+        uid, version = _uid(thing), _version(thing)
+        before, key = self._objects.get(uid), key_of(thing)
+        if version <= max(self._deleted.get(uid, -1), -1 if before is None else _version(before)):
+            return
+        if (former := self._drop(uid)) not in (None, key):
+            self._wake(former)
+        if key is not None:
+            self._objects[uid] = thing
+            self._uids.setdefault(key, set()).add(uid)
+            is_resource = thing["kind"] == KIND and before is not None
+            is_changed = is_resource and _generation(thing) != _generation(before or {})
+            self._wake(key, is_changed=is_changed)
 
     def mark_deleted(self, thing: Object) -> None:
         """Record that an object is gone as of this version; a later version shows it again.
 
         A child whose label was removed is reported by a watch as deleted, too.
         """
-        self._deleted[_uid(thing)] = _version(thing), self._now()
+        uid, version = _uid(thing), _version(thing)
+        if _version(self._objects.get(uid, thing)) <= version:
+            self._remove(uid, version)
 
-    def drop(self, key: Key) -> None:
-        """Drop the answers about a resource that is gone."""
-        self._answers.pop(key, None)
+    def replace(self, kind: str, namespace: str, things: Sequence[Object], version: int) -> None:
+        """Keep a list of a kind that is complete as of a version: what it does not have is gone.
 
-    def objects(self, kind: str, namespace: str) -> list[Object]:
-        """Indexed objects of a kind in a namespace or, if empty, in all."""
-        return [
-            thing
-            for thing in self._present(self._indexed())
-            if thing["kind"] == kind and namespace in ("", thing["metadata"]["namespace"])
-        ]
+        Args:
+            kind: of the objects.
+            namespace: where they are; empty for all.
+            things: the objects.
+            version: of the list.
+        """
+        listed = set(map(_uid, things))
+        for uid, each in self._all(kind, namespace).items():
+            if uid not in listed and _version(each) <= version:
+                self._remove(uid, version)
+        for each in things:
+            self.put(each)
+        # Answers are not older than the list before this one.
+        oldest = self._lists.get((kind, namespace), 0)
+        self._deleted = {uid: last for uid, last in self._deleted.items() if last >= oldest}
+        self._lists[kind, namespace] = version
 
-    def tidy(self) -> None:
-        """Drop deletions that no index and no answer can contradict any more."""
-        oldest = self._now() - ANSWER_SECONDS
-        kept = set(map(_uid, self._indexed()))
-        self._deleted = {
-            uid: (version, at)
-            for uid, (version, at) in self._deleted.items()
-            if uid in kept or at >= oldest
-        }
+    def drop_kind(self, kind: str, namespace: str) -> None:
+        """The API server does not serve a kind any more."""
+        self._lists.pop((kind, namespace), None)
+        for uid in self._all(kind, namespace):
+            self._remove(uid, -1)
 
-    def _indexed(self) -> Iterator[Object]:
-        return chain.from_iterable(chain(self._resources.values(), self._children.values()))
-
-    def _answers_of(self, key: Key) -> dict[Ref, Object]:
-        oldest = self._now() - ANSWER_SECONDS
+    def _all(self, kind: str, namespace: str) -> dict[str, Object]:
         return {
-            ref: answer
-            for ref, (answer, at) in self._answers.get(key, {}).items()
-            if at >= oldest and not self._is_deleted(answer)
+            uid: each
+            for uid, each in self._objects.items()
+            if each["kind"] == kind and namespace in ("", each["metadata"]["namespace"])
         }
 
-    def _present(self, things: Iterable[Object]) -> Iterator[Object]:
-        return (thing for thing in things if not self._is_deleted(thing))
+    def _of(self, key: Key) -> Iterator[Object]:
+        return (self._objects[uid] for uid in self._uids.get(key, ()))
 
-    def _is_deleted(self, thing: Object) -> bool:
-        last = self._deleted.get(_uid(thing))
-        return last is not None and _version(thing) <= last[0]
+    def _remove(self, uid: str, version: int) -> None:
+        self._deleted[uid] = version
+        if (key := self._drop(uid)) is not None:
+            self._wake(key)
+
+    def _drop(self, uid: str) -> Key | None:
+        """Drop an object, if it is there; returns the key of its resource."""
+        thing = self._objects.pop(uid, None)
+        key = None if thing is None else key_of(thing)
+        if key is not None:
+            self._uids[key].discard(uid)
+            if not self._uids[key]:
+                del self._uids[key]
+        return key
 
 
 def key_of(thing: Object) -> Key | None:
@@ -169,3 +183,13 @@ def _version(thing: Object) -> int:
     """Resource versions are opaque by contract, and numbers in every API server that exists."""
     text = str(thing["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
+
+
+def _generation(thing: Object) -> int:
+    return int(thing.get("metadata", {}).get("generation", 0))
+
+
+def whole(kind: str, item: Object) -> Object:
+    """An item of a list, which comes without its kind; without ``managedFields``, half its size."""
+    item["metadata"].pop("managedFields", None)
+    return {**item, "kind": kind, "apiVersion": KINDS[kind].api_version}

@@ -63,8 +63,6 @@ class Snapshot:
     """Wanted names that other owners' objects have."""
     former: frozenset[Ref] = frozenset()
     """Wanted names of children that a former resource of this name left; they will be deleted."""
-    absent: frozenset[Ref] = frozenset()
-    """Wanted names that are free, as the API server has answered in this pass."""
     pools: Mapping[str, PoolFact] = field(default_factory=dict)
     """By target pod; only pods that exist."""
     drains: Mapping[str, str] = field(default_factory=dict)

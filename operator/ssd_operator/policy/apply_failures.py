@@ -62,8 +62,6 @@ class Results:
     """Those that hold after the pass."""
     forbidden: dict[Ref, str] = field(default_factory=dict)
     """Errors of calls (403, or without an answer for long). The next pass repeats these calls."""
-    foreign: set[Ref] = field(default_factory=set)
-    """Names of other owners' objects, as only the execution has found."""
     interruption: tuple[Ref, ClusterError] | None = None
     """The object and the error of the call that ended the pass before its time: no answer, a busy
     server, or another writer who was faster."""

@@ -12,19 +12,19 @@ from kubernetes_asyncio import client, config
 
 from ssd.errors import SetupError
 from ssd_operator.api.spec import API_VERSION, KIND, Object
-from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
+from ssd_operator.children.names import OPERATOR
 from ssd_operator.children.objects import KINDS, ServedKind
 from ssd_operator.observe.cluster import (
     BusyError,
     ClusterError,
     ConflictError,
     ForbiddenError,
-    Key,
     MissingError,
     Ref,
     RefusedError,
     ref_of,
 )
+from ssd_operator.observe.object_cache import LABELS, whole
 from ssd_operator.runtime import metrics
 
 CALL_SECONDS = 15.0
@@ -34,8 +34,6 @@ PAGE_LENGTH = 500
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _JSON = "application/json"
-_METADATA = f"{_JSON};as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-"""Of each object of a list nothing but its metadata."""
 _ERRORS: Mapping[int, type[ClusterError]] = {
     HTTPStatus.BAD_REQUEST: RefusedError,
     HTTPStatus.NOT_FOUND: MissingError,
@@ -55,22 +53,21 @@ class ApiServer:
         """See ``Cluster``."""
         kind = KINDS[ref.kind]
         with contextlib.suppress(MissingError):
-            found = await self._call("GET", kind, _path(kind, namespace, ref.name))
-            return {"apiVersion": kind.api_version, "kind": ref.kind} | found
+            return await self._call("GET", kind, _path(kind, namespace, ref.name))
         return None
 
-    async def uids(self, kind: str, namespace: str) -> dict[str, Key]:
+    async def list_all(self, kind: str, namespace: str) -> tuple[list[Object], int]:
         """See ``Cluster``."""
-        served, query, found = KINDS[kind], {"limit": str(PAGE_LENGTH)}, dict[str, Key]()
+        served, things = KINDS[kind], list[Object]()
+        query = {"limit": str(PAGE_LENGTH)}
         if kind != KIND:
-            query["labelSelector"] = f"{MANAGED_BY_LABEL}={OPERATOR}"
+            query["labelSelector"] = LABELS
         while True:
-            page = await self._call("GET", served, _path(served, namespace), _METADATA, query=query)
-            items = [each["metadata"] for each in page.get("items") or []]
-            found |= {each["uid"]: (each["namespace"], each["name"]) for each in items}
-            query["continue"] = page.get("metadata", {}).get("continue", "")
+            page = await self._call("GET", served, _path(served, namespace), query=query)
+            things += [whole(kind, each) for each in page.get("items") or ()]
+            query["continue"] = page["metadata"].get("continue", "")
             if not query["continue"]:
-                return found
+                return things, int(page["metadata"]["resourceVersion"])
 
     async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
         """See ``Cluster``."""
@@ -148,14 +145,13 @@ class ApiServer:
             ClusterError: the subclass that fits.
         """
         what, code = f"{verb} {path}", "none"
-        sent, accepted = (_JSON, media_type) if body is None else (media_type, _JSON)
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 answer = await self._api.call_api(
                     path,
                     verb,
                     query_params=list((query or {}).items()),
-                    header_params={"Content-Type": sent, "Accept": accepted},
+                    header_params={"Content-Type": media_type, "Accept": _JSON},
                     body=body,
                     auth_settings=["BearerToken"],
                     _preload_content=False,

@@ -128,20 +128,14 @@ class EngineClients:
             while True:
                 try:
                     async with asyncio.timeout(POLL_SECONDS):
-                        await self._watch(key, pod, target)
+                        async with contextlib.aclosing(target.watch_pool()) as reports:
+                            async for status in reports:
+                                self._put(key, pool_fact(pod, status, self._now()))
                 except TimeoutError:
                     continue  # a target without changes reports nothing: call again
                 except SSDError as error:
                     _log.debug("target_unreachable", pod=pod, error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
-
-    async def _watch(self, key: Key, pod: str, target: TargetClient) -> None:
-        with contextlib.ExitStack() as first_report:
-            first_report.enter_context(metrics.POOL_POLL_SECONDS.time())
-            async with contextlib.aclosing(target.watch_pool()) as reports:
-                async for status in reports:
-                    first_report.close()
-                    self._put(key, pool_fact(pod, status, self._now()))
 
     def _put(self, key: Key, fact: PoolFact) -> None:
         pools = self._pools.setdefault(key, {})

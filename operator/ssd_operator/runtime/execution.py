@@ -1,5 +1,6 @@
 """Carries a plan out, call by call: one that is refused does not stop the others."""
 
+import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ from ssd_operator.observe.cluster import (
     ref_of,
 )
 from ssd_operator.observe.diff import additions, removal
-from ssd_operator.observe.object_cache import ObjectCache, is_ours
+from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.pod_state import name_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import (
@@ -102,10 +103,9 @@ class Execution:
         ref, snapshot = ref_of(wanted), self.snapshot
         live = snapshot.children.get(ref)
         try:
-            if live is None and ref not in snapshot.absent and await self._is_taken(ref):
-                self.results.foreign.add(ref)
-                return
-            answer = await self._create(wanted) if live is None else await self._mend(wanted, live)
+            # Only the child that was observed: another object may have its name by now.
+            uid = "" if live is None else live["metadata"]["uid"]
+            answer = await self.cluster.apply(wanted, uid)
             if places := additions(answer, wanted):
                 rest = removal(answer, places)
                 answer = await self.cluster.patch(self.resource.namespace, ref, rest)
@@ -119,46 +119,13 @@ class Execution:
             _log.warning("object_refused", object=str(ref), error=str(error))
             return
         _log.info("applied", object=str(ref))
-        self.cache.remember(self.key, answer)
+        self.cache.put(answer)
         failure = contest(wanted, live, answer, snapshot, self.repairs)
         if failure is not None:
             _log.warning("apply_reverted", object=str(ref), error=failure.message)
             self.results.failures[ref] = failure
         if failure is None or live is None:
             self.results.applied.add(ref)
-
-    async def _mend(self, wanted: Object, live: Object) -> Object:
-        """Apply to the child that was observed: another object may have its name by now.
-
-        Raises:
-            ConflictError: it has; the next pass reads what is there.
-        """
-        uid = live["metadata"]["uid"]
-        try:
-            return await self.cluster.apply(wanted, uid)
-        except ConflictError:
-            found = await self.cluster.get(self.resource.namespace, ref_of(wanted))
-            if found is None or found["metadata"]["uid"] != uid:
-                self.cache.mark_deleted(live)
-            raise
-
-    async def _create(self, wanted: Object) -> Object:
-        """Make an object whose name is free.
-
-        Raises:
-            ConflictError: another resource was faster.
-        """
-        try:
-            return await self.cluster.apply(wanted)
-        except RefusedError as error:
-            if not await self._is_taken(ref_of(wanted)):
-                raise
-            raise ConflictError(f"{ref_of(wanted)} has another owner: {error}") from error
-
-    async def _is_taken(self, ref: Ref) -> bool:
-        """Whether an object of another owner has a name."""
-        found = await self.cluster.get(self.resource.namespace, ref)
-        return found is not None and not is_ours(found, self.resource.uid)
 
     async def _adopt(self, pod: Object) -> None:
         """Let the pod be deleted with its resource, though its ReplicaSet has released it."""
@@ -177,12 +144,8 @@ class Execution:
 
     async def _patch_pod(self, pod: Object, metadata: Object) -> None:
         changes = {"metadata": {"uid": pod["metadata"]["uid"], **metadata}}
-        try:
-            answer = await self.cluster.patch(self.resource.namespace, ref_of(pod), changes)
-        except MissingError:
-            self.cache.mark_deleted(pod)
-        else:
-            self.cache.remember(self.key, answer)
+        with contextlib.suppress(MissingError):
+            self.cache.put(await self.cluster.patch(self.resource.namespace, ref_of(pod), changes))
 
     async def _scale(self, decision: Decision) -> None:
         changes = {"spec": {"replicas": decision.replicas}}

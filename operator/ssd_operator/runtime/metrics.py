@@ -40,11 +40,6 @@ ERRORS_TOTAL = Counter(
 QUEUE_DEPTH = Gauge(
     "ssd_operator_queue_depth", "Resources that are due and wait for a worker.", registry=REGISTRY
 )
-OLDEST_UNRECONCILED_SECONDS = Gauge(
-    "ssd_operator_oldest_unreconciled_seconds",
-    "Seconds by which the pass that has waited longest is late.",
-    registry=REGISTRY,
-)
 OLDEST_SUCCESS_SECONDS = Gauge(
     "ssd_operator_oldest_success_seconds",
     "Seconds since the last successful pass, of the resource for which it is longest ago.",
@@ -66,12 +61,6 @@ SCALE_TOTAL = Counter(
     "ssd_operator_scale",
     "Numbers of drafts written by the Internal loop, by direction (up, down) and reason.",
     ["direction", "reason"],
-    registry=REGISTRY,
-)
-POOL_POLL_SECONDS = Histogram(
-    "ssd_operator_pool_poll_seconds",
-    "Seconds from a call to a target to its report.",
-    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2),
     registry=REGISTRY,
 )
 CONDITION_SINCE_SECONDS = Gauge(

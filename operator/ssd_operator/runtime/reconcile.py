@@ -15,7 +15,7 @@ from ssd_operator.observe.cluster import (
     Ref,
 )
 from ssd_operator.observe.object_cache import ObjectCache
-from ssd_operator.observe.observer import Observer, ObserverMemory
+from ssd_operator.observe.observer import observe
 from ssd_operator.observe.pod_state import is_terminating, name_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Repairs, Results
@@ -43,7 +43,6 @@ class _Record:
     """As it was read last."""
     spec_problem: str = ""
     """Why it cannot be read as it is now."""
-    observer: ObserverMemory = field(default_factory=ObserverMemory)
     memory: Memory = field(default_factory=Memory)
     reported: Reported = field(default_factory=Reported)
     repairs: Repairs = field(default_factory=dict)
@@ -70,7 +69,6 @@ class Reconciler:
         self._engines = engines
         self._settings = settings
         self._now = now
-        self._observer = Observer(cluster, cache, settings)
         self._records: dict[Key, _Record] = {}
 
     async def reconcile(self, key: Key) -> float | None:
@@ -126,7 +124,7 @@ class Reconciler:
         self, key: Key, found: Object, resource: Resource, record: _Record
     ) -> float | None:
         snapshot = replace(
-            await self._observer.observe(found, resource, record.observer, self._now()),
+            await observe(self._cluster, self._cache, self._settings, found, resource, self._now()),
             pools=self._engines.pools(key),
             drains=self._engines.drains(key),
             spec_problem=record.spec_problem,
@@ -171,7 +169,7 @@ class Reconciler:
                     raise  # an API server that restarts may not serve the kind for a moment
                 self._drop(key, found)
                 return False
-            self._cache.remember(key, answer)
+            self._cache.put(answer)
         metrics.set_conditions(key, report.status.get("conditions") or ())
         record.reported = report.memory
         for event in report.events:
@@ -199,7 +197,6 @@ class Reconciler:
 
     def _forget(self, key: Key) -> None:
         self._engines.follow(key, {}, frozenset())
-        self._cache.drop(key)
         self._records.pop(key, None)
         metrics.set_conditions(key, ())
 

@@ -1,22 +1,16 @@
-"""Checks before the operator starts: what the API server serves, and what may be watched."""
+"""Whether the API server stores every field of our CRD; an older CRD drops new fields silently."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
-from itertools import product
+from collections.abc import Awaitable, Callable, Iterator
 
-from ssd.telemetry import get_logger
 from ssd_operator.api.schema import crd
 from ssd_operator.api.spec import Object
-from ssd_operator.children.objects import OPTIONAL_KINDS, REQUIRED_KINDS
-from ssd_operator.observe.cluster import Cluster, ClusterError, ForbiddenError, MissingError
+from ssd_operator.observe.cluster import ClusterError
 
 RETRY_SECONDS = 5.0
 """Between two reads of a CRD that is missing or too old."""
 MOST_NAMED = 3
 """Fields that a message names."""
-
-_log = get_logger(__name__)
 
 
 async def wait_for_schema(
@@ -24,42 +18,12 @@ async def wait_for_schema(
     report: Callable[[str], None],
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Return once the API server stores every field of our CRD; an older CRD drops new fields.
-
-    Nothing may be written before. ``report`` receives the reason for waiting.
-    """
+    """Return once it does; nothing may be written before. ``report`` receives why it does not."""
     ours = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     while problem := await _problem(served_schema, ours):
         report(problem)
         await sleep(RETRY_SECONDS)
-
-
-async def watched_kinds(
-    cluster: Cluster,
-    namespaces: Sequence[str],
-    report: Callable[[str], None],
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> AbstractSet[str]:
-    """All required kinds, and the optional ones that are served and that we may list.
-
-    Without namespaces all are watched; of several, the right in one is enough. ``report`` receives
-    the reason for waiting: a kind whose definition is new is not answered for a moment.
-    """
-    found = set(REQUIRED_KINDS)
-    wanted = list(product(sorted(OPTIONAL_KINDS), namespaces or ("",)))
-    while wanted:
-        kind, namespace = wanted[0]
-        try:
-            await cluster.uids(kind, namespace)
-            found.add(kind)
-        except (MissingError, ForbiddenError) as error:
-            _log.info("kind_not_watched", kind=kind, namespace=namespace, reason=str(error))
-        except ClusterError as error:
-            report(str(error))
-            await sleep(RETRY_SECONDS)
-            continue
-        wanted.pop(0)
-    return found
+    report("")
 
 
 async def _problem(served_schema: Callable[[], Awaitable[Object]], ours: Object) -> str:

@@ -1,13 +1,10 @@
 """Which resource has a pass when: debounced, one pass at a time, retried with back-off.
 
-``Schedule`` decides and only has its own state; ``WorkQueue`` runs the passes.
-
 *Decision*: jitter is a hash of the key and the number of tries. *Because* two hundred resources
 that failed together must not come back together, and a test must see the same delays twice.
 """
 
 import asyncio
-import contextlib
 import contextvars
 import itertools
 import math
@@ -41,178 +38,138 @@ _log = get_logger(__name__)
 
 @dataclass(slots=True)
 class _Entry:
-    """One key. Times are seconds of one clock."""
+    """One resource. Times are seconds of the event loop's clock."""
 
-    since: float
-    """First wake, or the first one after the last pass that succeeded."""
+    succeeded_at: float
+    """End of the last pass that succeeded; before it, the first wake."""
     due: float = math.inf
-    is_running: bool = False
-    num_failures: int = 0
+    timer: asyncio.TimerHandle | None = None
+    """Begins the next pass; None while one runs."""
+    task: asyncio.Task[float | None] | None = None
+    """The pass that runs or waits for a worker."""
     not_before: float = -math.inf
-    """Time of the retry of a key that failed."""
+    """Time of a retry, or when changes of the resource have settled."""
     changed_at: float = math.inf
     """First change of the resource after the begin of its last pass."""
-    settled_at: float = -math.inf
-    """When these changes have settled."""
-
-
-class Schedule:
-    """When which key is due."""
-
-    def __init__(self) -> None:
-        self._entries: dict[Key, _Entry] = {}
-
-    def wake(self, key: Key, now: float, after: float = DEBOUNCE_SECONDS) -> None:
-        """Let a key be due soon; one that failed keeps waiting for its retry."""
-        entry = self._entries.setdefault(key, _Entry(now))
-        entry.due = min(entry.due, max(now + after, entry.not_before, entry.settled_at))
-
-    def change(self, key: Key, now: float) -> None:
-        """The resource itself was changed: a pass is due when the changes have settled.
-
-        It does not wait for a retry: the change may correct what the key failed for.
-        """
-        entry = self._entries.setdefault(key, _Entry(now))
-        entry.num_failures, entry.not_before, entry.due = 0, -math.inf, math.inf
-        entry.changed_at = min(entry.changed_at, now)
-        entry.settled_at = min(now + SETTLE_SECONDS, entry.changed_at + LONGEST_SETTLE_SECONDS)
-        self.wake(key, now, 0.0)
-
-    def take(self, now: float) -> Key | None:
-        """The key that is due for longest and has no pass; None if there is none."""
-        waiting = {key: each.due for key, each in self._entries.items() if not each.is_running}
-        key = min(waiting, key=lambda each: waiting[each], default=None)
-        if key is None or waiting[key] > now:
-            return None
-        entry = self._entries[key]
-        entry.due, entry.is_running = math.inf, True
-        entry.changed_at, entry.settled_at = math.inf, -math.inf
-        return key
-
-    def finish(self, key: Key, now: float, again_after: float | None) -> None:
-        """A pass has succeeded; None for a key that is gone."""
-        before = self._entries.pop(key)
-        if before.due < math.inf or again_after is not None:
-            self._entries[key] = _Entry(
-                now, before.due, changed_at=before.changed_at, settled_at=before.settled_at
-            )
-        if again_after is not None:
-            resync = RESYNC_SECONDS * (1 + _RESYNC_SPREAD * (2 * _jitter(key, int(now)) - 1))
-            self.wake(key, now, max(min(again_after, resync), DEBOUNCE_SECONDS))
-
-    def fail(self, key: Key, now: float, retry_after_seconds: float = 0.0) -> float:
-        """A pass has failed; returns the seconds until its retry."""
-        entry = self._entries[key]
-        entry.is_running, entry.due = False, math.inf
-        entry.num_failures += 1
-        pause = FIRST_RETRY_SECONDS * 2.0 ** min(entry.num_failures - 1, 10)
-        pause = min(LAST_RETRY_SECONDS, pause) * (0.5 + 0.5 * _jitter(key, entry.num_failures))
-        pause = max(retry_after_seconds, pause)
-        entry.not_before = now + pause
-        self.wake(key, now, pause)
-        return pause
-
-    def next_due(self) -> float:
-        """When a key is due that has no pass; infinite if none will be."""
-        dues = (each.due for each in self._entries.values() if not each.is_running)
-        return min(dues, default=math.inf)
-
-    def overdue(self, now: float) -> list[float]:
-        """By how many seconds each due key is late."""
-        return [now - each.due for each in self._entries.values() if each.due <= now]
-
-    def oldest_success_seconds(self, now: float) -> float:
-        """Since the last pass that succeeded, of the key for which it is longest ago."""
-        return now - min((each.since for each in self._entries.values()), default=now)
+    num_failures: int = 0
 
 
 class WorkQueue:
-    """Runs a pass for each key that is due. Asyncio loop."""
+    """Runs a pass for each resource that is due. Asyncio loop."""
 
-    def __init__(
-        self,
-        work: Callable[[Key], Awaitable[float | None]],
-        *,
-        num_workers: int,
-        now: Callable[[], float],
-    ) -> None:
-        """Make a queue that runs nothing yet.
+    def __init__(self, work: Callable[[Key], Awaitable[float | None]], num_workers: int) -> None:
+        """Make a queue that runs nothing before ``start``.
 
         Args:
             work: one pass; returns the seconds after which the next one is due at the latest, None
-                for a key that is gone.
+                for a resource that is gone.
             num_workers: passes at the same time.
-            now: seconds, of a clock that never goes back.
         """
-        self._pass_ids = itertools.count(1)
         self._work = work
-        self._num_workers = num_workers
-        self._now = now
-        self._schedule = Schedule()
-        self._tasks: set[asyncio.Task[float | None]] = set()
-        self._changed = asyncio.Event()
+        self._slots = asyncio.Semaphore(num_workers)
+        self._started = asyncio.Event()
+        self._now = asyncio.get_running_loop().time
+        self._pass_ids = itertools.count(1)
+        self._entries: dict[Key, _Entry] = {}
+        metrics.QUEUE_DEPTH.set_function(lambda: len(self._overdue()))
+        metrics.OLDEST_SUCCESS_SECONDS.set_function(self._oldest_success_seconds)
+
+    def start(self) -> None:
+        """Let passes begin."""
+        self._started.set()
 
     def wake(self, key: Key, *, is_changed: bool = False) -> None:
-        """Something happened to a key, or the resource itself was changed: a pass is due soon."""
-        (self._schedule.change if is_changed else self._schedule.wake)(key, self._now())
-        self._changed.set()
+        """Something happened to a resource: a pass is due soon, or at the retry of a failed one.
+
+        After a change of the resource itself, which may correct what it failed for, a pass is due
+        when the changes have settled.
+        """
+        now = self._now()
+        entry = self._entries.setdefault(key, _Entry(now))
+        if is_changed:
+            entry.num_failures, entry.due = 0, math.inf
+            entry.changed_at = min(entry.changed_at, now)
+            longest = entry.changed_at + LONGEST_SETTLE_SECONDS
+            entry.not_before = min(now + SETTLE_SECONDS, longest)
+        self._set_due(key, entry, now + DEBOUNCE_SECONDS)
 
     def longest_wait_seconds(self) -> float:
-        """How late the latest key is; 0 if none is."""
-        return max(self._schedule.overdue(self._now()), default=0.0)
+        """How late the latest resource is; 0 if none is."""
+        return max(self._overdue(), default=0.0)
 
-    async def run(self) -> None:
-        """Work until cancelled; then the running passes are cancelled, too."""
-        try:
-            while True:
-                self._changed.clear()
-                self._start_due()
-                is_full = len(self._tasks) >= self._num_workers
-                idle_seconds = math.inf if is_full else self._schedule.next_due() - self._now()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(None if idle_seconds == math.inf else idle_seconds):
-                        await self._changed.wait()
-        finally:
-            tasks, self._tasks = self._tasks, set()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def close(self) -> None:
+        """Cancel all passes. Idempotent."""
+        entries, self._entries = self._entries.values(), {}
+        for timer in [each.timer for each in entries if each.timer is not None]:
+            timer.cancel()
+        tasks = [each.task for each in entries if each.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start_due(self) -> None:
+    def _overdue(self) -> list[float]:
+        """By how many seconds each resource is late."""
+        now = self._now() if self._started.is_set() else -math.inf
+        return [now - each.due for each in list(self._entries.values()) if each.due <= now]
+
+    def _oldest_success_seconds(self) -> float:
+        """Since the last pass that succeeded, of the resource for which it is longest ago."""
         now = self._now()
-        while len(self._tasks) < self._num_workers and (key := self._schedule.take(now)):
-            # All log lines of a pass carry these fields, the one about its end too.
-            context = contextvars.copy_context()
-            fields = {"namespace": key[0], "name": key[1], "pass_id": next(self._pass_ids)}
-            context.run(bound_fields.set, fields)
-            task = asyncio.get_running_loop().create_task(self._pass(key), context=context)
-            self._tasks.add(task)
-            task.add_done_callback(partial(self._end, key), context=context)
-        overdue = self._schedule.overdue(now)
-        metrics.QUEUE_DEPTH.set(len(overdue))
-        metrics.OLDEST_UNRECONCILED_SECONDS.set(max(overdue, default=0.0))
-        metrics.OLDEST_SUCCESS_SECONDS.set(self._schedule.oldest_success_seconds(now))
+        return now - min((each.succeeded_at for each in list(self._entries.values())), default=now)
 
-    async def _pass(self, key: Key) -> float | None:
-        with metrics.RECONCILE_SECONDS.time():
-            async with asyncio.timeout(PASS_SECONDS):
-                return await self._work(key)
+    def _set_due(self, key: Key, entry: _Entry, due: float) -> None:
+        entry.due = min(entry.due, max(due, entry.not_before))
+        if entry.timer is not None:
+            entry.timer.cancel()
+        if entry.task is None:
+            entry.timer = asyncio.get_running_loop().call_at(entry.due, self._begin, key, entry)
 
-    def _end(self, key: Key, task: "asyncio.Task[float | None]") -> None:
-        """A pass has ended. Whatever its error was, the key comes again, and no other key waits."""
-        if task not in self._tasks:  # the queue has ended
+    def _begin(self, key: Key, entry: _Entry) -> None:
+        # All log lines of a pass carry these fields, the one about its end too.
+        context = contextvars.copy_context()
+        fields = {"namespace": key[0], "name": key[1], "pass_id": next(self._pass_ids)}
+        context.run(bound_fields.set, fields)
+        loop = asyncio.get_running_loop()
+        entry.timer, entry.task = None, loop.create_task(self._pass(key, entry), context=context)
+        entry.task.add_done_callback(partial(self._end, key, entry), context=context)
+
+    async def _pass(self, key: Key, entry: _Entry) -> float | None:
+        await self._started.wait()
+        async with self._slots:
+            entry.due, entry.changed_at, entry.not_before = math.inf, math.inf, -math.inf
+            with metrics.RECONCILE_SECONDS.time():
+                async with asyncio.timeout(PASS_SECONDS):
+                    return await self._work(key)
+
+    def _end(self, key: Key, entry: _Entry, task: "asyncio.Task[float | None]") -> None:
+        """A pass has ended. Whatever its error was, the resource has another one."""
+        if self._entries.get(key) is not entry:  # the queue has ended
             return
-        self._tasks.remove(task)
-        self._changed.set()
+        now, entry.task = self._now(), None
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        if error is None:
-            again_after = task.result()
-            metrics.RECONCILES_TOTAL.labels("gone" if again_after is None else "ok").inc()
-            self._schedule.finish(key, self._now(), again_after)
+        if error is not None:
+            pause = self._note_failure(key, entry, error)
+            entry.due, entry.not_before = math.inf, now + pause
+            self._set_due(key, entry, now)
             return
+        again_after = task.result()
+        metrics.RECONCILES_TOTAL.labels("gone" if again_after is None else "ok").inc()
+        if again_after is None and entry.due == math.inf:
+            del self._entries[key]
+            return
+        entry.succeeded_at, entry.num_failures = now, 0
+        resync = RESYNC_SECONDS * (1 + _RESYNC_SPREAD * (2 * _jitter(key, int(now)) - 1))
+        again_after = resync if again_after is None else min(again_after, resync)
+        self._set_due(key, entry, now + max(again_after, DEBOUNCE_SECONDS))
+
+    def _note_failure(self, key: Key, entry: _Entry, error: BaseException) -> float:
+        """Count and log an error; returns the seconds until the retry."""
+        entry.num_failures += 1
+        pause = FIRST_RETRY_SECONDS * 2.0 ** min(entry.num_failures - 1, 10)
+        pause = min(LAST_RETRY_SECONDS, pause) * (0.5 + 0.5 * _jitter(key, entry.num_failures))
         metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
-        retry_after_seconds = error.retry_after_seconds if isinstance(error, ClusterError) else 0.0
-        pause = self._schedule.fail(key, self._now(), retry_after_seconds)
+        if isinstance(error, ClusterError):
+            pause = max(error.retry_after_seconds, pause)
         if isinstance(error, ClusterError | TimeoutError):
             metrics.RECONCILES_TOTAL.labels("error").inc()
             message = str(error) or "too slow"
@@ -220,6 +177,7 @@ class WorkQueue:
         else:
             metrics.RECONCILES_TOTAL.labels("crash").inc()
             _log.error("pass_crashed", stack="".join(traceback.format_exception(error)))
+        return pause
 
 
 def _jitter(key: Key, number: int) -> float:

@@ -354,7 +354,7 @@ def _spec_valid(result: PassResult) -> Condition:
 
 def _resources_owned(result: PassResult) -> Condition:
     """All names are free or this resource's, and the operator may write the objects."""
-    if taken := ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(result.taken)):
+    if taken := ", ".join(f"{ref.kind} {ref.name}" for ref in sorted(result.foreign)):
         message = f"{taken} belongs to another owner and stays as it is; rename or remove it."
         return no("NameTaken", message)
     if forbidden := result.results.forbidden:

@@ -30,11 +30,6 @@ class PassResult(Snapshot):
         return {ref: each.message for ref, each in failures if each.cause == "Refused"}
 
     @cached_property
-    def taken(self) -> frozenset[Ref]:
-        """Wanted names of other owners' objects."""
-        return self.foreign | self.results.foreign
-
-    @cached_property
     def deployments(self) -> tuple[Object, ...]:
         """Deployments that exist."""
         return self.target_deployments + self.draft_deployments
@@ -54,7 +49,7 @@ class PassResult(Snapshot):
         ref = Ref("Service", self.resource.name)
         live = self.children.get(ref)
         exists = ref in self.results.applied or (live is not None and not is_terminating(live))
-        return exists and ref not in self.taken
+        return exists and ref not in self.foreign
 
     @cached_property
     def is_replacing_targets(self) -> bool:

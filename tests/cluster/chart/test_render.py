@@ -259,7 +259,7 @@ def test_without_rbac_helm_test_checks_readiness_only(render: Any) -> None:
     assert pod["serviceAccountName"] == "default"
     assert pod["containers"][0]["args"] == [
         "check",
-        "http://ssd-operator.here.svc:8080/readyz",
+        "http://ssd-operator.here.svc:9090/readyz",
     ]
 
 

@@ -1,15 +1,13 @@
 """A cluster in memory: server-side apply, garbage collection, and failures on command."""
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object
 from ssd_operator.children.names import MANAGED_BY_LABEL, OPERATOR
-from ssd_operator.children.objects import KINDS
 from ssd_operator.observe.cluster import (
     BusyError,
     ClusterError,
@@ -20,7 +18,6 @@ from ssd_operator.observe.cluster import (
     RefusedError,
     ref_of,
 )
-from ssd_operator.observe.object_cache import owner_key
 from ssd_operator.observe.pod_state import to_text
 from ssd_operator.status.events import Event
 
@@ -64,14 +61,15 @@ class MemoryCluster:
         self.reads += 1
         return self._answer(copy.deepcopy(self.objects.get((namespace, ref))))
 
-    async def uids(self, kind: str, namespace: str) -> Mapping[str, Key]:
+    async def list_all(self, kind: str, namespace: str) -> tuple[list[Object], int]:
         self._may_fail()
         self._raise(self.list_faults, kind, namespace)
-        return {
-            thing["metadata"]["uid"]: (where, ref.name)
+        found = [
+            copy.deepcopy(thing)
             for (where, ref), thing in self.objects.items()
-            if ref.kind == kind and namespace in ("", where) and _is_watched(thing)
-        }
+            if ref.kind == kind and namespace in ("", where) and is_watched(thing)
+        ]
+        return found, next(self._numbers)
 
     async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
         namespace, ref = wanted["metadata"]["namespace"], ref_of(wanted)
@@ -202,65 +200,13 @@ class MemoryCluster:
         return answer
 
 
-class Watch:
-    """Indices as kopf keeps them. A test selects the kinds that catch up."""
-
-    def __init__(self, cluster: MemoryCluster) -> None:
-        self._cluster = cluster
-        self._seen_events: Counter[str] = Counter()
-        self._seen: dict[tuple[Address, str], Object] = {}
-        """By address and uid: after a gap one that is gone stays beside the one that came."""
-        self.resources: dict[Key, list[Object]] = {}
-        self.children: dict[Key, list[Object]] = {}
-
-    def catch_up(self, kinds: Iterable[str] = KINDS) -> list[tuple[Object, bool]]:
-        """Bring these kinds up to date; the objects that changed, and whether each is gone."""
-        events: list[tuple[Object, bool]] = []
-        for kind in kinds:
-            new = self._cluster.log[self._seen_events[kind] :]
-            self._seen_events[kind] = len(self._cluster.log)
-            for thing, is_deleted in new:
-                if thing["kind"] == kind:
-                    is_gone = is_deleted or not _is_watched(thing)
-                    was_seen = self._note(thing, is_gone=is_gone)
-                    if was_seen or not is_gone:
-                        events.append((thing, is_gone))
-        self._sort()
-        return events
-
-    def list_again(self) -> None:
-        """List again, as a watch does after a gap: what was deleted stays in the indices."""
-        self._seen_events = Counter(dict.fromkeys(KINDS, len(self._cluster.log)))
-        for each in self._cluster.objects.values():
-            if _is_watched(each):
-                self._note(copy.deepcopy(each), is_gone=False)
-        self._sort()
-
-    def _note(self, thing: Object, *, is_gone: bool) -> bool:
-        """Keep or drop an object; whether it was there."""
-        address = thing["metadata"]["namespace"], Ref(thing["kind"], thing["metadata"]["name"])
-        one = address, thing["metadata"]["uid"]
-        was_seen = self._seen.pop(one, None) is not None
-        if not is_gone:
-            self._seen[one] = thing
-        return was_seen
-
-    def _sort(self) -> None:
-        self.resources.clear()
-        self.children.clear()
-        for ((namespace, ref), _), thing in self._seen.items():
-            if ref.kind == KIND:
-                self.resources.setdefault((namespace, ref.name), []).append(thing)
-            elif (key := owner_key(thing)) is not None:
-                self.children.setdefault(key, []).append(thing)
-
-
 def _controllers(thing: Object) -> set[str]:
     owners = thing["metadata"].get("ownerReferences") or []
     return {owner["uid"] for owner in owners if owner.get("controller")}
 
 
-def _is_watched(thing: Object) -> bool:
+def is_watched(thing: Object) -> bool:
+    """Whether a watch selects an object."""
     labels = thing["metadata"].get("labels") or {}
     is_child = labels.get(MANAGED_BY_LABEL) == OPERATOR
     return thing["kind"] == KIND or is_child

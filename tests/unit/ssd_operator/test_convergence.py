@@ -186,7 +186,7 @@ class Disturbances(RuleBasedStateMachine):
     @rule()
     def restart_the_operator(self) -> None:
         self.world.restart()
-        self.world.catch_up()  # kopf's indices are complete before its first event
+        self.world.catch_up()  # passes begin when all is listed
 
     @rule(num_good=st.integers(0, 6), error=st.sampled_from(ERRORS))
     def let_a_call_fail(self, num_good: int, error: ClusterError) -> None:

@@ -182,8 +182,8 @@ async def test_a_foreign_pod_with_its_name_is_left_alone() -> None:
     owner = {"kind": "Job", "name": "theirs", "uid": "x", "controller": True}
     labels = {"ssd.dev/component": "theirs"}
     theirs = world.take_name(Ref("Pod", name), labels=labels, ownerReferences=[owner])
-    await world.rounds(2)
-    assert world.condition("ResourcesOwned") == ("False", "NameTaken")
+    await world.rounds(20)
+    assert world.condition("Progressing") == FAILED
     assert world.condition("Ready") == ("True", "Serving")
     assert world[Ref("Pod", name)] == theirs
 

@@ -19,6 +19,7 @@ from tests.unit.ssd_operator.world import (
 from ssd_operator.api.spec import API_VERSION, KIND, Object
 from ssd_operator.observe.cluster import ConflictError, Ref
 from ssd_operator.observe.pod_state import name_of, to_text
+from ssd_operator.policy.apply_failures import REFUSED_SECONDS
 
 OTHERS = [{"kind": KIND, "apiVersion": API_VERSION, "name": "x", "uid": "x", "controller": True}]
 """Owner references of another resource's child."""
@@ -66,6 +67,8 @@ class Race(CheckedCluster):
 async def test_a_name_that_another_resource_took_meanwhile_is_reported_as_taken() -> None:
     world = World(Race())
     await world.come_to_rest()
+    world.cluster.now += REFUSED_SECONDS
+    await world.come_to_rest()
     assert world.condition("ResourcesOwned") == TAKEN
     assert world.condition("SpecValid") == ("True", "Valid")
     assert world[TARGETS]["metadata"]["ownerReferences"] == OTHERS
@@ -98,8 +101,7 @@ async def test_a_name_that_was_taken_before_the_watch_reported_it_is_not_overwri
     world.catch_up({KIND})
     with pytest.raises(ConflictError):
         await world.run_pass()
-    world.cluster.now += 2.0
-    await world.run_pass()
+    await world.next_pass()
     assert world[DRAFTS] == theirs
     assert world.condition("ResourcesOwned") == TAKEN
 

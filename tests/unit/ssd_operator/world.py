@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.unit.ssd_operator.checked_cluster import CheckedCluster
 from tests.unit.ssd_operator.controllers import Controllers
-from tests.unit.ssd_operator.memory_cluster import MemoryCluster, Watch
+from tests.unit.ssd_operator.memory_cluster import MemoryCluster, is_watched
 from tests.unit.ssd_operator.resources import SETTINGS
 
 from ssd.rpc.pool_codec import LinkStatus
@@ -21,7 +21,6 @@ from ssd_operator.observe.pod_state import is_ready, name_of
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.drain import DrainCall
 from ssd_operator.runtime.reconcile import Reconciler
-from ssd_operator.runtime.relist import Readiness, Relist
 
 KEY: Key = ("default", "demo")
 RESOURCE, SERVICE, TARGETS = (
@@ -80,12 +79,10 @@ class World:
     def restart(self) -> None:
         """Start a new operator, without memory."""
         self.engines = MemoryEngines()
-        self.watch = Watch(self.cluster)
-        self.cache = ObjectCache(
-            self.watch.resources, self.watch.children, lambda: self.cluster.now, self.kinds
-        )
-        self.woken: list[Key] = []
-        self.relist = Relist(self.cluster, self.cache, self.woken.append, Readiness())
+        self.cache = ObjectCache(lambda key, **_: None)
+        for kind in self.kinds:
+            self.cache.replace(kind, "", [], 0)
+        self._seen = dict.fromkeys(self.kinds, 0)
         self.reconciler = Reconciler(
             self.cluster, self.cache, self.engines, SETTINGS, lambda: self.cluster.now
         )
@@ -175,11 +172,13 @@ class World:
     # ---- time
 
     def catch_up(self, kinds: Iterable[str] = KINDS) -> None:
-        """The watch catches up."""
-        for thing, is_gone in self.watch.catch_up(kinds):
-            self.cache.replace_answers(thing)
-            if is_gone:
-                self.cache.mark_deleted(thing)
+        """The watches of these kinds catch up."""
+        for kind in self._seen.keys() & set(kinds):
+            new, self._seen[kind] = self.cluster.log[self._seen[kind] :], len(self.cluster.log)
+            for thing, is_deleted in new:
+                if thing["kind"] == kind:
+                    is_gone = is_deleted or not is_watched(thing)
+                    (self.cache.mark_deleted if is_gone else self.cache.put)(thing)
 
     async def run_pass(self) -> float | None:
         """One pass over what the watch has reported so far."""

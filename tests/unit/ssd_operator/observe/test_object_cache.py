@@ -1,94 +1,135 @@
-"""What a pass sees: the indices, answers to our own calls, and no object that was deleted."""
+"""What a pass sees: the newest version of each object, and none that was deleted."""
 
 from dataclasses import dataclass, field
 
-from ssd_operator.api.spec import Object
+import pytest
+
+from ssd_operator.api.spec import KIND, Object
 from ssd_operator.observe.cluster import Key, Ref
-from ssd_operator.observe.object_cache import ANSWER_SECONDS, ObjectCache
+from ssd_operator.observe.object_cache import ObjectCache
 
 KEY: Key = ("default", "demo")
+OTHER: Key = ("default", "other")
 POD = Ref("Pod", "demo-draft-0-a")
 
 
-def pod(version: int, uid: str = "uid-1") -> Object:
-    metadata = {"name": POD.name, "namespace": "default", "uid": uid, "labels": {}}
-    return {"kind": "Pod", "metadata": {**metadata, "resourceVersion": str(version)}}
+def pod(version: int, uid: str = "uid-1", name: str = "demo") -> Object:
+    metadata = {"name": POD.name, "namespace": "default", "uid": uid}
+    labels = {"ssd.dev/name": name}
+    return {"kind": "Pod", "metadata": {**metadata, "labels": labels, "resourceVersion": version}}
+
+
+def resource(version: int, generation: int) -> Object:
+    metadata = {"name": "demo", "namespace": "default", "uid": "uid-2", "generation": generation}
+    return {"kind": KIND, "metadata": {**metadata, "resourceVersion": version}}
 
 
 @dataclass
 class Seen:
-    """A cache over an index that a test fills."""
+    """A cache and the resources that it has woken."""
 
-    children: dict[Key, list[Object]] = field(default_factory=dict)
-    now: float = 0.0
+    woken: list[tuple[Key, bool]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.cache = ObjectCache({}, self.children, lambda: self.now)
+        self.cache = ObjectCache(self.wake)
 
-    def version(self) -> str | None:
-        found = self.cache.children(KEY).get(POD)
-        return None if found is None else str(found["metadata"]["resourceVersion"])
+    def wake(self, key: Key, *, is_changed: bool = False) -> None:
+        self.woken.append((key, is_changed))
+
+    def version(self, key: Key = KEY) -> int | None:
+        found = self.cache.children(key).get(POD)
+        return None if found is None else int(found["metadata"]["resourceVersion"])
 
 
-def test_an_answer_stands_in_until_the_watch_has_caught_up() -> None:
-    seen = Seen({KEY: [pod(1)]})
-    seen.cache.remember(KEY, pod(2))
-    assert seen.version() == "2"
-    seen.children[KEY] = [pod(3)]
-    assert seen.version() == "3"
+def test_an_answer_counts_until_the_watch_brings_a_newer_version() -> None:
+    seen = Seen()
+    seen.cache.put(pod(1))
+    seen.cache.put(pod(3))
+    seen.cache.put(pod(2))
+    assert seen.version() == 3
+    seen.cache.put(pod(4))
+    assert seen.version() == 4
 
 
 def test_an_answer_that_comes_after_the_deletion_is_ignored() -> None:
     seen = Seen()
     seen.cache.mark_deleted(pod(3))
-    seen.cache.remember(KEY, pod(2))
-    assert seen.version() is None
-
-
-def test_an_answer_that_the_watch_does_not_confirm_expires() -> None:
-    seen = Seen()
-    seen.cache.remember(KEY, pod(2))
-    seen.now += ANSWER_SECONDS
-    assert seen.version() == "2"
-    seen.now += 1.0
+    seen.cache.put(pod(2))
     assert seen.version() is None
 
 
 def test_an_object_whose_label_was_removed_and_restored_is_seen_again() -> None:
     seen = Seen()
     seen.cache.mark_deleted(pod(3))
-    seen.children[KEY] = [pod(4)]
-    assert seen.version() == "4"
+    seen.cache.put(pod(4))
+    seen.cache.mark_deleted(pod(3))
+    assert seen.version() == 4
 
 
 def test_of_two_objects_of_one_name_the_newer_counts() -> None:
-    seen = Seen({KEY: [pod(5, "uid-2"), pod(1)]})
-    assert seen.version() == "5"
-
-
-def test_a_deletion_is_remembered_while_an_index_has_the_object() -> None:
-    seen = Seen({KEY: [pod(1)]})
-    seen.cache.mark_deleted(pod(1))
-    seen.now += 10 * ANSWER_SECONDS
-    seen.cache.tidy()
-    assert seen.version() is None
-    seen.children.clear()
-    seen.cache.tidy()
-    seen.children[KEY] = [pod(1)]
-    assert seen.version() == "1"
-
-
-def test_a_deletion_does_not_hide_the_object_that_took_the_name() -> None:
     seen = Seen()
-    seen.cache.remember(KEY, pod(9, "uid-2"))
-    seen.cache.mark_deleted(pod(8))
-    assert seen.version() == "9"
+    seen.cache.put(pod(5, "uid-2"))
+    seen.cache.put(pod(1))
+    assert seen.version() == 5
+    seen.cache.mark_deleted(pod(6, "uid-1"))
+    assert seen.version() == 5
 
 
 def test_an_object_that_another_resource_took_over_is_not_ours_any_more() -> None:
     seen = Seen()
-    seen.cache.remember(KEY, pod(2))
-    seen.cache.replace_answers(pod(2))
-    assert seen.version() == "2", "it is our own write"
-    seen.cache.replace_answers(pod(3))
+    seen.cache.put(pod(2))
+    seen.cache.put(pod(3, name="other"))
+    assert (seen.version(), seen.version(OTHER)) == (None, 3)
+    assert seen.woken == [(KEY, False), (KEY, False), (OTHER, False)]
+
+
+def test_what_a_list_does_not_have_is_gone_unless_it_is_newer() -> None:
+    seen = Seen()
+    seen.cache.put(pod(3))
+    seen.cache.replace("Service", "", (), 9)
+    seen.cache.replace("Pod", "elsewhere", (), 9)
+    seen.cache.replace("Pod", "", (), 2)
+    assert seen.version() == 3
+    seen.cache.replace("Pod", "default", (), 4)
     assert seen.version() is None
+    seen.cache.put(pod(4))
+    assert seen.version() is None, "the list is as new as this answer"
+
+
+def test_a_list_of_what_is_known_wakes_nothing() -> None:
+    seen = Seen()
+    seen.cache.replace("Pod", "", [pod(3)], 4)
+    assert seen.woken == [(KEY, False)]
+    seen.cache.replace("Pod", "", [pod(3)], 5)
+    assert seen.woken == [(KEY, False)]
+
+
+@pytest.mark.parametrize(
+    ("generation", "is_changed"), [(1, False), (2, True)], ids=["status", "spec"]
+)
+def test_only_a_new_generation_of_a_resource_is_a_change(
+    generation: int, *, is_changed: bool
+) -> None:
+    seen = Seen()
+    seen.cache.put(resource(1, 1))
+    seen.cache.put(resource(2, generation))
+    assert seen.woken == [(KEY, False), (KEY, is_changed)]
+
+
+def test_a_resource_made_again_under_its_name_is_no_change_and_the_newer_counts() -> None:
+    seen = Seen()
+    seen.cache.put(resource(1, 1))
+    again = resource(3, 2)
+    again["metadata"]["uid"] = "uid-3"
+    seen.cache.put(again)
+    assert seen.cache.resource(KEY) == again
+    assert seen.woken == [(KEY, False)] * 2
+
+
+def test_a_kind_that_is_not_served_any_more_may_come_back() -> None:
+    seen = Seen()
+    seen.cache.replace("Pod", "", [pod(3)], 4)
+    seen.cache.drop_kind("Pod", "")
+    assert (seen.version(), seen.cache.kinds) == (None, set())
+    seen.cache.replace("Pod", "", [pod(3)], 4)
+    assert (seen.version(), seen.cache.kinds) == (3, {"Pod"})

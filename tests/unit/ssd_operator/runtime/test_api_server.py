@@ -36,26 +36,30 @@ async def answering(*pages: Object) -> AsyncIterator[tuple[ApiServer, list[web.R
 
 
 def page(*names: str, token: str = "") -> Object:
-    items = [
-        {"metadata": {"namespace": "here", "name": name, "uid": f"uid-{name}"}} for name in names
-    ]
-    return {"metadata": {"continue": token}, "items": items}
+    fields = [{"manager": "ssd-operator", "fieldsV1": {"f:spec": {}}}]
+    metadata = {"namespace": "here", "managedFields": fields}
+    items = [{"metadata": {**metadata, "name": name}} for name in names]
+    return {"metadata": {"continue": token, "resourceVersion": "7"}, "items": items}
 
 
-async def test_a_long_list_is_read_page_by_page_without_the_objects() -> None:
+async def test_a_long_list_is_read_page_by_page_and_each_object_has_its_kind() -> None:
     async with answering(page("a", "b", token="more"), page("c")) as (cluster, requests):
-        found = await cluster.uids("Pod", "here")
-    assert found == {f"uid-{name}": ("here", name) for name in "abc"}
+        things, version = await cluster.list_all("Pod", "here")
+    wanted = {"apiVersion": "v1", "kind": "Pod"}
+    assert things == [
+        {**wanted, "metadata": {"namespace": "here", "name": name}} for name in "abc"
+    ], "and who wrote which field is half of its size"
+    assert version == 7
     assert [request.path for request in requests] == ["/api/v1/namespaces/here/pods"] * 2
     assert [request.query.get("continue") for request in requests] == [None, "more"]
-    selector = "app.kubernetes.io/managed-by=ssd-operator"
+    selector = "app.kubernetes.io/managed-by=ssd-operator,!service.kubernetes.io/headless"
     assert [request.query["labelSelector"] for request in requests] == [selector] * 2
-    assert all("as=PartialObjectMetadataList" in request.headers["Accept"] for request in requests)
 
 
 async def test_resources_are_listed_whatever_their_labels_and_a_list_of_nothing_is_null() -> None:
-    async with answering({"metadata": {}, "items": None}) as (cluster, requests):
-        assert await cluster.uids(KIND, "") == {}
+    empty = {"metadata": {"resourceVersion": "7"}, "items": None}
+    async with answering(empty) as (cluster, requests):
+        assert await cluster.list_all(KIND, "") == ([], 7)
     assert requests[0].path == "/apis/ssd.dev/v1alpha1/ssddeployments"
     assert "labelSelector" not in requests[0].query
 

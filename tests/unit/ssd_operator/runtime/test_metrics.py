@@ -4,7 +4,6 @@ from prometheus_client import generate_latest
 from tests.unit.ssd_operator.world import KEY, RESOURCE, World
 
 from ssd_operator.runtime import metrics
-from ssd_operator.runtime.work_queue import Schedule
 
 
 def shown(condition: str) -> dict[str, float]:
@@ -48,21 +47,6 @@ async def test_a_written_number_of_drafts_is_counted_with_its_direction() -> Non
         await world.come_to_rest(20)
         assert 2 <= world[RESOURCE]["spec"]["draft"]["replicas"] <= 3
         assert written(direction) == before + 1
-
-
-def test_a_resource_that_always_fails_is_seen_although_it_is_never_late() -> None:
-    schedule, bad, good = Schedule(), ("here", "bad"), ("here", "good")
-    for now in range(0, 1000, 70):
-        for key in (bad, good):
-            schedule.wake(key, now)
-        while (taken := schedule.take(now + 65.0)) is not None:
-            if taken == bad:
-                schedule.fail(taken, now + 65.0)
-            else:
-                schedule.finish(taken, now + 65.0, 30.0)
-    assert schedule.oldest_success_seconds(1000.0) == 1000.0
-    schedule.finish(bad, 1000.0, None)
-    assert schedule.oldest_success_seconds(1000.0) < 100.0
 
 
 def test_the_operator_has_no_metrics_of_engines() -> None:

@@ -26,14 +26,13 @@ async def test_each_line_of_a_pass_names_its_resource_and_its_pass(
         log.info("applied", object="Service/x")
         raise BusyError("no answer")
 
-    queue = WorkQueue(work, num_workers=2, now=asyncio.get_running_loop().time)
-    running = asyncio.ensure_future(queue.run())
+    queue = WorkQueue(work, num_workers=2)
+    queue.start()
     queue.wake(ONE)
     queue.wake(TWO)
     while caplog.text.count("pass_failed") < 2:  # noqa: ASYNC110  a log line sets no event
         await asyncio.sleep(0)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    await queue.close()
     log.info("stopped")
     lines = [json.loads(line) for line in caplog.text.splitlines()]
     passes = {

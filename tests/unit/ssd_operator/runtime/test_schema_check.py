@@ -4,13 +4,11 @@ import copy
 from dataclasses import dataclass
 
 import pytest
-from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 
 from ssd_operator.api.schema import crd
 from ssd_operator.api.spec import Object
-from ssd_operator.children.objects import REQUIRED_KINDS
-from ssd_operator.observe.cluster import BusyError, ClusterError, ForbiddenError, MissingError
-from ssd_operator.runtime.schema_check import missing_fields, wait_for_schema, watched_kinds
+from ssd_operator.observe.cluster import BusyError, ClusterError, MissingError
+from ssd_operator.runtime.schema_check import missing_fields, wait_for_schema
 
 
 def served() -> Object:
@@ -70,25 +68,4 @@ async def test_nothing_begins_on_an_older_crd_until_it_is_upgraded() -> None:
     answers, problems = Answers([missing, old, BusyError("503"), served()]), list[str]()
     await wait_for_schema(answers.served_schema, problems.append, answers.sleep)
     assert "lacks spec.paused;" in problems.pop(1)
-    assert problems == ["no CRD", "503"]
-
-
-async def test_an_optional_kind_is_watched_if_it_is_served_and_we_have_the_right() -> None:
-    forbidden = ForbiddenError("cannot list it")
-    faults = {"ScaledObject": MissingError("404"), "a": forbidden, "b": forbidden}
-    cluster = MemoryCluster(list_faults=faults)
-    assert await watched_kinds(cluster, ["a"], print) == REQUIRED_KINDS
-    assert await watched_kinds(cluster, ["a", "c"], print) == {*REQUIRED_KINDS, "PodMonitor"}
-    assert await watched_kinds(cluster, [], print) == {*REQUIRED_KINDS, "PodMonitor"}
-
-
-async def test_an_optional_kind_that_is_not_answered_is_asked_for_again() -> None:
-    cluster = MemoryCluster(failures=[BusyError("429 storage is (re)initializing")])
-    problems, pauses = list[str](), list[float]()
-
-    async def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-
-    found = await watched_kinds(cluster, [], problems.append, sleep)
-    assert found == {*REQUIRED_KINDS, "PodMonitor", "ScaledObject"}
-    assert (problems, len(pauses)) == (["429 storage is (re)initializing"], 1)
+    assert problems == ["no CRD", "503", ""]

@@ -1,0 +1,153 @@
+"""The watches of kopf and lists of all kinds, which keep the object cache up to date.
+
+*Decision*: passes run from our own work queue and read our own cache. *Because* change handlers
+make kopf write annotations into resources, and timers and daemons add a finalizer; its indices lack
+the answers to our own writes, without which a pass repeats them, and keep what was deleted during a
+gap of a watch (tried with 1.45). *Revisit when* kopf can run handlers without writing, and
+removes from its indices what a new list does not have.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import kopf
+
+from ssd.telemetry import get_logger
+from ssd_operator.api.spec import KIND
+from ssd_operator.children.objects import KINDS, OPTIONAL_KINDS, REQUIRED_KINDS
+from ssd_operator.observe.cluster import Cluster, ClusterError, ForbiddenError, MissingError
+from ssd_operator.observe.object_cache import LABELS, ObjectCache, whole
+from ssd_operator.runtime import metrics
+
+REQUEST_SECONDS = 30.0
+EXIT_SECONDS = 25.0
+"""Less than the grace period of the operator's pod."""
+PERIOD_SECONDS = 120.0
+"""Longest time until a deletion is found that a watch missed."""
+OPTIONAL_SECONDS = 30.0
+"""Between two lists of an optional kind, which has no watch."""
+RETRY_SECONDS = 5.0
+"""From an error to the next list."""
+LISTS_OF_FORBIDDEN = 4
+"""Lists that may be forbidden; rights that were just given take a moment."""
+
+_log = get_logger(__name__)
+_Place = tuple[str, str]
+"""Kind and namespace; no namespace means all."""
+_WATCHED = {(KINDS[k].group, KINDS[k].version, KINDS[k].plural): k for k in REQUIRED_KINDS}
+
+
+async def watch(cache: ObjectCache, namespaces: Sequence[str]) -> None:
+    """Bring changes of all required kinds into the cache, until a signal or an error of kopf."""
+    settings = kopf.OperatorSettings()
+    settings.peering.standalone = True
+    settings.posting.enabled = False
+    settings.scanning.disabled = True
+    settings.networking.request_timeout = REQUEST_SECONDS
+    settings.process.ultimate_exiting_timeout = EXIT_SECONDS
+    settings.watching.label_selectors[lambda each: _kind(each) not in (None, KIND)] = LABELS
+    await kopf.operator(
+        registry=make_registry(cache),
+        settings=settings,
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+    )
+
+
+def make_registry(cache: ObjectCache) -> kopf.OperatorRegistry:
+    """Make the handlers: coroutines, because kopf runs plain functions in threads."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def log_in(**context: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**context) or kopf.login_with_kubeconfig(**context)
+
+    @kopf.on.event(lambda resource: _kind(resource) is not None, registry=registry)
+    async def handle_event(event: Any, resource: Any, **_: Any) -> None:
+        # A removed label arrives as a deletion; the next pass finds the object by name.
+        report = cache.mark_deleted if event["type"] == "DELETED" else cache.put
+        report(whole(_kind(resource) or "", event["object"]))
+
+    return registry
+
+
+class Lists:
+    """Lists each kind in each namespace from time to time. Asyncio loop.
+
+    The first lists make the cache complete, so that passes may begin. Later ones find deletions
+    that a watch missed. Optional kinds are listed only: their definitions may come and go.
+    """
+
+    def __init__(self, cluster: Cluster, cache: ObjectCache, namespaces: Sequence[str]) -> None:
+        """List nothing yet; no namespaces mean all."""
+        self._cluster = cluster
+        self._cache = cache
+        self._namespaces = frozenset(namespaces or ("",))
+        self._places = list(product(sorted(REQUIRED_KINDS | OPTIONAL_KINDS), self._namespaces))
+        self._problems: dict[_Place, str] = dict.fromkeys(self._places, "starting")
+        """Why a list has not come yet."""
+        self._num_forbidden: Counter[_Place] = Counter()
+        self._is_listed = asyncio.Event()
+
+    @property
+    def problem(self) -> str:
+        """What is not listed yet; empty if every kind was."""
+        return "" if self._is_listed.is_set() else next(iter(self._problems.values()), "")
+
+    async def wait(self) -> None:
+        """Return once every kind was listed."""
+        await self._is_listed.wait()
+
+    async def run(self) -> None:
+        """List until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for kind, namespace in self._places:
+                tasks.create_task(self._repeat(kind, namespace))
+
+    async def _repeat(self, kind: str, namespace: str) -> None:
+        pause = RETRY_SECONDS  # the watch of kopf begins a moment after the first list
+        while True:
+            try:
+                things, version = await self._cluster.list_all(kind, namespace)
+            except ClusterError as error:
+                await asyncio.sleep(self._fail(kind, namespace, error))
+                continue
+            self._cache.replace(kind, namespace, things, version)
+            self._pass_by(kind, namespace)
+            await asyncio.sleep(pause)
+            pause = OPTIONAL_SECONDS if kind in OPTIONAL_KINDS else PERIOD_SECONDS
+
+    def _fail(self, kind: str, namespace: str, error: ClusterError) -> float:
+        """Note an error; returns the seconds until the next list."""
+        if kind in OPTIONAL_KINDS and isinstance(error, MissingError | ForbiddenError):
+            if isinstance(error, MissingError):
+                self._cache.drop_kind(kind, namespace)
+            self._pass_by(kind, namespace)
+            return OPTIONAL_SECONDS
+        metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
+        _log.warning("list_failed", kind=kind, namespace=namespace, error=str(error))
+        if (kind, namespace) in self._problems:
+            self._problems[kind, namespace] = str(error)
+            self._num_forbidden[kind, namespace] += isinstance(error, ForbiddenError)
+            self._check()
+        return RETRY_SECONDS
+
+    def _pass_by(self, kind: str, namespace: str) -> None:
+        """Wait for this list no more."""
+        self._problems.pop((kind, namespace), None)
+        self._check()
+
+    def _check(self) -> None:
+        """Let passes begin if all is listed, but for namespaces deleted with our rights."""
+        tries = self._num_forbidden.items()
+        lost = {where for (_, where), number in tries if number >= LISTS_OF_FORBIDDEN}
+        if lost < self._namespaces and all(where in lost for _, where in self._problems):
+            self._is_listed.set()
+
+
+def _kind(resource: Any) -> str | None:
+    """The kind of a resource that kopf has discovered; None for one that is not watched."""
+    return _WATCHED.get((resource.group, resource.version, resource.plural))

@@ -1,0 +1,175 @@
+"""The object cache follows the cluster, whatever a watch misses; in virtual time."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from tests.unit.ssd_operator.memory_cluster import MemoryCluster
+from tests.unit.ssd_operator.virtual_time import pass_by, run
+from tests.unit.ssd_operator.world import DEMO, KEY
+
+from ssd_operator.api.spec import KIND, Object
+from ssd_operator.children.objects import OPTIONAL_KINDS, REQUIRED_KINDS
+from ssd_operator.observe.cluster import (
+    BusyError,
+    ClusterError,
+    ForbiddenError,
+    Key,
+    MissingError,
+    Ref,
+)
+from ssd_operator.observe.object_cache import ObjectCache
+from ssd_operator.runtime.watches import (
+    LISTS_OF_FORBIDDEN,
+    OPTIONAL_SECONDS,
+    PERIOD_SECONDS,
+    RETRY_SECONDS,
+    Lists,
+    make_registry,
+)
+
+FORBIDDEN = ForbiddenError("cannot list it")
+GONE = MissingError("404")
+
+
+@dataclass
+class Watched:
+    """A cluster, and a cache that watches keep up to date."""
+
+    namespaces: Sequence[str] = ()
+    cluster: MemoryCluster = field(default_factory=MemoryCluster)
+    woken: list[Key] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cache = ObjectCache(lambda key, **_: self.woken.append(key))
+        self.lists = Lists(self.cluster, self.cache, self.namespaces)
+
+    async def follow(self, seconds: float, then: Callable[[], None] = lambda: None) -> None:
+        """List for a time, in which something happens."""
+        watching = asyncio.ensure_future(self.lists.run())
+        await pass_by(seconds)
+        then()
+        await pass_by(seconds)
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+
+def test_what_was_created_and_deleted_during_a_gap_is_found_by_the_next_list() -> None:
+    watched = Watched()
+    watched.cluster.create_resource(KEY, DEMO)
+
+    def replace_it() -> None:
+        assert watched.cache.resources == {KEY}
+        watched.cluster.remove(KEY[0], Ref(KIND, KEY[1]))
+        watched.cluster.create_resource(("default", "new"), DEMO)
+        watched.cluster.log.clear()  # no watch reports it
+
+    run(watched.follow(PERIOD_SECONDS, replace_it))
+    assert watched.cache.resources == {("default", "new")}
+    assert set(watched.woken) == {KEY, ("default", "new")}
+
+
+def test_a_kind_that_cannot_be_listed_loses_no_object_and_is_listed_again() -> None:
+    watched = Watched()
+    watched.cluster.create_resource(KEY, DEMO)
+
+    def fail() -> None:
+        watched.cluster.list_faults = {KIND: BusyError("503")}
+
+    run(watched.follow(PERIOD_SECONDS, fail))
+    assert watched.cache.resources == {KEY}
+    watched.cluster.list_faults = {}
+    watched.cluster.remove(KEY[0], Ref(KIND, KEY[1]))
+    run(watched.follow(RETRY_SECONDS))
+    assert watched.cache.resources == set()
+
+
+def test_an_operator_is_not_ready_until_every_kind_was_listed() -> None:
+    watched = Watched(["one"])
+    watched.cluster.list_faults = {"NetworkPolicy": ForbiddenError("cannot list NetworkPolicy")}
+    assert watched.lists.problem == "starting"
+    run(watched.follow(10 * RETRY_SECONDS))
+    assert "cannot list NetworkPolicy" in watched.lists.problem
+    watched.cluster.list_faults = {}
+    run(watched.follow(RETRY_SECONDS))
+    assert watched.lists.problem == ""
+
+
+def test_only_watched_namespaces_are_listed() -> None:
+    watched = Watched(["one", "two"])
+    watched.cluster.create_resource(KEY, DEMO)
+    watched.cluster.list_faults = {"default": FORBIDDEN, "": FORBIDDEN}
+    run(watched.follow(RETRY_SECONDS))
+    assert (watched.lists.problem, watched.cache.resources) == ("", set())
+
+
+@pytest.mark.parametrize("namespaces", [["default", "gone"], ["gone"]])
+def test_a_namespace_that_stays_forbidden_is_not_waited_for_beside_another(
+    namespaces: Sequence[str],
+) -> None:
+    watched = Watched(namespaces)
+    watched.cluster.list_faults = {"gone": FORBIDDEN}
+
+    def check() -> None:
+        assert watched.lists.problem, "rights may come a moment late"
+
+    run(watched.follow(RETRY_SECONDS * (LISTS_OF_FORBIDDEN - 2), check))
+    run(watched.follow(RETRY_SECONDS * LISTS_OF_FORBIDDEN))
+    assert bool(watched.lists.problem) is (len(namespaces) == 1)
+
+
+@pytest.mark.parametrize("error", [GONE, FORBIDDEN])
+def test_an_optional_kind_is_watched_once_it_is_served_and_we_have_the_right(
+    error: ClusterError,
+) -> None:
+    watched = Watched()
+    watched.cluster.list_faults = {"ScaledObject": error}
+
+    def install() -> None:
+        assert watched.lists.problem == ""
+        assert watched.cache.kinds == REQUIRED_KINDS | {"PodMonitor"}
+        watched.cluster.list_faults = {}
+
+    run(watched.follow(OPTIONAL_SECONDS, install))
+    assert watched.cache.kinds == REQUIRED_KINDS | OPTIONAL_KINDS
+
+
+def test_the_operator_continues_after_the_definition_of_an_optional_kind_was_deleted() -> None:
+    watched = Watched()
+    watched.cluster.put(monitor())
+
+    def uninstall() -> None:
+        assert len(watched.cache.children(KEY)) == 1
+        watched.cluster.list_faults = {"PodMonitor": GONE}
+
+    run(watched.follow(OPTIONAL_SECONDS, uninstall))
+    assert watched.cache.kinds == REQUIRED_KINDS | {"ScaledObject"}
+    assert watched.cache.children(KEY) == {}
+
+
+@pytest.mark.parametrize(("event", "is_there"), [(None, True), ("ADDED", True), ("DELETED", False)])
+async def test_an_event_of_kopf_is_kept_without_the_record_of_writers(
+    event: str | None, *, is_there: bool
+) -> None:
+    watched = Watched()
+    child = {**monitor(), "kind": "Service", "apiVersion": "v1"}
+    child["metadata"] |= {"managedFields": [{}], "resourceVersion": "7"}
+    item = {"metadata": child["metadata"]}
+    handlers: list[Any] = list(make_registry(watched.cache)._watching.get_all_handlers())
+    (handler,) = handlers
+    resource = Mock(group="", version="v1", plural="services")
+    await handler.fn(event={"type": event, "object": item}, resource=resource)
+    found = watched.cache.children(KEY)
+    assert list(found) == ([Ref("Service", "demo")] if is_there else [])
+    assert all("managedFields" not in each["metadata"] for each in found.values())
+
+
+def monitor() -> Object:
+    labels = {"ssd.dev/name": KEY[1], "app.kubernetes.io/managed-by": "ssd-operator"}
+    metadata = {"namespace": KEY[0], "name": "demo", "labels": labels}
+    return {"apiVersion": "monitoring.coreos.com/v1", "kind": "PodMonitor", "metadata": metadata}
