@@ -313,7 +313,7 @@ class Disturbances(RuleBasedStateMachine):
 
 
 def test_a_resource_converges_after_disturbances() -> None:
-    run_state_machine_as_test(Disturbances, settings=settings(_PLAIN, max_examples=15))
+    run_state_machine_as_test(Disturbances, settings=settings(_PLAIN, max_examples=8))
 
 
 @pytest.mark.slow
