@@ -147,7 +147,7 @@ delayed frames arrive before the round."""
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     temperature=st.sampled_from([0.0, 1.0]),

@@ -325,7 +325,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     requests=REQUESTS,
     script=st.lists(st.sampled_from(list(Behaviour)), min_size=1, max_size=30),

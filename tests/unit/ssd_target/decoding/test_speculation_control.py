@@ -48,7 +48,7 @@ choices = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     choices=choices,
     script=st.lists(

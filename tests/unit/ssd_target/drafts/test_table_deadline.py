@@ -22,13 +22,8 @@ def pace(
     found.note_round(ROUND_SECONDS, is_plain=False)
     found.note_round(plain_seconds, is_plain=True)
     for _ in range(400):
-        found.note_outcomes(
-            [
-                ProposalResult(1, num_from_table, index < round(100 * rate))
-                for num_from_table, rate in ((1, acceptance), (0, of_backup))
-                for index in range(100)
-            ]
-        )
+        found.from_tables.note(100, round(100 * acceptance))
+        found.from_backup.note(100, round(100 * of_backup))
     assert found.from_tables.rate == pytest.approx(acceptance, rel=1e-3)
     assert found.from_backup.rate == pytest.approx(of_backup, rel=1e-3)
     return found
