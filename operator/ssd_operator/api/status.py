@@ -25,7 +25,7 @@ def _list(about: str, most: int, items: dict[str, Any], *keys: str) -> dict[str,
 
 
 _CONDITION = block(
-    "A condition; True is good.",
+    "A condition; True is good, except for NotWorthwhile.",
     "type status reason message lastTransitionTime",
     type=string("Name of the condition.", 316, minLength=1),
     status=string("Whether it holds.", enum=["True", "False", "Unknown"]),
@@ -54,7 +54,9 @@ _LINK = block(
 STATUS = block(
     "Observed state. There is no phase; use the conditions.",
     observedGeneration=_count("Generation of the spec that this status describes."),
-    conditions=_list("Current conditions; True is good.", 16, _CONDITION, "type"),
+    conditions=_list(
+        "Current conditions; True is good, except for NotWorthwhile.", 16, _CONDITION, "type"
+    ),
     endpoint=block(
         "Where clients call.", grpc=string("host:port of Generate, for gRPC clients.", 512)
     ),

@@ -50,7 +50,7 @@ class ForbiddenError(ClusterError):
     """401, 403: no right to it, a quota or a policy.
 
     Attributes:
-        is_leaving: whether the namespace of the object is being deleted.
+        is_namespace_terminating: whether the namespace of the object is being deleted.
     """
 
     def __init__(self, message: str, *, is_namespace_terminating: bool = False) -> None:

@@ -11,7 +11,7 @@ LONGEST_MESSAGE = 1024
 
 
 class Condition(NamedTuple):
-    """One statement about a resource, without its type; True is good."""
+    """One statement about a resource, without its type; True is good, except for NotWorthwhile."""
 
     status: Literal["True", "False", "Unknown"]
     reason: str

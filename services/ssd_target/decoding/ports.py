@@ -63,7 +63,7 @@ class Drafts(Protocol):
         ...
 
     def look_up(self, results: Rows[RoundResult]) -> list[Lookup]:
-        """Look each outcome up in its table; waits for tables until the table deadline."""
+        """Look each outcome up in its table; waits for columns while that is faster."""
         ...
 
     def send(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:

@@ -165,6 +165,8 @@ class Row:
 def wait_until(rows: Iterable[Row], pace: RoundPace, now: float) -> float:
     """Return the time until which a round waits for the next frame; not after ``now``: no wait.
 
+    Before the first round has been measured, it is infinite if a sequence waits.
+
     Args:
         rows: all sequences of the round.
         pace: of recent rounds.

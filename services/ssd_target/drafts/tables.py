@@ -109,7 +109,6 @@ class TableCollector:
         session = self._sessions.find(result.sequence.sequence_id)
         if session is None or not session.is_open:
             return Row(0)
-        times = session.link.column_times
         max_tokens = result.max_tokens(self._settings.lookahead)
         backup = BACKUPS[self._settings.backup]
         acceptance = self.pace.from_backup.rate
