@@ -64,10 +64,14 @@ class ApiServer:
             query["labelSelector"] = LABELS
         while True:
             page = await self._call("GET", served, _path(served, namespace), query=query)
+            metadata = page.get("metadata") or {}
+            if "resourceVersion" not in metadata:
+                message = page.get("message", "")
+                raise BusyError(f"GET {_path(served, namespace)}: no list: {message}")
             things += [whole(kind, each) for each in page.get("items") or ()]
-            query["continue"] = page["metadata"].get("continue", "")
+            query["continue"] = metadata.get("continue", "")
             if not query["continue"]:
-                return things, int(page["metadata"]["resourceVersion"])
+                return things, int(metadata["resourceVersion"])
 
     async def apply(self, wanted: Object, uid: str = "", subresource: str = "") -> Object:
         """See ``Cluster``."""

@@ -9,7 +9,7 @@ from aiohttp import web
 from kubernetes_asyncio import client
 
 from ssd_operator.api.spec import KIND, Object
-from ssd_operator.observe.cluster import ConflictError, Ref, RefusedError
+from ssd_operator.observe.cluster import BusyError, ConflictError, Ref, RefusedError
 from ssd_operator.runtime.api_server import ApiServer
 
 
@@ -62,6 +62,12 @@ async def test_resources_are_listed_whatever_their_labels_and_a_list_of_nothing_
         assert await cluster.list_all(KIND, "") == ([], 7)
     assert requests[0].path == "/apis/ssd.dev/v1alpha1/ssddeployments"
     assert "labelSelector" not in requests[0].query
+
+
+async def test_a_page_of_a_proxy_in_place_of_a_list_is_an_error_that_is_tried_again() -> None:
+    async with answering({"message": "<html>Sign in"}) as (cluster, _):
+        with pytest.raises(BusyError, match="/api/v1/pods: no list: <html>Sign in"):
+            await cluster.list_all("Pod", "")
 
 
 GONE = {
