@@ -124,7 +124,7 @@ class ObjectCache:
         return (self._objects[uid] for uid in self._uids.get(key, ()))
 
     def _remove(self, uid: str, version: int) -> None:
-        self._deleted[uid] = version
+        self._deleted[uid] = max(version, self._deleted.get(uid, -1))
         if (key := self._drop(uid)) is not None:
             self._wake(key)
 

@@ -66,6 +66,15 @@ def test_an_object_whose_label_was_removed_and_restored_is_seen_again() -> None:
     assert seen.version() == 4
 
 
+def test_a_deletion_that_is_recorded_again_as_of_an_older_version_stays() -> None:
+    seen = Seen()
+    seen.cache.put(pod(100))
+    seen.cache.mark_deleted(pod(120))
+    seen.cache.mark_deleted(pod(100))  # after the answer to our own call
+    seen.cache.put(pod(110))
+    assert seen.version() is None
+
+
 def test_of_two_objects_of_one_name_the_newer_counts() -> None:
     seen = Seen()
     seen.cache.put(pod(5, "uid-2"))
