@@ -11,6 +11,7 @@ from ssd_operator.children.objects import owner_reference
 from ssd_operator.observe.cluster import (
     BusyError,
     Cluster,
+    ClusterError,
     ConflictError,
     ForbiddenError,
     Key,
@@ -70,6 +71,8 @@ class Execution:
                 _log.warning("object_refused", object=str(ref), error=str(error))
             except (BusyError, ConflictError) as error:
                 self.results.interruption = ref, error
+                if isinstance(error, ConflictError):
+                    await self._drop_if_gone(ref)
                 return
 
     @property
@@ -98,6 +101,15 @@ class Execution:
             yield Ref(KIND, self.resource.name), partial(self._scale, decided.scale)
         for ref in decided.delete:
             yield ref, partial(self._delete, self.snapshot.children[ref])
+
+    async def _drop_if_gone(self, ref: Ref) -> None:
+        """Drop an object whose deletion no watch has reported: every pass would end at it."""
+        known = self.cache.children(self.key).get(ref)
+        if known is not None:
+            with contextlib.suppress(ClusterError):
+                found = await self.cluster.get(self.resource.namespace, ref)
+                if found is None or found["metadata"]["uid"] != known["metadata"]["uid"]:
+                    self.cache.mark_deleted(known)
 
     async def _apply(self, wanted: Object) -> None:
         ref, snapshot = ref_of(wanted), self.snapshot

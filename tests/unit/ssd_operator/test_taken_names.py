@@ -53,6 +53,20 @@ async def test_a_foreign_object_is_not_changed_and_nothing_new_is_made() -> None
     assert world.condition("Ready") == ("True", "Serving")
 
 
+async def test_a_child_whose_deletion_no_watch_reported_ends_one_pass_only() -> None:
+    world = await settled()
+    with world.edited(SERVICE) as found:
+        found["metadata"]["labels"]["app.kubernetes.io/name"] = "theirs"
+    world.catch_up()
+    num_reported = len(world.cluster.log)
+    world.take_name(SERVICE)
+    del world.cluster.log[num_reported:]
+    with pytest.raises(ConflictError):
+        await world.run_pass()
+    await world.next_pass()
+    assert world.condition("ResourcesOwned") == TAKEN
+
+
 class Race(CheckedCluster):
     """Another resource makes a child of a wanted name, after its name was read."""
 
