@@ -108,7 +108,7 @@ class ObjectCache:
         self._lists[kind, namespace] = version
 
     def drop_kind(self, kind: str, namespace: str) -> None:
-        """The API server does not serve a kind any more."""
+        """A kind is not served any more, or we may not list it: what it had is not known."""
         self._lists.pop((kind, namespace), None)
         for uid in self._all(kind, namespace):
             self._remove(uid, -1)

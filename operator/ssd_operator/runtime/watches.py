@@ -123,8 +123,7 @@ class Lists:
     def _fail(self, kind: str, namespace: str, error: ClusterError) -> float:
         """Note an error; returns the seconds until the next list."""
         if kind in OPTIONAL_KINDS and isinstance(error, MissingError | ForbiddenError):
-            if isinstance(error, MissingError):
-                self._cache.drop_kind(kind, namespace)
+            self._cache.drop_kind(kind, namespace)
             self._pass_by(kind, namespace)
             return OPTIONAL_SECONDS
         metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()

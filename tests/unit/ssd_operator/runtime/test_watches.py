@@ -139,13 +139,14 @@ def test_an_optional_kind_is_watched_once_it_is_served_and_we_have_the_right(
     assert watched.cache.kinds == REQUIRED_KINDS | OPTIONAL_KINDS
 
 
-def test_the_operator_continues_after_the_definition_of_an_optional_kind_was_deleted() -> None:
+@pytest.mark.parametrize("error", [GONE, FORBIDDEN], ids=["definition", "right"])
+def test_the_operator_continues_without_an_optional_kind_that_it_had(error: ClusterError) -> None:
     watched = Watched()
     watched.cluster.put(monitor())
 
     def uninstall() -> None:
         assert len(watched.cache.children(KEY)) == 1
-        watched.cluster.list_faults = {"PodMonitor": GONE}
+        watched.cluster.list_faults = {"PodMonitor": error}
 
     run(watched.follow(OPTIONAL_SECONDS, uninstall))
     assert watched.cache.kinds == REQUIRED_KINDS | {"ScaledObject"}
