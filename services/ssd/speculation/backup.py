@@ -1,7 +1,8 @@
 """The backup: what a sequence proposes after a miss, without a draft.
 
 Decision: search the newest ``WINDOW_TOKENS`` tokens again at each miss, with array operations.
-Because: this takes tens of microseconds, only misses pay, and there is no state to keep correct.
+Because: this takes tens of microseconds, only sequences without a complete table pay, and there is
+no state to keep correct.
 Not chosen: an index of n-grams for each sequence, which costs time for every token and needs a
 bound on its memory. Revisit when: misses are common in large batches.
 """

@@ -14,7 +14,6 @@ from ssd.speculation.backup import WINDOW_TOKENS, Backup
 from ssd.speculation.table import OutcomeTable
 from ssd.types import Branch, Explicit, LookupResult, TokenId
 from ssd_target.decoding.round_result import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
-from ssd_target.drafts.link import Answer
 
 MIN_ACCEPTANCE = 0.3
 """With less, the rows of a verify take more time than their tokens save: seven rows of the embedded
@@ -60,27 +59,23 @@ def propose(
     return Proposal(branch, len(found), found + backup(text, max_tokens - len(found)))
 
 
-def look_up_outcome(
-    result: RoundResult, answer: Answer | None, lookahead: int, backup: Backup, acceptance: float
-) -> Lookup:
-    """Return the lookup of one outcome.
+def without_session(result: RoundResult, lookahead: int) -> Lookup:
+    """Return the lookup of a sequence that continues and has no open session."""
+    needs_table = result.sequence.may_speculate and result.max_tokens(lookahead) > 0
+    return NO_DRAFT if needs_table else NO_TABLE_NEEDED
+
+
+def look_up_outcome(result: RoundResult, table: OutcomeTable | None, found: Proposal) -> Lookup:
+    """Return the lookup of a sequence that continues and has an open session.
 
     Args:
-        result: of a sequence that continues.
-        answer: None if the sequence has no open session.
-        lookahead: tokens of a full proposal (K).
-        backup: see ``propose``.
-        acceptance: of tokens of the backup.
+        result: of the sequence.
+        table: the columns that have arrived; None if none have.
+        found: its proposal with these columns.
     """
-    max_tokens = result.max_tokens(lookahead)
-    if answer is None:
-        needs_table = result.sequence.may_speculate and max_tokens > 0
-        return NO_DRAFT if needs_table else NO_TABLE_NEEDED
-    _, table = answer
     if table is None and result.sequence.num_remaining == 1:
         # The next round selects the last token: no round waits for a table.
         return NO_TABLE_NEEDED
-    found = propose(result, table, max_tokens, backup, acceptance)
     if found.branch is None:
         missed = LookupResult.LATE if table is None else LookupResult.MISS
         return Lookup(missed, Explicit(found.tokens), found.tokens)

@@ -10,7 +10,6 @@ from collections.abc import Sequence as Rows
 
 from ssd.errors import LinkError
 from ssd.ports import Clock
-from ssd.speculation.backup import BACKUPS
 from ssd.telemetry import COMMIT_TO_WIRE_SECONDS, get_logger
 from ssd.transport.frame import Frame
 from ssd.types import Commit, OpenSession, RefusalReason, SequenceId, SessionRefused
@@ -23,7 +22,7 @@ from ssd_target.decoding.round_result import (
 from ssd_target.decoding.sequence import Sequence
 from ssd_target.drafts.circuit_breaker import LATE_ROUNDS
 from ssd_target.drafts.link import Answer, DraftLink, LinkState, Session
-from ssd_target.drafts.lookup import look_up_outcome
+from ssd_target.drafts.lookup import look_up_outcome, without_session
 from ssd_target.drafts.router import choose_link
 from ssd_target.drafts.session_registry import SessionRegistry
 from ssd_target.drafts.table_deadline import ProposalResult
@@ -49,7 +48,6 @@ class DraftPool:
     def __init__(self, settings: TargetSettings, num_token_ids: int, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._backup = BACKUPS[settings.backup]
         self._changed = threading.Condition()
         self._links: dict[str, DraftLink] = {}
         self._sessions = SessionRegistry()
@@ -63,7 +61,6 @@ class DraftPool:
         """Use other settings from the next round on: the backup and the table deadline."""
         with self._changed:
             self._settings = settings
-            self._backup = BACKUPS[settings.backup]
             self._tables.configure(settings)
 
     def attach(self, link: DraftLink) -> None:
@@ -269,13 +266,13 @@ class DraftPool:
     def _look_up_one(self, result: RoundResult, answer: Answer | None) -> Lookup:
         if result.emission.finish_reason is not None:
             return NO_TABLE_NEEDED
-        acceptance = self._tables.pace.from_backup.rate
-        lookup = look_up_outcome(result, answer, self._settings.lookahead, self._backup, acceptance)
-        if answer is not None:
-            session, _ = answer
-            session.num_from_table = lookup.num_from_table
-            session.link.counts.note(lookup.result)
-            self.counts.note(lookup.result)
+        if answer is None:
+            return without_session(result, self._settings.lookahead)
+        session, table = answer
+        lookup = look_up_outcome(result, table, self._tables.proposal(result, table))
+        session.num_from_table = lookup.num_from_table
+        session.link.counts.note(lookup.result)
+        self.counts.note(lookup.result)
         return lookup
 
 

@@ -74,6 +74,7 @@ class Acceptance:
     """Probability that a proposed token is accepted if those before it are. Step thread only."""
 
     def __init__(self, prior: float) -> None:
+        self._prior = prior
         self._num_tested = _PRIOR_TESTED
         self._num_accepted = _PRIOR_TESTED * prior
 
@@ -82,6 +83,11 @@ class Acceptance:
         if num_tested:
             self._num_tested = _DECAY * self._num_tested + num_tested
             self._num_accepted = _DECAY * self._num_accepted + num_accepted
+
+    def fade(self) -> None:
+        """Approach the value before the first measurement, in a round that tests no token."""
+        expected = self._num_tested * self._prior
+        self._num_accepted = _DECAY * self._num_accepted + (1 - _DECAY) * expected
 
     @property
     def rate(self) -> float:
@@ -122,14 +128,18 @@ class RoundPace:
     def note_outcomes(self, proposals: Collection[ProposalResult]) -> None:
         """Note the proposals of a round."""
         tested = [(each, each.num_accepted + each.is_rejected) for each in proposals]
+        num_of_tables = sum(min(num, each.num_from_table) for each, num in tested)
+        num_of_backup = sum(max(0, num - each.num_from_table) for each, num in tested)
         self.from_tables.note(
-            sum(min(num, each.num_from_table) for each, num in tested),
-            sum(min(each.num_accepted, each.num_from_table) for each, _ in tested),
+            num_of_tables, sum(min(each.num_accepted, each.num_from_table) for each, _ in tested)
         )
         self.from_backup.note(
-            sum(max(0, num - each.num_from_table) for each, num in tested),
+            num_of_backup,
             sum(max(0, each.num_accepted - each.num_from_table) for each, _ in tested),
         )
+        if num_of_tables and not num_of_backup:
+            # Otherwise, a backup that continues no proposal would never be tried again.
+            self.from_backup.fade()
 
     def expected_tokens(self, depth: float, num_backup: float) -> float:
         """Return E(D, M)."""

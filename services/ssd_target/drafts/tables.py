@@ -13,7 +13,7 @@ from ssd.transport.frame import Frame, FrameKind
 from ssd.types import SequenceId
 from ssd_target.decoding.round_result import RoundResult
 from ssd_target.drafts.link import Answer, DraftLink
-from ssd_target.drafts.lookup import propose
+from ssd_target.drafts.lookup import Proposal, propose
 from ssd_target.drafts.session_registry import SessionRegistry
 from ssd_target.drafts.table_deadline import RoundPace, Row, wait_until
 from ssd_target.settings import TargetSettings
@@ -42,6 +42,8 @@ class TableCollector:
         self.pace = RoundPace()
         self.waited_seconds = 0.0
         """How long the newest round waited."""
+        self._proposals: dict[SequenceId, tuple[int, Proposal]] = {}
+        """Of the current round, with the number of columns of the table."""
 
     def configure(self, settings: TargetSettings) -> None:
         """Use another table deadline from the next round on. Lock held."""
@@ -87,6 +89,7 @@ class TableCollector:
 
         The lock is held by the caller and released while waiting.
         """
+        self._proposals.clear()
         begun_at = now = self._clock.now()
         deadline = begun_at + self._settings.draft_deadline_seconds
         while (until := min(deadline, self._until(results, now))) > now:
@@ -97,6 +100,24 @@ class TableCollector:
         self.waited_seconds = now - begun_at
         found = (self._sessions.find(each.sequence.sequence_id) for each in results)
         return {each.sequence_id: (each, each.table) for each in found if each and each.is_open}
+
+    def proposal(self, result: RoundResult, table: OutcomeTable | None) -> Proposal:
+        """Return the proposal of a sequence; the text is searched once for each column."""
+        depth = 0 if table is None else table.depth
+        known = self._proposals.get(result.sequence.sequence_id)
+        if known is None or known[0] != depth:
+            known = (
+                depth,
+                propose(
+                    result,
+                    table,
+                    result.max_tokens(self._settings.lookahead),
+                    BACKUPS[self._settings.backup],
+                    self.pace.from_backup.rate,
+                ),
+            )
+            self._proposals[result.sequence.sequence_id] = known
+        return known[1]
 
     def _until(self, results: Rows[RoundResult], now: float) -> float:
         """Return the time until which the round waits for a column."""
@@ -110,9 +131,7 @@ class TableCollector:
         if session is None or not session.is_open:
             return Row(0)
         max_tokens = result.max_tokens(self._settings.lookahead)
-        backup = BACKUPS[self._settings.backup]
-        acceptance = self.pace.from_backup.rate
-        found = propose(result, session.table, max_tokens, backup, acceptance)
+        found = self.proposal(result, session.table)
         depth, num_backup = found.num_from_table, found.num_from_backup
         times = session.link.column_times
         if session.table is None:

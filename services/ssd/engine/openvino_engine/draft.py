@@ -33,8 +33,7 @@ class OpenVinoDraft:
         self.num_parameters = 0
         self._group = model.num_heads // model.num_kv_heads
         self._num_layers = model.num_layers
-        graphs = build_graphs(weights, model, engine)
-        self._causal, self._branching = graphs[0], graphs[-1]
+        self._causal, self._branching = build_graphs(weights, model, engine)
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self._storage = allocate_storage(model, engine)
         self._entries = self._storage.entries

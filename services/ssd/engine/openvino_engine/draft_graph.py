@@ -29,6 +29,7 @@ from ssd.engine.openvino_engine.layers import (
 )
 
 MAX_COPIED_BYTES = 64 << 20
+"""Weights that are worth a second copy: passes over larger ones take much longer than 1.2 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,9 @@ class DraftGraph:
         self, stored: Stored, new_mask: Tensor, tokens_BQ: Tensor, num_logits: int | None = None
     ) -> None:
         """Set the inputs that the next passes share.
+
+        All calls with one object ``stored`` must have equal other arguments: only the first has an
+        effect.
 
         Args:
             stored: the stored entries; their owner may change them between the passes.
@@ -107,8 +111,8 @@ def _cache_names(num_layers: int) -> list[str]:
 
 def build_graphs(
     weights: DecoderWeights, model: ModelConfig, engine: EngineConfig
-) -> list[DraftGraph]:
-    """Compile the graph, twice if its weights are small.
+) -> tuple[DraftGraph, DraftGraph]:
+    """Compile the graph, twice if its weights are small; otherwise both are one object.
 
     A pass whose shape differs from the one before it takes 1.2 ms more, in which OpenVINO prepares
     its nodes (a pass of the embedded draft: 1 to 3 ms). Passes of two shapes that alternate need
@@ -172,4 +176,5 @@ def build_graphs(
         num_copies=2,
         max_copied_bytes=MAX_COPIED_BYTES,
     )
-    return [DraftGraph(each, model, engine.max_model_len) for each in requests]
+    graphs = [DraftGraph(each, model, engine.max_model_len) for each in requests]
+    return graphs[0], graphs[-1]

@@ -21,7 +21,7 @@ from ssd.types import (
 from ssd_target.decoding.round_result import NO_DRAFT, NO_TABLE_NEEDED, Lookup, RoundResult
 from ssd_target.decoding.sequence import Arrival, Emission, Sequence
 from ssd_target.drafts.link import Answer, DraftLink
-from ssd_target.drafts.lookup import look_up_outcome
+from ssd_target.drafts.lookup import look_up_outcome, propose, without_session
 from ssd_target.drafts.session_registry import SessionRegistry
 
 LOOKAHEAD = 3
@@ -58,9 +58,12 @@ def look_up(
         sink=ListSink(),
     )
     result = RoundResult(Sequence(arrival, 0, ()), 2, 0, outcome, Emission(()), LOOKAHEAD)
-    return look_up_outcome(
-        result, found, LOOKAHEAD, lambda tokens, num: tuple(tokens[:num]), acceptance
-    )
+    if found is None:
+        return without_session(result, LOOKAHEAD)
+    _, table = found
+    max_tokens = result.max_tokens(LOOKAHEAD)
+    proposal = propose(result, table, max_tokens, lambda text, num: tuple(text[:num]), acceptance)
+    return look_up_outcome(result, table, proposal)
 
 
 def test_a_hit_proposes_the_tokens_of_the_branch() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ssd_target.drafts.lookup import MIN_ACCEPTANCE
 from ssd_target.drafts.table_deadline import (
     ColumnTimes,
     ProposalResult,
@@ -98,6 +99,16 @@ def test_the_acceptance_of_a_proposal_counts_for_the_source_of_each_token() -> N
         found.note_outcomes([ProposalResult(4, 2, 3), ProposalResult(4, 2, 1)])
     assert found.from_tables.rate == pytest.approx(3 / 4, rel=1e-2)
     assert found.from_backup.rate == pytest.approx(1 / 2, rel=1e-2)
+
+
+def test_a_backup_that_is_not_tested_for_long_is_tried_again() -> None:
+    found = pace(of_backup=0.1)
+    rates = []
+    for _ in range(200):
+        found.note_outcomes([ProposalResult(2, 2, 2)])
+        rates.append(found.from_backup.rate)
+    assert rates == sorted(rates)
+    assert rates[5] < MIN_ACCEPTANCE < rates[-1]
 
 
 def test_no_round_waits_long_for_tokens_that_are_not_accepted() -> None:
