@@ -68,6 +68,7 @@ class WorkQueue:
         self._work = work
         self._slots = asyncio.Semaphore(num_workers)
         self._started = asyncio.Event()
+        self._is_closed = False
         self._now = asyncio.get_running_loop().time
         self._pass_ids = itertools.count(1)
         self._entries: dict[Key, _Entry] = {}
@@ -82,8 +83,10 @@ class WorkQueue:
         """Something happened to a resource: a pass is due soon, or at the retry of a failed one.
 
         After a change of the resource itself, which may correct what it failed for, a pass is due
-        when the changes have settled.
+        when the changes have settled. A closed queue ignores it.
         """
+        if self._is_closed:
+            return
         now = self._now()
         entry = self._entries.setdefault(key, _Entry(now))
         if is_changed:
@@ -98,7 +101,8 @@ class WorkQueue:
         return max(self._overdue(), default=0.0)
 
     async def close(self) -> None:
-        """Cancel all passes. Idempotent."""
+        """Cancel all passes, and begin no more. Idempotent."""
+        self._is_closed = True
         entries, self._entries = self._entries.values(), {}
         for timer in [each.timer for each in entries if each.timer is not None]:
             timer.cancel()

@@ -79,6 +79,18 @@ def test_no_pass_begins_before_all_is_listed() -> None:
     run(story())
 
 
+def test_no_pass_begins_after_the_queue_was_closed() -> None:
+    async def story() -> None:
+        passes = Passes()
+        queue = passes.queue()
+        await queue.close()
+        queue.wake(KEY)  # as engine tasks do when they end
+        await at(60.0)
+        assert passes.begun == []
+
+    run(story())
+
+
 def test_a_resource_without_events_has_a_pass_from_time_to_time_until_it_is_gone() -> None:
     async def story() -> None:
         passes = Passes(ends=[1000.0, 5.0, 1000.0, None])
