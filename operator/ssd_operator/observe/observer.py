@@ -1,8 +1,16 @@
 """Collects what one pass sees of a resource: cached objects, and objects read by name."""
 
+from collections.abc import Mapping
+
 from ssd_operator.api.spec import Object, Resource
 from ssd_operator.children.manifests import wanted
-from ssd_operator.children.names import draft_cells, is_engine_pod, is_released, maker_of
+from ssd_operator.children.names import (
+    draft_cells,
+    draft_deployment,
+    is_engine_pod,
+    is_released,
+    maker_of,
+)
 from ssd_operator.observe.cluster import Cluster, Ref, is_owned_by, ref_of
 from ssd_operator.observe.object_cache import ObjectCache, is_of_former, is_ours
 from ssd_operator.observe.pod_state import endpoints_of, is_terminating, to_seconds
@@ -46,16 +54,16 @@ async def observe(
         and is_engine_pod(each, resource.name)
         and not _is_older(each, found, children.get(Ref("Deployment", maker_of(each))))
     )
-    replicas = dict.fromkeys(draft_cells(resource), resource.spec.draft.replicas)
+    replicas = {cell: _most_drafts(resource, cell, children) for cell in draft_cells(resource)}
     names = dict.fromkeys(map(ref_of, wanted(resource, settings, replicas, cache.kinds)))
     # One that is not wanted and has lost its labels would never be deleted, but its pods show it.
     names |= {Ref("Deployment", maker_of(pod)): None for pod in pods if not is_terminating(pod)}
-    foreign, former = set[Ref](), set[Ref]()
+    foreign, former, free = set[Ref](), set[Ref](), set[Ref]()
     for ref in [each for each in names if each not in children]:
         live = await cluster.get(resource.namespace, ref)
         if live is None:
-            continue
-        if is_ours(live, resource.uid):
+            free.add(ref)
+        elif is_ours(live, resource.uid):
             children[ref] = live
         elif is_of_former(live, resource.name, resource.uid):
             former.add(ref)
@@ -70,9 +78,17 @@ async def observe(
         endpoints=endpoints_of(resource.name, seen.values()),
         foreign=frozenset(foreign),
         former=frozenset(former),
+        free=frozenset(free),
         kinds=cache.kinds,
         status=found.get("status") or {},
     )
+
+
+def _most_drafts(resource: Resource, cell: int, children: Mapping[Ref, Object]) -> int:
+    """The most replicas that this pass may want of a draft Deployment: a drain shrinks it later."""
+    live = children.get(Ref("Deployment", draft_deployment(resource, cell)))
+    number = resource.spec.draft.replicas
+    return number if live is None else max(number, int(live["spec"]["replicas"]))
 
 
 def _is_older(pod: Object, resource: Object, deployment: Object | None) -> bool:

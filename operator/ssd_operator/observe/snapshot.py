@@ -63,6 +63,8 @@ class Snapshot:
     """Wanted names that other owners' objects have."""
     former: frozenset[Ref] = frozenset()
     """Wanted names of children that a former resource of this name left; they will be deleted."""
+    free: frozenset[Ref] = frozenset()
+    """Wanted names that no object has."""
     pools: Mapping[str, PoolFact] = field(default_factory=dict)
     """By target pod; only pods that exist."""
     drains: Mapping[str, str] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from ssd_operator.observe.cluster import (
     ref_of,
 )
 from ssd_operator.observe.diff import additions, removal
-from ssd_operator.observe.object_cache import ObjectCache
+from ssd_operator.observe.object_cache import ObjectCache, is_ours
 from ssd_operator.observe.pod_state import name_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import (
@@ -115,6 +115,8 @@ class Execution:
         ref, snapshot = ref_of(wanted), self.snapshot
         live = snapshot.children.get(ref)
         try:
+            if live is None and ref not in snapshot.free:
+                await self._check_name(ref)
             # Only the child that was observed: another object may have its name by now.
             uid = "" if live is None else live["metadata"]["uid"]
             answer = await self.cluster.apply(wanted, uid)
@@ -138,6 +140,16 @@ class Execution:
             self.results.failures[ref] = failure
         if failure is None or live is None:
             self.results.applied.add(ref)
+
+    async def _check_name(self, ref: Ref) -> None:
+        """Read a name that this pass has not read: an apply takes over what is there.
+
+        Raises:
+            RefusedError: an object of another owner has it.
+        """
+        found = await self.cluster.get(self.resource.namespace, ref)
+        if found is not None and not is_ours(found, self.resource.uid):
+            raise RefusedError(f"{ref} belongs to another owner; rename or remove it")
 
     async def _adopt(self, pod: Object) -> None:
         """Let the pod be deleted with its resource, though its ReplicaSet has released it."""

@@ -67,6 +67,27 @@ async def test_a_child_whose_deletion_no_watch_reported_ends_one_pass_only() -> 
     assert world.condition("ResourcesOwned") == TAKEN
 
 
+BUDGET = Ref("PodDisruptionBudget", "demo-draft")
+
+
+@pytest.mark.parametrize("labels", ["kept", "lost"])
+async def test_a_foreign_budget_survives_that_the_drafts_of_a_pool_are_scaled(labels: str) -> None:
+    world = await settled(draft={"sharing": "Pool", "replicas": 1})
+    theirs = world.take_name(BUDGET)
+    world.edit_spec(draft={"replicas": 3})
+    await world.come_to_rest()
+    assert world.condition("ResourcesOwned") == TAKEN
+    assert len(world.ready_pods("draft")) == 3
+    world.edit_spec(draft={"replicas": 1})
+    if labels == "lost":
+        with world.edited(Ref("Deployment", "demo-draft")) as found:
+            found["metadata"]["labels"] = {}
+    await world.come_to_rest()
+    assert world[BUDGET] == theirs
+    assert len(world.ready_pods("draft")) == 1
+    assert world.condition("ResourcesOwned") == ("True", "Owned")
+
+
 class Race(CheckedCluster):
     """Another resource makes a child of a wanted name, after its name was read."""
 
