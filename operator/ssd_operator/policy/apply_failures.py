@@ -18,6 +18,7 @@ from typing import Literal
 
 from ssd_operator.api.spec import Object
 from ssd_operator.children.names import HASH_ANNOTATION
+from ssd_operator.children.objects import HASH_DIGITS, digest
 from ssd_operator.observe.cluster import ClusterError, ForbiddenError, Ref, RefusedError, ref_of
 from ssd_operator.observe.diff import differences
 from ssd_operator.observe.pod_state import annotations_of
@@ -70,8 +71,8 @@ class Results:
 
 
 Repairs = dict[Ref, tuple[str, tuple[float, ...]]]
-"""Of each object the hash of the last apply, and the times of the latest repairs of what another
-writer had changed."""
+"""Of each object the hash of what was applied last, and the times of the latest repairs of what
+another writer had changed."""
 
 
 def holding(
@@ -101,11 +102,13 @@ def contest(
 ) -> ApplyFailure | None:
     """Note an apply; returns its failure if another writer undoes it, as far as is known."""
     ref, version = ref_of(wanted), _version(wanted, answer, snapshot)
+    # The annotation is the live one's while a template waits, whatever else changes.
+    sent = digest(wanted, HASH_DIGITS)
     before, times = repairs.get(ref, ("", ()))
-    is_repair = live is not None and before == version[0]
+    is_repair = live is not None and before == sent
     if is_repair:
         times = (*(each for each in times if snapshot.now - each < REPAIRS_SECONDS), snapshot.now)
-    repairs[ref] = version[0], times
+    repairs[ref] = sent, times
     if (path := next(differences(answer, wanted), None)) is not None:
         cause = f"{path} is not stored as applied; look for a webhook."
     elif is_repair and len(times) >= MOST_REPAIRS:

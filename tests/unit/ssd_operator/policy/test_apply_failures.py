@@ -207,12 +207,17 @@ async def test_an_object_that_is_contested_is_left_as_it_is_for_some_time_after_
     assert add_a_variable(world) is True
 
 
-async def test_frequent_scaling_is_no_repair() -> None:
+@pytest.mark.parametrize("template", ["current", "held"])
+async def test_frequent_scaling_is_no_repair(template: str) -> None:
     world = await settled()
+    if template == "held":
+        world.controllers.outcomes = {"localhost/new:1": {"phase": "Pending"}}
+        world.edit_spec(target={"image": "localhost/new:1"}, speculation={"branches": 16})
     for number in (1, 2, 3, 4) * 4:
         world.edit_spec(draft={"replicas": number})
         await world.come_to_rest()
     assert "ApplyReverted" not in world.reasons
+    assert len(world.ready_pods("draft")) == 4
 
 
 AT_REST = {"mode": "Internal", "minReplicas": 0, "maxReplicas": 4}
