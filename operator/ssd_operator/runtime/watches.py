@@ -140,9 +140,15 @@ class Lists:
         self._check()
 
     def _check(self) -> None:
-        """Let passes begin if all is listed, but for namespaces deleted with our rights."""
-        tries = self._num_forbidden.items()
-        lost = {where for (_, where), number in tries if number >= LISTS_OF_FORBIDDEN}
+        """Let passes begin if all is listed, but for namespaces deleted with our rights.
+
+        In these no resource is known, so no pass is without the kinds that are not listed.
+        """
+        lost = {
+            where
+            for kind, where in self._problems
+            if kind == KIND and self._num_forbidden[kind, where] >= LISTS_OF_FORBIDDEN
+        }
         if lost < self._namespaces and all(where in lost for _, where in self._problems):
             self._is_listed.set()
 

@@ -44,8 +44,8 @@ class MemoryCluster:
     """Raised by the next calls, one each; a call with None goes well."""
     write_faults: Mapping[Any, ClusterError] = field(default_factory=dict)
     """Raised whenever an object, or an object of a kind, is written; its status is not."""
-    list_faults: Mapping[str, ClusterError] = field(default_factory=dict)
-    """Raised whenever a kind or a namespace is listed."""
+    list_faults: Mapping[Any, ClusterError] = field(default_factory=dict)
+    """Raised whenever a kind, a namespace or a kind in a namespace is listed."""
     admit: Callable[[Object], object] = lambda thing: None
     """Changes each object that is applied, as a webhook does."""
     log: list[tuple[Object, bool]] = field(default_factory=list)
@@ -63,7 +63,7 @@ class MemoryCluster:
 
     async def list_all(self, kind: str, namespace: str) -> tuple[list[Object], int]:
         self._may_fail()
-        self._raise(self.list_faults, kind, namespace)
+        self._raise(self.list_faults, kind, namespace, (kind, namespace))
         found = [
             copy.deepcopy(thing)
             for (where, ref), thing in self.objects.items()
@@ -176,7 +176,9 @@ class MemoryCluster:
         if verb != "status":
             self._raise(self.write_faults, ref, ref.kind)
 
-    def _raise(self, faults: Mapping[Any, ClusterError], *keys: Ref | str) -> None:
+    def _raise(
+        self, faults: Mapping[Any, ClusterError], *keys: Ref | str | tuple[str, str]
+    ) -> None:
         for key in keys:
             if key in faults:
                 raise faults[key]

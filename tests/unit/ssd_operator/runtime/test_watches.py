@@ -123,6 +123,13 @@ def test_a_namespace_that_stays_forbidden_is_not_waited_for_beside_another(
     assert bool(watched.lists.problem) is (len(namespaces) == 1)
 
 
+def test_no_pass_begins_without_a_kind_of_a_namespace_whose_resources_are_listed() -> None:
+    watched = Watched(["one", "two"])
+    watched.cluster.list_faults = {("Pod", "one"): FORBIDDEN}
+    run(watched.follow(RETRY_SECONDS * LISTS_OF_FORBIDDEN))
+    assert watched.lists.problem == str(FORBIDDEN)
+
+
 @pytest.mark.parametrize("error", [GONE, FORBIDDEN])
 def test_an_optional_kind_is_watched_once_it_is_served_and_we_have_the_right(
     error: ClusterError,
