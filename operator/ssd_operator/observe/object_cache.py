@@ -32,7 +32,8 @@ class ObjectCache:
 
         Args:
             wake: called with the key of a resource that is due for a pass, and with ``is_changed``
-                for a new generation of the resource itself.
+                for a new generation of the resource itself and for its deletion: neither waits for
+                the retry of a pass that failed before.
         """
         self._wake = wake
         self._objects: dict[str, Object] = {}
@@ -125,8 +126,9 @@ class ObjectCache:
 
     def _remove(self, uid: str, version: int) -> None:
         self._deleted[uid] = max(version, self._deleted.get(uid, -1))
+        is_resource = self._objects.get(uid, {}).get("kind") == KIND
         if (key := self._drop(uid)) is not None:
-            self._wake(key)
+            self._wake(key, is_changed=is_resource)
 
     def _drop(self, uid: str) -> Key | None:
         """Drop an object, if it is there; returns the key of its resource."""
