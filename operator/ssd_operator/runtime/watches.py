@@ -42,19 +42,38 @@ _WATCHED = {(KINDS[k].group, KINDS[k].version, KINDS[k].plural): k for k in REQU
 
 async def watch(cache: ObjectCache, namespaces: Sequence[str]) -> None:
     """Bring changes of all required kinds into the cache, until a signal or an error of kopf."""
+    await kopf.operator(
+        registry=make_registry(cache),
+        settings=watch_settings(),
+        clusterwide=not namespaces,
+        namespaces=namespaces,
+    )
+
+
+def watch_settings() -> kopf.OperatorSettings:
+    """Settings with which kopf writes nothing and needs no right beyond ours."""
     settings = kopf.OperatorSettings()
     settings.peering.standalone = True
     settings.posting.enabled = False
     settings.scanning.disabled = True
     settings.networking.request_timeout = REQUEST_SECONDS
     settings.process.ultimate_exiting_timeout = EXIT_SECONDS
+    settings.persistence.diffbase_storage = _NoEssence()
     settings.watching.label_selectors[lambda each: _kind(each) not in (None, KIND)] = LABELS
-    await kopf.operator(
-        registry=make_registry(cache),
-        settings=settings,
-        clusterwide=not namespaces,
-        namespaces=namespaces,
-    )
+    return settings
+
+
+class _NoEssence(kopf.DiffBaseStorage):
+    """Stores nothing to compare with: otherwise kopf copies each object at each event."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Keep nothing."""
 
 
 def make_registry(cache: ObjectCache) -> kopf.OperatorRegistry:

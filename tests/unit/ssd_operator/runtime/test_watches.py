@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import Mock
 
+import kopf
 import pytest
 from tests.unit.ssd_operator.memory_cluster import MemoryCluster
 from tests.unit.ssd_operator.virtual_time import pass_by, run
@@ -30,6 +31,7 @@ from ssd_operator.runtime.watches import (
     RETRY_SECONDS,
     Lists,
     make_registry,
+    watch_settings,
 )
 
 FORBIDDEN = ForbiddenError("cannot list it")
@@ -175,6 +177,15 @@ async def test_an_event_of_kopf_is_kept_without_the_record_of_writers(
     found = watched.cache.children(KEY)
     assert list(found) == ([Ref("Service", "demo")] if is_there else [])
     assert all("managedFields" not in each["metadata"] for each in found.values())
+
+
+def test_kopf_copies_and_stores_nothing_of_an_object() -> None:
+    storage = watch_settings().persistence.diffbase_storage
+    body, patch = kopf.Body({"metadata": {}, "spec": {"a": 1}}), kopf.Patch()
+    assert storage.fetch(body=body) is None
+    essence = storage.build(body=body)
+    storage.store(body=body, patch=patch, essence=essence)
+    assert (essence, patch) == ({}, {})
 
 
 def monitor() -> Object:
