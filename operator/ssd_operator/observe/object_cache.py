@@ -46,7 +46,7 @@ class ObjectCache:
 
     @property
     def kinds(self) -> AbstractSet[str]:
-        """Kinds that are watched."""
+        """Kinds that are served and were listed."""
         return {kind for kind, _ in self._lists}
 
     @property

@@ -1,4 +1,4 @@
-"""The operator's own metrics, each with its unit; served on its metrics port."""
+"""The operator's own metrics, each with its unit; served on its one HTTP port."""
 
 from collections.abc import Iterable
 

@@ -154,7 +154,7 @@ class Lists:
         return RETRY_SECONDS
 
     def _pass_by(self, kind: str, namespace: str) -> None:
-        """Wait for this list no more."""
+        """Let passes begin without waiting for this list."""
         self._problems.pop((kind, namespace), None)
         self._check()
 
