@@ -8,7 +8,7 @@ import re
 from decimal import ROUND_CEILING, Decimal
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 from ssd_operator.api.reserved import GROUP
@@ -25,16 +25,18 @@ _MILLI = Decimal("0.001")
 
 
 def parse_quantity(text: str | int | float) -> Decimal:
-    """Return the number that a quantity means.
+    """Return the number that a quantity means; it may be negative, as an integer of a spec may.
 
     Raises:
         ValueError: it is not a quantity.
     """
-    match = re.fullmatch(_QUANTITY, str(text))
+    amount = str(text)
+    sign = amount[:1] if amount.startswith(("+", "-")) else ""
+    match = re.fullmatch(_QUANTITY, amount.removeprefix(sign))
     if match is None:
-        raise ValueError(f"{text!r} is not a quantity such as 500m, 2 or 2Gi")
+        raise ValueError(f"{text!r:.64} is not a quantity such as 500m, 2 or 2Gi")
     number, suffix = match[1], match[2] or ""
-    return Decimal(number) * (_SUFFIXES.get(suffix) or Decimal(f"1{suffix}"))
+    return Decimal(sign + number) * (_SUFFIXES.get(suffix) or Decimal(f"1{suffix}"))
 
 
 def parse_rounded(text: str | int | float) -> Decimal:
@@ -45,6 +47,11 @@ def parse_rounded(text: str | int | float) -> Decimal:
     """
     thousandths = parse_quantity(text) / _MILLI
     return thousandths.to_integral_value(ROUND_CEILING) * _MILLI
+
+
+def _readable(text: int | str) -> int | str:
+    parse_quantity(text)
+    return text
 
 
 _LABEL = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
@@ -114,7 +121,7 @@ QUANTITY = {"x-kubernetes-int-or-string": True, "pattern": _QUANTITY, "maxLength
 NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 """Of an object."""
 LABEL = {"type": "string", "maxLength": 63, "pattern": _LABEL}
-Quantity = Annotated[int | str, WithJsonSchema(QUANTITY)]
+Quantity = Annotated[int | str, AfterValidator(_readable), WithJsonSchema(QUANTITY)]
 """A Kubernetes quantity, as it was written."""
 Visible = Annotated[str, text(512, pattern="^[!-~]*$")]
 """ASCII without blanks."""

@@ -1,6 +1,7 @@
 """The parts of Kubernetes types that users may write in a spec, spelled as Kubernetes does.
 
 Only the API server validates them: by the CRD, and again as a part of the child that has them.
+Amounts of resources are read here too, because the number of threads is calculated from them.
 """
 
 from collections.abc import Collection
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import WithJsonSchema
 
 from ssd_operator.api import reserved
-from ssd_operator.api.fields import LABEL, NAME, QUANTITY, block, rules, string
+from ssd_operator.api.fields import LABEL, NAME, QUANTITY, Quantity, block, rules, string
 
 _VOLUME_KINDS = ("emptyDir", "configMap", "secret", "persistentVolumeClaim", "hostPath")
 _GIVEN_KINDS = ", ".join(f"has(self.{kind})" for kind in _VOLUME_KINDS)
@@ -164,7 +165,7 @@ Reference = Annotated[
     _Part,
     WithJsonSchema(block("An object in the namespace of the resource.", "name", name=_name())),
 ]
-Resources = Annotated[_Part, WithJsonSchema(_RESOURCES)]
+Resources = Annotated[dict[str, dict[str, Quantity]], WithJsonSchema(_RESOURCES)]
 Toleration = Annotated[_Part, WithJsonSchema(_TOLERATION)]
 PlainVariable = Annotated[_Part, WithJsonSchema(_PLAIN_VARIABLE | rules(_NOT_RESERVED))]
 Variable = Annotated[_Part, WithJsonSchema(_SOURCED_VARIABLE | rules(_ONE_VALUE, _NOT_RESERVED))]

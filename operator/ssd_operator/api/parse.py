@@ -2,7 +2,8 @@
 
 An API server has applied the schema already. It is applied here once more, because an object may
 have been stored under an older definition, and a definition may be newer than this operator. CEL
-rules and the uniqueness of list items are left to the API server.
+rules, the uniqueness of list items and the parts of ``kubernetes_types.py`` are left to the API
+server; of these, only the amounts of resources are read.
 """
 
 import json

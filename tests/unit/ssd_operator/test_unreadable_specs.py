@@ -4,6 +4,8 @@ from typing import Any
 
 from tests.unit.ssd_operator.world import RESOURCE, SERVICE, TARGET, World, settled
 
+from ssd_operator.observe.cluster import RefusedError
+
 BAD = {"drainSeconds": -1}
 INVALID = ("False", "SpecInvalid")
 
@@ -60,3 +62,12 @@ async def test_a_resource_that_could_never_be_read_has_no_children_and_a_reason(
     await world.come_to_rest()
     assert world.condition("Ready") == INVALID
     assert world.children() == []
+
+
+async def test_a_negative_amount_is_reported_as_the_api_server_refuses_it() -> None:
+    world = await settled()
+    world.cluster.write_faults = {"Deployment": RefusedError("requests[cpu]: must be positive")}
+    world.edit_spec(target={"resources": {"requests": {"cpu": -1}}})
+    await world.come_to_rest()
+    assert world.condition("SpecValid") == ("False", "PodTemplateInvalid")
+    assert world.condition("Ready")[0] == "True"

@@ -112,6 +112,12 @@ def test_a_quantity_stays_as_it_was_written() -> None:
     assert spec.model_cache.size_limit == 1000
 
 
+@pytest.mark.parametrize("part", ["requests", "limits"])
+def test_an_amount_that_is_no_quantity_is_refused(part: str) -> None:
+    error = refusal(demo({"resources": {part: {"cpu": "two"}}}))
+    assert str(error).startswith(f"spec.target.resources.{part}.cpu is 'two': ")
+
+
 def defaulted(value: Any, schema: Object) -> Any:
     """A value as the API server stores it: without nulls, with the defaults of the schema."""
     if isinstance(value, list):

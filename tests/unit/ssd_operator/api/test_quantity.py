@@ -13,6 +13,8 @@ from ssd_operator.api.fields import parse_quantity, parse_rounded
         ("500m", "0.5"),
         ("2", "2"),
         (2, "2"),
+        (-1, "-1"),
+        ("-1n", "-0.000000001"),
         ("0.8", "0.8"),
         (".5", "0.5"),
         ("1.", "1"),
@@ -28,7 +30,7 @@ def test_a_quantity_is_a_number(text: str | int, number: str) -> None:
     assert parse_quantity(text) == Decimal(number)
 
 
-@pytest.mark.parametrize("text", ["", "Gi", "2gi", "1e3m", "1 Gi", "two", "0x10", "1K", "-1n"])
+@pytest.mark.parametrize("text", ["", "Gi", "2gi", "1e3m", "1 Gi", "two", "0x10", "1K", "-", "--1"])
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         parse_quantity(text)
