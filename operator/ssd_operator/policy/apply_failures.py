@@ -78,11 +78,12 @@ another writer had changed."""
 def holding(
     failures: Mapping[Ref, ApplyFailure], objects: Iterable[Object], snapshot: Snapshot
 ) -> dict[Ref, ApplyFailure]:
-    """Failures of wanted objects that an apply would repeat."""
+    """Failures of wanted objects that an apply would repeat; one whose name is taken has none."""
     return {
         ref: found
         for each in objects
         if (found := failures.get(ref := ref_of(each))) is not None
+        and ref not in snapshot.foreign
         and found.version == _version(each, snapshot.children.get(ref), snapshot)
         and snapshot.now < found.retry_at
     }

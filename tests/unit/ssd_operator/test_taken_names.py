@@ -19,7 +19,6 @@ from tests.unit.ssd_operator.world import (
 from ssd_operator.api.spec import API_VERSION, KIND, Object
 from ssd_operator.observe.cluster import ConflictError, Ref
 from ssd_operator.observe.pod_state import name_of, to_text
-from ssd_operator.policy.apply_failures import REFUSED_SECONDS
 
 OTHERS = [{"kind": KIND, "apiVersion": API_VERSION, "name": "x", "uid": "x", "controller": True}]
 """Owner references of another resource's child."""
@@ -101,8 +100,6 @@ class Race(CheckedCluster):
 
 async def test_a_name_that_another_resource_took_meanwhile_is_reported_as_taken() -> None:
     world = World(Race())
-    await world.come_to_rest()
-    world.cluster.now += REFUSED_SECONDS
     await world.come_to_rest()
     assert world.condition("ResourcesOwned") == TAKEN
     assert world.condition("SpecValid") == ("True", "Valid")
