@@ -116,9 +116,6 @@ def preflight_spec(deployment: Object, node: str) -> Object:
     """
     template = deployment["spec"]["template"]["spec"]
     engine = template["containers"][0]
-    # The name of a node is a field: the label for it may hold another one.
-    place = {"key": "metadata.name", "operator": "In", "values": [node]}
-    here = {"nodeSelectorTerms": [{"matchFields": [place]}]}
     is_read_only = engine["securityContext"]["readOnlyRootFilesystem"]
     container = _without(engine, "ports", "lifecycle", *_PROBES) | {
         "name": "preflight",
@@ -130,13 +127,21 @@ def preflight_spec(deployment: Object, node: str) -> Object:
         "restartPolicy": "Never",
         "activeDeadlineSeconds": deployment["spec"]["progressDeadlineSeconds"],
         "terminationGracePeriodSeconds": 1,
-        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": here}},
+        "affinity": affinity_to(node),
         "volumes": [
             {"name": each["name"], "emptyDir": {}} if each["name"] in ("cache", "tmp") else each
             for each in template["volumes"]
         ],
         "containers": [container],
     }
+
+
+def affinity_to(node: str) -> Object:
+    """Affinity of a pod that may run on this node alone."""
+    # The name of a node is a field: the label for it may hold another one.
+    place = {"key": "metadata.name", "operator": "In", "values": [node]}
+    here = {"nodeSelectorTerms": [{"matchFields": [place]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": here}}
 
 
 def _without(fields: Object, *names: str) -> Object:

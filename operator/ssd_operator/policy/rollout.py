@@ -35,7 +35,7 @@ from ssd_operator.children.names import (
     revision_of,
 )
 from ssd_operator.children.objects import ChildFactory
-from ssd_operator.children.pods import preflight_spec
+from ssd_operator.children.pods import affinity_to, preflight_spec
 from ssd_operator.observe.cluster import Ref, ref_of
 from ssd_operator.observe.diagnosis import PodReason, diagnose
 from ssd_operator.observe.diff import matches
@@ -173,14 +173,23 @@ def preflight_state(
     # Revisions of cells differ by the cell's number only: the first one's stands for all.
     name = f"{factory.resource.name}-{PREFLIGHT}-{revision_of(wanted[0])}"
     live = snapshot.children.get(Ref("Pod", name))
+    nodes = [
+        (each, pod["spec"]["nodeName"])
+        for each in outdated
+        if (pod := serving_pod(each, snapshot)) is not None
+    ]
     if outdated and live is not None:
-        return _result(live, snapshot.now)
-    for each in outdated:
-        if (serving := serving_pod(each, snapshot)) is not None:
-            spec = preflight_spec(each, serving["spec"]["nodeName"])
-            pod = factory.make("Pod", name, PREFLIGHT, spec=spec)
-            pod["metadata"]["annotations"] |= annotations_of(each["spec"]["template"])
-            return Preflight("Running", f"{name} is created", pod)
+        found = _result(live, snapshot.now)
+        places = [{"affinity": affinity_to(node)} for _, node in nodes]
+        is_elsewhere = not any(matches(live["spec"], place) for place in places)
+        if found.stage != "Passed" and places and is_elsewhere:
+            # Its node may be gone, so it would never run.
+            return Preflight("Running", f"{name} is created again on the target's node")
+        return found
+    for each, node in nodes:
+        pod = factory.make("Pod", name, PREFLIGHT, spec=preflight_spec(each, node))
+        pod["metadata"]["annotations"] |= annotations_of(each["spec"]["template"])
+        return Preflight("Running", f"{name} is created", pod)
     return Preflight()
 
 

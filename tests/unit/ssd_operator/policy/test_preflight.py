@@ -98,6 +98,13 @@ def running(age: float = 30.0, node: str = "n1", **status: Any) -> Object:
     return made | {"status": status}
 
 
+def unbound() -> Object:
+    """The live preflight pod of the demo; its node has no room or is gone."""
+    made = running()
+    del made["spec"]["nodeName"]
+    return unscheduled(made) | {"spec": made["spec"]}
+
+
 def container(state: Object) -> Object:
     return {"containerStatuses": [{"name": "preflight", "image": "new:1", "state": state}]}
 
@@ -199,8 +206,7 @@ def test_the_status_of_the_pod_decides_on_stage_and_message(
 
 
 def test_a_node_without_room_is_stuck_and_not_failed() -> None:
-    live = unscheduled(running())
-    live["spec"] = {"activeDeadlineSeconds": 2400}
+    live = unbound()
     found = look(seen(live=live))
     assert (found.stage, found.pod) == ("Stuck", live)
     assert "no room" in found.message
@@ -212,6 +218,17 @@ def test_a_preflight_that_the_cluster_ended_is_repeated_after_a_while() -> None:
     found = look(seen(live=young))
     assert (found.pod, found.again_after) == (young, 1.0)
     assert look(seen(live=old)).pod is None
+
+
+@pytest.mark.parametrize("live", [running(), unbound()], ids=["bound", "its node is gone"])
+def test_a_preflight_is_created_again_if_the_target_has_moved(live: Object) -> None:
+    found = look(seen(pods={0: "n2"}, live=live))
+    assert (found.stage, found.pod) == ("Running", None)
+
+
+def test_a_preflight_stays_on_the_node_of_any_target_that_serves() -> None:
+    live = drawn(seen(TWO_CELLS, {1: "n2"}), TWO_CELLS)
+    assert look(seen(TWO_CELLS, {0: "n1", 1: "n2"}, live=live), TWO_CELLS).pod == live
 
 
 @pytest.mark.parametrize(
