@@ -238,8 +238,8 @@ def _scaling_active(result: PassResult) -> Condition | None:
         case "KEDA" if "ScaledObject" not in result.kinds:
             found = no(
                 "KEDANotInstalled",
-                "When the operator started the cluster did not serve ScaledObject (keda.sh), or "
-                "gave no right to it; install KEDA and run helm upgrade, or change the mode.",
+                "The cluster does not serve ScaledObject (keda.sh), or gives no right to it; "
+                "install KEDA and run helm upgrade, or change the mode.",
             )
         case "KEDA":
             found = _copied(result, Ref("ScaledObject", _hpa(result).name), "Ready")
@@ -345,9 +345,9 @@ def _spec_valid(result: PassResult) -> Condition:
     if result.resource.spec.observability.pod_monitor and "PodMonitor" not in result.kinds:
         return no(
             "OptionalAPIMissing",
-            "observability.podMonitor is true, but when the operator started the cluster did not "
-            "serve PodMonitor (monitoring.coreos.com), or gave no right to it; install it and run "
-            "helm upgrade, or set the field to false.",
+            "observability.podMonitor is true, but the cluster does not serve PodMonitor "
+            "(monitoring.coreos.com), or gives no right to it; install it and run helm upgrade, or "
+            "set the field to false.",
         )
     return yes("Valid", "The spec is valid.")
 

@@ -35,6 +35,8 @@ async def test_an_optional_kind_that_is_not_watched_is_reported_and_nothing_else
     assert world.condition("Ready") == ("True", "Serving")
     assert world.condition("SpecValid") == ("False", "OptionalAPIMissing")
     assert world.condition("ScalingActive") == ("False", "KEDANotInstalled")
+    assert "the cluster does not serve PodMonitor" in world.message("SpecValid")
+    assert world.message("ScalingActive").startswith("The cluster does not serve ScaledObject")
     world.edit_spec(**NEITHER)
     await world.come_to_rest()
     assert world.condition("SpecValid") == ("True", "Valid")
