@@ -77,8 +77,7 @@ def test_a_target_that_is_faster_without_drafts_reports_it_and_keeps_its_links()
     }
     found = conditions(Scene(pools=(answer("t0", link("d0"), **slower),)).result)
     assert found["NotWorthwhile"] == yes(
-        "Slower",
-        "t0 decodes without drafts: speculation has 0.8 times the speed of plain decoding.",
+        "Slower", "t0 decodes without drafts, because that is faster."
     )
     assert found["SpeculationActive"].status == "True"
     for reason in ("faster", "measuring", ""):
@@ -93,6 +92,18 @@ async def test_a_target_that_is_faster_without_drafts_causes_no_warning() -> Non
     await world.round()
     assert world.condition("NotWorthwhile") == ("True", "Slower")
     assert [event.severity for event in world.cluster.events if event.severity != "Normal"] == []
+
+
+async def test_a_measured_speed_up_that_changes_causes_no_write() -> None:
+    world = await settled()
+    slower: dict[str, Any] = {"speculating": False, "speculation_reason": "slower"}
+    world.report(**slower, speculation_speed_up=0.94)
+    await world.come_to_rest()
+    world.cluster.writes.clear()
+    for figure in (0.96, 0.94):
+        world.report(**slower, speculation_speed_up=figure)
+        await world.round()
+    assert world.cluster.writes == []
 
 
 async def test_links_that_come_and_go_every_few_seconds_cause_no_warning() -> None:
