@@ -111,3 +111,9 @@ def test_nothing_in_an_image_runs_as_root_or_under_a_shell(root: Path) -> None:
                 users = re.findall(r"^USER (.+)$", text[: text.index(stage) + len(stage)], re.M)
                 assert users[-1] == "10001:10001"
                 assert re.search(r'^ENTRYPOINT \["python", "-m", "ssd_\w+"\]$', stage, re.M)
+
+
+def test_the_operators_image_exposes_the_port_of_its_deployment(root: Path) -> None:
+    chart = (root / "charts/ssd/templates/deployment.yaml").read_text()
+    ports = re.findall(r"containerPort: (\d+)", chart)
+    assert re.findall(r"^EXPOSE (.+)$", (root / OPERATOR).read_text(), re.M) == [" ".join(ports)]
