@@ -54,6 +54,7 @@ class Diagnosis:
     """Without a full stop."""
 
 
+_NO_PROCESS = re.compile(r"No module named '?(ssd_(?:target|draft))")
 _PULL = frozenset(
     {
         "ErrImagePull",
@@ -68,6 +69,8 @@ _CONFIGURATION = frozenset(
     {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 )
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*"(: ErrImagePull: )?')
+_PLACE = re.compile(r" \([\w./-]+:\d+\)$")
+"""File and line at the end of an engine's error."""
 _NO_DEVICE = re.compile(r"device .* cannot be used here")
 """In the ``SettingsError`` of an engine whose device is missing."""
 
@@ -145,6 +148,11 @@ def _stopped(pod: Object, container: Object, startup_timeout_seconds: float) -> 
         has_no_device = _NO_DEVICE.search(error)
         reason = PodReason.NO_DEVICE if has_no_device else PodReason.CONFIGURATION_ERROR
         return Diagnosis(reason, f"{name}: {error or 'it refused its settings (exit code 78)'}")
+    if exit_code and (module := _NO_PROCESS.search(error)):
+        return Diagnosis(
+            PodReason.CONFIGURATION_ERROR,
+            f"{name}: {image} has no {module[1]}; is it the image of another process?",
+        )
     if _was_too_slow(pod, container, ended, startup_timeout_seconds):
         return Diagnosis(
             PodReason.STARTUP_TIMEOUT,
@@ -203,7 +211,10 @@ def _error_of(ended: Object) -> str:
     end of the log instead, of which only an error is quoted.
     """
     lines = [line.strip() for line in str(ended.get("message") or "").splitlines()]
-    return _quote(next((error for line in reversed(lines) if (error := _error_in(line))), ""))
+    text = next((error for line in reversed(lines) if (error := _error_in(line))), "")
+    found = _PLACE.search(text)
+    place = found[0] if found else ""
+    return _quote(text.removesuffix(place), LONGEST_QUOTE - len(place)) + place
 
 
 def _error_in(line: str) -> str:
@@ -219,6 +230,6 @@ def _error_in(line: str) -> str:
     return str(event.get("stack") or event.get("error") or "").rpartition("\n")[2]
 
 
-def _quote(text: object) -> str:
+def _quote(text: object, longest: int = LONGEST_QUOTE) -> str:
     """A quotation on one line, without a full stop."""
-    return " ".join(str(text).split())[:LONGEST_QUOTE].rstrip(".")
+    return " ".join(str(text).split())[:longest].rstrip(".")
