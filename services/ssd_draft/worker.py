@@ -1,4 +1,7 @@
-"""The draft's step: read events, apply commits, then one pass of a tree or a prefill.
+"""The draft's step: read events, then a turn of one link.
+
+A turn applies the commits of the link, then runs one pass of a tree or stores one prefill chunk.
+The links share the time, see ``fair_turns``.
 
 A table is sent once, when it is complete, if the next commit is expected after that. Otherwise it
 is sent at the last step before that commit and after each later one. A commit ends the table of its
@@ -14,7 +17,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
@@ -27,13 +30,14 @@ from ssd.step_thread import Watchdog
 from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SECONDS, get_logger
 from ssd.types import LinkSettings, RefusalReason
 from ssd_draft.commit_forecast import CommitForecast
+from ssd_draft.fair_turns import FairTurns
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
-from ssd_draft.sessions import GapError, LinkEnd, Move, Session, Sessions
+from ssd_draft.sessions import GapError, Move, Session, Sessions
 from ssd_draft.tree import NewSession, TableBatch, TableBuild, Tree
 
 _log = get_logger(__name__)
 _BATCHES_BETWEEN_CHUNKS = 4
-"""After this number of batches of tables, a session that opens gets one prefill chunk."""
+"""After this number of batches of tables of a link, its opening session gets one prefill chunk."""
 _REMEMBERED_TABLES = 64
 _SEND_SECONDS = 0.001
 """Time that a frame takes to its target, beside the model on a busy machine."""
@@ -74,6 +78,18 @@ class _Batch:
     sent_depth: int = 0
 
 
+@dataclass(slots=True)
+class _LinkWork:
+    """What the worker does for one link."""
+
+    batches: deque[_Batch] = field(default_factory=deque)
+    """Batches that are built. They take turns; a new one comes last."""
+    batches_since_chunk: int = 0
+    step_seconds: float = 0.0
+    """Mean duration of a step of a tree; 0 before the first."""
+    forecast: CommitForecast = field(default_factory=CommitForecast)
+
+
 class Worker:
     """Owns the sessions and their KV entries. Step thread only.
 
@@ -92,16 +108,9 @@ class Worker:
         self._added_step_seconds = parts.added_step_seconds
         self._never = threading.Event()
         self._recent_seconds: deque[float] = deque([0.0], _REMEMBERED_TABLES)
-        self._batches: deque[_Batch] = deque()
-        """Batches that are built. They take turns; a new one comes last."""
-        self._step_seconds = 0.0
-        """Mean duration of a step of a tree; 0 before the first."""
-        self._forecasts: defaultdict[int, CommitForecast] = defaultdict(CommitForecast)
+        self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
         """By link."""
-        self._batches_since_chunk = 0
-        self._num_chunks = 0
-        self._newest_chunk: dict[int, int] = {}
-        """By link, the number of its newest prefill chunk."""
+        self._turns = FairTurns()
         self._is_draining = False
         self.num_sessions = 0
 
@@ -125,34 +134,51 @@ class Worker:
                     self._inbox.wait()
 
     def run_step(self) -> bool:
-        """Read the events and do the most urgent work; returns False if there was none."""
+        """Read the events and take a turn of one link; returns False if there was no work."""
         self._watchdog.heartbeat()
         events = self._inbox.drain()
         for event in events:
             self._handle(event)
-        self._end_batches()
-        self._advance()
-        self._close_broken()
-        due = [
-            each
-            for each in self._sessions
-            if each.is_open and each.table is None and not each.pending
-        ]
-        opening = self._next_opening()
         self._publish()
+        waiting = self._waiting_links()
+        if not waiting:
+            return self._tree.fill_ahead() or bool(events)
+        link = self._turns.next(waiting)
+        begun_at = self._clock.now()
+        self._take_turn(link, waiting)
+        self._publish()
+        self._turns.note(link, self._clock.now() - begun_at)
+        return True
+
+    def _waiting_links(self) -> set[int]:
+        """Return the links for which there is work."""
+        return {
+            each.link.number
+            for each in self._sessions
+            if each.table is None or each.pending or not each.is_open
+        } | {number for number, work in self._work.items() if work.batches}
+
+    def _take_turn(self, number: int, waiting: set[int]) -> None:
+        """Apply the commits of a link, then run a step of its tables or store a prefill chunk."""
+        work = self._work[number]
+        self._end_batches(work)
+        self._advance([each for each in self._sessions if each.link.number == number])
+        self._close_broken()
+        sessions = [each for each in self._sessions if each.link.number == number]
+        due = [each for each in sessions if each.is_open and each.table is None]
+        due = [each for each in due if not each.pending]
+        opening = next((each for each in sessions if not each.is_open), None)
         if opening and (
-            self._batches_since_chunk >= _BATCHES_BETWEEN_CHUNKS or not (due or self._batches)
+            work.batches_since_chunk >= _BATCHES_BETWEEN_CHUNKS or not (due or work.batches)
         ):
-            self._batches_since_chunk = 0
+            work.batches_since_chunk = 0
             self._prefill(opening)
-            return True
+            return
         if due:
-            self._batches_since_chunk += 1
+            work.batches_since_chunk += 1
             self._begin(due)
-        if self._batches:
-            self._run_step(self._batches.popleft())
-            return True
-        return bool(self._sessions_behind()) or self._tree.fill_ahead() or bool(events)
+        if work.batches:
+            self._run_step(work, waiting)
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -168,14 +194,14 @@ class Worker:
                     self._close(ended)
             case LinkLost():
                 self._sessions.leave(event.link)
-                self._newest_chunk.pop(event.link.number, None)
-                self._forecasts.pop(event.link.number, None)
+                self._work.pop(event.link.number, None)
+                self._turns.forget(event.link.number)
                 for session in self._sessions.of(event.link):
                     self._close(session)
 
     def _note_commits(self, event: Commits) -> None:
         waited_us = max((commit.waited_us for commit in event.commits), default=0)
-        self._forecasts[event.link.number].note(event.arrived_at, waited_us / 1e6)
+        self._work[event.link.number].forecast.note(event.arrived_at, waited_us / 1e6)
         for commit in event.commits:
             session = self._sessions.find(event.link, commit.session)
             if session is None:
@@ -210,17 +236,18 @@ class Worker:
             )
         )
 
-    def _advance(self) -> None:
-        """Apply the commits that wait, those of all sessions together.
+    def _advance(self, sessions: Rows[Session]) -> None:
+        """Apply the commits of some sessions that wait, all together.
 
         Commits of one session without a branch are applied as one. They take at most two passes,
         whatever a target sends; the rest waits for the next step. While a session opens, commits
         need no pass.
         """
-        for session in [each for each in self._sessions if not each.is_open]:
+        for session in [each for each in sessions if not each.is_open]:
             while session.pending and (move := self._plan(session)) is not None:
                 session.apply(move)
-        planned = [(each, self._next_move(each)) for each in self._sessions_behind()]
+        behind = [each for each in sessions if each.is_open and each.pending]
+        planned = [(each, self._next_move(each)) for each in behind]
         moving = [(each, move) for each, move in planned if move is not None]
         if moving:
             self._tree.advance([each.slot for each, _ in moving], [move for _, move in moving])
@@ -240,16 +267,6 @@ class Worker:
             whole = move if whole is None else whole.then(move)
         return whole
 
-    def _sessions_behind(self) -> list[Session]:
-        return [each for each in self._sessions if each.is_open and each.pending]
-
-    def _next_opening(self) -> Session | None:
-        """Return the session that gets the next prefill chunk: the oldest one of the next link."""
-        opening = [each for each in self._sessions if not each.is_open]
-        return min(
-            opening, key=lambda each: self._newest_chunk.get(each.link.number, 0), default=None
-        )
-
     def _plan(self, session: Session) -> Move | None:
         """Return the effect of the next commit; None if the session was closed instead."""
         commit = session.pending.popleft()
@@ -266,8 +283,6 @@ class Worker:
 
     def _prefill(self, session: Session) -> None:
         """Store one aligned chunk of a prompt; after the last chunk, the session is open."""
-        self._num_chunks += 1
-        self._newest_chunk[session.link.number] = self._num_chunks
         first = session.num_stored
         last = min(session.num_committed - 1, first - first % self._chunk + self._chunk)
         if first < last:
@@ -286,52 +301,50 @@ class Worker:
         )
         for row, session in enumerate(due):
             session.table = _table(session, build.tables, row)
-        self._batches.append(_Batch(due, build, begun_at))
+        self._work[due[0].link.number].batches.append(_Batch(due, build, begun_at))
 
-    def _run_step(self, batch: _Batch) -> None:
-        """Run one step of a batch, and send its tables if it is time."""
+    def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
+        """Run one step of the next batch of a link, and send its tables if it is time."""
+        batch = work.batches.popleft()
         build, before = batch.build, self._clock.now()
         self._tree.run_step(build)
         if self._added_step_seconds:
             self._never.wait(self._added_step_seconds)
         now = self._clock.now()
-        weight = _WEIGHT if self._step_seconds else 1.0
-        self._step_seconds += weight * (now - before - self._step_seconds)
+        weight = _WEIGHT if work.step_seconds else 1.0
+        work.step_seconds += weight * (now - before - work.step_seconds)
         if build.is_complete:
             return
-        self._batches.append(batch)
+        work.batches.append(batch)
         is_whole = build.depth == self._tree.lookahead
         if is_whole:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
             self._note_table(batch, batch.sessions, now)
-        needed_at = self._needed_at(batch)
-        if is_whole or batch.sent_depth or now + self._step_seconds + _SEND_SECONDS > needed_at:
+        needed_at = min(each.arrived_at for each in batch.sessions) + work.forecast.seconds
+        # Each other link that waits may have a turn before the next step of this one.
+        next_at = now + sum(self._work[number].step_seconds for number in waiting)
+        if is_whole or batch.sent_depth or next_at + _SEND_SECONDS > needed_at:
             self._push(batch, now)
-            if now + _SEND_SECONDS > needed_at and len(self._batches) == 1:
-                self._inbox.wait(min(_ANSWER_SECONDS, self._step_seconds / 2))
-
-    def _needed_at(self, batch: _Batch) -> float:
-        """Return when the first target needs the tables of a batch."""
-        return min(
-            each.arrived_at + self._forecasts[each.link.number].seconds for each in batch.sessions
-        )
+            if now + _SEND_SECONDS > needed_at and len(waiting) == len(work.batches) == 1:
+                self._inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
 
     def _push(self, batch: _Batch, now: float) -> None:
-        """Send the columns of a batch in one frame per link."""
-        by_link: dict[int, tuple[LinkEnd, list[OutcomeTable]]] = {}
-        for session in batch.sessions:
-            if session.table is not None and not self._tree.is_broken_X[session.slot]:
-                by_link.setdefault(session.link.number, (session.link, []))[1].append(session.table)
-        for link, tables in by_link.values():
-            link.push(tables)
+        """Send the columns of a batch in one frame."""
+        tables = [
+            each.table
+            for each in batch.sessions
+            if each.table is not None and not self._tree.is_broken_X[each.slot]
+        ]
+        if tables:
+            batch.sessions[0].link.push(tables)
         if not batch.sent_depth:
             for session in batch.sessions:
                 WIRE_TO_TABLE_SECONDS.observe(now - session.arrived_at)
         batch.sent_depth = batch.build.depth
 
-    def _end_batches(self) -> None:
-        """End the tables of sessions that have commits or are closed."""
-        for batch in self._batches:
+    def _end_batches(self, work: _LinkWork) -> None:
+        """End the tables of the sessions of a link that have commits or are closed."""
+        for batch in work.batches:
             rows = [
                 row for row, each in enumerate(batch.sessions) if each.is_open and not each.pending
             ]
@@ -342,7 +355,7 @@ class Worker:
                 self._note_table(batch, ended, self._clock.now())
             batch.sessions = [batch.sessions[row] for row in rows]
             self._tree.keep(batch.build, rows)
-        self._batches = deque(batch for batch in self._batches if batch.sessions)
+        work.batches = deque(batch for batch in work.batches if batch.sessions)
 
     def _note_table(self, batch: _Batch, sessions: Rows[Session], now: float) -> None:
         """Note the time of the tables of some sessions, which get no more columns."""

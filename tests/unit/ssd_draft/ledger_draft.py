@@ -87,10 +87,11 @@ class Draft:
         clock: Clock | None = None,
         lookahead: int = K,
         max_len: int = MAX_LEN,
+        num_slots: int = SLOTS,
     ) -> None:
         clock = clock or StillClock()
         self.runner = LedgerTreeRunner(
-            num_slots=SLOTS,
+            num_slots=num_slots,
             num_branches=N,
             lookahead=lookahead,
             num_blocks=num_blocks,
@@ -98,7 +99,7 @@ class Draft:
         )
         engine = EngineConfig(
             max_model_len=max_len,
-            max_num_seqs=SLOTS,
+            max_num_seqs=num_slots,
             num_columns=lookahead + 1,
             branches=N,
             block_size=BLOCK,
@@ -108,7 +109,7 @@ class Draft:
         self.pool = BlockPool(num_blocks)
         self.sessions = Sessions(
             self.pool,
-            max_sessions=SLOTS,
+            max_sessions=num_slots,
             block_size=BLOCK,
             max_len=max_len,
             reserved=2 * lookahead + 2,
@@ -120,7 +121,7 @@ class Draft:
             Parts(
                 inbox=self.inbox,
                 sessions=self.sessions,
-                tree=Tree(self.runner, NoiseRing(SLOTS, shape.num_noise_rows, VOCAB), shape),
+                tree=Tree(self.runner, NoiseRing(num_slots, shape.num_noise_rows, VOCAB), shape),
                 policy_of=cache(lambda link: make_policy(link.fan_out_policy, link.fan_out)),
                 prefill_chunk=CHUNK,
                 clock=clock,

@@ -319,7 +319,8 @@ def test_many_commits_of_one_target_delay_no_table_of_another() -> None:
     for _ in range(30):
         draft.commit(hostile, flood.miss(None, 0, ()))
     draft.commit(honest, text.hit(first, 0, K))
-    for _ in range(K):
+    # The links take turns.
+    for _ in range(2 * K):
         passes = draft.runner.num_proposal_passes
         draft.commit(hostile, flood.miss(None, 0, ()))
         draft.worker.run_step()
@@ -347,7 +348,7 @@ def test_links_take_turns_when_prompts_are_stored() -> None:
     for session in (1, 2, 3):
         draft.open(greedy, a_text([i % VOCAB for i in range(8 * CHUNK)]), session)
     draft.open(modest, a_text([1, 2, 3]))
-    for _ in range(2 + K):
+    for _ in range(2 * (1 + K)):
         draft.worker.run_step()
     assert modest.depths[-1] == K
     assert greedy.frames == []
