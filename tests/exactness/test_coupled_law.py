@@ -36,7 +36,6 @@ from ssd.speculation.verification import verify_coupled
 from ssd.testing.sink import ListSink
 from ssd.types import Request, SamplingParams
 from ssd_target.decoding.batch_builder import Proposals
-from ssd_target.decoding.decode_loop import read_back
 from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.sequence import Arrival, Sequence
 
@@ -146,13 +145,12 @@ def decode(propose: Proposer) -> Int64s:
     while len(running_X := np.flatnonzero(lengths_B < len(PROMPT) + NUM_NEW)):
         proposal_BK, num_proposed_B = propose(texts_BS, lengths_B, noise_of_all())
         rows = [sequences[row] for row in running_X]
-        proposal_XK = torch.from_numpy(proposal_BK[running_X])
-        num_proposed_X = torch.from_numpy(num_proposed_B[running_X])
-        newest_X = torch.from_numpy(texts_BS[running_X, lengths_B[running_X] - 1])
-        columns_XP = torch.cat((newest_X[:, None], proposal_XK.clamp_min(0)), dim=1)
+        proposal_XK, num_proposed_X = proposal_BK[running_X], num_proposed_B[running_X]
+        newest_X = texts_BS[running_X, lengths_B[running_X] - 1]
+        columns_XP = np.concatenate((newest_X[:, None], proposal_XK.clip(min=0)), axis=1)
         proposals = Proposals(proposal_XK, num_proposed_X, ())
         chosen_XP = sampler.choose(rows, proposals, log_law_VV[columns_XP])
-        outcomes = read_back(verify_coupled(proposal_XK, num_proposed_X, chosen_XP))
+        outcomes = verify_coupled(proposal_XK, num_proposed_X, chosen_XP)
         for row, proposed, outcome in zip(running_X, proposal_XK.tolist(), outcomes, strict=True):
             sequences[row].append((*proposed[: outcome.accepted], outcome.bonus))
             tokens = sequences[row].tokens

@@ -59,8 +59,8 @@ MUTANTS = (
     Mutant(
         "tokens after the first rejection are accepted",
         "ssd/speculation/verification.py",
-        "agrees_BK.long().cumprod(dim=1).sum(dim=1)",
-        "agrees_BK.long().sum(dim=1)",
+        "np.logical_and.accumulate(agrees_BK, axis=1).sum(axis=1)",
+        "agrees_BK.sum(axis=1)",
         (VERIFICATION,),
     ),
     Mutant(

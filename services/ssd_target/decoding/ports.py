@@ -1,6 +1,6 @@
 """What the decode loop uses of other packages."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -62,8 +62,11 @@ class Drafts(Protocol):
         """Open a session for each of the sequences that has none, while drafts have room."""
         ...
 
-    def look_up(self, results: Rows[RoundResult]) -> list[Lookup]:
-        """Look each outcome up in its table; waits for columns while that is faster."""
+    def look_up(self, results: Rows[RoundResult], before_wait: Callable[[], None]) -> list[Lookup]:
+        """Look each outcome up in its table; waits for columns while that is faster.
+
+        ``before_wait`` is called once if it waits.
+        """
         ...
 
     def send(self, results: Rows[RoundResult], lookups: Rows[Lookup], decided_at: float) -> None:

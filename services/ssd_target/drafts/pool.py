@@ -5,7 +5,7 @@ run without a draft in the same step, and open sessions on other links that have
 """
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 
 from ssd.errors import LinkError
@@ -154,7 +154,7 @@ class DraftPool:
         if session is not None:
             session.link.send_closing(session.number)
 
-    def look_up(self, results: Rows[RoundResult]) -> list[Lookup]:
+    def look_up(self, results: Rows[RoundResult], before_wait: Callable[[], None]) -> list[Lookup]:
         """Look each outcome up in the columns of its table; wait for more columns while it pays."""
         continuing = [each for each in results if each.emission.finish_reason is None]
         pace = self._tables.pace
@@ -163,7 +163,7 @@ class DraftPool:
             pace.note_round(self._clock.now() - self._sent_at, is_plain=is_plain)
         with self._changed:
             pace.note_outcomes([self._tested(each) for each in results])
-            answers = self._tables.collect(continuing)
+            answers = self._tables.collect(continuing, before_wait)
             suspended = self._suspend_late_links(answers)
         _send_closings(suspended)
         return [self._look_up_one(each, answers.get(each.sequence.sequence_id)) for each in results]

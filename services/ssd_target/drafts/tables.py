@@ -1,6 +1,7 @@
 """Receiving outcome tables, and waiting for their columns while it pays."""
 
 import threading
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from math import inf
 
@@ -84,7 +85,9 @@ class TableCollector:
             raise FrameError(f"a table has {widest} branches, agreed are {settings.branches}")
         return tables
 
-    def collect(self, results: Rows[RoundResult]) -> dict[SequenceId, Answer]:
+    def collect(
+        self, results: Rows[RoundResult], before_wait: Callable[[], None]
+    ) -> dict[SequenceId, Answer]:
         """Wait for tables while it pays; return the tables of the sequences with open sessions.
 
         The lock is held by the caller and released while waiting.
@@ -93,6 +96,8 @@ class TableCollector:
         begun_at = now = self._clock.now()
         deadline = begun_at + self._settings.draft_deadline_seconds
         while (until := min(deadline, self._until(results, now))) > now:
+            if now == begun_at:
+                before_wait()
             is_notified = self._changed.wait(until - now)
             now = self._clock.now()
             if not is_notified:

@@ -16,6 +16,7 @@ Letter: A, rows of the attention.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import openvino
@@ -38,17 +39,33 @@ DIFFERENT_BITS = "the bits of a row depend on the number of rows"
 MIN_ATTENDED = 2
 """Smallest number of columns of a sequence in the attention."""
 BLOCK_SIZE = BLOCK_SIZES["openvino"]
-Ints = NDArray[np.int32]
+Ints = NDArray[np.int64]
+
+
+Inputs = dict[str, openvino.Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassShape:
+    """What depends only on the number of columns of each sequence of a pass."""
+
+    is_real_BP: NDArray[np.bool_]
+    """Where its rows are in the batch."""
+    attended_B: Ints
+    """Columns of each sequence in the attention."""
+    column_A: Ints
+    inputs: Inputs
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPass:
-    """The inputs of one pass, by name, and where its rows are in the batch."""
+    """The inputs of one pass, by name."""
 
     num_sequences: int
     """Number of sequences that are not padding; they come first."""
-    inputs: dict[str, Ints]
-    is_real_BP: NDArray[np.bool_]
+    shape: PassShape
+    inputs: Inputs
+    """Those that are not inputs of the shape."""
 
 
 class OpenVinoTarget:
@@ -67,6 +84,8 @@ class OpenVinoTarget:
         self.storage = torch.zeros(shape)
         for name, cache in zip(caches, self.storage, strict=True):
             self._request.set_tensor(name, openvino.Tensor(cache.numpy(), shared_memory=True))
+        self._shape: PassShape | None = None
+        """Of the newest pass, whose inputs are set."""
         self._is_one_shape = engine.deterministic
         if not engine.deterministic and not self._has_same_bits(model.vocab_size):
             self._is_one_shape = True
@@ -76,8 +95,9 @@ class OpenVinoTarget:
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
         packed = self._pack(batch, 1)
-        packed.inputs["logit_rows"] = packed.inputs["logit_rows"][:0]
+        packed.inputs["logit_rows"] = _tensor(np.zeros(0))
         self._infer(packed)
+        self._shape = None
         return torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
 
     def prepare(self, batch: PagedBatch) -> PackedPass:
@@ -91,7 +111,7 @@ class OpenVinoTarget:
         """See ``TargetExecution.verify``."""
         self._infer(prepared)
         logits_RV = torch.from_numpy(self._request.get_output_tensor(0).data)
-        is_real_BP = prepared.is_real_BP
+        is_real_BP = prepared.shape.is_real_BP
         if is_real_BP.all():
             return logits_RV.view(*is_real_BP.shape, -1)[: prepared.num_sequences]
         logits_BPV = torch.empty((*is_real_BP.shape, logits_RV.shape[1]))
@@ -122,43 +142,68 @@ class OpenVinoTarget:
         )
 
     def _infer(self, packed: PackedPass) -> None:
-        for name, values in packed.inputs.items():
-            self._request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
+        if packed.shape is not self._shape:
+            self._shape = packed.shape
+            for name, tensor in packed.shape.inputs.items():
+                self._request.set_tensor(name, tensor)
+        for name, tensor in packed.inputs.items():
+            self._request.set_tensor(name, tensor)
         self._request.infer()
 
     def _pack(self, batch: PagedBatch, num_sequences: int) -> PackedPass:
         """Compute the inputs of a pass; at one shape, padding columns run as well."""
         tokens_BP = batch.tokens_BP.numpy()
         first_B = batch.first_positions_B.numpy()
-        num_columns_B = batch.num_columns_B.numpy()
+        width = tokens_BP.shape[1]
         if self._is_one_shape:
-            num_columns_B = np.full_like(num_columns_B, tokens_BP.shape[1])
-        attended_B = np.maximum(num_columns_B, MIN_ATTENDED)
-        attended_begins_B = _begins(attended_B)
-        is_real_BP = np.arange(tokens_BP.shape[1]) < num_columns_B[:, None]
-        column_A = np.arange(attended_begins_B[-1]) - np.repeat(attended_begins_B[:-1], attended_B)
-        row_begins_A = np.repeat(_begins(num_columns_B)[:-1], attended_B)
-        last_column_A = np.repeat(num_columns_B - 1, attended_B)
-        positions_A = np.repeat(first_B, attended_B) + column_A
-        num_blocks_B = -(-(first_B + attended_B) // BLOCK_SIZE)
-        block_begins_B = _begins(num_blocks_B)
+            shape = _pass_shape((width,) * len(tokens_BP), width)
+        else:
+            shape = _pass_shape(tuple(batch.num_columns_B.tolist()), width)
+        positions_A = np.repeat(first_B, shape.attended_B) + shape.column_A
+        length_B = first_B + shape.attended_B
+        num_blocks_B = -(-length_B // BLOCK_SIZE)
         inputs = {
-            "tokens": tokens_BP[is_real_BP],
-            "logit_rows": np.arange(num_columns_B.sum()),
-            "attended": row_begins_A + np.minimum(column_A, last_column_A),
-            "kept": np.flatnonzero(column_A <= last_column_A),
+            "tokens": tokens_BP[shape.is_real_BP],
             "positions": np.minimum(positions_A, self._engine.max_model_len - 1),
             "past_lens": first_B,
-            "subsequence_begins": attended_begins_B,
             "block_indices": _blocks(batch.block_tables_BJ.numpy(), num_blocks_B),
-            "block_indices_begins": block_begins_B,
-            "max_context_len": (first_B + attended_B).max(keepdims=True),
+            "block_indices_begins": _begins(num_blocks_B),
+            "max_context_len": length_B.max(keepdims=True),
         }
-        return PackedPass(
-            num_sequences,
-            {name: np.ascontiguousarray(each, dtype=np.int32) for name, each in inputs.items()},
-            is_real_BP,
-        )
+        tensors = {name: _tensor(each) for name, each in inputs.items()}
+        return PackedPass(num_sequences, shape, tensors)
+
+
+@lru_cache(maxsize=256)
+def _pass_shape(num_columns: tuple[int, ...], width: int) -> PassShape:
+    """Return the shape of a pass over batches of ``width`` columns.
+
+    Most passes have a shape that was used before; computing it takes as long as the rest of
+    ``prepare``.
+    """
+    num_columns_B = np.array(num_columns)
+    attended_B = np.maximum(num_columns_B, MIN_ATTENDED)
+    begins_B = _begins(attended_B)
+    column_A = np.arange(begins_B[-1]) - np.repeat(begins_B[:-1], attended_B)
+    row_begins_A = np.repeat(_begins(num_columns_B)[:-1], attended_B)
+    last_column_A = np.repeat(num_columns_B - 1, attended_B)
+    inputs = {
+        "logit_rows": np.arange(num_columns_B.sum()),
+        "attended": row_begins_A + np.minimum(column_A, last_column_A),
+        "kept": np.flatnonzero(column_A <= last_column_A),
+        "subsequence_begins": begins_B,
+    }
+    return PassShape(
+        np.arange(width) < num_columns_B[:, None],
+        attended_B,
+        column_A,
+        {name: _tensor(each) for name, each in inputs.items()},
+    )
+
+
+def _tensor(values: NDArray[np.generic]) -> openvino.Tensor:
+    """Return an int32 tensor that shares the memory of a new array."""
+    return openvino.Tensor(np.ascontiguousarray(values, dtype=np.int32), shared_memory=True)
 
 
 def _begins(counts_B: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -168,9 +213,10 @@ def _begins(counts_B: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _blocks(tables_BJ: NDArray[np.int64], num_blocks_B: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the first blocks of each sequence; blocks beyond its table are the reserved one."""
-    missing = max(0, int(num_blocks_B.max()) - tables_BJ.shape[1])
-    padded_BJ = np.pad(tables_BJ, ((0, 0), (0, missing)))
-    return padded_BJ[np.arange(padded_BJ.shape[1]) < num_blocks_B[:, None]]
+    missing = int(num_blocks_B.max()) - tables_BJ.shape[1]
+    if missing > 0:
+        tables_BJ = np.pad(tables_BJ, ((0, 0), (0, missing)))
+    return tables_BJ[np.arange(tables_BJ.shape[1]) < num_blocks_B[:, None]]
 
 
 def _build(

@@ -53,10 +53,10 @@ def choose_rows(
     logits, noise = logits_XV.numpy(), noise_YV.numpy()
     num_ids = logits.shape[1]
     size = max(1, _GROUP_VALUES // num_ids)
-    scores_GV = np.empty((size, num_ids), dtype=np.float32)
+    scores_GV = np.empty((min(size, len(rows_R)), num_ids), dtype=np.float32)
     chosen_R = np.empty(len(rows_R), dtype=np.int64)
-    for is_warm in (False, True):
-        kind_R = np.flatnonzero((temperature_R > 0) == is_warm)
+    is_warm_R = temperature_R > 0
+    for kind_R, is_warm in ((np.flatnonzero(~is_warm_R), False), (np.flatnonzero(is_warm_R), True)):
         for first in range(0, len(kind_R), size):
             group_G = kind_R[first : first + size]
             scores = scores_GV[: len(group_G)]

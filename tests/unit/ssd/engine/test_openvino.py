@@ -44,9 +44,9 @@ def test_a_pass_has_as_many_rows_as_its_sequences_have_columns(make_runner: Make
     tables_BJ = torch.arange(1, 4)[:, None]
     batch = PagedBatch(torch.ones((3, P)).long(), counts_B * 0, counts_B, tables_BJ)
     packed = make_runner(ENGINE).prepare(batch)
-    assert len(packed.inputs["tokens"]) == 7
+    assert packed.inputs["tokens"].size == 7
     # The attention has no sequence of one row.
-    assert packed.inputs["subsequence_begins"].tolist() == [0, 2, 6, 8]
+    assert packed.shape.inputs["subsequence_begins"].data.tolist() == [0, 2, 6, 8]
 
 
 def test_sessions_share_a_pass_unless_padding_takes_longer() -> None:
@@ -69,5 +69,5 @@ def test_bits_that_depend_on_the_rows_select_one_shape(
     one_B = torch.ones(1).long()
     batch = PagedBatch(one_B[:, None].expand(-1, P), one_B - 1, one_B, one_B[:, None])
     packed = runner.prepare(batch)
-    assert len(packed.inputs["tokens"]) == ENGINE.max_num_seqs * P
+    assert packed.inputs["tokens"].size == ENGINE.max_num_seqs * P
     assert runner.verify(packed).shape[:2] == (1, P)

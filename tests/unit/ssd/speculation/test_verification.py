@@ -1,10 +1,11 @@
 """Coupled verification: the longest equal prefix, then the bonus token."""
 
-import torch
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.speculation.verification import verify_coupled
+from ssd.types import Outcome
 
 NUM_TOKENS = 3
 LOOKAHEAD = 4
@@ -12,10 +13,8 @@ LOOKAHEAD = 4
 
 def verify(proposal: list[int], num_proposed: int, chosen: list[int]) -> tuple[int, int]:
     """Return the outcome (k, t*) of one sequence."""
-    outcomes = verify_coupled(
-        torch.tensor([proposal]), torch.tensor([num_proposed]), torch.tensor([chosen])
-    )
-    return int(outcomes.accepted_B[0]), int(outcomes.bonus_B[0])
+    (outcome,) = verify_coupled(np.array([proposal]), np.array([num_proposed]), np.array([chosen]))
+    return outcome.accepted, outcome.bonus
 
 
 def test_a_proposal_that_equals_all_choices_is_accepted_and_followed_by_the_bonus() -> None:
@@ -53,8 +52,7 @@ def test_each_row_accepts_its_longest_equal_prefix(
     batch: list[tuple[list[int], int, list[int]]],
 ) -> None:
     proposals, nums, chosens = zip(*batch, strict=True)
-    outcomes = verify_coupled(torch.tensor(proposals), torch.tensor(nums), torch.tensor(chosens))
-    for row, (proposal, num, chosen) in enumerate(batch):
-        prefixes = [k for k in range(num + 1) if proposal[:k] == chosen[:k]]
-        assert outcomes.accepted_B[row] == max(prefixes)
-        assert outcomes.bonus_B[row] == chosen[max(prefixes)]
+    outcomes = verify_coupled(np.array(proposals), np.array(nums), np.array(chosens))
+    for outcome, (proposal, num, chosen) in zip(outcomes, batch, strict=True):
+        longest = max(k for k in range(num + 1) if proposal[:k] == chosen[:k])
+        assert outcome == Outcome(longest, chosen[longest])

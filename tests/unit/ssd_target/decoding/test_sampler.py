@@ -8,7 +8,7 @@ from ssd.speculation.verification import verify_coupled
 from ssd.testing.sink import ListSink
 from ssd.types import NO_TOKEN, Request, SamplingParams
 from ssd_target.decoding.batch_builder import Proposals
-from ssd_target.decoding.sampler import Sampler
+from ssd_target.decoding.sampler import Ints, Sampler
 from ssd_target.decoding.sequence import Arrival, Sequence
 
 K = 3
@@ -43,28 +43,28 @@ def test_rows_after_the_first_other_token_are_not_chosen_and_the_outcome_is_the_
     logits_BPV = torch.randn((4, K + 1, VOCAB), generator=torch.Generator().manual_seed(1))
     whole_BP = all_rows(sampler, rows, logits_BPV)
     first_B1 = sampler.choose(rows, no_proposals(4), logits_BPV[:, :1])
-    assert torch.equal(whole_BP[:, :1], first_B1)
-    proposed_BK = whole_BP[:, :K].clone()
+    assert np.array_equal(whole_BP[:, :1], first_B1)
+    proposed_BK = whole_BP[:, :K].copy()
     proposed_BK[1, 1] = (proposed_BK[1, 1] + 1) % VOCAB
     proposed_BK[2, 0] = (proposed_BK[2, 0] + 1) % VOCAB
-    num_proposed_B = torch.tensor([K, K, K, 1])
+    num_proposed_B = np.array([K, K, K, 1])
     proposals = Proposals(proposed_BK, num_proposed_B, ())
     chosen_BP = sampler.choose(rows, proposals, logits_BPV)
     num_chosen_B = [K + 1, 2, 1, 2]
     for index, count in enumerate(num_chosen_B):
-        assert torch.equal(chosen_BP[index, :count], whole_BP[index, :count])
+        assert np.array_equal(chosen_BP[index, :count], whole_BP[index, :count])
         assert (chosen_BP[index, count:] == NO_TOKEN).all()
     outcomes = verify_coupled(proposed_BK, num_proposed_B, chosen_BP)
-    assert outcomes.accepted_B.tolist() == [K, 1, 0, 1]
-    assert torch.equal(outcomes.bonus_B, whole_BP[torch.arange(4), outcomes.accepted_B])
+    assert [each.accepted for each in outcomes] == [K, 1, 0, 1]
+    assert [each.bonus for each in outcomes] == whole_BP[np.arange(4), [K, 1, 0, 1]].tolist()
 
 
 def no_proposals(count: int) -> Proposals:
-    nothing_BK = torch.empty((count, 0), dtype=torch.int64)
-    return Proposals(nothing_BK, torch.zeros(count, dtype=torch.int64), ())
+    nothing_BK = np.empty((count, 0), dtype=np.int64)
+    return Proposals(nothing_BK, np.zeros(count, dtype=np.int64), ())
 
 
-def all_rows(sampler: Sampler, rows: list[Sequence], logits_BPV: torch.Tensor) -> torch.Tensor:
+def all_rows(sampler: Sampler, rows: list[Sequence], logits_BPV: torch.Tensor) -> Ints:
     """The choice at every row, one position at a time."""
     slots_B = np.array([row.slot for row in rows])
     sampler.fill(rows, np.full(len(rows), K))
@@ -74,4 +74,4 @@ def all_rows(sampler: Sampler, rows: list[Sequence], logits_BPV: torch.Tensor) -
         )
         for column in range(K + 1)
     ]
-    return torch.from_numpy(np.stack(chosen, axis=1))
+    return np.stack(chosen, axis=1)
