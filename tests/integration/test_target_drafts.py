@@ -3,6 +3,7 @@
 import asyncio
 import re
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -244,6 +245,44 @@ async def test_sessions_of_a_drained_draft_move_and_it_ends_before_the_streams(
             # Rounds without a session occur before it opens, twice; a busy machine has many.
             assert found.hits > 0.9 * (found.hits + found.misses + found.late)
             assert found.hits > 0.5 * found.rounds, "a move costs a few rounds"
+
+
+def unused_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+async def test_sessions_move_from_a_slow_draft_to_one_that_joins(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "pair", seed=1, max_len=MAX_LEN)
+    shape = ("--max-model-len", str(MAX_LEN))
+    long = replace(WARM, max_tokens=300)
+    later = unused_port()
+    async with draft(folder, "0", *shape, "--inject-step-ms", "15") as slow:
+        addresses = f"{slow.grpc_address},127.0.0.1:{later}"
+        flags = (*LONG_WAIT, *shape, "--drafts", addresses)
+        async with target(folder, [], *flags) as (process, client):
+            await until_link(process, "active")
+            begun = [asyncio.Event() for _ in range(4)]
+            running_on = [
+                asyncio.create_task(
+                    generate(client, Mode.SPECULATIVE, f"text {number}", long, event)
+                )
+                for number, event in enumerate(begun)
+            ]
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(event.wait() for event in begun))
+                async with draft(folder, str(later), *shape):
+                    sessions: list[int] = []
+                    while sessions != [2, 2]:
+                        links = (await client.pool_status()).links
+                        sessions = [link.sessions for link in links]
+                    answers = await asyncio.gather(*running_on)
+            alone = await asyncio.gather(
+                *(generate(client, Mode.AUTOREGRESSIVE, f"text {each}", long) for each in range(4))
+            )
+            assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in alone]
+            assert all(statistics.hits > 0 for _, statistics in answers)
 
 
 async def test_both_ends_of_a_link_report_the_pod_of_the_other(

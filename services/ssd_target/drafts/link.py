@@ -24,6 +24,11 @@ from ssd_target.drafts.round_trip import RoundTrip
 from ssd_target.drafts.sustainable_sessions import BatchTimes
 from ssd_target.drafts.table_deadline import ColumnTimes
 
+RETRY_SECONDS = 1.0
+"""Pause of a link after an opening that was refused or not answered."""
+MOVE_RETRY_SECONDS = 30.0
+"""The same for moves: a session that moves and is refused has lost its tables for nothing."""
+
 
 class LinkState(StrEnum):
     """State of a link; the values are those of ``LinkState`` in ``admin.proto``."""
@@ -53,6 +58,8 @@ class Session:
     """When the commit or opening was sent that the next table answers."""
     open_by: float
     """When a session without any table is closed."""
+    max_len: int = 0
+    """Maximum length of the sequence in tokens."""
     table: OutcomeTable | None = None
     """The columns of the current round's table that have arrived."""
     received_at: float = 0.0
@@ -63,6 +70,11 @@ class Session:
     """Tokens of the current proposal that are from a table; the others are from the backup."""
     is_timed: bool = False
     """Whether the time of the current table is known. That of the first includes the prefill."""
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens until the maximum length of the sequence."""
+        return self.max_len - self.base_len
 
     @property
     def depth(self) -> int:
@@ -148,6 +160,8 @@ class DraftLink:
         """Columns that openings and commits have requested, K each, and that have not arrived."""
         self.no_openings_before = 0.0
         """Time of the next opening, after one that was refused or not answered."""
+        self.no_moves_before = 0.0
+        """Time from which sessions of other links may move to this one, likewise."""
         self.is_draining = False
         self.lost_because: str | None = None
         self._channel = channel
@@ -183,6 +197,11 @@ class DraftLink:
         if self.circuit_breaker.is_open(now):
             return LinkState.QUARANTINED
         return LinkState.ACTIVE
+
+    def note_unserved_opening(self, now: float) -> None:
+        """Pause openings, because one was refused or not answered."""
+        self.no_openings_before = now + RETRY_SECONDS
+        self.no_moves_before = now + MOVE_RETRY_SECONDS
 
     def next_session_number(self) -> int:
         """Return a number that was never used on this link."""

@@ -23,15 +23,14 @@ from ssd_target.decoding.sequence import Sequence
 from ssd_target.drafts.circuit_breaker import LATE_ROUNDS
 from ssd_target.drafts.link import Answer, DraftLink, LinkState, Session
 from ssd_target.drafts.lookup import look_up_outcome, without_session
-from ssd_target.drafts.router import choose_link
+from ssd_target.drafts.router import choose_link, session_to_move
 from ssd_target.drafts.session_registry import SessionRegistry
+from ssd_target.drafts.sustainable_sessions import sustainable_sessions
 from ssd_target.drafts.table_deadline import ProposalResult
 from ssd_target.drafts.tables import TableCollector
 from ssd_target.settings import TargetSettings
 
 _log = get_logger(__name__)
-_RETRY_SECONDS = 1.0
-"""Pause of a link after an opening that was refused or not answered."""
 _MAX_WAITED_US = 2**31 - 1
 _PERMANENT_REASONS = (RefusalReason.LENGTH, RefusalReason.NOT_FINITE)
 """Reasons of a refusal that stay true for this sequence on this draft."""
@@ -92,7 +91,7 @@ class DraftPool:
             if refusal.reason in _PERMANENT_REASONS:
                 self._sessions.exclude(session.sequence_id, link)
             else:
-                link.no_openings_before = self._clock.now() + _RETRY_SECONDS
+                link.note_unserved_opening(self._clock.now())
             self._changed.notify_all()
         _log.info("session_refused", draft=link.name, reason=refusal.reason)
 
@@ -126,7 +125,8 @@ class DraftPool:
     def open_sessions(self, sequences: Iterable[Sequence]) -> None:
         """Open a session for each of the sequences that has none, while links have room.
 
-        Sessions on draining links are closed first, so their sequences move to other links. A
+        Sessions that move are closed first: those on draining links, and one on a link that serves
+        too many while another one serves fewer. Their sequences open on other links. A
         sequence must not have a proposal: the draft assumes none for the round after an opening.
         """
         if not self._links:
@@ -192,7 +192,7 @@ class DraftPool:
                 COMMIT_TO_WIRE_SECONDS.observe(self._clock.now() - decided_at)
 
     def _close_unserved(self) -> None:
-        """Close the sessions of draining links, and the openings that a draft does not answer."""
+        """Close sessions that move to another link, and the openings without an answer."""
         now = self._clock.now()
         closed: list[Session] = []
         with self._changed:
@@ -204,11 +204,28 @@ class DraftPool:
                 elif overdue := link.overdue_openings(now):
                     _log.warning("openings_unanswered", draft=link.name, sessions=len(overdue))
                     closed += overdue
-                    link.no_openings_before = now + _RETRY_SECONDS
+                    link.note_unserved_opening(now)
                     if self._settings.circuit_breaker:
                         link.circuit_breaker.open(now)
+            if not closed and (moved := self._session_to_move(now)):
+                _log.info("session_moved", draft=moved.link.name)
+                closed.append(moved)
             self._sessions.remove(closed)
         _send_closings(closed)
+
+    def _session_to_move(self, now: float) -> Session | None:
+        """Return the session that closes because another link serves it better. Lock held."""
+        if len(self._links) < 2:
+            return None
+        round_seconds = self._tables.pace.proposed_seconds
+        return session_to_move(
+            self._links.values(),
+            lambda link: sustainable_sessions(
+                link.batch_times.seconds_by_sessions, round_seconds, link.max_sessions
+            ),
+            lambda each, link: link not in self._sessions.excluded_links(each.sequence_id),
+            now,
+        )
 
     def _open(self, sequence: Sequence) -> None:
         """Open a session on the link with the most room, if there is one."""
@@ -218,7 +235,8 @@ class DraftPool:
             link = choose_link(self._links.values(), excluded, num_tokens, now)
             if link is None:
                 return
-            session = self._sessions.add(link, sequence.sequence_id, num_tokens, now)
+            max_len = sequence.arrival.max_len
+            session = self._sessions.add(link, sequence.sequence_id, num_tokens, now, max_len)
         sampling = sequence.arrival.request.sampling
         opening = OpenSession(
             session=session.number,

@@ -1,8 +1,22 @@
-"""Which link gets the next session. Pure."""
+"""Which link gets the next session, and which session moves to another link. Pure.
 
-from collections.abc import Collection, Iterable
+*Decision*: a session moves only from a link with more sessions than it sustains, one at a time, and
+only if the other link has fewer sessions also afterwards. *Because*: a move costs the rounds until
+the other draft has stored the text, and gains columns of tables only where some are missing. So the
+number of moves is bounded by the imbalance, and no session returns. *Not chosen*: moves whenever
+the numbers differ by two, which happens whenever sequences end. *Revisit when* drafts of one pool
+differ much in speed.
+"""
 
-from ssd_target.drafts.link import DraftLink, LinkState
+from collections.abc import Callable, Collection, Iterable
+
+from ssd_target.drafts.link import DraftLink, LinkState, Session
+
+MIN_REMAINING_TOKENS = 32
+"""A sequence with fewer tokens to go ends soon after the move."""
+TEXT_SHARE = 0.25
+"""Smallest ratio of remaining tokens to those that the other draft has to store. Storing takes a
+fraction of the time of decoding: the default chunk is 128 tokens a turn."""
 
 
 def choose_link(
@@ -31,3 +45,47 @@ def has_room(link: DraftLink, num_tokens: int, now: float) -> bool:
         and len(link.sessions) < link.max_sessions
         and now >= link.no_openings_before
     )
+
+
+def session_to_move(
+    links: Iterable[DraftLink],
+    sustainable: Callable[[DraftLink], int],
+    may_serve: Callable[[Session, DraftLink], bool],
+    now: float,
+) -> Session | None:
+    """Return a session that is better served by another link with room; None if no move pays.
+
+    Args:
+        links: all links that are up.
+        sustainable: the number of sessions whose tables a link completes in time.
+        may_serve: whether a link may get the sequence of a session.
+        now: time on the clock of the links.
+    """
+    active = [each for each in links if each.state(now) is LinkState.ACTIVE]
+    ready = [
+        each
+        for each in active
+        if now >= each.no_moves_before
+        and all(session.is_open for session in each.sessions.values())
+    ]
+    candidates = [
+        session
+        for source in active
+        if len(source.sessions) > sustainable(source)
+        for session in source.sessions.values()
+        if session.is_open
+        and session.num_remaining >= max(MIN_REMAINING_TOKENS, TEXT_SHARE * session.base_len)
+        and any(
+            _is_fuller(source, other)
+            and has_room(other, session.base_len, now)
+            and may_serve(session, other)
+            for other in ready
+        )
+    ]
+    return max(candidates, key=lambda session: session.num_remaining, default=None)
+
+
+def _is_fuller(source: DraftLink, other: DraftLink) -> bool:
+    """Whether ``other`` has no larger share of its sessions in use after a session has moved."""
+    share_after = (len(source.sessions) - 1) / source.max_sessions
+    return (len(other.sessions) + 1) / other.max_sessions <= share_after

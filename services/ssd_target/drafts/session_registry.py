@@ -27,8 +27,15 @@ class SessionRegistry:
         """Return the session of a sequence."""
         return self._sessions.get(sequence_id)
 
-    def add(self, link: DraftLink, sequence_id: SequenceId, base_len: int, now: float) -> Session:
-        """Add a session that is about to open."""
+    def add(
+        self,
+        link: DraftLink,
+        sequence_id: SequenceId,
+        base_len: int,
+        now: float,
+        max_len: int = 0,
+    ) -> Session:
+        """Add a session that is about to open; ``max_len`` is that of its sequence, in tokens."""
         # A draft prefills prompts one after the other, so earlier openings come first.
         earlier = sum(each.base_len for each in link.sessions.values() if not each.is_open)
         session = Session(
@@ -38,6 +45,7 @@ class SessionRegistry:
             base_len=base_len,
             requested_at=now,
             open_by=now + opening_seconds(earlier + base_len),
+            max_len=max_len,
         )
         self._sessions[sequence_id] = session
         link.sessions[session.number] = session

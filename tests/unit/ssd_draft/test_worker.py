@@ -163,6 +163,20 @@ def test_each_link_gets_the_tables_of_its_policy() -> None:
     assert counts == [N // (K + 1), N - 3]
 
 
+def test_another_policy_of_a_link_applies_to_its_next_tables(opened: Opened) -> None:
+    draft, link, text = opened
+    counts = []
+    for split in ((), (N - 3, 1, 1, 1), (N - 6, 2, 2, 2)):
+        link.settings = LinkSettings(
+            fan_out_policy="explicit" if split else "uniform", fan_out=split
+        )
+        draft.commit(link, text.hit(link.newest(), 0, K))
+        draft.settle()
+        text.check(link.newest())
+        counts.append(link.newest().accepted_N.tolist().count(0))
+    assert counts == [N // (K + 1), N - 3, N - 6]
+
+
 @pytest.mark.parametrize("distance", [-1, 1])
 def test_a_gap_closes_the_session(opened: Opened, distance: int) -> None:
     draft, link, text = opened

@@ -1,13 +1,16 @@
 """Which link gets the next session."""
 
+import itertools
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.transport.inprocess import pair
 from ssd.types import Welcome
-from ssd_target.drafts.link import DraftLink
-from ssd_target.drafts.router import choose_link
+from ssd_target.drafts.link import DraftLink, Session
+from ssd_target.drafts.router import MIN_REMAINING_TOKENS, choose_link, session_to_move
 from ssd_target.drafts.session_registry import SessionRegistry
 
 NOW = 10.0
@@ -64,3 +67,100 @@ def test_no_link_with_room_has_a_smaller_share_than_the_chosen_one(
         assert not with_room
     else:
         assert len(chosen.sessions) / chosen.max_sessions == min(shares)
+
+
+_sequence_ids = itertools.count(100)
+
+
+def add(to: DraftLink, base_len: int = 100, remaining: int = 100, *, is_open: bool = True) -> None:
+    sequence_id, max_len = next(_sequence_ids), base_len + remaining
+    SessionRegistry().add(to, sequence_id, base_len, NOW, max_len).is_open = is_open
+
+
+def with_sessions(
+    count: int, max_sessions: int = 16, base_len: int = 100, remaining: int = 100
+) -> DraftLink:
+    made = link(max_sessions=max_sessions)
+    for _ in range(count):
+        add(made, base_len, remaining)
+    return made
+
+
+def moved(
+    links: Iterable[DraftLink], sustainable: int = 0, *, may_serve: bool = True
+) -> Session | None:
+    return session_to_move(links, lambda _: sustainable, lambda *_: may_serve, NOW)
+
+
+@pytest.mark.parametrize(("many", "few", "is_moved"), [(2, 0, True), (5, 3, True), (4, 3, False)])
+def test_a_session_moves_if_the_numbers_differ_by_two(
+    many: int, few: int, *, is_moved: bool
+) -> None:
+    source, other = with_sessions(many), with_sessions(few)
+    session = moved([source, other])
+    assert (session is not None) is is_moved
+    assert session is None or session.link is source
+
+
+def test_no_session_moves_from_a_draft_that_completes_its_tables() -> None:
+    links = [with_sessions(8), with_sessions(0)]
+    assert moved(links, sustainable=8) is None
+    assert moved(links, sustainable=7) is not None
+
+
+@pytest.mark.parametrize(
+    ("base_len", "remaining", "is_moved"),
+    [
+        (10, MIN_REMAINING_TOKENS, True),
+        (10, MIN_REMAINING_TOKENS - 1, False),
+        (4000, 1000, True),
+        (4000, 999, False),
+    ],
+)
+def test_a_sequence_that_soon_ends_does_not_move(
+    base_len: int, remaining: int, *, is_moved: bool
+) -> None:
+    source = with_sessions(4, base_len=base_len, remaining=remaining)
+    assert (moved([source, with_sessions(0)]) is not None) is is_moved
+
+
+def test_the_sequence_with_most_tokens_to_go_moves() -> None:
+    source = with_sessions(3)
+    add(source, remaining=500)
+    session = moved([source, with_sessions(0)])
+    assert session is not None
+    assert session.num_remaining == 500
+
+
+def test_sessions_move_one_at_a_time() -> None:
+    source, other = with_sessions(8), with_sessions(1)
+    add(other, is_open=False)
+    assert moved([source, other]) is None
+
+
+def test_no_session_moves_to_a_link_that_would_not_get_it() -> None:
+    source, other = with_sessions(8), with_sessions(0)
+    assert moved([source, other], may_serve=False) is None
+    other.no_moves_before = NOW + 1
+    assert moved([source, other]) is None
+    other.no_moves_before = NOW
+    assert moved([source, other]) is not None
+    other.max_len = 100
+    assert moved([source, other]) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=2, max_size=4))
+def test_moves_end_and_leave_no_link_with_two_more_sessions(shapes: list[tuple[int, int]]) -> None:
+    links = [with_sessions(min(most, used), most) for most, used in shapes]
+    num_moves = 0
+    while (session := moved(links)) is not None:
+        del session.link.sessions[session.number]
+        chosen = choose_link(links, (), session.base_len, NOW)
+        assert chosen is not None
+        assert chosen is not session.link
+        add(chosen)
+        num_moves += 1
+    assert num_moves <= sum(used for _, used in shapes)
+    for one, other in itertools.permutations(links, 2):
+        if one.max_sessions == other.max_sessions:
+            assert len(one.sessions) < len(other.sessions) + 2

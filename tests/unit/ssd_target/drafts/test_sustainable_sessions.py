@@ -56,6 +56,29 @@ def test_a_batch_just_in_time_is_the_maximum(sessions: int, fixed: float, each: 
     assert sustainable_sessions({sessions: seconds}, seconds * 1.0001, 64) == sessions
 
 
+@given(
+    st.integers(2, 64),
+    st.floats(0.0, 0.02),
+    st.floats(1e-4, 0.02),
+    st.floats(0.005, 0.2),
+    st.floats(0.1, 0.9),
+)
+def test_columns_for_all_sessions_gain_as_much_as_complete_tables_for_some(
+    num_sequences: int, fixed: float, each: float, round_seconds: float, acceptance: float
+) -> None:
+    """Why the number does not limit the sessions of a draft, in the mean of many rounds."""
+    lookahead = 6
+
+    def gain(num_sessions: int) -> float:
+        depth = min(lookahead, round_seconds / (fixed + num_sessions * each))
+        tokens: float = (1 - acceptance ** (depth + 1)) / (1 - acceptance) - 1
+        return num_sessions * tokens
+
+    seconds = {count: lookahead * (fixed + count * each) for count in range(1, num_sequences + 1)}
+    some = sustainable_sessions(seconds, round_seconds, num_sequences)
+    assert gain(num_sequences) >= gain(some) - 1e-9
+
+
 def test_the_time_of_a_batch_is_a_mean_of_its_slowest_tables() -> None:
     times = BatchTimes()
     times.note([0.001, 0.004, 0.002])

@@ -1,0 +1,118 @@
+"""What changes on live links: settings, and the sessions when a draft joins."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ssd.testing.scripted_draft import Behaviour
+from ssd.types import CloseSession, OpenSession, SamplingParams, SessionRefused, TokenId
+
+GREEDY = SamplingParams(temperature=0.0)
+SILENT = [Behaviour.SILENT]
+
+MakeBench = Callable[..., Any]
+Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
+
+
+def openings(draft: Any) -> list[int]:
+    return [each.session for each in draft.received if isinstance(each, OpenSession)]
+
+
+def closings(draft: Any) -> list[int]:
+    return [each.session for each in draft.received if isinstance(each, CloseSession)]
+
+
+def test_another_backup_applies_from_the_next_round_on(make_bench: MakeBench) -> None:
+    bench = make_bench(backup="none")
+    bench.join([Behaviour.HIT, Behaviour.MISS])
+    bench.submit([1, 2] * 4, 50)
+    bench.run(max_rounds=4, ends=False)
+    for backup, may_propose in (("none", False), ("ngram", True), ("none", False)):
+        bench.pool.configure(replace(bench.pool._settings, backup=backup))
+        before = len(bench.controller.samples)
+        bench.run(max_rounds=8, ends=False)
+        proposed = [each.num_proposed for each in bench.controller.samples[before + 1 :]]
+        assert any(proposed) is may_propose
+    assert bench.pool.links()[0].counts.misses > 10
+
+
+def test_another_table_deadline_applies_from_the_next_round_on(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench(circuit_breaker=False)
+    bench.join([Behaviour.HIT, *SILENT])
+    bench.submit([1, 2, 3], 40)
+    bench.loop.run_round()
+    waits: list[float] = []
+    monkeypatch.setattr(bench.pool._changed, "wait", waits.append)
+    for deadline_ms in (500.0, 50.0, 900.0):
+        settings = replace(
+            bench.pool._settings, adaptive_deadline=False, draft_deadline_ms=deadline_ms
+        )
+        bench.pool.configure(settings)
+        bench.loop.run_round()
+        bench.loop.run_round()
+    assert waits == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.9, 0.9], abs=0.002)
+
+
+class FixedTimes:
+    """The tables of a batch take a fixed time for each of its sessions."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds_by_sessions = {1: seconds}
+
+    def note(self, _seconds: object) -> None: ...
+
+
+@pytest.mark.parametrize(("seconds", "num_moved"), [(10.0, 2), (1e-6, 0)])
+def test_sessions_of_a_draft_that_has_too_many_move_to_one_that_joins(
+    make_bench: MakeBench, plain: Plain, seconds: float, num_moved: int
+) -> None:
+    bench = make_bench()
+    slow = bench.join([Behaviour.HIT], name="slow")
+    (link,) = bench.pool.links()
+    link.batch_times = FixedTimes(seconds)
+    prompts = [[number, 2, 3] for number in range(4)]
+    sinks = [bench.submit(prompt, 60) for prompt in prompts]
+    while len(link.sessions) < 4:
+        bench.loop.run_round()
+    bench.loop.run_round()
+    joined = bench.join([Behaviour.HIT], name="joined")
+    for _ in range(8):
+        bench.loop.run_round()
+    assert len(closings(slow)) == len(openings(joined)) == num_moved
+    bench.run()
+    assert len(openings(slow)) + len(openings(joined)) == 4 + num_moved, "no session returns"
+    for prompt, sink in zip(prompts, sinks, strict=True):
+        assert sink.tokens == plain(prompt, 60, GREEDY)
+        assert sink.statistics.hits > 0
+
+
+def test_after_a_refused_opening_no_session_moves_there_for_a_while(make_bench: MakeBench) -> None:
+    bench = make_bench()
+    bench.join([Behaviour.HIT], name="slow")
+    (link,) = bench.pool.links()
+    link.batch_times = FixedTimes(10.0)
+    for number in range(4):
+        bench.submit([number, 2, 3], 60)
+    while len(link.sessions) < 4:
+        bench.loop.run_round()
+    joined = bench.join(SILENT, name="full")
+    _, full = bench.pool.links()
+    while not full.sessions:
+        bench.loop.run_round()
+    bench.pool.refuse(full, SessionRefused(1, "max_sessions"))
+    joined.receive(CloseSession(1))
+    while len(link.sessions) < 4:
+        bench.loop.run_round()
+    bench.clock.time += 2.0
+    for _ in range(3):
+        bench.loop.run_round()
+    assert openings(joined) == [1]
+    assert len(link.sessions) == 4
+    bench.clock.time += 30.0
+    bench.loop.run_round()
+    bench.loop.run_round()
+    assert openings(joined) == [1, 2]
