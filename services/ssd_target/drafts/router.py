@@ -72,20 +72,18 @@ def session_to_move(
         session
         for source in active
         if len(source.sessions) > sustainable(source)
+        and (emptier := [other for other in ready if _is_emptier(other, source)])
         for session in source.sessions.values()
         if session.is_open
         and session.num_remaining >= max(MIN_REMAINING_TOKENS, TEXT_SHARE * session.base_len)
         and any(
-            _is_fuller(source, other)
-            and has_room(other, session.base_len, now)
-            and may_serve(session, other)
-            for other in ready
+            has_room(each, session.base_len, now) and may_serve(session, each) for each in emptier
         )
     ]
     return max(candidates, key=lambda session: session.num_remaining, default=None)
 
 
-def _is_fuller(source: DraftLink, other: DraftLink) -> bool:
+def _is_emptier(other: DraftLink, source: DraftLink) -> bool:
     """Whether ``other`` has no larger share of its sessions in use after a session has moved."""
     share_after = (len(source.sessions) - 1) / source.max_sessions
     return (len(other.sessions) + 1) / other.max_sessions <= share_after
