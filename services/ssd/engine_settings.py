@@ -46,7 +46,7 @@ class EngineSettings:
     """Number of tokens in a full proposal (K). Target and drafts need the same value. Larger values
     need high acceptance."""
     branches: int = field(default=24, metadata={"min": 1, "max": 128})
-    """Number of branches of an outcome table (N). Target and drafts need the same value."""
+    """Largest number of branches of an outcome table (N). Target and drafts need the same value."""
     threads: int = field(default=1, metadata={"min": 1, "max": 256})
     """Number of threads of one forward pass on a CPU."""
     cpus: str = ""

@@ -126,6 +126,9 @@ DRAFT_TABLE_SECONDS = Histogram(
     "Seconds in which a draft computes a batch of complete tables.",
     buckets=_FAST_SECONDS,
 )
+TABLE_BRANCHES = Gauge(
+    "ssd_table_branches", "Number of branches that the draft chose for its newest tables."
+)
 DRAFT_SESSIONS = Gauge("ssd_draft_sessions", "Open sessions of a draft.")
 DRAFT_MAX_SESSIONS = Gauge(
     "ssd_draft_max_sessions", "Maximum number of sessions that a draft accepts; a setting."
@@ -176,7 +179,7 @@ STALE_FRAMES_TOTAL = Counter(
 
 _OF_DRAFT = (
     *(DRAFT_TABLE_SECONDS, DRAFT_SESSIONS, DRAFT_MAX_SESSIONS),
-    *(DRAFT_STARTUP_SECONDS, WIRE_TO_TABLE_SECONDS),
+    *(DRAFT_STARTUP_SECONDS, WIRE_TO_TABLE_SECONDS, TABLE_BRANCHES),
 )
 _OF_TARGET = (
     *(REQUESTS_TOTAL, QUEUE_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, INTER_TOKEN_SECONDS, E2E_SECONDS),

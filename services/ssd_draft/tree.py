@@ -146,6 +146,11 @@ class TableBuild:
     """Steps that have run. Step s chooses column s of the tables; step K only ranks candidates."""
 
     @property
+    def branches(self) -> int:
+        """N of these tables."""
+        return self.tokens_BN.shape[1]
+
+    @property
     def depth(self) -> int:
         """Columns of the tables that are chosen."""
         return min(self.num_steps, self.lookahead)
@@ -189,6 +194,11 @@ class Tree:
     def num_columns(self) -> int:
         """P = K + 1."""
         return self._shape.num_columns
+
+    @property
+    def branch_counts(self) -> tuple[int, ...]:
+        """See ``EngineConfig.branch_counts``."""
+        return self._shape.engine.branch_counts
 
     def open(self, session: NewSession) -> None:
         """Initialise the slot of a session; its trunk is empty."""
@@ -238,15 +248,22 @@ class Tree:
         self._store_skipped(slots_X, [move.skipped for move in moves])
         self._propose(slots_X, moves)
 
-    def begin_tables(self, slots: Rows[int], policies: Rows[FanOutPolicy]) -> TableBuild:
-        """Select the outcomes of one table of each session; ``run_step`` decodes after them."""
-        shape = self._shape
+    def select_outcomes(self, slots: Rows[int], policy: FanOutPolicy) -> SelectedOutcomes:
+        """Select the N outcomes of the next table of each session."""
+        return policy.choose(
+            Candidates(self._ids_XPM[slots], self._scores_XPM[slots]),
+            self._proposals_XK[slots],
+            self._num_proposed_X[slots],
+            self._shape.branches,
+        )
+
+    def begin_tables(self, slots: Rows[int], outcomes: SelectedOutcomes) -> TableBuild:
+        """Begin a table of each session for these outcomes; ``run_step`` decodes after them."""
         slots_B = torch.tensor(slots)
-        outcomes = self._select_outcomes(slots, policies)
         lengths_B = self._trunk_lengths_X[slots_B]
         self._fill(np.array(slots), lengths_B.numpy() + 1)
         self._num_steps_X[slots] = 0
-        shape_BNK = (len(slots), shape.branches, shape.lookahead)
+        shape_BNK = (*outcomes.bonus_BN.shape, self._shape.lookahead)
         return TableBuild(
             tables=TableBatch(
                 outcomes.accepted_BN,
@@ -260,12 +277,12 @@ class Tree:
             block_tables_BJ=self._block_tables_XJ[slots_B],
             accepted_BN=torch.from_numpy(np.maximum(outcomes.accepted_BN, 0).astype(np.int64)),
             tokens_BN=torch.from_numpy(np.maximum(outcomes.bonus_BN, 0).astype(np.int64)),
-            lookahead=shape.lookahead,
+            lookahead=self._shape.lookahead,
         )
 
     def run_step(self, build: TableBuild) -> None:
         """Run the next step of a batch of tables; all but the last one choose a column."""
-        step, branches = build.num_steps, self._shape.branches
+        step, branches = build.num_steps, build.branches
         logits_BNV = self._runner.run_branches(
             BranchBatch(
                 build.slots_B,
@@ -277,7 +294,7 @@ class Tree:
             )
         )
         kept_BNV = logits_BNV[..., : self._shape.vocab_size].to(self._branch_logits_XNPV)
-        self._branch_logits_XNPV[:, :, step].index_copy_(0, build.slots_B, kept_BNV)
+        self._branch_logits_XNPV[:, :branches, step].index_copy_(0, build.slots_B, kept_BNV)
         slots_B = build.slots_B.numpy()
         build.num_steps += 1
         self._num_steps_X[slots_B] = build.num_steps
@@ -327,27 +344,6 @@ class Tree:
         self._ring.fill_each(slots_X, committed_B, np.full(len(slots_X), num_positions))
         last_B = committed_B + num_positions - 1
         self._filled_X[slots_X] = np.maximum(last_B, self._filled_X[slots_X])
-
-    def _select_outcomes(self, slots: Rows[int], policies: Rows[FanOutPolicy]) -> SelectedOutcomes:
-        """Select the outcomes of each session by its policy; usually all have the same one."""
-        if all(policy is policies[0] for policy in policies):
-            return self._select(policies[0], slots)
-        chosen = [
-            self._select(policy, [slot]) for policy, slot in zip(policies, slots, strict=True)
-        ]
-        return SelectedOutcomes(
-            np.concatenate([each.accepted_BN for each in chosen]),
-            np.concatenate([each.bonus_BN for each in chosen]),
-            np.concatenate([each.num_branches_B for each in chosen]),
-        )
-
-    def _select(self, policy: FanOutPolicy, slots: Rows[int]) -> SelectedOutcomes:
-        return policy.choose(
-            Candidates(self._ids_XPM[slots], self._scores_XPM[slots]),
-            self._proposals_XK[slots],
-            self._num_proposed_X[slots],
-            self._shape.branches,
-        )
 
     def _propose(self, slots_X: Ints, moves: Rows[Move]) -> None:
         """Fill the proposal segments with the next proposals, and rank the forks after them."""

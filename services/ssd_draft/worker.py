@@ -27,8 +27,15 @@ from ssd.ports import Clock
 from ssd.speculation.fan_out import FanOutPolicy
 from ssd.speculation.table import OutcomeTable
 from ssd.step_thread import Watchdog
-from ssd.telemetry import DRAFT_SESSIONS, DRAFT_TABLE_SECONDS, WIRE_TO_TABLE_SECONDS, get_logger
+from ssd.telemetry import (
+    DRAFT_SESSIONS,
+    DRAFT_TABLE_SECONDS,
+    TABLE_BRANCHES,
+    WIRE_TO_TABLE_SECONDS,
+    get_logger,
+)
 from ssd.types import LinkSettings, RefusalReason
+from ssd_draft.branch_count import BranchChoice
 from ssd_draft.commit_forecast import CommitForecast
 from ssd_draft.fair_turns import FairTurns
 from ssd_draft.inbox import Closing, Commits, Event, Inbox, LinkLost, LinkUp, Opening
@@ -111,6 +118,7 @@ class Worker:
         self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
         """By link."""
         self._turns = FairTurns()
+        self._branch_choice = BranchChoice(parts.tree.branch_counts, parts.tree.lookahead)
         self._is_draining = False
         self.num_sessions = 0
 
@@ -294,14 +302,18 @@ class Worker:
             session.tokens = []
 
     def _begin(self, due: list[Session]) -> None:
-        """Begin the tables of these sessions in one batch."""
+        """Begin the tables of these sessions of one link in one batch."""
         begun_at = self._clock.now()
-        build = self._tree.begin_tables(
-            [each.slot for each in due], [self._policy_of(each.link.settings) for each in due]
-        )
+        link, slots = due[0].link, [each.slot for each in due]
+        work = self._work[link.number]
+        outcomes = self._tree.select_outcomes(slots, self._policy_of(link.settings))
+        seconds = _needed_at(due, work.forecast) - begun_at if work.forecast.seconds else 0.0
+        branches = self._branch_choice.choose(len(due), seconds, outcomes.probability_BN)
+        TABLE_BRANCHES.set(branches)
+        build = self._tree.begin_tables(slots, outcomes.first(branches))
         for row, session in enumerate(due):
             session.table = _table(session, build.tables, row)
-        self._work[due[0].link.number].batches.append(_Batch(due, build, begun_at))
+        work.batches.append(_Batch(due, build, begun_at))
 
     def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
         """Run one step of the next batch of a link, and send its tables if it is time."""
@@ -313,6 +325,11 @@ class Worker:
         now = self._clock.now()
         weight = _WEIGHT if work.step_seconds else 1.0
         work.step_seconds += weight * (now - before - work.step_seconds)
+        size = len(batch.sessions), build.branches
+        if build.num_steps == 1:
+            self._branch_choice.note_first(*size, now - batch.begun_at)
+        else:
+            self._branch_choice.note_step(*size, now - before)
         if build.is_complete:
             return
         work.batches.append(batch)
@@ -320,12 +337,12 @@ class Worker:
         if is_whole:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
             self._note_table(batch, batch.sessions, now)
-        needed_at = min(each.arrived_at for each in batch.sessions) + work.forecast.seconds
+        needed_at = _needed_at(batch.sessions, work.forecast)
         # Each other link that waits may have a turn before the next step of this one.
         next_at = now + sum(self._work[number].step_seconds for number in waiting)
-        if is_whole or batch.sent_depth or next_at + _SEND_SECONDS > needed_at:
+        if is_whole or batch.sent_depth or next_at > needed_at:
             self._push(batch, now)
-            if now + _SEND_SECONDS > needed_at and len(waiting) == len(work.batches) == 1:
+            if now > needed_at and len(waiting) == len(work.batches) == 1:
                 self._inbox.wait(min(_ANSWER_SECONDS, work.step_seconds / 2))
 
     def _push(self, batch: _Batch, now: float) -> None:
@@ -385,6 +402,11 @@ class Worker:
             self.num_sessions = len(self._sessions)
             DRAFT_SESSIONS.set(self.num_sessions)
             self._on_count(self.num_sessions)
+
+
+def _needed_at(sessions: Rows[Session], forecast: CommitForecast) -> float:
+    """Return when the first tables of a batch must be sent."""
+    return min(each.arrived_at for each in sessions) + forecast.seconds - _SEND_SECONDS
 
 
 def _table(session: Session, tables: TableBatch, row: int) -> OutcomeTable:

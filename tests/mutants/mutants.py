@@ -108,8 +108,8 @@ MUTANTS = (
     Mutant(
         "the newest token is verified at the position after its own",
         "ssd_target/decoding/batch_builder.py",
-        "first_B = torch.tensor([len(each.tokens) - 1 for each in sequences]",
-        "first_B = torch.tensor([len(each.tokens) for each in sequences]",
+        "first_B = np.array([len(each.tokens) - 1 for each in sequences]",
+        "first_B = np.array([len(each.tokens) for each in sequences]",
         (LOOP,),
     ),
     Mutant(
@@ -302,8 +302,8 @@ MUTANTS = (
     Mutant(
         "the table of a session that is not finite is sent",
         "ssd_draft/worker.py",
-        "if session.table is not None and not self._tree.is_broken_X[session.slot]:",
-        "if session.table is not None:",
+        "if each.table is not None and not self._tree.is_broken_X[each.slot]",
+        "if each.table is not None",
         (WORKER,),
     ),
     # The draft's tree.
@@ -423,8 +423,8 @@ MUTANTS = (
     Mutant(
         "branches of a graph see each other",
         "ssd/engine/openvino_engine/draft.py",
-        "torch.eye(engine.branches, dtype=torch.bool)",
-        "torch.ones((engine.branches, engine.branches), dtype=torch.bool)",
+        "torch.eye(branches, dtype=torch.bool)",
+        "torch.ones((branches, branches), dtype=torch.bool)",
         (PASSES, TREE),
     ),
     Mutant(

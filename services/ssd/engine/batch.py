@@ -40,7 +40,7 @@ class ProposalBatch:
 
 @dataclass(frozen=True, slots=True)
 class BranchBatch:
-    """Step ``step`` (0..P-1) of N branches of each session.
+    """Step ``step`` (0..P-1) of N branches of each session, at most those of the engine.
 
     The token of a branch is at position ``trunk_lengths_B[b] + 1 + accepted_BN + step``. It sees
     the trunk, proposal columns 0..accepted, and its own columns 0..step.

@@ -214,6 +214,11 @@ class EngineConfig:
             )
 
     @property
+    def branch_counts(self) -> tuple[int, ...]:
+        """Numbers of branches that a table may have, most first: N, N/2 and N/4."""
+        return tuple(sorted({max(1, self.branches // part) for part in (1, 2, 4)}, reverse=True))
+
+    @property
     def verify_columns(self) -> tuple[int, ...]:
         """Column counts of a verify to warm up, ascending; the last one fits every proposal.
 

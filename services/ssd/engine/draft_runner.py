@@ -56,5 +56,6 @@ class DraftRunner(ModelRunner):
         tokens_BP = zero_B[:, None].expand(-1, self.engine.num_columns)
         one_B = zero_B + 1
         self.run_proposals(ProposalBatch(slot_B, tokens_BP, one_B, one_B, table_B1))
-        tokens_BN = zero_B[:, None].expand(-1, self.engine.branches)
-        self.run_branches(BranchBatch(slot_B, tokens_BN, tokens_BN, 0, one_B, table_B1))
+        for branches in self.engine.branch_counts:
+            tokens_BN = zero_B[:, None].expand(-1, branches)
+            self.run_branches(BranchBatch(slot_B, tokens_BN, tokens_BN, 0, one_B, table_B1))

@@ -219,7 +219,7 @@ class TorchDraft(TorchExecution):
     def run_branches(self, batch: BranchBatch) -> Tensor:
         """See ``DraftExecution.run_branches``."""
         branches = batch.tokens_BN.shape[1]
-        own_BPN = self._entries.own(batch.slots_B)
+        own_BPN = self._entries.own(batch.slots_B, branches)
         if batch.step == 0 or batch.slots_B is not self._context_slots_B:
             self._branch_context, self._num_shared = self._branch_run(batch, own_BPN)
             self._context_slots_B = batch.slots_B

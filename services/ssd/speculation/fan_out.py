@@ -51,6 +51,16 @@ class SelectedOutcomes:
     accepted_BN: Int32s
     bonus_BN: Int32s
     num_branches_B: Int64s
+    probability_BN: Float64s | None = None
+    """Estimate for each; 0 where there is none. None: the policy does not estimate it."""
+
+    def first(self, num_branches: int) -> "SelectedOutcomes":
+        """Return the first outcomes of each session, at most so many."""
+        return SelectedOutcomes(
+            self.accepted_BN[:, :num_branches],
+            self.bonus_BN[:, :num_branches],
+            np.minimum(self.num_branches_B, num_branches),
+        )
 
 
 class FanOutPolicy(Protocol):
@@ -106,7 +116,11 @@ def _options(candidates: Candidates, proposal_BK: Int64s, num_proposed_B: Int64s
 
 
 def _take_best(
-    candidates: Candidates, priority_BPM: Float64s, num_proposed_B: Int64s, num_branches: int
+    candidates: Candidates,
+    priority_BPM: Float64s,
+    num_proposed_B: Int64s,
+    num_branches: int,
+    probability_BPM: Float64s | None = None,
 ) -> SelectedOutcomes:
     """Return the outcomes with the highest priority; -inf is no outcome, ties go by (k, rank)."""
     num_sessions, _, num_kept = priority_BPM.shape
@@ -122,7 +136,13 @@ def _take_best(
     num_taken = chosen_BN.shape[1]
     accepted_BN[:, :num_taken] = np.where(is_real_BN, chosen_BN // num_kept, _PAD)
     bonus_BN[:, :num_taken] = np.where(is_real_BN, ids_BN, _PAD)
-    return SelectedOutcomes(accepted_BN, bonus_BN, is_real_BN.sum(axis=1, dtype=np.int64))
+    num_branches_B = is_real_BN.sum(axis=1, dtype=np.int64)
+    if probability_BPM is None:
+        return SelectedOutcomes(accepted_BN, bonus_BN, num_branches_B)
+    probability_BN = np.zeros((num_sessions, num_branches))
+    probability_BC = probability_BPM.reshape(num_sessions, -1)
+    probability_BN[:, :num_taken] = np.take_along_axis(probability_BC, chosen_BN, axis=1)
+    return SelectedOutcomes(accepted_BN, bonus_BN, num_branches_B, probability_BN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +182,10 @@ class Adaptive:
         """See ``FanOutPolicy``."""
         options = _options(candidates, proposal_BK, num_proposed_B)
         log_probability_BPM = self._log_probabilities(candidates, options, num_proposed_B)
-        return _take_best(candidates, log_probability_BPM, num_proposed_B, num_branches)
+        probability_BPM = np.exp(log_probability_BPM)
+        return _take_best(
+            candidates, log_probability_BPM, num_proposed_B, num_branches, probability_BPM
+        )
 
     def _log_probabilities(
         self, candidates: Candidates, options: _Options, num_proposed_B: Int64s

@@ -59,7 +59,7 @@ class LedgerTreeRunner:
         logits_BNV = torch.zeros((*batch.tokens_BN.shape, self.vocab_size))
         for row, slot in enumerate(batch.slots_B.tolist()):
             trunk_S = self._trunk(batch.block_tables_BJ[row], int(batch.trunk_lengths_B[row]))
-            self.own_XNP[slot, :, batch.step] = batch.tokens_BN[row]
+            self.own_XNP[slot, : batch.tokens_BN.shape[1], batch.step] = batch.tokens_BN[row]
             for branch, accepted in enumerate(batch.accepted_BN[row].tolist()):
                 proposal_S = self.proposals_XP[slot, : accepted + 1]
                 own_S = self.own_XNP[slot, branch, : batch.step + 1]

@@ -1,6 +1,6 @@
 """The tree over the real engine, compared with a second implementation that runs plain text."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from tools.distill.model import TrainableLlama, load_model
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import load_runner
-from ssd.speculation.fan_out import Adaptive, FanOutPolicy
+from ssd.speculation.fan_out import Adaptive
 from ssd.speculation.noise import NoiseRing, gumbel_noise
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
 from ssd_draft.sessions import Move
-from ssd_draft.tree import NewSession, TableBatch, Tree, TreeShape
+from ssd_draft.tree import NewSession, TableBatch, TableBuild, Tree, TreeShape
 
 K = 3
 N = 8
@@ -45,10 +45,12 @@ def runner(folder: Path, request: pytest.FixtureRequest) -> DraftRunner:
     return load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
 
 
-def build(
-    tree: Tree, slots: list[int], policies: Sequence[FanOutPolicy], num_steps: int = K + 1
-) -> TableBatch:
-    building = tree.begin_tables(slots, policies)
+def begin(tree: Tree, slots: list[int], branches: int = N) -> TableBuild:
+    return tree.begin_tables(slots, tree.select_outcomes(slots, Adaptive()).first(branches))
+
+
+def build(tree: Tree, slots: list[int], num_steps: int = K + 1, branches: int = N) -> TableBatch:
+    building = begin(tree, slots, branches)
     for _ in range(num_steps):
         tree.run_step(building)
     assert building.is_complete == (num_steps > K)
@@ -121,7 +123,7 @@ def test_padding_of_the_vocabulary_is_never_chosen(folder: Path) -> None:
     tree.open(NewSession(0, list(range(1, 1 + BLOCKS_EACH)), 7, 0, 1.0))
     tree.start(0, 5, ())
     for _ in range(3):
-        tables = build(tree, [0], [Adaptive()])
+        tables = build(tree, [0])
         assert 0 <= int(tables.tokens_BNK.max()) < num_token_ids
         assert int(tables.bonus_BN.max()) < num_token_ids
         tokens = tuple(tables.tokens_BNK[0, 0].tolist())
@@ -157,16 +159,16 @@ def texts(plain: TrainableLlama) -> list[Text]:
 
 
 SLOTS = [2, 0, 1]
-POLICIES = [Adaptive()] * len(SLOTS)
 
 
+@pytest.mark.parametrize("branches", [(N,), (2, N, 4)])
 @pytest.mark.parametrize("num_steps", [(K + 1,), (1, 2, 3, 1, 4)])
 def test_the_tables_equal_those_of_plain_text(
-    tree: Tree, texts: list[Text], num_steps: tuple[int, ...]
+    tree: Tree, texts: list[Text], num_steps: tuple[int, ...], branches: tuple[int, ...]
 ) -> None:
     """Trees that end early, too: the next tree begins with the tokens that were chosen."""
     opened(tree, SLOTS, texts)
-    tables = build(tree, SLOTS, POLICIES)
+    tables = build(tree, SLOTS)
     depth = K
     for turn in range(5):
         for row, text in enumerate(texts):
@@ -179,7 +181,7 @@ def test_the_tables_equal_those_of_plain_text(
         ]
         tree.advance(SLOTS, moves)
         steps = num_steps[turn % len(num_steps)]
-        tables = build(tree, SLOTS, POLICIES, steps)
+        tables = build(tree, SLOTS, steps, branches[turn % len(branches)])
         depth = min(steps, K)
         while tree.fill_ahead():
             pass
@@ -187,9 +189,9 @@ def test_the_tables_equal_those_of_plain_text(
 
 def test_batches_of_tables_take_turns_and_lose_sessions(tree: Tree, texts: list[Text]) -> None:
     opened(tree, SLOTS, texts)
-    several = tree.begin_tables(SLOTS[:2], POLICIES[:2])
+    several = begin(tree, SLOTS[:2])
     tree.run_step(several)
-    other = tree.begin_tables(SLOTS[2:], POLICIES[2:])
+    other = begin(tree, SLOTS[2:])
     tree.run_step(other)
     texts[0].check(several.tables, 0, 1)
     tree.keep(several, [1])
@@ -198,14 +200,14 @@ def test_batches_of_tables_take_turns_and_lose_sessions(tree: Tree, texts: list[
         tree.run_step(several)
         tree.run_step(other)
     tree.advance(SLOTS[:1], [moved])
-    texts[0].check(build(tree, SLOTS[:1], POLICIES[:1]), 0)
+    texts[0].check(build(tree, SLOTS[:1]), 0)
     texts[1].check(several.tables, 1)
     texts[2].check(other.tables, 0)
 
 
 def test_several_commits_are_applied_as_one(tree: Tree, texts: list[Text]) -> None:
     opened(tree, SLOTS, texts)
-    build(tree, SLOTS, POLICIES)
+    build(tree, SLOTS)
     moves = []
     for number, text in enumerate(texts):
         whole = text.stray(0, 40 + number, [50, 51][:number])
@@ -213,6 +215,6 @@ def test_several_commits_are_applied_as_one(tree: Tree, texts: list[Text]) -> No
             whole = whole.then(text.stray(accepted, 60 + number, [70, 71, 72][: 2 - number]))
         moves.append(whole)
     tree.advance(SLOTS, moves)
-    tables = build(tree, SLOTS, POLICIES)
+    tables = build(tree, SLOTS)
     for row, text in enumerate(texts):
         text.check(tables, row)

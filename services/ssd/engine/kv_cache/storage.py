@@ -51,13 +51,13 @@ class EntryMap:
         first = self.num_blocks * self.block_size
         return first + slots_B[:, None] * self.num_columns + torch.arange(self.num_columns)
 
-    def own(self, slots_B: Tensor) -> Tensor:
-        """Return the entries of own segments, int64 [B, P, N]."""
+    def own(self, slots_B: Tensor, branches: int | None = None) -> Tensor:
+        """Return the entries of own segments of the first branches, int64 [B, P, N]."""
         first = self.num_blocks * self.block_size + self.num_sessions * self.num_columns
         columns = torch.arange(self.num_columns * self.branches)
         span = self.num_columns * self.branches
         entries_BX = first + slots_B[:, None] * span + columns
-        return entries_BX.view(-1, self.num_columns, self.branches)
+        return entries_BX.view(-1, self.num_columns, self.branches)[..., :branches]
 
 
 class KVStorage:

@@ -38,9 +38,12 @@ class OpenVinoDraft:
         self._storage = allocate_storage(model, engine)
         self._entries = self._storage.entries
         self.num_blocks = self._entries.num_blocks
-        same_NN = torch.eye(engine.branches, dtype=torch.bool)
-        self._same_branch_QQ = self._mask(same_NN)
-        self._same_branch_UN = same_NN.repeat_interleave(self._group, dim=0)
+        self._same_branch: dict[int, tuple[Tensor, Tensor]] = {}
+        """Of N branches: mask of the rows of a step, and which own entries of a step they see."""
+        for branches in engine.branch_counts:
+            same_NN = torch.eye(branches, dtype=torch.bool)
+            same_UN = same_NN.repeat_interleave(self._group, dim=0)
+            self._same_branch[branches] = self._mask(same_NN), same_UN
         self._groups: list[tuple[Tensor, Stored]] = []
         self._table_slots_B: Tensor | None = None
 
@@ -83,7 +86,7 @@ class OpenVinoDraft:
 
         Sessions with much shorter trunks than others run in a pass of their own.
         """
-        own_BPN = self._entries.own(batch.slots_B)
+        own_BPN = self._entries.own(batch.slots_B, batch.tokens_BN.shape[1])
         if batch.step == 0 or batch.slots_B is not self._table_slots_B:
             self._groups = [
                 (rows, self._gather_table(_rows_of(batch, rows), own_BPN[rows]))
@@ -102,11 +105,11 @@ class OpenVinoDraft:
     def _run_step(self, batch: BranchBatch, own_BPN: Tensor, stored: Stored) -> Tensor:
         tokens_BN = batch.tokens_BN
         graph = self._branching
-        graph.see(stored, self._same_branch_QQ, tokens_BN)
+        graph.see(stored, self._same_branch[tokens_BN.shape[1]][0], tokens_BN)
         graph.run(tokens_BN, batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step)
         new_L2RW = graph.new_entries()
         self._store(own_BPN[:, batch.step], new_L2RW)
-        self._keep_own(stored, batch.step, new_L2RW)
+        self._keep_own(stored, batch.step, new_L2RW, tokens_BN.shape[1])
         return graph.logits(tokens_BN)
 
     @torch.inference_mode()
@@ -141,7 +144,7 @@ class OpenVinoDraft:
         stored = self._gather(entries_BS, visible_BNS, columns * branches)
         for step in range(batch.step):
             own_R = own_BPN[:, step].flatten()
-            self._keep_own(stored, step, self._storage.entries_L2ZW[:, :, own_R])
+            self._keep_own(stored, step, self._storage.entries_L2ZW[:, :, own_R], branches)
         return stored
 
     def _gather(self, entries_BS: Tensor, visible_BQS: Tensor, num_own: int) -> Stored:
@@ -170,14 +173,13 @@ class OpenVinoDraft:
         """Write the entries of a pass to the storage."""
         self._storage.entries_L2ZW[:, :, entries_BQ.flatten()] = new_L2RW
 
-    def _keep_own(self, stored: Stored, step: int, own_L2RW: Tensor) -> None:
+    def _keep_own(self, stored: Stored, step: int, own_L2RW: Tensor, branches: int) -> None:
         """Add the entries of a step to the stored ones, each visible to its branch."""
-        branches = self._same_branch_UN.shape[1]
         own = slice(step * branches, (step + 1) * branches)
         shape = (2 * self._num_layers, -1, branches, *self._storage.shape_GE)
         own_XBNGE = own_L2RW.reshape(shape)
         stored.entries_XBGSE[:, :, :, own] = own_XBNGE.transpose(2, 3)
-        stored.mask_B1US[..., own].masked_fill_(self._same_branch_UN, 0.0)
+        stored.mask_B1US[..., own].masked_fill_(self._same_branch[branches][1], 0.0)
 
 
 def group_by_width(trunk_lengths_B: Tensor, num_own: int) -> list[Tensor]:
