@@ -27,21 +27,37 @@ class CpuPlan:
         return len({cpu for listed in lists for cpu in listed.split(",")})
 
 
-def plan_cpus(allowed: Sequence[int], num_drafts: int) -> CpuPlan:
+def plan_cpus(
+    allowed: Sequence[int], num_drafts: int, without_models: Sequence[int] = ()
+) -> CpuPlan:
     """Give the target the first half of the CPUs and the drafts the rest.
 
     The drafts' half is divided evenly. With more drafts than CPUs, several drafts share one.
+
+    Decision: from four CPUs on, the last one runs no model. Because: with two CPUs, the other
+    threads take a fifth of the draft's CPU, and the draft waits for it a fifth of its time (the
+    embedded pair, temperature 1). Not chosen: these threads beside the target, whose forward pass
+    is always needed. Revisit when: drafts are so large that their share of the CPUs matters more.
+
+    Args:
+        allowed: CPUs of the models.
+        num_drafts: drafts on this machine.
+        without_models: CPUs that run no model, in addition to ``allowed``.
     """
     cpus = sorted(allowed)
+    others = _listed(sorted(without_models))
     if len(cpus) == 1:
         only = str(cpus[0])
-        return CpuPlan(only, (only,) * num_drafts, only, is_shared=True)
+        return CpuPlan(only, (only,) * num_drafts, others or only, is_shared=True)
     half = (len(cpus) + 1) // 2
     ours, theirs = cpus[:half], cpus[half:]
     if num_drafts == 0:
-        return CpuPlan(_listed(ours), (), _listed(theirs), is_shared=False)
+        return CpuPlan(_listed(ours), (), others or _listed(theirs), is_shared=False)
+    if not others and len(theirs) > 1:
+        others = str(theirs.pop())
     shares = [theirs[i::num_drafts] or [theirs[i % len(theirs)]] for i in range(num_drafts)]
-    return CpuPlan(_listed(ours), tuple(map(_listed, shares)), _listed(theirs), is_shared=False)
+    others = others or _listed(theirs)
+    return CpuPlan(_listed(ours), tuple(map(_listed, shares)), others, is_shared=False)
 
 
 def one_cpu_a_core(allowed: Iterable[int], topology: Path = TOPOLOGY) -> tuple[int, ...]:

@@ -253,6 +253,13 @@ class Deployment:
     allowed_cpus: tuple[int, ...] = field(
         default_factory=lambda: tuple(sorted(os.sched_getaffinity(0)))
     )
+    """CPUs of the models."""
+    cpus_without_models: tuple[int, ...] = ()
+    """CPUs in addition, for threads that run no model."""
+
+    def plan(self) -> CpuPlan:
+        """Return the CPUs of each process."""
+        return plan_cpus(self.allowed_cpus, self.num_drafts, self.cpus_without_models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +328,7 @@ async def deployed(
         SetupError: a process could not start, with its own message; target and draft do not match;
             or the target ended while a client used it.
     """
-    plan = plan_cpus(deployment.allowed_cpus, deployment.num_drafts)
+    plan = deployment.plan()
     drafts = [
         draft_process(deployment, plan, index, on_event) for index in range(deployment.num_drafts)
     ]

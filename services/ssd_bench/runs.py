@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ssd.cpu_plan import plan_cpus
 from ssd.errors import SSDError
 from ssd.launch import Deployment, RunningDeployment, deployed
 from ssd.rpc.client import DraftClient, TargetClient
@@ -147,7 +146,7 @@ def _client(running: RunningDeployment) -> TargetClient:
 def _contenders(
     plan: Plan, running: RunningDeployment, client: TargetClient
 ) -> dict[str, Contender]:
-    cpus = plan_cpus(plan.deployment.allowed_cpus, plan.deployment.num_drafts)
+    cpus = plan.deployment.plan()
     return {
         name: Contender(
             client,

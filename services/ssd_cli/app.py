@@ -16,7 +16,7 @@ import typer
 from typer.exceptions import TyperException
 
 import ssd
-from ssd.cpu_plan import one_cpu_a_core, plan_cpus
+from ssd.cpu_plan import one_cpu_a_core
 from ssd.errors import (
     IncompleteTextError,
     ModelNotFoundError,
@@ -332,12 +332,14 @@ def demo_command(
     debug: Debug = False,
 ) -> None:
     """Generate one text twice, plain and speculative, and compare."""
+    # One core for each model, so that both modes have the same target.
+    cores = one_cpu_a_core(os.sched_getaffinity(0))
     deployment = Deployment(
         target=target,
         draft=draft,
         common_flags=_common_flags(lookahead, branches, dtype, engine),
-        # One core for each process, so that both modes have the same target.
-        allowed_cpus=one_cpu_a_core(os.sched_getaffinity(0))[:2],
+        allowed_cpus=cores[:2],
+        cpus_without_models=cores[2:],
     )
     _check_models(deployment)
     _warn_about_one_cpu(deployment)
@@ -403,7 +405,7 @@ def _common_flags(lookahead: int, branches: int, dtype: str, engine: str) -> tup
 
 
 def _warn_about_one_cpu(deployment: Deployment) -> None:
-    if deployment.num_drafts and plan_cpus(deployment.allowed_cpus, 1).is_shared:
+    if deployment.num_drafts and deployment.plan().is_shared:
         report("warning", "target and drafts share one CPU; expect no speed-up")
 
 

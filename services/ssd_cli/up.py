@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.live import Live
 from rich.text import Text
 
-from ssd.cpu_plan import CpuPlan, plan_cpus
+from ssd.cpu_plan import CpuPlan
 from ssd.errors import AddressError
 from ssd.launch import ChildProcess, Deployment, RunningDeployment, deployed, draft_process
 from ssd.telemetry import Event, SystemClock
@@ -94,7 +94,7 @@ async def _run(
     deployment: Deployment, is_ready: asyncio.Event, *, is_json: bool, is_debug: bool
 ) -> None:
     """Start all processes; run until cancelled or until the target ends."""
-    plan = plan_cpus(deployment.allowed_cpus, deployment.num_drafts)
+    plan = deployment.plan()
     async with contextlib.AsyncExitStack() as stack:
         with startup_progress(is_quiet=is_json) as on_event:
             running = await stack.enter_async_context(deployed(deployment, on_event))

@@ -27,13 +27,21 @@ def test_target_and_drafts_never_share_a_cpu_if_there_are_two(
     assert not plan.is_shared
     assert target_cpus == sorted(allowed)[: (len(allowed) + 1) // 2]
     assert draft_cpus.isdisjoint(target_cpus)
-    assert set(cpus(plan.others)) == allowed - set(target_cpus)
+    assert draft_cpus | set(cpus(plan.others)) == allowed - set(target_cpus)
     assert len(plan.drafts) == num_drafts
-    if num_drafts:
-        assert draft_cpus | set(target_cpus) <= allowed
-        assert len(draft_cpus) == min(
-            len(allowed) - len(target_cpus), max(num_drafts, len(draft_cpus))
-        )
+
+
+@given(allowed=st.sets(st.integers(0, 300), min_size=4, max_size=40), num_drafts=st.integers(1, 12))
+def test_from_four_cpus_on_one_runs_no_model(allowed: set[int], num_drafts: int) -> None:
+    plan = plan_cpus(tuple(allowed), num_drafts)
+    assert cpus(plan.others) == [max(allowed)]
+    assert plan.others not in {cpu for share in plan.drafts for cpu in share.split(",")}
+
+
+def test_cpus_without_models_run_all_other_threads() -> None:
+    plan = plan_cpus((0, 1), 1, (2, 3))
+    assert (plan.target, plan.drafts, plan.others) == ("0", ("1",), "2,3")
+    assert plan_cpus((0,), 1, (2,)).others == "2"
 
 
 def test_one_cpu_is_shared() -> None:
@@ -43,7 +51,7 @@ def test_one_cpu_is_shared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_allowed", "plain", "speculative"), [(1, 1, 1), (2, 1, 2), (3, 2, 3), (8, 4, 8)]
+    ("num_allowed", "plain", "speculative"), [(1, 1, 1), (2, 1, 2), (3, 2, 3), (8, 4, 7)]
 )
 def test_a_plan_counts_the_cpus_of_each_mode(
     num_allowed: int, plain: int, speculative: int
