@@ -163,6 +163,9 @@ def slow_draft(
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of weights and KV.")
     ] = "auto",
+    backup: Annotated[
+        Literal["none", "ngram"], typer.Option(help="Proposals after a miss or a late table.")
+    ] = "none",
     name: Annotated[str, typer.Option(help="Name of the line in the plot.")] = "this version",
     compare: Annotated[
         list[Path] | None, typer.Option(help="slow_draft.json of another run, for the same plot.")
@@ -187,6 +190,7 @@ def slow_draft(
                 target=str(folders[0]),
                 draft=str(folders[1]),
                 common_flags=(*flags, "--max-model-len", "1024"),
+                target_flags=("--backup", backup),
             ),
             target_folder=folders[0],
             prompts=held_out_prompts(NUM_PROMPTS, num_chars=PROMPT_CHARS),
