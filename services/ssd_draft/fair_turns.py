@@ -1,18 +1,15 @@
-"""Which link a draft works for next: the one that has used the least time. Pure.
+"""Which link a draft works for next: the one with the least virtual time. No clock, no I/O.
 
 This is start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) with measured seconds as the
-cost of a turn. A link that waits for a turn gets at least an equal share of the time. One that
-needs less, for example for one session, waits for little more than the turn that runs.
+cost of a turn. The virtual time of a link is the time that it has used, but time for which it did
+not wait for a turn counts as used. A link that waits gets at least an equal share of the time. One
+that needs less, for example for one session, waits for little more than the turn that runs.
 
 *Decision*: a turn, and so a batch of tables, belongs to one link. *Because*: the tables of a batch
 grow together, so a session that shares it with 15 sessions of another target waits for the steps of
-all 16. With batches over links, the target with one session decoded 91, 79, 69 and 63 tokens/s,
-with one batch a link 122, 119, 124 and 135, and the one with 15 lost nothing (embedded pair on
-AVX-512 cores in use by others: the draft on one, both targets on the other). Two targets with 8
-sessions decoded 448 and 458 together (medians of 5). *Not chosen*: batches over links, which save
-passes where commits of several targets arrive during the same step. *Revisit when* a GPU on which a
-step of 16 sessions takes as long as one of one session serves several targets and is busy all the
-time.
+all 16. *Not chosen*: batches over links, which save passes where commits of several targets arrive
+during the same step. *Revisit when* a GPU on which a step of 16 sessions takes as long as one of
+one session serves several targets and is busy all the time.
 """
 
 from collections.abc import Collection

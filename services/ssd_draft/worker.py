@@ -82,6 +82,8 @@ class _Batch:
     sessions: list[Session]
     build: TableBuild
     begun_at: float
+    stepped_at: float = 0.0
+    """When the newest step ended."""
     sent_depth: int = 0
 
 
@@ -329,7 +331,9 @@ class Worker:
         if build.num_steps == 1:
             self._branch_choice.note_first(*size, now - batch.begun_at)
         else:
-            self._branch_choice.note_step(*size, now - before)
+            # From column to column: other links have turns between the steps of a batch.
+            self._branch_choice.note_step(*size, now - batch.stepped_at)
+        batch.stepped_at = now
         if build.is_complete:
             return
         work.batches.append(batch)
@@ -338,8 +342,9 @@ class Worker:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)
             self._note_table(batch, batch.sessions, now)
         needed_at = _needed_at(batch.sessions, work.forecast)
-        # Each other link that waits may have a turn before the next step of this one.
-        next_at = now + sum(self._work[number].step_seconds for number in waiting)
+        # Before the next step ends, each other link that waits may run steps for as long, or one.
+        others = (self._work[number].step_seconds for number in waiting)
+        next_at = now + sum(max(work.step_seconds, seconds) for seconds in others)
         if is_whole or batch.sent_depth or next_at > needed_at:
             self._push(batch, now)
             if now > needed_at and len(waiting) == len(work.batches) == 1:
@@ -350,7 +355,7 @@ class Worker:
         tables = [
             each.table
             for each in batch.sessions
-            if each.table is not None and not self._tree.is_broken_X[each.slot]
+            if each.is_open and each.table and not self._tree.is_broken_X[each.slot]
         ]
         if tables:
             batch.sessions[0].link.push(tables)

@@ -1,7 +1,8 @@
 """Links share the time of a draft, whatever a turn of each takes."""
 
+import itertools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -10,12 +11,15 @@ from hypothesis import strategies as st
 from tests.unit.ssd_draft.ledger_draft import CHUNK, VOCAB, Draft, FakeLink, K, a_text
 from tests.unit.ssd_draft.virtual_target import VirtualClock
 
+from ssd.speculation.table import OutcomeTable
 from ssd.types import Commit, Explicit, Outcome
+from ssd_draft.branch_count import BranchChoice
 from ssd_draft.fair_turns import FairTurns
+from ssd_draft.inbox import Commits
 
 SESSION_SECONDS = 0.002
 """Time of a step for each session of a batch."""
-MANY = 15
+MANY, SEVERAL = 15, 4
 
 
 @given(
@@ -62,6 +66,20 @@ def test_equal_links_take_turns_in_order() -> None:
     assert order == [1, 2, 3, 1, 2, 3]
 
 
+class TimedLink(FakeLink):
+    """Keeps the time of each frame."""
+
+    def __init__(self, number: int, clock: VirtualClock) -> None:
+        super().__init__(number)
+        self.sent: list[tuple[float, int]] = []
+        """Times and depths."""
+        self._clock = clock
+
+    def push(self, tables: Collection[OutcomeTable]) -> None:
+        super().push(tables)
+        self.sent.append((self._clock.time, self.frames[-1][0].depth))
+
+
 class SharedDraft:
     """A draft on a virtual clock; a step takes time for each session, a chunk as long as 15."""
 
@@ -93,6 +111,15 @@ class SharedDraft:
         ]
         if commits:
             self.draft.commit(link, *commits)
+
+    def commit_at(self, link: FakeLink, times: Iterable[float]) -> None:
+        """Commit one token of each session of a link at some times."""
+        for number, at in enumerate(times):
+            commits = tuple(
+                Commit(each.number, each.num_committed + number, Outcome(0, 1), Explicit())
+                for each in self.draft.sessions.of(link)
+            )
+            self.draft.inbox.put(Commits(link, commits, at))
 
     def table_seconds(self, greedy: FakeLink, modest: FakeLink) -> float:
         """Return the longest time of a table of ``modest``, while ``greedy`` always has work."""
@@ -141,3 +168,69 @@ def test_a_busy_target_with_one_session_leaves_half_of_the_time() -> None:
         shared.draft.worker.run_step()
     step_seconds = MANY * SESSION_SECONDS
     assert shared.clock.time - began_at <= 2 * 3 * (K + 1) * step_seconds + step_seconds
+
+
+def shared_by_busy_links() -> tuple[SharedDraft, TimedLink, FakeLink]:
+    """Return a draft that has served a target with several sessions and one with one."""
+    shared = SharedDraft()
+    greedy, modest = TimedLink(1, shared.clock), FakeLink(2)
+    for session in range(SEVERAL):
+        shared.draft.open(greedy, a_text([session, 2, 3]), session)
+    shared.draft.open(modest, a_text([1, 2, 3]))
+    shared.draft.settle()
+    for _ in range(4):
+        shared.commit_each(greedy)
+        shared.commit_each(modest)
+        shared.draft.settle()
+    return shared, greedy, modest
+
+
+def column_times(
+    shared: SharedDraft, greedy: TimedLink, modest: FakeLink, interval: float = 100.0
+) -> list[float]:
+    """Run a table of ``greedy``, which commits at an interval, beside a link that always has work.
+
+    Returns:
+        The seconds from the newest commit to each column.
+    """
+    began_at, session = shared.clock.time, shared.draft.sessions.of(greedy)[0]
+    shared.commit_at(greedy, (began_at + number * interval for number in range(-4, 1)))
+    base_len = session.num_committed + 5
+    times: list[float] = []
+    while len(times) < K:
+        shared.commit_each(modest)
+        shared.draft.worker.run_step()
+        table = session.table
+        if table is not None and table.base_len == base_len and table.depth > len(times):
+            times.append(shared.clock.time - began_at)
+    return times
+
+
+@pytest.mark.parametrize("spare_seconds", [0.002, 0.012])
+@pytest.mark.parametrize("column", range(K - 1))
+def test_a_target_has_the_columns_that_are_there_when_it_needs_them(
+    column: int, spare_seconds: float
+) -> None:
+    """However often the other link has a turn before the next column."""
+    needed = column_times(*shared_by_busy_links())[column] + spare_seconds
+    shared, greedy, modest = shared_by_busy_links()
+    began_at = shared.clock.time
+    column_times(shared, greedy, modest, needed)
+    in_time = [depth for at, depth in greedy.sent if began_at < at <= began_at + needed]
+    assert in_time[-1:] == [column + 1]
+
+
+def test_the_time_of_a_column_contains_the_turns_of_other_links(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    noted: list[tuple[int, float]] = []
+
+    def note(_choice: BranchChoice, num_sessions: int, _branches: int, seconds: float) -> None:
+        noted.append((num_sessions, seconds))
+
+    shared, greedy, modest = shared_by_busy_links()
+    monkeypatch.setattr(BranchChoice, "note_step", note)
+    times = column_times(shared, greedy, modest)
+    seconds = [after - before for before, after in itertools.pairwise(times)]
+    assert [each for sessions, each in noted if sessions == SEVERAL] == pytest.approx(seconds)
+    assert min(seconds) > 1.5 * SEVERAL * SESSION_SECONDS

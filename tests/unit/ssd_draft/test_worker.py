@@ -203,14 +203,21 @@ def test_a_session_ends_if_no_tree_fits_into_the_length_of_the_model() -> None:
     assert link.refused[1:] == [(2, RefusalReason.LENGTH)]
 
 
-def test_a_session_that_is_not_finite_is_closed_and_the_others_are_served() -> None:
+@pytest.mark.parametrize("first", [0, 1], ids=["in each step", "in the first step only"])
+def test_a_session_that_is_not_finite_is_closed_and_the_others_are_served(first: int) -> None:
+    """A step runs token 0 where the one before chose none, so with a bad token 0, NaN stays."""
     text = a_text([4, 5, 6])
     alone, link = Draft(), FakeLink()
     alone.open(link, text)
     alone.settle()
     used = {*text.committed, *link.newest().bonus_N, *link.newest().tokens_NK.flatten()}
-    bad = next(token for token in range(VOCAB) if token not in used)
-    fork = next(token for token in range(VOCAB) if bad in a_text([token]).forks(0, N))
+    bad, fork = next(
+        (bad, token)
+        for bad in range(first, VOCAB)
+        for token in range(VOCAB)
+        if bad not in used and token != bad and bad in a_text([token]).forks(0, N)
+    )
+    assert bool(bad) is bool(first)
     for committed in ([5, bad, 2], [5, 2, bad], [fork]):
         draft, link = Draft(), FakeLink()
         draft.runner.nan_token = bad
