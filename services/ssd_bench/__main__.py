@@ -163,6 +163,9 @@ def slow_draft(
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of weights and KV.")
     ] = "auto",
+    engine: Annotated[
+        Literal["auto", "openvino", "torch"], typer.Option(help="What executes the forward passes.")
+    ] = "auto",
     backup: Annotated[
         Literal["none", "ngram"], typer.Option(help="Proposals after a miss or a late table.")
     ] = "none",
@@ -184,7 +187,8 @@ def slow_draft(
             widened(model, factor, Path(scratch))
             for model, factor in ((target, widen_target), (draft, widen_draft))
         ]
-        flags = ("--lookahead", str(lookahead), "--branches", str(branches), "--dtype", dtype)
+        shape = ("--lookahead", str(lookahead), "--branches", str(branches))
+        flags = (*shape, "--dtype", dtype, "--engine", engine)
         plan = Plan(
             deployment=Deployment(
                 target=str(folders[0]),

@@ -309,7 +309,8 @@ class Worker:
         link, slots = due[0].link, [each.slot for each in due]
         work = self._work[link.number]
         outcomes = self._tree.select_outcomes(slots, self._policy_of(link.settings))
-        seconds = _needed_at(due, work.forecast) - begun_at if work.forecast.seconds else 0.0
+        is_forecast = work.forecast.seconds > 0
+        seconds = _needed_at(due, work.forecast) - begun_at if is_forecast else None
         branches = self._branch_choice.choose(len(due), seconds, outcomes.probability_BN)
         TABLE_BRANCHES.set(branches)
         build = self._tree.begin_tables(slots, outcomes.first(branches))

@@ -306,6 +306,23 @@ MUTANTS = (
         "if each.table is not None",
         (WORKER,),
     ),
+    Mutant(
+        "every table has all branches",
+        "ssd_draft/branch_count.py",
+        "return max(self._counts, key=value)",
+        "return most",
+        (
+            "tests/unit/ssd_draft/test_branch_count.py",
+            "tests/unit/ssd_draft/test_speed_of_the_draft.py",
+        ),
+    ),
+    Mutant(
+        "readers wait until the forward pass has ended",
+        "ssd_target/decoding/decode_loop.py",
+        "        self._wakeups.flush()\n        with times.part(RoundPart.VERIFY):",
+        "        with times.part(RoundPart.VERIFY):",
+        (LOOP,),
+    ),
     # The draft's tree.
     Mutant(
         "a branch takes the noise of the position before",

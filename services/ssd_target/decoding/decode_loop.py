@@ -5,10 +5,10 @@ tables for the outcome of this round. The noise of the next positions is compute
 have been sent, while the drafts work on them. Everything here runs on the step thread.
 
 *Decision*: the readers of tokens are woken just before the step thread waits for tables or runs a
-pass. *Because*: both release the interpreter, which the readers need. When they were woken at the
-end of sampling, the commits waited behind their tokens, and noise at temperature 1 took 1.4 to 1.6
-ms a round instead of .6 (plain decoding of the embedded pair). *Not chosen*: one thread for each
-stream. *Revisit when* Python runs threads in parallel.
+pass, and before noise that takes long. *Because*: waits and passes release the interpreter, which
+the readers need. When they were woken at the end of sampling, the noise of a round at temperature 1
+took 1.4 to 1.6 ms instead of .6 (plain decoding of the embedded pair). Their tokens arrive up to 3
+ms later. *Not chosen*: one thread for each stream. *Revisit when* Python runs threads in parallel.
 """
 
 from collections.abc import Sequence as Rows
@@ -31,6 +31,8 @@ from ssd_target.decoding.sequence import NOTHING_EMITTED, Arrival, Emission, Seq
 from ssd_target.decoding.speculation_control import SpeculationControl
 
 _log = get_logger(__name__)
+_LONG_NOISE_SECONDS = 0.002
+"""Readers do not wait for noise that takes longer: large vocabularies or batches."""
 _IDLE_SECONDS = 1.0
 """Maximum wait of an idle step thread for a request."""
 
@@ -62,6 +64,8 @@ class DecodeLoop:
         """None: no request has the mode SYNCHRONOUS."""
         self._metrics = RoundMetrics(runner.engine.num_columns)
         self._request_statistics: dict[SequenceId, RequestStatistics] = {}
+        self._noise_seconds = 0.0
+        """Of the newest round."""
         self._proposed: dict[SequenceId, tuple[TokenId, ...]] = {}
         """Proposal of each sequence for the next round; no entry is no proposal."""
 
@@ -115,8 +119,7 @@ class DecodeLoop:
         with times.part(RoundPart.COMMIT):
             self._drafts.send(results, lookups, decided_at)
         self._conclude(results, lookups)
-        with times.part(RoundPart.NOISE):
-            self._fill_noise(results, lookups)
+        self._fill_noise(times, results, lookups)
         self._end_round(times, results, lookups)
         self._control.note_round(times, results, lookups)
 
@@ -169,6 +172,7 @@ class DecodeLoop:
         synchronous = [each for each in sequences if each.is_synchronous]
         if synchronous:
             assert self._drafter is not None
+            self._wakeups.flush()
             self._proposed.update(self._drafter.propose(synchronous))
 
     def _append(
@@ -216,16 +220,22 @@ class DecodeLoop:
                 self._proposed[sequence.sequence_id] = lookup.tokens
                 self._request_statistics[sequence.sequence_id].lookups.note(lookup.result)
 
-    def _fill_noise(self, results: Rows[RoundResult], lookups: Rows[Lookup]) -> None:
+    def _fill_noise(
+        self, times: RoundTimes, results: Rows[RoundResult], lookups: Rows[Lookup]
+    ) -> None:
         """Compute the noise of the next round, while the drafts work on the commits."""
+        if self._noise_seconds > _LONG_NOISE_SECONDS:
+            self._wakeups.flush()
         continuing = [
             (result.sequence, len(lookup.tokens))
             for result, lookup in zip(results, lookups, strict=True)
             if result.emission.finish_reason is None
         ]
-        if continuing:
-            sequences, num_proposed = zip(*continuing, strict=True)
-            self._sampler.fill(sequences, np.array(num_proposed))
+        with times.part(RoundPart.NOISE):
+            if continuing:
+                sequences, num_proposed = zip(*continuing, strict=True)
+                self._sampler.fill(sequences, np.array(num_proposed))
+        self._noise_seconds = times.seconds[RoundPart.NOISE]
 
     def _end_round(
         self, times: RoundTimes, results: Rows[RoundResult], lookups: Rows[Lookup]

@@ -2,8 +2,10 @@
 
 import itertools
 from functools import cache
+from statistics import median
 
 import pytest
+from tests.unit.ssd_draft.ledger_draft import N
 from tests.unit.ssd_draft.virtual_target import LOOKAHEAD, VirtualTarget
 
 VERIFY_SECONDS = 0.02
@@ -48,3 +50,16 @@ def test_a_draft_that_is_fast_enough_sends_one_frame_a_round() -> None:
 def test_a_slow_draft_sends_about_two_frames_a_round(ratio: float) -> None:
     target = decoded(ratio)
     assert target.num_frames_counted <= 2.2 * target.counts.rounds
+
+
+@pytest.mark.parametrize(("ratio", "most"), [(0.5, N), (3, N // 2)])
+def test_a_slow_draft_takes_fewer_branches_if_they_save_time(ratio: float, most: int) -> None:
+    target = VirtualTarget(
+        verify_seconds=VERIFY_SECONDS,
+        step_seconds=ratio * VERIFY_SECONDS / LOOKAHEAD,
+        fan_out_policy="adaptive",
+        fixed_share=0.2,
+    )
+    target.run(NUM_ROUNDS)
+    widths = [len(table.bonus_N) for frame in target.link.frames for table in frame]
+    assert median(widths[len(widths) // 2 :]) == most

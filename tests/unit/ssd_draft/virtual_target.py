@@ -7,11 +7,11 @@ import random
 from dataclasses import dataclass, field, replace
 
 import torch
-from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, a_text
+from tests.unit.ssd_draft.ledger_draft import Draft, FakeLink, N, a_text
 
 from ssd.engine.batch import BranchBatch
 from ssd.speculation.table import OutcomeTable
-from ssd.types import Commit
+from ssd.types import Commit, LinkSettings
 from ssd_draft.inbox import Commits
 from ssd_target.drafts.table_deadline import ColumnTimes, ProposalResult, RoundPace, Row, wait_until
 
@@ -41,14 +41,21 @@ class Counts:
 
 
 class VirtualTarget:
-    """One sequence. Every round with a table is a hit; tokens are accepted at random."""
+    """One sequence. A round is a hit if a branch has its accepted length, which is random."""
 
     def __init__(
-        self, *, verify_seconds: float, step_seconds: float, acceptance: float = 0.83
+        self,
+        *,
+        verify_seconds: float,
+        step_seconds: float,
+        acceptance: float = 0.83,
+        fan_out_policy: str = "uniform",
+        fixed_share: float = 1.0,
     ) -> None:
+        """Construct; ``fixed_share`` of a step does not depend on the branches."""
         self.clock = VirtualClock()
         self.draft = Draft(clock=self.clock, lookahead=LOOKAHEAD, max_len=MAX_LEN)
-        self.link = FakeLink()
+        self.link = FakeLink(settings=LinkSettings(fan_out_policy=fan_out_policy))
         self.text = replace(a_text([5, 9, 2, 7]), lookahead=LOOKAHEAD)
         self.counts = Counts()
         self.num_frames = 0
@@ -66,7 +73,8 @@ class VirtualTarget:
         run_branches = self.draft.runner.run_branches
 
         def run_slowly(batch: BranchBatch) -> torch.Tensor:
-            self.clock.time += step_seconds
+            share = fixed_share + (1.0 - fixed_share) * batch.tokens_BN.shape[1] / N
+            self.clock.time += share * step_seconds
             return run_branches(batch)
 
         self.draft.runner.run_branches = run_slowly  # type: ignore[method-assign]
@@ -174,10 +182,11 @@ class VirtualTarget:
         accepted = 0
         while accepted < len(proposed) and self._random.random() < self._acceptance:
             accepted += 1
-        if table is not None:
+        if table is not None and accepted in table.accepted_N:
             commit = self.text.hit(table, accepted, table.depth)
         else:
             commit = self.text.miss(None, accepted, ())
+        if table is None:
             self._column_times.note_late(now - self._sent_at)
         waited_us = int(1e6 * (now - self._begun_at))
         self._commits.append((now + LATENCY_SECONDS, replace(commit, waited_us=waited_us)))

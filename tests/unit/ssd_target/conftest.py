@@ -141,6 +141,7 @@ class Bench:
         own_draft: LedgerRunner | None = None,
     ) -> None:
         self.clock = StepClock()
+        self.wakeups = NoWakeups()
         self.controller = controller or FixedChoice()
         self.blocks = BlockPool(80)
         self.runner = LedgerRunner(ENGINE, num_blocks=80, vocab_size=VOCAB)
@@ -158,7 +159,7 @@ class Bench:
         context = LoopContext(
             inbox=self.inbox,
             drafts=self.pool,
-            wakeups=NoWakeups(),
+            wakeups=self.wakeups,
             round_log=self.log,
             clock=self.clock,
             watchdog=Watchdog(self.clock),

@@ -40,8 +40,6 @@ MIN_ATTENDED = 2
 """Smallest number of columns of a sequence in the attention."""
 BLOCK_SIZE = BLOCK_SIZES["openvino"]
 Ints = NDArray[np.int64]
-
-
 Inputs = dict[str, openvino.Tensor]
 
 
@@ -178,8 +176,8 @@ class OpenVinoTarget:
 def _pass_shape(num_columns: tuple[int, ...], width: int) -> PassShape:
     """Return the shape of a pass over batches of ``width`` columns.
 
-    Most passes have a shape that was used before; computing it takes as long as the rest of
-    ``prepare``.
+    With few sequences, most passes have a shape that was used before. Computing it takes as long as
+    the rest of ``prepare``.
     """
     num_columns_B = np.array(num_columns)
     attended_B = np.maximum(num_columns_B, MIN_ATTENDED)

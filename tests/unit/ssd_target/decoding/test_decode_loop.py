@@ -43,6 +43,55 @@ def test_plain_decoding_yields_the_tokens_of_the_runner(
     assert sink.statistics.rounds == 20
 
 
+def events_of(bench: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls that release the interpreter, and those that wake the readers."""
+    events: list[str] = []
+
+    def record(owner: object, name: str, event: str) -> None:
+        call = getattr(owner, name)
+
+        def recorded(*args: Any, **named: Any) -> Any:
+            events.append(event)
+            return call(*args, **named)
+
+        monkeypatch.setattr(owner, name, recorded)
+
+    record(bench.wakeups, "flush", "wake")
+    record(bench.runner, "verify", "verify")
+    record(bench.runner, "prefill", "prefill")
+    record(bench.pool._changed, "wait", "wait")
+    return events
+
+
+def test_readers_are_woken_before_each_pass_and_after_the_last(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench()
+    events = events_of(bench, monkeypatch)
+    bench.submit([1, 2, 3], 3, mode=Mode.AUTOREGRESSIVE)
+    bench.submit(range(10), 3, mode=Mode.AUTOREGRESSIVE)
+    bench.run()
+    bench.loop.run_round()
+    assert {"verify", "prefill"} < set(events)
+    before = [events[index - 1] for index, each in enumerate(events) if each != "wake"]
+    assert set(before) == {"wake"}
+    assert events[-1] == "wake"
+
+
+def test_readers_are_woken_before_a_round_waits_for_tables(
+    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make_bench(deadline_ms=20.0)
+    events = events_of(bench, monkeypatch)
+    bench.join([Behaviour.HIT, Behaviour.HIT, Behaviour.SILENT])
+    bench.submit([1, 2, 3, 4, 5], 12)
+    bench.run()
+    assert "wait" in events
+    assert all(
+        events[index - 1] in ("wake", "wait") for index, each in enumerate(events) if each == "wait"
+    )
+
+
 @pytest.mark.parametrize("backup", ["none", "ngram"])
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
 @pytest.mark.parametrize("behaviour", list(Behaviour))
