@@ -58,7 +58,7 @@ class Session:
     """When the commit or opening was sent that the next table answers."""
     open_by: float
     """When a session without any table is closed."""
-    max_len: int = 0
+    max_len: int
     """Maximum length of the sequence in tokens."""
     table: OutcomeTable | None = None
     """The columns of the current round's table that have arrived."""

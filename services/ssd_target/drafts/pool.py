@@ -50,6 +50,8 @@ class DraftPool:
         self._changed = threading.Condition()
         self._links: dict[str, DraftLink] = {}
         self._sessions = SessionRegistry()
+        self._reopening: set[SequenceId] = set()
+        """Sequences whose session has moved and is not requested yet; at most one."""
         self._tables = TableCollector(settings, num_token_ids, self._sessions, self._changed, clock)
         self._sent_at: float | None = None
         """When the commits of the newest round were sent."""
@@ -142,14 +144,16 @@ class DraftPool:
         The drafts then have no work for them. They may open sessions again later.
         """
         with self._changed:
-            found = [self._sessions.find(sequence_id) for sequence_id in sequence_ids]
-            released = [session for session in found if session is not None]
+            ids = set(sequence_ids)
+            self._reopening -= ids
+            released = [each for each in map(self._sessions.find, ids) if each is not None]
             self._sessions.remove(released)
         _send_closings(released)
 
     def close(self, sequence_id: SequenceId) -> None:
         """Close the session of a sequence that has ended."""
         with self._changed:
+            self._reopening.discard(sequence_id)
             session = self._sessions.end_sequence(sequence_id)
         if session is not None:
             session.link.send_closing(session.number)
@@ -210,12 +214,13 @@ class DraftPool:
             if not closed and (moved := self._session_to_move(now)):
                 _log.info("session_moved", draft=moved.link.name)
                 closed.append(moved)
+                self._reopening.add(moved.sequence_id)
             self._sessions.remove(closed)
         _send_closings(closed)
 
     def _session_to_move(self, now: float) -> Session | None:
         """Return the session that closes because another link serves it better. Lock held."""
-        if len(self._links) < 2:
+        if len(self._links) < 2 or self._reopening:
             return None
         round_seconds = self._tables.pace.proposed_seconds
         return session_to_move(
@@ -237,6 +242,7 @@ class DraftPool:
                 return
             max_len = sequence.arrival.max_len
             session = self._sessions.add(link, sequence.sequence_id, num_tokens, now, max_len)
+            self._reopening.discard(sequence.sequence_id)
         sampling = sequence.arrival.request.sampling
         opening = OpenSession(
             session=session.number,

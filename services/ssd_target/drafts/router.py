@@ -1,11 +1,16 @@
 """Which link gets the next session, and which session moves to another link. Pure.
 
-*Decision*: a session moves only from a link with more sessions than it sustains, one at a time, and
-only if the other link has fewer sessions also afterwards. *Because*: a move costs the rounds until
-the other draft has stored the text, and gains columns of tables only where some are missing. So the
-number of moves is bounded by the imbalance, and no session returns. *Not chosen*: moves whenever
-the numbers differ by two, which happens whenever sequences end. *Revisit when* drafts of one pool
-differ much in speed.
+*Decision*: a session moves only from a link with more sessions than it sustains, and only if the
+other link has no larger share of its sessions in use also afterwards. None moves before the
+sequence of the last one has a session again, and none to a link with a session that is opening.
+*Because*: a move costs the rounds until the other draft has stored the text, and gains columns of
+tables only where some are missing. Each move makes two shares more equal, so moves end if no
+sequence begins or ends. *Not chosen*: moves only to a link that sustains one more session. On two
+full drafts, sequences that end then cause fewer moves, but a draft that joins gets too few
+sessions. Simulated with 16 sequences and 4 rounds without a table after a move, in 8 settings of
+the times: while sequences end, 0.6 to 0.9 moves instead of 2.5 to 3.2, and between 0.3 % fewer and
+0.4 % more tokens; after a draft joined, 1 to 11 % fewer tokens in 7 settings and 6 % more in one.
+*Revisit when* drafts of one pool differ much in speed.
 """
 
 from collections.abc import Callable, Collection, Iterable

@@ -33,7 +33,7 @@ class SessionRegistry:
         sequence_id: SequenceId,
         base_len: int,
         now: float,
-        max_len: int = 0,
+        max_len: int,
     ) -> Session:
         """Add a session that is about to open; ``max_len`` is that of its sequence, in tokens."""
         # A draft prefills prompts one after the other, so earlier openings come first.

@@ -1,21 +1,26 @@
 """How many sessions a draft can serve in time, computed from the times of its tables. Pure.
 
 The tables that follow a commit are built during the next verify. A draft is full when the tables of
-one more session would take longer than the verify. A draft builds the tables of all sessions of a
+one more session would take longer than they have. A draft builds the tables of all sessions of a
 link in one batch, whose time grows by less than one session's share. Small batches therefore
-underestimate the result, and batches that take longer than the verify overestimate it.
+underestimate the result, and batches that take longer overestimate it.
 
-*Decision*: this number decides how many drafts are wanted and from which ones sessions move. It
-does not limit the sessions of a draft: beyond it, proposals become shorter. *Because*: tables are
-usable at every depth, so a draft that builds more tables gains at least as many tokens a round, and
-a verify costs the same rows whether few or all of its sequences have proposals. With 16 sequences
-in mode SPECULATIVE on 1 + 1 AVX-512 cores, the embedded pair decoded 674, 770 and 883 tokens/s with
-4, 8 and 16 sessions, and 514 in plain decoding; its draft sustained 1 (single runs of 8 s). Where
-speculation lost, no session was best: the widened target decoded 97 tokens/s without sessions, and
-75, 91 and 79 with 4, 8 and 16. ``ssd.speculation.controller`` makes that choice. *Not chosen*:
-sequences without a session beyond this number; a limit found in trials, which kept 4 sessions where
-all tables were late without the n-gram backup, and was 6 % slower than plain decoding.
-*Revisit when* a draft on a GPU has no column in time for all sessions, but has for some of them.
+The status reports the number for T_verify: it decides how many drafts are wanted. Moves of sessions
+use the number for the time of a round without its wait, which is when the tables are needed.
+
+*Decision*: neither limits the sessions of a draft: beyond it, proposals become shorter. *Because*:
+tables are usable at every depth, and a verify costs the same rows whether few or all of its
+sequences have proposals. Apart from rounding to whole columns, a draft that builds more tables
+gains at least as many tokens a round while each table has a column in time. With 5 ms a round, 1 ms
+a session and step and an acceptance of .8, 2 to 5 sessions gain 2.9, 2.4, 3.2 and 4.0 tokens, and 6
+gain none. With 16 sequences in mode SPECULATIVE on 1 + 1 AVX-512 cores, the embedded pair decoded
+674, 770 and 883 tokens/s with 4, 8 and 16 sessions, and 514 in plain decoding; its draft sustained
+1 (single runs of 8 s). Where speculation lost, no session was best: the widened target decoded 97
+tokens/s without sessions, and 75, 91 and 79 with 4, 8 and 16. ``ssd.speculation.controller`` makes
+that choice. *Not chosen*: sequences without a session beyond this number; a limit found in trials,
+which kept 4 sessions where all tables were late without the n-gram backup, and was 6 % slower than
+plain decoding. *Revisit when* a draft on a GPU has no column in time for all sessions, but has for
+some of them.
 """
 
 from collections.abc import Mapping
@@ -48,24 +53,24 @@ class BatchTimes:
 
 
 def sustainable_sessions(
-    seconds_by_sessions: Mapping[int, float], verify_seconds: float, max_sessions: int
+    seconds_by_sessions: Mapping[int, float], available_seconds: float, max_sessions: int
 ) -> int:
-    """Return the number of sessions whose tables a draft completes within one verify.
+    """Return the number of sessions whose tables a draft completes in the available time.
 
-    This is T_verify divided by the time per session of the best batch that was in time, or of the
+    This is that time divided by the time per session of the best batch that was in time, or of the
     smallest batch if none was.
 
     Args:
         seconds_by_sessions: seconds of a batch of tables, by the number of sessions in it.
-        verify_seconds: T_verify, of one forward pass of the target.
+        available_seconds: time that the tables have.
         max_sessions: sessions that the draft accepts, >= 1.
 
     Returns:
         1..max_sessions; max_sessions while one of the times is unknown.
     """
-    if not seconds_by_sessions or verify_seconds <= 0:
+    if not seconds_by_sessions or available_seconds <= 0:
         return max_sessions
     batches = sorted(seconds_by_sessions.items())
-    in_time = [batch for batch in batches if batch[1] <= verify_seconds] or batches[:1]
+    in_time = [batch for batch in batches if batch[1] <= available_seconds] or batches[:1]
     seconds = min(max(batch_seconds, _MIN_SECONDS) / count for count, batch_seconds in in_time)
-    return max(1, int(min(max_sessions, verify_seconds / seconds)))
+    return max(1, int(min(max_sessions, available_seconds / seconds)))

@@ -37,7 +37,7 @@ TABLE = OutcomeTable(
 def answer(table: OutcomeTable | None) -> Answer:
     welcome = Welcome(epoch=1, max_sessions=1, lookahead=LOOKAHEAD, branches=2)
     link = DraftLink("draft", welcome, pair()[0], lambda _message: None)
-    return SessionRegistry().add(link, 1, 2, 0.0), table
+    return SessionRegistry().add(link, 1, 2, 0.0, 9), table
 
 
 def look_up(

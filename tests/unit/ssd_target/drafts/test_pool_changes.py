@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import CloseSession, OpenSession, SamplingParams, SessionRefused, TokenId
+from ssd.types import CloseSession, Mode, OpenSession, SamplingParams, SessionRefused, TokenId
 
 GREEDY = SamplingParams(temperature=0.0)
 SILENT = [Behaviour.SILENT]
@@ -66,28 +66,66 @@ class FixedTimes:
     def note(self, _seconds: object) -> None: ...
 
 
-@pytest.mark.parametrize(("seconds", "num_moved"), [(10.0, 2), (1e-6, 0)])
+@pytest.mark.parametrize("num_rounds", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("num_sessions", "seconds", "num_moved"),
+    [(2, 10.0, 1), (3, 10.0, 1), (4, 10.0, 2), (4, 1e-6, 0)],
+)
 def test_sessions_of_a_draft_that_has_too_many_move_to_one_that_joins(
-    make_bench: MakeBench, plain: Plain, seconds: float, num_moved: int
+    make_bench: MakeBench,
+    plain: Plain,
+    num_sessions: int,
+    seconds: float,
+    num_moved: int,
+    num_rounds: int,
 ) -> None:
+    """A sequence whose session has closed opens one a round later: it has a proposal until then."""
     bench = make_bench()
     slow = bench.join([Behaviour.HIT], name="slow")
     (link,) = bench.pool.links()
     link.batch_times = FixedTimes(seconds)
-    prompts = [[number, 2, 3] for number in range(4)]
+    prompts = [[number, 2, 3] for number in range(num_sessions)]
     sinks = [bench.submit(prompt, 60) for prompt in prompts]
-    while len(link.sessions) < 4:
+    while len(link.sessions) < num_sessions:
         bench.loop.run_round()
-    bench.loop.run_round()
+    for _ in range(num_rounds):
+        bench.loop.run_round()
     joined = bench.join([Behaviour.HIT], name="joined")
     for _ in range(8):
         bench.loop.run_round()
     assert len(closings(slow)) == len(openings(joined)) == num_moved
     bench.run()
-    assert len(openings(slow)) + len(openings(joined)) == 4 + num_moved, "no session returns"
+    num_opened = len(openings(slow)) + len(openings(joined))
+    assert num_opened == num_sessions + num_moved, "no session returns"
     for prompt, sink in zip(prompts, sinks, strict=True):
         assert sink.tokens == plain(prompt, 60, GREEDY)
         assert sink.statistics.hits > 0
+
+
+@pytest.mark.parametrize("how", ["ends", "is paused"])
+def test_a_sequence_that_needs_no_session_after_its_move_delays_no_other_move(
+    make_bench: MakeBench, how: str
+) -> None:
+    bench = make_bench()
+    slow = bench.join([Behaviour.HIT], name="slow")
+    (link,) = bench.pool.links()
+    link.batch_times = FixedTimes(10.0)
+    bench.submit([1, 2, 3], 60)  # it has most tokens to go, so it moves first
+    for number in range(3):
+        bench.submit([number, 2, 3], 55, mode=Mode.SPECULATIVE)
+    while len(link.sessions) < 4:
+        bench.loop.run_round()
+    joined = bench.join([Behaviour.HIT], name="joined")
+    while not closings(slow):
+        bench.loop.run_round()
+    if how == "ends":
+        bench.inbox.cancel(1)
+    else:
+        bench.controller.choice = replace(bench.controller.choice, is_on=False)
+    for _ in range(3):
+        bench.loop.run_round()
+    assert len(closings(slow)) == 2
+    assert len(openings(joined)) == 1
 
 
 def test_after_a_refused_opening_no_session_moves_there_for_a_while(make_bench: MakeBench) -> None:

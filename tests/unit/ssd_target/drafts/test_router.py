@@ -21,7 +21,7 @@ def link(name: str = "draft", max_sessions: int = 4, max_len: int = 0, used: int
     made = DraftLink(name, welcome, pair()[0], lambda _message: None)
     registry = SessionRegistry()
     for sequence_id in range(used):
-        registry.add(made, sequence_id, 5, NOW)
+        registry.add(made, sequence_id, 5, NOW, 105)
     return made
 
 

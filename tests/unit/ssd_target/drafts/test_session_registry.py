@@ -32,7 +32,7 @@ def test_each_session_is_registered_for_its_sequence_and_its_link(
     for action, sequence_id, name in steps:
         match action:
             case "add" if sequence_id not in registry:
-                session = registry.add(links[name], sequence_id, 5, 0.0)
+                session = registry.add(links[name], sequence_id, 5, 0.0, 9)
                 assert (name, session.number) not in numbers, "a number is never used twice"
                 numbers.add((name, session.number))
             case "end":
@@ -47,11 +47,11 @@ def test_each_session_is_registered_for_its_sequence_and_its_link(
 
 def test_an_opening_has_time_for_the_prompts_before_it() -> None:
     registry, draft = SessionRegistry(), link()
-    first, second = registry.add(draft, 1, 100, 7.0), registry.add(draft, 2, 50, 7.0)
+    first, second = registry.add(draft, 1, 100, 7.0, 200), registry.add(draft, 2, 50, 7.0, 200)
     assert first.open_by == 7.0 + opening_seconds(100)
     assert second.open_by == 7.0 + opening_seconds(150)
     first.is_open = True
-    assert registry.add(draft, 3, 10, 7.0).open_by == 7.0 + opening_seconds(60)
+    assert registry.add(draft, 3, 10, 7.0, 200).open_by == 7.0 + opening_seconds(60)
 
 
 def test_exclusions_end_with_their_sequence() -> None:
