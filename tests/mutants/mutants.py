@@ -302,8 +302,15 @@ MUTANTS = (
     Mutant(
         "the table of a session that is not finite is sent",
         "ssd_draft/worker.py",
-        "if each.table is not None and not self._tree.is_broken_X[each.slot]",
-        "if each.table is not None",
+        "if each.is_open and each.table and not self._tree.is_broken_X[each.slot]",
+        "if each.is_open and each.table",
+        (WORKER,),
+    ),
+    Mutant(
+        "the table of a session that was closed as not finite is sent",
+        "ssd_draft/worker.py",
+        "if each.is_open and each.table and not",
+        "if each.table and not",
         (WORKER,),
     ),
     Mutant(
