@@ -17,6 +17,9 @@ class DraftSettings(EngineSettings):
     """Maximum number of sessions of all links together; further ones are refused."""
     fan_out: Literal["adaptive", "uniform", "geometric"] = "adaptive"
     """Policy that selects the outcomes that get a branch, unless a target sends another one."""
+    adaptive_branches: bool = True
+    """A table gets fewer branches (N/2 or N/4) if that yields more accepted tokens in time. Without
+    it, each table has N, for measurements of hit rates."""
     inject_step_ms: float = field(default=0.0, metadata={"min": 0.0, "max": 60_000.0})
     """Fault injection: time that is added to each step of a tree, in milliseconds."""
 

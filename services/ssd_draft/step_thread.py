@@ -73,6 +73,11 @@ class ModelLoader:
                 lambda policy: make_policy(policy.fan_out_policy, policy.fan_out)
             ),
             prefill_chunk=engine.prefill_chunk,
+            branch_counts=(
+                engine.branch_counts
+                if self._setup.settings.adaptive_branches
+                else (engine.branches,)
+            ),
             clock=self._clock,
             on_count=self._on_count,
             watchdog=self._watchdog,

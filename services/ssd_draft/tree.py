@@ -195,11 +195,6 @@ class Tree:
         """P = K + 1."""
         return self._shape.num_columns
 
-    @property
-    def branch_counts(self) -> tuple[int, ...]:
-        """See ``EngineConfig.branch_counts``."""
-        return self._shape.engine.branch_counts
-
     def open(self, session: NewSession) -> None:
         """Initialise the slot of a session; its trunk is empty."""
         slot = session.slot

@@ -67,6 +67,8 @@ class Parts:
     policy_of: Callable[[LinkSettings], FanOutPolicy]
     """Returns one object per policy, so that sessions of the same policy are processed together."""
     prefill_chunk: int
+    branch_counts: Rows[int]
+    """Numbers of branches that a table may have."""
     clock: Clock
     on_count: Callable[[int], None]
     """Called with the number of sessions after each change."""
@@ -120,7 +122,7 @@ class Worker:
         self._work: defaultdict[int, _LinkWork] = defaultdict(_LinkWork)
         """By link."""
         self._turns = FairTurns()
-        self._branch_choice = BranchChoice(parts.tree.branch_counts, parts.tree.lookahead)
+        self._branch_choice = BranchChoice(parts.branch_counts, parts.tree.lookahead)
         self._is_draining = False
         self.num_sessions = 0
 

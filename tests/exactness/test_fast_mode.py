@@ -33,10 +33,8 @@ async def test_plain_decoding_of_one_row_writes_the_tokens_of_verification(
     size = Size(lookahead=6, num_prompts=2, engine=engine, max_num_seqs=4, max_tokens=80)
     flags = ("--dtype", dtype)
     target_flags = (*WAITS_FOR_TABLES, "--draft-model", "demo://draft", *flags)
-    async with pair(size, target_flags=target_flags, draft_flags=flags) as (
-        client,
-        _,
-    ):
+    draft_flags = ("--no-adaptive-branches", *flags)
+    async with pair(size, target_flags=target_flags, draft_flags=draft_flags) as (client, _):
         plain = await complete_all(client, size, Mode.AUTOREGRESSIVE, (0.0, 1.0))
         found = await complete_all(client, size, Mode.SPECULATIVE, (0.0, 1.0))
         synchronous = await complete_all(client, size, Mode.SYNCHRONOUS, (0.0, 1.0))

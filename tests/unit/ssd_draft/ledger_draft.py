@@ -124,6 +124,7 @@ class Draft:
                 tree=Tree(self.runner, NoiseRing(num_slots, shape.num_noise_rows, VOCAB), shape),
                 policy_of=cache(lambda link: make_policy(link.fan_out_policy, link.fan_out)),
                 prefill_chunk=CHUNK,
+                branch_counts=engine.branch_counts,
                 clock=clock,
                 on_count=self.counts.append,
                 watchdog=Watchdog(clock),

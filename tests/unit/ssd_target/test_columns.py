@@ -92,6 +92,7 @@ class DraftEnd:
                 ),
                 tree=Tree(self.runner, NoiseRing(SLOTS, shape.num_noise_rows, VOCAB), shape),
                 policy_of=cache(lambda link: make_policy(link.fan_out_policy, link.fan_out)),
+                branch_counts=engine.branch_counts,
                 prefill_chunk=8,
                 clock=bench.clock,
                 on_count=lambda _count: None,
