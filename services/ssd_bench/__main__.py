@@ -53,6 +53,8 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 BAD_INPUT = (SettingsError, ModelNotFoundError, UnsupportedModelError)
 """Errors caused by the command line: exit code 2."""
 Measured = TypeVar("Measured")
+Lookahead = Annotated[int, typer.Option(min=1, max=16, help="Tokens of a proposal (K).")]
+Branches = Annotated[int, typer.Option(min=1, max=128, help="Largest number of outcomes (N).")]
 Widening = Annotated[int, typer.Option(help="Width factor; the model computes the same function.")]
 Numbers = Annotated[str, typer.Option(help="Numbers, separated by commas.")]
 
@@ -64,8 +66,8 @@ def bench(
     draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
     widen_target: Widening = 1,
     widen_draft: Widening = 1,
-    lookahead: int = 6,
-    branches: int = 24,
+    lookahead: Lookahead = 6,
+    branches: Branches = 24,
     batch: Numbers = "1,8",
     temperature: Numbers = "0,1",
     max_tokens: Annotated[int, typer.Option(min=16)] = 128,
@@ -154,8 +156,8 @@ def slow_draft(
     ratios: Annotated[
         str, typer.Option(help="T_table / T_verify, separated by commas.")
     ] = "0.5,1,1.5,2,4,8",
-    lookahead: int = 6,
-    branches: int = 24,
+    lookahead: Lookahead = 6,
+    branches: Branches = 24,
     batch: Annotated[int, typer.Option(min=1, max=MAX_BATCH)] = 1,
     temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
     max_tokens: Annotated[int, typer.Option(min=16)] = 128,
@@ -239,8 +241,8 @@ def rounds(
         int,
         typer.Option(min=0, help="Pad both vocabularies to this many ids; 0: do not."),
     ] = 0,
-    lookahead: int = 6,
-    branches: int = 24,
+    lookahead: Lookahead = 6,
+    branches: Branches = 24,
     batch: Numbers = "1,8,16",
     temperature: Numbers = "0,1",
     modes: Annotated[str, typer.Option(help="ar, sd, ssd, separated by commas.")] = "ssd",

@@ -64,7 +64,7 @@ Lookahead = Annotated[
     int, typer.Option("--lookahead", min=1, max=16, help="Tokens in a proposal (K).")
 ]
 Branches = Annotated[
-    int, typer.Option("--branches", min=1, max=128, help="Most outcomes of a table (N).")
+    int, typer.Option("--branches", min=1, max=128, help="Largest number of outcomes (N).")
 ]
 Dtype = Annotated[
     Literal["auto", "bfloat16", "float32"],

@@ -159,7 +159,7 @@ def figures(num_tokens: int, seed: int, statistics: SpeculationStatistics) -> Fi
 def why_not_speculative(found: Figures, links: Sequence[LinkStatus]) -> str:
     """Return why a generation had no hit, from its counters and the links of the target."""
     misses, late = found.misses or 0, found.late or 0
-    if found.paused_rounds:
+    if found.paused_rounds and not misses + late:
         return (
             f"the target turned it off in {found.paused_rounds} of {found.rounds} rounds, because "
             "plain decoding is faster; --mode speculative forces it"

@@ -35,7 +35,7 @@ async def generate(
     collector: Collector,
     on_text: Callable[[str], None],
 ) -> str:
-    """Continue a prompt; return a hint if no round was speculative, else an empty string.
+    """Continue a prompt; return a hint if no round was a hit, else an empty string.
 
     Args:
         options: the target.
@@ -64,7 +64,8 @@ async def _hint(client: TargetClient, mode: Mode, collector: Collector) -> str:
     # In AUTO mode, a target without drafts is not expected to speculate.
     if mode is Mode.AUTO and not links:
         return ""
-    return f"no round was speculative: {why_not_speculative(figures, links)}"
+    missing = "a hit" if figures.misses or figures.late else "speculative"
+    return f"no round was {missing}: {why_not_speculative(figures, links)}"
 
 
 async def stream(

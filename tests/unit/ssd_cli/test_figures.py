@@ -98,8 +98,10 @@ def test_first_difference_returns_the_index(
 
 
 def test_a_text_whose_speculation_was_off_says_so() -> None:
-    found = figures(9, 0, replace(STATISTICS, hits=0, misses=3, rounds=9, paused_rounds=6))
-    assert why_not_speculative(found, ()) == (
+    paused = replace(STATISTICS, hits=0, misses=0, late=0, rounds=9, paused_rounds=6)
+    assert why_not_speculative(figures(9, 0, paused), ()) == (
         "the target turned it off in 6 of 9 rounds, because plain decoding is faster; "
         "--mode speculative forces it"
     )
+    missed = figures(9, 0, replace(paused, misses=3))
+    assert why_not_speculative(missed, ()) == "none of 3 tables contained the outcome of its round"
