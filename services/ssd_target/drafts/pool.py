@@ -41,7 +41,8 @@ class DraftPool:
 
     Asyncio loop: ``configure``, ``attach``, ``detach``, ``drain``, ``refuse``, ``receive``. Step
     thread: ``open_sessions``, ``release``, ``close``, ``look_up``, ``send``. Any thread: the rest.
-    One lock guards links and sessions; it is not held while waiting or sending.
+    One lock guards links and sessions. It is not held while waiting or sending to drafts; readers
+    of tokens are woken under it.
     """
 
     def __init__(self, settings: TargetSettings, num_token_ids: int, clock: Clock) -> None:
