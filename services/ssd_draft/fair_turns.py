@@ -40,6 +40,6 @@ class FairTurns:
         """Note the duration of a turn."""
         self._used_seconds[link] = self._used_seconds.pop(link) + seconds
 
-    def forget(self, link: int) -> None:
+    def remove(self, link: int) -> None:
         """Remove a link that has ended."""
         self._used_seconds.pop(link, None)

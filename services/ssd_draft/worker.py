@@ -207,7 +207,7 @@ class Worker:
             case LinkLost():
                 self._sessions.leave(event.link)
                 self._work.pop(event.link.number, None)
-                self._turns.forget(event.link.number)
+                self._turns.remove(event.link.number)
                 for session in self._sessions.of(event.link):
                     self._close(session)
 
