@@ -105,6 +105,16 @@ class ScriptedDraft:
         """Sessions that the target has opened and not closed."""
         return len(self._sessions)
 
+    @property
+    def openings(self) -> list[int]:
+        """Sessions that the target has opened, in order."""
+        return [each.session for each in self.received if isinstance(each, OpenSession)]
+
+    @property
+    def closings(self) -> list[int]:
+        """Sessions that the target has closed, in order."""
+        return [each.session for each in self.received if isinstance(each, CloseSession)]
+
     def start(self) -> None:
         """Receive commits from now on."""
         self.channel.start(self._on_frame, lambda _error: None)

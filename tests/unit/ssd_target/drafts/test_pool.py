@@ -15,7 +15,6 @@ from ssd.testing.scripted_draft import Behaviour
 from ssd.transport.frame import Frame, FrameKind
 from ssd.types import (
     CloseSession,
-    OpenSession,
     SamplingParams,
     SessionRefused,
     TargetMessage,
@@ -30,14 +29,6 @@ SILENT = [Behaviour.SILENT]
 
 MakeBench = Callable[..., Any]
 Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
-
-
-def openings(draft: Any) -> list[int]:
-    return [each.session for each in draft.received if isinstance(each, OpenSession)]
-
-
-def closings(draft: Any) -> list[int]:
-    return [each.session for each in draft.received if isinstance(each, CloseSession)]
 
 
 def stale_frames() -> float:
@@ -88,11 +79,11 @@ def test_an_unanswered_opening_is_closed_and_the_sequence_opens_on_another_link(
     bench.loop.run_round()
     other = bench.join([Behaviour.HIT], name="other")
     bench.loop.run_round()
-    assert openings(other) == [], "the opening on the first link is not overdue"
+    assert other.openings == [], "the opening on the first link is not overdue"
     bench.clock.time += opening_seconds(3)
     bench.loop.run_round()
-    assert closings(hung) == openings(hung) == [1]
-    assert openings(other) == [1]
+    assert hung.closings == hung.openings == [1]
+    assert other.openings == [1]
     hung_link, _ = bench.pool.links()
     assert bench.pool.state(hung_link) is LinkState.QUARANTINED
     bench.run()
@@ -136,8 +127,8 @@ def test_an_open_session_stays_when_openings_are_closed(make_bench: MakeBench) -
     bench.loop.run_round()
     bench.clock.time += opening_seconds(6)
     bench.loop.run_round()
-    assert openings(draft) == [1, 2]
-    assert closings(draft) == [2]
+    assert draft.openings == [1, 2]
+    assert draft.closings == [2]
     assert draft.num_sessions == 1
     bench.run()
 
@@ -152,10 +143,10 @@ def test_without_a_circuit_breaker_an_opening_is_not_repeated_at_once(
     bench.clock.time += opening_seconds(3)
     for _ in range(3):
         bench.loop.run_round()
-    assert openings(draft) == [1]
+    assert draft.openings == [1]
     bench.clock.time += 1.0
     bench.loop.run_round()
-    assert openings(draft) == [1, 2]
+    assert draft.openings == [1, 2]
     bench.run()
 
 
@@ -229,10 +220,10 @@ def test_after_a_refusal_the_next_opening_is_a_second_later(
     draft.receive(CloseSession(1))
     for _ in range(3):
         bench.loop.run_round()
-    assert openings(draft) == [1]
+    assert draft.openings == [1]
     bench.clock.time += 1.0
     bench.loop.run_round()
-    assert openings(draft) == [1, 2]
+    assert draft.openings == [1, 2]
     bench.run()
 
 
@@ -247,13 +238,13 @@ def test_a_sequence_that_a_draft_cannot_serve_is_excluded_there_and_no_other_is(
     bench.submit([4, 5, 6], 20)
     bench.loop.run_round()
     bench.loop.run_round()
-    assert openings(small) == [1, 2], "only the sequence that was refused is not offered again"
+    assert small.openings == [1, 2], "only the sequence that was refused is not offered again"
     large = bench.join([Behaviour.HIT], name="large")
     bench.loop.run_round()
     bench.loop.run_round()
-    assert openings(large) == [1]
+    assert large.openings == [1]
     bench.run()
-    assert openings(small) == [1, 2]
+    assert small.openings == [1, 2]
 
 
 def test_a_second_table_for_the_same_round_is_stale(make_bench: MakeBench) -> None:
@@ -435,9 +426,9 @@ def test_a_sequence_that_is_too_long_for_a_draft_is_not_opened_there(make_bench:
     short_link.max_len = 4
     bench.submit([1, 2, 3, 4, 5], 10)
     bench.run()
-    assert openings(short) == []
-    assert openings(long) == [1]
+    assert short.openings == []
+    assert long.openings == [1]
     bench.submit([1, 2], 5)
     bench.loop.run_round()
-    assert openings(short) == [1]
+    assert short.openings == [1]
     bench.run()

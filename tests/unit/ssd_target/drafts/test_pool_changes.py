@@ -7,21 +7,13 @@ from typing import Any
 import pytest
 
 from ssd.testing.scripted_draft import Behaviour
-from ssd.types import CloseSession, Mode, OpenSession, SamplingParams, SessionRefused, TokenId
+from ssd.types import CloseSession, Mode, SamplingParams, SessionRefused, TokenId
 
 GREEDY = SamplingParams(temperature=0.0)
 SILENT = [Behaviour.SILENT]
 
 MakeBench = Callable[..., Any]
 Plain = Callable[[Iterable[TokenId], int, SamplingParams], list[TokenId]]
-
-
-def openings(draft: Any) -> list[int]:
-    return [each.session for each in draft.received if isinstance(each, OpenSession)]
-
-
-def closings(draft: Any) -> list[int]:
-    return [each.session for each in draft.received if isinstance(each, CloseSession)]
 
 
 def test_another_backup_applies_from_the_next_round_on(make_bench: MakeBench) -> None:
@@ -93,9 +85,9 @@ def test_sessions_of_a_draft_that_has_too_many_move_to_one_that_joins(
     joined = bench.join([Behaviour.HIT], name="joined")
     for _ in range(8):
         bench.loop.run_round()
-    assert len(closings(slow)) == len(openings(joined)) == num_moved
+    assert len(slow.closings) == len(joined.openings) == num_moved
     bench.run()
-    num_opened = len(openings(slow)) + len(openings(joined))
+    num_opened = len(slow.openings) + len(joined.openings)
     assert num_opened == num_sessions + num_moved, "no session returns"
     for prompt, sink in zip(prompts, sinks, strict=True):
         assert sink.tokens == plain(prompt, 60, GREEDY)
@@ -116,7 +108,7 @@ def test_a_sequence_that_needs_no_session_after_its_move_delays_no_other_move(
     while len(link.sessions) < 4:
         bench.loop.run_round()
     joined = bench.join([Behaviour.HIT], name="joined")
-    while not closings(slow):
+    while not slow.closings:
         bench.loop.run_round()
     if how == "ends":
         bench.inbox.cancel(1)
@@ -124,8 +116,8 @@ def test_a_sequence_that_needs_no_session_after_its_move_delays_no_other_move(
         bench.controller.choice = replace(bench.controller.choice, is_on=False)
     for _ in range(3):
         bench.loop.run_round()
-    assert len(closings(slow)) == 2
-    assert len(openings(joined)) == 1
+    assert len(slow.closings) == 2
+    assert len(joined.openings) == 1
 
 
 def test_after_a_refused_opening_no_session_moves_there_for_a_while(make_bench: MakeBench) -> None:
@@ -148,9 +140,9 @@ def test_after_a_refused_opening_no_session_moves_there_for_a_while(make_bench: 
     bench.clock.time += 2.0
     for _ in range(3):
         bench.loop.run_round()
-    assert openings(joined) == [1]
+    assert joined.openings == [1]
     assert len(link.sessions) == 4
     bench.clock.time += 30.0
     bench.loop.run_round()
     bench.loop.run_round()
-    assert openings(joined) == [1, 2]
+    assert joined.openings == [1, 2]
