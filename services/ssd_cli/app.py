@@ -33,8 +33,9 @@ from ssd.types import Mode, SamplingParams
 from ssd_cli.demo import DemoOptions, demo
 from ssd_cli.display import err, out, print_table, report, summary, write
 from ssd_cli.figures import Collector, Generation
-from ssd_cli.generate import GenerateOptions, generate
+from ssd_cli.generate import GenerateOptions, check_endpoint, generate
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
+from ssd_cli.plan_command import plan_command
 from ssd_cli.up import up
 
 app = typer.Typer(
@@ -171,7 +172,7 @@ def generate_command(
     """
     if endpoint is not None:
         _refuse_with_endpoint(context)
-        _check_endpoint(endpoint)
+        check_endpoint(endpoint)
     elif _is_given(context, "wait_seconds"):
         raise typer.BadParameter(
             "--wait is the time to wait for a running target; name it with --endpoint, or leave "
@@ -393,6 +394,9 @@ def bench_command(context: typer.Context) -> None:
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
+app.command("plan")(plan_command)
+
+
 @app.command("version")
 def version_command() -> None:
     """Print the version."""
@@ -432,17 +436,6 @@ def _refuse_with_endpoint(context: typer.Context) -> None:
     if given:
         raise typer.BadParameter(
             f"--endpoint names a running target; it cannot be combined with {', '.join(given)}"
-        )
-
-
-def _check_endpoint(endpoint: str) -> None:
-    host, _, port = endpoint.rpartition(":")
-    # gRPC would connect to a port above 65535 modulo 65536.
-    is_port = port.isdecimal() and 1 <= int(port) <= 65535
-    if not host or "/" in host.removeprefix("dns:///") or not is_port:
-        raise typer.BadParameter(
-            f"--endpoint {endpoint!r} is not host:port with port 1..65535, for example "
-            "127.0.0.1:50051"
         )
 
 

@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+import typer
+
 from ssd.errors import NotReadyError, SSDError
 from ssd.launch import Deployment, deployed
 from ssd.rpc.client import READY_SECONDS, TargetClient
@@ -100,3 +102,15 @@ async def _client(options: GenerateOptions) -> AsyncIterator[TargetClient]:
         # No other process restarts this target, so the client does not wait for it.
         client = TargetClient(running.target.grpc_address, ready_seconds=0)
         yield await stack.enter_async_context(client)
+
+
+def check_endpoint(endpoint: str) -> None:
+    """Raise ``typer.BadParameter`` unless it is ``host:port``."""
+    host, _, port = endpoint.rpartition(":")
+    # gRPC would connect to a port above 65535 modulo 65536.
+    is_port = port.isdecimal() and 1 <= int(port) <= 65535
+    if not host or "/" in host.removeprefix("dns:///") or not is_port:
+        raise typer.BadParameter(
+            f"--endpoint {endpoint!r} is not host:port with port 1..65535, for example "
+            "127.0.0.1:50051"
+        )

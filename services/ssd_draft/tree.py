@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
-from ssd.engine.config import DTYPES, EngineConfig
+from ssd.engine.config import EngineConfig
+from ssd.engine.precision import DTYPES
 from ssd.engine.sampling.choose import choose, top_candidates
 from ssd.speculation.fan_out import Candidates, FanOutPolicy, SelectedOutcomes
 from ssd.speculation.noise import NoiseRing

@@ -3,7 +3,7 @@
 import torch
 
 from ssd.engine.attention.backend import make_backend
-from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
+from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.memory import plan_blocks
 from ssd.errors import SettingsError
 
@@ -24,4 +24,4 @@ def check_engine(model: ModelConfig, engine: EngineConfig) -> None:
         cause = str(error).partition("\n")[0]
         raise SettingsError(f"device {engine.device!r} does not exist: {cause}") from error
     if engine.kv_cache_bytes is not None:
-        plan_blocks(model, engine, DTYPES[engine.dtype])
+        plan_blocks(model, engine)

@@ -1,18 +1,17 @@
-"""The shape of a model, and the settings of an engine."""
+"""The shape of a model, and the settings of an engine. Imported without torch."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
 from ssd.telemetry import get_logger
 
 _log = get_logger(__name__)
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+"""Bytes of a number of each data type."""
 BLOCK_SIZES = {"openvino": 32, "torch": 16}
 """Slots of a KV block by engine; the attention of OpenVINO has no other size."""
 MAX_DEFAULT_LEN = 4096
@@ -203,8 +202,8 @@ class EngineConfig:
     """Ids from this one on are padding of the embedding, which is never chosen and never run."""
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise SettingsError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
+        if self.dtype not in DTYPE_BYTES:
+            raise SettingsError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
         if self.engine == "openvino" and self.dtype != "float32":
             raise SettingsError(f"engine openvino computes in float32, not {self.dtype}")
         if self.context_chunk % self.block_size:

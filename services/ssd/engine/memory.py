@@ -4,8 +4,10 @@ from pathlib import Path
 
 import torch
 
-from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
-from ssd.engine.kv_cache.storage import EntryMap, KVStorage, bytes_per_entry, segment_entries
+from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.kv_cache.storage import EntryMap, KVStorage
+from ssd.engine.precision import DTYPES
+from ssd.engine.sizes import branch_logits_bytes, bytes_per_entry, segment_entries
 from ssd.errors import MemoryBudgetError
 
 MEMINFO = Path("/proc/meminfo")
@@ -31,13 +33,7 @@ def free_bytes(device: str, meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> i
     return max(0, available)
 
 
-def branch_logits_bytes(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) -> int:
-    """Return the size of the logits that a draft keeps: every step of every branch."""
-    rows = engine.max_num_seqs * engine.branches * engine.num_columns
-    return rows * model.vocab_size * dtype.itemsize
-
-
-def plan_blocks(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) -> int:
+def plan_blocks(model: ModelConfig, engine: EngineConfig) -> int:
     """Return the number of KV blocks, block 0 included.
 
     At most the blocks of ``max_num_seqs`` sequences of ``max_model_len`` tokens.
@@ -45,13 +41,13 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig, dtype: torch.dtype) ->
     Raises:
         MemoryBudgetError: not one such sequence fits; the message contains the numbers.
     """
-    entry_bytes = bytes_per_entry(model, dtype)
+    entry_bytes = bytes_per_entry(model, engine.dtype)
     block_bytes = entry_bytes * engine.block_size
     per_sequence = -(-engine.max_model_len // engine.block_size)
     useful = 1 + engine.max_num_seqs * per_sequence
     budget = engine.kv_cache_bytes
     if budget is None:
-        free = free_bytes(engine.device) - branch_logits_bytes(model, engine, dtype)
+        free = free_bytes(engine.device) - branch_logits_bytes(model, engine)
         budget = int(max(0, free) * engine.kv_cache_fraction)
         if engine.branches and engine.engine == "openvino":
             budget //= 2  # Each table gathers a copy of the entries of its sessions.
@@ -72,8 +68,7 @@ def allocate_storage(model: ModelConfig, engine: EngineConfig) -> KVStorage:
     Raises:
         MemoryBudgetError: not one sequence of maximum length fits.
     """
-    dtype = DTYPES[engine.dtype]
-    num_blocks = plan_blocks(model, engine, dtype)
+    num_blocks = plan_blocks(model, engine)
     sessions = engine.max_num_seqs if engine.branches else 0
     entries = EntryMap(num_blocks, engine.block_size, engine.num_columns, engine.branches, sessions)
-    return KVStorage(model, entries, dtype, engine.device)
+    return KVStorage(model, entries, DTYPES[engine.dtype], engine.device)

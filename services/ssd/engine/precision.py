@@ -20,6 +20,8 @@ import torch
 from ssd.engine.layers.linear import packing_problem
 
 AUTO = "auto"
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+"""The data types of torch, by their names in the settings."""
 BFLOAT16_ARITHMETIC = ("avx512_bf16", "amx_bf16", "avx_ne_convert")
 """Names in ``torch.cpu.get_capabilities``. The last one has not been measured alone."""
 

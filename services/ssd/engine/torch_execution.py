@@ -21,11 +21,12 @@ from ssd.engine.attention.context import (
     widen,
 )
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, pad_sequences
-from ssd.engine.config import DTYPES, EngineConfig, ModelConfig, sequence_buckets
+from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.kv_cache.storage import KVStorage, fit_block_tables
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.registry import CausalModel, open_weights
+from ssd.engine.precision import DTYPES
 
 MIN_ROWS = 2
 """Smallest number of rows of a pass. One row uses matrix-vector kernels, which sum in another

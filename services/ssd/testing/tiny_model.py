@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ssd.engine.attention.backend import make_backend
-from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
+from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.decoder import Attends
+from ssd.engine.precision import DTYPES
 from ssd.engine.runner import AnyRunner
 from ssd.engine.torch_execution import make_execution
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +120,6 @@ class KVStorage:
         index_BP1 = branches_B[:, None, None].expand(-1, own_BPN.shape[1], 1)
         from_BP = own_BPN.gather(2, index_BP1).squeeze(2)
         self.copy(from_BP.flatten(), self.entries.proposal(slots_B).flatten())
-
-
-def bytes_per_entry(model: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of one entry over all layers."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_size * dtype.itemsize
-
-
-def segment_entries(engine: EngineConfig) -> int:
-    """Return the number of entries of all segments of a draft; 0 for a target."""
-    if engine.branches == 0:
-        return 0
-    return engine.max_num_seqs * engine.num_columns * (1 + engine.branches)
 
 
 def fit_block_tables(block_tables_BJ: Tensor, num_blocks: int) -> Tensor:

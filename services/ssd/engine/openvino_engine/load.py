@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from ssd.engine.config import DTYPES, EngineConfig, ModelConfig
+from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.registry import open_weights
 from ssd.engine.openvino_engine.draft import OpenVinoDraft
 from ssd.engine.openvino_engine.target import OpenVinoTarget
+from ssd.engine.precision import DTYPES
 
 
 def load(

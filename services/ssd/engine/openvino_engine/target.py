@@ -77,7 +77,7 @@ class OpenVinoTarget:
         self._engine = engine
         self._request, caches = _build(weights, model, engine)
         # After the weights have been packed: the rest of the memory is for the KV cache.
-        self.num_blocks = plan_blocks(model, engine, torch.float32)
+        self.num_blocks = plan_blocks(model, engine)
         shape = (len(caches), self.num_blocks, model.num_kv_heads, BLOCK_SIZE, model.head_size)
         self.storage = torch.zeros(shape)
         for name, cache in zip(caches, self.storage, strict=True):

@@ -2,7 +2,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from ssd.engine import memory
 from ssd.engine.config import EngineConfig
@@ -17,7 +16,7 @@ BLOCKS_A_SEQUENCE = 3
 
 
 def plan(engine: EngineConfig) -> int:
-    return plan_blocks(MODEL, engine, torch.float32)
+    return plan_blocks(MODEL, engine)
 
 
 def test_no_more_blocks_than_all_sequences_can_use() -> None:

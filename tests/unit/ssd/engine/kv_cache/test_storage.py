@@ -3,7 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.kv_cache.storage import EntryMap, KVStorage, bytes_per_entry, segment_entries
+from ssd.engine.kv_cache.storage import EntryMap, KVStorage
+from ssd.engine.sizes import bytes_per_entry, segment_entries
 from ssd.testing.tiny_model import TinyModel
 
 SIZES = st.integers(1, 5)
@@ -60,7 +61,7 @@ def test_copying_entries_that_overlap_reads_before_it_writes() -> None:
 def test_storage_starts_as_zeros_of_the_planned_size() -> None:
     storage = KVStorage(model(), EntryMap(4, 2, 1, 0, 0), torch.bfloat16, "cpu")
     assert not storage.entries_L2ZW.any()
-    assert storage.entries_L2ZW.nbytes == 8 * bytes_per_entry(model(), torch.bfloat16)
+    assert storage.entries_L2ZW.nbytes == 8 * bytes_per_entry(model(), "bfloat16")
 
 
 def test_values_that_are_not_finite_are_stored_as_zero() -> None:

@@ -1,0 +1,48 @@
+"""Numbers of weights and bytes of a model and its caches; imported without torch."""
+
+from ssd.engine.config import DTYPE_BYTES, EngineConfig, ModelConfig
+
+
+def has_head_norms(model: ModelConfig) -> bool:
+    """Return whether queries and keys have a norm."""
+    return model.family == "qwen3"
+
+
+def layer_weights(model: ModelConfig) -> int:
+    """Return the number of weights of one layer."""
+    width, head_size = model.hidden_size, model.head_size
+    query, key = model.num_heads * head_size, model.num_kv_heads * head_size
+    attention = 2 * width * query + 2 * width * key
+    norms = 2 * width + (2 * head_size if has_head_norms(model) else 0)
+    return attention + 3 * width * model.intermediate_size + norms
+
+
+def pass_weights(model: ModelConfig) -> int:
+    """Return the number of weights that a pass reads: all but the rows of the embedding."""
+    head = model.vocab_size * model.hidden_size
+    return model.num_layers * layer_weights(model) + model.hidden_size + head
+
+
+def num_weights(model: ModelConfig) -> int:
+    """Return the number of weights of a checkpoint; a tied head counts once."""
+    embedding = model.vocab_size * model.hidden_size
+    return pass_weights(model) + (0 if model.tie_word_embeddings else embedding)
+
+
+def bytes_per_entry(model: ModelConfig, dtype: str) -> int:
+    """Return the bytes of one entry of the KV cache over all layers."""
+    width = model.num_kv_heads * model.head_size
+    return 2 * model.num_layers * width * DTYPE_BYTES[dtype]
+
+
+def segment_entries(engine: EngineConfig) -> int:
+    """Return the number of entries of all segments of a draft; 0 for a target."""
+    if engine.branches == 0:
+        return 0
+    return engine.max_num_seqs * engine.num_columns * (1 + engine.branches)
+
+
+def branch_logits_bytes(model: ModelConfig, engine: EngineConfig) -> int:
+    """Return the size of the logits that a draft keeps: every step of every branch."""
+    rows = engine.max_num_seqs * engine.branches * engine.num_columns
+    return rows * model.vocab_size * DTYPE_BYTES[engine.dtype]

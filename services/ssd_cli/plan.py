@@ -1,0 +1,314 @@
+"""``ssd plan``: memory and predicted speed of a pair on GPUs. Nothing is loaded or started."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ssd import demo
+from ssd.engine.config import EngineConfig, ModelConfig, length_limit, sequence_buckets
+from ssd.engine.known_shapes import KNOWN_SHAPES
+from ssd.engine.pass_time import (
+    GPUS,
+    LAYER_KERNELS,
+    TREE_KERNELS,
+    Gpu,
+    PassShape,
+    kv_shards,
+    pass_time,
+)
+from ssd.engine.sizes import branch_logits_bytes, bytes_per_entry, num_weights, segment_entries
+from ssd.errors import ModelNotFoundError, SettingsError
+from ssd.model_name import HubModel, local_folder
+from ssd.speculation.speed_model import (
+    Rates,
+    RoundTimes,
+    Speed,
+    plain_speed,
+    speculative_speed,
+    synchronous_speed,
+    tokens_per_round,
+)
+
+DTYPE = "bfloat16"
+BYTES_PER_WEIGHT = 2
+RUNTIME_BYTES = 1_000_000_000
+"""An estimate of what CUDA, its libraries and the allocator occupy."""
+GRAPH_KERNEL_BYTES = 64 << 10
+"""An estimate of the device memory of one kernel of a CUDA graph."""
+LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What to plan."""
+
+    model: str
+    draft: str
+    gpu: str
+    num_gpus: int
+    """Of the target; the draft has one of its own."""
+    batches: tuple[int, ...]
+    lookahead: int
+    branches: int
+    max_model_len: int
+    """0: that of the model, at most 4,096."""
+    acceptance: float
+    hit_rate: float
+    overhead_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of one GPU."""
+
+    weights: int
+    kv_cache: int
+    """For the largest batch, each sequence of maximum length."""
+    segments: int
+    """KV entries of the proposals and branches of a draft."""
+    branch_logits: int
+    graphs: int
+    """CUDA graphs and logits; an estimate."""
+    runtime: int
+    """CUDA, libraries and allocator; an estimate."""
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        parts = (self.weights, self.kv_cache, self.segments, self.branch_logits)
+        return sum(parts) + self.graphs + self.runtime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """Predictions for one batch size."""
+
+    batch: int
+    times: RoundTimes
+    backup: str
+    """The backup after a miss with which SSD is faster: ``draft`` or ``none``."""
+    plain: Speed
+    synchronous: Speed
+    speculative: Speed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The result."""
+
+    gpu: Gpu
+    max_model_len: int
+    target: Memory
+    draft: Memory
+    batches: tuple[BatchPlan, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether both models fit with the KV cache of the largest batch."""
+        return max(self.target.total, self.draft.total) <= self.gpu.memory_bytes
+
+
+def make_plan(options: PlanOptions) -> Plan:
+    """Plan a pair.
+
+    Raises:
+        ModelNotFoundError: a name is not a known shape, and no ``config.json`` is on this machine.
+        UnsupportedModelError: the engine does not support a model.
+        SettingsError: unknown GPU, a pair with different vocabularies, heads that cannot be
+            divided, or a length over that of a model.
+    """
+    gpu = GPUS.get(options.gpu.lower())
+    if gpu is None:
+        known = ", ".join(each.name for each in GPUS.values())
+        raise SettingsError(f"--gpu {options.gpu!r} is not known; known: {known}")
+    target, draft = shape_of(options.model), shape_of(options.draft)
+    if target.vocab_size != draft.vocab_size:
+        raise SettingsError(
+            f"--draft {options.draft} has {draft.vocab_size} token ids, --model {options.model} "
+            f"has {target.vocab_size}: a pair needs the same tokenizer"
+        )
+    if target.num_heads % options.num_gpus:
+        raise SettingsError(
+            f"--tp {options.num_gpus} does not divide the {target.num_heads} heads of "
+            f"{options.model}"
+        )
+    shorter = min(target, draft, key=lambda model: model.max_position_embeddings)
+    max_model_len = length_limit(options.max_model_len, shorter)
+    engine = EngineConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=max(options.batches),
+        num_columns=options.lookahead + 1,
+        dtype=DTYPE,
+    )
+    return Plan(
+        gpu=gpu,
+        max_model_len=max_model_len,
+        target=_memory(target, engine, options.num_gpus),
+        draft=_memory(draft, replace(engine, branches=options.branches), 1),
+        batches=tuple(_batch_plan(options, target, draft, gpu, batch) for batch in options.batches),
+    )
+
+
+def shape_of(source: str) -> ModelConfig:
+    """Return the shape of a known name, a folder, ``demo://`` or a downloaded ``hf://`` model.
+
+    Raises:
+        ModelNotFoundError: none of them.
+        UnsupportedModelError: the engine does not support it.
+    """
+    if (known := KNOWN_SHAPES.get(source.lower())) is not None:
+        return known
+    if (on_hub := HubModel.parse(source)) is not None:
+        return ModelConfig.from_folder(_cached_folder(source, on_hub))
+    names = ", ".join(KNOWN_SHAPES)
+    try:
+        folder = local_folder(source)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"{error}, or a known shape: {names}") from None
+    assert folder is not None
+    model = ModelConfig.from_folder(folder)
+    factor = demo.widening(source) if demo.is_demo(source) else 1
+    return replace(
+        model,
+        hidden_size=model.hidden_size * factor,
+        intermediate_size=model.intermediate_size * factor,
+        num_heads=model.num_heads * factor,
+        num_kv_heads=model.num_kv_heads * factor,
+    )
+
+
+def _cached_folder(source: str, model: HubModel) -> Path:
+    # A slow import that other commands do not need.
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
+
+    try:
+        found = try_to_load_from_cache(model.name, "config.json", revision=model.revision)
+    except ValueError as error:
+        raise ModelNotFoundError(f"{source}: {error}") from error
+    if not isinstance(found, str):
+        names = ", ".join(KNOWN_SHAPES)
+        raise ModelNotFoundError(
+            f"{source}: its config.json is not in the hub's cache of this machine; name a folder "
+            f"that contains it, or a known shape: {names}"
+        )
+    return Path(found).parent
+
+
+def _memory(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> Memory:
+    """Return the memory of each GPU of a model."""
+    entry_bytes = bytes_per_entry(model, engine.dtype)
+    blocks = 1 + engine.max_num_seqs * -(-engine.max_model_len // engine.block_size)
+    is_draft = engine.branches > 0
+    return Memory(
+        weights=num_weights(model) * BYTES_PER_WEIGHT // num_gpus,
+        kv_cache=blocks * engine.block_size * entry_bytes // kv_shards(model, num_gpus),
+        segments=segment_entries(engine) * entry_bytes,
+        branch_logits=branch_logits_bytes(model, engine) if is_draft else 0,
+        graphs=_graph_bytes(model, engine, num_gpus),
+        runtime=RUNTIME_BYTES,
+    )
+
+
+def _graph_bytes(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> int:
+    """Estimate the memory of CUDA graphs: one for each number of sequences and kind of pass."""
+    is_draft = engine.branches > 0
+    kinds = engine.branch_counts if is_draft else engine.verify_columns
+    kernels = (model.num_layers + 1) * (LAYER_KERNELS + (TREE_KERNELS if is_draft else 0))
+    num_graphs = len(sequence_buckets(engine)) * len(kinds)
+    rows = engine.max_num_seqs * (engine.branches or engine.num_columns)
+    logits = rows * model.vocab_size * (LOGIT_BYTES + BYTES_PER_WEIGHT) // num_gpus
+    return num_graphs * kernels * GRAPH_KERNEL_BYTES + logits
+
+
+def _batch_plan(
+    options: PlanOptions, target: ModelConfig, draft: ModelConfig, gpu: Gpu, batch: int
+) -> BatchPlan:
+    lookahead = options.lookahead
+    times = round_times(target, draft, gpu, options, batch)
+    tokens = tokens_per_round(options.acceptance, lookahead)
+    by_backup = {
+        name: Rates(
+            tokens_after_draft=tokens,
+            hit_rate=options.hit_rate,
+            tokens_after_miss=after_miss,
+            waits_after_miss=name == "draft",
+        )
+        for name, after_miss in (("draft", tokens), ("none", 1.0))
+    }
+    speeds = {name: speculative_speed(times, rates, batch) for name, rates in by_backup.items()}
+    backup = max(speeds, key=lambda name: speeds[name].tokens_per_second)
+    return BatchPlan(
+        batch=batch,
+        times=times,
+        backup=backup,
+        plain=plain_speed(times, batch),
+        synchronous=synchronous_speed(times, by_backup[backup], batch),
+        speculative=speeds[backup],
+    )
+
+
+def round_times(
+    target: ModelConfig, draft: ModelConfig, gpu: Gpu, options: PlanOptions, batch: int
+) -> RoundTimes:
+    """Predict the times of a pair whose sequences have the middle of their length.
+
+    The draft's step after its last one fills its KV cache while the table is sent, and is not part
+    of the table's time.
+    """
+    context = _context(options, target)
+
+    def seconds(model: ModelConfig, rows: int, num_gpus: int, *, is_tree: bool = False) -> float:
+        shape = PassShape(
+            rows=batch * rows, sequences=batch, context_tokens=context, is_tree=is_tree
+        )
+        return pass_time(model, gpu, shape, num_gpus=num_gpus, dtype=DTYPE).seconds
+
+    return RoundTimes(
+        plain=seconds(target, 1, options.num_gpus),
+        verify=seconds(target, options.lookahead + 1, options.num_gpus),
+        proposal=options.lookahead * seconds(draft, 1, 1),
+        table=options.lookahead * seconds(draft, options.branches, 1, is_tree=True),
+        overhead=options.overhead_ms / 1000,
+    )
+
+
+def _context(options: PlanOptions, target: ModelConfig) -> int:
+    return length_limit(options.max_model_len, target) // 2
+
+
+def verdicts(plan: Plan, options: PlanOptions) -> Sequence[str]:
+    """Return whether the pair fits, and for each batch size whether SSD pays, with the reason."""
+    lines = []
+    for name, memory in (("target", plan.target), ("draft", plan.draft)):
+        free = plan.gpu.memory_bytes - memory.total
+        if free < 0:
+            lines.append(
+                f"the {name} does not fit: {-free / 1e9:.1f} GB too much on each {plan.gpu.name}; "
+                + _remedy(memory, plan.gpu, name)
+            )
+    lines += [_pays(each) for each in plan.batches]
+    return lines if not plan.fits else [f"the pair fits on {options.num_gpus} + 1 GPUs", *lines]
+
+
+def _remedy(memory: Memory, gpu: Gpu, name: str) -> str:
+    if memory.weights > gpu.memory_bytes - memory.runtime:
+        return "use a larger --tp" if name == "target" else "use a smaller draft"
+    return "lower --max-model-len or the largest --batch, or use a larger GPU"
+
+
+def _pays(each: BatchPlan) -> str:
+    speed = each.speculative.tokens_per_second
+    over_plain = speed / each.plain.tokens_per_second
+    over_sd = speed / each.synchronous.tokens_per_second
+    table, verify = each.times.table * 1000, each.times.verify * 1000
+    hidden = (
+        f"a verify ({verify:.1f} ms) hides the table ({table:.1f} ms)"
+        if table <= verify
+        else f"the table ({table:.1f} ms) takes longer than a verify ({verify:.1f} ms): lower "
+        "--lookahead or --branches"
+    )
+    word = "pays" if min(over_plain, over_sd) > 1 else "does not pay"
+    return (
+        f"batch {each.batch}: SSD {word}: {over_plain:.2f} times AR, {over_sd:.2f} times SD; "
+        f"{hidden}"
+    )

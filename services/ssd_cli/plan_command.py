@@ -1,0 +1,174 @@
+"""The command ``ssd plan``: its flags, its table and its JSON."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
+from ssd_cli.display import out, print_table, write
+from ssd_cli.plan import BatchPlan, Memory, Plan, PlanOptions, make_plan, verdicts
+
+MAX_BATCH = 1024
+WARNING = (
+    "All times are predictions of a model with the assumptions above, not measurements of this "
+    "machine."
+)
+
+
+def plan_command(
+    *,
+    model: Annotated[
+        str, typer.Option(help="Target: a known shape, a folder, demo://target or hf://…")
+    ] = "llama-3.1-70b",
+    draft: Annotated[str, typer.Option(help="Draft, named as the target.")] = "llama-3.2-1b",
+    gpu: Annotated[str, typer.Option(help="H100, H100-PCIe, H200, A100-80GB, …")] = "H100",
+    tp: Annotated[
+        int, typer.Option("--tp", min=1, max=8, help="GPUs of the target (tensor parallelism).")
+    ] = 4,
+    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,8,16",
+    lookahead: Annotated[int, typer.Option(min=1, max=16, help="Tokens in a proposal (K).")] = 6,
+    branches: Annotated[
+        int, typer.Option(min=1, max=128, help="Largest number of outcomes (N).")
+    ] = 24,
+    max_model_len: Annotated[
+        int, typer.Option(min=0, help="Tokens of a sequence; 0: of the models, at most 4,096.")
+    ] = 0,
+    acceptance: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Probability that a proposed token is accepted.")
+    ] = 0.8,
+    hit_rate: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Rounds whose outcome is in the table.")
+    ] = 0.9,
+    overhead_ms: Annotated[
+        float,
+        typer.Option(min=0.0, max=1000.0, help="Host and transport of a round that nothing hides."),
+    ] = 0.3,
+    is_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on standard output.")
+    ] = False,
+) -> None:
+    """Predict memory and speed of a pair on GPUs. No GPU and no weights are needed.
+
+    Exit code 1 if the pair does not fit.
+    """
+    options = PlanOptions(
+        model=model,
+        draft=draft,
+        gpu=gpu,
+        num_gpus=_tensor_parallel(tp),
+        batches=_batches(batch),
+        lookahead=lookahead,
+        branches=branches,
+        max_model_len=max_model_len,
+        acceptance=acceptance,
+        hit_rate=hit_rate,
+        overhead_ms=overhead_ms,
+    )
+    try:
+        plan = make_plan(options)
+    except (ModelNotFoundError, UnsupportedModelError, SettingsError) as error:
+        raise typer.BadParameter(str(error)) from None
+    if is_json:
+        write(json.dumps(as_json(plan, options)) + "\n")
+    else:
+        print_table(out, memory_table(plan, options))
+        out.print()
+        print_table(out, speed_table(plan))
+        out.print()
+        for line in (*verdicts(plan, options), f"assumed: {assumptions(options)}", WARNING):
+            out.print(line)
+    if not plan.fits:
+        raise typer.Exit(1)
+
+
+def _tensor_parallel(size: int) -> int:
+    if size not in (1, 2, 4, 8):
+        raise typer.BadParameter(f"--tp {size} is not 1, 2, 4 or 8")
+    return size
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= MAX_BATCH for part in parts):
+        raise typer.BadParameter(
+            f"--batch {text!r} is not a list of numbers in 1..{MAX_BATCH}, for example 1,8,16"
+        )
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def assumptions(options: PlanOptions) -> str:
+    """Return the inputs that a user should replace by measurements."""
+    return (
+        f"--acceptance {options.acceptance:g}, --hit-rate {options.hit_rate:g}, --overhead-ms "
+        f"{options.overhead_ms:g} (a goal), contexts of half the maximum length, bfloat16"
+    )
+
+
+def as_json(plan: Plan, options: PlanOptions) -> dict[str, Any]:
+    """Return all inputs and results; times in seconds, sizes in bytes."""
+    return {
+        "options": asdict(options),
+        "gpu": asdict(plan.gpu),
+        "max_model_len": plan.max_model_len,
+        "fits": plan.fits,
+        "target_memory": asdict(plan.target) | {"total": plan.target.total},
+        "draft_memory": asdict(plan.draft) | {"total": plan.draft.total},
+        "batches": [asdict(each) for each in plan.batches],
+        "verdicts": list(verdicts(plan, options)),
+    }
+
+
+_MEMORY_ROWS: tuple[tuple[str, Callable[[Memory], int]], ...] = (
+    ("weights", lambda memory: memory.weights),
+    ("KV cache of {batch} sequences of {length} tokens", lambda memory: memory.kv_cache),
+    ("KV entries of branches", lambda memory: memory.segments),
+    ("logits of branches", lambda memory: memory.branch_logits),
+    ("CUDA graphs and logits (estimate)", lambda memory: memory.graphs),
+    ("CUDA and libraries (estimate)", lambda memory: memory.runtime),
+    ("sum", lambda memory: memory.total),
+)
+
+
+def memory_table(plan: Plan, options: PlanOptions) -> Table:
+    """Return the memory of a GPU of the target and of the draft's GPU."""
+    table = _table(f"GB on each {plan.gpu.name} ({plan.gpu.memory_bytes / 1e9:.0f} GB)")
+    table.add_column(f"target (each of {options.num_gpus})", justify="right")
+    table.add_column("draft", justify="right")
+    for title, value in _MEMORY_ROWS:
+        label = title.format(batch=max(options.batches), length=plan.max_model_len)
+        cells = [f"{value(memory) / 1e9:.1f}" for memory in (plan.target, plan.draft)]
+        table.add_row(label, *cells)
+    return table
+
+
+_SPEED_ROWS: tuple[tuple[str, Callable[[BatchPlan], str]], ...] = (
+    ("verify, ms", lambda each: f"{each.times.verify * 1000:.1f}"),
+    ("table, ms", lambda each: f"{each.times.table * 1000:.1f}"),
+    ("round of SSD, ms", lambda each: f"{each.speculative.round_seconds * 1000:.1f}"),
+    ("tokens per round", lambda each: f"{each.speculative.tokens_per_round:.2f}"),
+    ("backup after a miss", lambda each: each.backup),
+    ("tokens/s AR", lambda each: f"{each.plain.tokens_per_second:.0f}"),
+    ("tokens/s SD", lambda each: f"{each.synchronous.tokens_per_second:.0f}"),
+    ("tokens/s SSD", lambda each: f"{each.speculative.tokens_per_second:.0f}"),
+    ("efficiency of SSD", lambda each: f"{each.speculative.efficiency:.2f}"),
+)
+
+
+def speed_table(plan: Plan) -> Table:
+    """Return the predictions, one column for each batch size."""
+    table = _table("predicted")
+    for each in plan.batches:
+        table.add_column(f"batch {each.batch}", justify="right")
+    for label, cell in _SPEED_ROWS:
+        table.add_row(label, *(cell(each) for each in plan.batches))
+    return table
+
+
+def _table(title: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(title)
+    return table

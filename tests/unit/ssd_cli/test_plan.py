@@ -1,0 +1,104 @@
+"""``ssd plan``: its output, its JSON and its errors."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ssd.engine.config import ModelConfig
+from ssd.engine.known_shapes import KNOWN_SHAPES
+from ssd.engine.sizes import num_weights
+from ssd.testing.tiny_folder import write_tiny_folder
+from ssd_cli.app import run
+from ssd_cli.plan import shape_of
+
+
+def plan(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, object]:
+    assert run(["plan", "--json", *flags]) == 0
+    found: dict[str, object] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_published_pair_fits_on_four_and_one_gpus_and_pays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = plan(capsys)
+    assert found["fits"] is True
+    verdicts = found["verdicts"]
+    assert isinstance(verdicts, list)
+    assert verdicts[0] == "the pair fits on 4 + 1 GPUs"
+    assert verdicts[1].startswith("batch 1: SSD pays: ")
+    memory = found["target_memory"]
+    assert isinstance(memory, dict)
+    assert memory["weights"] == num_weights(KNOWN_SHAPES["llama-3.1-70b"]) * 2 // 4
+    parts = [value for name, value in memory.items() if name != "total"]
+    assert memory["total"] == sum(parts)
+
+
+def test_the_tables_show_predictions_for_each_batch_and_the_assumptions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["plan", "--batch", "1,4"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("batch 1", "batch 4", "tokens/s SSD", "--acceptance 0.8", "not measurements"):
+        assert part in shown
+
+
+def test_a_model_that_does_not_fit_ends_with_1_and_a_remedy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["plan", "--tp", "1"]) == 1
+    shown = capsys.readouterr().out
+    assert "the target does not fit: " in shown
+    assert "use a larger --tp" in shown
+    assert run(["plan", "--batch", "512"]) == 1
+    assert "lower --max-model-len or the largest --batch" in capsys.readouterr().out
+
+
+def test_a_draft_as_large_as_its_target_does_not_pay(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--model", "llama-3.1-8b", "--draft", "llama-3.1-8b", "--tp", "8", "--batch", "1")
+    verdicts = plan(capsys, *flags, "--acceptance", "0.2")["verdicts"]
+    assert isinstance(verdicts, list)
+    assert "SSD does not pay" in verdicts[1]
+    assert "takes longer than a verify" in verdicts[1]
+
+
+def test_shapes_come_from_folders_and_from_the_embedded_pair(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path)
+    assert shape_of(str(folder)) == ModelConfig.from_folder(folder)
+    narrow, wide = shape_of("demo://target"), shape_of("demo://target?widen=4")
+    assert wide.hidden_size == 4 * narrow.hidden_size
+    assert wide.head_size == narrow.head_size
+    assert shape_of("Llama-3.1-8B") == KNOWN_SHAPES["llama-3.1-8b"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (["--gpu", "V100"], "--gpu 'V100' is not known; known: H100, "),
+        (["--model", "gpt-5"], "gpt-5: there is no such folder"),
+        (["--model", "gpt-5"], "or a known shape: llama-3.1-70b, "),
+        (["--model", "hf://org/none"], "hf://org/none: its config.json is not in the hub's cache"),
+        (["--draft", "qwen3-0.6b"], "a pair needs the same tokenizer"),
+        (["--tp", "3"], "--tp 3 is not 1, 2, 4 or 8"),
+        (["--batch", "1,x"], "--batch '1,x' is not a list of numbers"),
+        (["--batch", "0"], "--batch '0' is not a list of numbers"),
+        (["--max-model-len", "1000000"], "max_model_len 1000000 is over the model's own 131072"),
+    ],
+)
+def test_a_wrong_input_is_one_line_with_a_hint_and_exit_code_2(
+    flags: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", *flags]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert problem in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_heads_that_cannot_be_divided_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(write_tiny_folder(tmp_path))
+    assert run(["plan", "--model", folder, "--draft", folder, "--tp", "8"]) == 2
+    assert "--tp 8 does not divide the 4 heads" in capsys.readouterr().err
