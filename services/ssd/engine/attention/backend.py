@@ -44,6 +44,8 @@ class AttentionBackend(Protocol):
         ...
 
 
+AUTO = "auto"
+DEFAULT = "cpu"
 BACKENDS = {
     "cpu": "ssd.engine.attention.cpu:FlashCpuAttention",
     "reference": "ssd.engine.attention.reference:ReferenceAttention",
@@ -51,11 +53,13 @@ BACKENDS = {
 
 
 def make_backend(name: str) -> AttentionBackend:
-    """Return the backend with this name.
+    """Return the backend with this name; ``auto`` is ``cpu``.
 
     Raises:
         SettingsError: there is no such backend.
     """
+    if name == AUTO:
+        name = DEFAULT
     if name not in BACKENDS:
         raise SettingsError(f"attention: {name!r} is not one of {', '.join(sorted(BACKENDS))}")
     module, _, attribute = BACKENDS[name].partition(":")

@@ -1,0 +1,150 @@
+"""Attention to pages by torch's FlexAttention: Triton kernels that torch generates.
+
+All pages are the keys of one batch entry. A block mask lists the pages of each sequence, and a mask
+function maps a slot of a page to its position.
+
+*Decision*: the block mask has no full blocks, so the kernel masks every page. *Because*: with full
+blocks, torch's decoding kernel divides the slots of the whole storage among its splits. One
+sequence uses a small part of them, and most splits would have no work. *Not chosen*: full blocks
+for prefills only, which use another kernel and would save a comparison for each score. *Revisit
+when* torch divides the blocks of a sequence instead, as it does without full blocks.
+
+X: rows of the block mask, one for 128 queries.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._dynamo import config as compiler_config
+from torch.nn.attention.flex_attention import (
+    AuxRequest,
+    BlockMask,
+    FlexKernelOptions,
+    flex_attention,
+)
+
+from ssd.engine.attention.paged import Attend, num_visible
+
+BLOCK_SIZE = 128
+MAX_SHAPES = 256
+"""Limit of compilations. Every pass shape compiles one kernel, and torch allows only 8 by default;
+beyond the limit, it raises."""
+
+
+class PageMask(NamedTuple):
+    """What the queries of a pass see; all int32."""
+
+    num_pages_B1X: Tensor
+    """Number of pages that some query of a mask row sees."""
+    pages_B1XJ: Tensor
+    """These pages, in order."""
+    places_BY: Tensor
+    """Place of each page in its sequence; beyond every length for pages of other sequences."""
+    num_visible_BQ: Tensor
+
+
+class PagedFlex:
+    """FlexAttention, compiled for each shape of a pass; eager on devices without Triton."""
+
+    name = "flex"
+    block_size = BLOCK_SIZE
+
+    def __init__(self, *, is_compiled: bool = True) -> None:
+        """Choose compiled or eager execution; the first pass of a shape compiles its kernel."""
+        self._attend = attend
+        if is_compiled:
+            compiler_config.recompile_limit = max(compiler_config.recompile_limit, MAX_SHAPES)
+            self._attend = torch.compile(attend, dynamic=False, fullgraph=True)
+
+    def prepare(
+        self,
+        block_tables_BJ: Tensor,
+        lengths_B: Tensor,
+        *,
+        num_queries: int,
+        num_pages: int,
+        is_causal: bool,
+    ) -> Attend:
+        """See ``PagedAttention.prepare``."""
+        num_visible_BQ = num_visible(lengths_B, num_queries, is_causal=is_causal)
+        mask = make_mask(block_tables_BJ, num_visible_BQ, num_pages)
+
+        return partial(self._attend, mask)
+
+
+def make_mask(block_tables_BJ: Tensor, num_visible_BQ: Tensor, num_pages: int) -> PageMask:
+    """Build the mask of a pass on the device."""
+    num_sequences, num_columns = block_tables_BJ.shape
+    device = block_tables_BJ.device
+    num_queries = num_visible_BQ.shape[1]
+    last_query_X = [
+        min(first + BLOCK_SIZE, num_queries) - 1 for first in range(0, num_queries, BLOCK_SIZE)
+    ]
+    num_pages_BX = _num_blocks(torch.stack([num_visible_BQ[:, q] for q in last_query_X], dim=1))
+    column_J = torch.arange(num_columns, device=device, dtype=torch.int32)
+    beyond = torch.iinfo(torch.int32).max // BLOCK_SIZE - 1
+    # One more page receives the places of unused columns.
+    places_BY = torch.full(
+        (num_sequences, num_pages + 1), beyond, dtype=torch.int32, device=device
+    ).scatter_(
+        1,
+        # The last query sees all pages of its sequence.
+        block_tables_BJ.where(column_J < num_pages_BX[:, -1:], num_pages).long(),
+        column_J.expand(num_sequences, -1),
+    )
+    return PageMask(
+        num_pages_B1X=num_pages_BX[:, None],
+        pages_B1XJ=block_tables_BJ[:, None, None].expand(-1, 1, len(last_query_X), -1).contiguous(),
+        places_BY=places_BY,
+        num_visible_BQ=num_visible_BQ.contiguous(),
+    )
+
+
+def _num_blocks(num_positions: Tensor) -> Tensor:
+    return (num_positions.clamp(min=0) + BLOCK_SIZE - 1) // BLOCK_SIZE
+
+
+def attend(
+    mask: PageMask, queries_BQHE: Tensor, keys_YCGE: Tensor, values_YCGE: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attend in one layer; see ``Attend``."""
+
+    def is_visible(sequence: Tensor, _head: Tensor, query: Tensor, slot: Tensor) -> Tensor:
+        place = mask.places_BY[sequence, slot // BLOCK_SIZE]
+        position = place * BLOCK_SIZE + slot % BLOCK_SIZE
+        return position < mask.num_visible_BQ[sequence, query]
+
+    num_queries = queries_BQHE.shape[1]
+    num_slots = keys_YCGE.shape[0] * BLOCK_SIZE
+    block_mask = BlockMask.from_kv_blocks(
+        mask.num_pages_B1X,
+        mask.pages_B1XJ,
+        BLOCK_SIZE=BLOCK_SIZE,
+        mask_mod=is_visible,
+        seq_lengths=(num_queries, num_slots),
+        compute_q_blocks=False,
+    )
+    out_BHQE, aux = flex_attention(
+        queries_BQHE.transpose(1, 2),
+        keys_YCGE.flatten(0, 1).transpose(0, 1)[None],
+        values_YCGE.flatten(0, 1).transpose(0, 1)[None],
+        block_mask=block_mask,
+        enable_gqa=True,
+        kernel_options=kernel_options(num_queries, queries_BQHE.shape[2] // keys_YCGE.shape[2]),
+        return_aux=AuxRequest(lse=True),
+    )
+    assert aux.lse is not None
+    return out_BHQE.transpose(1, 2), aux.lse
+
+
+def kernel_options(num_queries: int, group: int) -> FlexKernelOptions:
+    """Limit the rows of a block of the decoding kernel.
+
+    Torch chooses this kernel for less than 128 queries and a power of two as group. It packs the
+    heads of a group, by default into one block. More rows than those of the block mask do not
+    divide them, and torch then finds no kernel.
+    """
+    is_decoding = num_queries < BLOCK_SIZE and group & (group - 1) == 0
+    return {"BLOCK_M": BLOCK_SIZE} if is_decoding and num_queries * group > BLOCK_SIZE else {}

@@ -1,0 +1,217 @@
+"""Attention to pages against attention to each sequence on its own."""
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from ssd.engine.attention import paged_flex, paged_reference
+from ssd.engine.attention.check import PagedCase, compare_paged, paged_cases
+from ssd.engine.attention.dense import attend_dense
+from ssd.engine.attention.merge import merge_attention
+from ssd.engine.attention.paged import PagedAttention, make_paged, num_visible
+from ssd.engine.attention.paged_flex import PagedFlex
+from ssd.engine.attention.paged_reference import PagedReference
+from ssd.errors import SettingsError
+
+BACKENDS: dict[str, PagedAttention] = {
+    "reference": PagedReference(),
+    "flex": PagedFlex(is_compiled=False),
+}
+ON_CPU = pytest.mark.parametrize("backend", list(BACKENDS.values()), ids=list(BACKENDS))
+
+
+@pytest.fixture(autouse=True)
+def untraced_flex(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager FlexAttention traces each shape by default, which takes most of the time."""
+    flex = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+    monkeypatch.setattr(flex, True)
+
+
+def differs_by(backend: PagedAttention, case: PagedCase, dtype: torch.dtype) -> float:
+    difference = compare_paged(backend, case, dtype, "cpu")
+    return max(difference.out, difference.log_sum_exp)
+
+
+@ON_CPU
+@pytest.mark.parametrize("case", list(paged_cases(16)))
+def test_attention_to_pages_equals_attention_to_each_sequence(
+    backend: PagedAttention, case: str
+) -> None:
+    assert differs_by(backend, paged_cases(backend.block_size)[case], torch.float32) < 1e-5
+
+
+@ON_CPU
+def test_results_have_the_dtype_of_the_queries(backend: PagedAttention) -> None:
+    case = PagedCase(lengths=(3, 200), num_queries=7, is_causal=True)
+    assert differs_by(backend, case, torch.bfloat16) < 2e-2
+
+
+def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_position_less(lengths_B: Tensor, num_queries: int, *, is_causal: bool) -> Tensor:
+        return num_visible(lengths_B, num_queries, is_causal=is_causal) - 1
+
+    monkeypatch.setattr(paged_reference, "num_visible", one_position_less)
+    case = PagedCase(lengths=(100, 200), num_queries=7, is_causal=True)
+    difference = compare_paged(PagedReference(), case, torch.float32, "cpu")
+    assert difference.out > 0.01
+    assert difference.log_sum_exp > 0.01
+
+
+def test_flex_is_one_graph_for_all_lengths_and_pages() -> None:
+    """On CUDA, torch compiles the graph to a kernel."""
+    graphs: list[GraphModule] = []
+
+    def count(graph: GraphModule, _inputs: list[Tensor]) -> GraphModule:
+        graphs.append(graph)
+        return graph
+
+    backend = PagedFlex(is_compiled=False)
+    backend._attend = torch.compile(paged_flex.attend, backend=count, dynamic=False, fullgraph=True)
+    for lengths in ((7, 130), (256, 100), (128, 256)):
+        case = PagedCase(lengths=lengths, num_queries=7, is_causal=lengths[0] > 7)
+        assert differs_by(backend, case, torch.float32) < 1e-5
+    assert len(graphs) == 1
+
+
+def segments(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((3, 5, 8, 16), (3, 40, 2, 16), (3, 40, 2, 16))
+    queries, keys, values = (torch.randn(s, generator=generator).to(dtype) for s in shapes)
+    visible_BQS = torch.rand((3, 5, 40), generator=generator) < 0.3
+    visible_BQS[..., 39] = True
+    return queries, keys, values, visible_BQS
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_dense_attention_equals_torchs_own(dtype: torch.dtype, tolerance: float) -> None:
+    queries, keys, values, visible = segments(2, dtype)
+    out, mass = attend_dense(queries, keys, values, visible)
+    queries_BHQE = queries.double().transpose(1, 2)
+    keys_BHSE, values_BHSE = (
+        tensor.double().transpose(1, 2).repeat_interleave(4, dim=1) for tensor in (keys, values)
+    )
+    mask = visible[:, None]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        queries_BHQE, keys_BHSE, values_BHSE, attn_mask=mask
+    )
+    scores = (queries_BHQE @ keys_BHSE.mT / 4).masked_fill(~mask, -torch.inf)
+    torch.testing.assert_close(out.double(), expected.transpose(1, 2), atol=tolerance, rtol=0)
+    torch.testing.assert_close(mass.double(), scores.logsumexp(-1), atol=tolerance, rtol=0)
+    assert out.dtype == dtype
+
+
+def test_dense_attention_to_nothing_is_zero_without_mass() -> None:
+    queries, keys, values, visible = segments(3, torch.float32)
+    visible[1, 2] = False
+    out, mass = attend_dense(queries, keys, values, visible)
+    assert out[1, 2].eq(0).all()
+    assert mass[1, :, 2].eq(-torch.inf).all()
+    assert out.isfinite().all()
+
+
+def test_segments_of_a_draft_merge_into_attention_to_all_entries() -> None:
+    """Sequences of 16, 20 and 0 trunk entries in pages of 16, then 8 entries of their own."""
+    queries, keys, values, visible = segments(4, torch.float32)
+    lengths = torch.tensor([16, 20, 0], dtype=torch.int32)
+    visible[:, :, :32] = torch.arange(32) < lengths[:, None, None]
+    pages = (tensor[:, :32].reshape(6, 16, 2, 16) for tensor in (keys, values))
+    attend = PagedReference().prepare(
+        torch.arange(6, dtype=torch.int32).view(3, 2),
+        lengths,
+        num_queries=5,
+        num_pages=6,
+        is_causal=False,
+    )
+    trunk = attend(queries, *pages)
+    own = attend_dense(queries, keys[:, 32:], values[:, 32:], visible[:, :, 32:])
+    whole, _ = attend_dense(queries, keys, values, visible)
+    torch.testing.assert_close(merge_attention([trunk, own]), whole, atol=1e-6, rtol=0)
+
+
+def flash_attn_with_kvcache(  # noqa: PLR0913 - flash-attn's own signature
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *,
+    cache_seqlens: Tensor,
+    block_table: Tensor,
+    causal: bool,
+    return_softmax_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """The contract of flash-attn 2.7: what it refuses, and the signs of infinity."""
+    assert return_softmax_lse
+    assert q.dtype in (torch.bfloat16, torch.float16)
+    assert block_table.dtype == cache_seqlens.dtype == torch.int32
+    assert k_cache.shape[1] % 256 == 0
+    _, num_queries, *_ = q.shape
+    attend = PagedReference().prepare(
+        block_table,
+        cache_seqlens,
+        num_queries=num_queries,
+        num_pages=len(k_cache),
+        is_causal=causal,
+    )
+    out, mass = attend(q, k_cache, v_cache)
+    return out, mass.masked_fill(mass == -torch.inf, torch.inf)
+
+
+@pytest.fixture
+def with_flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package of this name, since the real one needs CUDA."""
+    package = ModuleType("flash_attn")
+    package.__dict__["flash_attn_with_kvcache"] = flash_attn_with_kvcache
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    yield
+    sys.modules.pop("ssd.engine.attention.paged_flash_attn", None)
+
+
+@pytest.mark.usefixtures("with_flash_attn")
+@pytest.mark.parametrize("case", ["a verify around page boundaries", "a trunk"])
+def test_flash_attn_receives_its_arguments_and_its_infinities_are_turned(case: str) -> None:
+    choice = make_paged("flash_attn", "cuda", torch.bfloat16)
+    assert choice.attention.block_size == 256
+    assert differs_by(choice.attention, paged_cases(256)[case], torch.bfloat16) < 2e-2
+
+
+@pytest.mark.usefixtures("with_flash_attn")
+def test_auto_is_flash_attn_where_it_is_installed_and_has_the_dtype() -> None:
+    choice = make_paged("auto", "cuda:1", torch.bfloat16)
+    assert (choice.attention.name, choice.reason) == ("flash_attn", "flash-attn is installed")
+    choice = make_paged("auto", "cuda:1", torch.float32)
+    assert choice.attention.name == "flex"
+    assert "the dtype is float32" in choice.reason
+
+
+def test_auto_is_flex_where_flash_attn_cannot_be_imported() -> None:
+    choice = make_paged("auto", "cuda", torch.bfloat16)
+    assert choice.attention.name == "flex"
+    assert "No module named 'flash_attn'" in choice.reason
+    with pytest.raises(SettingsError, match=r"flash_attn cannot be imported: No module"):
+        make_paged("flash_attn", "cuda", torch.bfloat16)
+
+
+def test_auto_is_the_reference_without_cuda() -> None:
+    choice = make_paged("auto", "cpu", torch.bfloat16)
+    assert choice.attention.name == "reference"
+    assert choice.reason == "the kernels for pages need CUDA, not cpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "words"),
+    [
+        ("flash_attn", "cpu", torch.bfloat16, "the device is cpu; set attention to auto"),
+        ("flash_attn", "cuda", torch.float32, "the dtype is float32; set attention to auto"),
+        ("flex", "cpu", torch.float32, "the device is cpu"),
+        ("cpu", "cuda", torch.float32, "not one of auto, flash_attn, flex, reference"),
+    ],
+)
+def test_a_backend_that_cannot_run_is_refused(
+    name: str, device: str, dtype: torch.dtype, words: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"attention {name}: .*{words}"):
+        make_paged(name, device, dtype)
