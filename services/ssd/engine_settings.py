@@ -29,8 +29,10 @@ class EngineSettings:
     engine: Literal["auto", "openvino", "torch"] = "auto"
     """What executes the forward passes. ``auto`` is OpenVINO on CPUs in float32, else torch. Target
     and drafts may differ."""
-    attention: str = "cpu"
-    """Attention backend of the torch engine; see ``ssd.engine.attention.backend``."""
+    attention: Literal["auto", "cpu", "flash_attn", "flex", "reference"] = "auto"
+    """Attention of the torch engine. ``auto`` is ``cpu`` on CPUs. On CUDA it is ``flash_attn`` if
+    the package flash-attn is installed and the dtype is bfloat16, else ``flex``. ``reference`` is
+    slow and runs everywhere."""
     deterministic: bool = False
     """Run every forward pass at one shape. Tokens of a target then never depend on other requests;
     on a draft it has no use except repeatable tables."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from ssd.engine.attention.backend import make_backend
+from ssd.engine.attention.choice import check_attention
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.memory import plan_blocks
 from ssd.errors import SettingsError
@@ -14,10 +14,11 @@ def check_engine(model: ModelConfig, engine: EngineConfig) -> None:
     Devices, CPUs and free memory are known only on the machine where the process runs.
 
     Raises:
-        SettingsError: the attention backend or the kind of device does not exist.
+        SettingsError: the attention backend or the kind of device does not exist, or the
+            backend cannot run with the device or the dtype.
         MemoryBudgetError: ``kv_cache_bytes`` is too small for one sequence.
     """
-    make_backend(engine.attention)
+    check_attention(engine.attention, engine.device, engine.dtype)
     try:
         torch.device(engine.device)
     except RuntimeError as error:

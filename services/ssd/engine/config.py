@@ -183,8 +183,8 @@ class EngineConfig:
     """Reason of the dtype, for logs and status."""
     threads: int = 1
     """Threads of a pass on a CPU; torch takes those of its process."""
-    attention: str = "cpu"
-    """Name of the attention backend."""
+    attention: str = "auto"
+    """Name of the attention backend; ``auto`` takes the fastest of the device."""
     block_size: int = 16
     """Slots of a KV block, tokens."""
     prefill_chunk: int = 128

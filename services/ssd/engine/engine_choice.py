@@ -11,12 +11,14 @@ which reads twice the bytes. *Revisit when* bfloat16 graphs have been measured o
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from ssd.engine.attention.backend import AUTO as AUTO_ATTENTION
+from ssd.engine.attention.backend import DEFAULT as CPU_ATTENTION
+from ssd.engine.attention.choice import check_attention
 from ssd.engine.precision import AUTO, Precision, choose_precision
 from ssd.errors import SettingsError
 
 OPENVINO = "openvino"
 TORCH = "torch"
-DEFAULT_ATTENTION = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,14 @@ def choose_engine(requested: str, dtype: str, device: str, attention: str) -> En
 
     Raises:
         SettingsError: ``openvino`` is requested, and cannot run with the other settings or is not
-            installed.
+            installed; or the attention backend cannot run with the device or the dtype.
     """
+    choice = _choose(requested, dtype, device, attention)
+    check_attention(attention, device, choice.precision.dtype)
+    return choice
+
+
+def _choose(requested: str, dtype: str, device: str, attention: str) -> EngineChoice:
     problem = _openvino_problem(dtype, device, attention)
     if requested == OPENVINO:
         if problem is not None:
@@ -69,7 +77,7 @@ def _openvino_problem(dtype: str, device: str, attention: str) -> str | None:
         return f"it runs on CPUs, and the device is {device}"
     if dtype == "bfloat16":
         return "it computes in float32, and dtype is bfloat16"
-    if attention != DEFAULT_ATTENTION:
+    if attention not in (AUTO_ATTENTION, CPU_ATTENTION):
         return f"the attention backend {attention} belongs to torch"
     if find_spec("openvino") is None:
         return "the package openvino is not installed"

@@ -16,7 +16,6 @@ from torch import Tensor
 from ssd.engine.attention.backend import AUTO
 from ssd.errors import SettingsError
 
-HALF_DTYPES = (torch.bfloat16, torch.float16)
 Attend = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Attends in one layer of a prepared pass: ``attend(queries_BQHE, keys_YCGE, values_YCGE)``.
 
@@ -84,8 +83,13 @@ class PagedChoice:
     """One clause, for logs."""
 
 
-def make_paged(requested: str, device: str, dtype: torch.dtype) -> PagedChoice:
+def make_paged(requested: str, device: str, dtype: str) -> PagedChoice:
     """Return the requested backend, or for ``auto`` the fastest of the device.
+
+    Args:
+        requested: ``auto`` or a name of ``PAGED``.
+        device: ``cuda:0``; ``cpu`` has the reference only.
+        dtype: ``bfloat16`` or ``float32``.
 
     Raises:
         SettingsError: the backend does not exist, is not installed, or cannot run with the device
@@ -109,7 +113,7 @@ def make_paged(requested: str, device: str, dtype: torch.dtype) -> PagedChoice:
     return PagedChoice(_load("flex"), f"not flash_attn: {problem}")
 
 
-def paged_problem(name: str, device: str, dtype: torch.dtype) -> str | None:
+def paged_problem(name: str, device: str, dtype: str) -> str | None:
     """Return why a backend cannot run with a device and a dtype; None if it can."""
     if name not in PAGED:
         return f"it is not one of {', '.join((AUTO, *PAGED))}"
@@ -117,8 +121,8 @@ def paged_problem(name: str, device: str, dtype: torch.dtype) -> str | None:
         return None
     if not device.startswith("cuda"):
         return f"it runs on CUDA, and the device is {device}"
-    if name == "flash_attn" and dtype not in HALF_DTYPES:
-        return f"it computes in bfloat16 and float16, and the dtype is {str(dtype)[6:]}"
+    if name == "flash_attn" and dtype != "bfloat16":
+        return f"it computes in bfloat16, and the dtype is {dtype}"
     return None
 
 

@@ -36,7 +36,7 @@ def test_openvino_computes_in_float32() -> None:
     ("dtype", "device", "attention", "words"),
     [
         ("bfloat16", "cpu", "cpu", "dtype is bfloat16"),
-        ("auto", "cuda:0", "cpu", "the device is cuda:0"),
+        ("auto", "cuda:0", "auto", "the device is cuda:0"),
         ("float32", "cpu", "reference", "attention backend reference"),
     ],
 )
@@ -56,3 +56,34 @@ def test_without_the_package_auto_is_torch(monkeypatch: pytest.MonkeyPatch) -> N
     assert (choice.engine, choice.reason) == ("torch", "the package openvino is not installed")
     with pytest.raises(SettingsError, match="not installed"):
         choose_engine("openvino", "auto", "cpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "attention", "words"),
+    [
+        ("auto", "cuda:0", "cpu", "it runs on CPUs, and the device is cuda:0"),
+        ("float32", "cuda:0", "flash_attn", "the dtype is float32"),
+        ("auto", "cpu", "flash_attn", "it runs on CUDA, and the device is cpu"),
+        ("auto", "cpu", "flex", "it runs on CUDA, and the device is cpu"),
+    ],
+)
+def test_attention_of_another_device_or_dtype_is_refused(
+    dtype: str, device: str, attention: str, words: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"attention {attention}: .*{words}.*auto"):
+        choose_engine("auto", dtype, device, attention)
+
+
+@pytest.mark.parametrize(
+    ("device", "attention"),
+    [("cuda", "auto"), ("cuda", "flash_attn"), ("cuda", "flex"), ("cuda:1", "reference")],
+)
+def test_attention_on_cuda_needs_no_package_before_the_process_runs(
+    device: str, attention: str
+) -> None:
+    choice = choose_engine("auto", "auto", device, attention)
+    assert (choice.engine, choice.precision.dtype) == ("torch", "bfloat16")
+
+
+def test_the_default_attention_is_that_of_openvino_on_a_cpu() -> None:
+    assert choose_engine("auto", "float32", "cpu", "auto").engine == "openvino"

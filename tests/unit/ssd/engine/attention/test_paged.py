@@ -173,30 +173,30 @@ def with_flash_attn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("with_flash_attn")
 @pytest.mark.parametrize("case", ["a verify around page boundaries", "a trunk"])
 def test_flash_attn_receives_its_arguments_and_its_infinities_are_turned(case: str) -> None:
-    choice = make_paged("flash_attn", "cuda", torch.bfloat16)
+    choice = make_paged("flash_attn", "cuda", "bfloat16")
     assert choice.attention.block_size == 256
     assert differs_by(choice.attention, paged_cases(256)[case], torch.bfloat16) < 2e-2
 
 
 @pytest.mark.usefixtures("with_flash_attn")
 def test_auto_is_flash_attn_where_it_is_installed_and_has_the_dtype() -> None:
-    choice = make_paged("auto", "cuda:1", torch.bfloat16)
+    choice = make_paged("auto", "cuda:1", "bfloat16")
     assert (choice.attention.name, choice.reason) == ("flash_attn", "flash-attn is installed")
-    choice = make_paged("auto", "cuda:1", torch.float32)
+    choice = make_paged("auto", "cuda:1", "float32")
     assert choice.attention.name == "flex"
     assert "the dtype is float32" in choice.reason
 
 
 def test_auto_is_flex_where_flash_attn_cannot_be_imported() -> None:
-    choice = make_paged("auto", "cuda", torch.bfloat16)
+    choice = make_paged("auto", "cuda", "bfloat16")
     assert choice.attention.name == "flex"
     assert "No module named 'flash_attn'" in choice.reason
     with pytest.raises(SettingsError, match=r"flash_attn cannot be imported: No module"):
-        make_paged("flash_attn", "cuda", torch.bfloat16)
+        make_paged("flash_attn", "cuda", "bfloat16")
 
 
 def test_auto_is_the_reference_without_cuda() -> None:
-    choice = make_paged("auto", "cpu", torch.bfloat16)
+    choice = make_paged("auto", "cpu", "bfloat16")
     assert choice.attention.name == "reference"
     assert choice.reason == "the kernels for pages need CUDA, not cpu"
 
@@ -204,14 +204,14 @@ def test_auto_is_the_reference_without_cuda() -> None:
 @pytest.mark.parametrize(
     ("name", "device", "dtype", "words"),
     [
-        ("flash_attn", "cpu", torch.bfloat16, "the device is cpu; set attention to auto"),
-        ("flash_attn", "cuda", torch.float32, "the dtype is float32; set attention to auto"),
-        ("flex", "cpu", torch.float32, "the device is cpu"),
-        ("cpu", "cuda", torch.float32, "not one of auto, flash_attn, flex, reference"),
+        ("flash_attn", "cpu", "bfloat16", "the device is cpu; set attention to auto"),
+        ("flash_attn", "cuda", "float32", "the dtype is float32; set attention to auto"),
+        ("flex", "cpu", "float32", "the device is cpu"),
+        ("cpu", "cuda", "float32", "not one of auto, flash_attn, flex, reference"),
     ],
 )
 def test_a_backend_that_cannot_run_is_refused(
-    name: str, device: str, dtype: torch.dtype, words: str
+    name: str, device: str, dtype: str, words: str
 ) -> None:
     with pytest.raises(SettingsError, match=f"attention {name}: .*{words}"):
         make_paged(name, device, dtype)
