@@ -14,6 +14,7 @@
     │   └── DeadlineError         the deadline passed
     ├── NotFiniteError            the model computed NaN or infinity for one sequence
     ├── InternalError             client only: the server failed
+    ├── RankError                 a rank of the model has ended or does not answer
     ├── LinkError                 a target-draft link failed; costs speed, never a token
     │   ├── FrameError            a malformed frame, or one over its limits
     │   └── HandshakeError        the two ends differ; ``field`` names the difference
@@ -124,6 +125,10 @@ class NotFiniteError(SSDError):
 
 class InternalError(SSDError):
     """The server failed; its log has the cause with the request id. Only clients raise it."""
+
+
+class RankError(SSDError):
+    """A rank of the model has ended or does not answer; the target ends."""
 
 
 class LinkError(SSDError):

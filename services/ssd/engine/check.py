@@ -5,6 +5,7 @@ import torch
 from ssd.engine.attention.choice import check_attention
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.memory import plan_blocks
+from ssd.engine.parallel.shard import Shard, check_shards, model_of
 from ssd.errors import SettingsError
 
 
@@ -14,8 +15,9 @@ def check_engine(model: ModelConfig, engine: EngineConfig) -> None:
     Devices, CPUs and free memory are known only on the machine where the process runs.
 
     Raises:
-        SettingsError: the attention backend or the kind of device does not exist, or the
-            backend cannot run with the device or the dtype.
+        SettingsError: the attention backend or the kind of device does not exist, the backend
+            cannot run with the device or the dtype, or the model cannot be split into
+            ``tensor_parallel_size`` parts.
         MemoryBudgetError: ``kv_cache_bytes`` is too small for one sequence.
     """
     check_attention(engine.attention, engine.device, engine.dtype)
@@ -24,5 +26,7 @@ def check_engine(model: ModelConfig, engine: EngineConfig) -> None:
     except RuntimeError as error:
         cause = str(error).partition("\n")[0]
         raise SettingsError(f"device {engine.device!r} does not exist: {cause}") from error
+    size = engine.tensor_parallel_size
+    check_shards(model, size)
     if engine.kv_cache_bytes is not None:
-        plan_blocks(model, engine)
+        plan_blocks(model_of(model, Shard(0, size)), engine)

@@ -182,7 +182,9 @@ class EngineConfig:
     dtype_reason: str = "set explicitly"
     """Reason of the dtype, for logs and status."""
     threads: int = 1
-    """Threads of a pass on a CPU; torch takes those of its process."""
+    """Threads of a pass on a CPU, of each rank; torch takes those of its process."""
+    tensor_parallel_size: int = 1
+    """Number of ranks that share the model, each with its own process."""
     attention: str = "auto"
     """Name of the attention backend; ``auto`` takes the fastest of the device."""
     block_size: int = 16
@@ -193,8 +195,8 @@ class EngineConfig:
     """Positions of one attention chunk; chunks are merged in a fixed order. A multiple of
     ``block_size``."""
     kv_cache_bytes: int | None = None
-    """Size of the KV cache; None takes ``kv_cache_fraction`` of the free memory, at most what
-    ``max_num_seqs`` sequences of ``max_model_len`` need."""
+    """Size of the KV cache of each rank; None takes ``kv_cache_fraction`` of the free memory, at
+    most what ``max_num_seqs`` sequences of ``max_model_len`` need."""
     kv_cache_fraction: float = 0.5
     deterministic: bool = False
     """Every verify has one shape, so that the bits of a row depend on its sequence only."""
@@ -206,6 +208,11 @@ class EngineConfig:
             raise SettingsError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
         if self.engine == "openvino" and self.dtype != "float32":
             raise SettingsError(f"engine openvino computes in float32, not {self.dtype}")
+        if self.engine == "openvino" and self.tensor_parallel_size > 1:
+            raise SettingsError(
+                f"engine openvino has one rank, not tensor_parallel_size "
+                f"{self.tensor_parallel_size}; set engine to torch"
+            )
         if self.context_chunk % self.block_size:
             raise SettingsError(
                 f"context_chunk {self.context_chunk} is not a multiple of block_size "

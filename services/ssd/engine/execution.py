@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.parallel.group import ALONE, Group
 
 
 class Execution(Protocol):
@@ -52,7 +53,10 @@ class TargetExecution(Execution, Protocol):
         ...
 
     def verify(self, prepared: Any) -> Tensor:
-        """Store the columns of a batch; returns fp32 logits [B, P, V], undefined at padding."""
+        """Store the columns of a batch; returns fp32 logits [B, P, V], undefined at padding.
+
+        Of several ranks, V are the token ids of the rank.
+        """
         ...
 
 
@@ -89,7 +93,7 @@ class DraftExecution(Execution, Protocol):
         ...
 
 
-Load = Callable[[Path, ModelConfig, EngineConfig, Callable[[float], None]], Any]
+Load = Callable[[Path, ModelConfig, EngineConfig, Callable[[float], None], Group], Any]
 ENGINES = {
     "openvino": "ssd.engine.openvino_engine.load",
     "torch": "ssd.engine.torch_execution",
@@ -97,15 +101,20 @@ ENGINES = {
 
 
 def load_execution(
-    folder: Path, model: ModelConfig, engine: EngineConfig, on_progress: Callable[[float], None]
+    folder: Path,
+    model: ModelConfig,
+    engine: EngineConfig,
+    on_progress: Callable[[float], None],
+    group: Group = ALONE,
 ) -> Any:
     """Read a model folder into the engine of the settings.
 
     Returns:
-        A ``DraftExecution`` if the engine has branches, else a ``TargetExecution``.
+        A ``DraftExecution`` if the engine has branches, else a ``TargetExecution``. Of several
+        ranks, that of the rank's part: its logits are those of the rank's own token ids.
 
     Raises:
         SetupError: the weights or the memory do not allow it.
     """
     load = cast("Load", import_module(ENGINES[engine.engine]).load)
-    return load(folder, model, engine, on_progress)
+    return load(folder, model, engine, on_progress, group)

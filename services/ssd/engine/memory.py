@@ -6,6 +6,7 @@ import torch
 
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.kv_cache.storage import EntryMap, KVStorage
+from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.precision import DTYPES
 from ssd.engine.sizes import branch_logits_bytes, bytes_per_entry, segment_entries
 from ssd.errors import MemoryBudgetError
@@ -51,6 +52,8 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig) -> int:
         budget = int(max(0, free) * engine.kv_cache_fraction)
         if engine.branches and engine.engine == "openvino":
             budget //= 2  # Each table gathers a copy of the entries of its sessions.
+        if engine.device == "cpu":
+            budget //= engine.tensor_parallel_size  # The ranks share the memory.
     fitting = (budget - segment_entries(engine) * entry_bytes) // block_bytes
     if fitting < 1 + per_sequence:
         needed = (1 + per_sequence) * block_bytes + segment_entries(engine) * entry_bytes
@@ -62,13 +65,13 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig) -> int:
     return min(useful, fitting)
 
 
-def allocate_storage(model: ModelConfig, engine: EngineConfig) -> KVStorage:
-    """Allocate the KV storage of an engine.
+def allocate_storage(model: ModelConfig, engine: EngineConfig, group: Group = ALONE) -> KVStorage:
+    """Allocate the KV storage of an engine; all ranks of a group have the same blocks.
 
     Raises:
         MemoryBudgetError: not one sequence of maximum length fits.
     """
-    num_blocks = plan_blocks(model, engine)
+    num_blocks = group.smallest(plan_blocks(model, engine))
     sessions = engine.max_num_seqs if engine.branches else 0
     entries = EntryMap(num_blocks, engine.block_size, engine.num_columns, engine.branches, sessions)
     return KVStorage(model, entries, DTYPES[engine.dtype], engine.device)

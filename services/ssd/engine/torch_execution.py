@@ -26,6 +26,8 @@ from ssd.engine.kv_cache.storage import KVStorage, fit_block_tables
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.registry import CausalModel, open_weights
+from ssd.engine.parallel.group import ALONE, Group
+from ssd.engine.parallel.shard import ids_of, model_of
 from ssd.engine.precision import DTYPES
 
 MIN_ROWS = 2
@@ -277,26 +279,36 @@ class TorchDraft(TorchExecution):
 
 
 def load(
-    folder: Path, model: ModelConfig, engine: EngineConfig, on_progress: Callable[[float], None]
+    folder: Path,
+    model: ModelConfig,
+    engine: EngineConfig,
+    on_progress: Callable[[float], None],
+    group: Group,
 ) -> TorchTarget | TorchDraft:
     """Read a model folder and allocate its KV storage; see ``execution.load_execution``."""
-    dtype = DTYPES[engine.dtype]
+    dtype, shard = DTYPES[engine.dtype], group.shard
     backend = make_backend(engine.attention)
-    weights, reader = open_weights(folder, model, dtype, engine.device, on_progress)
-    execution = make_execution(Decoder(model, weights), model, engine, backend)
+    weights, reader = open_weights(folder, model, dtype, engine.device, on_progress, shard)
+    part = model_of(model, shard)
+    decoder = Decoder(part, weights, group, ids_of(model, shard).start)
+    execution = make_execution(decoder, part, engine, backend, group)
     execution.num_parameters = reader.num_parameters
     return execution
 
 
 def make_execution(
-    decoder: CausalModel, model: ModelConfig, engine: EngineConfig, backend: AttentionBackend
+    decoder: CausalModel,
+    model: ModelConfig,
+    engine: EngineConfig,
+    backend: AttentionBackend,
+    group: Group = ALONE,
 ) -> TorchTarget | TorchDraft:
-    """Allocate the KV storage of a model.
+    """Allocate the KV storage of a model, or of a rank's part of it.
 
     Raises:
         MemoryBudgetError: not one sequence of maximum length fits.
     """
-    storage = allocate_storage(model, engine)
+    storage = allocate_storage(model, engine, group)
     decoder.prepare(engine.max_model_len)
     kind = TorchDraft if engine.branches else TorchTarget
     return kind(decoder, model, engine, backend, storage)

@@ -8,10 +8,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from ssd.engine.config import ModelConfig
+from ssd.engine.layers.embedding import Embedding
 from ssd.engine.layers.linear import Linear
 from ssd.engine.layers.norm import RMSNorm
 from ssd.engine.layers.rope import RotaryTable, rotate
 from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
+from ssd.engine.parallel.group import ALONE, Group
 
 
 class Attends(Protocol):
@@ -44,11 +46,27 @@ class DecoderLayer:
 
 
 class Decoder:
-    """A dense decoder over token ids; independent of the KV cache."""
+    """A dense decoder over token ids, or a rank's part of one; independent of the KV cache."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        group: Group = ALONE,
+        first_id: int = 0,
+    ) -> None:
+        """Construct.
+
+        Args:
+            config: shape of this rank's part.
+            weights: of this rank's part.
+            group: the ranks that have the other parts.
+            first_id: first token id of this rank's embedding and head.
+        """
         self.config = config
+        self._group = group
         self._embedding_VD = weights.embedding_VD
+        self._embedding = Embedding(weights.embedding_VD, group, first_id)
         self._layers = [_layer(layer, config.rms_norm_eps) for layer in weights.layers]
         self._norm = RMSNorm(weights.norm_D, config.rms_norm_eps)
         head_VD = weights.head_VD
@@ -79,20 +97,20 @@ class Decoder:
         config = self.config
         rotation = self.rotary.gather(positions_R)
         num_rotated = config.num_heads + config.num_kv_heads
-        hidden_RD = functional.embedding(tokens_R, self._embedding_VD)
+        hidden_RD = self._embedding(tokens_R)
         for index, layer in enumerate(self._layers):
             fused_RHE = layer.qkv(layer.input_norm(hidden_RD)).view(
                 len(tokens_R), -1, config.head_size
             )
             queries_RHE, keys_RGE = self._rotated(fused_RHE[:, :num_rotated], layer, rotation)
             seen_RX = attention.attend(index, queries_RHE, keys_RGE, fused_RHE[:, num_rotated:])
-            hidden_RD = hidden_RD + layer.output(seen_RX)
+            hidden_RD = hidden_RD + self._group.add(layer.output(seen_RX))
             gate_RI, up_RI = layer.gate_up(layer.mlp_norm(hidden_RD)).chunk(2, dim=-1)
-            hidden_RD = hidden_RD + layer.down(functional.silu(gate_RI) * up_RI)
+            hidden_RD = hidden_RD + self._group.add(layer.down(functional.silu(gate_RI) * up_RI))
         return hidden_RD
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return fp32 logits [R, V] of hidden states."""
+        """Return fp32 logits [R, V] of hidden states, of this rank's token ids."""
         return self._head(self._norm(hidden_RD)).float()
 
     def _rotated(

@@ -3,6 +3,16 @@
 from ssd.engine.config import ModelConfig
 from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
 from ssd.engine.models.weights import TensorReader
+from ssd.engine.parallel.shard import (
+    Part,
+    Shard,
+    columns,
+    heads_of,
+    ids_of,
+    kv_heads_of,
+    rows,
+    units_of,
+)
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -41,6 +51,28 @@ def ignored(config: ModelConfig) -> frozenset[str]:
     """Return the names of derived tensors that a checkpoint can contain, and that are not read."""
     rotary = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq" for i in range(config.num_layers)}
     return frozenset(rotary | ({HEAD} if config.tie_word_embeddings else set()))
+
+
+def parts(config: ModelConfig, shard: Shard) -> dict[str, Part]:
+    """Return the part of each split tensor that a rank reads; all ranks read the others whole."""
+    if shard.is_whole:
+        return {}
+    head = config.head_size
+    units, ids = rows(units_of(config, shard)), rows(ids_of(config, shard))
+    kv_heads = rows(kv_heads_of(config, shard), head)
+    found = {EMBEDDING: ids, HEAD: ids}
+    for index in range(config.num_layers):
+        prefix = f"model.layers.{index}."
+        found |= {
+            prefix + "self_attn.q_proj.weight": rows(heads_of(config, shard), head),
+            prefix + "self_attn.k_proj.weight": kv_heads,
+            prefix + "self_attn.v_proj.weight": kv_heads,
+            prefix + "self_attn.o_proj.weight": columns(heads_of(config, shard), head),
+            prefix + "mlp.gate_proj.weight": units,
+            prefix + "mlp.up_proj.weight": units,
+            prefix + "mlp.down_proj.weight": columns(units_of(config, shard)),
+        }
+    return found
 
 
 def weights(

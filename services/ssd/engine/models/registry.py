@@ -13,6 +13,7 @@ from ssd.engine.models import llama, qwen3
 from ssd.engine.models.decoder import Attends
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.models.weights import Checkpoint, TensorReader
+from ssd.engine.parallel.shard import WHOLE, Shard
 
 
 class CausalModel(Protocol):
@@ -54,11 +55,20 @@ def open_weights(
     dtype: torch.dtype,
     device: str,
     on_progress: Callable[[float], None],
+    shard: Shard = WHOLE,
 ) -> tuple[DecoderWeights, TensorReader]:
-    """Check a folder's tensors and begin to read them.
+    """Check a folder's tensors and begin to read them, or a rank's parts of them.
+
+    Args:
+        folder: of the checkpoint.
+        config: shape of the whole model.
+        dtype: of the weights.
+        device: of the weights.
+        on_progress: called with 0..1.
+        shard: the rank.
 
     Returns:
-        The weights, and the reader, which counts the parameters that have been read.
+        The weights, and the reader, which counts the parameters of the whole tensors.
 
     Raises:
         WeightsError: a missing, surplus, truncated or misshapen tensor, or one with NaN or
@@ -68,5 +78,6 @@ def open_weights(
     shapes = family.shapes(config)
     checkpoint = Checkpoint(folder)
     checkpoint.check(shapes, llama.ignored(config))
+    checkpoint.select(llama.parts(config, shard))
     reader = TensorReader(checkpoint, dtype, device, len(shapes), on_progress)
     return family.weights(config, reader), reader

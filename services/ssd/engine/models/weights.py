@@ -1,6 +1,7 @@
 """Checkpoints in safetensors: find the files, check names and shapes, read the tensors."""
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -9,22 +10,24 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ssd.engine.parallel.shard import Part
 from ssd.errors import WeightsError
 
 STORED_DTYPES = frozenset({"BF16", "F16", "F32", "F64"})
 """Other dtypes are quantised, and would be read as wrong numbers without an error."""
 
 
-class _Header(Protocol):
+class _Slice(Protocol):
     def get_shape(self) -> list[int]: ...
     def get_dtype(self) -> str: ...
+    def __getitem__(self, index: tuple[slice, ...]) -> Tensor: ...
 
 
 class _TensorFile(Protocol):
     """The used methods of ``safetensors.safe_open``, which has no type annotations."""
 
     def keys(self) -> Iterable[str]: ...
-    def get_slice(self, name: str) -> _Header: ...
+    def get_slice(self, name: str) -> _Slice: ...
     def get_tensor(self, name: str) -> Tensor: ...
 
 
@@ -37,6 +40,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._parts: Mapping[str, Part] = {}
         self._file_of = _locate(folder)
         self._handles = {path: _open(path) for path in set(self._file_of.values())}
 
@@ -54,7 +58,7 @@ class Checkpoint:
                 if name in ignored:
                     continue
                 raise WeightsError(f"{path}: tensor {name} belongs to no layer of this model")
-            header = self._header(name)
+            header = self._slice(name)
             found = tuple(header.get_shape())
             if found != shapes[name]:
                 raise WeightsError(
@@ -66,15 +70,25 @@ class Checkpoint:
                     "checkpoints are not supported"
                 )
 
+    def select(self, parts: Mapping[str, Part]) -> None:
+        """Read only these parts of these tensors from now on."""
+        self._parts = parts
+
     def file_of(self, name: str) -> Path:
         """Return the file that contains a tensor."""
         return self._file_of[name]
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor in its stored dtype."""
+        """Return one tensor, or the selected part of it, in its stored dtype."""
+        if name in self._parts:
+            return self._slice(name)[self._parts[name].index]
         return self._handles[self._file_of[name]].get_tensor(name)
 
-    def _header(self, name: str) -> _Header:
+    def num_values(self, name: str) -> int:
+        """Return the number of values of the whole tensor."""
+        return math.prod(self._slice(name).get_shape())
+
+    def _slice(self, name: str) -> _Slice:
         path = self._file_of[name]
         try:
             return self._handles[path].get_slice(name)
@@ -117,7 +131,7 @@ class TensorReader:
             for name, part in zip(names, parts, strict=True):
                 self._check_finite(name, part)
         self._num_read += len(names)
-        self.num_parameters += sum(part.numel() for part in parts)
+        self.num_parameters += sum(map(self._checkpoint.num_values, names))
         self._on_progress(min(1.0, self._num_read / self._num_tensors))
         whole = parts[0] if len(parts) == 1 else torch.cat(parts)
         return whole.to(self._device)

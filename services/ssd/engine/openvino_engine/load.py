@@ -7,13 +7,19 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.registry import open_weights
 from ssd.engine.openvino_engine.draft import OpenVinoDraft
 from ssd.engine.openvino_engine.target import OpenVinoTarget
+from ssd.engine.parallel.group import Group
 from ssd.engine.precision import DTYPES
 
 
 def load(
-    folder: Path, model: ModelConfig, engine: EngineConfig, on_progress: Callable[[float], None]
+    folder: Path,
+    model: ModelConfig,
+    engine: EngineConfig,
+    on_progress: Callable[[float], None],
+    group: Group,
 ) -> OpenVinoTarget | OpenVinoDraft:
     """See ``execution.load_execution``."""
+    assert group.shard.is_whole, group.shard
     dtype = DTYPES[engine.dtype]
     weights, reader = open_weights(folder, model, dtype, engine.device, on_progress)
     kind = OpenVinoDraft if engine.branches else OpenVinoTarget

@@ -1,0 +1,1 @@
+"""Tensor parallelism: a model on several ranks, each a process with a part of every layer."""

@@ -1,0 +1,211 @@
+"""The ranks of one model as a group: what a layer or an execution needs from the other ranks.
+
+A group has two communicators. One carries the tensors of layers: gloo between CPUs, NCCL between
+GPUs. One carries steps from rank 0 in host memory, with gloo on every device: a rank waits for the
+next step without a deadline and without its device. All sockets are on localhost.
+
+*Decision*: ``add`` gathers the parts and adds them in the order of the ranks, in float32.
+*Because*: an all-reduce adds in an order that depends on the place of a value in the tensor. The
+bits of a row would depend on its place in the batch, and plain decoding could differ from
+speculation. For the few rows of a verify, a gather also has fewer phases. *Not chosen*: an
+all-reduce, which moves fewer bytes for long chunks of prompts. *Revisit when* a collective that
+reduces in a fixed order exists on every platform.
+
+*Decision*: communicators are objects, not the default group of ``torch.distributed``. *Because*:
+a process can have other groups, such as those of its links.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib import import_module
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroup,
+    Store,
+    TCPStore,
+)
+
+from ssd.engine.parallel.shard import WHOLE, Shard
+from ssd.errors import RankError
+
+BACKENDS = {"cpu": "ssd.engine.parallel.gloo", "cuda": "ssd.engine.parallel.nccl"}
+"""Modules by kind of device: ``connect`` and ``KIND`` of a communicator."""
+HOST = "127.0.0.1"
+START_SECONDS = 30.0
+"""Deadline of a collective until the target serves: ranks start and compile at different speeds."""
+LOAD_SECONDS = 1800.0
+"""Deadline for the weights of all ranks: one can read from a disk while another has them cached."""
+SERVICE_SECONDS = 5.0
+"""Deadline of a collective while the target serves."""
+_STEP_WAIT = timedelta(days=365)
+"""A rank waits for a step as long as the target has no request. It ends with rank 0."""
+
+
+class Group(Protocol):
+    """The other ranks, as layers and executions use them. Step thread only.
+
+    Raises:
+        RankError: from each method; a rank has ended or does not answer.
+    """
+
+    @property
+    def shard(self) -> Shard:
+        """The rank of this process."""
+        ...
+
+    def add(self, part_XD: Tensor) -> Tensor:
+        """Return the sum of the tensors of all ranks, the same bits on each rank."""
+        ...
+
+    def gather(self, part_X: Tensor) -> Tensor:
+        """Return the tensors of all ranks, which have one shape, along a new first dimension."""
+        ...
+
+    def smallest(self, number: int) -> int:
+        """Return the smallest number of all ranks, once all have loaded their weights."""
+        ...
+
+    def begin_service(self) -> None:
+        """Use ``SERVICE_SECONDS`` from now on; rank 0, once its target is ready."""
+        ...
+
+
+class _Alone:
+    """The group of a model that is not split."""
+
+    shard = WHOLE
+
+    def add(self, part_XD: Tensor) -> Tensor:
+        """See ``Group.add``."""
+        return part_XD
+
+    def gather(self, part_X: Tensor) -> Tensor:
+        """See ``Group.gather``."""
+        return part_X[None]
+
+    def smallest(self, number: int) -> int:
+        """See ``Group.smallest``."""
+        return number
+
+    def begin_service(self) -> None:
+        """See ``Group.begin_service``."""
+
+
+ALONE: Group = _Alone()
+
+
+class RankGroup:
+    """One rank of several. Step thread only."""
+
+    def __init__(self, shard: Shard, steps: ProcessGroup, tensors: ProcessGroup) -> None:
+        self.shard = shard
+        self._steps = steps
+        self._tensors = tensors
+        self._deadline_seconds = START_SECONDS
+
+    @property
+    def deadline_seconds(self) -> float:
+        """Of each collective except ``smallest`` and a rank's wait for a step."""
+        return self._deadline_seconds
+
+    def set_deadline(self, seconds: float) -> None:
+        """Set ``deadline_seconds``."""
+        if seconds != self._deadline_seconds:
+            self._deadline_seconds = seconds
+            self._tensors.set_timeout(timedelta(seconds=seconds))
+
+    def add(self, part_XD: Tensor) -> Tensor:
+        """See ``Group.add``."""
+        first_XD, *others = self.gather(part_XD).unbind()
+        total_XD = first_XD.float()
+        for other_XD in others:
+            total_XD = total_XD + other_XD
+        return total_XD.to(part_XD.dtype)
+
+    def gather(self, part_X: Tensor) -> Tensor:
+        """See ``Group.gather``."""
+        return self._gathered(self._tensors, part_X, self._deadline_seconds)
+
+    def smallest(self, number: int) -> int:
+        """See ``Group.smallest``."""
+        numbers_N1 = self._gathered(self._steps, torch.tensor([number]), LOAD_SECONDS)
+        return int(numbers_N1.min())
+
+    def begin_service(self) -> None:
+        """See ``Group.begin_service``; other ranks receive the deadline with each step."""
+        self.set_deadline(SERVICE_SECONDS)
+
+    def broadcast(self, step_W: Tensor) -> None:
+        """Send a tensor of host memory from rank 0, or receive it on another rank."""
+        options = BroadcastOptions()
+        options.rootRank = 0
+        is_sender = self.shard.rank == 0
+        options.timeout = timedelta(seconds=self._deadline_seconds) if is_sender else _STEP_WAIT
+        with _collective(self.shard):
+            self._steps.broadcast([step_W], options).wait()
+
+    def _gathered(self, group: ProcessGroup, part_X: Tensor, seconds: float) -> Tensor:
+        all_NX = part_X.new_empty(self.shard.size * part_X.numel())
+        options = AllgatherOptions()
+        options.timeout = timedelta(seconds=seconds)
+        with _collective(self.shard):
+            # On a GPU, only its stream waits.
+            group.all_gather_single(all_NX, part_X.flatten(), options).wait()
+        return all_NX.view(self.shard.size, *part_X.shape)
+
+
+def join(shard: Shard, port: int, device: str, listener: int | None = None) -> RankGroup:
+    """Connect this rank to the others.
+
+    Args:
+        shard: rank of this process.
+        port: of the store, on localhost.
+        device: of this rank.
+        listener: on rank 0, the descriptor of a socket that is bound to the port; it is owned by
+            the store from now on.
+
+    Raises:
+        RankError: a rank did not connect within ``START_SECONDS``.
+    """
+    start = timedelta(seconds=START_SECONDS)
+    with _collective(shard):
+        store = TCPStore(
+            HOST,
+            port,
+            shard.size,
+            is_master=listener is not None,
+            timeout=start,
+            wait_for_workers=False,
+            master_listen_fd=listener,
+        )
+        steps = _communicator(PrefixStore("steps", store), shard, "cpu")
+        tensors = _communicator(PrefixStore("tensors", store), shard, device)
+    return RankGroup(shard, steps, tensors)
+
+
+def _communicator(store: Store, shard: Shard, device: str) -> ProcessGroup:
+    module = import_module(BACKENDS[torch.device(device).type])
+    timeout = timedelta(seconds=START_SECONDS)
+    store.set_timeout(timeout)
+    group = ProcessGroup(store, shard.rank, shard.size)
+    backend = module.connect(store, shard, device, timeout)
+    # There are no public methods for a group of its own.
+    group._set_default_backend(module.KIND)  # noqa: SLF001
+    group._register_backend(torch.device(device), module.KIND, backend)  # noqa: SLF001
+    return group
+
+
+@contextlib.contextmanager
+def _collective(shard: Shard) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        cause = str(error).partition("\n")[0]
+        raise RankError(f"rank {shard.rank} has lost another rank: {cause}") from error

@@ -1,0 +1,49 @@
+"""What ranks compute together. The ranks are threads; collectives are those of processes."""
+
+import pytest
+import torch
+from tests.ranks import on_ranks
+from torch import Tensor
+
+from ssd.engine.parallel.group import RankGroup
+
+SIZES = (2, 4)
+sizes = pytest.mark.parametrize("size", SIZES)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@sizes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_all_ranks_have_the_same_sum_and_its_bits_do_not_depend_on_the_other_rows(
+    size: int, dtype: torch.dtype
+) -> None:
+    parts = random(size, 7, 33).to(dtype)
+
+    def run(group: RankGroup) -> tuple[Tensor, Tensor]:
+        own_RD = parts[group.shard.rank]
+        return group.add(own_RD), group.add(own_RD[3:4])
+
+    found = on_ranks(size, run)
+    for whole_RD, row_1D in found:
+        assert whole_RD.dtype == dtype
+        assert torch.equal(whole_RD, found[0][0])
+        assert torch.equal(row_1D, whole_RD[3:4])
+    torch.testing.assert_close(found[0][0], parts.double().sum(dim=0).to(dtype))
+
+
+@sizes
+def test_the_smallest_number_of_all_ranks_counts(size: int) -> None:
+    assert on_ranks(size, lambda group: group.smallest(9 - group.shard.rank)) == [10 - size] * size
+
+
+@sizes
+def test_a_step_of_rank_0_reaches_all_ranks(size: int) -> None:
+    def run(group: RankGroup) -> list[int]:
+        step_W = torch.arange(5) if group.shard.rank == 0 else torch.zeros(5, dtype=torch.int64)
+        group.broadcast(step_W)
+        return step_W.tolist()
+
+    assert on_ranks(size, run) == [[0, 1, 2, 3, 4]] * size
