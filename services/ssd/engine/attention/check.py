@@ -30,7 +30,7 @@ class PagedCase:
 def paged_cases(page: int) -> dict[str, PagedCase]:
     """Return named cases for pages of ``page`` slots."""
     around = (0, 1, page - 1, page, page + 1, 2 * page + 3, 3 * page, 0)
-    many = tuple(7 + 19 * index % 200 for index in range(32))
+    many = tuple(7 + 5 * index for index in range(32))
     return {
         "one query": PagedCase(lengths=around, num_queries=1, is_causal=True),
         "a verify around page boundaries": PagedCase(
@@ -44,7 +44,7 @@ def paged_cases(page: int) -> dict[str, PagedCase]:
             lengths=around, num_queries=24, is_causal=False, group=8, num_kv_heads=1
         ),
         "a chunk of a prompt": PagedCase(
-            lengths=(300, 2 * page + 301, 0), num_queries=300, is_causal=True
+            lengths=(300, 2 * page + 301, 0), num_queries=300, is_causal=True, num_kv_heads=1
         ),
         "8192 positions": PagedCase(
             lengths=(8192, 4095, 8), num_queries=8, is_causal=True, group=2
@@ -52,7 +52,9 @@ def paged_cases(page: int) -> dict[str, PagedCase]:
         "a trunk of 8192 positions": PagedCase(
             lengths=(8192, 1), num_queries=8, is_causal=False, group=2
         ),
-        "32 sequences": PagedCase(lengths=many, num_queries=7, is_causal=True, head_size=32),
+        "32 sequences": PagedCase(
+            lengths=many, num_queries=7, is_causal=True, head_size=32, group=2, num_kv_heads=1
+        ),
         **{
             f"{group} query heads of a key head": PagedCase(
                 lengths=(40, 3 * page - 1), num_queries=7, is_causal=True, group=group

@@ -101,7 +101,8 @@ def make_paged(requested: str, device: str, dtype: str) -> PagedChoice:
         try:
             return PagedChoice(_load(requested), "set explicitly")
         except (ImportError, OSError) as error:
-            raise SettingsError(f"attention {requested} cannot be imported: {error}") from error
+            cause = f"attention {requested} cannot be imported: {error}"
+            raise SettingsError(f"{cause}; set attention to auto, or install it") from error
     if not device.startswith("cuda"):
         return PagedChoice(_load("reference"), f"the kernels for pages need CUDA, not {device}")
     problem = paged_problem("flash_attn", device, dtype)
