@@ -14,7 +14,7 @@ IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test coverage check format protos exactness mutants bench e2e e2e-full images
+.PHONY: help setup run test coverage check format protos exactness mutants bench gpu-check e2e e2e-full images
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +65,16 @@ mutants: $(TOOLS) ## insert errors into the code of speculation, one by one: eac
 
 bench: $(TOOLS) ## compare AR and SSD in one run; writes medians to results/
 	$(BIN)/python -m ssd_bench
+
+# Runs from the sources with the packages of the machine. WHEELS=folder adds missing ones from there.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+GPU_ENV := .gpu-check
+gpu-check: ## check and measure a GPU machine in 8 minutes; needs torch with CUDA and transformers
+	@if [ -z "$(WHEELS)" ]; then python=$(GPU_PYTHON); else python=$(GPU_ENV)/bin/python; \
+	  [ -x $$python ] || $(GPU_PYTHON) -m venv --system-site-packages $(GPU_ENV); \
+	  missing=$$(PYTHONPATH=services $$python -m ssd_bench.gpu_check --missing); \
+	  [ -z "$$missing" ] || $$python -m pip install -q --no-index --find-links "$(WHEELS)" $$missing || exit 2; \
+	fi; PYTHONPATH=services $$python -m ssd_bench.gpu_check $(GPU_CHECK_ARGS)
 
 # These tests use the cluster of KUBECONFIG, or one that SSD_CLUSTER_TOOL starts and stops.
 e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (15 minutes)

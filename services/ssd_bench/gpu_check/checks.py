@@ -1,0 +1,33 @@
+"""The list of checks, in the order in which they run: results before figures, then peers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A check: its function and its time limit."""
+
+    function: str
+    """``module:function`` below ``ssd_bench.gpu_check``, imported in the process of the check."""
+    limit_seconds: float
+    is_peer: bool = False
+    """It measures another product: its failure is reported as skipped."""
+
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "machine": Check("machine:check_machine", 60.0),
+        "tokens of the embedded pair": Check("tokens:check_embedded_pair", 120.0),
+        "attention flash_attn": Check("attention:check_flash_attn", 60.0),
+        "logits of llama": Check("models:check_llama_logits", 120.0),
+        "tokens of llama": Check("tokens:check_llama", 150.0),
+        "passes of llama": Check("passes:check_llama_passes", 120.0),
+        "logits of qwen3": Check("models:check_qwen3_logits", 120.0),
+        "tokens of qwen3": Check("tokens:check_qwen3", 150.0),
+        "attention flex": Check("attention:check_flex", 150.0),
+        "peer transformers": Check("peers:measure_transformers", 90.0, is_peer=True),
+        "peer vllm": Check("peers:measure_vllm", 150.0, is_peer=True),
+    }
+)

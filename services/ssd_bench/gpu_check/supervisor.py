@@ -1,0 +1,88 @@
+"""Runs checks as child processes, one after the other."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+
+from ssd_bench.gpu_check.checks import CHECKS, Check
+from ssd_bench.gpu_check.outcome import Environment, Outcome
+
+STDERR_CHARS = 4000
+"""Standard error of a crashed check that is searched for its cause."""
+MIN_SECONDS = 5.0
+"""A check is not started with less time left."""
+
+
+def run_checks(
+    names: Sequence[str],
+    environment: Environment,
+    limit_seconds: float,
+    on_outcome: Callable[[str, Outcome, float], None],
+) -> dict[str, Outcome]:
+    """Run checks within a limit for all of them.
+
+    Args:
+        names: of ``CHECKS``, in order.
+        environment: device and scratch folder.
+        limit_seconds: checks that have no time left are skipped.
+        on_outcome: called after each check with its name, outcome and duration in seconds.
+    """
+    until = monotonic() + limit_seconds
+    outcomes: dict[str, Outcome] = {}
+    for name in names:
+        started = monotonic()
+        check, left = CHECKS[name], until - started
+        if left < MIN_SECONDS:
+            reason = f"the {limit_seconds:.0f} s of all checks are over"
+            outcome = Outcome(status="skipped", reason=reason)
+        else:
+            outcome = run_in_child(name, environment, min(check.limit_seconds, left))
+        outcomes[name] = outcome = _of_peer(check, outcome)
+        on_outcome(name, outcome, monotonic() - started)
+    return outcomes
+
+
+def run_in_child(name: str, environment: Environment, limit_seconds: float) -> Outcome:
+    """Run one check in its own process; kill it and its children after the limit."""
+    with tempfile.TemporaryDirectory() as folder:
+        result, errors = Path(folder) / "outcome.json", Path(folder) / "stderr"
+        arguments = (name, environment.device, str(environment.scratch), str(result))
+        with errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ssd_bench.gpu_check.child", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(limit_seconds)
+            except subprocess.TimeoutExpired:
+                return Outcome(status="failed", reason=f"no result within {limit_seconds:.0f} s")
+            finally:
+                # Its children are in its group, or end with it.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        if result.is_file():
+            return Outcome.from_json(result.read_text())
+        return Outcome(status="failed", reason=f"ended with {code}: {_last_line(errors)}")
+
+
+def _last_line(errors: Path) -> str:
+    """Return the last line of a crash: of a traceback, its exception."""
+    text = errors.read_text(errors="replace")[-STDERR_CHARS:]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"
+
+
+def _of_peer(check: Check, outcome: Outcome) -> Outcome:
+    if check.is_peer and outcome.status == "failed":
+        return Outcome(status="skipped", reason=f"it failed: {outcome.reason}")
+    return outcome

@@ -1,0 +1,244 @@
+"""Equal tokens of all modes through the real processes, and the speed of each mode.
+
+The target is deterministic and runs one sequence at a time: its verifies have one shape, and tokens
+are equal bit for bit. Speeds are those of batch 1.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from ssd.demo.corpus import held_out_prompts
+from ssd.launch import Deployment, RunningDeployment, deployed
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import GenerateCall, Prompt
+from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
+from ssd_bench.gpu_check.checkpoints import llama_pair, qwen3_pair
+from ssd_bench.gpu_check.outcome import Environment, Figure, WrongResultError
+from ssd_bench.machine import peak_memory_bytes
+from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
+from ssd_bench.runs import MODES, why_no_hits
+
+LOOKAHEAD = 7
+BRANCHES = 24
+MAX_MODEL_LEN = 1024
+WIDENING = {"cuda": 4, "cpu": 1}
+MAX_TOKENS = {"cuda": 128, "cpu": 24}
+NUM_PROMPTS = {"cuda": 3, "cpu": 1}
+PROMPT_TOKENS = 100
+TEMPERATURES = (0.0, 1.0)
+READY_SECONDS = 100.0
+WITHOUT_LATE_TABLES = (
+    *("--draft-deadline-ms", "10000"),
+    *("--no-adaptive-deadline", "--no-circuit-breaker"),
+)
+"""On a busy CPU, a draft can be slower than any deadline for speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One continuation of each mode."""
+
+    mode: str
+    temperature: float
+    prompt: int
+    continuation: Continuation
+
+
+def check_embedded_pair(environment: Environment) -> dict[str, Figure]:
+    """Check the embedded pair, widened on a GPU."""
+    factor = WIDENING[environment.device]
+    count = NUM_PROMPTS[environment.device]
+    return asyncio.run(
+        check_pair(
+            _deployment(f"demo://target?widen={factor}", "demo://draft", environment),
+            held_out_prompts(count, num_chars=450),
+            environment,
+        )
+    )
+
+
+def check_llama(environment: Environment) -> dict[str, Figure]:
+    """Check random weights in the shapes of Llama-3.1-8B and Llama-3.2-1B."""
+    pair = llama_pair(environment)
+    deployment = _deployment(str(pair.target), str(pair.draft), environment)
+    return asyncio.run(check_pair(deployment, _counting(environment), environment))
+
+
+def check_qwen3(environment: Environment) -> dict[str, Figure]:
+    """Check random weights in the shapes of Qwen3-8B and Qwen3-0.6B."""
+    pair = qwen3_pair(environment)
+    deployment = _deployment(str(pair.target), str(pair.draft), environment)
+    return asyncio.run(check_pair(deployment, _counting(environment), environment))
+
+
+def _counting(environment: Environment) -> list[tuple[TokenId, ...]]:
+    """Return prompts of increasing token ids, as the random models continue them."""
+    return [
+        tuple(range(prompt * PROMPT_TOKENS, (prompt + 1) * PROMPT_TOKENS))
+        for prompt in range(NUM_PROMPTS[environment.device])
+    ]
+
+
+def _deployment(target: str, draft: str, environment: Environment) -> Deployment:
+    """Return both processes on the device; with two GPUs, the draft has the second one."""
+    on_two = environment.is_cuda and torch.cuda.device_count() > 1
+    draft_device = "cuda:1" if on_two else environment.target_device
+    # The CPU runs the engine that a GPU would.
+    engine = () if environment.is_cuda else ("--engine", "torch", "--dtype", "float32")
+    return Deployment(
+        target=target,
+        draft=draft,
+        is_synchronous=True,
+        common_flags=(
+            *("--lookahead", str(LOOKAHEAD), "--branches", str(BRANCHES)),
+            *("--max-model-len", str(MAX_MODEL_LEN)),
+            *engine,
+        ),
+        target_flags=(
+            *("--device", environment.target_device),
+            *("--deterministic", "--max-num-seqs", "1"),
+            *(() if environment.is_cuda else WITHOUT_LATE_TABLES),
+        ),
+        draft_flags=("--device", draft_device),
+    )
+
+
+async def check_pair(
+    deployment: Deployment, prompts: Sequence[Prompt], environment: Environment
+) -> dict[str, Figure]:
+    """Generate all texts in all modes and compare them.
+
+    Raises:
+        WrongResultError: tokens differ, or no round of ``ssd`` was a hit.
+        SSDError: a process cannot start, or a request failed.
+    """
+    free_before = _free_device_bytes(environment)
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(deployed(deployment))
+        client = await stack.enter_async_context(
+            TargetClient(running.target.grpc_address, ready_seconds=READY_SECONDS)
+        )
+        info = await client.model_info()
+        texts: list[Text] = []
+        for name, mode in MODES.items():
+            # The first text of a mode warms up; it is not measured.
+            await _generate(client, _call(prompts[0], mode, TEMPERATURES[0], environment))
+            for temperature in TEMPERATURES:
+                for index, prompt in enumerate(prompts):
+                    call = _call(prompt, mode, temperature, environment)
+                    texts.append(Text(name, temperature, index, await _generate(client, call)))
+        memory = _memory(running, free_before, environment)
+    compare_texts(texts)
+    figures: dict[str, Figure] = {
+        "device": info.device,
+        "dtype": info.dtype,
+        "attention": info.attention_backend,
+        "tokens_compared": sum(len(text.continuation.token_ids) for text in texts),
+        **memory,
+    }
+    for temperature in TEMPERATURES:
+        for name in MODES:
+            figures |= _speeds(texts, name, temperature)
+    return figures
+
+
+def _call(prompt: Prompt, mode: Mode, temperature: float, environment: Environment) -> GenerateCall:
+    return GenerateCall(
+        prompt=prompt,
+        sampling=SamplingParams(temperature=temperature, ignore_eos=True),
+        seed=7,
+        max_tokens=MAX_TOKENS[environment.device],
+        mode=mode,
+    )
+
+
+async def _generate(client: TargetClient, call: GenerateCall) -> Continuation:
+    token_ids: list[TokenId] = []
+    last: GenerationChunk | None = None
+    async for chunk in client.generate(call):
+        token_ids.extend(chunk.token_ids)
+        last = chunk
+    assert last is not None
+    assert last.statistics is not None
+    return Continuation(tuple(token_ids), last.statistics)
+
+
+def compare_texts(texts: Sequence[Text]) -> None:
+    """Compare all texts with those of plain decoding.
+
+    Raises:
+        WrongResultError: tokens differ, or no round of ``ssd`` was a hit.
+    """
+    plain = {(text.temperature, text.prompt): text for text in texts if text.mode == "ar"}
+    for text in texts:
+        expected = plain[text.temperature, text.prompt].continuation.token_ids
+        found = text.continuation.token_ids
+        if found != expected:
+            index = next(
+                (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b),
+                min(len(found), len(expected)),
+            )
+            raise WrongResultError(
+                f"{text.mode} differs from ar at temperature {text.temperature:g}, prompt "
+                f"{text.prompt}: from token {index} of {len(expected)} on"
+            )
+    speculative = [batch_figures([text.continuation], 1) for text in texts if text.mode == "ssd"]
+    if not any(figures.hit_rate for figures in speculative):
+        raise WrongResultError(f"no round of ssd was a hit: {why_no_hits(speculative)}")
+
+
+def _speeds(texts: Sequence[Text], mode: str, temperature: float) -> dict[str, Figure]:
+    """Return medians over the prompts, by name."""
+    measured = [
+        batch_figures([text.continuation], 1)
+        for text in texts
+        if text.mode == mode and text.temperature == temperature
+    ]
+
+    def middle(name: str, digits: int) -> float:
+        return round(float(median(getattr(each, name) for each in measured)), digits)
+
+    prefix = f"{mode}_t{temperature:g}"
+    figures: dict[str, Figure] = {f"{prefix}_tokens_per_second": middle("tokens_per_second", 1)}
+    if mode == "ar":
+        return figures
+    figures |= {
+        f"{prefix}_tokens_per_round": middle("tokens_per_round", 2),
+        f"{prefix}_verify_ms": middle("verify_ms", 2),
+        f"{prefix}_round_ms": middle("round_ms", 2),
+    }
+    if mode == "ssd":
+        figures |= {
+            f"{prefix}_efficiency": middle("efficiency", 3),
+            f"{prefix}_hit_rate": round(median(_hit_rate(each) for each in measured), 2),
+        }
+    return figures
+
+
+def _hit_rate(figures: BatchFigures) -> float:
+    return figures.hit_rate or 0.0
+
+
+def _free_device_bytes(environment: Environment) -> int:
+    if not environment.is_cuda:
+        return 0
+    return sum(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count()))
+
+
+def _memory(
+    running: RunningDeployment, free_before: int, environment: Environment
+) -> dict[str, Figure]:
+    """Return the memory of both processes: of the devices, or the peak of each process."""
+    if environment.is_cuda:
+        used = free_before - _free_device_bytes(environment)
+        return {"device_memory_gb": round(used / 1e9, 1)}
+    processes = {"target": running.target, "draft": running.drafts[0]}
+    return {
+        f"{name}_peak_memory_mb": round(peak_memory_bytes(process.pid) / 1e6)
+        for name, process in processes.items()
+    }

@@ -1,0 +1,38 @@
+"""The checks of the GPU check that compare tokens of real processes, on a CPU."""
+
+from pathlib import Path
+
+import pytest
+
+from ssd.types import Mode, SpeculationStatistics
+from ssd_bench.gpu_check.checks import CHECKS
+from ssd_bench.gpu_check.child import run_check
+from ssd_bench.gpu_check.outcome import Environment, WrongResultError
+from ssd_bench.gpu_check.tokens import Text, compare_texts
+from ssd_bench.metrics import Continuation
+
+
+@pytest.mark.parametrize("name", [name for name in CHECKS if name.startswith("tokens")])
+def test_all_modes_have_the_same_tokens(name: str, tmp_path: Path) -> None:
+    outcome = run_check(name, Environment(device="cpu", scratch=tmp_path))
+    assert outcome.status == "passed", outcome.reason
+    compared = outcome.figures["tokens_compared"]
+    assert isinstance(compared, int)
+    assert compared >= 3 * 2 * 24
+
+
+def text(mode: str, *token_ids: int, hits: int) -> Text:
+    statistics = SpeculationStatistics(
+        mode=Mode.SPECULATIVE, rounds=2, hits=hits, misses=1, verify_seconds=1, round_seconds=1
+    )
+    return Text(mode, 0.0, 0, Continuation(token_ids, statistics))
+
+
+def test_a_different_token_is_a_wrong_result() -> None:
+    with pytest.raises(WrongResultError, match=r"ssd differs from ar .* from token 1 of 3 on"):
+        compare_texts([text("ar", 1, 2, 3, hits=0), text("ssd", 1, 9, 3, hits=1)])
+
+
+def test_a_run_without_a_hit_is_a_wrong_result() -> None:
+    with pytest.raises(WrongResultError, match="no round of ssd was a hit"):
+        compare_texts([text("ar", 1, 2, hits=0), text("ssd", 1, 2, hits=0)])

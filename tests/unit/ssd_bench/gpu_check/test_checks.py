@@ -1,0 +1,76 @@
+"""The checks that start no processes, on a CPU with small models."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ssd.engine.batch import ProposalBatch
+from ssd.engine.target_runner import TargetRunner
+from ssd_bench.gpu_check.checkpoints import llama_pair
+from ssd_bench.gpu_check.checks import CHECKS
+from ssd_bench.gpu_check.child import run_check
+from ssd_bench.gpu_check.models import block_tables, open_draft
+from ssd_bench.gpu_check.outcome import Environment, Outcome
+
+IN_PROCESS = [name for name in CHECKS if not name.startswith("tokens")]
+NOT_ON_CPU = {
+    "attention flash_attn": "flash-attn needs CUDA",
+    "peer vllm": "the package vllm is not installed",
+}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment(device="cpu", scratch=tmp_path_factory.mktemp("scratch"))
+
+
+@pytest.mark.parametrize("name", IN_PROCESS)
+def test_a_check_passes_on_a_cpu_or_names_what_it_needs(
+    name: str, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Eager FlexAttention traces each shape by default, and warns.
+    flex = "torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG"
+    monkeypatch.setattr(flex, True)
+    outcome = run_check(name, environment)
+    if name in NOT_ON_CPU:
+        assert outcome == Outcome(status="skipped", reason=NOT_ON_CPU[name])
+    else:
+        assert outcome.status == "passed", outcome.reason
+        assert outcome.figures
+        assert Outcome.from_json(outcome.to_json()) == outcome
+
+
+def test_wrong_logits_fail(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = TargetRunner.forward
+    monkeypatch.setattr(TargetRunner, "forward", lambda *batch: right(*batch) * 1.01)
+    outcome = run_check("logits of qwen3", environment)
+    assert outcome.status == "failed"
+    assert "differ from those of transformers by 0.01" in outcome.reason
+
+
+def test_an_old_torch_fails(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.__version__", "2.10.1+cu126")
+    outcome = run_check("machine", environment)
+    assert outcome.status == "failed"
+    assert outcome.reason == "torch is 2.10.1+cu126, and the product needs 2.11"
+
+
+def test_too_little_space_skips_a_check_with_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("ssd_bench.gpu_check.checkpoints.shutil.disk_usage", lambda _path: usage)
+    outcome = run_check("logits of llama", Environment(device="cpu", scratch=tmp_path))
+    assert outcome.status == "skipped"
+    assert "name another folder with --scratch" in outcome.reason
+
+
+def test_random_models_usually_continue_a_token_with_the_next_one(environment: Environment) -> None:
+    runner = open_draft(llama_pair(environment).draft, environment, 1, 2)
+    tokens_1P = torch.arange(20, 28)[None]
+    zero_1 = torch.zeros(1, dtype=torch.int64)
+    tables_1J = block_tables(1, 8, runner.engine.block_size)
+    batch = ProposalBatch(zero_1, tokens_1P, zero_1 + 8, zero_1, tables_1J)
+    best_1P = runner.run_proposals(batch).argmax(-1)
+    assert int((best_1P == tokens_1P + 1).sum()) >= 5

@@ -1,0 +1,75 @@
+"""The processes of checks: a crash, a hang or a full time limit ends one check only."""
+
+from pathlib import Path
+
+import pytest
+
+from ssd_bench.gpu_check import supervisor
+from ssd_bench.gpu_check.checks import CHECKS, Check
+from ssd_bench.gpu_check.outcome import Environment, Outcome
+from ssd_bench.gpu_check.supervisor import run_checks, run_in_child
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    return Environment(device="cpu", scratch=tmp_path)
+
+
+def test_a_check_in_its_own_process_returns_its_figures(environment: Environment) -> None:
+    outcome = run_in_child("machine", environment, 120.0)
+    assert outcome.status == "passed"
+    bandwidth = outcome.figures["copy_gb_per_second"]
+    assert isinstance(bandwidth, float)
+    assert bandwidth > 0
+
+
+def test_a_check_that_crashes_fails_with_its_last_line(environment: Environment) -> None:
+    outcome = run_in_child("no such check", environment, 60.0)
+    assert outcome == Outcome(status="failed", reason="ended with 1: KeyError: 'no such check'")
+
+
+def test_a_check_that_does_not_end_is_killed(environment: Environment) -> None:
+    outcome = run_in_child("machine", environment, 0.01)
+    assert outcome == Outcome(status="failed", reason="no result within 0 s")
+
+
+def of_each(
+    monkeypatch: pytest.MonkeyPatch, environment: Environment, limit_seconds: float
+) -> list[tuple[str, str, str]]:
+    """Run one check of the product and one of a peer, which both fail."""
+    checks = {"own": Check("a:b", 10.0), "peer": Check("a:b", 10.0, is_peer=True)}
+    monkeypatch.setattr(supervisor, "CHECKS", checks)
+    failed = Outcome(status="failed", reason="broken")
+    monkeypatch.setattr(supervisor, "run_in_child", lambda *_arguments: failed)
+    seen: list[tuple[str, str, str]] = []
+    run_checks(
+        list(checks),
+        environment,
+        limit_seconds,
+        lambda name, outcome, _seconds: seen.append((name, outcome.status, outcome.reason)),
+    )
+    return seen
+
+
+def test_a_peer_that_fails_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, environment: Environment
+) -> None:
+    assert of_each(monkeypatch, environment, 60.0) == [
+        ("own", "failed", "broken"),
+        ("peer", "skipped", "it failed: broken"),
+    ]
+
+
+def test_checks_without_time_are_skipped(
+    monkeypatch: pytest.MonkeyPatch, environment: Environment
+) -> None:
+    reason = "the 1 s of all checks are over"
+    assert of_each(monkeypatch, environment, 1.0) == [
+        ("own", "skipped", reason),
+        ("peer", "skipped", reason),
+    ]
+
+
+def test_every_check_has_a_function_and_a_limit() -> None:
+    assert len({check.function for check in CHECKS.values()}) == len(CHECKS)
+    assert all(check.limit_seconds > 0 for check in CHECKS.values())
