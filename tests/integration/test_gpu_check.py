@@ -21,6 +21,17 @@ def test_all_modes_have_the_same_tokens(name: str, tmp_path: Path) -> None:
     assert compared >= 3 * 2 * 24
 
 
+def test_all_modes_are_measured_at_each_batch_size(tmp_path: Path) -> None:
+    outcome = run_check("speed of llama", Environment(device="cpu", scratch=tmp_path))
+    assert outcome.status == "passed", outcome.reason
+    for batch in (1, 2):
+        for mode in ("ar", "sd", "ssd"):
+            speed = outcome.figures[f"{mode}_{batch}_tokens_per_second"]
+            assert isinstance(speed, float)
+            assert speed > 0
+        assert f"ssd_{batch}_efficiency" in outcome.figures
+
+
 def text(mode: str, *token_ids: int, hits: int) -> Text:
     statistics = SpeculationStatistics(
         mode=Mode.SPECULATIVE, rounds=2, hits=hits, misses=1, verify_seconds=1, round_seconds=1

@@ -32,6 +32,7 @@ NUM_PROMPTS = {"cuda": 3, "cpu": 1}
 PROMPT_TOKENS = 100
 TEMPERATURES = (0.0, 1.0)
 READY_SECONDS = 100.0
+ONE_SHAPE = ("--deterministic", "--max-num-seqs", "1")
 WITHOUT_LATE_TABLES = (
     *("--draft-deadline-ms", "10000"),
     *("--no-adaptive-deadline", "--no-circuit-breaker"),
@@ -55,7 +56,7 @@ def check_embedded_pair(environment: Environment) -> dict[str, Figure]:
     count = NUM_PROMPTS[environment.device]
     return asyncio.run(
         check_pair(
-            _deployment(f"demo://target?widen={factor}", "demo://draft", environment),
+            deployment_of(f"demo://target?widen={factor}", "demo://draft", environment, ONE_SHAPE),
             held_out_prompts(count, num_chars=450),
             environment,
         )
@@ -65,14 +66,14 @@ def check_embedded_pair(environment: Environment) -> dict[str, Figure]:
 def check_llama(environment: Environment) -> dict[str, Figure]:
     """Check random weights in the shapes of Llama-3.1-8B and Llama-3.2-1B."""
     pair = llama_pair(environment)
-    deployment = _deployment(str(pair.target), str(pair.draft), environment)
+    deployment = deployment_of(str(pair.target), str(pair.draft), environment, ONE_SHAPE)
     return asyncio.run(check_pair(deployment, _counting(environment), environment))
 
 
 def check_qwen3(environment: Environment) -> dict[str, Figure]:
     """Check random weights in the shapes of Qwen3-8B and Qwen3-0.6B."""
     pair = qwen3_pair(environment)
-    deployment = _deployment(str(pair.target), str(pair.draft), environment)
+    deployment = deployment_of(str(pair.target), str(pair.draft), environment, ONE_SHAPE)
     return asyncio.run(check_pair(deployment, _counting(environment), environment))
 
 
@@ -84,7 +85,9 @@ def _counting(environment: Environment) -> list[tuple[TokenId, ...]]:
     ]
 
 
-def _deployment(target: str, draft: str, environment: Environment) -> Deployment:
+def deployment_of(
+    target: str, draft: str, environment: Environment, target_flags: tuple[str, ...]
+) -> Deployment:
     """Return both processes on the device; with two GPUs, the draft has the second one."""
     on_two = environment.is_cuda and torch.cuda.device_count() > 1
     draft_device = "cuda:1" if on_two else environment.target_device
@@ -101,7 +104,7 @@ def _deployment(target: str, draft: str, environment: Environment) -> Deployment
         ),
         target_flags=(
             *("--device", environment.target_device),
-            *("--deterministic", "--max-num-seqs", "1"),
+            *target_flags,
             *(() if environment.is_cuda else WITHOUT_LATE_TABLES),
         ),
         draft_flags=("--device", draft_device),

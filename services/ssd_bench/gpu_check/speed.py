@@ -1,0 +1,71 @@
+"""Speed of all modes at several batch sizes, in the fast mode of the target.
+
+Texts are compared too, but only counted: in the fast mode, a tie can have another result in another
+shape. ``tokens`` compares them strictly.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from statistics import median
+
+from ssd_bench.gpu_check.checkpoints import llama_pair
+from ssd_bench.gpu_check.outcome import Environment, Figure
+from ssd_bench.gpu_check.tokens import PROMPT_TOKENS, deployment_of
+from ssd_bench.metrics import BatchFigures
+from ssd_bench.runs import Cell, Plan, run
+
+BATCHES = {"cuda": (1, 8, 16), "cpu": (1, 2)}
+MAX_TOKENS = {"cuda": 96, "cpu": 16}
+REPETITIONS = {"cuda": 3, "cpu": 1}
+TEMPERATURE = 1.0
+NAMES = ("tokens_per_second", "verify_ms", "round_ms", "efficiency", "tokens_per_round", "hit_rate")
+OF_PLAIN_DECODING = ("tokens_per_second", "verify_ms")
+
+
+def check_llama_speed(environment: Environment) -> dict[str, Figure]:
+    """Measure AR, SD and SSD of ``llama_pair``."""
+    pair, device = llama_pair(environment), environment.device
+    largest = max(BATCHES[device])
+    plan = Plan(
+        deployment=deployment_of(
+            str(pair.target),
+            str(pair.draft),
+            environment,
+            target_flags=("--max-num-seqs", str(largest)),
+        ),
+        target_folder=pair.target,
+        prompts=[_counting(first) for first in range(largest)],
+        batches=BATCHES[device],
+        temperatures=(TEMPERATURE,),
+        max_tokens=MAX_TOKENS[device],
+        repetitions=REPETITIONS[device],
+    )
+    results = asyncio.run(run(plan, lambda: None))
+    figures: dict[str, Figure] = {
+        "texts_compared": sum(cell.num_compared for cell in results.cells),
+        "texts_that_differ": sum(cell.num_different for cell in results.cells),
+        "table_ms": round(results.table_seconds * 1000, 2),
+    }
+    for cell in results.cells:
+        figures |= _of_cell(cell)
+    return figures
+
+
+def _counting(prompt: int) -> str:
+    """Return the words of increasing token ids, as the random models continue them."""
+    first = prompt * PROMPT_TOKENS // 4
+    return " ".join(f"w{index}" for index in range(first, first + PROMPT_TOKENS))
+
+
+def _of_cell(cell: Cell) -> dict[str, Figure]:
+    return {
+        f"{mode}_{cell.batch}_{name}": round(value, 3)
+        for mode, repetitions in cell.figures.items()
+        for name in (OF_PLAIN_DECODING if mode == "ar" else NAMES)
+        if (value := _median(repetitions, name)) is not None
+    }
+
+
+def _median(repetitions: Sequence[BatchFigures], name: str) -> float | None:
+    values = [getattr(each, name) for each in repetitions]
+    return None if None in values else float(median(values))
