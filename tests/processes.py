@@ -38,6 +38,12 @@ class ProcessUnderTest:
         self.events: list[Event] = []
 
     @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
     def grpc_address(self) -> str:
         """Where it listens; after ``listening``."""
         return str(next(each for each in self.events if each.name == "listening").fields["grpc"])
@@ -60,8 +66,7 @@ class ProcessUnderTest:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
 
     async def probe(self, path: str) -> tuple[int, str]:
         """Status and text of a page of its HTTP port; after ``listening``."""

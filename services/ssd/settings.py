@@ -14,6 +14,7 @@ import inspect
 import json
 import math
 import os
+import socket
 import textwrap
 import types
 import typing
@@ -106,6 +107,14 @@ def quiet_grpc() -> None:
     own in addition to our error.
     """
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+def nccl_log() -> Path | None:
+    """Return the file of NCCL's log, if the environment asks NCCL to write one."""
+    pattern = os.environ.get("NCCL_DEBUG_FILE", "")
+    if not pattern or os.environ.get("NCCL_DEBUG", "").upper() not in {"INFO", "TRACE"}:
+        return None
+    return Path(pattern.replace("%h", socket.gethostname()).replace("%p", str(os.getpid())))
 
 
 def find_text(

@@ -161,6 +161,9 @@ class Hello:
     channel: str
     epoch: int
     peer: Peer = field(default_factory=Peer)
+    backends: tuple[str, ...] = ()
+    """Backends of a collective channel that the target has, best first; none asks for no such
+    channel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +178,25 @@ class Welcome:
     peer: Peer = field(default_factory=Peer)
     max_len: int = 0
     """Sessions are shorter than this number of tokens; 0 is unknown."""
+    backend: str = ""
+    """Backend of the collective channel that both ends now set up; empty for none."""
+    backend_refusal: str = ""
+    """Why the draft chose none of the target's backends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """An entry of the store through which the ends of a collective channel find each other."""
+
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelState:
+    """Whether an end can use the collective channel; ``error`` states why not."""
+
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +296,9 @@ class Draining:
     """The draft drains and accepts no more sessions."""
 
 
-TargetMessage = Hello | OpenSession | CloseSession | LinkSettings | Heartbeat
+TargetMessage = (
+    Hello | OpenSession | CloseSession | LinkSettings | Heartbeat | Rendezvous | ChannelState
+)
 """A control message from a target to a draft. Frames are sent in the same stream, as bytes."""
-DraftMessage = Welcome | SessionRefused | Draining | Heartbeat
+DraftMessage = Welcome | SessionRefused | Draining | Heartbeat | Rendezvous | ChannelState
 """A control message from a draft to a target."""

@@ -1,5 +1,6 @@
 """The handshake of a link: what a target must have in common with this draft."""
 
+from ssd.channel_setup import choose_backend
 from ssd.errors import HandshakeError, SettingsError
 from ssd.speculation.fan_out import make_policy
 from ssd.transport.channels import CHANNELS
@@ -15,6 +16,7 @@ _FIXES = dict.fromkeys(
 
 def welcome(hello: Hello, setup: DraftSetup) -> Welcome:
     """Return the answer to a valid Hello."""
+    backend, refusal = choose_backend(hello.backends, setup.model.engine.device)
     return Welcome(
         epoch=hello.epoch,
         max_sessions=setup.settings.max_sessions,
@@ -22,6 +24,8 @@ def welcome(hello: Hello, setup: DraftSetup) -> Welcome:
         branches=setup.settings.branches,
         peer=setup.peer,
         max_len=setup.max_len,
+        backend=backend,
+        backend_refusal=refusal,
     )
 
 

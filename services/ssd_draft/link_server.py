@@ -7,6 +7,7 @@ import asyncio
 import itertools
 from collections import Counter
 
+from ssd.channel_setup import accept_channel, confirm_channel
 from ssd.errors import FrameError, LinkError, OverloadedError
 from ssd.ports import Clock
 from ssd.rpc.link import (
@@ -103,8 +104,10 @@ class LinkServer:
         if (stuck := self._stuck()) is not None:
             raise stuck
         check_hello(hello, self._setup)
-        link = TargetLink(next(self._numbers), hello, call, self._setup)
-        call.send(welcome(hello, self._setup))
+        answer = welcome(hello, self._setup)
+        call.send(answer)
+        channel = await accept_channel(call, hello, answer, self._setup.model.engine.device)
+        link = TargetLink(next(self._numbers), hello, call, self._setup, channel)
         link.start(lambda commits: self._put(link, Commits(link, commits, self._clock.now())))
         self._links[link.number] = link
         self._inbox.put(LinkUp(link))
@@ -113,13 +116,14 @@ class LinkServer:
         _log.info("link", target=link.name, state="active", epoch=link.epoch)
         error: LinkError | None = LinkError("the connection to the target is lost")
         try:
+            confirm_channel(call, answer, channel)
             error = await first_result(
                 link.ended, self._receive(link, call), self._send_heartbeats(call)
             )
         finally:
             del self._links[link.number]
             self._inbox.put(LinkLost(link))
-            link.close()
+            await link.close()
             reason = str(error or "closed by the target")
             _log.info("link", target=link.name, state="ended", reason=reason)
         if error is not None:
@@ -176,6 +180,7 @@ class LinkServer:
             link.refuse(opening.session, RefusalReason.LENGTH)
         elif not self._inbox.put(Opening(link, opening, self._clock.now())):
             link.refuse(opening.session, RefusalReason.MAX_SESSIONS)
+        link.note_opening(opening.session)
 
     def _put(self, link: TargetLink, event: Event) -> None:
         if not self._inbox.put(event):

@@ -2,19 +2,22 @@
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable, Collection
 
+from ssd.channel_setup import COLLECTIVE, LinkChannel
 from ssd.errors import FrameError, LinkError
-from ssd.rpc.link import LinkFrames, LinkServerCall, as_link_error
+from ssd.rpc.link import LinkServerCall, as_link_error
 from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
 from ssd.telemetry import BAD_FRAMES_TOTAL, STALE_FRAMES_TOTAL, get_logger
 from ssd.threads import post
-from ssd.transport.channels import CHANNELS
-from ssd.transport.frame import Frame, FrameKind, FrameLimits
+from ssd.transport.frame import Frame, FrameKind
 from ssd.types import Branch, Commit, Draining, Hello, LinkSettings, RefusalReason, SessionRefused
 from ssd_draft.setup import DraftSetup
 
 _log = get_logger(__name__)
+MAX_EARLY = 64
+"""Maximum number of frames that wait for the opening of a session, which was sent before them."""
 
 
 class TargetLink:
@@ -23,7 +26,14 @@ class TargetLink:
     ``ended`` holds the reason of the end; None if the target closed the link.
     """
 
-    def __init__(self, number: int, hello: Hello, call: LinkServerCall, setup: DraftSetup) -> None:
+    def __init__(
+        self,
+        number: int,
+        hello: Hello,
+        call: LinkServerCall,
+        setup: DraftSetup,
+        channel: LinkChannel,
+    ) -> None:
         self.number = number
         self.epoch = hello.epoch
         self.name = hello.peer.pod or f"link {number}"
@@ -32,7 +42,13 @@ class TargetLink:
         self._vocab_size = setup.vocab_size
         self._lookahead = setup.settings.lookahead
         self._max_sessions = setup.settings.max_sessions
-        self._channel = CHANNELS[hello.channel](LinkFrames(call), frame_limits(setup))
+        self._channel = channel.channel
+        self._is_ordered = channel.name != COLLECTIVE
+        """Whether frames arrive in order with control messages."""
+        self._newest_session = 0
+        """Number of the newest session that the target has opened."""
+        self._early: deque[list[Commit]] = deque()
+        """Commits that overtook the opening of one of their sessions, and those after them."""
         self._loop = asyncio.get_running_loop()
         self._frame_numbers = itertools.count(1)
         self._newest_frame = 0
@@ -40,10 +56,8 @@ class TargetLink:
 
     def start(self, on_commits: Callable[[list[Commit]], None]) -> None:
         """Deliver valid commits on the loop's thread."""
-        self._channel.start(
-            lambda frame: self._on_frame(frame, on_commits),
-            lambda error: self.end(as_link_error(error)),
-        )
+        self._on_commits = on_commits
+        self._channel.start(self._on_frame, lambda error: self.end(as_link_error(error)))
 
     def push(self, tables: Collection[OutcomeTable]) -> None:
         """Send the columns that tables have in one frame."""
@@ -78,11 +92,18 @@ class TargetLink:
         except LinkError as error:
             self.end(error)
 
-    def close(self) -> None:
-        """Close the channel; idempotent."""
-        self._channel.close()
+    def note_opening(self, session: int) -> None:
+        """Deliver the commits that have waited for the opening of a session. Loop's thread."""
+        self._newest_session = session
+        while self._early and not self._is_early(self._early[0]):
+            self._on_commits(self._early.popleft())
 
-    def _on_frame(self, frame: Frame, on_commits: Callable[[list[Commit]], None]) -> None:
+    async def close(self) -> None:
+        """Close the channel and wait until it holds nothing more; idempotent."""
+        self._channel.close()
+        await self._channel.wait_closed()
+
+    def _on_frame(self, frame: Frame) -> None:
         if self.ended.done():
             return
         if frame.epoch != self.epoch or frame.sequence_number <= self._newest_frame:
@@ -96,7 +117,17 @@ class TargetLink:
             _log.warning("bad_frame", target=self.name, reason=str(error))
             self.end(error)
             return
-        on_commits(commits)
+        if not self._early and not self._is_early(commits):
+            self._on_commits(commits)
+        elif len(self._early) < MAX_EARLY:
+            self._early.append(commits)
+        else:
+            self.end(FrameError(f"{MAX_EARLY} frames have commits of sessions that are not open"))
+
+    def _is_early(self, commits: Collection[Commit]) -> bool:
+        """Whether commits have overtaken the opening of their session on another connection."""
+        newest = max((commit.session for commit in commits), default=0)
+        return not self._is_ordered and newest > self._newest_session
 
     def _commits_of(self, frame: Frame) -> list[Commit]:
         """Return the commits of a frame.
@@ -115,15 +146,6 @@ class TargetLink:
         for commit in commits:
             check_commit(commit, self._vocab_size)
         return commits
-
-
-def frame_limits(setup: DraftSetup) -> FrameLimits:
-    """Return the largest frame of a link: one table of each session."""
-    settings = setup.settings
-    return FrameLimits(
-        max_rows=settings.max_sessions * (settings.branches + 1),
-        max_width=row_width(settings.lookahead),
-    )
 
 
 def check_commit(commit: Commit, vocab_size: int) -> None:

@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import asdict, replace
 
+from ssd.channel_setup import GRPC
+from ssd.errors import SettingsError
 from ssd.life_cycle import LifeCycle
 from ssd.local_model import LocalModel
 from ssd.ports import Clock
@@ -18,11 +20,13 @@ from ssd.rpc.pool_codec import PoolStatus
 from ssd.step_thread import StepThread, Watchdog
 from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, get_logger
 from ssd.text.chat_template import load_template
+from ssd.transport.communicator import available_backends
 from ssd.types import WIRE_VERSION, Hello, LinkSettings, Peer
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.round_log import RoundLog
 from ssd_target.drafts.dialer import LinkDialer
+from ssd_target.drafts.handshake import LinkTerms
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.status import pool_status
 from ssd_target.models import TargetModels
@@ -73,7 +77,10 @@ class Target:
             settings.drafts,
             hello(settings, model, me),
             LinkSettings(fan_out_policy=settings.fan_out, fan_out=settings.fan_out_split),
-            max_round_trip_seconds=settings.max_round_trip_us / 1e6,
+            terms=LinkTerms(
+                device=model.engine.device,
+                max_round_trip_seconds=settings.max_round_trip_us / 1e6,
+            ),
         )
         self._handler = RequestHandler(
             settings, model.tokenizer, load_template(model.folder), self._inbox, clock
@@ -192,10 +199,25 @@ def hello(settings: TargetSettings, model: LocalModel, me: Peer) -> Hello:
         tokenizer_fingerprint=model.tokenizer.fingerprint,
         lookahead=settings.lookahead,
         branches=settings.branches,
-        channel="grpc",
+        channel=GRPC,
         epoch=0,
         peer=me,
+        backends=offered_backends(settings.channel, model.engine.device),
     )
+
+
+def offered_backends(channel: str, device: str) -> tuple[str, ...]:
+    """Return the backends of a target's collective channel, none if it uses gRPC.
+
+    Raises:
+        SettingsError: this process has no backend.
+    """
+    if channel == GRPC:
+        return ()
+    found = available_backends(device)
+    if not found:
+        raise SettingsError("channel collective needs torch with gloo or NCCL; use grpc")
+    return found
 
 
 def server_limits(settings: TargetSettings, model: LocalModel) -> ServerLimits:

@@ -5,12 +5,14 @@ A control message out of bounds is a ``FrameError``. A Hello or Welcome out of b
 """
 
 import math
+from typing import Any, Literal
 
 from ssd.errors import FrameError, HandshakeError
 from ssd.rpc.bounds import LARGEST_ID, MAX_TEMPERATURE
 from ssd.rpc.fields import shared_fields
 from ssd.types import (
     WIRE_VERSION,
+    ChannelState,
     CloseSession,
     DraftMessage,
     Draining,
@@ -19,6 +21,7 @@ from ssd.types import (
     LinkSettings,
     OpenSession,
     Peer,
+    Rendezvous,
     SessionRefused,
     TargetMessage,
     Welcome,
@@ -29,6 +32,8 @@ MAX_LOOKAHEAD = 16
 MAX_BRANCHES = 128
 MAX_WORD_CHARACTERS = 256
 """Maximum length of a name, a reason or a fingerprint."""
+MAX_BACKENDS = 8
+MAX_RENDEZVOUS_BYTES = 64 * 1024
 
 _Request = speculation_pb2.SpeculateRequest
 _Response = speculation_pb2.SpeculateResponse
@@ -40,8 +45,8 @@ def speculate_request(message: TargetMessage | bytes) -> speculation_pb2.Specula
     match message:
         case bytes():
             return _Request(frame=message)
-        case Heartbeat(nonce, echo):
-            return _Request(heartbeat=speculation_pb2.Heartbeat(nonce=nonce, echo=echo))
+        case Heartbeat() | Rendezvous() | ChannelState():
+            return _Request(**_common_field(message))
         case OpenSession():
             fields = shared_fields(message, OpenSession)
             return _Request(open_session=speculation_pb2.OpenSession(**fields))
@@ -74,8 +79,8 @@ def target_message(
     match message.WhichOneof("message"):
         case "frame":
             return message.frame
-        case "heartbeat":
-            return Heartbeat(message.heartbeat.nonce, message.heartbeat.echo)
+        case "heartbeat" | "rendezvous" | "channel_state" as kind:
+            return _common_message(kind, message)
         case "open_session":
             return _opening(message.open_session, max_tokens)
         case "close_session":
@@ -92,8 +97,8 @@ def speculate_response(message: DraftMessage | bytes) -> speculation_pb2.Specula
     match message:
         case bytes():
             return _Response(frame=message)
-        case Heartbeat(nonce, echo):
-            return _Response(heartbeat=speculation_pb2.Heartbeat(nonce=nonce, echo=echo))
+        case Heartbeat() | Rendezvous() | ChannelState():
+            return _Response(**_common_field(message))
         case Draining():
             return _Response(draining=speculation_pb2.Draining())
         case SessionRefused(session, reason):
@@ -116,8 +121,8 @@ def draft_message(message: speculation_pb2.SpeculateResponse) -> DraftMessage | 
     match message.WhichOneof("message"):
         case "frame":
             return message.frame
-        case "heartbeat":
-            return Heartbeat(message.heartbeat.nonce, message.heartbeat.echo)
+        case "heartbeat" | "rendezvous" | "channel_state" as kind:
+            return _common_message(kind, message)
         case "draining":
             return Draining()
         case "session_refused":
@@ -149,7 +154,13 @@ def _hello(message: speculation_pb2.Hello) -> Hello:
         tokenizer_fingerprint=message.tokenizer_fingerprint,
         channel=message.channel,
     )
-    return Hello(peer=_peer(message.peer), **shared_fields(message, Hello, "peer"))
+    num_backends = len(message.backends)
+    if num_backends > MAX_BACKENDS:
+        raise HandshakeError("backends", f"has {num_backends} entries, at most {MAX_BACKENDS}")
+    for backend in message.backends:
+        _check_words(backend=backend)
+    fields = shared_fields(message, Hello, "peer", "backends")
+    return Hello(peer=_peer(message.peer), backends=tuple(message.backends), **fields)
 
 
 def _welcome(message: speculation_pb2.Welcome) -> Welcome:
@@ -157,7 +168,46 @@ def _welcome(message: speculation_pb2.Welcome) -> Welcome:
     _check_handshake("max_sessions", message.max_sessions, 0, LARGEST_ID)
     _check_handshake("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
     _check_handshake("branches", message.branches, 1, MAX_BRANCHES)
+    _check_words(backend=message.backend, backend_refusal=message.backend_refusal)
     return Welcome(peer=_peer(message.peer), **shared_fields(message, Welcome, "peer"))
+
+
+def _common_field(message: Heartbeat | Rendezvous | ChannelState) -> dict[str, Any]:
+    """Return the field of a message that both ends send."""
+    match message:
+        case Heartbeat(nonce, echo):
+            return {"heartbeat": speculation_pb2.Heartbeat(nonce=nonce, echo=echo)}
+        case Rendezvous(key, value):
+            return {"rendezvous": speculation_pb2.Rendezvous(key=key, value=value)}
+        case ChannelState(error):
+            state = speculation_pb2.ChannelState(error=error[:MAX_WORD_CHARACTERS])
+            return {"channel_state": state}
+
+
+def _common_message(
+    kind: Literal["heartbeat", "rendezvous", "channel_state"],
+    message: speculation_pb2.SpeculateRequest | speculation_pb2.SpeculateResponse,
+) -> Heartbeat | Rendezvous | ChannelState:
+    """Convert a message that both ends send."""
+    match kind:
+        case "heartbeat":
+            return Heartbeat(message.heartbeat.nonce, message.heartbeat.echo)
+        case "rendezvous":
+            return _rendezvous(message.rendezvous)
+        case "channel_state":
+            _check_words(error=message.channel_state.error)
+            return ChannelState(message.channel_state.error)
+
+
+def _rendezvous(message: speculation_pb2.Rendezvous) -> Rendezvous:
+    _check_words(key=message.key)
+    num_bytes = len(message.value)
+    if not message.key or num_bytes > MAX_RENDEZVOUS_BYTES:
+        raise FrameError(
+            f"the rendezvous entry {message.key!r} has {num_bytes} bytes, allowed are a key and "
+            f"{MAX_RENDEZVOUS_BYTES} bytes"
+        )
+    return Rendezvous(message.key, message.value)
 
 
 def _opening(message: speculation_pb2.OpenSession, max_tokens: int) -> OpenSession:

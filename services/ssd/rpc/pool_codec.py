@@ -28,6 +28,12 @@ class LinkStatus:
     """Transport of the channel, for example ``tcp``; empty before the handshake."""
     draft_weights: str = ""
     """Fingerprint of the draft's weights; empty before the handshake."""
+    channel_reason: str = ""
+    """Why the channel is ``grpc`` although the target is set to ``collective``; else empty."""
+    channel_round_trip_seconds: float = 0.0
+    """Of 4 KiB over a collective channel, when the link came up."""
+    channel_bytes_per_second: float = 0.0
+    """Bandwidth of a collective channel, when the link came up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,7 @@ class TensorChannel(Protocol):
 
     @property
     def transport(self) -> str:
-        """How the bytes are transported: ``tcp``, ``rdma``, ``nvlink``.
+        """How the bytes are transported: ``tcp``, or the path that NCCL reports.
 
         A channel with several possible transports returns the one that it uses.
         """
@@ -111,6 +111,10 @@ class TensorChannel(Protocol):
 
     def close(self) -> None:
         """Close the channel at both ends. Idempotent; does not call ``on_lost`` at this end."""
+        ...
+
+    async def wait_closed(self) -> None:
+        """Wait until everything that the channel held is released. After ``close`` or a loss."""
         ...
 
 

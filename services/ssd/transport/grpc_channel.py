@@ -47,6 +47,9 @@ class GrpcChannel:
         self._on_lost = None
         self._stream.close()
 
+    async def wait_closed(self) -> None:
+        """See ``TensorChannel``. The link holds everything."""
+
     def _receive(self, payload: bytes) -> None:
         on_frame = self._on_frame
         if on_frame is None:

@@ -85,6 +85,9 @@ class InProcessChannel:
         if self._peer is not None:
             self._peer.lose(LinkError(f"{self._name} closed the channel"))
 
+    async def wait_closed(self) -> None:
+        """See ``TensorChannel``. It holds nothing."""
+
     def script(self, *faults: Fault) -> None:
         """Set the faults of the next frames from this end, one for each frame."""
         self._faults.extend(faults)

@@ -26,7 +26,7 @@ LINK_STATE_LOST: LinkState
 LINK_STATE_REFUSED: LinkState
 
 class LinkStatus(_message.Message):
-    __slots__ = ("address", "state", "epoch", "sessions", "sustainable_sessions", "hits", "misses", "late", "round_trip_seconds", "channel", "reason", "draft_pod", "draft_node", "transport", "draft_weights")
+    __slots__ = ("address", "state", "epoch", "sessions", "sustainable_sessions", "hits", "misses", "late", "round_trip_seconds", "channel", "reason", "draft_pod", "draft_node", "transport", "draft_weights", "channel_reason", "channel_round_trip_seconds", "channel_bytes_per_second")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,9 @@ class LinkStatus(_message.Message):
     DRAFT_NODE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     DRAFT_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_REASON_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_ROUND_TRIP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     address: str
     state: LinkState
     epoch: int
@@ -57,7 +60,10 @@ class LinkStatus(_message.Message):
     draft_node: str
     transport: str
     draft_weights: str
-    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., epoch: _Optional[int] = ..., sessions: _Optional[int] = ..., sustainable_sessions: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., channel: _Optional[str] = ..., reason: _Optional[str] = ..., draft_pod: _Optional[str] = ..., draft_node: _Optional[str] = ..., transport: _Optional[str] = ..., draft_weights: _Optional[str] = ...) -> None: ...
+    channel_reason: str
+    channel_round_trip_seconds: float
+    channel_bytes_per_second: float
+    def __init__(self, address: _Optional[str] = ..., state: _Optional[_Union[LinkState, str]] = ..., epoch: _Optional[int] = ..., sessions: _Optional[int] = ..., sustainable_sessions: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., round_trip_seconds: _Optional[float] = ..., channel: _Optional[str] = ..., reason: _Optional[str] = ..., draft_pod: _Optional[str] = ..., draft_node: _Optional[str] = ..., transport: _Optional[str] = ..., draft_weights: _Optional[str] = ..., channel_reason: _Optional[str] = ..., channel_round_trip_seconds: _Optional[float] = ..., channel_bytes_per_second: _Optional[float] = ...) -> None: ...
 
 class GetPoolStatusRequest(_message.Message):
     __slots__ = ()

@@ -20,7 +20,7 @@ from ssd.telemetry import LINK_REFUSALS_TOTAL, LINK_RTT_SECONDS, get_logger
 from ssd.types import Hello, LinkSettings
 from ssd_target.drafts.addresses import DraftAddresses, Resolver, resolve
 from ssd_target.drafts.connection import Connection
-from ssd_target.drafts.handshake import shake_hands
+from ssd_target.drafts.handshake import LinkTerms, shake_hands
 from ssd_target.drafts.link import LinkState
 from ssd_target.drafts.link_quality import TOO_SLOW, LinkTooSlowError
 from ssd_target.drafts.pool import DraftPool
@@ -34,6 +34,7 @@ REFUSED_REDIAL_SECONDS = 10.0
 FIRST_REMEASURE_SECONDS = 1.0
 """Short, because the measurement may have coincided with other work."""
 MAX_REMEASURE_SECONDS = 60.0
+_NO_TERMS = LinkTerms()
 
 
 class LinkDialer:
@@ -50,8 +51,7 @@ class LinkDialer:
         hello: Hello,
         settings: LinkSettings,
         resolver: Resolver = resolve,
-        *,
-        max_round_trip_seconds: float = 0.0,
+        terms: LinkTerms = _NO_TERMS,
     ) -> None:
         self._pool = pool
         self._addresses = DraftAddresses(addresses, resolver)
@@ -59,7 +59,7 @@ class LinkDialer:
         """The addresses to dial."""
         self._hello = hello
         self._settings = settings
-        self._max_round_trip_seconds = max_round_trip_seconds
+        self._terms = terms
         self._epochs = itertools.count(1)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._reports = LinkReports()
@@ -144,13 +144,15 @@ class LinkDialer:
 
     async def _serve(self, address: str, call: LinkCall) -> LinkError:
         hello = replace(self._hello, epoch=next(self._epochs))
-        link = await shake_hands(address, call, hello, self._max_round_trip_seconds)
-        call.send(self._settings)
-        self._calls.add(call)
+        link = await shake_hands(address, call, hello, self._terms)
         try:
+            call.send(self._settings)
+            self._calls.add(call)
             return await Connection(link, call, self._pool, self._reports).serve()
         finally:
             self._calls.discard(call)
+            # Released before the draft is dialled again, with another epoch.
+            await link.end()
 
     def _report_end(self, address: str, error: LinkError) -> None:
         match error:

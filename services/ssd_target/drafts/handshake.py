@@ -1,12 +1,11 @@
-"""The handshake of a link: Hello, Welcome, and the measurement of the round trip."""
+"""The handshake of a link: Hello, Welcome, its channel, and the measured round trip."""
 
 import asyncio
+from dataclasses import dataclass
 
+from ssd.channel_setup import LinkChannel, offer_channel
 from ssd.errors import HandshakeError, LinkError
-from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall, LinkFrames
-from ssd.speculation.table import row_width
-from ssd.transport.channels import CHANNELS
-from ssd.transport.frame import FrameLimits
+from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall
 from ssd.types import Hello, Welcome
 from ssd_target.drafts.link import DraftLink
 from ssd_target.drafts.link_quality import LinkQuality, check_round_trip, measure
@@ -15,8 +14,21 @@ MAX_SESSIONS = 256
 """Maximum of a draft's ``max_sessions``. It bounds the frames that this target accepts."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkTerms:
+    """What all links of a target have in common."""
+
+    device: str = "cpu"
+    """Device of the target."""
+    max_round_trip_seconds: float = 0.0
+    """A link is measured, and refused if it is slower; 0 sets no limit."""
+
+
 async def shake_hands(
-    address: str, call: LinkCall, hello: Hello, max_round_trip_seconds: float = 0.0
+    address: str,
+    call: LinkCall,
+    hello: Hello,
+    terms: LinkTerms,
 ) -> DraftLink:
     """Return the link to which target and draft agree.
 
@@ -24,7 +36,7 @@ async def shake_hands(
         address: of the draft.
         call: to the draft.
         hello: the first message.
-        max_round_trip_seconds: the link is measured, and refused if it is slower; 0 sets no limit.
+        terms: of this target.
 
     Raises:
         HandshakeError: the draft does not fit this target, or this target does not fit the draft.
@@ -34,12 +46,17 @@ async def shake_hands(
     call.send(hello)
     welcome = await _receive_welcome(call)
     check_welcome(hello, welcome)
-    channel = CHANNELS[hello.channel](LinkFrames(call), frame_limits(welcome))
-    if max_round_trip_seconds:
-        seconds = await measure(call, asyncio.get_running_loop().time)
-        quality = LinkQuality(transport=channel.transport, round_trip_seconds=seconds)
-        check_round_trip(quality, welcome.peer, max_round_trip_seconds)
-    return DraftLink(address, welcome, channel, call.send)
+    found = await offer_channel(call, hello, welcome, terms.device, address)
+    link = DraftLink(address, welcome, found, call.send)
+    try:
+        if terms.max_round_trip_seconds:
+            seconds = await _round_trip(call, found)
+            quality = LinkQuality(transport=link.transport, round_trip_seconds=seconds)
+            check_round_trip(quality, welcome.peer, terms.max_round_trip_seconds)
+    except BaseException:
+        await link.end()
+        raise
+    return link
 
 
 def check_welcome(hello: Hello, welcome: Welcome) -> None:
@@ -59,12 +76,11 @@ def check_welcome(hello: Hello, welcome: Welcome) -> None:
             raise HandshakeError(name, f"this target has {mine}, the draft answered {theirs}")
 
 
-def frame_limits(welcome: Welcome) -> FrameLimits:
-    """Return the limits of a frame with the tables of all sessions."""
-    return FrameLimits(
-        max_rows=max(1, welcome.max_sessions) * (welcome.branches + 1),
-        max_width=row_width(welcome.lookahead),
-    )
+async def _round_trip(call: LinkCall, found: LinkChannel) -> float:
+    """Return the seconds of a round trip over the channel; see ``measure``."""
+    if found.quality is not None:
+        return found.quality.round_trip_seconds
+    return await measure(call, asyncio.get_running_loop().time)
 
 
 async def _receive_welcome(call: LinkCall) -> Welcome:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
+from ssd.channel_setup import LinkChannel
 from ssd.errors import FrameError, LinkError
 from ssd.speculation.table import OutcomeTable, pack_commits
 from ssd.telemetry import COMMIT_TO_TABLE_SECONDS, STALE_FRAMES_TOTAL
-from ssd.transport.frame import Frame, FrameKind, TensorChannel
+from ssd.transport.frame import Frame, FrameKind
 from ssd.types import (
     CloseSession,
     Commit,
@@ -137,7 +138,7 @@ class DraftLink:
         self,
         name: str,
         welcome: Welcome,
-        channel: TensorChannel,
+        channel: LinkChannel,
         send_control: Callable[[TargetMessage], None],
     ) -> None:
         self.name = name
@@ -164,7 +165,7 @@ class DraftLink:
         """Time from which sessions of other links may move to this one, likewise."""
         self.is_draining = False
         self.lost_because: str | None = None
-        self._channel = channel
+        self.channel = channel
         self._send_control = send_control
         self._session_numbers = itertools.count(1)
         self._frame_numbers = itertools.count(1)
@@ -177,16 +178,21 @@ class DraftLink:
         self, on_frame: Callable[[Frame], None], on_lost: Callable[[Exception], None]
     ) -> None:
         """Receive the frames of the draft from now on; see ``TensorChannel``."""
-        self._channel.start(on_frame, on_lost)
+        self.channel.channel.start(on_frame, on_lost)
 
     def close(self) -> None:
         """Close the channel; idempotent."""
-        self._channel.close()
+        self.channel.channel.close()
+
+    async def end(self) -> None:
+        """Close the channel and wait until it holds nothing more."""
+        self.close()
+        await self.channel.channel.wait_closed()
 
     @property
     def transport(self) -> str:
         """How its bytes travel."""
-        return self._channel.transport
+        return self.channel.channel.transport
 
     def state(self, now: float) -> LinkState:
         """Return the state of the link."""
@@ -284,4 +290,4 @@ class DraftLink:
         """
         rows_RW = pack_commits(commits, lookahead)
         number = next(self._frame_numbers)
-        self._channel.send(Frame(FrameKind.COMMITS, self.epoch, number, rows_RW))
+        self.channel.channel.send(Frame(FrameKind.COMMITS, self.epoch, number, rows_RW))

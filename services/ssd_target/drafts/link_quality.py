@@ -26,7 +26,7 @@ class LinkQuality:
     """The measurement of a link."""
 
     transport: str
-    """``tcp``: how the bytes of the channel travel."""
+    """How the bytes of the channel travel, for example ``tcp``."""
     round_trip_seconds: float
 
 

@@ -45,6 +45,7 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
     if link is None:
         return _without_link(report)
     state = link.state(now)
+    quality = link.channel.quality
     return LinkStatus(
         address=report.address,
         state=state,
@@ -60,6 +61,10 @@ def link_status(report: LinkReport, now: float, verify_seconds: float) -> LinkSt
         reason=link.lost_because or _REASONS.get(state, report.reason),
         draft_pod=link.peer.pod,
         draft_node=link.peer.node,
+        channel=link.channel.name,
+        channel_reason=link.channel.reason,
+        channel_round_trip_seconds=quality.round_trip_seconds if quality else 0.0,
+        channel_bytes_per_second=quality.bytes_per_second if quality else 0.0,
         transport=link.transport,
         draft_weights=link.peer.weights_fingerprint,
     )

@@ -5,10 +5,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from ssd.channel_setup import COLLECTIVE, LinkChannel
 from ssd.engine.config import EngineConfig
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.local_model import LocalModel
@@ -23,6 +25,7 @@ from ssd.testing.clock import FakeClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.transport.frame import Frame, FrameKind
 from ssd.transport.grpc_channel import GrpcChannel
+from ssd.transport.inprocess import pair
 from ssd.types import (
     WIRE_VERSION,
     CloseSession,
@@ -45,7 +48,7 @@ from ssd_draft.link_server import UNREAD_SECONDS, LinkServer, max_message_bytes,
 from ssd_draft.servicer import SpeculationServicer
 from ssd_draft.settings import DraftSettings
 from ssd_draft.setup import DraftSetup
-from ssd_draft.target_link import TargetLink
+from ssd_draft.target_link import MAX_EARLY, TargetLink
 
 
 def make_setup(max_len: int = 20) -> DraftSetup:
@@ -196,7 +199,9 @@ class ClosedCall:
 
 def test_messages_of_the_step_thread_after_the_loop_has_closed_are_dropped() -> None:
     async def make() -> TargetLink:
-        return TargetLink(1, HELLO, ClosedCall(), make_setup())  # type: ignore[arg-type]
+        call: Any = ClosedCall()
+        channel = LinkChannel(GrpcChannel(LinkFrames(call)))
+        return TargetLink(1, HELLO, call, make_setup(), channel)
 
     loop = asyncio.new_event_loop()
     link = loop.run_until_complete(make())
@@ -280,6 +285,32 @@ async def test_a_frame_with_more_commits_than_sessions_ends_its_link(server: Ser
         GrpcChannel(LinkFrames(call)).send(Frame(FrameKind.COMMITS, HELLO.epoch, 1, rows_RW))
         with pytest.raises(FrameError, match="5 commits, this draft has at most 4 sessions"):
             await receive_all(call)
+
+
+async def test_commits_that_overtake_the_opening_of_their_session_wait_for_it() -> None:
+    """On a collective channel, frames and control messages use different connections."""
+    near, far = pair()
+    setup = make_setup()
+    channel = LinkChannel(far, COLLECTIVE)
+    link = TargetLink(1, HELLO, cast(Any, ClosedCall()), setup, channel)
+    received: list[int] = []
+    link.start(lambda commits: received.extend(each.session for each in commits))
+
+    def send(number: int, *sessions: int) -> None:
+        commits = [Commit(each, 5, Outcome(0, 1), Explicit()) for each in sessions]
+        rows_RW = pack_commits(commits, setup.settings.lookahead)
+        near.send(Frame(FrameKind.COMMITS, HELLO.epoch, number, rows_RW))
+
+    link.note_opening(1)
+    send(1, 1)
+    send(2, 1, 2)
+    send(3, 1)
+    assert received == [1]
+    link.note_opening(2)
+    assert received == [1, 1, 2, 1]
+    for number in range(MAX_EARLY + 1):
+        send(4 + number, 3)
+    assert isinstance(link.ended.result(), FrameError)
 
 
 async def test_openings_beyond_the_inbox_are_refused_and_other_links_are_served(

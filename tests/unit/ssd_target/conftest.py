@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 import torch
 
+from ssd.channel_setup import LinkChannel
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
@@ -228,7 +229,7 @@ class Bench:
         welcome = Welcome(
             epoch=epoch, max_sessions=max_sessions, lookahead=LOOKAHEAD, branches=BRANCHES
         )
-        link = DraftLink(name, welcome, mine, draft.receive)
+        link = DraftLink(name, welcome, LinkChannel(mine), draft.receive)
         mine.start(
             lambda frame: self._receive(link, frame),
             lambda error: self.pool.detach(link, str(error)),

@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ssd.channel_setup import LinkChannel
 from ssd.engine.batch import BranchBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
@@ -100,7 +101,7 @@ class DraftEnd:
             )
         )
         welcome = Welcome(epoch=1, max_sessions=SLOTS, lookahead=LOOKAHEAD, branches=BRANCHES)
-        self.link = DraftLink("draft", welcome, mine, self.receive)
+        self.link = DraftLink("draft", welcome, LinkChannel(mine), self.receive)
         mine.start(
             lambda frame: bench.pool.receive(self.link, frame),
             lambda error: bench.pool.detach(self.link, str(error)),

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from ssd.rpc.link_codec import (
 )
 from ssd.types import (
     WIRE_VERSION,
+    ChannelState,
     CloseSession,
     DraftMessage,
     Draining,
@@ -19,6 +21,7 @@ from ssd.types import (
     LinkSettings,
     OpenSession,
     Peer,
+    Rendezvous,
     SessionRefused,
     TargetMessage,
     Welcome,
@@ -35,6 +38,7 @@ HELLO = Hello(
     channel="grpc",
     epoch=3,
     peer=Peer(pod="p", node="n", cell="c"),
+    backends=("nccl", "gloo"),
 )
 WELCOME = Welcome(
     epoch=3,
@@ -43,6 +47,8 @@ WELCOME = Welcome(
     branches=24,
     peer=Peer(pod="d", weights_fingerprint="sha256:d"),
     max_len=4096,
+    backend="gloo",
+    backend_refusal="none",
 )
 OPENING = OpenSession(
     session=1, token_ids=(5, 6), seed=2**64 - 1, choice=2, temperature=0.5, max_len=64
@@ -58,6 +64,8 @@ OPENING = OpenSession(
         LinkSettings(fan_out_policy="explicit", fan_out=(4, 3, 2)),
         Heartbeat(),
         Heartbeat(nonce=2**64 - 1),
+        Rendezvous("0/1", b"\x00\xff"),
+        ChannelState("gloo does not connect"),
         b"\x00\xff",
     ],
     ids=lambda each: type(each).__name__,
@@ -75,6 +83,8 @@ def test_target_messages_are_unchanged_after_encoding_and_decoding(message: Targ
         Draining(),
         Heartbeat(),
         Heartbeat(echo=7),
+        Rendezvous("0/1", b""),
+        ChannelState(),
         b"",
     ],
     ids=lambda each: type(each).__name__,
@@ -123,6 +133,37 @@ def test_a_welcome_out_of_bounds_is_refused_with_its_field(field: str, value: in
     with pytest.raises(HandshakeError) as caught:
         draft_message(message)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "rendezvous",
+    [
+        pb2.Rendezvous(key="", value=b"x"),
+        pb2.Rendezvous(key="k" * 257),
+        pb2.Rendezvous(key="k", value=b"x" * (64 * 1024 + 1)),
+    ],
+    ids=["no key", "long key", "long value"],
+)
+def test_a_rendezvous_entry_out_of_bounds_is_rejected(rendezvous: pb2.Rendezvous) -> None:
+    with pytest.raises(FrameError):
+        target_message(pb2.SpeculateRequest(rendezvous=rendezvous))
+    with pytest.raises(FrameError):
+        draft_message(pb2.SpeculateResponse(rendezvous=rendezvous))
+
+
+def test_a_long_error_of_a_channel_is_sent_up_to_its_bound() -> None:
+    wire = speculate_request(ChannelState("x" * 1000)).SerializeToString()
+    received = target_message(pb2.SpeculateRequest.FromString(wire))
+    assert received == ChannelState("x" * 256)
+    state = pb2.ChannelState(error="x" * 257)
+    with pytest.raises(FrameError):
+        target_message(pb2.SpeculateRequest(channel_state=state))
+
+
+def test_a_hello_with_too_many_backends_is_refused_with_its_field() -> None:
+    message = speculate_request(replace(HELLO, backends=("gloo",) * 9))
+    with pytest.raises(HandshakeError, match="backends: has 9 entries, at most 8"):
+        target_message(message)
 
 
 def opening(**changes: object) -> pb2.SpeculateRequest:

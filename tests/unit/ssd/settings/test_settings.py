@@ -1,5 +1,6 @@
 import contextlib
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 import ssd
 from ssd.errors import SettingsError
-from ssd.settings import Loaded, field_help, find_text, load, to_json
+from ssd.settings import Loaded, field_help, find_text, load, nccl_log, to_json
 from ssd_draft.settings import DraftSettings
 from ssd_target.settings import TargetSettings
 
@@ -228,6 +229,16 @@ def test_version_is_that_of_the_product(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         load_some("--version")
     assert capsys.readouterr().out == f"ssd {ssd.__version__}\n"
+
+
+def test_the_log_of_nccl_is_known_if_the_environment_asks_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NCCL_DEBUG_FILE", "/tmp/nccl.%p")
+    monkeypatch.delenv("NCCL_DEBUG", raising=False)
+    assert nccl_log() is None
+    monkeypatch.setenv("NCCL_DEBUG", "info")
+    assert nccl_log() == Path(f"/tmp/nccl.{os.getpid()}")
 
 
 def test_a_class_without_source_has_no_help() -> None:

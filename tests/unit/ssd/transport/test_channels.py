@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.ssd.transport.gloo_pair import joined
 
 from ssd.errors import FrameError, LinkError
 from ssd.rpc.client import DraftClient
@@ -16,7 +17,9 @@ from ssd.rpc.link import LinkFrames, LinkServerCall
 from ssd.rpc.server import RpcServer
 from ssd.testing.stream import memory_streams
 from ssd.transport.channels import CHANNELS
-from ssd.transport.frame import Frame, FrameKind, FrameLimits, TensorChannel, encode
+from ssd.transport.collective_channel import CollectiveChannel
+from ssd.transport.communicator import Transfer
+from ssd.transport.frame import WORD_BYTES, Frame, FrameKind, FrameLimits, TensorChannel, encode
 from ssd.transport.grpc_channel import GrpcChannel
 from ssd.transport.inprocess import pair
 from ssd.v1 import speculation_pb2_grpc
@@ -120,7 +123,34 @@ async def grpc_ends() -> AsyncIterator[Ends]:
         await server.stop(0)
 
 
-ENDS = {"inprocess": inprocess_ends, "memory": memory_ends, "grpc": grpc_ends}
+@contextlib.asynccontextmanager
+async def collective_ends() -> AsyncIterator[Ends]:
+    async with joined() as (near, far):
+        left, right = (CollectiveChannel(each, LIMITS, LIMITS) for each in (near, far))
+        left.open()
+        right.open()
+
+        sending: list[Transfer] = []
+
+        def inject(payload: bytes) -> None:
+            slot = near.slot(len(payload) // WORD_BYTES + 1)
+            slot.tensor.fill_(0)
+            slot.words.view(np.uint8)[: len(payload)] = np.frombuffer(payload, np.uint8)
+            sending.append(near.send(slot, len(slot.words)))
+
+        yield Ends(left, right, inject, near.abort)
+        left.close()
+        right.close()
+        await left.wait_closed()
+        await right.wait_closed()
+
+
+ENDS = {
+    "inprocess": inprocess_ends,
+    "memory": memory_ends,
+    "grpc": grpc_ends,
+    "collective": collective_ends,
+}
 
 
 @pytest.fixture(params=ENDS)

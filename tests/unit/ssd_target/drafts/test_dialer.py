@@ -23,6 +23,7 @@ from ssd.types import WIRE_VERSION, Heartbeat, Hello, LinkSettings, Welcome
 from ssd.v1 import speculation_pb2_grpc
 from ssd_target.drafts import addresses, connection, dialer, handshake
 from ssd_target.drafts.dialer import LinkDialer, redial_pause
+from ssd_target.drafts.handshake import LinkTerms
 from ssd_target.drafts.link import DraftLink, LinkState
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.reports import LinkReport
@@ -260,7 +261,9 @@ async def test_a_link_that_is_too_slow_is_reported_with_its_numbers_and_measured
     async with echo_draft() as (_, port):
         pool = WatchedPool()
         address = f"127.0.0.1:{port}"
-        drafts = LinkDialer(pool, (address,), HELLO, LinkSettings(), max_round_trip_seconds=0.002)
+        drafts = LinkDialer(
+            pool, (address,), HELLO, LinkSettings(), terms=LinkTerms(max_round_trip_seconds=0.002)
+        )
         async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
             reports = refusals(drafts)
             for micros in (500_000, 250_000):

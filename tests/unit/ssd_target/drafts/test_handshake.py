@@ -1,13 +1,12 @@
-"""What a Welcome must contain, and the frames that follow from it."""
+"""What a Welcome must contain."""
 
 from dataclasses import replace
 
 import pytest
 
 from ssd.errors import HandshakeError
-from ssd.speculation.table import row_width
 from ssd.types import WIRE_VERSION, Hello, Welcome
-from ssd_target.drafts.handshake import MAX_SESSIONS, check_welcome, frame_limits
+from ssd_target.drafts.handshake import MAX_SESSIONS, check_welcome
 
 HELLO = Hello(
     wire_version=WIRE_VERSION,
@@ -40,9 +39,3 @@ def test_a_draft_with_too_many_sessions_is_rejected_with_the_field(
     )
     with pytest.raises(HandshakeError, match="max_sessions"):
         check_welcome(HELLO, welcome)
-
-
-def test_a_frame_is_limited_to_the_tables_of_all_sessions() -> None:
-    welcome = Welcome(epoch=1, max_sessions=3, lookahead=2, branches=4)
-    limits = frame_limits(welcome)
-    assert (limits.max_rows, limits.max_width) == (3 * (4 + 1), row_width(2))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ssd.channel_setup import LinkChannel
 from ssd.speculation.table import OutcomeTable
 from ssd.testing.sink import ListSink
 from ssd.transport.inprocess import pair
@@ -36,7 +37,7 @@ TABLE = OutcomeTable(
 
 def answer(table: OutcomeTable | None) -> Answer:
     welcome = Welcome(epoch=1, max_sessions=1, lookahead=LOOKAHEAD, branches=2)
-    link = DraftLink("draft", welcome, pair()[0], lambda _message: None)
+    link = DraftLink("draft", welcome, LinkChannel(pair()[0]), lambda _message: None)
     return SessionRegistry().add(link, 1, 2, 0.0, 9), table
 
 

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssd.channel_setup import LinkChannel
 from ssd.transport.inprocess import pair
 from ssd.types import Welcome
 from ssd_target.drafts.link import DraftLink
@@ -12,7 +13,7 @@ from ssd_target.drafts.table_deadline import opening_seconds
 
 def link(name: str = "draft") -> DraftLink:
     welcome = Welcome(epoch=1, max_sessions=8, lookahead=3, branches=2)
-    return DraftLink(name, welcome, pair()[0], lambda _message: None)
+    return DraftLink(name, welcome, LinkChannel(pair()[0]), lambda _message: None)
 
 
 STEPS = st.lists(

@@ -4,6 +4,7 @@ from typing import cast
 
 import pytest
 
+from ssd.channel_setup import LinkChannel
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.speculation.controller import Reason, Report
 from ssd.telemetry import SystemClock
@@ -22,7 +23,7 @@ from ssd_target.settings import TargetSettings
 def link(max_sessions: int = 4, name: str = "10.0.0.1:1") -> DraftLink:
     peer = Peer(pod="demo-draft-0-x", node="n1", cell="0", weights_fingerprint="sha256:d")
     welcome = Welcome(epoch=3, max_sessions=max_sessions, lookahead=3, branches=4, peer=peer)
-    return DraftLink(name, welcome, pair()[0], lambda _message: None)
+    return DraftLink(name, welcome, LinkChannel(pair()[0]), lambda _message: None)
 
 
 def pool() -> DraftPool:

@@ -1,0 +1,347 @@
+"""The tensor channel of a new link: which one target and draft use, and how they set it up.
+
+The target names the backends of its collective channel in ``Hello``, the draft chooses one in
+``Welcome``. Both then connect on a thread of their own, while ``Rendezvous`` messages pass between
+them on the stream of the link, and measure the connection. If one of them fails or is late, the
+link uses gRPC. The draft decides: it sends its ``ChannelState`` last, when it can receive frames.
+"""
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from urllib.parse import unquote
+
+from ssd.errors import HandshakeError, LinkError
+from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall, LinkFrames, LinkServerCall
+from ssd.speculation.table import row_width
+from ssd.telemetry import get_logger
+from ssd.threads import in_daemon_thread
+from ssd.transport.collective_channel import CollectiveChannel
+from ssd.transport.communicator import (
+    DRAFT_RANK,
+    SETUP_SECONDS,
+    TARGET_RANK,
+    Communicator,
+    Place,
+    available_backends,
+    backend,
+)
+from ssd.transport.frame import FrameLimits, TensorChannel
+from ssd.transport.grpc_channel import GrpcChannel
+from ssd.transport.probe import ChannelQuality, probe
+from ssd.transport.rendezvous import LinkStore
+from ssd.types import ChannelState, Hello, Rendezvous, Welcome
+
+_log = get_logger(__name__)
+GRPC, COLLECTIVE = "grpc", "collective"
+_MAPPED = "::ffff:"
+"""Prefix of an IPv4 address of a socket of both families."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChannel:
+    """The tensor channel of a link."""
+
+    channel: TensorChannel
+    name: str = GRPC
+    """``grpc`` or ``collective``."""
+    reason: str = ""
+    """Why it is gRPC although the target asked for a collective channel."""
+    quality: ChannelQuality | None = None
+    """The measurement of a collective channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkShape:
+    """What fixes the largest frames of a link."""
+
+    max_sessions: int
+    branches: int
+    lookahead: int
+
+    @property
+    def commits(self) -> FrameLimits:
+        """The largest frame of a target: one commit of each session."""
+        return FrameLimits(max_rows=max(1, self.max_sessions), max_width=row_width(self.lookahead))
+
+    @property
+    def tables(self) -> FrameLimits:
+        """The largest frame of a draft: one table of each session."""
+        return FrameLimits(
+            max_rows=max(1, self.max_sessions) * (self.branches + 1),
+            max_width=row_width(self.lookahead),
+        )
+
+
+def choose_backend(wanted: tuple[str, ...], device: str) -> tuple[str, str]:
+    """Return the draft's choice of the target's backends, and why it has none of them."""
+    if not wanted:
+        return "", ""
+    available = available_backends(device)
+    if found := next((each for each in wanted if each in available), ""):
+        return found, ""
+    mine = ", ".join(available) or "no collective channel"
+    return "", f"the draft on {device} has {mine}, the target has {', '.join(wanted)}"
+
+
+async def offer_channel(
+    call: LinkCall, hello: Hello, welcome: Welcome, device: str, address: str
+) -> LinkChannel:
+    """Return the target's end of the channel, after a Welcome.
+
+    Args:
+        call: the link.
+        hello: with the backends of the target.
+        welcome: with the draft's choice.
+        device: of the target.
+        address: of the draft, ``host:port``.
+
+    Raises:
+        HandshakeError: the draft chose a backend that the target does not have.
+        LinkError: the link is lost.
+    """
+    shape = LinkShape(welcome.max_sessions, welcome.branches, welcome.lookahead)
+    frames = GrpcChannel(LinkFrames(call), shape.tables)
+    if not welcome.backend:
+        refusal = welcome.backend_refusal or "the draft does not have this channel"
+        return _logged(LinkChannel(frames, reason=refusal if hello.backends else ""), address)
+    if welcome.backend not in hello.backends:
+        raise HandshakeError(
+            "backend", f"the draft chose {welcome.backend}, this target has {hello.backends}"
+        )
+    place = Place(TARGET_RANK, device, host_of(address), SETUP_SECONDS[welcome.backend])
+    async with _Setup(call, welcome.backend, place, hello.epoch, shape) as setup:
+        error = await setup.outcome(needs_theirs=False)
+        call.send(ChannelState(error))
+        theirs = await setup.their_error()
+        error = error or theirs
+        found = LinkChannel(frames, reason=error) if error else setup.take()
+    return _logged(found, address)
+
+
+async def accept_channel(
+    call: LinkServerCall, hello: Hello, welcome: Welcome, device: str
+) -> LinkChannel:
+    """Return the draft's end of the channel, after its Welcome; ``confirm_channel`` follows.
+
+    Raises:
+        LinkError: the link is lost.
+    """
+    shape = LinkShape(welcome.max_sessions, welcome.branches, welcome.lookahead)
+    frames = GrpcChannel(LinkFrames(call), shape.tables)
+    if not welcome.backend:
+        return LinkChannel(frames, reason=welcome.backend_refusal)
+    place = Place(DRAFT_RANK, device, host_of(call.name), SETUP_SECONDS[welcome.backend])
+    async with _Setup(call, welcome.backend, place, hello.epoch, shape) as setup:
+        error = await setup.outcome(needs_theirs=True)
+        found = LinkChannel(frames, reason=error) if error else setup.take()
+    return _logged(found, call.name)
+
+
+def confirm_channel(call: LinkServerCall, welcome: Welcome, found: LinkChannel) -> None:
+    """Send the target which channel the draft uses, once the draft can receive frames.
+
+    Raises:
+        LinkError: the link is lost.
+    """
+    if welcome.backend:
+        call.send(ChannelState(found.reason))
+
+
+class _Connected(NamedTuple):
+    communicator: Communicator
+    quality: ChannelQuality
+
+
+class _Setup:
+    """One attempt to connect the two ends of a collective channel.
+
+    Asyncio loop, except ``_connect``. Leaving the context releases what was not taken.
+    """
+
+    def __init__(
+        self,
+        call: LinkCall | LinkServerCall,
+        name: str,
+        place: Place,
+        epoch: int,
+        shape: LinkShape,
+    ) -> None:
+        self._call = call
+        self._name = name
+        self._place = place
+        self._epoch = epoch
+        is_target = place.rank == TARGET_RANK
+        self._peer = "the draft" if is_target else "the target"
+        self._outgoing, self._incoming = (
+            (shape.commits, shape.tables) if is_target else (shape.tables, shape.commits)
+        )
+        self._store = LinkStore(lambda key, value: call.send(Rendezvous(key, value)), place.seconds)
+        self._lock = threading.Lock()
+        self._communicator: Communicator | None = None
+        self._is_aborted = False
+        self._is_taken = False
+
+    async def __aenter__(self) -> Self:
+        self._mine = asyncio.ensure_future(in_daemon_thread(self._connect))
+        self._theirs = asyncio.ensure_future(self._read_state())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._is_taken:
+            self._abort()
+            self._mine.add_done_callback(_release)
+        if not self._theirs.done():
+            self._theirs.cancel()
+            await asyncio.gather(self._theirs, return_exceptions=True)
+
+    async def outcome(self, *, needs_theirs: bool) -> str:
+        """Wait until both ends are connected, or one has failed; return why, empty if connected.
+
+        Args:
+            needs_theirs: wait for the peer's state too.
+
+        Raises:
+            LinkError: the link is lost.
+        """
+        loop = asyncio.get_running_loop()
+        seconds = self._place.seconds + (HANDSHAKE_SECONDS if needs_theirs else 0.0)
+        deadline = loop.time() + seconds
+        pending: set[asyncio.Future[Any]] = {self._mine, self._theirs}
+        while not (self._mine.done() and (self._theirs.done() or not needs_theirs)):
+            done, pending = await asyncio.wait(
+                pending, timeout=deadline - loop.time(), return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                return f"{self._name}: not connected within {seconds:g} s"
+            if error := self._error():
+                return error
+        return self._error()
+
+    async def their_error(self) -> str:
+        """Wait for the peer's state; return why it is not connected.
+
+        Raises:
+            LinkError: the link is lost, or the peer sends no state.
+        """
+        try:
+            async with asyncio.timeout(self._place.seconds):
+                error = await asyncio.shield(self._theirs)
+        except TimeoutError as late:
+            raise LinkError(f"no ChannelState within {self._place.seconds:g} s") from late
+        return f"{self._peer}: {error}" if error else ""
+
+    def take(self) -> LinkChannel:
+        """Return the channel; this end is connected."""
+        self._is_taken = True
+        communicator, quality = self._mine.result()
+        channel = CollectiveChannel(communicator, self._outgoing, self._incoming)
+        channel.open()
+        return LinkChannel(channel, COLLECTIVE, quality=quality)
+
+    def _error(self) -> str:
+        if self._mine.done() and (failure := self._mine.exception()) is not None:
+            if not isinstance(failure, LinkError):
+                raise failure
+            return str(failure)
+        if self._theirs.done() and (error := self._theirs.result()):
+            return f"{self._peer}: {error}"
+        return ""
+
+    async def _read_state(self) -> str:
+        """Pass rendezvous entries to the store until the peer sends its state."""
+        while True:
+            message = await self._call.receive()
+            match message:
+                case None:
+                    raise LinkError(f"{self._peer} closed the link while its channel was set up")
+                case Rendezvous(key, value):
+                    self._store.put(key, value)
+                case ChannelState(error):
+                    return error
+                case _:
+                    pass
+
+    def _abort(self) -> None:
+        """End the attempt; its thread ends soon and releases what it has."""
+        self._store.close("the set-up of the channel was aborted")
+        with self._lock:
+            self._is_aborted = True
+            if self._communicator is not None:
+                self._communicator.abort()
+
+    def _connect(self) -> _Connected:
+        """Connect and measure. A thread of its own."""
+        self._compare()
+        communicator = backend(self._name).connect(self._store, self._place)
+        with self._lock:
+            self._communicator = communicator
+            if self._is_aborted:
+                communicator.abort()
+        quality = None
+        try:
+            quality = probe(communicator, self._place.rank, time.perf_counter)
+        finally:
+            if quality is None:
+                communicator.abort()
+                communicator.close()
+        return _Connected(communicator, quality)
+
+    def _compare(self) -> None:
+        """Compare what both ends must share.
+
+        Raises:
+            LinkError: epoch or sizes of frames differ.
+        """
+        sizes = [f"{each.max_rows}x{each.max_width}" for each in (self._outgoing, self._incoming)]
+        rank = self._place.rank
+        mine = f"epoch {self._epoch}, commits {sizes[rank]}, tables {sizes[1 - rank]}"
+        self._store.set(f"link/{rank}", mine)
+        theirs = self._store.get(f"link/{1 - rank}").decode(errors="replace")
+        if mine != theirs:
+            raise LinkError(f"this end has {mine}; {self._peer} has {theirs}")
+
+
+def _release(connecting: "asyncio.Future[_Connected]") -> None:
+    """Close a communicator that nobody took."""
+    if connecting.cancelled() or connecting.exception() is not None:
+        return
+    communicator = connecting.result().communicator
+
+    def close() -> None:
+        communicator.abort()
+        communicator.close()
+
+    threading.Thread(target=close, daemon=True).start()
+
+
+def _logged(found: LinkChannel, peer: str) -> LinkChannel:
+    quality = found.quality
+    if found.reason:
+        _log.warning("channel", peer=peer, channel=found.name, reason=found.reason)
+    elif quality is not None:
+        _log.info(
+            "channel",
+            peer=peer,
+            channel=found.name,
+            transport=found.channel.transport,
+            round_trip_us=round(quality.round_trip_seconds * 1e6),
+            megabytes_per_second=round(quality.bytes_per_second / 1e6),
+        )
+    return found
+
+
+def host_of(peer: str) -> str:
+    """Return the host of gRPC's ``host:port``, ``ipv4:host:port`` or ``ipv6:[host]:port``."""
+    host = unquote(peer).rpartition(":")[0]
+    for scheme in ("ipv4:", "ipv6:", "dns:///"):
+        host = host.removeprefix(scheme)
+    return host.strip("[]").removeprefix(_MAPPED)

@@ -1,0 +1,127 @@
+"""Two ranks that exchange messages of fixed sizes, and the backends that implement them.
+
+Rank 0 is the target, rank 1 the draft. A communicator belongs to one link and one epoch. It is not
+part of torch's default group: a target has many drafts, which come and go.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ssd.transport.rendezvous import LinkStore
+
+TARGET_RANK = 0
+DRAFT_RANK = 1
+BACKENDS = {"nccl": "ssd.transport.nccl", "gloo": "ssd.transport.gloo"}
+"""Name to module, best first. Each module has ``is_available`` and ``connect``."""
+SETUP_SECONDS = {"nccl": 30.0, "gloo": 5.0}
+"""Maximum duration of the set-up, in seconds. NCCL loads its kernels first."""
+
+
+class Slot(Protocol):
+    """The buffer of one message. ``words`` is its memory on the host."""
+
+    @property
+    def words(self) -> npt.NDArray[np.int32]:
+        """int32, as many as were asked for."""
+        ...
+
+
+class Transfer(Protocol):
+    """A message that is being sent or received. Without a reference to it, it may be dropped."""
+
+    def wait(self) -> None:
+        """Wait until the slot may be read or written again. Called once, from one thread.
+
+        Raises:
+            LinkError: the connection is lost, or the communicator was aborted.
+        """
+        ...
+
+
+class Communicator(Protocol):
+    """One end of a connection between two ranks. Messages of one direction arrive in order.
+
+    ``send`` and ``receive`` never block. A slot belongs to its transfer until that has been waited
+    for. Both ends use slots of the same size for a message, and the message states its own length.
+    """
+
+    @property
+    def transport(self) -> str:
+        """How the bytes travel; see ``TensorChannel``."""
+        ...
+
+    @property
+    def num_probe_bytes(self) -> int:
+        """Size of the message that measures the bandwidth."""
+        ...
+
+    def slot(self, num_words: int) -> Slot:
+        """Return a new slot. Any thread."""
+        ...
+
+    def send(self, slot: Slot, num_words: int) -> Transfer:
+        """Start to send the first words of a slot, or all of it. One thread at a time.
+
+        Raises:
+            LinkError: the connection is lost, or the communicator was aborted.
+        """
+        ...
+
+    def receive(self, slot: Slot) -> Transfer:
+        """Post a slot for the next message. One thread at a time.
+
+        Raises:
+            LinkError: the connection is lost, or the communicator was aborted.
+        """
+        ...
+
+    def abort(self) -> None:
+        """End all transfers with a ``LinkError``, and refuse others. Any thread; idempotent."""
+        ...
+
+    def close(self) -> None:
+        """Release connections, threads and buffers. Called once, after all waits have ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one end of a communicator is."""
+
+    rank: int
+    device: str
+    """Device of the process's model: ``cpu``, ``cuda:0``."""
+    peer_host: str
+    """Name or address of the peer; the connection uses the network interface that leads there."""
+    seconds: float
+    """Maximum duration of each step of the set-up."""
+
+
+class Backend(Protocol):
+    """A module of ``BACKENDS``."""
+
+    def is_available(self, device: str) -> bool:
+        """Whether processes with this device can use the backend."""
+        ...
+
+    def connect(self, store: LinkStore, place: Place) -> Communicator:
+        """Connect to the peer, which does the same. Blocks; not on the asyncio loop.
+
+        Raises:
+            LinkError: no connection within the time, or ``store`` was closed.
+        """
+        ...
+
+
+def backend(name: str) -> Backend:
+    """Return the backend of a name of ``BACKENDS``."""
+    return cast(Backend, importlib.import_module(BACKENDS[name]))
+
+
+def available_backends(device: str) -> tuple[str, ...]:
+    """Return the names of the backends that a process with this device has, best first."""
+    return tuple(name for name in BACKENDS if backend(name).is_available(device))

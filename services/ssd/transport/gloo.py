@@ -1,0 +1,169 @@
+"""Communicators between CPUs: gloo over TCP.
+
+A ``ProcessGroupGloo`` is constructed directly, with its own store and its own network device. Its
+messages need no call on a thread of Python while they travel. Its sockets and threads end with the
+last reference to its objects. So no exception that leaves this module has one in its traceback.
+"""
+
+import contextlib
+import socket
+import threading
+from datetime import timedelta
+from typing import Literal, Protocol, cast
+
+import torch
+from torch import distributed
+
+from ssd.errors import LinkError
+from ssd.transport.communicator import Place, Slot, Transfer
+from ssd.transport.rendezvous import LinkStore
+
+_FOREVER = timedelta(days=3650)
+"""A posted receive waits as long as the link is idle; by default, gloo would end it."""
+_TAG, _UNUSED_TAG = 0, 1
+_AT_ONCE = timedelta(milliseconds=1)
+
+
+class Group(Protocol):
+    """The methods of ``ProcessGroupGloo`` that torch's type stubs do not have."""
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> distributed.Work:
+        """Start to send."""
+        ...
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> distributed.Work:
+        """Post a receive."""
+        ...
+
+
+class GlooSlot:
+    """Memory of one message on the host."""
+
+    def __init__(self, num_words: int) -> None:
+        self.tensor = torch.empty(num_words, dtype=torch.int32)
+        self.words = self.tensor.numpy()
+
+
+class GlooTransfer:
+    """A message that gloo sends or receives."""
+
+    def __init__(self, work: distributed.Work) -> None:
+        self._work: distributed.Work | None = work
+
+    def wait(self) -> None:
+        """See ``Transfer``."""
+        if problem := self._end():
+            raise LinkError(f"the gloo connection is lost: {problem}")
+
+    def _end(self) -> str:
+        """Wait and drop gloo's object; return what failed."""
+        assert self._work is not None
+        try:
+            self._work.wait(_FOREVER)
+        except RuntimeError as error:
+            return first_line(error)
+        finally:
+            self._work = None
+        return ""
+
+
+class GlooCommunicator:
+    """A ``Communicator`` over TCP. Closing it closes its sockets and ends gloo's threads."""
+
+    transport = "tcp"
+    num_probe_bytes = 1 << 20
+
+    def __init__(self, group: Group, peer_rank: int) -> None:
+        self._group: Group | None = group
+        self._peer_rank = peer_rank
+        self._lock = threading.Lock()
+        self._is_aborted = False
+
+    def slot(self, num_words: int) -> GlooSlot:
+        """See ``Communicator``."""
+        return GlooSlot(num_words)
+
+    def send(self, slot: Slot, num_words: int) -> Transfer:
+        """See ``Communicator``. Sends no more words than needed."""
+        assert isinstance(slot, GlooSlot)
+        return self._start("send", slot.tensor[:num_words])
+
+    def receive(self, slot: Slot) -> Transfer:
+        """See ``Communicator``."""
+        assert isinstance(slot, GlooSlot)
+        return self._start("recv", slot.tensor)
+
+    def abort(self) -> None:
+        """See ``Communicator``."""
+        with self._lock:
+            was_aborted, self._is_aborted = self._is_aborted, True
+            if was_aborted or self._group is None:
+                return
+            # gloo has no abort, but one time-out closes the connections of a group and ends all of
+            # its transfers at both ends.
+            with contextlib.suppress(RuntimeError):
+                unused = self._group.recv([torch.empty(1)], self._peer_rank, _UNUSED_TAG)
+                unused.wait(_AT_ONCE)
+
+    def close(self) -> None:
+        """See ``Communicator``."""
+        self.abort()
+        # Sockets and threads end with the last reference to the group and its transfers.
+        self._group = None
+
+    def _start(self, method: Literal["send", "recv"], tensor: torch.Tensor) -> GlooTransfer:
+        with self._lock:
+            if self._is_aborted or self._group is None:
+                raise LinkError("the gloo connection was aborted")
+            try:
+                return GlooTransfer(getattr(self._group, method)([tensor], self._peer_rank, _TAG))
+            except RuntimeError as error:
+                problem = first_line(error)
+        raise LinkError(f"the gloo connection is lost: {problem}")
+
+
+def is_available(device: str) -> bool:
+    """Whether this build of torch has gloo; frames are on the host with every device."""
+    del device
+    return distributed.is_available() and distributed.is_gloo_available()
+
+
+def connect(store: LinkStore, place: Place) -> GlooCommunicator:
+    """See ``Backend``."""
+    found = _group(store, place)
+    if isinstance(found, str):
+        raise LinkError(f"gloo does not connect: {found}")
+    return GlooCommunicator(found, 1 - place.rank)
+
+
+def _group(store: LinkStore, place: Place) -> Group | str:
+    """Return a group of two ranks, or why there is none."""
+    try:
+        device = distributed.ProcessGroupGloo.create_device(hostname=local_address(place.peer_host))
+        options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # noqa: SLF001
+        options._devices = [device]  # noqa: SLF001 - its only name
+        options._threads = 1  # noqa: SLF001 - sends and receives run on the device's thread
+        options._timeout = timedelta(seconds=place.seconds)  # noqa: SLF001
+        return cast(Group, distributed.ProcessGroupGloo(store, place.rank, 2, options))
+    except (RuntimeError, OSError, LinkError) as error:
+        return first_line(error)
+
+
+def local_address(peer_host: str) -> str:
+    """Return the address of this process on the network interface that leads to a peer.
+
+    Raises:
+        OSError: the host is unknown, or no route leads to it.
+    """
+    found = socket.getaddrinfo(peer_host, None, type=socket.SOCK_DGRAM)
+    # Both ends must choose the same family: ``localhost`` has both.
+    family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+    with socket.socket(family, kind, protocol) as probe:
+        # No packet is sent: the system only selects the route.
+        probe.connect((address[0], 9, *address[2:]))
+        return str(probe.getsockname()[0])
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of a message of torch, which can have a stack trace."""
+    return str(error).partition("\n")[0]

@@ -1,0 +1,326 @@
+"""Communicators between GPUs: NCCL, called directly.
+
+Each direction has a communicator and a stream of its own. Messages are copied from pinned memory to
+the device, sent, received and copied back. A posted receive is a kernel that waits on one of the
+device's multiprocessors: ``torch.cuda.synchronize``, ``cudaFree`` and ``empty_cache`` would wait
+for the peer. Synchronise streams and events instead. If the peer dies, the link's gRPC stream ends,
+and ``abort`` ends the kernels; errors of the network are polled. ``connect`` cannot be interrupted
+while NCCL initialises: if the peer dies in that moment, its thread and sockets stay until the
+process ends.
+
+*Decision*: NCCL's own functions, from the library that torch loads. *Because*: the watchdog of
+c10d's ``ProcessGroupNCCL`` ends the process when a peer dies, and the variable that prevents it is
+that of the whole process, tensor-parallel group included. Its messages of both directions share one
+stream, where a posted receive delays every send. *Not chosen*: one communicator for both
+directions; NCCL runs its operations in order. *Revisit when* torch offers both.
+"""
+
+import ctypes
+import functools
+import re
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from ssd.errors import LinkError
+from ssd.settings import nccl_log
+from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Place, Slot, Transfer
+from ssd.transport.rendezvous import LinkStore
+
+_LIBRARY = "libnccl.so.2"
+_INT32 = 2
+"""``ncclInt32``."""
+_UNSET = -(2**31)
+"""``NCCL_CONFIG_UNDEF_INT``."""
+WATCH_SECONDS = 0.25
+"""Pause between two checks for errors of the network."""
+_PATH = re.compile(r" -> .* via (\S+)")
+"""How a channel of NCCL sends, in its log: ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``."""
+
+
+class UniqueId(ctypes.Structure):
+    """``ncclUniqueId``."""
+
+    _fields_ = [("internal", ctypes.c_ubyte * 128)]
+
+
+class Config(ctypes.Structure):
+    """``ncclConfig_t`` of NCCL 2.17. Later versions have defaults for the fields after it."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+        ("cga_cluster_size", ctypes.c_int),
+        ("min_ctas", ctypes.c_int),
+        ("max_ctas", ctypes.c_int),
+        ("net_name", ctypes.c_char_p),
+    ]
+
+
+def one_block_config() -> Config:
+    """Return a configuration whose kernels take one multiprocessor."""
+    return Config(
+        size=ctypes.sizeof(Config),
+        magic=0xCAFEBEEF,
+        version=21700,
+        blocking=1,
+        cga_cluster_size=_UNSET,
+        min_ctas=1,
+        max_ctas=1,
+        net_name=None,
+    )
+
+
+class Nccl:
+    """NCCL's functions; each raises a ``LinkError`` with NCCL's message."""
+
+    def __init__(self) -> None:
+        """Load the library.
+
+        Raises:
+            OSError: there is none.
+        """
+        self._library = ctypes.CDLL(_LIBRARY)
+        self._library.ncclGetErrorString.restype = ctypes.c_char_p
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        message = [pointer, size, number, number, pointer, pointer]
+        for name, types in {
+            "ncclGetUniqueId": [pointer],
+            "ncclCommInitRankConfig": [pointer, number, UniqueId, number, pointer],
+            "ncclCommGetAsyncError": [pointer, pointer],
+            "ncclCommAbort": [pointer],
+            "ncclSend": message,
+            "ncclRecv": message,
+        }.items():
+            getattr(self._library, name).argtypes = types
+
+    def call(self, name: str, *args: object) -> None:
+        """Call a function.
+
+        Raises:
+            LinkError: it failed.
+        """
+        self.check(getattr(self._library, name)(*args))
+
+    def check(self, result: int) -> None:
+        """Raise for a result that is not success.
+
+        Raises:
+            LinkError: with NCCL's message.
+        """
+        if result:
+            raise LinkError(f"NCCL: {self._library.ncclGetErrorString(result).decode()}")
+
+    def unique_id(self) -> UniqueId:
+        """Return a new id of a communicator."""
+        found = UniqueId()
+        self.call("ncclGetUniqueId", ctypes.byref(found))
+        return found
+
+    def communicator(self, unique_id: UniqueId, rank: int) -> ctypes.c_void_p:
+        """Return a communicator of two ranks. Blocks until the peer does the same."""
+        found, config = ctypes.c_void_p(), one_block_config()
+        self.call(
+            "ncclCommInitRankConfig", ctypes.byref(found), 2, unique_id, rank, ctypes.byref(config)
+        )
+        return found
+
+    def check_network(self, communicator: ctypes.c_void_p) -> None:
+        """Raise for an error that happened since the last operation."""
+        result = ctypes.c_int()
+        self.call("ncclCommGetAsyncError", communicator, ctypes.byref(result))
+        self.check(result.value)
+
+
+class NcclSlot:
+    """Memory of one message on the host, pinned, and on the device."""
+
+    def __init__(self, num_words: int, device: torch.device) -> None:
+        self.host = torch.empty(num_words, dtype=torch.int32, pin_memory=True)
+        self.device = torch.empty(num_words, dtype=torch.int32, device=device)
+        self.words = self.host.numpy()
+
+
+class NcclTransfer:
+    """A message whose last operation is recorded as an event."""
+
+    def __init__(self, communicator: "NcclCommunicator", stream: torch.cuda.Stream) -> None:
+        self._communicator = communicator
+        # Blocking: a thread that waits for an idle peer must not use a CPU.
+        self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._event.record(stream)
+
+    def wait(self) -> None:
+        """See ``Transfer``."""
+        self._event.synchronize()
+        self._communicator.check()
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """What carries the messages from one rank to the other."""
+
+    handle: ctypes.c_void_p
+    stream: torch.cuda.Stream
+
+
+class NcclCommunicator:
+    """A ``Communicator`` over NCCL. A thread watches for errors of the network."""
+
+    num_probe_bytes = 64 << 20
+
+    def __init__(
+        self, nccl: Nccl, device: torch.device, rank: int, directions: list[Direction]
+    ) -> None:
+        """Take over communicators that are initialised.
+
+        Args:
+            nccl: the library.
+            device: of the messages.
+            rank: of this end.
+            directions: by the rank that sends.
+        """
+        self._nccl = nccl
+        self._device = device
+        self._peer = 1 - rank
+        self._out, self._in = directions[rank], directions[1 - rank]
+        self._lock = threading.Lock()
+        """Held in each call of NCCL: ``ncclCommAbort`` frees a communicator."""
+        self._error: LinkError | None = None
+        self._ended = threading.Event()
+
+    def watch(self) -> None:
+        """Start to watch for errors of the network. Called once."""
+        threading.Thread(target=self._watch, name="nccl-watch", daemon=True).start()
+
+    @functools.cached_property
+    def transport(self) -> str:
+        """The path in NCCL's log, if the environment asks for a log; else ``NCCL``."""
+        log = nccl_log()
+        return path_of(log.read_text(errors="replace")) if log and log.is_file() else "NCCL"
+
+    def slot(self, num_words: int) -> NcclSlot:
+        """See ``Communicator``."""
+        return NcclSlot(num_words, self._device)
+
+    def send(self, slot: Slot, num_words: int) -> Transfer:
+        """See ``Communicator``. Sends the whole slot: both ends must give NCCL the same size."""
+        del num_words
+        assert isinstance(slot, NcclSlot)
+        with self._lock, torch.cuda.device(self._device), torch.cuda.stream(self._out.stream):
+            self._raise_error()
+            slot.device.copy_(slot.host, non_blocking=True)
+            self._transfer("ncclSend", slot, self._out)
+            return NcclTransfer(self, self._out.stream)
+
+    def receive(self, slot: Slot) -> Transfer:
+        """See ``Communicator``."""
+        assert isinstance(slot, NcclSlot)
+        with self._lock, torch.cuda.device(self._device), torch.cuda.stream(self._in.stream):
+            self._raise_error()
+            self._transfer("ncclRecv", slot, self._in)
+            slot.host.copy_(slot.device, non_blocking=True)
+            return NcclTransfer(self, self._in.stream)
+
+    def check(self) -> None:
+        """Raise if the communicator was aborted.
+
+        Raises:
+            LinkError: with the cause.
+        """
+        with self._lock:
+            self._raise_error()
+
+    def abort(self) -> None:
+        """See ``Communicator``. Ends the kernels that wait on the device."""
+        self._abort(LinkError("the NCCL connection was aborted"))
+
+    def close(self) -> None:
+        """See ``Communicator``."""
+        self.abort()
+        # Kernels and copies have ended or end now; then their buffers may be freed.
+        self._out.stream.synchronize()
+        self._in.stream.synchronize()
+
+    def _transfer(self, function: str, slot: NcclSlot, way: Direction) -> None:
+        pointer, size = slot.device.data_ptr(), slot.device.numel()
+        stream = way.stream.cuda_stream
+        self._nccl.call(function, pointer, size, _INT32, self._peer, way.handle, stream)
+
+    def _abort(self, error: LinkError) -> None:
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+            self._ended.set()
+            for way in (self._out, self._in):
+                self._nccl.call("ncclCommAbort", way.handle)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise LinkError(str(self._error))
+
+    def _watch(self) -> None:
+        while not self._ended.wait(WATCH_SECONDS):
+            try:
+                with self._lock:
+                    if self._error is None:
+                        self._nccl.check_network(self._out.handle)
+                        self._nccl.check_network(self._in.handle)
+            except LinkError as error:
+                self._abort(error)
+
+
+@functools.cache
+def library() -> Nccl | None:
+    """Return NCCL, None if there is none."""
+    try:
+        return Nccl()
+    except OSError:
+        return None
+
+
+def is_available(device: str) -> bool:
+    """Whether the device is a GPU and NCCL is there."""
+    return device.startswith("cuda") and torch.cuda.is_available() and library() is not None
+
+
+def connect(store: LinkStore, place: Place) -> NcclCommunicator:
+    """See ``Backend``."""
+    nccl, device = library(), torch.device(place.device)
+    assert nccl is not None
+    directions: list[Direction] = []
+    with torch.cuda.device(device):
+        try:
+            for sender in (TARGET_RANK, DRAFT_RANK):
+                unique_id = _shared_id(nccl, store, place.rank, f"nccl/{sender}")
+                handle = nccl.communicator(unique_id, place.rank)
+                stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+                directions.append(Direction(handle, stream))
+        finally:
+            if len(directions) == 1:
+                nccl.call("ncclCommAbort", directions[0].handle)
+    communicator = NcclCommunicator(nccl, device, place.rank, directions)
+    communicator.watch()
+    return communicator
+
+
+def path_of(log: str) -> str:
+    """Return the path of the newest channel in NCCL's log, for example ``P2P/CUMEM``."""
+    found = _PATH.findall(log)
+    return found[-1] if found else "NCCL"
+
+
+def _shared_id(nccl: Nccl, store: LinkStore, rank: int, key: str) -> UniqueId:
+    """Return the id that the target creates."""
+    if rank == TARGET_RANK:
+        unique_id = nccl.unique_id()
+        store.set(key, bytes(unique_id))
+        return unique_id
+    received = store.get(key)
+    if len(received) != ctypes.sizeof(UniqueId):
+        raise LinkError(f"an id of NCCL has {len(received)} bytes, expected 128")
+    return UniqueId.from_buffer_copy(received)

@@ -1,0 +1,219 @@
+"""Frames over gloo: real processes, killed, stopped and without the channel."""
+
+import asyncio
+import random
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.integration.test_target_drafts import (
+    GAIN,
+    LONG_WAIT,
+    SHAPE,
+    draft,
+    generate,
+    generate_until_hits,
+    target,
+    until_link,
+    unused_port,
+)
+from tests.processes import ProcessUnderTest, running_code
+
+from ssd.rpc.client import DraftClient, TargetClient
+from ssd.rpc.pool_codec import LinkStatus
+from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.types import Mode
+
+FLAGS = (*LONG_WAIT, "--channel", "collective")
+MAX_SECONDS = 60.0
+LONGEST_LIFE_SECONDS = 0.5
+"""A process is killed within this time: before, during or after the set-up of its channel."""
+KILLS = [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+"""Kills of each side."""
+WITHOUT_GLOO = """
+import runpy
+from ssd.errors import LinkError
+from ssd.transport import gloo
+
+def connect(store, place):
+    raise LinkError("gloo does not connect: no such interface")
+
+gloo.connect = connect
+runpy.run_module("ssd_draft", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("pair"), seed=1, attention_gain=GAIN)
+
+
+@asynccontextmanager
+async def linked(
+    folder: Path, *flags: str
+) -> AsyncIterator[tuple[ProcessUnderTest, ProcessUnderTest, TargetClient]]:
+    """A target and its draft."""
+    async with (
+        draft(folder) as draft_process,
+        target(folder, [draft_process], *FLAGS, *flags) as (process, client),
+    ):
+        yield process, draft_process, client
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> Iterator[tuple[ProcessUnderTest, ProcessUnderTest, TargetClient]]:
+    with asyncio.Runner() as runner:
+        context = linked(folder)
+        yield runner.run(context.__aenter__())
+        runner.run(context.__aexit__(None, None, None))
+
+
+@pytest.fixture
+async def client(
+    pair: tuple[ProcessUnderTest, ProcessUnderTest, TargetClient],
+) -> AsyncIterator[TargetClient]:
+    async with TargetClient(pair[0].grpc_address) as client:
+        yield client
+
+
+async def only_link(client: TargetClient) -> LinkStatus:
+    (link,) = (await client.pool_status()).links
+    return link
+
+
+def held(process: ProcessUnderTest) -> tuple[int, int]:
+    """Return the numbers of open descriptors and of threads of a process."""
+    of_process = Path("/proc") / str(process.pid)
+    descriptors, threads = (len(list((of_process / each).iterdir())) for each in ("fd", "task"))
+    return descriptors, threads
+
+
+async def until(is_true: Callable[[], Awaitable[bool]]) -> None:
+    """Ask a process until an answer is true."""
+    async with asyncio.timeout(MAX_SECONDS):
+        while not await is_true():  # noqa: ASYNC110 - another process has no event
+            await asyncio.sleep(0.05)
+
+
+async def until_held(process: ProcessUnderTest, before: tuple[int, int]) -> None:
+    """Wait until a process has no more descriptors and threads than before."""
+
+    async def is_released() -> bool:
+        return all(now <= then for now, then in zip(held(process), before, strict=True))
+
+    await until(is_released)
+
+
+async def test_a_collective_channel_gives_the_tokens_of_plain_decoding_with_hits(
+    client: TargetClient,
+) -> None:
+    plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
+    await generate_until_hits(client, plain, more_than=20)
+    several = await asyncio.gather(*(generate(client, prompt=f"text {n}") for n in range(4)))
+    alone = [await generate(client, Mode.AUTOREGRESSIVE, f"text {n}") for n in range(4)]
+    assert [tokens for tokens, _ in several] == [tokens for tokens, _ in alone]
+
+
+async def test_the_status_names_the_channel_its_transport_and_its_measurement(
+    client: TargetClient,
+) -> None:
+    link = await only_link(client)
+    assert (link.channel, link.transport, link.channel_reason) == ("collective", "tcp", "")
+    assert 0.0 < link.channel_round_trip_seconds < 1.0
+    assert link.channel_bytes_per_second > 1e6
+
+
+async def test_a_stopped_draft_is_lost_with_its_lease_and_joins_again_in_a_new_epoch(
+    pair: tuple[ProcessUnderTest, ProcessUnderTest, TargetClient], client: TargetClient
+) -> None:
+    process, twin, _ = pair
+    plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
+    epoch, before = (await only_link(client)).epoch, held(process)
+    twin.signal(signal.SIGSTOP)
+    async with asyncio.timeout(MAX_SECONDS):
+        assert (await generate(client))[0] == plain
+    await until_link(process, "lost")
+    twin.signal(signal.SIGCONT)
+    await until_link(process, "active")
+    await generate_until_hits(client, plain)
+    link = await only_link(client)
+    assert (link.channel, link.epoch > epoch) == ("collective", True)
+    # gRPC itself keeps a connection to a process that was stopped.
+    await until_held(process, (held(process)[0], before[1]))
+
+
+async def test_a_link_uses_grpc_if_its_draft_cannot_set_up_the_channel(folder: Path) -> None:
+    shape = ("--model", str(folder), *SHAPE, "--port", "0")
+    async with running_code(WITHOUT_GLOO, *shape) as draft_process:
+        await draft_process.until("ready")
+        async with target(folder, [draft_process], *FLAGS) as (process, client):
+            link = await only_link(client)
+            assert (link.state, link.channel, link.transport) == ("active", "grpc", "tcp")
+            assert link.channel_reason == "the draft: gloo does not connect: no such interface"
+            logged = next(each for each in process.events if each.name == "channel")
+            assert logged.fields["reason"] == link.channel_reason
+            plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
+            await generate_until_hits(client, plain)
+
+
+@pytest.mark.parametrize("num_kills", KILLS)
+async def test_drafts_killed_at_any_moment_change_no_token_and_leave_nothing(
+    folder: Path, num_kills: int
+) -> None:
+    moments, port = random.Random(1), unused_port()
+    async with (
+        draft(folder, str(port)) as first,
+        target(folder, [first], *FLAGS) as (process, client),
+    ):
+        plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
+        await generate_until_hits(client, plain)
+        before = held(process)
+        first.signal(signal.SIGKILL)
+        for _ in range(num_kills):
+            async with draft(folder, str(port)) as victim, asyncio.timeout(MAX_SECONDS):
+                answer = asyncio.create_task(generate(client))
+                await asyncio.sleep(moments.uniform(0.0, LONGEST_LIFE_SECONDS))
+                victim.signal(signal.SIGKILL)
+                assert (await answer)[0] == plain
+        async with draft(folder, str(port)):
+
+            async def is_active() -> bool:
+                return (await only_link(client)).state == "active"
+
+            await until(is_active)
+            assert (await only_link(client)).channel == "collective"
+            await generate_until_hits(client, plain)
+            await until_held(process, before)
+
+
+@pytest.mark.parametrize("num_kills", KILLS)
+async def test_targets_killed_at_any_moment_leave_nothing_on_their_draft(
+    folder: Path, num_kills: int
+) -> None:
+    moments = random.Random(2)
+    async with draft(folder) as draft_process:
+        async with target(folder, [draft_process], *FLAGS) as (_, client):
+            plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
+            await generate_until_hits(client, plain)
+            before = held(draft_process)
+        for _ in range(num_kills):
+            async with target(folder, [], *FLAGS, "--drafts", draft_process.grpc_address) as (
+                victim,
+                client,
+            ):
+                answer = asyncio.create_task(generate(client))
+                await asyncio.sleep(moments.uniform(0.0, LONGEST_LIFE_SECONDS))
+                victim.signal(signal.SIGKILL)
+                await asyncio.gather(answer, return_exceptions=True)
+        async with DraftClient(draft_process.grpc_address) as admin:
+
+            async def has_no_link() -> bool:
+                return (await admin.get_status()).links == 0
+
+            await until(has_no_link)
+        async with target(folder, [draft_process], *FLAGS) as (_, client):
+            assert (await only_link(client)).channel == "collective"
+            await generate_until_hits(client, plain)
+            await until_held(draft_process, before)
