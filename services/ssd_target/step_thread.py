@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from ssd.engine.config import STATIC
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
@@ -12,8 +13,8 @@ from ssd.speculation.controller import Controller
 from ssd.telemetry import progress_log
 from ssd_target.decoding.calibration import calibrate
 from ssd_target.decoding.decode_loop import DecodeLoop
-from ssd_target.decoding.ports import LoopContext
-from ssd_target.decoding.sampler import Sampler
+from ssd_target.decoding.ports import LoopContext, Sampler
+from ssd_target.decoding.sampler import KeyedSampler, RingSampler
 from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
 from ssd_target.decoding.speculation_control import SpeculationControl
@@ -47,7 +48,11 @@ class ModelLoader:
 
     def _loop(self, runner: TargetRunner, draft_runner: TargetRunner | None) -> DecodeLoop:
         engine = runner.engine
-        sampler = Sampler(engine, runner.model.vocab_size)
+        sampler: Sampler = (
+            RingSampler(engine, runner.model.vocab_size)
+            if engine.engine != STATIC
+            else KeyedSampler(engine)
+        )
         drafter = None
         if draft_runner is not None:
             draft_blocks = BlockPool(draft_runner.num_blocks)

@@ -2,7 +2,7 @@
 
 The target is a table: the probability of each next token after each last token, with a vocabulary
 of four. So the joint distribution of three tokens is known exactly: 4^3 = 64 cells. Thousands of
-sequences, each with its own seed, are decoded with the target's own parts (``Sampler``,
+sequences, each with its own seed, are decoded with the target's own parts (``RingSampler``,
 ``verify_coupled``, ``Sequence.append``). The tests cover each kind of proposal of a round:
 
 - hit: the draft's tokens, of which the target accepts a part;
@@ -36,7 +36,7 @@ from ssd.speculation.verification import verify_coupled
 from ssd.testing.sink import ListSink
 from ssd.types import Request, SamplingParams
 from ssd_target.decoding.batch_builder import Proposals
-from ssd_target.decoding.sampler import Sampler
+from ssd_target.decoding.sampler import RingSampler
 from ssd_target.decoding.sequence import Arrival, Sequence
 
 NUM_TOKENS = 4
@@ -160,10 +160,10 @@ def decode(propose: Proposer) -> Int64s:
 
 
 @cache
-def sampler_of_all() -> Sampler:
+def sampler_of_all() -> RingSampler:
     """Return a sampler with the noise of all sequences: a function of seeds and positions."""
     engine = EngineConfig(max_model_len=64, max_num_seqs=NUM_SEQUENCES, num_columns=LOOKAHEAD + 1)
-    sampler = Sampler(engine, NUM_TOKENS)
+    sampler = RingSampler(engine, NUM_TOKENS)
     for seed in range(NUM_SEQUENCES):
         sampler.admit(sequence_of(seed))
     return sampler

@@ -12,8 +12,11 @@ _log = get_logger(__name__)
 
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 """Bytes of a number of each data type."""
-BLOCK_SIZES = {"openvino": 32, "torch": 16}
-"""Slots of a KV block by engine; the attention of OpenVINO has no other size."""
+STATIC = "static"
+"""Name of the engine for GPUs, see ``static_execution``."""
+BLOCK_SIZES = {"openvino": 32, "torch": 16, STATIC: 16}
+"""Slots of a KV block by engine; the attention of OpenVINO has no other size, and on a GPU the
+attention backend chooses."""
 MAX_DEFAULT_LEN = 4096
 """Largest length of a sequence if the settings do not contain one."""
 FAMILIES = {"llama": "llama", "qwen3": "qwen3"}

@@ -20,12 +20,11 @@ from ssd.speculation.verification import verify_coupled
 from ssd.telemetry import get_logger
 from ssd.types import FinishReason, GenerationChunk, Outcome, SequenceId, TokenId, Usage
 from ssd_target.decoding.batch_builder import BatchBuilder, Proposals
-from ssd_target.decoding.ports import Drafter, LoopContext, Runner
+from ssd_target.decoding.ports import Drafter, LoopContext, Runner, Sampler
 from ssd_target.decoding.request_statistics import RequestStatistics
 from ssd_target.decoding.round_metrics import RoundMetrics
 from ssd_target.decoding.round_result import Lookup, RoundResult
 from ssd_target.decoding.round_times import RoundPart, RoundTimes
-from ssd_target.decoding.sampler import Sampler
 from ssd_target.decoding.scheduler import Plan, Scheduler
 from ssd_target.decoding.sequence import NOTHING_EMITTED, Arrival, Emission, Sequence
 from ssd_target.decoding.speculation_control import SpeculationControl

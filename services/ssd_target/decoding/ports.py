@@ -5,7 +5,9 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
@@ -14,11 +16,14 @@ from ssd.speculation.controller import Choice, Report
 from ssd.speculation.round_samples import RoundSample
 from ssd.step_thread import Watchdog
 from ssd.types import SequenceId, TokenId
+from ssd_target.decoding.batch_builder import Proposals
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.round_result import Lookup, RoundResult
 from ssd_target.decoding.scheduler import Prefill
 from ssd_target.decoding.sequence import Sequence
+
+Ints = NDArray[np.int64]
 
 
 class Runner(Protocol):
@@ -44,6 +49,32 @@ class Runner(Protocol):
 
     def prefill(self, batch: PagedBatch) -> int | None:
         """Store a chunk of one prompt; returns the first column that is not finite, or None."""
+        ...
+
+
+class Sampler(Protocol):
+    """Selects the target's tokens; see ``sampler``. Called from the step thread."""
+
+    def admit(self, sequence: Sequence) -> None:
+        """Assign the noise of a sequence's seed to its slot."""
+        ...
+
+    def release(self, sequence: Sequence) -> None:
+        """Release the noise of a sequence."""
+        ...
+
+    def fill(self, sequences: Rows[Sequence], num_proposed_B: Ints) -> None:
+        """Prepare the noise of the positions that the next round selects."""
+        ...
+
+    def choose(
+        self, sequences: Rows[Sequence], proposals: Proposals, logits_BPV: torch.Tensor
+    ) -> Ints:
+        """Return the target's token at each row that verification reads, ``chosen_BP``."""
+        ...
+
+    def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:
+        """Return one token of each slot, at a position that is prepared."""
         ...
 
 

@@ -1,6 +1,11 @@
-"""The target's own choice at each row of a round."""
+"""The target's own choice at each row of a round, on the CPU or on the device of the model.
+
+On the CPU, noise costs as much as a forward pass of a small model: it is computed once for each
+position, while the drafts work. A device computes it in the registers that hold the logits.
+"""
 
 from collections.abc import Sequence as Rows
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -8,6 +13,7 @@ from numpy.typing import NDArray
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.sampling.choose import choose_rows
+from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, packed, to_device
 from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN
 from ssd_target.decoding.batch_builder import Proposals
@@ -16,7 +22,15 @@ from ssd_target.decoding.sequence import Sequence
 Ints = NDArray[np.int64]
 
 
-class Sampler:
+class Choose(Protocol):
+    """``choose_of_keys``, or the same over the parts of a vocabulary."""
+
+    def __call__(self, logits_RV: torch.Tensor, keys: NoiseKeys, *, is_warm: bool) -> torch.Tensor:
+        """Return the token of each row, int64 [R]."""
+        ...
+
+
+class RingSampler:
     """Selects the target's token at each of the P rows of a sequence. Step thread only.
 
     Noise is kept by (slot, position) and computed once: in ``fill``, while the drafts work, or in
@@ -92,6 +106,62 @@ class Sampler:
             self._ring.noise_YV,
             self._ring.locate(slots_R, positions_R),
         )
+
+
+class KeyedSampler:
+    """Selects tokens where the logits are, with one read of the result. Step thread only.
+
+    The tokens are those of ``RingSampler``: the noise has the same words, and values that agree to
+    2e-6.
+    """
+
+    def __init__(self, engine: EngineConfig, choose: Choose = choose_of_keys) -> None:
+        """Construct; ``choose`` has the arguments and the result of ``choose_of_keys``."""
+        self._device = engine.device
+        self._choose_of_keys = choose
+        self._seeds_S = np.zeros(engine.max_num_seqs, dtype=np.uint64)
+        self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
+
+    def admit(self, sequence: Sequence) -> None:
+        """Assign the noise of a sequence's seed to its slot."""
+        sampling = sequence.arrival.request.sampling
+        self._seeds_S[sequence.slot] = sampling.seed
+        self._temperature_S[sequence.slot] = sampling.temperature
+
+    def release(self, sequence: Sequence) -> None:
+        """Release the noise of a sequence."""
+        self._temperature_S[sequence.slot] = 0.0
+
+    def fill(self, sequences: Rows[Sequence], num_proposed_B: Ints) -> None:
+        """Do nothing: the noise of a choice is computed with it."""
+
+    def choose(
+        self, sequences: Rows[Sequence], proposals: Proposals, logits_BPV: torch.Tensor
+    ) -> Ints:
+        """Select the target's token at each row; see ``RingSampler.choose``.
+
+        Rows after the first token that is not the proposed one have a token too.
+        """
+        slots_B, next_B = _addresses(sequences)
+        column_P = np.arange(logits_BPV.shape[1])
+        slots_R = slots_B.repeat(len(column_P))
+        positions_R = (next_B[:, None] + column_P).ravel()
+        chosen_R = self.choose_at(slots_R, positions_R, logits_BPV.flatten(0, 1))
+        is_read_BP = column_P <= proposals.num_proposed_B[:, None]
+        return np.where(is_read_BP, chosen_R.reshape(is_read_BP.shape), NO_TOKEN)
+
+    def choose_at(self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor) -> Ints:
+        """Select one token of each row, with the noise of its slot and position."""
+        temperature_R = self._temperature_S[slots_R]
+        choices_R = np.zeros_like(slots_R)
+        keys_4R = packed(self._seeds_S[slots_R], choices_R, positions_R, temperature_R)
+        chosen_R = self._choose_of_keys(
+            logits_RV,
+            NoiseKeys.unpacked(to_device(keys_4R, self._device)),
+            is_warm=bool((temperature_R > 0).any()),
+        )
+        tokens_R: Ints = chosen_R.cpu().numpy()
+        return tokens_R
 
 
 def _addresses(sequences: Rows[Sequence]) -> tuple[Ints, Ints]:

@@ -16,8 +16,7 @@ import torch
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.types import NO_TOKEN, SequenceId, TokenId
 from ssd_target.decoding.batch_builder import BatchBuilder
-from ssd_target.decoding.ports import Runner
-from ssd_target.decoding.sampler import Sampler
+from ssd_target.decoding.ports import Runner, Sampler
 from ssd_target.decoding.scheduler import Prefill
 from ssd_target.decoding.sequence import Sequence
 

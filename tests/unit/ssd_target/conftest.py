@@ -36,7 +36,7 @@ from ssd_target.decoding.decode_loop import DecodeLoop
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext, RoundController
 from ssd_target.decoding.round_log import RoundLog
-from ssd_target.decoding.sampler import Sampler
+from ssd_target.decoding.sampler import RingSampler
 from ssd_target.decoding.scheduler import Scheduler
 from ssd_target.decoding.sequence import Arrival
 from ssd_target.decoding.sequential_drafter import COLUMNS as DRAFT_COLUMNS
@@ -165,7 +165,7 @@ class Bench:
             clock=self.clock,
             watchdog=Watchdog(self.clock),
         )
-        sampler = Sampler(ENGINE, VOCAB)
+        sampler = RingSampler(ENGINE, VOCAB)
         self.draft_blocks = BlockPool(own_draft.num_blocks if own_draft else 2)
         self.loop = DecodeLoop(
             context,

@@ -12,7 +12,7 @@ from ssd.engine.batch import PagedBatch
 from ssd.errors import NotFiniteError, OverloadedError
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, Mode, OpenSession, SamplingParams, TokenId
-from ssd_target.decoding.sampler import Sampler
+from ssd_target.decoding.sampler import RingSampler
 
 GREEDY = SamplingParams(temperature=0.0)
 WARM = SamplingParams(temperature=0.8, seed=2**63 + 11)
@@ -182,7 +182,7 @@ def test_the_commit_is_sent_before_the_noise_of_the_next_round_is_computed(
 
     monkeypatch.setattr(bench.pool, "send", recording("commit", bench.pool.send))
     monkeypatch.setattr(bench.runner, "verify", recording("verify", bench.runner.verify))
-    monkeypatch.setattr(Sampler, "fill", recording("noise", Sampler.fill))
+    monkeypatch.setattr(RingSampler, "fill", recording("noise", RingSampler.fill))
     bench.submit([1, 2, 3], 40, sampling=WARM)
     for _ in range(3):
         bench.loop.run_round()

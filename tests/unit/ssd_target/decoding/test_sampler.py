@@ -8,7 +8,7 @@ from ssd.speculation.verification import verify_coupled
 from ssd.testing.sink import ListSink
 from ssd.types import NO_TOKEN, Request, SamplingParams
 from ssd_target.decoding.batch_builder import Proposals
-from ssd_target.decoding.sampler import Ints, Sampler
+from ssd_target.decoding.sampler import Ints, KeyedSampler, RingSampler
 from ssd_target.decoding.sequence import Arrival, Sequence
 
 K = 3
@@ -37,7 +37,7 @@ def sequences(temperatures: list[float]) -> list[Sequence]:
 
 def test_rows_after_the_first_other_token_are_not_chosen_and_the_outcome_is_the_same() -> None:
     rows = sequences([0.0, 0.9, 0.0, 1.3])
-    sampler = Sampler(EngineConfig(max_model_len=64, max_num_seqs=4, num_columns=K + 1), VOCAB)
+    sampler = RingSampler(EngineConfig(max_model_len=64, max_num_seqs=4, num_columns=K + 1), VOCAB)
     for row in rows:
         sampler.admit(row)
     logits_BPV = torch.randn((4, K + 1, VOCAB), generator=torch.Generator().manual_seed(1))
@@ -59,12 +59,32 @@ def test_rows_after_the_first_other_token_are_not_chosen_and_the_outcome_is_the_
     assert [each.bonus for each in outcomes] == whole_BP[np.arange(4), [K, 1, 0, 1]].tolist()
 
 
+def test_the_device_chooses_the_same_tokens() -> None:
+    rows = sequences([0.0, 0.9, 0.0, 1.3])
+    engine = EngineConfig(max_model_len=64, max_num_seqs=4, num_columns=K + 1)
+    on_host, on_device = RingSampler(engine, VOCAB), KeyedSampler(engine)
+    for row in rows:
+        on_host.admit(row)
+        on_device.admit(row)
+    logits_BPV = torch.randn((4, K + 1, VOCAB), generator=torch.Generator().manual_seed(2))
+    logits_BPV[3, 1] = torch.nan
+    whole_BP = all_rows(on_host, rows, logits_BPV)
+    proposals = Proposals(whole_BP[:, :K], np.array([K, K, 0, K]), ())
+    chosen_BP = on_device.choose(rows, proposals, logits_BPV)
+    assert np.array_equal(chosen_BP[[0, 1, 3]], whole_BP[[0, 1, 3]])
+    assert chosen_BP[2].tolist() == [whole_BP[2, 0], NO_TOKEN, NO_TOKEN, NO_TOKEN]
+    on_device.release(rows[3])
+    assert on_device.choose_at(np.array([0]), np.array([9]), logits_BPV[3, :1]).tolist() == [
+        logits_BPV[3, 0].argmax()
+    ]
+
+
 def no_proposals(count: int) -> Proposals:
     nothing_BK = np.empty((count, 0), dtype=np.int64)
     return Proposals(nothing_BK, np.zeros(count, dtype=np.int64), ())
 
 
-def all_rows(sampler: Sampler, rows: list[Sequence], logits_BPV: torch.Tensor) -> Ints:
+def all_rows(sampler: RingSampler, rows: list[Sequence], logits_BPV: torch.Tensor) -> Ints:
     """The choice at every row, one position at a time."""
     slots_B = np.array([row.slot for row in rows])
     sampler.fill(rows, np.full(len(rows), K))
