@@ -5,17 +5,18 @@ from functools import lru_cache
 
 import torch
 
+from ssd.engine.config import STATIC
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import load_runner
 from ssd.ports import Clock
 from ssd.speculation.fan_out import make_policy
-from ssd.speculation.noise import NoiseRing
 from ssd.step_thread import Watchdog
 from ssd.telemetry import DRAFT_STARTUP_SECONDS, progress_log
 from ssd_draft.inbox import Inbox
 from ssd_draft.sessions import Sessions
 from ssd_draft.setup import DraftSetup
+from ssd_draft.token_choice import KeyedChoice, RingChoice, TokenChoice
 from ssd_draft.tree import Tree, TreeShape
 from ssd_draft.worker import Parts, Worker
 
@@ -58,7 +59,11 @@ class ModelLoader:
     def _assemble(self, runner: DraftRunner) -> Parts:
         engine = self._setup.model.engine
         shape = TreeShape(engine, self._setup.vocab_size)
-        ring = NoiseRing(engine.max_num_seqs, shape.num_noise_rows, runner.model.vocab_size)
+        choice: TokenChoice = (
+            RingChoice(engine.max_num_seqs, shape.num_noise_rows, runner.model.vocab_size)
+            if engine.engine != STATIC
+            else KeyedChoice(engine.max_num_seqs, engine.device)
+        )
         return Parts(
             inbox=self._inbox,
             sessions=Sessions(
@@ -68,7 +73,7 @@ class ModelLoader:
                 max_len=engine.max_model_len,
                 reserved=self._setup.settings.num_reserved_positions,
             ),
-            tree=Tree(runner, ring, shape),
+            tree=Tree(runner, choice, shape),
             policy_of=lru_cache(maxsize=64)(
                 lambda policy: make_policy(policy.fan_out_policy, policy.fan_out)
             ),

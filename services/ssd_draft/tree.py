@@ -11,8 +11,9 @@ keeping hidden states and running the head again, which delays the next table. *
 N x (K+1) x V logits of a session are large compared with its KV entries.
 """
 
+from collections import deque
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -20,13 +21,13 @@ import torch
 from numpy.typing import NDArray
 
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
-from ssd.engine.config import EngineConfig
+from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.precision import DTYPES
-from ssd.engine.sampling.choose import choose, top_candidates
+from ssd.engine.sampling.keyed import to_device
 from ssd.speculation.fan_out import Candidates, FanOutPolicy, SelectedOutcomes
-from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN
 from ssd_draft.sessions import Move
+from ssd_draft.token_choice import TokenChoice
 
 MIN_CANDIDATES = 16
 """Minimum number of candidates that are kept at a position, besides the proposed token."""
@@ -128,6 +129,30 @@ class TableBatch:
     """-1 in the columns that are not chosen yet."""
 
 
+class _Column:
+    """One chosen column of a batch of tables, on its way to the host."""
+
+    def __init__(self, rows_B: Ints, slots_B: Ints, step: int, chosen_BN: torch.Tensor) -> None:
+        self.rows_B = rows_B
+        self.slots_B = slots_B
+        self.step = step
+        self._copied: torch.cuda.Event | None = None
+        if chosen_BN.is_cuda:
+            pinned_BN = torch.empty_like(chosen_BN, device="cpu", pin_memory=True)
+            self._chosen_BN = pinned_BN.copy_(chosen_BN, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+        else:
+            self._chosen_BN = chosen_BN.cpu()
+
+    def wait(self) -> Ints:
+        """Return the tokens, [B, N]."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        chosen_BN: Ints = self._chosen_BN.numpy()
+        return chosen_BN
+
+
 @dataclass(slots=True)
 class TableBuild:
     """One batch of tables while it is built. Changed by ``Tree`` only."""
@@ -137,24 +162,25 @@ class TableBuild:
     rows_B: Ints
     """The rows of the current sessions in ``tables``."""
     slots_B: torch.Tensor
+    device_slots_B: torch.Tensor
+    """The same on the device of the model."""
     lengths_B: torch.Tensor
     block_tables_BJ: torch.Tensor
     accepted_BN: torch.Tensor
     tokens_BN: torch.Tensor
-    """The tokens that the next step runs."""
+    """The tokens that the next step runs; from step 1 on, on the device of the model."""
     lookahead: int
     num_steps: int = 0
     """Steps that have run. Step s chooses column s of the tables; step K only ranks candidates."""
+    unread: "deque[_Column]" = field(default_factory=deque)
+    """Columns that are chosen and not yet in the tables."""
+    depth: int = 0
+    """Columns of the tables."""
 
     @property
     def branches(self) -> int:
         """N of these tables."""
         return self.tokens_BN.shape[1]
-
-    @property
-    def depth(self) -> int:
-        """Columns of the tables that are chosen."""
-        return min(self.num_steps, self.lookahead)
 
     @property
     def is_complete(self) -> bool:
@@ -165,15 +191,16 @@ class TableBuild:
 class Tree:
     """KV lengths, proposals, candidates and noise of all sessions, by slot. Step thread only."""
 
-    def __init__(self, runner: TreeRunner, ring: NoiseRing, shape: TreeShape) -> None:
+    def __init__(self, runner: TreeRunner, choice: TokenChoice, shape: TreeShape) -> None:
         self._runner = runner
-        self._ring = ring
+        self._choice = choice
+        self._device = shape.engine.device
+        # A device runs the next step while the host reads the column of the last one.
+        self._lag = 1 if shape.engine.engine == STATIC else 0
         self._shape = shape
         x, p, m = shape.engine.max_num_seqs, shape.num_columns, shape.num_candidates
         self._trunk_lengths_X = torch.zeros(x, dtype=torch.int64)
         self._block_tables_XJ = torch.zeros((x, shape.num_blocks_each), dtype=torch.int64)
-        self._temperatures_X = torch.zeros(x)
-        self._filled_X = np.zeros(x, dtype=np.int64)
         self._proposals_XK = np.full((x, shape.lookahead), -1, dtype=np.int64)
         self._num_proposed_X = np.zeros(x, dtype=np.int64)
         self._num_steps_X = np.zeros(x, dtype=np.int64)
@@ -184,7 +211,9 @@ class Tree:
         self._scores_XPM = np.full((x, p, m), -np.inf, dtype=np.float32)
         # Only slots in use touch, and so allocate, their memory.
         shape_XNPV = (x, shape.branches, p, shape.vocab_size)
-        self._branch_logits_XNPV = torch.empty(shape_XNPV, dtype=DTYPES[shape.engine.dtype])
+        self._branch_logits_XNPV = torch.empty(
+            shape_XNPV, dtype=DTYPES[shape.engine.dtype], device=self._device
+        )
 
     @property
     def lookahead(self) -> int:
@@ -202,17 +231,14 @@ class Tree:
         self._trunk_lengths_X[slot] = 0
         self._block_tables_XJ[slot] = 0
         self._block_tables_XJ[slot, : len(session.blocks)] = torch.tensor(list(session.blocks))
-        self._temperatures_X[slot] = session.temperature
-        self._filled_X[slot] = 0
         self._num_steps_X[slot] = 0
         self.is_broken_X[slot] = False
-        self._ring.assign(slot, session.seed, session.choice, session.temperature)
+        self._choice.assign(slot, session.seed, session.choice, session.temperature)
 
     def close(self, slot: int) -> None:
         """Release the slot of a session."""
-        self._temperatures_X[slot] = 0
         self.is_broken_X[slot] = False
-        self._ring.release(slot)
+        self._choice.release(slot)
 
     def store(self, slot: int, first: int, tokens: Rows[int]) -> None:
         """Store prompt tokens from position ``first`` on, within one chunk."""
@@ -269,6 +295,7 @@ class Tree:
             ),
             rows_B=np.arange(len(slots)),
             slots_B=slots_B,
+            device_slots_B=to_device(slots_B, self._device),
             lengths_B=lengths_B,
             block_tables_BJ=self._block_tables_XJ[slots_B],
             accepted_BN=torch.from_numpy(np.maximum(outcomes.accepted_BN, 0).astype(np.int64)),
@@ -277,7 +304,10 @@ class Tree:
         )
 
     def run_step(self, build: TableBuild) -> None:
-        """Run the next step of a batch of tables; all but the last one choose a column."""
+        """Run the next step of a batch of tables; all but the last one choose a column.
+
+        On a device, a column can be read one step after it was chosen.
+        """
         step, branches = build.num_steps, build.branches
         logits_BNV = self._runner.run_branches(
             BranchBatch(
@@ -290,32 +320,42 @@ class Tree:
             )
         )
         kept_BNV = logits_BNV[..., : self._shape.vocab_size].to(self._branch_logits_XNPV)
-        self._branch_logits_XNPV[:, :branches, step].index_copy_(0, build.slots_B, kept_BNV)
+        self._branch_logits_XNPV[:, :branches, step].index_copy_(0, build.device_slots_B, kept_BNV)
         slots_B = build.slots_B.numpy()
         build.num_steps += 1
         self._num_steps_X[slots_B] = build.num_steps
         if step == self._shape.lookahead:
+            self._read(build, 0)
             return
-        slots_R = build.slots_B.repeat_interleave(branches)
-        positions_R = (build.lengths_B[:, None] + 2 + build.accepted_BN + step).flatten()
-        tokens_R = choose(
-            logits_BNV.flatten(0, 1),
-            self._temperatures_X[slots_R],
-            self._ring.rows(slots_R, positions_R),
+        slots_R = slots_B.repeat(branches)
+        positions_BN = build.lengths_B[:, None] + 2 + build.accepted_BN + step
+        tokens_R = self._choice.choose(
+            logits_BNV.flatten(0, 1), slots_R, positions_BN.flatten().numpy()
         )
-        chosen_BN = tokens_R.view(-1, branches).numpy(force=True)
-        build.tables.tokens_BNK[build.rows_B, :, step] = chosen_BN
-        self.is_broken_X[slots_B] |= (chosen_BN == NO_TOKEN).any(axis=1)
         build.tokens_BN = tokens_R.view(-1, branches).clamp_min(0)
+        build.unread.append(_Column(build.rows_B, slots_B, step, tokens_R.view(-1, branches)))
+        self._read(build, self._lag)
+
+    def _read(self, build: TableBuild, num_left: int) -> None:
+        """Put chosen columns into the tables, but for the newest ones."""
+        while len(build.unread) > num_left:
+            column = build.unread.popleft()
+            chosen_BN = column.wait()
+            build.tables.tokens_BNK[column.rows_B, :, column.step] = chosen_BN
+            self.is_broken_X[column.slots_B] |= (chosen_BN == NO_TOKEN).any(axis=1)
+            build.depth = column.step + 1
 
     def keep(self, build: TableBuild, rows: Rows[int]) -> None:
         """End the tables of all sessions but those in some rows of the current batch."""
         build.rows_B = build.rows_B[rows]
         build.slots_B = build.slots_B[rows]
+        build.device_slots_B = to_device(build.slots_B, self._device)
         build.lengths_B = build.lengths_B[rows]
         build.block_tables_BJ = build.block_tables_BJ[rows]
         build.accepted_BN = build.accepted_BN[rows]
-        build.tokens_BN = build.tokens_BN[rows]
+        build.tokens_BN = build.tokens_BN[
+            to_device(torch.tensor(rows, dtype=torch.int64), self._device)
+        ]
 
     def fill_ahead(self) -> bool:
         """Compute the noise of one position of a later table; returns False if none is missing.
@@ -324,22 +364,11 @@ class Tree:
         beyond the current tree are enough.
         """
         committed_X = self._trunk_lengths_X.numpy() + 1
-        wanted_X = committed_X + 3 * self._shape.lookahead + 2
-        is_short_X = (self._temperatures_X.numpy() > 0) & (self._filled_X < wanted_X)
-        is_short_X &= self._filled_X > committed_X
-        if not is_short_X.any():
-            return False
-        slot = int(is_short_X.argmax())
-        self._filled_X[slot] += 1
-        self._ring.fill(slot, int(self._filled_X[slot]), int(self._filled_X[slot]))
-        return True
+        return self._choice.fill_ahead(committed_X, 3 * self._shape.lookahead + 2)
 
     def _fill(self, slots_X: Ints, committed_B: Ints) -> None:
         """Compute the missing noise of trees over these committed tokens."""
-        num_positions = 2 * self._shape.lookahead + 2
-        self._ring.fill_each(slots_X, committed_B, np.full(len(slots_X), num_positions))
-        last_B = committed_B + num_positions - 1
-        self._filled_X[slots_X] = np.maximum(last_B, self._filled_X[slots_X])
+        self._choice.fill(slots_X, committed_B, 2 * self._shape.lookahead + 2)
 
     def _propose(self, slots_X: Ints, moves: Rows[Move]) -> None:
         """Fill the proposal segments with the next proposals, and rank the forks after them."""
@@ -379,7 +408,8 @@ class Tree:
     def _promote(self, slots_X: Ints, branch_B: Ints) -> torch.Tensor:
         """Make the winning branches the proposals; return their logits."""
         self._runner.promote_branches(torch.from_numpy(slots_X), torch.from_numpy(branch_B))
-        return self._branch_logits_XNPV[slots_X, branch_B].float()
+        where = to_device(torch.from_numpy(np.stack((slots_X, branch_B))), self._device)
+        return self._branch_logits_XNPV[where[0], where[1]].float()
 
     def _run_proposals(self, slots_X: Ints, tokens_BP: Ints, columns_B: Ints) -> torch.Tensor:
         """Run one causal pass over some tokens after each trunk; return their logits."""
@@ -403,19 +433,16 @@ class Tree:
         is_real_BP = torch.arange(self._shape.num_columns) < num_columns_B1
         row_R, column_R = is_real_BP.nonzero(as_tuple=True)
         slots_R = slots_B[row_R]
-        noise_RV = self._ring.rows(slots_R, self._trunk_lengths_X[slots_R] + 1 + column_R)
-        if noise_RV is not None:
-            # The kept logits do not contain the padding of the vocabulary.
-            noise_RV = noise_RV[:, : logits_BPV.shape[2]]
-        ids_RM, scores_RM = top_candidates(
-            logits_BPV[row_R, column_R],
-            self._temperatures_X[slots_R],
-            noise_RV,
+        where_2R = to_device(torch.stack((row_R, column_R)), self._device)
+        ids_RM, scores_RM = self._choice.rank(
+            logits_BPV[where_2R[0], where_2R[1]],
+            slots_R.numpy(),
+            (self._trunk_lengths_X[slots_R] + 1 + column_R).numpy(),
             self._shape.num_candidates,
         )
         where = (slots_R.numpy(), column_R.numpy())
-        self._ids_XPM[where] = ids_RM.numpy(force=True)
-        self._scores_XPM[where] = scores_RM.numpy(force=True)
+        self._ids_XPM[where] = ids_RM.cpu().numpy()
+        self._scores_XPM[where] = scores_RM.cpu().numpy()
         is_finite_R = np.isfinite(self._scores_XPM[where][:, 0])
         self.is_broken_X[slots_R.numpy()[~is_finite_R]] = True
 

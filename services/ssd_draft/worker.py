@@ -323,23 +323,25 @@ class Worker:
     def _run_step(self, work: _LinkWork, waiting: set[int]) -> None:
         """Run one step of the next batch of a link, and send its tables if it is time."""
         batch = work.batches.popleft()
-        build, before = batch.build, self._clock.now()
+        build, before, old_depth = batch.build, self._clock.now(), batch.build.depth
         self._tree.run_step(build)
         if self._added_step_seconds:
             self._never.wait(self._added_step_seconds)
         now = self._clock.now()
         weight = _WEIGHT if work.step_seconds else 1.0
         work.step_seconds += weight * (now - before - work.step_seconds)
+        if not build.is_complete:
+            work.batches.append(batch)
+        if build.depth == old_depth:
+            # The last step chooses no column; on a device, the first step is not read yet.
+            return
         size = len(batch.sessions), build.branches
-        if build.num_steps == 1:
+        if old_depth == 0:
             self._branch_choice.note_first(*size, now - batch.begun_at)
         else:
             # From column to column: other links have turns between the steps of a batch.
             self._branch_choice.note_step(*size, now - batch.stepped_at)
         batch.stepped_at = now
-        if build.is_complete:
-            return
-        work.batches.append(batch)
         is_whole = build.depth == self._tree.lookahead
         if is_whole:
             DRAFT_TABLE_SECONDS.observe(now - batch.begun_at)

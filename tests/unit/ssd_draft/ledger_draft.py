@@ -9,7 +9,6 @@ from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
 from ssd.ports import Clock
 from ssd.speculation.fan_out import make_policy
-from ssd.speculation.noise import NoiseRing
 from ssd.speculation.table import OutcomeTable
 from ssd.step_thread import Watchdog
 from ssd.testing.ledger_tree import LedgerTreeRunner
@@ -22,6 +21,7 @@ from ssd.types import (
 )
 from ssd_draft.inbox import Commits, Inbox, Opening
 from ssd_draft.sessions import Sessions
+from ssd_draft.token_choice import RingChoice
 from ssd_draft.tree import Tree, TreeShape
 from ssd_draft.worker import Parts, Worker
 
@@ -121,7 +121,7 @@ class Draft:
             Parts(
                 inbox=self.inbox,
                 sessions=self.sessions,
-                tree=Tree(self.runner, NoiseRing(num_slots, shape.num_noise_rows, VOCAB), shape),
+                tree=Tree(self.runner, RingChoice(num_slots, shape.num_noise_rows, VOCAB), shape),
                 policy_of=cache(lambda link: make_policy(link.fan_out_policy, link.fan_out)),
                 prefill_chunk=CHUNK,
                 branch_counts=engine.branch_counts,

@@ -1,0 +1,160 @@
+"""How a draft chooses and ranks tokens: with stored noise on the CPU, or on the model's device.
+
+Both give the same tokens, and the same as the target's sampler: the noise has the same words, and
+values that agree to 2e-6. A difference costs a hit at most.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ssd.engine.sampling.choose import choose, top_candidates
+from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, gumbel_of_keys, packed, to_device
+from ssd.speculation.noise import NoiseRing
+
+Ints = NDArray[np.int64]
+
+
+class TokenChoice(Protocol):
+    """Chooses tokens with the noise of sessions, by slot. Step thread only.
+
+    Positions are those of the selected tokens.
+    """
+
+    def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
+        """Assign a slot to a session."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """Release the slot of a session."""
+        ...
+
+    def fill(self, slots_B: Ints, first_B: Ints, count: int) -> None:
+        """Prepare ``count`` positions of each slot, from ``first_B`` on."""
+        ...
+
+    def fill_ahead(self, committed_X: Ints, count: int) -> bool:
+        """Prepare one of the next ``count`` positions of some slot; returns False if none is left.
+
+        Called while waiting. ``committed_X`` is the number of committed tokens by slot.
+        """
+        ...
+
+    def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
+        """Return the token of each row, int64 [R], where the logits are; see ``choose``."""
+        ...
+
+    def rank(
+        self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the best tokens of each row and their scores; see ``top_candidates``."""
+        ...
+
+
+class RingChoice:
+    """Noise is computed once for each position, while waiting if possible, and kept in a ring."""
+
+    def __init__(self, num_slots: int, num_rows: int, vocab_size: int) -> None:
+        """Construct; see ``NoiseRing``."""
+        self._ring = NoiseRing(num_slots, num_rows, vocab_size)
+        self._temperatures_X = torch.zeros(num_slots)
+        self._filled_X = np.zeros(num_slots, dtype=np.int64)
+        """Last position that is filled; 0 before the first ``fill``."""
+
+    def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
+        """See ``TokenChoice``."""
+        self._temperatures_X[slot] = temperature
+        self._filled_X[slot] = 0
+        self._ring.assign(slot, seed, choice, temperature)
+
+    def release(self, slot: int) -> None:
+        """See ``TokenChoice``."""
+        self._temperatures_X[slot] = 0
+        self._ring.release(slot)
+
+    def fill(self, slots_B: Ints, first_B: Ints, count: int) -> None:
+        """See ``TokenChoice``."""
+        self._ring.fill_each(slots_B, first_B, np.full(len(slots_B), count))
+        self._filled_X[slots_B] = np.maximum(first_B + count - 1, self._filled_X[slots_B])
+
+    def fill_ahead(self, committed_X: Ints, count: int) -> bool:
+        """See ``TokenChoice``."""
+        is_short_X = self._temperatures_X.numpy() > 0
+        is_short_X &= self._filled_X < committed_X + count
+        is_short_X &= self._filled_X > committed_X
+        if not is_short_X.any():
+            return False
+        slot = int(is_short_X.argmax())
+        self._filled_X[slot] += 1
+        self._ring.fill(slot, int(self._filled_X[slot]), int(self._filled_X[slot]))
+        return True
+
+    def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
+        """See ``TokenChoice``."""
+        return choose(
+            logits_RV, self._temperatures_X[slots_R], self._noise(slots_R, positions_R, None)
+        )
+
+    def rank(
+        self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """See ``TokenChoice``."""
+        # Kept logits do not contain the padding of the vocabulary.
+        noise_RV = self._noise(slots_R, positions_R, logits_RV.shape[1])
+        return top_candidates(logits_RV, self._temperatures_X[slots_R], noise_RV, count)
+
+    def _noise(self, slots_R: Ints, positions_R: Ints, num_ids: int | None) -> Tensor | None:
+        noise_RV = self._ring.rows(torch.from_numpy(slots_R), torch.from_numpy(positions_R))
+        return None if noise_RV is None else noise_RV[:, :num_ids]
+
+
+class KeyedChoice:
+    """Noise is computed with each choice, on the device of the logits. Nothing is read back."""
+
+    def __init__(self, num_slots: int, device: str) -> None:
+        self._device = device
+        self._seeds_X = np.zeros(num_slots, dtype=np.uint64)
+        self._choices_X = np.zeros(num_slots, dtype=np.int64)
+        self._temperatures_X = np.zeros(num_slots, dtype=np.float32)
+
+    def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
+        """See ``TokenChoice``."""
+        self._seeds_X[slot] = seed
+        self._choices_X[slot] = choice
+        self._temperatures_X[slot] = temperature
+
+    def release(self, slot: int) -> None:
+        """See ``TokenChoice``."""
+        self._temperatures_X[slot] = 0.0
+
+    def fill(self, slots_B: Ints, first_B: Ints, count: int) -> None:
+        """Do nothing: the noise of a choice is computed with it."""
+
+    def fill_ahead(self, committed_X: Ints, count: int) -> bool:  # noqa: ARG002 - see fill
+        """Return False: there is nothing to prepare."""
+        return False
+
+    def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
+        """See ``TokenChoice``."""
+        keys, is_warm = self._keys(slots_R, positions_R)
+        return choose_of_keys(logits_RV, keys, is_warm=is_warm)
+
+    def rank(
+        self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """See ``TokenChoice``."""
+        keys, is_warm = self._keys(slots_R, positions_R)
+        noise_RV = gumbel_of_keys(keys, 0, logits_RV.shape[1]) if is_warm else None
+        return top_candidates(logits_RV, keys.temperatures_R, noise_RV, count)
+
+    def _keys(self, slots_R: Ints, positions_R: Ints) -> tuple[NoiseKeys, bool]:
+        temperatures_R = self._temperatures_X[slots_R]
+        keys_4R = packed(
+            self._seeds_X[slots_R], self._choices_X[slots_R], positions_R, temperatures_R
+        )
+        return NoiseKeys.unpacked(to_device(keys_4R, self._device)), bool(
+            (temperatures_R > 0).any()
+        )
