@@ -6,14 +6,16 @@ from typing import Any
 from ssd.engine.config import EngineConfig
 from ssd.engine.runner import ModelRunner
 
-CPU_ENGINES = ("cpu", "reference", "openvino")
-"""Two attention backends of torch, and OpenVINO."""
+CPU_ENGINES = ("cpu", "reference", "openvino", "static")
+"""Two attention backends of torch, OpenVINO, and the engine of GPUs."""
 
 
 def on(name: str, engine: EngineConfig) -> EngineConfig:
     """The same settings for one of ``CPU_ENGINES``."""
     if name == "openvino":
         return replace(engine, engine="openvino", block_size=32)
+    if name == "static":
+        return replace(engine, engine="static", attention="reference")
     return replace(engine, attention=name)
 
 

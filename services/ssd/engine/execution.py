@@ -96,6 +96,7 @@ class DraftExecution(Execution, Protocol):
 Load = Callable[[Path, ModelConfig, EngineConfig, Callable[[float], None], Group], Any]
 ENGINES = {
     "openvino": "ssd.engine.openvino_engine.load",
+    "static": "ssd.engine.static_execution",
     "torch": "ssd.engine.torch_execution",
 }
 

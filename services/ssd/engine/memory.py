@@ -65,13 +65,21 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig) -> int:
     return min(useful, fitting)
 
 
-def allocate_storage(model: ModelConfig, engine: EngineConfig, group: Group = ALONE) -> KVStorage:
+def allocate_storage(
+    model: ModelConfig, engine: EngineConfig, group: Group = ALONE, spare_sessions: int = 0
+) -> KVStorage:
     """Allocate the KV storage of an engine; all ranks of a group have the same blocks.
+
+    Args:
+        model: shape of the entries.
+        engine: number of the entries.
+        group: ranks that share the model.
+        spare_sessions: sessions of a draft whose segments padding rows use.
 
     Raises:
         MemoryBudgetError: not one sequence of maximum length fits.
     """
     num_blocks = group.smallest(plan_blocks(model, engine))
-    sessions = engine.max_num_seqs if engine.branches else 0
+    sessions = engine.max_num_seqs + spare_sessions if engine.branches else 0
     entries = EntryMap(num_blocks, engine.block_size, engine.num_columns, engine.branches, sessions)
     return KVStorage(model, entries, DTYPES[engine.dtype], engine.device)

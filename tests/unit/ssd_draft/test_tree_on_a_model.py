@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("tiny") / "model")
 
 
-@pytest.fixture(scope="module", params=["cpu", "openvino"])
+@pytest.fixture(scope="module", params=["cpu", "openvino", "static"])
 def runner(folder: Path, request: pytest.FixtureRequest) -> DraftRunner:
     engine = on(request.param, ENGINE)
     return load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)

@@ -1,0 +1,62 @@
+"""Functions over static tensors, captured once and replayed.
+
+A *replay* runs the operations of a function again, on the same tensors. Everything that Python
+computed is fixed at the capture; only the contents of the tensors change.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+Pass = Callable[[], Tensor]
+"""Reads and writes tensors that stay in place, and returns one of its own."""
+_WARM_UP_RUNS = 2
+
+
+class Capture(Protocol):
+    """Makes replayable functions. Step thread only."""
+
+    def __call__(self, function: Pass) -> Pass:
+        """Return a function whose calls have the effect and the result of ``function``.
+
+        The result stays in one place: the next call overwrites it.
+        """
+        ...
+
+
+def run_eagerly(function: Pass) -> Pass:
+    """Capture nothing: each call runs the function. For devices without graphs."""
+    return function
+
+
+class CudaGraphs:
+    """CUDA graphs with one memory pool. Passes of different shapes do not run at the same time."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+
+    def __call__(self, function: Pass) -> Pass:
+        """See ``Capture``."""
+        # Kernels are compiled and libraries allocate their workspaces before the capture.
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for _ in range(_WARM_UP_RUNS):
+                function()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+            result = function()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return result
+
+        return replay
+
+
+def capture_of(device: str) -> Capture:
+    """Return how passes on a device are captured."""
+    return CudaGraphs() if device.startswith("cuda") else run_eagerly

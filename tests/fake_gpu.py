@@ -1,0 +1,69 @@
+"""Runners of a Llama-3.1-8B shape on a device without hardware, see ``ssd.testing.fake_device``."""
+
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ssd.engine.attention.paged_reference import PagedReference
+from ssd.engine.capture import run_eagerly
+from ssd.engine.config import STATIC, EngineConfig, ModelConfig
+from ssd.engine.models.decoder import Decoder
+from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
+from ssd.engine.runner import ModelRunner
+from ssd.engine.static_execution import make_execution
+from ssd.testing.fake_device import FakeDevice
+
+LAYERS = 2
+MODEL = ModelConfig(
+    family="llama",
+    vocab_size=128_256,
+    hidden_size=4096,
+    num_layers=LAYERS,
+    num_heads=32,
+    num_kv_heads=8,
+    head_size=128,
+    intermediate_size=14336,
+    rms_norm_eps=1e-5,
+    rope_theta=500_000.0,
+    rope_scaling=None,
+    max_position_embeddings=8192,
+    tie_word_embeddings=False,
+)
+AnyRunner = TypeVar("AnyRunner", bound=ModelRunner)
+
+
+def on_fake_gpu(kind: type[AnyRunner], engine: EngineConfig, device: FakeDevice) -> AnyRunner:
+    """Return a runner on the device; its weights and results have no values."""
+    engine = replace(
+        engine, device=device.name, engine=STATIC, dtype="bfloat16", kv_cache_bytes=1 << 30
+    )
+    execution = make_execution(
+        Decoder(MODEL, _weights(device.name)), MODEL, engine, PagedReference(), run_eagerly
+    )
+    return kind(execution, MODEL, engine)
+
+
+def _weights(device: str) -> DecoderWeights:
+    def of(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16, device=device)
+
+    size, heads = MODEL.hidden_size, MODEL.num_heads * MODEL.head_size
+    keys = MODEL.num_kv_heads * MODEL.head_size
+    layer = LayerWeights(
+        input_norm_D=of(size),
+        qkv_OD=of(heads + 2 * keys, size),
+        query_norm_E=of(MODEL.head_size),
+        key_norm_E=of(MODEL.head_size),
+        output_DO=of(size, heads),
+        mlp_norm_D=of(size),
+        gate_up_ID=of(2 * MODEL.intermediate_size, size),
+        down_DI=of(size, MODEL.intermediate_size),
+    )
+    return DecoderWeights(
+        embedding_VD=of(MODEL.vocab_size, size),
+        layers=iter([layer] * LAYERS),
+        norm_D=of(size),
+        head_VD=of(MODEL.vocab_size, size),
+    )
