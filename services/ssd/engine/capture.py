@@ -10,6 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ssd.telemetry import get_logger
+
+_log = get_logger("ssd.engine")
 Pass = Callable[[], Tensor]
 """Reads and writes tensors that stay in place, and returns one of its own."""
 _WARM_UP_RUNS = 2
@@ -40,6 +43,7 @@ class CudaGraphs:
 
     def __call__(self, function: Pass) -> Pass:
         """See ``Capture``."""
+        free_before, _ = torch.cuda.mem_get_info()
         # Kernels are compiled and libraries allocate their workspaces before the capture.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -49,12 +53,35 @@ class CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             result = function()
+        used = free_before - torch.cuda.mem_get_info()[0]
+        _log.info("graph_captured", shape=list(result.shape), bytes=used)
 
         def replay() -> Tensor:
             graph.replay()
             return result
 
         return replay
+
+
+class CudaTimer:
+    """The time that a device takes for some work, measured by the device."""
+
+    def __init__(self) -> None:
+        self._begun = torch.cuda.Event(enable_timing=True)
+        self._ended = torch.cuda.Event(enable_timing=True)
+
+    def begin(self) -> None:
+        """Mark the begin in the queue of the device."""
+        self._begun.record()
+
+    def end(self) -> None:
+        """Mark the end."""
+        self._ended.record()
+
+    def seconds(self) -> float:
+        """Return the time between both; waits for the end."""
+        self._ended.synchronize()
+        return self._begun.elapsed_time(self._ended) / 1000
 
 
 def capture_of(device: str) -> Capture:

@@ -59,3 +59,5 @@ class DraftRunner(ModelRunner):
         for branches in self.engine.branch_counts:
             tokens_BN = zero_B[:, None].expand(-1, branches)
             self.run_branches(BranchBatch(slot_B, tokens_BN, tokens_BN, 0, one_B, table_B1))
+        self.append_proposal(slot_B, zero_B, zero_B, table_B1)
+        self.promote_branches(slot_B, zero_B)

@@ -60,6 +60,14 @@ class TargetExecution(Execution, Protocol):
         ...
 
 
+    def verify_seconds(self) -> float | None:
+        """Return the time of the newest verify on its device; waits for its end.
+
+        None if ``verify`` itself waits, so that its duration is that time.
+        """
+        ...
+
+
 class DraftExecution(Execution, Protocol):
     """The passes of a draft. The trunk of a session is in pages; see ``kv_cache/storage.py``."""
 

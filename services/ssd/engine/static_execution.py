@@ -27,7 +27,7 @@ from ssd.engine.attention.dense import attend_dense
 from ssd.engine.attention.merge import merge_attention
 from ssd.engine.attention.paged import Attend, PagedAttention, make_paged
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
-from ssd.engine.capture import Capture, Pass, capture_of
+from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
 from ssd.engine.config import DTYPES, EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
@@ -227,6 +227,7 @@ class StaticTarget(StaticExecution):
 
     is_narrow_exact = False
     packs_rows = False
+    _timer: CudaTimer | None = None
 
     def prepare(self, batch: PagedBatch) -> PagedBatch:
         """See ``TargetExecution.prepare``."""
@@ -236,8 +237,18 @@ class StaticTarget(StaticExecution):
     def verify(self, prepared: PagedBatch) -> Tensor:
         """See ``TargetExecution.verify``."""
         num_sequences = len(prepared.tokens_BP)
+        if self._timer is None and self._engine.device.startswith("cuda"):
+            self._timer = CudaTimer()
+        if self._timer is not None:
+            self._timer.begin()
         logits_BPV = self._run_paged(prepared, "verify", self._bucket(num_sequences))
+        if self._timer is not None:
+            self._timer.end()
         return logits_BPV[:num_sequences]
+
+    def verify_seconds(self) -> float | None:
+        """See ``TargetExecution.verify_seconds``."""
+        return None if self._timer is None else self._timer.seconds()
 
 
 class StaticDraft(StaticExecution):

@@ -70,6 +70,10 @@ class TargetRunner(ModelRunner):
         """Run a prepared batch; see ``forward``."""
         return self._without_padding_ids(self.execution.verify(prepared))
 
+    def verify_seconds(self) -> float | None:
+        """See ``TargetExecution.verify_seconds``."""
+        return self.execution.verify_seconds()
+
     def warm_up(self, on_progress: Progress) -> None:
         """Run every shape once, and compare verifies of one column with those of P columns.
 

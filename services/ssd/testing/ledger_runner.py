@@ -25,6 +25,8 @@ class LedgerRunner:
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self.num_forwards = 0
+        self.device_seconds: float | None = None
+        """Set by a test: what a device would measure."""
         self.ledger = torch.full((num_blocks * engine.block_size,), _UNWRITTEN)
 
     def prefill(self, batch: PagedBatch) -> int | None:
@@ -41,6 +43,10 @@ class LedgerRunner:
     def verify(self, prepared: PagedBatch) -> torch.Tensor:
         """See ``forward``."""
         return self.forward(prepared)
+
+    def verify_seconds(self) -> float | None:
+        """See ``TargetRunner``."""
+        return self.device_seconds
 
     def forward(self, batch: PagedBatch) -> torch.Tensor:
         """Store the rows; return logits_BPV of each column, zero at padding."""

@@ -109,6 +109,7 @@ class DecodeLoop:
             chosen_BP = self._sampler.choose(sequences, proposals, logits_BPV)
             outcomes = verify_coupled(proposals.tokens_BK, proposals.num_proposed_B, chosen_BP)
             results = self._append(sequences, proposals, outcomes)
+        times.note_verify(self._runner.verify_seconds())
         decided_at = self._clock.now()
         self._round_log.note_outcomes(times.seconds[RoundPart.VERIFY], decided_at)
         with times.part(RoundPart.STREAM):

@@ -47,6 +47,10 @@ class Runner(Protocol):
         """Store the rows of a batch; returns logits_BPV float32."""
         ...
 
+    def verify_seconds(self) -> float | None:
+        """Return the time of the newest verify on its device; None if ``verify`` waits for it."""
+        ...
+
     def prefill(self, batch: PagedBatch) -> int | None:
         """Store a chunk of one prompt; returns the first column that is not finite, or None."""
         ...

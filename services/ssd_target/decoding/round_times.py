@@ -45,6 +45,13 @@ class RoundTimes:
         yield
         self.seconds[part] = self._clock.now() - begun_at
 
+    def note_verify(self, seconds: float | None) -> None:
+        """Note what the device measured; the part that waited for it was SAMPLE. None: nothing."""
+        if seconds is not None:
+            moved = max(0.0, seconds - self.seconds[RoundPart.VERIFY])
+            self.seconds[RoundPart.VERIFY] += moved
+            self.seconds[RoundPart.SAMPLE] -= min(moved, self.seconds[RoundPart.SAMPLE])
+
     def end(self) -> None:
         """End the round."""
         self.round_seconds = self._clock.now() - self.begun_at

@@ -116,6 +116,10 @@ class OpenVinoTarget:
         logits_BPV[torch.from_numpy(is_real_BP)] = logits_RV
         return logits_BPV
 
+    def verify_seconds(self) -> None:
+        """See ``TargetExecution.verify_seconds``."""
+        return
+
     def _has_same_bits(self, vocab_size: int) -> bool:
         """Return whether a row has the same bits alone, among K+1 columns, and in a full batch."""
         count, columns = self._engine.max_num_seqs, self._engine.num_columns
