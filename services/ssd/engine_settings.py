@@ -26,9 +26,9 @@ class EngineSettings:
     arithmetic (AVX512-BF16, AMX, AVX-NE-CONVERT), else float32. Target and drafts may differ."""
     device: str = "cpu"
     """Device of the model: ``cpu``, ``cuda:0``."""
-    engine: Literal["auto", "openvino", "torch"] = "auto"
-    """What executes the forward passes. ``auto`` is OpenVINO on CPUs in float32, else torch. Target
-    and drafts may differ."""
+    engine: Literal["auto", "openvino", "static", "torch"] = "auto"
+    """What executes the forward passes. ``auto`` is ``openvino`` on CPUs in float32, ``torch`` on
+    other CPUs, and ``static`` on GPUs. Target and drafts may differ."""
     attention: Literal["auto", "cpu", "flash_attn", "flex", "reference"] = "auto"
     """Attention of the torch engine. ``auto`` is ``cpu`` on CPUs. On CUDA it is ``flash_attn`` if
     the package flash-attn is installed and the dtype is bfloat16, else ``flex``. ``reference`` is

@@ -3,9 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from ssd.engine.attention.paged import make_paged
 from ssd.engine.check import check_engine
-from ssd.engine.config import BLOCK_SIZES, EngineConfig, ModelConfig, length_limit, usable_token_ids
-from ssd.engine.engine_choice import choose_engine
+from ssd.engine.config import (
+    BLOCK_SIZES,
+    STATIC,
+    EngineConfig,
+    ModelConfig,
+    length_limit,
+    usable_token_ids,
+)
+from ssd.engine.engine_choice import EngineChoice, choose_engine
 from ssd.engine_settings import EngineSettings
 from ssd.model_name import local_folder
 from ssd.model_source import resolve
@@ -78,7 +86,7 @@ def _engine_config(
         dtype_reason=choice.precision.reason,
         threads=settings.threads,
         attention=settings.attention,
-        block_size=BLOCK_SIZES[choice.engine],
+        block_size=_block_size(settings, choice),
         max_model_len=length_limit(settings.max_model_len, model),
         max_num_seqs=max_num_seqs,
         num_columns=settings.num_columns,
@@ -88,3 +96,11 @@ def _engine_config(
         num_token_ids=usable_token_ids(tokenizer.vocab_size, model),
         branches=branches,
     )
+
+
+def _block_size(settings: EngineSettings, choice: EngineChoice) -> int:
+    """Return the slots of a KV block, which the engine or its attention backend fixes."""
+    if choice.engine != STATIC:
+        return BLOCK_SIZES[choice.engine]
+    paged = make_paged(settings.attention, settings.device, choice.precision.dtype)
+    return paged.attention.block_size

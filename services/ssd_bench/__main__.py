@@ -56,6 +56,7 @@ Measured = TypeVar("Measured")
 Lookahead = Annotated[int, typer.Option(min=1, max=16, help="Tokens of a proposal (K).")]
 Branches = Annotated[int, typer.Option(min=1, max=128, help="Largest number of outcomes (N).")]
 Widening = Annotated[int, typer.Option(help="Width factor; the model computes the same function.")]
+Engine = Literal["auto", "openvino", "static", "torch"]
 Numbers = Annotated[str, typer.Option(help="Numbers, separated by commas.")]
 
 
@@ -75,9 +76,7 @@ def bench(
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of weights and KV.")
     ] = "auto",
-    engine: Annotated[
-        Literal["auto", "openvino", "torch"], typer.Option(help="What executes the forward passes.")
-    ] = "auto",
+    engine: Annotated[Engine, typer.Option(help="What executes the forward passes.")] = "auto",
     deadline_ms: Annotated[float, typer.Option(help="Table deadline in milliseconds.")] = 100.0,
     deterministic: bool = False,
     equal_hardware: Annotated[
@@ -165,9 +164,7 @@ def slow_draft(
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"], typer.Option(help="Data type of weights and KV.")
     ] = "auto",
-    engine: Annotated[
-        Literal["auto", "openvino", "torch"], typer.Option(help="What executes the forward passes.")
-    ] = "auto",
+    engine: Annotated[Engine, typer.Option(help="What executes the forward passes.")] = "auto",
     backup: Annotated[
         Literal["none", "ngram"], typer.Option(help="Proposals after a miss or a late table.")
     ] = "none",

@@ -74,7 +74,7 @@ Dtype = Annotated[
     ),
 ]
 Engine = Annotated[
-    Literal["auto", "openvino", "torch"],
+    Literal["auto", "openvino", "static", "torch"],
     typer.Option("--engine", help="Executes forward passes; auto: openvino in float32 on a CPU."),
 ]
 Temperature = Annotated[

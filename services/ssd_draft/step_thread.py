@@ -59,11 +59,7 @@ class ModelLoader:
     def _assemble(self, runner: DraftRunner) -> Parts:
         engine = self._setup.model.engine
         shape = TreeShape(engine, self._setup.vocab_size)
-        choice: TokenChoice = (
-            RingChoice(engine.max_num_seqs, shape.num_noise_rows, runner.model.vocab_size)
-            if engine.engine != STATIC
-            else KeyedChoice(engine.max_num_seqs, engine.device)
-        )
+        choice = _choice(shape, runner.model.vocab_size)
         return Parts(
             inbox=self._inbox,
             sessions=Sessions(
@@ -88,3 +84,12 @@ class ModelLoader:
             watchdog=self._watchdog,
             added_step_seconds=self._setup.settings.inject_step_ms / 1000,
         )
+
+
+def _choice(shape: TreeShape, vocab_size: int) -> TokenChoice:
+    engine = shape.engine
+    if engine.engine != STATIC:
+        return RingChoice(engine.max_num_seqs, shape.num_noise_rows, vocab_size)
+    choice = KeyedChoice(engine.max_num_seqs, engine.device)
+    choice.warm_up(engine.branches, vocab_size)
+    return choice

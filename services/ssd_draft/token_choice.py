@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd.engine.sampling.choose import choose, top_candidates
-from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, gumbel_of_keys, packed, to_device
+from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, gumbel_of_keys, packed, to_device
 from ssd.speculation.noise import NoiseRing
 
 Ints = NDArray[np.int64]
@@ -116,9 +116,19 @@ class KeyedChoice:
 
     def __init__(self, num_slots: int, device: str) -> None:
         self._device = device
+        self._choose_of_keys = chooser_on(device)
         self._seeds_X = np.zeros(num_slots, dtype=np.uint64)
         self._choices_X = np.zeros(num_slots, dtype=np.int64)
         self._temperatures_X = np.zeros(num_slots, dtype=np.float32)
+
+    def warm_up(self, num_rows: int, vocab_size: int) -> None:
+        """Choose once with and once without noise, so that no table waits for a compiler."""
+        logits_RV = torch.zeros((num_rows, vocab_size), device=self._device)
+        zero_R = np.zeros(num_rows, dtype=np.int64)
+        for temperature in (0.0, 1.0):
+            self._temperatures_X[0] = temperature
+            self.choose(logits_RV, zero_R, zero_R)
+        self._temperatures_X[0] = 0.0
 
     def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
         """See ``TokenChoice``."""
@@ -140,7 +150,7 @@ class KeyedChoice:
     def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
         """See ``TokenChoice``."""
         keys, is_warm = self._keys(slots_R, positions_R)
-        return choose_of_keys(logits_RV, keys, is_warm=is_warm)
+        return self._choose_of_keys(logits_RV, keys, is_warm=is_warm)
 
     def rank(
         self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int

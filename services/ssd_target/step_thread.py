@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from ssd.engine.config import STATIC
+from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
@@ -48,11 +48,7 @@ class ModelLoader:
 
     def _loop(self, runner: TargetRunner, draft_runner: TargetRunner | None) -> DecodeLoop:
         engine = runner.engine
-        sampler: Sampler = (
-            RingSampler(engine, runner.model.vocab_size)
-            if engine.engine != STATIC
-            else KeyedSampler(engine)
-        )
+        sampler = _sampler(engine, runner.model.vocab_size)
         drafter = None
         if draft_runner is not None:
             draft_blocks = BlockPool(draft_runner.num_blocks)
@@ -72,6 +68,14 @@ class ModelLoader:
         calibration = calibrate(runner, runner.row_counts, context.clock)
         controller = Controller(runner.row_counts, lookahead, calibration)
         return SpeculationControl(controller, context.drafts, context.round_log, lookahead)
+
+
+def _sampler(engine: EngineConfig, vocab_size: int) -> Sampler:
+    if engine.engine != STATIC:
+        return RingSampler(engine, vocab_size)
+    sampler = KeyedSampler(engine)
+    sampler.warm_up(engine.num_columns, vocab_size)
+    return sampler
 
 
 def _load(model: LocalModel) -> TargetRunner:

@@ -81,7 +81,8 @@ class CudaTimer:
     def seconds(self) -> float:
         """Return the time between both; waits for the end."""
         self._ended.synchronize()
-        return self._begun.elapsed_time(self._ended) / 1000
+        milliseconds: float = self._begun.elapsed_time(self._ended)
+        return milliseconds / 1000
 
 
 def capture_of(device: str) -> Capture:

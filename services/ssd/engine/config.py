@@ -14,9 +14,9 @@ DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 """Bytes of a number of each data type."""
 STATIC = "static"
 """Name of the engine for GPUs, see ``static_execution``."""
-BLOCK_SIZES = {"openvino": 32, "torch": 16, STATIC: 16}
-"""Slots of a KV block by engine; the attention of OpenVINO has no other size, and on a GPU the
-attention backend chooses."""
+BLOCK_SIZES = {"openvino": 32, "torch": 16}
+"""Slots of a KV block by engine; the attention of OpenVINO has no other size. Those of the engine
+for GPUs are fixed by its attention backend."""
 MAX_DEFAULT_LEN = 4096
 """Largest length of a sequence if the settings do not contain one."""
 FAMILIES = {"llama": "llama", "qwen3": "qwen3"}
@@ -177,7 +177,7 @@ class EngineConfig:
     """N branches of each session for a draft; 0 for a target."""
     device: str = "cpu"
     engine: str = "torch"
-    """``openvino`` or ``torch``; see ``ssd.engine.engine_choice`` for ``auto``."""
+    """``openvino``, ``static`` or ``torch``; see ``ssd.engine.engine_choice`` for ``auto``."""
     engine_reason: str = "set explicitly"
     """Reason of the engine, for logs."""
     dtype: str = "float32"

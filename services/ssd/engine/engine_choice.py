@@ -1,5 +1,7 @@
 """The engine and the dtype to run with: those of the settings, or the fastest of the device.
 
+A GPU has one engine, ``static``. It also runs on CPUs, where it is slow, to be tried and tested.
+
 *Decision*: ``auto`` is OpenVINO on a CPU in float32, else torch. *Because*: an OpenVINO pass is one
 graph, and eager torch spends half of a small pass between its operations. One AVX-512 core,
 embedded pair, context 200: verifies of 1 and 7 rows took 7.0 and 9.2 ms, with torch 14.9 and 15.3;
@@ -14,6 +16,7 @@ from importlib.util import find_spec
 from ssd.engine.attention.backend import AUTO as AUTO_ATTENTION
 from ssd.engine.attention.backend import DEFAULT as CPU_ATTENTION
 from ssd.engine.attention.choice import check_attention
+from ssd.engine.config import STATIC
 from ssd.engine.precision import AUTO, Precision, choose_precision
 from ssd.errors import SettingsError
 
@@ -26,7 +29,7 @@ class EngineChoice:
     """An engine and a dtype, each with the reason of its choice."""
 
     engine: str
-    """``openvino`` or ``torch``."""
+    """``openvino``, ``static`` or ``torch``."""
     reason: str
     """One clause, for logs."""
     precision: Precision
@@ -36,14 +39,14 @@ def choose_engine(requested: str, dtype: str, device: str, attention: str) -> En
     """Return the engine and the dtype to run with.
 
     Args:
-        requested: ``auto``, ``openvino`` or ``torch``.
+        requested: ``auto``, ``openvino``, ``static`` or ``torch``.
         dtype: ``auto``, ``bfloat16`` or ``float32``.
         device: ``cpu``, ``cuda:0``.
         attention: backend of the torch engine.
 
     Raises:
-        SettingsError: ``openvino`` is requested, and cannot run with the other settings or is not
-            installed; or the attention backend cannot run with the device or the dtype.
+        SettingsError: the engine cannot run with the other settings or is not installed; or the
+            attention backend cannot run with the device or the dtype.
     """
     choice = _choose(requested, dtype, device, attention)
     check_attention(attention, device, choice.precision.dtype)
@@ -51,7 +54,15 @@ def choose_engine(requested: str, dtype: str, device: str, attention: str) -> En
 
 
 def _choose(requested: str, dtype: str, device: str, attention: str) -> EngineChoice:
-    problem = _openvino_problem(dtype, device, attention)
+    if requested == STATIC:
+        return EngineChoice(STATIC, "set explicitly", choose_precision(dtype, device))
+    if not device.startswith("cpu"):
+        if requested != AUTO:
+            raise SettingsError(
+                f"engine {requested} runs on CPUs, and the device is {device}; set engine to auto"
+            )
+        return EngineChoice(STATIC, "the engine of GPUs", choose_precision(dtype, device))
+    problem = _openvino_problem(dtype, attention)
     if requested == OPENVINO:
         if problem is not None:
             raise SettingsError(f"engine openvino: {problem}; set engine to torch or auto")
@@ -71,10 +82,8 @@ def _choose(requested: str, dtype: str, device: str, attention: str) -> EngineCh
     return EngineChoice(OPENVINO, "the default on CPUs in float32", precision)
 
 
-def _openvino_problem(dtype: str, device: str, attention: str) -> str | None:
+def _openvino_problem(dtype: str, attention: str) -> str | None:
     """Return why the settings or the installation exclude OpenVINO; None if they do not."""
-    if not device.startswith("cpu"):
-        return f"it runs on CPUs, and the device is {device}"
     if dtype == "bfloat16":
         return "it computes in float32, and dtype is bfloat16"
     if attention not in (AUTO_ATTENTION, CPU_ATTENTION):

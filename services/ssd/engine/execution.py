@@ -59,7 +59,6 @@ class TargetExecution(Execution, Protocol):
         """
         ...
 
-
     def verify_seconds(self) -> float | None:
         """Return the time of the newest verify on its device; waits for its end.
 

@@ -28,11 +28,17 @@ from ssd.engine.attention.merge import merge_attention
 from ssd.engine.attention.paged import Attend, PagedAttention, make_paged
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
-from ssd.engine.config import DTYPES, EngineConfig, ModelConfig, sequence_buckets
+from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.registry import CausalModel, open_weights
+from ssd.engine.parallel.group import ALONE, Group
+from ssd.engine.parallel.shard import ids_of, model_of
+from ssd.engine.precision import DTYPES
+from ssd.telemetry import get_logger
+
+_log = get_logger("ssd.engine")
 
 
 class Inputs:
@@ -169,6 +175,8 @@ class StaticExecution:
         if key not in self._passes:
             padding = {"slots_B": self._storage.entries.num_sessions - 1}
             inputs = Inputs(shapes, padding, self._engine.device)
+            # A capture runs the function: of padding only, so that no session changes.
+            inputs.write()
             self._passes[key] = inputs, self._capture(lambda: function(inputs.device))
         return self._passes[key]
 
@@ -216,7 +224,8 @@ class StaticExecution:
         return attend(queries_BQHE, keys_YCGE, values_YCGE)
 
     def _logits(self, hidden_RD: Tensor, count: int) -> Tensor:
-        return self._decoder.logits(hidden_RD).unflatten(0, (count, -1))
+        logits_RV = self._decoder.logits(hidden_RD)
+        return logits_RV.view(count, -1, logits_RV.shape[1])
 
     def _bucket(self, num_sequences: int) -> int:
         return next(count for count in self.sequence_counts if count >= num_sequences)
@@ -484,26 +493,34 @@ def make_execution(
     engine: EngineConfig,
     attention: PagedAttention,
     capture: Capture,
+    group: Group = ALONE,
 ) -> StaticTarget | StaticDraft:
-    """Allocate the KV storage of a model.
+    """Allocate the KV storage of a model, or of a rank's part of it.
 
     Raises:
         MemoryBudgetError: not one sequence of maximum length fits.
     """
-    storage = allocate_storage(model, engine, spare_sessions=1)
+    storage = allocate_storage(model, engine, group, spare_sessions=1)
     decoder.prepare(engine.max_model_len)
     kind = StaticDraft if engine.branches else StaticTarget
     return kind(decoder, engine, attention, storage, capture)
 
 
 def load(
-    folder: Path, model: ModelConfig, engine: EngineConfig, on_progress: Callable[[float], None]
+    folder: Path,
+    model: ModelConfig,
+    engine: EngineConfig,
+    on_progress: Callable[[float], None],
+    group: Group,
 ) -> StaticTarget | StaticDraft:
     """Read a model folder and allocate its KV storage; see ``execution.load_execution``."""
-    dtype = DTYPES[engine.dtype]
-    weights, reader = open_weights(folder, model, dtype, engine.device, on_progress)
-    attention = make_paged(engine.attention, engine.device, dtype).attention
+    dtype, shard = DTYPES[engine.dtype], group.shard
+    chosen = make_paged(engine.attention, engine.device, engine.dtype)
+    _log.info("attention", name=chosen.attention.name, reason=chosen.reason)
+    weights, reader = open_weights(folder, model, dtype, engine.device, on_progress, shard)
+    part = model_of(model, shard)
+    decoder = Decoder(part, weights, group, ids_of(model, shard).start)
     capture = capture_of(engine.device)
-    execution = make_execution(Decoder(model, weights), model, engine, attention, capture)
+    execution = make_execution(decoder, part, engine, chosen.attention, capture, group)
     execution.num_parameters = reader.num_parameters
     return execution

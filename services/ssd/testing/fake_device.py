@@ -57,7 +57,6 @@ class FakeDevice(TorchDispatchMode):
             return torch.zeros(result.shape, dtype=result.dtype)
         return result
 
-
     def _without_values(self, tensor: Tensor) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
 

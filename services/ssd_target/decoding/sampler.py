@@ -5,7 +5,6 @@ position, while the drafts work. A device computes it in the registers that hold
 """
 
 from collections.abc import Sequence as Rows
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,21 +12,13 @@ from numpy.typing import NDArray
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.sampling.choose import choose_rows
-from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, packed, to_device
+from ssd.engine.sampling.keyed import Choose, NoiseKeys, chooser_on, packed, to_device
 from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN
 from ssd_target.decoding.batch_builder import Proposals
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]
-
-
-class Choose(Protocol):
-    """``choose_of_keys``, or the same over the parts of a vocabulary."""
-
-    def __call__(self, logits_RV: torch.Tensor, keys: NoiseKeys, *, is_warm: bool) -> torch.Tensor:
-        """Return the token of each row, int64 [R]."""
-        ...
 
 
 class RingSampler:
@@ -115,12 +106,21 @@ class KeyedSampler:
     2e-6.
     """
 
-    def __init__(self, engine: EngineConfig, choose: Choose = choose_of_keys) -> None:
-        """Construct; ``choose`` has the arguments and the result of ``choose_of_keys``."""
+    def __init__(self, engine: EngineConfig, choose: Choose | None = None) -> None:
+        """Construct; None chooses on the device of the engine."""
         self._device = engine.device
-        self._choose_of_keys = choose
+        self._choose_of_keys = choose or chooser_on(engine.device)
         self._seeds_S = np.zeros(engine.max_num_seqs, dtype=np.uint64)
         self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
+
+    def warm_up(self, num_rows: int, vocab_size: int) -> None:
+        """Choose once with and once without noise, so that no request waits for a compiler."""
+        logits_RV = torch.zeros((num_rows, vocab_size), device=self._device)
+        zero_R = np.zeros(num_rows, dtype=np.int64)
+        for temperature in (0.0, 1.0):
+            self._temperature_S[0] = temperature
+            self.choose_at(zero_R, zero_R, logits_RV)
+        self._temperature_S[0] = 0.0
 
     def admit(self, sequence: Sequence) -> None:
         """Assign the noise of a sequence's seed to its slot."""

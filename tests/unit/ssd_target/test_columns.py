@@ -19,7 +19,6 @@ from ssd.engine.config import EngineConfig
 from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.errors import LinkError
 from ssd.speculation.fan_out import make_policy
-from ssd.speculation.noise import NoiseRing
 from ssd.speculation.table import OutcomeTable, pack_tables, row_width, unpack_commits
 from ssd.step_thread import Watchdog
 from ssd.testing.ledger_tree import LedgerTreeRunner
@@ -38,6 +37,7 @@ from ssd.types import (
 )
 from ssd_draft.inbox import Closing, Commits, Inbox, Opening
 from ssd_draft.sessions import Sessions
+from ssd_draft.token_choice import RingChoice
 from ssd_draft.tree import Tree, TreeShape
 from ssd_draft.worker import Parts, Worker
 from ssd_target.drafts.link import DraftLink
@@ -91,7 +91,7 @@ class DraftEnd:
                     max_len=MAX_LEN,
                     reserved=2 * LOOKAHEAD + 2,
                 ),
-                tree=Tree(self.runner, NoiseRing(SLOTS, shape.num_noise_rows, VOCAB), shape),
+                tree=Tree(self.runner, RingChoice(SLOTS, shape.num_noise_rows, VOCAB), shape),
                 policy_of=cache(lambda link: make_policy(link.fan_out_policy, link.fan_out)),
                 branch_counts=engine.branch_counts,
                 prefill_chunk=8,

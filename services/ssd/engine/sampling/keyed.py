@@ -13,14 +13,18 @@ up.
 """
 
 from dataclasses import dataclass
+from shutil import which
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd.telemetry import get_logger
 from ssd.types import NO_TOKEN
 
+_log = get_logger("ssd.engine")
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _NUM_ROUNDS = 10
@@ -127,6 +131,26 @@ def best_of_keys(
         scores_RV = logits_RV / divisor_R1 + torch.where(is_warm_R1, noise_RV, 0.0)
     scores_R, ids_R = scores_RV.max(dim=1)
     return scores_R, ids_R + first_id
+
+
+class Choose(Protocol):
+    """``choose_of_keys``, or the same over the parts of a vocabulary."""
+
+    def __call__(self, logits_RV: Tensor, keys: NoiseKeys, *, is_warm: bool) -> Tensor:
+        """Return the token of each row, int64 [R]."""
+        ...
+
+
+def chooser_on(device: str) -> Choose:
+    """Return ``choose_of_keys``, compiled into a few kernels on CUDA."""
+    if not device.startswith("cuda"):
+        return choose_of_keys
+    if which("cc") is None and which("gcc") is None:
+        # Triton builds its launchers with it.
+        _log.warning("choice_not_compiled", reason="there is no C compiler", consequence="slower")
+        return choose_of_keys
+    compiled: Choose = torch.compile(choose_of_keys, dynamic=True)
+    return compiled
 
 
 def choose_of_keys(logits_RV: Tensor, keys: NoiseKeys, *, is_warm: bool) -> Tensor:

@@ -49,7 +49,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def graphs_without_a_gpu() -> Iterator[None]:
     """The static engine replays recorded operations, as it replays CUDA graphs on a GPU."""
     with pytest.MonkeyPatch.context() as patch:

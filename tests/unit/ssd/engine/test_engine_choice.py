@@ -36,7 +36,6 @@ def test_openvino_computes_in_float32() -> None:
     ("dtype", "device", "attention", "words"),
     [
         ("bfloat16", "cpu", "cpu", "dtype is bfloat16"),
-        ("auto", "cuda:0", "auto", "the device is cuda:0"),
         ("float32", "cpu", "reference", "attention backend reference"),
     ],
 )
@@ -82,7 +81,18 @@ def test_attention_on_cuda_needs_no_package_before_the_process_runs(
     device: str, attention: str
 ) -> None:
     choice = choose_engine("auto", "auto", device, attention)
-    assert (choice.engine, choice.precision.dtype) == ("torch", "bfloat16")
+    assert (choice.engine, choice.precision.dtype) == ("static", "bfloat16")
+
+
+@pytest.mark.parametrize("engine", ["openvino", "torch"])
+def test_an_engine_of_cpus_is_refused_on_a_gpu(engine: str) -> None:
+    with pytest.raises(SettingsError, match=f"engine {engine} runs on CPUs.*cuda:0.*auto"):
+        choose_engine(engine, "auto", "cuda:0", "auto")
+
+
+def test_the_engine_of_gpus_can_be_tried_on_a_cpu() -> None:
+    choice = choose_engine("static", "float32", "cpu", "auto")
+    assert (choice.engine, choice.reason) == ("static", "set explicitly")
 
 
 def test_the_default_attention_is_that_of_openvino_on_a_cpu() -> None:
