@@ -22,6 +22,7 @@ WAITS_FOR_TABLES = (
     ("engine", "dtype"),
     [
         ("openvino", "float32"),
+        pytest.param("static", "float32", marks=pytest.mark.slow),
         pytest.param("torch", "float32", marks=pytest.mark.slow),
         pytest.param("torch", "bfloat16", marks=[needs_packed_bfloat16, pytest.mark.slow]),
     ],

@@ -30,7 +30,7 @@ class FakeDevice(TorchDispatchMode):
     name = f"{_NAME}:0"
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_reads = 0
         """Copies from the device to the host."""
         self._fake = FakeTensorMode()
