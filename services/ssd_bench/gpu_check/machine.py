@@ -46,7 +46,7 @@ def copy_bandwidth(environment: Environment) -> float:
 
 
 def _nccl_version() -> tuple[int, ...]:
-    found: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    found: tuple[int, ...] = torch.cuda.nccl.version()
     return found
 
 
