@@ -150,7 +150,7 @@ class NcclTransfer:
     def __init__(self, communicator: "NcclCommunicator", stream: torch.cuda.Stream) -> None:
         self._communicator = communicator
         # Blocking: a thread that waits for an idle peer must not use a CPU.
-        self._event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event(blocking=True)
         self._event.record(stream)
 
     def wait(self) -> None:
@@ -298,7 +298,7 @@ def connect(store: LinkStore, place: Place) -> NcclCommunicator:
             for sender in (TARGET_RANK, DRAFT_RANK):
                 unique_id = _shared_id(nccl, store, place.rank, f"nccl/{sender}")
                 handle = nccl.communicator(unique_id, place.rank)
-                stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+                stream = torch.cuda.Stream(device, priority=-1)
                 directions.append(Direction(handle, stream))
         finally:
             if len(directions) == 1:
