@@ -83,7 +83,7 @@ AnyRunner = TypeVar("AnyRunner", bound=ModelRunner)
 
 
 def require_device(device: str) -> None:
-    """Check that the device of the settings exists; there is no fall-back to another device.
+    """Use the device of the settings in this thread; there is no fall-back to another device.
 
     Raises:
         SettingsError: this machine has no such device.
@@ -93,6 +93,10 @@ def require_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         cause = str(error).partition("\n")[0]
         raise SettingsError(f"device {device!r} cannot be used here: {cause}") from error
+    index = torch.device(device).index
+    if device.startswith("cuda") and index is not None:
+        # Streams, events and pinned memory belong to the current device of a thread.
+        torch.cuda.set_device(index)
 
 
 def load_runner(
