@@ -46,10 +46,15 @@ _LINK = block(
     draft=string("Pod of the draft, or its address until the name is known.", 253, minLength=1),
     node=string("Node of the draft.", 253),
     cell=_count("Cell of the target."),
-    transport=string("Measured transport: TCP, RDMA or NVLink.", 64),
+    channel=string("How commits and tables travel: Grpc or Collective.", 64),
+    transport=string("TCP, or the path that NCCL reports, for example P2P/CUMEM.", 64),
     roundTripMicroseconds=_count("Lowest measured round trip."),
     state=string("Active, Connecting, Quarantined, Draining, Lost or Refused.", 64),
-    reason=string("Why the link is not active; for a link that is too slow, the numbers.", 1024),
+    reason=string(
+        "Why the link is not active; for a link that is too slow, the numbers. For an active link, "
+        "why it uses Grpc although Collective is wanted.",
+        1024,
+    ),
 )
 STATUS = block(
     "Observed state. There is no phase; use the conditions.",
@@ -94,7 +99,7 @@ STATUS = block(
     ),
     transport=block(
         "How tables are sent.",
-        effective=string("The worst transport that was measured on an active link.", 64),
+        effective=string("The slowest transport of an active link.", 64),
     ),
     links=_list(
         "Links between targets and drafts, with their measurements.",

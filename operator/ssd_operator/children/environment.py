@@ -115,6 +115,7 @@ def _target_settings(resource: Resource, cell: int) -> dict[str, object]:
         "MAX_NUM_SEQS": engine.max_num_seqs,
         "MAX_QUEUE": engine.max_queue,
         "DETERMINISTIC": "true" if engine.deterministic else None,
+        "CHANNEL": _unless_default(spec.transport.channel.lower(), "grpc"),
         "MAX_ROUND_TRIP_US": spec.transport.max_round_trip_microseconds,
         "FAN_OUT": _unless_default(spec.speculation.fan_out.lower(), "adaptive"),
         "BACKUP": _unless_default(spec.speculation.backup.lower(), "ngram"),

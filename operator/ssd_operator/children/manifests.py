@@ -27,6 +27,7 @@ _PROGRESS_SECONDS = 600
 """A Deployment may take its start-up timeout and this long, for pulls and scheduling."""
 _ANY_POD: Object = {"namespaceSelector": {}}
 """Every pod of the cluster, as a peer."""
+_ANY_TCP_PORT: Object = {"protocol": "TCP"}
 
 
 def wanted(
@@ -74,6 +75,9 @@ def _network_policies(factory: ChildFactory) -> Iterator[Object]:
     targets: Object = {"podSelector": {"matchLabels": selector(resource, Component.TARGET)}}
     clients = [dict(each) for each in resource.spec.security.clients] or [_ANY_POD]
     callers = {Component.TARGET: [*clients, operator], Component.DRAFT: [targets, operator]}
+    drafts: Object = {"podSelector": {"matchLabels": selector(resource, Component.DRAFT)}}
+    peers = {Component.TARGET: drafts, Component.DRAFT: targets}
+    is_collective = resource.spec.transport.channel == "Collective"
     for each in Component if resource.spec.security.network_policy else ():
         spec = {
             "podSelector": {"matchLabels": selector(resource, each)},
@@ -82,6 +86,8 @@ def _network_policies(factory: ChildFactory) -> Iterator[Object]:
                 {"from": callers[each], "ports": [_tcp(PORTS[each])]},
                 # Metrics and probes, which contain no prompt and no secret.
                 {"from": [_ANY_POD], "ports": [_tcp(HTTP_PORT)]},
+                # gloo and NCCL listen on ports that the system selects.
+                *([{"from": [peers[each]], "ports": [_ANY_TCP_PORT]}] if is_collective else []),
             ],
         }
         yield factory.make("NetworkPolicy", component_name(resource, each), each, spec=spec)

@@ -22,6 +22,8 @@ from ssd_operator.status.conditions import LONGEST_MESSAGE, Condition, merge, no
 from ssd_operator.status.pass_result import PassResult
 
 ROUND_TRIP = "roundTripMicroseconds"
+_SLOWEST_FIRST = ("TCP", "NET/SOCKET", "NET/", "NCCL", "SHM", "P2P")
+"""Beginnings of transports. NCCL means that its path is unknown."""
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -29,14 +31,14 @@ def status_of(result: PassResult) -> Object:
     """The whole status; transitions of the present one keep their times."""
     resource, old, now = result.resource, result.status, to_text(result.now)
     active = [link for link in result.links.values() if link.state == "Active"]
-    transports = sorted({link.transport.upper() for link in active if link.transport})
+    transports = {link.transport.upper() for link in active if link.transport}
     status: Object = {
         "observedGeneration": resource.generation,
         "conditions": merge(old, conditions(result), resource.generation, now),
         "model": _model(result),
         "target": _target(result),
         "draft": _draft(result),
-        "transport": {"effective": transports[0]} if transports else {},
+        "transport": {"effective": min(transports, key=_speed)} if transports else {},
         "links": _links(result),
         "speculation": _speculation(result),
     }
@@ -151,16 +153,23 @@ def _links(result: PassResult) -> list[Object]:
                 "draft": draft,
                 "node": nodes.get(draft, ""),
                 "cell": cells[target],
+                "channel": link.channel.capitalize() if link.transport else "",
                 "transport": link.transport.upper(),
                 ROUND_TRIP: _round_trip(old.get((target, draft), {}), link),
                 "state": link.state,
-                "reason": link.reason[:LONGEST_MESSAGE],
+                "reason": (link.reason or link.channel_reason)[:LONGEST_MESSAGE],
             }
         )
         for (target, draft), link in result.links.items()
     ]
     entries.sort(key=lambda entry: (entry["cell"], entry["target"], entry["draft"]))
     return entries[:MOST_LINKS]
+
+
+def _speed(transport: str) -> tuple[int, str]:
+    """A key that sorts transports, slowest first."""
+    ranks = (rank for rank, each in enumerate(_SLOWEST_FIRST) if transport.startswith(each))
+    return next(ranks, len(_SLOWEST_FIRST)), transport
 
 
 def _round_trip(before: Object, link: LinkStatus) -> int:

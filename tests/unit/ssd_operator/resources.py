@@ -195,7 +195,15 @@ def specs(draw: st.DrawFn) -> Spec:
             gpu_products=draw(st.sampled_from([(), ("H100",), ("H100", "H200")])),
         ),
         model_cache=cache,
-        transport=draw(st.sampled_from([Transport(), Transport(max_round_trip_microseconds=900)])),
+        transport=draw(
+            st.sampled_from(
+                [
+                    Transport(),
+                    Transport(channel="Collective"),
+                    Transport(max_round_trip_microseconds=900),
+                ]
+            )
+        ),
         security=Security(
             network_policy=draw(st.booleans()), read_only_root_filesystem=draw(st.booleans())
         ),

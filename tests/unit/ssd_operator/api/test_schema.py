@@ -118,6 +118,8 @@ def test_defaults_are_those_of_the_processes() -> None:
     assert speculation["branches"]["default"] == settings.branches == DraftSettings().branches
     assert speculation["fanOut"]["default"].lower() == settings.fan_out
     assert speculation["backup"]["default"].lower() == settings.backup
+    transport = SPEC["properties"]["transport"]["properties"]
+    assert transport["channel"]["default"].lower() == settings.channel
     assert SPEC["properties"]["model"]["properties"]["dtype"]["default"] == settings.dtype
     source = Source(uri="demo://target")
     spec = Spec(target=Target(source=source), draft=Draft(source=source))

@@ -1,6 +1,6 @@
 """Children of a resource: reviewed snapshots, and properties over all specs."""
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import yaml
@@ -37,6 +37,7 @@ from ssd_operator.api.spec import (
     Sharing,
     Spec,
     Target,
+    Transport,
 )
 from ssd_operator.children.names import HASH_ANNOTATION, cell_of, revision_of
 from ssd_operator.observe.pod_state import name_of
@@ -252,3 +253,18 @@ def test_only_named_clients_its_targets_and_the_operator_reach_an_engine() -> No
     }
     labels = {"ssd.dev/name": "demo", "ssd.dev/component": "target"}
     assert callers == [[client, operator], [{"podSelector": {"matchLabels": labels}}, operator]]
+
+
+def test_only_a_collective_channel_opens_all_ports_between_targets_and_drafts() -> None:
+    def opened(channel: Literal["Grpc", "Collective"]) -> list[list[Any]]:
+        made = children(resource(cpu_demo().changed(transport=Transport(channel=channel))))
+        rules = [each["spec"]["ingress"] for each in made if each["kind"] == "NetworkPolicy"]
+        any_port = {"protocol": "TCP"}
+        return [[rule["from"] for rule in each if any_port in rule["ports"]] for each in rules]
+
+    def peer(component: str) -> list[Any]:
+        labels = {"ssd.dev/name": "demo", "ssd.dev/component": component}
+        return [{"podSelector": {"matchLabels": labels}}]
+
+    assert opened("Grpc") == [[], []]
+    assert opened("Collective") == [[peer("draft")], [peer("target")]]

@@ -70,6 +70,7 @@ def test_the_complete_status_of_a_healthy_resource() -> None:
                 "draft": name,
                 "node": "n1",
                 "cell": 0,
+                "channel": "Grpc",
                 "transport": "TCP",
                 "roundTripMicroseconds": micros,
                 "state": "Active",
@@ -180,7 +181,32 @@ def test_an_inactive_link_has_its_reason_and_its_measurements() -> None:
     assert (refused["transport"], refused["roundTripMicroseconds"]) == ("TCP", 312)
     assert refused["reason"].startswith("link_too_slow: xxx")
     assert len(refused["reason"]) == 1024
-    assert not {"transport", "reason"} & by_draft["10.0.0.9:50052"].keys()
+    assert not {"channel", "transport", "reason"} & by_draft["10.0.0.9:50052"].keys()
+
+
+def test_an_active_link_has_its_channel_and_the_reason_for_grpc() -> None:
+    reason = "gloo does not connect"
+    links = (
+        link("d0", channel="collective", transport="P2P/CUMEM"),
+        link("d1", channel="grpc", channel_reason=reason),
+    )
+    entries = derive(Scene(pools=(answer("t0", *links),)))["links"]
+    assert [each["channel"] for each in entries] == ["Collective", "Grpc"]
+    assert [each.get("reason") for each in entries] == [None, reason]
+
+
+@pytest.mark.parametrize(
+    ("transports", "slowest"),
+    [
+        (("tcp", "P2P/CUMEM"), "TCP"),
+        (("P2P/CUMEM", "SHM/direct"), "SHM/DIRECT"),
+        (("NET/IB/0", "NET/Socket/0"), "NET/SOCKET/0"),
+        (("new", "P2P/IPC"), "P2P/IPC"),
+    ],
+)
+def test_the_effective_transport_is_the_slowest(transports: tuple[str, str], slowest: str) -> None:
+    links = [link(f"d{n}", transport=each) for n, each in enumerate(transports)]
+    assert derive(Scene(pools=(answer("t0", *links),)))["transport"]["effective"] == slowest
 
 
 def test_links_of_old_answers_and_of_pods_that_are_not_ready_are_left_out() -> None:
