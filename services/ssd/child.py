@@ -14,10 +14,15 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
+def end_with_parent(number: signal.Signals) -> None:
+    """Send this process a signal when the thread of the parent that started it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+
+
 def main() -> None:
     """Tie this process to its parent, then run the module."""
     parent, module = int(sys.argv[1]), sys.argv[2]
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)
     if os.getppid() != parent:
         # The parent ended before ``prctl``.
         sys.exit(1)

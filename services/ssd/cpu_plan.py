@@ -1,8 +1,9 @@
 """Which CPUs of one machine run the target, the drafts and all other threads."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from ssd.errors import SettingsError
@@ -74,6 +75,15 @@ def one_cpu_a_core(allowed: Iterable[int], topology: Path = TOPOLOGY) -> tuple[i
             core = str(cpu)
         first.setdefault(core.strip(), cpu)
     return tuple(first.values())
+
+
+def divide(cpus: Collection[int], num_shares: int) -> tuple[frozenset[int], ...]:
+    """Divide CPUs into shares of neighbours; with fewer CPUs than shares, some share one."""
+    ordered, count = sorted(cpus), len(cpus)
+    if count < num_shares:
+        return tuple(frozenset({ordered[index % count]}) for index in range(num_shares))
+    bounds = [count * index // num_shares for index in range(num_shares + 1)]
+    return tuple(frozenset(ordered[first:stop]) for first, stop in pairwise(bounds))
 
 
 def pin(step_cpus: frozenset[int], other_cpus: frozenset[int]) -> frozenset[int]:

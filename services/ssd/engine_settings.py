@@ -43,16 +43,17 @@ class EngineSettings:
     """Prompt tokens stored per round of a target, or between two tree batches of a draft. Larger
     values delay running sequences more."""
     kv_cache_bytes: int = field(default=0, metadata={"min": 0})
-    """Memory of the KV cache in bytes; 0 takes a share of the free memory."""
+    """Memory of the KV cache in bytes, of each rank; 0 takes a share of the free memory."""
     lookahead: int = field(default=6, metadata={"min": 1, "max": 16})
     """Number of tokens in a full proposal (K). Target and drafts need the same value. Larger values
     need high acceptance."""
     branches: int = field(default=24, metadata={"min": 1, "max": 128})
     """Largest number of branches of an outcome table (N). Target and drafts need the same value."""
     threads: int = field(default=1, metadata={"min": 1, "max": 256})
-    """Number of threads of one forward pass on a CPU."""
+    """Number of threads of one forward pass on a CPU, divided among the ranks of a target."""
     cpus: str = ""
-    """CPUs of the step thread, as ``0`` or ``0,2-3``; empty for all."""
+    """CPUs of the step thread, as ``0`` or ``0,2-3``; empty for all. The ranks of a target divide
+    them."""
     io_cpus: str = ""
     """CPUs of all other threads; empty for all."""
 
@@ -82,6 +83,11 @@ class EngineSettings:
     def other_cpus(self) -> frozenset[int]:
         """CPUs of all other threads; empty for all."""
         return parse_cpus("io_cpus", self.io_cpus)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that share the model."""
+        return 1
 
     @property
     def num_columns(self) -> int:

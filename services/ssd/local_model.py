@@ -77,14 +77,18 @@ def _engine_config(
     max_num_seqs: int,
     branches: int,
 ) -> EngineConfig:
-    choice = choose_engine(settings.engine, settings.dtype, settings.device, settings.attention)
+    size = settings.num_ranks
+    choice = choose_engine(
+        settings.engine, settings.dtype, settings.device, settings.attention, size
+    )
     return EngineConfig(
         device=settings.device,
         engine=choice.engine,
         engine_reason=choice.reason,
         dtype=choice.precision.dtype,
         dtype_reason=choice.precision.reason,
-        threads=settings.threads,
+        threads=max(1, settings.threads // size),
+        tensor_parallel_size=size,
         attention=settings.attention,
         block_size=_block_size(settings, choice),
         max_model_len=length_limit(settings.max_model_len, model),

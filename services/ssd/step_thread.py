@@ -79,6 +79,13 @@ class StepThread(Generic[Loaded]):
         """Begin to load."""
         self._thread.start()
 
+    def fail(self, error: Exception) -> None:
+        """End with an error that another part of the process has found. Asyncio loop.
+
+        The thread may be in a pass that never returns.
+        """
+        self._end(error)
+
     def _run(self) -> None:
         error: Exception | None = None
         try:
@@ -99,11 +106,17 @@ class StepThread(Generic[Loaded]):
         # Modules and weights stay until the process ends: garbage collection can skip them.
         gc.collect()
         gc.freeze()
-        post(self._loop, self.loaded.set_result, loaded)
+        post(self._loop, self._note_loaded, loaded)
         serve()
 
+    def _note_loaded(self, loaded: Loaded) -> None:
+        if not self.loaded.done():
+            self.loaded.set_result(loaded)
+
     def _end(self, error: Exception | None) -> None:
-        """Publish the end of the thread. Asyncio loop."""
+        """Publish the end of the thread, once. Asyncio loop."""
+        if self.ended.done():
+            return
         if error is not None and not self.loaded.done():
             self.loaded.set_exception(error)
             error = None

@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
@@ -35,6 +35,21 @@ from ssd_cli.display import err, out, print_table, report, summary, write
 from ssd_cli.figures import Collector, Generation
 from ssd_cli.generate import GenerateOptions, check_endpoint, generate
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
+from ssd_cli.options import (
+    Branches,
+    Debug,
+    Draft,
+    Dtype,
+    Engine,
+    Json,
+    Lookahead,
+    MaxTokens,
+    ModeOption,
+    NumDrafts,
+    Target,
+    Temperature,
+    TensorParallelSize,
+)
 from ssd_cli.plan_command import plan_command
 from ssd_cli.up import up
 
@@ -49,53 +64,16 @@ _debug = False
 BAD_INPUT = (RequestError, SettingsError, ModelNotFoundError)
 """Errors caused by the command line: exit code 2."""
 
-MAX_TOKENS = 1 << 20
-"""More than the maximum length of any model."""
 MAX_SEED = 2**64 - 1
 BENCH = "import sys; from ssd_bench.__main__ import main; sys.exit(main(prog_name='ssd bench'))"
 """Like ``python -m ssd_bench``, with the name ``ssd bench`` in usage errors."""
 _TYPER_PREFIX = re.compile(r"^Invalid value(?: for '([^']+)')?: (?:Value error, )?")
 
-Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
-Draft = Annotated[str, typer.Option("--draft", help="Model folder, demo://draft or hf://…")]
-NumDrafts = Annotated[
-    int, typer.Option("--num-drafts", min=0, max=64, help="Number of draft processes.")
-]
-Lookahead = Annotated[
-    int, typer.Option("--lookahead", min=1, max=16, help="Tokens in a proposal (K).")
-]
-Branches = Annotated[
-    int, typer.Option("--branches", min=1, max=128, help="Largest number of outcomes (N).")
-]
-Dtype = Annotated[
-    Literal["auto", "bfloat16", "float32"],
-    typer.Option(
-        "--dtype", help="Data type of weights and KV; auto: bfloat16 if the device supports it."
-    ),
-]
-Engine = Annotated[
-    Literal["auto", "openvino", "static", "torch"],
-    typer.Option("--engine", help="Executes forward passes; auto: openvino in float32 on a CPU."),
-]
-Temperature = Annotated[
-    float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0 is greedy.")
-]
-MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", min=1, max=MAX_TOKENS, help="Maximum number of new tokens.")
-]
-Modes = Literal["auto", "autoregressive", "synchronous", "speculative"]
-ModeOption = Annotated[
-    Modes,
-    typer.Option(
-        "--mode",
-        help="How rounds run: without a draft, with one in the target's process, or with draft "
-        "processes.",
-    ),
-]
 WITHOUT_DRAFT_PROCESSES = ("autoregressive", "synchronous")
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
-OF_A_DEPLOYMENT = ("target", "draft", "lookahead", "branches", "num_drafts", "dtype", "engine")
+OF_A_DEPLOYMENT = (
+    *("target", "draft", "lookahead", "branches", "num_drafts", "dtype", "engine"),
+    "tensor_parallel_size",
+)
 """Parameters of the processes to start. A running target has its own."""
 
 
@@ -160,6 +138,7 @@ def generate_command(
     num_drafts: NumDrafts = 1,
     dtype: Dtype = "auto",
     engine: Engine = "auto",
+    tensor_parallel_size: TensorParallelSize = 1,
     is_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -199,6 +178,7 @@ def generate_command(
             num_drafts=0 if mode in WITHOUT_DRAFT_PROCESSES else num_drafts,
             is_synchronous=mode == "synchronous",
             common_flags=_common_flags(lookahead, branches, dtype, engine),
+            target_flags=("--tensor-parallel-size", str(tensor_parallel_size)),
         ),
         is_quiet=is_json,
     )
@@ -276,6 +256,7 @@ def up_command(
     branches: Branches = 24,
     dtype: Dtype = "auto",
     engine: Engine = "auto",
+    tensor_parallel_size: TensorParallelSize = 1,
     port: Annotated[
         int,
         typer.Option(
@@ -309,6 +290,7 @@ def up_command(
         port=port,
         http_port=http_port,
         common_flags=_common_flags(lookahead, branches, dtype, engine),
+        target_flags=("--tensor-parallel-size", str(tensor_parallel_size)),
     )
     _check_models(deployment)
     _warn_about_one_cpu(deployment)

@@ -53,4 +53,5 @@ def check_models(settings: TargetSettings) -> None:
 
 
 def _of_draft(settings: TargetSettings) -> TargetSettings:
-    return replace(settings, model=settings.draft_model)
+    # The draft runs in the process of rank 0, between the passes of the target.
+    return replace(settings, model=settings.draft_model, tensor_parallel_size=1)

@@ -27,6 +27,10 @@ class TargetSettings(EngineSettings):
     addresses. IP addresses and ``localhost`` are not resolved. ``dns:///host:port`` is always a
     DNS name."""
 
+    tensor_parallel_size: Literal[1, 2, 4, 8] = 1
+    """Number of ranks that share the target's model, each with its own process and device: GPUs
+    from ``device`` on, or parts of ``cpus``. It must divide the model's attention heads. A draft
+    model is not divided."""
     max_num_seqs: int = field(default=16, metadata={"min": 1, "max": 256})
     """Maximum number of sequences that run together."""
     max_queue: int = field(default=256, metadata={"min": 0, "max": 100_000})
@@ -76,6 +80,11 @@ class TargetSettings(EngineSettings):
                 f"the sum of fan_out_split is {sum(self.fan_out_split)}, "
                 f"but branches is {self.branches}"
             )
+
+    @property
+    def num_ranks(self) -> int:
+        """See ``EngineSettings.num_ranks``."""
+        return self.tensor_parallel_size
 
     @property
     def draft_deadline_seconds(self) -> float:

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 import torch
 
-from ssd.engine.config import STATIC, EngineConfig
+from ssd.engine.config import STATIC
 from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.engine.parallel.group import ALONE, Group
+from ssd.engine.parallel.rank_loop import SplitTarget
 from ssd.engine.runner import load_runner
 from ssd.engine.target_runner import TargetRunner
 from ssd.local_model import LocalModel
@@ -30,25 +32,32 @@ class ModelLoader:
         settings: TargetSettings,
         models: TargetModels,
         context: LoopContext,
+        join: Callable[[], Group],
     ) -> None:
+        """Construct; ``join`` waits for the other ranks of the target's model."""
         self._settings = settings
         self._models = models
         self._context = context
+        self._join = join
 
     def load(self) -> tuple[TargetRunner, Callable[[], None]]:
         """Return the runner, and a function that runs rounds until the inbox is closed.
 
         Raises:
             SetupError: the model cannot be loaded.
+            RankError: another rank of the model has ended or does not answer.
         """
-        torch.set_num_threads(self._settings.threads)
-        runner = _load(self._models.target)
-        draft_runner = _load(self._models.draft) if self._models.draft is not None else None
-        return runner, self._loop(runner, draft_runner).run
+        torch.set_num_threads(self._models.target.engine.threads)
+        group = self._join()
+        runner = _load(self._models.target, group)
+        draft_runner = _load(self._models.draft, ALONE) if self._models.draft is not None else None
+        loop = self._loop(runner, draft_runner)
+        group.begin_service()
+        return runner, loop.run
 
     def _loop(self, runner: TargetRunner, draft_runner: TargetRunner | None) -> DecodeLoop:
         engine = runner.engine
-        sampler = _sampler(engine, runner.model.vocab_size)
+        sampler = _sampler(runner)
         drafter = None
         if draft_runner is not None:
             draft_blocks = BlockPool(draft_runner.num_blocks)
@@ -70,7 +79,12 @@ class ModelLoader:
         return SpeculationControl(controller, context.drafts, context.round_log, lookahead)
 
 
-def _sampler(engine: EngineConfig, vocab_size: int) -> Sampler:
+def _sampler(runner: TargetRunner) -> Sampler:
+    """Return the sampler that reads the logits where they are."""
+    engine, execution, vocab_size = runner.engine, runner.execution, runner.model.vocab_size
+    if isinstance(execution, SplitTarget):
+        execution.warm_up_choice()
+        return KeyedSampler(engine, execution.choose)
     if engine.engine != STATIC:
         return RingSampler(engine, vocab_size)
     sampler = KeyedSampler(engine)
@@ -78,8 +92,8 @@ def _sampler(engine: EngineConfig, vocab_size: int) -> Sampler:
     return sampler
 
 
-def _load(model: LocalModel) -> TargetRunner:
+def _load(model: LocalModel, group: Group) -> TargetRunner:
     on_progress = progress_log()
-    runner = load_runner(TargetRunner, model.folder, model.engine, on_progress)
+    runner = load_runner(TargetRunner, model.folder, model.engine, on_progress, group)
     runner.warm_up(on_progress)
     return runner

@@ -30,6 +30,7 @@ from ssd_target.drafts.handshake import LinkTerms
 from ssd_target.drafts.pool import DraftPool
 from ssd_target.drafts.status import pool_status
 from ssd_target.models import TargetModels
+from ssd_target.rank_processes import RankProcesses
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
 from ssd_target.serving.streams import Wakeups
@@ -62,7 +63,7 @@ class Target:
             settings: of the process.
             models: to load.
             me: identity of this process, sent to drafts.
-            cpus: of the step thread.
+            cpus: of the step thread, divided among the ranks of the model.
             clock: for all times.
         """
         self._settings = settings
@@ -95,8 +96,10 @@ class Target:
             clock=clock,
             watchdog=watchdog,
         )
-        thread = StepThread(ModelLoader(settings, models, context).load, self._inbox.close, cpus)
-        self._life_cycle = LifeCycle(thread, watchdog, clock, settings.drain_seconds)
+        self._ranks = RankProcesses(model, cpus)
+        loader = ModelLoader(settings, models, context, self._ranks.join)
+        self._step = StepThread(loader.load, self._inbox.close, self._ranks.cpus)
+        self._life_cycle = LifeCycle(self._step, watchdog, clock, settings.drain_seconds)
 
     def drain(self, seconds: float | None = None) -> int:
         """Start the drain; return the number of running and waiting requests.
@@ -134,6 +137,7 @@ class Target:
         Raises:
             SetupError: the process cannot start.
             TimeoutError: the step thread did not end after the drain.
+            RankError: a rank of the model has ended or does not answer.
             Exception: what the step thread crashed with.
         """
         DESIRED_DRAFT_REPLICAS.set_function(lambda: self._pool_status().desired_draft_replicas)
@@ -150,10 +154,11 @@ class Target:
             "target", self._settings, servicers, limits, count_failure
         ):
             try:
-                runner = await self._life_cycle.load()
-                if runner is not None:
-                    self._handler.open(runner, self._wakeups)
-                    await self._serve()
+                async with self._ranks.running(self._step.fail):
+                    runner = await self._life_cycle.load()
+                    if runner is not None:
+                        self._handler.open(runner, self._wakeups)
+                        await self._serve()
             finally:
                 admin.close()
 

@@ -35,7 +35,9 @@ class EngineChoice:
     precision: Precision
 
 
-def choose_engine(requested: str, dtype: str, device: str, attention: str) -> EngineChoice:
+def choose_engine(
+    requested: str, dtype: str, device: str, attention: str, tensor_parallel_size: int = 1
+) -> EngineChoice:
     """Return the engine and the dtype to run with.
 
     Args:
@@ -43,17 +45,22 @@ def choose_engine(requested: str, dtype: str, device: str, attention: str) -> En
         dtype: ``auto``, ``bfloat16`` or ``float32``.
         device: ``cpu``, ``cuda:0``.
         attention: backend of the torch engine.
+        tensor_parallel_size: number of ranks.
 
     Raises:
         SettingsError: the engine cannot run with the other settings or is not installed; or the
             attention backend cannot run with the device or the dtype.
     """
-    choice = _choose(requested, dtype, device, attention)
+    problem = _openvino_problem(dtype, attention)
+    if tensor_parallel_size > 1:
+        problem = f"it runs on one rank, and tensor_parallel_size is {tensor_parallel_size}"
+    choice = _choose(requested, dtype, device, problem)
     check_attention(attention, device, choice.precision.dtype)
     return choice
 
 
-def _choose(requested: str, dtype: str, device: str, attention: str) -> EngineChoice:
+def _choose(requested: str, dtype: str, device: str, problem: str | None) -> EngineChoice:
+    """Return the choice; ``problem`` excludes OpenVINO on a CPU."""
     if requested == STATIC:
         return EngineChoice(STATIC, "set explicitly", choose_precision(dtype, device))
     if not device.startswith("cpu"):
@@ -62,7 +69,6 @@ def _choose(requested: str, dtype: str, device: str, attention: str) -> EngineCh
                 f"engine {requested} runs on CPUs, and the device is {device}; set engine to auto"
             )
         return EngineChoice(STATIC, "the engine of GPUs", choose_precision(dtype, device))
-    problem = _openvino_problem(dtype, attention)
     if requested == OPENVINO:
         if problem is not None:
             raise SettingsError(f"engine openvino: {problem}; set engine to torch or auto")

@@ -14,6 +14,9 @@ from torch import Tensor
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import Execution, load_execution
+from ssd.engine.parallel.group import ALONE, Group, RankGroup
+from ssd.engine.parallel.rank_loop import SplitTarget
+from ssd.engine.parallel.shard import check_shards
 from ssd.errors import SettingsError
 from ssd.telemetry import get_logger
 
@@ -100,7 +103,11 @@ def require_device(device: str) -> None:
 
 
 def load_runner(
-    kind: type[AnyRunner], folder: Path, engine: EngineConfig, on_progress: Progress
+    kind: type[AnyRunner],
+    folder: Path,
+    engine: EngineConfig,
+    on_progress: Progress,
+    group: Group = ALONE,
 ) -> AnyRunner:
     """Read a model folder and construct its runner, which is not warmed up.
 
@@ -109,9 +116,11 @@ def load_runner(
         folder: a folder in the layout of Hugging Face.
         engine: shapes, precision, device.
         on_progress: called with ("load", 0..1).
+        group: the ranks of a target's model; this process is rank 0.
 
     Raises:
         SetupError: the folder, its config, its weights or the memory do not allow it.
+        RankError: another rank has ended or does not answer.
     """
     require_device(engine.device)
     _log.info(
@@ -122,9 +131,13 @@ def load_runner(
         dtype_reason=engine.dtype_reason,
         device=engine.device,
         attention=engine.attention,
+        tensor_parallel_size=engine.tensor_parallel_size,
     )
     model = ModelConfig.from_folder(folder)
+    check_shards(model, engine.tensor_parallel_size)
     execution = load_execution(
-        folder, model, engine, lambda fraction: on_progress("load", fraction)
+        folder, model, engine, lambda fraction: on_progress("load", fraction), group
     )
+    if isinstance(group, RankGroup):
+        execution = SplitTarget(execution, group, engine)
     return kind(execution, model, engine)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 END = "<|end|>"
@@ -68,6 +68,21 @@ def write_tiny_folder(
         weights["model.embed_tokens.weight"][nan_token] = torch.nan
     save_file(weights, folder / "model.safetensors")
     write_byte_tokenizer(folder)
+    return folder
+
+
+def write_tiny_qwen3(folder: Path, *, seed: int = 0, attention_gain: float = 1.0) -> Path:
+    """Write a tiny model like ``write_tiny_folder``, with norms of query and key heads."""
+    write_tiny_folder(folder, seed=seed, attention_gain=attention_gain)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = {name: each.clone() for name, each in load_file(folder / "model.safetensors").items()}
+    for layer in range(2):
+        for name in ("q_norm", "k_norm"):
+            weight_E = 1 + torch.linspace(-0.5, 0.5, 8) * (layer + 1)
+            weights[f"model.layers.{layer}.self_attn.{name}.weight"] = weight_E
+    save_file(weights, folder / "model.safetensors")
     return folder
 
 

@@ -5,6 +5,7 @@ position, while the drafts work. A device computes it in the registers that hold
 """
 
 from collections.abc import Sequence as Rows
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,13 +13,28 @@ from numpy.typing import NDArray
 
 from ssd.engine.config import EngineConfig
 from ssd.engine.sampling.choose import choose_rows
-from ssd.engine.sampling.keyed import Choose, NoiseKeys, chooser_on, packed, to_device
+from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, packed, to_device
 from ssd.speculation.noise import NoiseRing
 from ssd.types import NO_TOKEN
 from ssd_target.decoding.batch_builder import Proposals
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]
+
+
+class ChooseOfVerify(Protocol):
+    """Selects tokens from the logits of a verify, on one rank or on several."""
+
+    def __call__(
+        self, logits_RV: torch.Tensor, keys_4R: torch.Tensor, *, is_warm: bool
+    ) -> torch.Tensor:
+        """Return the token of each row, int64 [R].
+
+        Args:
+            logits_RV: of all rows of the newest verify.
+            keys_4R: of the rows, ``keyed.packed``.
+            is_warm: whether some temperature is not 0.
+        """
 
 
 class RingSampler:
@@ -106,10 +122,11 @@ class KeyedSampler:
     2e-6.
     """
 
-    def __init__(self, engine: EngineConfig, choose: Choose | None = None) -> None:
-        """Construct; None chooses on the device of the engine."""
+    def __init__(self, engine: EngineConfig, choose: ChooseOfVerify | None = None) -> None:
+        """Construct; None chooses on the device of the engine, which has all logits."""
         self._device = engine.device
-        self._choose_of_keys = choose or chooser_on(engine.device)
+        self._choose_of_keys = chooser_on(engine.device)
+        self._choose_of_verify = choose or self._choose_here
         self._seeds_S = np.zeros(engine.max_num_seqs, dtype=np.uint64)
         self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
 
@@ -146,22 +163,32 @@ class KeyedSampler:
         column_P = np.arange(logits_BPV.shape[1])
         slots_R = slots_B.repeat(len(column_P))
         positions_R = (next_B[:, None] + column_P).ravel()
-        chosen_R = self.choose_at(slots_R, positions_R, logits_BPV.flatten(0, 1))
+        chosen_R = self._select(
+            slots_R, positions_R, logits_BPV.flatten(0, 1), self._choose_of_verify
+        )
         is_read_BP = column_P <= proposals.num_proposed_B[:, None]
         return np.where(is_read_BP, chosen_R.reshape(is_read_BP.shape), NO_TOKEN)
 
     def choose_at(self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor) -> Ints:
+        """Select one token of each row, from all logits of a model on this device."""
+        return self._select(slots_R, positions_R, logits_RV, self._choose_here)
+
+    def _select(
+        self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor, choose: ChooseOfVerify
+    ) -> Ints:
         """Select one token of each row, with the noise of its slot and position."""
         temperature_R = self._temperature_S[slots_R]
         choices_R = np.zeros_like(slots_R)
         keys_4R = packed(self._seeds_S[slots_R], choices_R, positions_R, temperature_R)
-        chosen_R = self._choose_of_keys(
-            logits_RV,
-            NoiseKeys.unpacked(to_device(keys_4R, self._device)),
-            is_warm=bool((temperature_R > 0).any()),
-        )
+        chosen_R = choose(logits_RV, keys_4R, is_warm=bool((temperature_R > 0).any()))
         tokens_R: Ints = chosen_R.cpu().numpy()
         return tokens_R
+
+    def _choose_here(
+        self, logits_RV: torch.Tensor, keys_4R: torch.Tensor, *, is_warm: bool
+    ) -> torch.Tensor:
+        keys = NoiseKeys.unpacked(to_device(keys_4R, self._device))
+        return self._choose_of_keys(logits_RV, keys, is_warm=is_warm)
 
 
 def _addresses(sequences: Rows[Sequence]) -> tuple[Ints, Ints]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.cpu_plan import one_cpu_a_core, pin, plan_cpus
+from ssd.cpu_plan import divide, one_cpu_a_core, pin, plan_cpus
 from ssd.errors import SettingsError
 
 ALLOWED = frozenset(os.sched_getaffinity(0))
@@ -97,3 +97,19 @@ def test_the_step_thread_gets_all_cpus_by_default() -> None:
     finally:
         os.sched_setaffinity(0, ALLOWED)
     assert pin(one, frozenset()) == one
+
+
+@given(allowed=st.sets(st.integers(0, 300), min_size=1, max_size=40), count=st.integers(1, 8))
+def test_shares_are_disjoint_and_even_if_there_are_enough_cpus(
+    allowed: set[int], count: int
+) -> None:
+    shares = divide(allowed, count)
+    assert len(shares) == count
+    assert set().union(*shares) <= allowed
+    assert min(map(len, shares)) >= 1
+    if len(allowed) >= count:
+        assert sum(map(len, shares)) == len(set().union(*shares)) == len(allowed)
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    else:
+        assert all(len(share) == 1 for share in shares)
+        assert set().union(*shares) == allowed

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ssd.errors import SetupError
+from ssd.errors import RankError, SetupError
 from ssd.process import place_of
 from ssd.step_thread import StepThread, Watchdog
 from ssd.testing.clock import FakeClock
@@ -119,3 +119,35 @@ def test_an_idle_thread_is_not_stuck() -> None:
     assert not stuck(watchdog)
     clock.advance(61.0)
     assert stuck(watchdog)
+
+
+@pytest.mark.usefixtures("unfrozen")
+async def test_an_error_of_another_part_ends_a_thread_that_loads_or_serves() -> None:
+    may_end, is_loading = threading.Event(), threading.Event()
+
+    def load() -> tuple[str, Callable[[], None]]:
+        is_loading.set()
+        assert may_end.wait(10)
+        return "model", lambda: None
+
+    def serve() -> None:
+        assert may_end.wait(10)
+
+    loading = StepThread(load, lambda: None, CPUS)
+    serving = StepThread(lambda: ("model", serve), lambda: None, CPUS)
+    async with asyncio.timeout(60):
+        serving.start()
+        await serving.loaded
+        loading.start()
+        await asyncio.to_thread(is_loading.wait)
+        error = RankError("rank 1 has ended")
+        loading.fail(error)
+        serving.fail(error)
+        assert loading.loaded.exception() is error
+        assert serving.ended.exception() is error
+        may_end.set()
+        await asyncio.to_thread(loading._thread.join)
+        await asyncio.to_thread(serving._thread.join)
+        await asyncio.sleep(0)
+    assert loading.ended.exception() is None
+    assert serving.ended.exception() is error, "the first cause stays"

@@ -12,9 +12,10 @@ Letters: R rows, V token ids of the logits (those of a rank), Q counters of a ro
 up.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from shutil import which
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ _NUM_ROUNDS = 10
 _MASK = 0xFFFFFFFF
 _WORDS = 4
 _LARGEST_V = 1 - 2**-24
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +143,38 @@ class Choose(Protocol):
         ...
 
 
+class Best(Protocol):
+    """``best_of_keys``."""
+
+    def __call__(
+        self, logits_RV: Tensor, keys: NoiseKeys, *, is_warm: bool, first_id: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Return the best score of each row and its token."""
+        ...
+
+
 def chooser_on(device: str) -> Choose:
     """Return ``choose_of_keys``, compiled into a few kernels on CUDA."""
+    return _compiled(choose_of_keys) if _is_compiled_on(device) else choose_of_keys
+
+
+def best_on(device: str) -> Best:
+    """Return ``best_of_keys``, compiled into a few kernels on CUDA."""
+    return _compiled(best_of_keys) if _is_compiled_on(device) else best_of_keys
+
+
+def _is_compiled_on(device: str) -> bool:
     if not device.startswith("cuda"):
-        return choose_of_keys
+        return False
     if which("cc") is None and which("gcc") is None:
         # Triton builds its launchers with it.
         _log.warning("choice_not_compiled", reason="there is no C compiler", consequence="slower")
-        return choose_of_keys
-    compiled: Choose = torch.compile(choose_of_keys, dynamic=True)
-    return compiled
+        return False
+    return True
+
+
+def _compiled(function: Function) -> Function:
+    return cast("Function", torch.compile(function, dynamic=True))
 
 
 def choose_of_keys(logits_RV: Tensor, keys: NoiseKeys, *, is_warm: bool) -> Tensor:

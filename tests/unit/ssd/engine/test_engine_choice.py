@@ -97,3 +97,11 @@ def test_the_engine_of_gpus_can_be_tried_on_a_cpu() -> None:
 
 def test_the_default_attention_is_that_of_openvino_on_a_cpu() -> None:
     assert choose_engine("auto", "float32", "cpu", "auto").engine == "openvino"
+
+
+def test_several_ranks_run_on_torch() -> None:
+    choice = choose_engine("auto", "float32", "cpu", "cpu", tensor_parallel_size=2)
+    assert choice.engine == "torch"
+    assert choice.reason == "it runs on one rank, and tensor_parallel_size is 2"
+    with pytest.raises(SettingsError, match="engine openvino: it runs on one rank"):
+        choose_engine("openvino", "float32", "cpu", "cpu", tensor_parallel_size=2)

@@ -1,0 +1,149 @@
+"""What the ranks do in a step: rank 0 sends each pass, the others run their part of it.
+
+``SplitTarget`` is the execution of rank 0. ``follow`` is the loop of the others. The logits of a
+pass are those of a rank's own token ids; ``choose`` compares the best ids of all ranks.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ssd.engine.batch import PagedBatch
+from ssd.engine.config import EngineConfig
+from ssd.engine.execution import TargetExecution
+from ssd.engine.parallel.group import RankGroup
+from ssd.engine.parallel.step import Operation, StepMessage
+from ssd.engine.sampling.keyed import NoiseKeys, best_on, to_device
+from ssd.types import NO_TOKEN
+
+
+class SplitTarget:
+    """A ``TargetExecution`` of which every rank runs a part. Step thread of rank 0.
+
+    Raises:
+        RankError: from each pass; a rank has ended or does not answer.
+    """
+
+    def __init__(self, part: TargetExecution, group: RankGroup, engine: EngineConfig) -> None:
+        """Construct.
+
+        Args:
+            part: execution of rank 0's part.
+            group: all ranks.
+            engine: settings, the same on all ranks.
+        """
+        self.attention_name = part.attention_name
+        self.num_blocks = part.num_blocks
+        self.num_parameters = part.num_parameters
+        self.is_narrow_exact = part.is_narrow_exact
+        self.packs_rows = part.packs_rows
+        self.sequence_counts: Sequence[int] = part.sequence_counts
+        self._part = part
+        self._group = group
+        self._device = engine.device
+        self._best = best_on(engine.device)
+        self._newest_RV = torch.empty(0)
+        self._message = StepMessage(engine)
+
+    def prefill(self, batch: PagedBatch) -> Tensor:
+        """See ``Execution.prefill``."""
+        self._send_pass(Operation.PREFILL, batch)
+        return self._part.prefill(batch)
+
+    def prepare(self, batch: PagedBatch) -> PagedBatch:
+        """Return the batch: all ranks prepare it at the same time, in ``verify``."""
+        return batch
+
+    def verify(self, prepared: PagedBatch) -> Tensor:
+        """See ``TargetExecution.verify``; the logits are those of rank 0's token ids."""
+        self._send_pass(Operation.VERIFY, prepared)
+        logits_BPV = self._part.verify(self._part.prepare(prepared))
+        self._newest_RV = logits_BPV.flatten(0, 1)
+        return logits_BPV
+
+    def verify_seconds(self) -> float | None:
+        """See ``TargetExecution.verify_seconds``."""
+        return self._part.verify_seconds()
+
+    def choose(self, logits_RV: Tensor, keys_4R: Tensor, *, is_warm: bool) -> Tensor:
+        """Return the token of each row of the newest verify; see ``keyed.choose_of_keys``.
+
+        Args:
+            logits_RV: what ``verify`` returned, all rows.
+            keys_4R: of the rows, ``keyed.packed``.
+            is_warm: whether some temperature is not 0.
+        """
+        self._message.write_choice(keys_4R, self._deadline_ms, is_warm=is_warm)
+        self._group.broadcast(self._message.numbers_W)
+        keys = NoiseKeys.unpacked(to_device(keys_4R, self._device))
+        best = self._best(logits_RV, keys, is_warm=is_warm)
+        return choose_of_ranks(*best, self._group)
+
+    def warm_up_choice(self) -> None:
+        """Choose with and without noise on all ranks, so that no request waits for a compiler."""
+        keys_4R = torch.zeros((4, len(self._newest_RV)), dtype=torch.int64)
+        for is_warm in (False, True):
+            self.choose(self._newest_RV, keys_4R, is_warm=is_warm)
+
+    @property
+    def _deadline_ms(self) -> int:
+        return round(self._group.deadline_seconds * 1000)
+
+    def _send_pass(self, operation: Operation, batch: PagedBatch) -> None:
+        self._message.write_pass(operation, batch, self._deadline_ms)
+        self._group.broadcast(self._message.numbers_W)
+
+
+@torch.inference_mode()
+def follow(part: TargetExecution, group: RankGroup, engine: EngineConfig, ids: range) -> None:
+    """Run this rank's part of each step that rank 0 sends, until another rank ends.
+
+    Args:
+        part: execution of this rank's part.
+        group: all ranks.
+        engine: settings, the same on all ranks but for the device.
+        ids: token ids of this rank.
+
+    Raises:
+        RankError: a rank has ended or does not answer.
+    """
+    message, best = StepMessage(engine), best_on(engine.device)
+    num_valid = len(ids)
+    if engine.num_token_ids is not None:
+        num_valid = max(0, min(ids.stop, engine.num_token_ids) - ids.start)
+    logits_RV = torch.empty(0)
+    while True:
+        group.broadcast(message.numbers_W)
+        header = message.read_header()
+        group.set_deadline(header.deadline_ms / 1000)
+        if header.operation is Operation.PREFILL:
+            part.prefill(message.read_pass())
+        elif header.operation is Operation.VERIFY:
+            logits_RV = part.verify(part.prepare(message.read_pass())).flatten(0, 1)
+            logits_RV[:, num_valid:] = -torch.inf
+        else:
+            keys = NoiseKeys.unpacked(to_device(message.read_choice(), engine.device))
+            is_warm = bool(header.num_sequences)
+            found = best(logits_RV, keys, is_warm=is_warm, first_id=ids.start)
+            choose_of_ranks(*found, group)
+
+
+def choose_of_ranks(scores_R: Tensor, ids_R: Tensor, group: RankGroup) -> Tensor:
+    """Return the token of each row.
+
+    Args:
+        scores_R: fp32, the best score of this rank's token ids.
+        ids_R: int64, the id of this score.
+        group: all ranks; each calls this function.
+
+    Returns:
+        int64 [R], the same on all ranks: the id of the best score, the lowest one of equal scores;
+        ``NO_TOKEN`` where the best score is not finite.
+    """
+    # Both are exact in float64.
+    scores_NR, ids_NR = group.gather(torch.stack((scores_R.double(), ids_R.double()))).unbind(1)
+    # The maximum is NaN if a score is; of equal scores, the first rank has the lowest ids.
+    best_R, ranks_R = scores_NR.max(dim=0)
+    chosen_R = ids_NR.gather(0, ranks_R[None]).squeeze(0).long()
+    return torch.where(best_R.isfinite(), chosen_R, NO_TOKEN)

@@ -1,0 +1,92 @@
+"""What rank 0 sends to the other ranks: one message of fixed size for each step.
+
+A message is int64 numbers: a header, then the tensors of its operation one after another.
+Letter W: numbers of a message.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from ssd.engine.batch import PagedBatch
+from ssd.engine.config import EngineConfig
+
+_HEADER = 5
+_KEYS = 4
+"""Numbers of a row's noise keys."""
+
+
+class Operation(IntEnum):
+    """What a rank does in a step."""
+
+    PREFILL = 1
+    VERIFY = 2
+    CHOOSE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first numbers of a message."""
+
+    operation: Operation
+    deadline_ms: int
+    """Deadline of the collectives of the step."""
+    num_sequences: int
+    """Of a pass. For a choice: 1 if some temperature is not 0, else 0."""
+    num_columns: int
+    """Of a pass. For a choice: rows."""
+    num_blocks: int
+    """Columns of the block tables of a pass."""
+
+
+class StepMessage:
+    """The buffer of all messages of a group. Step thread only."""
+
+    def __init__(self, engine: EngineConfig) -> None:
+        blocks = -(-engine.max_model_len // engine.block_size)
+        rows = max(engine.max_num_seqs * engine.num_columns, engine.prefill_chunk)
+        tables = engine.max_num_seqs * (blocks + 2)
+        self.numbers_W = torch.zeros(_HEADER + max(rows + tables, _KEYS * rows), dtype=torch.int64)
+        self._max_blocks = blocks
+
+    def write_pass(self, operation: Operation, batch: PagedBatch, deadline_ms: int) -> None:
+        """Write the batch of a pass."""
+        tables_BJ = batch.block_tables_BJ[:, : self._max_blocks]
+        header = (operation, deadline_ms, *batch.tokens_BP.shape, tables_BJ.shape[1])
+        parts = (batch.tokens_BP, batch.first_positions_B, batch.num_columns_B, tables_BJ)
+        self._write(header, *parts)
+
+    def write_choice(self, keys_4R: Tensor, deadline_ms: int, *, is_warm: bool) -> None:
+        """Write the noise keys of the rows of the newest pass."""
+        self._write((Operation.CHOOSE, deadline_ms, is_warm, keys_4R.shape[1], 0), keys_4R)
+
+    def read_header(self) -> Header:
+        """Return the header of the newest message."""
+        operation, *numbers = self.numbers_W[:_HEADER].tolist()
+        return Header(Operation(operation), *numbers)
+
+    def read_pass(self) -> PagedBatch:
+        """Return the batch of a pass, as copies."""
+        header = self.read_header()
+        batch, columns = header.num_sequences, header.num_columns
+        sizes = (batch * columns, batch, batch, batch * header.num_blocks)
+        body, bounds = self._body(sum(sizes)), (0, *accumulate(sizes))
+        tokens, first_B, num_columns_B, tables = (body[a:b] for a, b in pairwise(bounds))
+        return PagedBatch(
+            tokens.view(batch, columns), first_B, num_columns_B, tables.view(batch, -1)
+        )
+
+    def read_choice(self) -> Tensor:
+        """Return the noise keys of a choice, [4, R], as a copy."""
+        return self._body(_KEYS * self.read_header().num_columns).view(_KEYS, -1)
+
+    def _body(self, count: int) -> Tensor:
+        return self.numbers_W[_HEADER : _HEADER + count].clone()
+
+    def _write(self, header: tuple[int, ...], *parts: Tensor) -> None:
+        body = torch.cat([part.flatten() for part in parts])
+        self.numbers_W[:_HEADER] = torch.tensor(header)
+        self.numbers_W[_HEADER : _HEADER + len(body)] = body

@@ -1,0 +1,178 @@
+"""The processes of ranks 1, 2...: the target starts them, watches them, and ends with them.
+
+A model on several ranks cannot continue without one of them. The first rank that ends, or a rank
+that does not answer in time, ends the target with an error that names the rank.
+"""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import replace
+
+from ssd.cpu_plan import divide
+from ssd.engine.parallel.group import ALONE, HOST, Group, join
+from ssd.engine.parallel.shard import Shard
+from ssd.errors import RankError, SetupError
+from ssd.launch import ChildProcess
+from ssd.local_model import LocalModel
+from ssd.telemetry import Event, get_logger
+from ssd_target.rank import LOST, rank_flags
+
+_log = get_logger("ssd_target")
+MODULE = "ssd_target.rank"
+JUDGE_SECONDS = 2.0
+"""After the first sign of a failure, ranks that have lost another one end within this time."""
+_OWN_FIELDS = ("ts", "level", "process")
+"""Fields that each log line has."""
+
+
+class RankProcesses:
+    """All ranks of a target except rank 0, which is the target itself. Asyncio loop.
+
+    Of a model that is not split, there are none.
+    """
+
+    def __init__(self, model: LocalModel, cpus: Collection[int]) -> None:
+        """Construct the ranks of the target's model, which divide the CPUs."""
+        self._model = model
+        self._size = model.engine.tensor_parallel_size
+        self._cpus = divide(cpus, self._size)
+        self._listener: socket.socket | None = None
+        self._children: list[ChildProcess] = []
+        self._ends: list[asyncio.Task[int]] = []
+        self._cause: Exception | None = None
+
+    @property
+    def cpus(self) -> frozenset[int]:
+        """CPUs of rank 0."""
+        return self._cpus[0]
+
+    def join(self) -> Group:
+        """Wait for all ranks and return them as a group. Step thread; once.
+
+        Raises:
+            RankError: a rank did not connect in time.
+        """
+        if self._listener is None:
+            return ALONE
+        port = self._listener.getsockname()[1]
+        device = rank_device(self._model.engine.device, 0)
+        return join(Shard(0, self._size), port, device, self._listener.detach())
+
+    @contextlib.asynccontextmanager
+    async def running(self, on_failure: Callable[[Exception], None]) -> AsyncIterator[None]:
+        """Inside, all ranks run; afterwards, none.
+
+        Args:
+            on_failure: called once if a rank ends, with an error that names it.
+
+        Raises:
+            SetupError: a rank could not load its part.
+            RankError: a rank has ended or does not answer; the message names it.
+        """
+        if self._size == 1:
+            yield
+            return
+        async with contextlib.AsyncExitStack() as stack:
+            self._listener = stack.enter_context(socket.create_server((HOST, 0)))
+            stack.push_async_callback(self._kill)
+            await self._start(self._listener.getsockname()[1])
+            watch = asyncio.create_task(self._watch(on_failure))
+            stack.callback(watch.cancel)
+            try:
+                yield
+            except RankError as error:
+                cause = await self._find_cause()
+                raise cause from (None if error is cause else error)
+
+    async def _start(self, port: int) -> None:
+        engine = self._model.engine
+        for rank in range(1, self._size):
+            own = replace(engine, device=rank_device(engine.device, rank))
+            cpus = ",".join(map(str, sorted(self._cpus[rank])))
+            flags = rank_flags(self._model.folder, own, rank, port, cpus)
+            child = ChildProcess(f"rank {rank}", MODULE, flags, _log_event)
+            self._children.append(child)
+            await child.start()
+            _log.info("rank_started", rank=rank, pid=child.pid, device=own.device, cpus=cpus)
+            self._ends.append(asyncio.create_task(child.wait()))
+
+    async def _watch(self, on_failure: Callable[[Exception], None]) -> None:
+        await asyncio.wait(self._ends, return_when=asyncio.FIRST_COMPLETED)
+        on_failure(await self._find_cause())
+
+    async def _find_cause(self) -> Exception:
+        """Return the error of the rank that has failed, once one has failed."""
+        if self._cause is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(JUDGE_SECONDS):
+                    while None in self._codes and not _ended_first(self._codes):
+                        running = [end for end in self._ends if not end.done()]
+                        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            self._cause = self._error_of(failed_rank(self._codes))
+        return self._cause
+
+    @property
+    def _codes(self) -> list[int | None]:
+        """Exit codes of ranks 1, 2...; None of a rank that runs."""
+        return [end.result() if end.done() else None for end in self._ends]
+
+    def _error_of(self, rank: int) -> Exception:
+        child = self._children[rank - 1] if rank else None
+        if child is None or not self._ends[rank - 1].done():
+            return RankError(f"rank {rank} does not answer the other ranks")
+        failure = child.failure()
+        if type(failure) is not SetupError:
+            return failure
+        error = RankError(str(failure))
+        for note in getattr(failure, "__notes__", ()):
+            error.add_note(note)
+        return error
+
+    async def _kill(self) -> None:
+        """End all ranks; they have nothing to finish."""
+        for child in self._children:
+            child.kill()
+        await asyncio.gather(*self._ends)
+
+
+def failed_rank(codes: Sequence[int | None]) -> int:
+    """Return the rank that caused the end of the others.
+
+    Args:
+        codes: exit code of ranks 1, 2...; None of a rank that still runs although another one has
+            ended or has waited for it too long.
+
+    Returns:
+        The first rank that ended for a reason of its own, else the first that still runs. Else all
+        others lost rank 0.
+    """
+    ended, still_running = _ended_first(codes), codes.count(None)
+    if ended:
+        return ended
+    if still_running:
+        return codes.index(None) + 1
+    aborted = [rank for rank, code in enumerate(codes, 1) if code == -signal.SIGABRT]
+    return aborted[0] if aborted else 0
+
+
+def _ended_first(codes: Sequence[int | None]) -> int:
+    """Return the first rank that ended for a reason of its own; 0 if there is none."""
+    # NCCL aborts a process that has waited too long for another one.
+    after_others = (None, LOST, -signal.SIGABRT)
+    return next((rank for rank, code in enumerate(codes, 1) if code not in after_others), 0)
+
+
+def rank_device(device: str, rank: int) -> str:
+    """Return the device of a rank: the GPUs after that of the settings, or the CPU."""
+    kind, _, index = device.partition(":")
+    return device if kind == "cpu" else f"{kind}:{int(index or 0) + rank}"
+
+
+def _log_event(name: str, event: Event) -> None:
+    """Log the warnings of a rank. Its error becomes that of the target."""
+    if event.fields.get("level") == "warning":
+        fields = {key: value for key, value in event.fields.items() if key not in _OWN_FIELDS}
+        _log.warning(event.name, rank=name, **fields)

@@ -1,0 +1,125 @@
+"""Targets with several ranks: the tokens of one rank, and a bounded end on every failure of a rank.
+
+``make exactness``. ``tests/integration/test_tensor_parallel.py`` is the part of ``make test``.
+"""
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tests.processes import ProcessUnderTest
+from tests.split_targets import (
+    assert_tokens,
+    ended,
+    failure,
+    linked_target,
+    pids_of,
+    target,
+    texts,
+    texts_of_one_rank,
+    write_model,
+)
+
+from ssd.errors import SSDError
+from ssd.types import Mode
+
+NUM_KILLS = 40
+LONGEST_START_SECONDS = 6.0
+LONGEST_SERVICE_SECONDS = 0.5
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+async def test_four_ranks_select_the_tokens_of_one(tmp_path: Path, family: str) -> None:
+    folder = write_model(tmp_path / "model", family)
+    expected = await texts_of_one_rank(folder)
+    async with linked_target(folder, 4) as process:
+        await assert_tokens(process, expected)
+
+
+@pytest.mark.parametrize("hanging", [1, 2, 3])
+async def test_a_rank_that_hangs_ends_the_target_which_names_it(
+    tmp_path: Path, hanging: int
+) -> None:
+    async with target(write_model(tmp_path / "model", "llama"), 4) as process:
+        await process.until("ready")
+        os.kill(pids_of(process)[hanging], signal.SIGSTOP)
+        load = asyncio.create_task(generate_until_the_end(process))
+        message = (await failure(process)).fields["message"]
+        assert message == f"rank {hanging} does not answer the other ranks"
+        await load
+
+
+async def test_ranks_end_with_a_killed_target_even_if_they_are_stopped(tmp_path: Path) -> None:
+    async with target(write_model(tmp_path / "model", "llama"), 2) as process:
+        await process.until("ready")
+        pids = pids_of(process)
+        os.kill(pids[1], signal.SIGSTOP)
+        process.signal(signal.SIGKILL)
+        await process.wait()
+        await ended(pids.values())
+
+
+async def test_a_drained_target_ends_its_ranks(tmp_path: Path) -> None:
+    async with target(write_model(tmp_path / "model", "llama"), 2) as process:
+        await process.until("ready")
+        process.signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        await ended(pids_of(process).values())
+
+
+async def test_a_rank_that_cannot_load_its_part_is_named(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "llama")
+    path = folder / "model.safetensors"
+    weights = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    weights["model.layers.1.mlp.up_proj.weight"][-1, 0] = float("nan")
+    save_file(weights, path)
+    async with target(folder, 2) as process:
+        last = await failure(process)
+        assert last.fields["error"] == "WeightsError"
+        assert str(last.fields["message"]).startswith("rank 1: ")
+        assert "up_proj.weight contains NaN" in str(last.fields["message"])
+        assert await process.wait() == os.EX_CONFIG
+
+
+@pytest.mark.timeout(1800)
+async def test_a_rank_killed_at_a_random_moment_ends_the_target(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "llama")
+    chance = random.Random(5)
+    for index in range(NUM_KILLS):
+        size = chance.choice((2, 4))
+        victim, is_ready = chance.randrange(size), chance.random() < 0.6
+        pause = chance.uniform(0, LONGEST_SERVICE_SECONDS if is_ready else LONGEST_START_SECONDS)
+        async with target(folder, size) as process:
+            while len(pids_of(process)) < size - 1:
+                await process.until("rank_started")
+            if is_ready:
+                await process.until("ready")
+            load = asyncio.create_task(generate_until_the_end(process) if is_ready else nothing())
+            await asyncio.sleep(pause)
+            if victim == 0:
+                process.signal(signal.SIGKILL)
+                await process.wait()
+                await ended(pids_of(process).values())
+            else:
+                os.kill(pids_of(process)[victim], signal.SIGKILL)
+                message = str((await failure(process)).fields["message"])
+                assert message.startswith(f"rank {victim} was killed"), (index, message)
+            await load
+
+
+async def nothing() -> None:
+    """A target that loads has no requests."""
+
+
+async def generate_until_the_end(process: ProcessUnderTest) -> None:
+    """Keep a target busy until it ends."""
+    while True:
+        try:
+            await texts(process, Mode.AUTO)
+        except SSDError:
+            return

@@ -1,0 +1,116 @@
+"""Targets with several ranks, as processes under test."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from tests.processes import ProcessUnderTest, running
+
+from ssd.rpc.client import TargetClient
+from ssd.telemetry import Event
+from ssd.testing.tiny_folder import write_tiny_folder, write_tiny_qwen3
+from ssd.types import Mode, SamplingParams
+
+SHAPE = (
+    *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", "256"),
+    *("--port", "0", "--http-port", "0", "--prefill-chunk", "32"),
+)
+TARGET = ("--engine", "torch", "--max-num-seqs", "4", "--kv-cache-bytes", str(1 << 22))
+LONG_WAIT = ("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker")
+PROMPTS = ("def fib(n):", "import os, sys")
+TEMPERATURES = (0.0, 0.8)
+END_SECONDS = 10.0
+"""A target ends within this time after a rank has ended or hangs."""
+WRITERS = {"llama": write_tiny_folder, "qwen3": write_tiny_qwen3}
+
+
+def write_model(folder: Path, family: str) -> Path:
+    """Write a model whose choices depend on its context."""
+    return WRITERS[family](folder, seed=1, attention_gain=8)
+
+
+@asynccontextmanager
+async def target(folder: Path, size: int, *flags: str) -> AsyncIterator[ProcessUnderTest]:
+    """Run a target with some ranks."""
+    ranks = ("--tensor-parallel-size", str(size))
+    async with running(
+        "ssd_target", "--model", str(folder), *SHAPE, *TARGET, *ranks, *flags
+    ) as process:
+        yield process
+
+
+@asynccontextmanager
+async def linked_target(folder: Path, size: int) -> AsyncIterator[ProcessUnderTest]:
+    """Run a target with some ranks that has a draft; inside, both are linked."""
+    async with AsyncExitStack() as stack:
+        draft = await stack.enter_async_context(
+            running("ssd_draft", "--model", str(folder), *SHAPE)
+        )
+        await draft.until("ready")
+        drafts = ("--drafts", draft.grpc_address, *LONG_WAIT)
+        process = await stack.enter_async_context(target(folder, size, *drafts))
+        await process.until("ready")
+        await process.until("link")
+        yield process
+
+
+async def texts(process: ProcessUnderTest, mode: Mode) -> tuple[list[list[int]], int]:
+    """Tokens of all prompts at all temperatures, generated together, and the number of hits."""
+
+    async def text(client: TargetClient, prompt: str, temperature: float) -> tuple[list[int], int]:
+        sampling = SamplingParams(temperature=temperature, seed=7, max_tokens=40, ignore_eos=True)
+        chunks = [chunk async for chunk in client.generate(prompt, sampling, mode)]
+        hits = chunks[-1].statistics.hits if chunks[-1].statistics else 0
+        return [token for chunk in chunks for token in chunk.token_ids], hits
+
+    async with TargetClient(process.grpc_address, ready_seconds=0) as client:
+        found = await asyncio.gather(*(text(client, p, t) for p in PROMPTS for t in TEMPERATURES))
+    return [tokens for tokens, _ in found], sum(hits for _, hits in found)
+
+
+async def texts_of_one_rank(folder: Path) -> list[list[int]]:
+    """Tokens of a target that is not split, without a draft."""
+    async with target(folder, 1) as process:
+        await process.until("ready")
+        return (await texts(process, Mode.AUTOREGRESSIVE))[0]
+
+
+async def assert_tokens(process: ProcessUnderTest, expected: list[list[int]]) -> None:
+    """Compare plain decoding and speculation of a linked target with the expected tokens."""
+    plain, _ = await texts(process, Mode.AUTOREGRESSIVE)
+    assert plain == expected
+    speculative, hits = await texts(process, Mode.SPECULATIVE)
+    assert speculative == expected
+    assert hits > 0
+
+
+def pids_of(process: ProcessUnderTest) -> dict[int, int]:
+    """Process id of each rank that has been started, by its number."""
+    started = [event.fields for event in process.events if event.name == "rank_started"]
+    return {int(each["rank"]): int(each["pid"]) for each in started}
+
+
+def runs(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+async def ended(pids: Iterable[int]) -> None:
+    """Wait until other processes, which send no event, have ended."""
+    async with asyncio.timeout(END_SECONDS):
+        while any(map(runs, pids)):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def failure(process: ProcessUnderTest) -> Event:
+    """Wait for the end of a target that has lost a rank; returns its last event."""
+    async with asyncio.timeout(END_SECONDS):
+        assert await process.wait() != 0
+    await ended(pids_of(process).values())
+    assert process.events[-1].name == "failed"
+    return process.events[-1]

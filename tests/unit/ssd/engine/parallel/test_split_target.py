@@ -1,0 +1,93 @@
+"""A model on several ranks has the logits and the tokens of one rank, in float32."""
+
+import contextlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.ranks import on_ranks
+
+from ssd.engine.batch import PagedBatch
+from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.execution import load_execution
+from ssd.engine.parallel.group import RankGroup
+from ssd.engine.parallel.rank_loop import SplitTarget, follow
+from ssd.engine.parallel.shard import ids_of
+from ssd.engine.runner import load_runner
+from ssd.engine.sampling.keyed import NoiseKeys, choose_of_keys, packed
+from ssd.engine.target_runner import TargetRunner
+from ssd.errors import RankError
+from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder, write_tiny_qwen3
+
+P = 4
+ENGINE = EngineConfig(
+    max_model_len=64, max_num_seqs=3, num_columns=P, prefill_chunk=16, kv_cache_bytes=1 << 20
+)
+BLOCKS = torch.tensor([[1, 2], [3, 4]])
+NUM_ROUNDS = 12
+
+
+def report(stage: str, fraction: float) -> None:
+    """Progress of a load."""
+
+
+def texts(runner: TargetRunner, model: ModelConfig) -> list[list[int]]:
+    """Tokens of two sequences at temperatures 0 and .8, from rounds of P and of 1 columns."""
+    prompt = [int(number) for number in torch.arange(11) * 37 % VOCAB_SIZE]
+    sequences = [list(prompt), list(reversed(prompt))]
+    for tokens, blocks_J in zip(sequences, BLOCKS, strict=True):
+        tokens_1P = torch.zeros((1, 16), dtype=torch.int64)
+        tokens_1P[0, : len(tokens) - 1] = torch.tensor(tokens[:-1])
+        zero_1 = torch.zeros(1, dtype=torch.int64)
+        batch = PagedBatch(tokens_1P, zero_1, zero_1 + len(tokens) - 1, blocks_J[None])
+        assert runner.prefill(batch) is None
+    for index in range(NUM_ROUNDS):
+        columns = P if index % 2 else 1
+        if columns not in runner.verify_columns:
+            columns = P
+        tokens_BP = torch.zeros((2, columns), dtype=torch.int64)
+        tokens_BP[:, 0] = torch.tensor([tokens[-1] for tokens in sequences])
+        first_B = torch.tensor([len(tokens) - 1 for tokens in sequences])
+        logits_BPV = runner.verify(
+            runner.prepare(PagedBatch(tokens_BP, first_B, first_B * 0 + 1, BLOCKS))
+        )
+        position_R = (first_B[:, None] + 1 + torch.arange(columns)).flatten().numpy()
+        temperature_R = np.repeat(np.array([0.0, 0.8], np.float32), columns)
+        seed_R, choice_R = np.full(len(position_R), 7, np.uint64), np.zeros_like(position_R)
+        keys_4R = packed(seed_R, choice_R, position_R, temperature_R)
+        logits_RV, execution = logits_BPV.flatten(0, 1), runner.execution
+        if isinstance(execution, SplitTarget):
+            chosen_R = execution.choose(logits_RV, keys_4R, is_warm=True)
+        else:
+            chosen_R = choose_of_keys(logits_RV, NoiseKeys.unpacked(keys_4R), is_warm=True)
+        for tokens, token in zip(sequences, chosen_R.view(2, columns)[:, 0].tolist(), strict=True):
+            tokens.append(token)
+    return sequences
+
+
+def run_rank(group: RankGroup, folder: Path, engine: EngineConfig) -> tuple[list[list[int]], int]:
+    """Texts and number of parameters of rank 0; the other ranks follow."""
+    model = ModelConfig.from_folder(folder)
+    if group.shard.rank:
+        part = load_execution(folder, model, engine, lambda _fraction: None, group)
+        with contextlib.suppress(RankError):
+            follow(part, group, engine, ids_of(model, group.shard))
+        return [], 0
+    runner = load_runner(TargetRunner, folder, engine, report, group)
+    runner.warm_up(report)
+    return texts(runner, model), runner.num_parameters
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_several_ranks_choose_the_tokens_of_one(tmp_path: Path, family: str, size: int) -> None:
+    write = {"llama": write_tiny_folder, "qwen3": write_tiny_qwen3}[family]
+    folder = write(tmp_path / "model", seed=3, attention_gain=8)
+    alone = load_runner(TargetRunner, folder, ENGINE, report)
+    alone.warm_up(report)
+    model = ModelConfig.from_folder(folder)
+    expected = texts(alone, model)
+    found = on_ranks(size, lambda group: run_rank(group, folder, ENGINE))
+    assert found[0][0] == expected
+    assert found[0][1] == alone.num_parameters

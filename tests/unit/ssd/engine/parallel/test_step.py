@@ -1,0 +1,52 @@
+"""A message that one rank writes is the one that another rank reads."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ssd.engine.batch import PagedBatch
+from ssd.engine.config import EngineConfig
+from ssd.engine.parallel.step import Operation, StepMessage
+
+ENGINE = EngineConfig(max_model_len=200, max_num_seqs=5, num_columns=7, prefill_chunk=32)
+
+
+def random(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(0, 1 << 40, shape, generator=generator)
+
+
+@given(batch=st.integers(1, 5), columns=st.integers(1, 7), blocks=st.integers(1, 13))
+def test_a_pass_is_read_as_it_was_written(batch: int, columns: int, blocks: int) -> None:
+    message, received = StepMessage(ENGINE), StepMessage(ENGINE)
+    sent = PagedBatch(random(batch, columns), random(batch), random(batch), random(batch, blocks))
+    message.write_pass(Operation.VERIFY, sent, 5000)
+    received.numbers_W.copy_(message.numbers_W)
+    header = received.read_header()
+    assert (header.operation, header.deadline_ms) == (Operation.VERIFY, 5000)
+    found = received.read_pass()
+    message.write_choice(random(4, 2), 1, is_warm=True)
+    received.numbers_W.copy_(message.numbers_W)
+    assert torch.equal(found.tokens_BP, sent.tokens_BP)
+    assert torch.equal(found.first_positions_B, sent.first_positions_B)
+    assert torch.equal(found.num_columns_B, sent.num_columns_B)
+    assert torch.equal(found.block_tables_BJ, sent.block_tables_BJ), "a later message changes none"
+
+
+@given(rows=st.integers(1, 35), is_warm=st.booleans())
+def test_the_keys_of_a_choice_are_read_as_they_were_written(rows: int, *, is_warm: bool) -> None:
+    message = StepMessage(ENGINE)
+    keys_4R = -random(4, rows)
+    message.write_choice(keys_4R, 30_000, is_warm=is_warm)
+    header = message.read_header()
+    assert (header.operation, header.num_sequences) == (Operation.CHOOSE, int(is_warm))
+    assert torch.equal(message.read_choice(), keys_4R)
+
+
+def test_a_chunk_of_a_prompt_with_a_wide_table_fits() -> None:
+    message = StepMessage(ENGINE)
+    chunk = PagedBatch(random(1, 32), random(1), random(1), random(1, 40))
+    message.write_pass(Operation.PREFILL, chunk, 1)
+    found = message.read_pass()
+    assert torch.equal(found.tokens_BP, chunk.tokens_BP)
+    assert torch.equal(found.block_tables_BJ, chunk.block_tables_BJ[:, :13])
