@@ -27,7 +27,10 @@ from torch.nn.attention.flex_attention import (
 
 from ssd.engine.attention.paged import Attend, num_visible
 
-BLOCK_SIZE = 128
+BLOCK_BITS = 7
+BLOCK_SIZE = 1 << BLOCK_BITS
+BEYOND = 1 << 30
+"""A position that no query sees; the storage has fewer slots."""
 MAX_SHAPES = 256
 """Limit of compilations. Every pass shape compiles one kernel, and torch allows only 8 by default;
 beyond the limit, it raises."""
@@ -40,8 +43,9 @@ class PageMask(NamedTuple):
     """Number of pages that some query of a mask row sees."""
     pages_B1XJ: Tensor
     """These pages, in order."""
-    places_BY: Tensor
-    """Place of each page in its sequence; beyond every length for pages of other sequences."""
+    shifts_BY: Tensor
+    """Added to the index of a slot of a page, gives its position in the sequence; ``BEYOND`` for
+    pages of other sequences."""
     num_visible_BQ: Tensor
 
 
@@ -84,20 +88,19 @@ def make_mask(block_tables_BJ: Tensor, num_visible_BQ: Tensor, num_pages: int) -
     ]
     num_pages_BX = _num_blocks(torch.stack([num_visible_BQ[:, q] for q in last_query_X], dim=1))
     column_J = torch.arange(num_columns, device=device, dtype=torch.int32)
-    beyond = torch.iinfo(torch.int32).max // BLOCK_SIZE - 1
-    # One more page receives the places of unused columns.
-    places_BY = torch.full(
-        (num_sequences, num_pages + 1), beyond, dtype=torch.int32, device=device
+    # One more page receives the shifts of unused columns.
+    shifts_BY = torch.full(
+        (num_sequences, num_pages + 1), BEYOND, dtype=torch.int32, device=device
     ).scatter_(
         1,
         # The last query sees all pages of its sequence.
         block_tables_BJ.where(column_J < num_pages_BX[:, -1:], num_pages).long(),
-        column_J.expand(num_sequences, -1),
+        (column_J - block_tables_BJ) * BLOCK_SIZE,
     )
     return PageMask(
         num_pages_B1X=num_pages_BX[:, None],
         pages_B1XJ=block_tables_BJ[:, None, None].expand(-1, 1, len(last_query_X), -1).contiguous(),
-        places_BY=places_BY,
+        shifts_BY=shifts_BY,
         num_visible_BQ=num_visible_BQ.contiguous(),
     )
 
@@ -112,18 +115,17 @@ def attend(
     """Attend in one layer; see ``Attend``."""
 
     def is_visible(sequence: Tensor, _head: Tensor, query: Tensor, slot: Tensor) -> Tensor:
-        place = mask.places_BY[sequence, slot // BLOCK_SIZE]
-        position = place * BLOCK_SIZE + slot % BLOCK_SIZE
+        position = slot + mask.shifts_BY[sequence, slot >> BLOCK_BITS]
         return position < mask.num_visible_BQ[sequence, query]
 
-    num_queries = queries_BQHE.shape[1]
-    num_slots = keys_YCGE.shape[0] * BLOCK_SIZE
+    _, num_queries, num_heads, head_size = queries_BQHE.shape
+    num_pages, _, num_kv_heads, _ = keys_YCGE.shape
     block_mask = BlockMask.from_kv_blocks(
         mask.num_pages_B1X,
         mask.pages_B1XJ,
         BLOCK_SIZE=BLOCK_SIZE,
         mask_mod=is_visible,
-        seq_lengths=(num_queries, num_slots),
+        seq_lengths=(num_queries, num_pages * BLOCK_SIZE),
         compute_q_blocks=False,
     )
     out_BHQE, aux = flex_attention(
@@ -132,19 +134,25 @@ def attend(
         values_YCGE.flatten(0, 1).transpose(0, 1)[None],
         block_mask=block_mask,
         enable_gqa=True,
-        kernel_options=kernel_options(num_queries, queries_BQHE.shape[2] // keys_YCGE.shape[2]),
+        kernel_options=kernel_options(num_queries, num_heads // num_kv_heads, head_size),
         return_aux=AuxRequest(lse=True),
     )
     assert aux.lse is not None
     return out_BHQE.transpose(1, 2), aux.lse
 
 
-def kernel_options(num_queries: int, group: int) -> FlexKernelOptions:
-    """Limit the rows of a block of the decoding kernel.
+def kernel_options(num_queries: int, group: int, head_size: int) -> FlexKernelOptions:
+    """Set the block of the decoding kernel; the other kernel has good defaults.
 
-    Torch chooses this kernel for less than 128 queries and a power of two as group. It packs the
-    heads of a group, by default into one block. More rows than those of the block mask do not
-    divide them, and torch then finds no kernel.
+    Torch chooses the decoding kernel for less than 128 queries and a power of two as group. By
+    default, all rows of a group are one block of two warps. Compiled for sm_90, 128 rows of head
+    size 64 then spill 9 KB a thread, and nothing with four warps. More rows than those of the block
+    mask do not divide them, and torch finds no kernel.
     """
-    is_decoding = num_queries < BLOCK_SIZE and group & (group - 1) == 0
-    return {"BLOCK_M": BLOCK_SIZE} if is_decoding and num_queries * group > BLOCK_SIZE else {}
+    if num_queries >= BLOCK_SIZE or group & (group - 1):
+        return {}
+    num_rows = num_queries * group
+    options: FlexKernelOptions = {"num_warps": 8 if num_rows > 64 and head_size > 64 else 4}
+    if num_rows > BLOCK_SIZE:
+        options["BLOCK_M"] = BLOCK_SIZE
+    return options
