@@ -1,7 +1,7 @@
 """Runners of a Llama-3.1-8B shape on a device without hardware, see ``ssd.testing.fake_device``."""
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from ssd.engine.capture import run_eagerly
 from ssd.engine.config import STATIC, EngineConfig, ModelConfig
 from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
+from ssd.engine.parallel.group import ALONE, Group, RankGroup
+from ssd.engine.parallel.rank_loop import SplitTarget
+from ssd.engine.parallel.shard import model_of
 from ssd.engine.runner import ModelRunner
 from ssd.engine.static_execution import make_execution
 from ssd.testing.fake_device import FakeDevice
@@ -34,36 +37,43 @@ MODEL = ModelConfig(
 AnyRunner = TypeVar("AnyRunner", bound=ModelRunner)
 
 
-def on_fake_gpu(kind: type[AnyRunner], engine: EngineConfig, device: FakeDevice) -> AnyRunner:
-    """Return a runner on the device; its weights and results have no values."""
+def on_fake_gpu(
+    kind: type[AnyRunner], engine: EngineConfig, device: FakeDevice, group: Group = ALONE
+) -> AnyRunner:
+    """Return a runner on the device; its weights and results have no values.
+
+    Of several ranks, it is rank 0, with its part of the model.
+    """
     engine = replace(
         engine, device=device.name, engine=STATIC, dtype="bfloat16", kv_cache_bytes=1 << 30
     )
-    execution = make_execution(
-        Decoder(MODEL, _weights(device.name)), MODEL, engine, PagedReference(), run_eagerly
-    )
+    part = model_of(MODEL, group.shard)
+    decoder = Decoder(part, _weights(part, device.name), group)
+    execution: Any = make_execution(decoder, part, engine, PagedReference(), run_eagerly, group)
+    if isinstance(group, RankGroup):
+        execution = SplitTarget(execution, group, engine)
     return kind(execution, MODEL, engine)
 
 
-def _weights(device: str) -> DecoderWeights:
+def _weights(model: ModelConfig, device: str) -> DecoderWeights:
     def of(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device=device)
 
-    size, heads = MODEL.hidden_size, MODEL.num_heads * MODEL.head_size
-    keys = MODEL.num_kv_heads * MODEL.head_size
+    size, heads = model.hidden_size, model.num_heads * model.head_size
+    keys = model.num_kv_heads * model.head_size
     layer = LayerWeights(
         input_norm_D=of(size),
         qkv_OD=of(heads + 2 * keys, size),
-        query_norm_E=of(MODEL.head_size),
-        key_norm_E=of(MODEL.head_size),
+        query_norm_E=of(model.head_size),
+        key_norm_E=of(model.head_size),
         output_DO=of(size, heads),
         mlp_norm_D=of(size),
-        gate_up_ID=of(2 * MODEL.intermediate_size, size),
-        down_DI=of(size, MODEL.intermediate_size),
+        gate_up_ID=of(2 * model.intermediate_size, size),
+        down_DI=of(size, model.intermediate_size),
     )
     return DecoderWeights(
-        embedding_VD=of(MODEL.vocab_size, size),
+        embedding_VD=of(model.vocab_size, size),
         layers=iter([layer] * LAYERS),
         norm_D=of(size),
-        head_VD=of(MODEL.vocab_size, size),
+        head_VD=of(model.vocab_size, size),
     )

@@ -41,7 +41,7 @@ async def target(folder: Path, size: int, *flags: str) -> AsyncIterator[ProcessU
 
 
 @asynccontextmanager
-async def linked_target(folder: Path, size: int) -> AsyncIterator[ProcessUnderTest]:
+async def linked_target(folder: Path, size: int, *flags: str) -> AsyncIterator[ProcessUnderTest]:
     """Run a target with some ranks that has a draft; inside, both are linked."""
     async with AsyncExitStack() as stack:
         draft = await stack.enter_async_context(
@@ -49,7 +49,7 @@ async def linked_target(folder: Path, size: int) -> AsyncIterator[ProcessUnderTe
         )
         await draft.until("ready")
         drafts = ("--drafts", draft.grpc_address, *LONG_WAIT)
-        process = await stack.enter_async_context(target(folder, size, *drafts))
+        process = await stack.enter_async_context(target(folder, size, *drafts, *flags))
         await process.until("ready")
         await process.until("link")
         yield process
@@ -69,9 +69,9 @@ async def texts(process: ProcessUnderTest, mode: Mode) -> tuple[list[list[int]],
     return [tokens for tokens, _ in found], sum(hits for _, hits in found)
 
 
-async def texts_of_one_rank(folder: Path) -> list[list[int]]:
+async def texts_of_one_rank(folder: Path, *flags: str) -> list[list[int]]:
     """Tokens of a target that is not split, without a draft."""
-    async with target(folder, 1) as process:
+    async with target(folder, 1, *flags) as process:
         await process.until("ready")
         return (await texts(process, Mode.AUTOREGRESSIVE))[0]
 

@@ -33,12 +33,24 @@ LONGEST_SERVICE_SECONDS = 0.5
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize("engine", ["torch", "static"])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-async def test_four_ranks_select_the_tokens_of_one(tmp_path: Path, family: str) -> None:
+async def test_four_ranks_select_the_tokens_of_one(
+    tmp_path: Path, family: str, engine: str
+) -> None:
     folder = write_model(tmp_path / "model", family)
-    expected = await texts_of_one_rank(folder)
-    async with linked_target(folder, 4) as process:
+    expected = await texts_of_one_rank(folder, "--engine", engine)
+    async with linked_target(folder, 4, "--engine", engine) as process:
         await assert_tokens(process, expected)
+
+
+async def test_a_draft_in_the_process_of_rank_0_changes_no_token(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "llama")
+    expected = await texts_of_one_rank(folder)
+    async with target(folder, 2, "--draft-model", str(folder)) as process:
+        await process.until("ready")
+        found, _ = await texts(process, Mode.SYNCHRONOUS)
+        assert found == expected
 
 
 @pytest.mark.parametrize("hanging", [1, 2, 3])

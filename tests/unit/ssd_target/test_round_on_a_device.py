@@ -7,8 +7,11 @@ from tests.fake_gpu import on_fake_gpu
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
+from ssd.engine.parallel.group import RankGroup
+from ssd.engine.parallel.rank_loop import SplitTarget
+from ssd.engine.parallel.shard import Shard
 from ssd.engine.target_runner import TargetRunner
-from ssd.testing.fake_device import fake_device
+from ssd.testing.fake_device import FakeDevice, fake_device
 from ssd.testing.sink import ListSink
 from ssd.types import Request, SamplingParams
 from ssd_target.decoding.batch_builder import BatchBuilder
@@ -30,23 +33,66 @@ def sequences(count: int, temperature: float) -> list[Sequence]:
     ]
 
 
+def check_round(
+    device: FakeDevice, runner: TargetRunner, sampler: KeyedSampler, count: int, temperature: float
+) -> None:
+    """Run a round; assert that it reads nothing from the device but its tokens."""
+    builder = BatchBuilder(runner.engine, runner.verify_columns)
+    rows = sequences(count, temperature)
+    for row in rows:
+        builder.admit(row.slot, [1, 2])
+        sampler.admit(row)
+    proposals = builder.proposals(rows, {0: (5, 6, 7)})
+    logits_BPV = runner.verify(runner.prepare(builder.round(rows, proposals)))
+    assert device.num_reads == 0
+    chosen_BP = sampler.choose(rows, proposals, logits_BPV)
+    assert device.num_reads == 1
+    assert chosen_BP.shape == (count, ENGINE.num_columns)
+
+
+class EqualRanks(RankGroup):
+    """Rank 0 of a group whose other ranks have the same tensors."""
+
+    def __init__(self, size: int) -> None:
+        self.shard = Shard(0, size)
+        self.num_messages = 0
+
+    @property
+    def deadline_seconds(self) -> float:
+        return 5.0
+
+    def gather(self, part_X: torch.Tensor) -> torch.Tensor:
+        return part_X.expand(self.shard.size, *part_X.shape)
+
+    def smallest(self, number: int) -> int:
+        return number
+
+    def broadcast(self, step_W: torch.Tensor) -> None:
+        assert step_W.device.type == "cpu", "ranks receive steps without their device"
+        self.num_messages += 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_round_of_rank_0_reads_only_its_tokens_and_sends_two_messages(
+    count: int, temperature: float
+) -> None:
+    with fake_device() as device:
+        group = EqualRanks(4)
+        runner = on_fake_gpu(TargetRunner, ENGINE, device, group)
+        execution = runner.execution
+        assert isinstance(execution, SplitTarget)
+        sampler = KeyedSampler(runner.engine, execution.choose)
+        check_round(device, runner, sampler, count, temperature)
+        assert group.num_messages == 2
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_round_reads_only_its_tokens(count: int, temperature: float) -> None:
     with fake_device() as device:
         runner = on_fake_gpu(TargetRunner, ENGINE, device)
-        sampler = KeyedSampler(runner.engine)
-        builder = BatchBuilder(runner.engine, runner.verify_columns)
-        rows = sequences(count, temperature)
-        for row in rows:
-            builder.admit(row.slot, [1, 2])
-            sampler.admit(row)
-        proposals = builder.proposals(rows, {0: (5, 6, 7)})
-        logits_BPV = runner.verify(runner.prepare(builder.round(rows, proposals)))
-        assert device.num_reads == 0
-        chosen_BP = sampler.choose(rows, proposals, logits_BPV)
-        assert device.num_reads == 1
-        assert chosen_BP.shape == (count, ENGINE.num_columns)
+        check_round(device, runner, KeyedSampler(runner.engine), count, temperature)
 
 
 def test_a_prefill_reads_nothing_before_its_result() -> None:
