@@ -152,6 +152,9 @@ class CollectiveChannel:
                 self._deliver(frame)
         except LinkError as error:
             self._fail(error)
+        finally:
+            # A bug must not leave a channel that receives nothing.
+            self._fail(LinkError("the channel has no receiver"))
 
     def _deliver(self, frame: Frame) -> None:
         """Pass a frame to the loop; wait while too many are there.
@@ -190,13 +193,14 @@ class CollectiveChannel:
                     self._free.append(slot)
         except LinkError as error:
             self._fail(error)
-        self._communicator.abort()
-        self._receiver.join()
-        with self._changed:
-            self._sending.clear()
-            self._free.clear()
-        self._communicator.close()
-        self._in_loop(self._closed.set)
+        finally:
+            self._fail(LinkError("the channel has no sender"))
+            self._receiver.join()
+            with self._changed:
+                self._sending.clear()
+                self._free.clear()
+            self._communicator.close()
+            self._in_loop(self._closed.set)
 
     def _oldest(self) -> tuple[Slot, Transfer] | None:
         """Wait for a frame that is being sent; None when the channel has ended."""

@@ -60,7 +60,11 @@ class Communicator(Protocol):
         ...
 
     def slot(self, num_words: int) -> Slot:
-        """Return a new slot. Any thread."""
+        """Return a new slot. Any thread.
+
+        Raises:
+            LinkError: there is no memory for it.
+        """
         ...
 
     def send(self, slot: Slot, num_words: int) -> Transfer:

@@ -15,6 +15,7 @@ stream, where a posted receive delays every send. *Not chosen*: one communicator
 directions; NCCL runs its operations in order. *Revisit when* torch offers both.
 """
 
+import contextlib
 import ctypes
 import functools
 import re
@@ -155,7 +156,10 @@ class NcclTransfer:
 
     def wait(self) -> None:
         """See ``Transfer``."""
-        self._event.synchronize()
+        try:
+            self._event.synchronize()
+        except RuntimeError as error:
+            raise LinkError(f"CUDA: {error}") from error
         self._communicator.check()
 
 
@@ -203,8 +207,15 @@ class NcclCommunicator:
         return path_of(log.read_text(errors="replace")) if log and log.is_file() else "NCCL"
 
     def slot(self, num_words: int) -> NcclSlot:
-        """See ``Communicator``."""
-        return NcclSlot(num_words, self._device)
+        """See ``Communicator``.
+
+        Raises:
+            LinkError: the device has no memory for it.
+        """
+        try:
+            return NcclSlot(num_words, self._device)
+        except RuntimeError as error:
+            raise LinkError(f"CUDA: {error}") from error
 
     def send(self, slot: Slot, num_words: int) -> Transfer:
         """See ``Communicator``. Sends the whole slot: both ends must give NCCL the same size."""
@@ -257,7 +268,8 @@ class NcclCommunicator:
             self._error = error
             self._ended.set()
             for way in (self._out, self._in):
-                self._nccl.call("ncclCommAbort", way.handle)
+                with contextlib.suppress(LinkError):
+                    self._nccl.call("ncclCommAbort", way.handle)
 
     def _raise_error(self) -> None:
         if self._error is not None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import ctypes
 import threading
 from collections.abc import AsyncIterator
 
@@ -17,7 +16,7 @@ from tests.unit.ssd.transport.gloo_pair import (
 )
 
 from ssd.errors import FrameError, LinkError
-from ssd.transport import collective_channel, gloo, nccl
+from ssd.transport import collective_channel, gloo
 from ssd.transport.collective_channel import MAX_OUTGOING, CollectiveChannel
 from ssd.transport.communicator import Place, available_backends
 from ssd.transport.frame import HEADER_WORDS, Frame, FrameKind, FrameLimits
@@ -192,19 +191,22 @@ def test_a_peer_cannot_fill_the_store() -> None:
         store.put("one more", b"")
 
 
-LOG = """\
-host:7:91 [0] NCCL INFO Channel 00/1 : 0[0] -> 1[0] via SHM/direct/direct
-host:7:91 [0] NCCL INFO Connected all rings
-host:7:98 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/0/GDRDMA
-host:7:98 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA
-"""
+async def test_a_bug_in_a_thread_of_the_channel_loses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_args: object) -> None:
+        raise KeyError("a bug")
 
-
-def test_the_path_of_nccl_is_that_of_the_newest_channel_in_its_log() -> None:
-    assert nccl.path_of(LOG) == "NET/IB/0/GDRDMA"
-    assert nccl.path_of("") == "NCCL"
-
-
-def test_structures_have_the_sizes_of_nccl() -> None:
-    assert ctypes.sizeof(nccl.UniqueId) == 128
-    assert ctypes.sizeof(nccl.Config) == nccl.one_block_config().size == 40
+    monkeypatch.setattr(collective_channel, "decode", fail)
+    monkeypatch.setattr(threading, "excepthook", ignore)
+    async with joined() as (near, far):
+        left, right = (CollectiveChannel(each, LIMITS, LIMITS) for each in (near, far))
+        lost: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        for each in (left, right):
+            each.open()
+        left.start(ignore, ignore)
+        right.start(ignore, lost.set_result)
+        left.send(frame(1))
+        async with asyncio.timeout(MAX_SECONDS):
+            assert "no receiver" in str(await lost)
+            for each in (left, right):
+                each.close()
+                await each.wait_closed()
