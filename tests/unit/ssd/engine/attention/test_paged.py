@@ -17,6 +17,7 @@ from ssd.engine.attention.paged import PagedAttention, make_paged, num_visible
 from ssd.engine.attention.paged_flex import PagedFlex
 from ssd.engine.attention.paged_reference import PagedReference
 from ssd.errors import SettingsError
+from ssd.testing.fake_device import fake_device
 
 BACKENDS: dict[str, PagedAttention] = {
     "reference": PagedReference(),
@@ -60,6 +61,46 @@ def test_a_wrong_result_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     difference = compare_paged(PagedReference(), case, torch.float32, "cpu")
     assert difference.out > 0.01
     assert difference.log_sum_exp > 0.01
+
+
+@ON_CPU
+@pytest.mark.parametrize("num_queries", [7, 300])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_pass_is_prepared_without_waiting_for_the_device(
+    backend: PagedAttention, num_queries: int, *, is_causal: bool
+) -> None:
+    with fake_device() as device:
+        backend.prepare(
+            torch.empty((4, 3), dtype=torch.int32, device=device.name),
+            torch.empty(4, dtype=torch.int32, device=device.name),
+            num_queries=num_queries,
+            num_pages=9,
+            is_causal=is_causal,
+        )
+        assert device.num_reads == 0
+
+
+def test_a_draft_attends_without_waiting_for_the_device() -> None:
+    """FlexAttention does not accept the device; ``fullgraph`` refuses what would wait."""
+    with fake_device() as device:
+
+        def of(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device.name)
+
+        trunk = PagedReference().prepare(
+            of(4, 3, dtype=torch.int32),
+            of(4, dtype=torch.int32),
+            num_queries=7,
+            num_pages=9,
+            is_causal=False,
+        )(of(4, 7, 8, 64), of(9, 16, 2, 64), of(9, 16, 2, 64))
+        visible = of(4, 7, 5, dtype=torch.bool)
+        own = attend_dense(of(4, 7, 8, 64), of(4, 5, 2, 64), of(4, 5, 2, 64), visible)
+        merged = merge_attention([trunk, own])
+        assert (merged.shape, merged.dtype) == ((4, 7, 8, 64), torch.bfloat16)
+        assert [mass.dtype for _, mass in (trunk, own)] == [torch.float32] * 2
+        assert merged.device == torch.device(device.name)
+        assert device.num_reads == 0
 
 
 def test_flex_is_one_graph_for_all_lengths_and_pages() -> None:
