@@ -14,6 +14,7 @@ from dataclasses import replace
 from ssd.cpu_plan import divide
 from ssd.engine.parallel.group import ALONE, HOST, Group, join
 from ssd.engine.parallel.shard import Shard
+from ssd.engine.runner import require_device
 from ssd.errors import RankError, SetupError
 from ssd.launch import ChildProcess
 from ssd.local_model import LocalModel
@@ -53,12 +54,14 @@ class RankProcesses:
         """Wait for all ranks and return them as a group. Step thread; once.
 
         Raises:
+            SettingsError: rank 0 has no such device.
             RankError: a rank did not connect in time.
         """
         if self._listener is None:
             return ALONE
         port = self._listener.getsockname()[1]
         device = rank_device(self._model.engine.device, 0)
+        require_device(device)
         return join(Shard(0, self._size), port, device, self._listener.detach())
 
     @contextlib.asynccontextmanager
@@ -94,9 +97,9 @@ class RankProcesses:
             cpus = ",".join(map(str, sorted(self._cpus[rank])))
             flags = rank_flags(self._model.folder, own, rank, port, cpus)
             child = ChildProcess(f"rank {rank}", MODULE, flags, _log_event)
-            self._children.append(child)
             await child.start()
             _log.info("rank_started", rank=rank, pid=child.pid, device=own.device, cpus=cpus)
+            self._children.append(child)
             self._ends.append(asyncio.create_task(child.wait()))
 
     async def _watch(self, on_failure: Callable[[Exception], None]) -> None:

@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tests.processes import ProcessUnderTest
 from tests.split_targets import (
@@ -96,6 +97,15 @@ async def test_a_rank_that_cannot_load_its_part_is_named(tmp_path: Path) -> None
         assert str(last.fields["message"]).startswith("rank 1: ")
         assert "up_proj.weight contains NaN" in str(last.fields["message"])
         assert await process.wait() == os.EX_CONFIG
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+async def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", "llama")
+    async with target(folder, 2, "--engine", "static", "--device", "cuda") as process:
+        last = await failure(process)
+        assert last.fields["error"] == "SettingsError"
+        assert "cannot be used here" in str(last.fields["message"])
 
 
 @pytest.mark.timeout(1800)
