@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ssd.errors import LinkError
 from ssd.types import Mode, SpeculationStatistics
+from ssd_bench.gpu_check.channel import exchange
 from ssd_bench.gpu_check.checks import CHECKS
 from ssd_bench.gpu_check.child import run_check
 from ssd_bench.gpu_check.outcome import Environment, WrongResultError
@@ -19,6 +21,18 @@ def test_all_modes_have_the_same_tokens(name: str, tmp_path: Path) -> None:
     compared = outcome.figures["tokens_compared"]
     assert isinstance(compared, int)
     assert compared >= 3 * 2 * 24
+
+
+def test_messages_and_tokens_travel_over_the_collective_channel(tmp_path: Path) -> None:
+    outcome = run_check("channel collective", Environment(device="cpu", scratch=tmp_path))
+    assert outcome.status == "passed", outcome.reason
+    assert outcome.figures["backend"] == "gloo"
+    assert outcome.figures["pair_channel"] == "collective"
+
+
+def test_a_process_that_ends_early_is_reported_at_once() -> None:
+    with pytest.raises(LinkError, match="no such backend: no result: a process ended with 1"):
+        exchange("no such backend", ("cpu", "cpu"))
 
 
 def test_all_modes_are_measured_at_each_batch_size(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "speed of llama": Check("speed:check_llama_speed", 120.0),
         "logits of qwen3": Check("models:check_qwen3_logits", 120.0),
         "tokens of qwen3": Check("tokens:check_qwen3", 150.0),
+        "channel collective": Check("channel:check_collective", 120.0),
         "attention flex": Check("attention:check_flex", 150.0),
         "peer transformers": Check("peers:measure_transformers", 90.0, is_peer=True),
         "peer vllm": Check("peers:measure_vllm", 150.0, is_peer=True),

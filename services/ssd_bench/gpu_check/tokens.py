@@ -136,11 +136,14 @@ async def check_pair(
                     call = _call(prompt, mode, temperature, environment)
                     texts.append(Text(name, temperature, index, await _generate(client, call)))
         memory = _memory(running, free_before, environment)
+        (link,) = (await client.pool_status()).links
     compare_texts(texts)
     figures: dict[str, Figure] = {
         "device": info.device,
         "dtype": info.dtype,
         "attention": info.attention_backend,
+        "channel": link.channel + (f": {link.channel_reason}" if link.channel_reason else ""),
+        "transport": link.transport,
         "tokens_compared": sum(len(text.continuation.token_ids) for text in texts),
         **memory,
     }

@@ -13,7 +13,7 @@ from ssd_bench.gpu_check.child import run_check
 from ssd_bench.gpu_check.models import block_tables, open_draft
 from ssd_bench.gpu_check.outcome import Environment, Outcome
 
-IN_PROCESS = [name for name in CHECKS if not name.startswith(("tokens", "speed"))]
+IN_PROCESS = [name for name in CHECKS if not name.startswith(("tokens", "speed", "channel"))]
 NOT_ON_CPU = {
     "attention flash_attn": "flash-attn needs CUDA",
     "peer vllm": "the package vllm is not installed",
