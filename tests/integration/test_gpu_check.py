@@ -7,20 +7,26 @@ import pytest
 from ssd.errors import LinkError
 from ssd.types import Mode, SpeculationStatistics
 from ssd_bench.gpu_check.channel import exchange
-from ssd_bench.gpu_check.checks import CHECKS
 from ssd_bench.gpu_check.child import run_check
 from ssd_bench.gpu_check.outcome import Environment, WrongResultError
 from ssd_bench.gpu_check.tokens import Text, compare_texts
 from ssd_bench.metrics import Continuation
 
 
-@pytest.mark.parametrize("name", [name for name in CHECKS if name.startswith("tokens")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens of qwen3",
+        pytest.param("tokens of llama", marks=pytest.mark.slow),
+        pytest.param("tokens of the embedded pair", marks=pytest.mark.slow),
+    ],
+)
 def test_all_modes_have_the_same_tokens(name: str, tmp_path: Path) -> None:
     outcome = run_check(name, Environment(device="cpu", scratch=tmp_path))
     assert outcome.status == "passed", outcome.reason
     compared = outcome.figures["tokens_compared"]
     assert isinstance(compared, int)
-    assert compared >= 3 * 2 * 24
+    assert compared >= 3 * 2 * 16
 
 
 def test_messages_and_tokens_travel_over_the_collective_channel(tmp_path: Path) -> None:

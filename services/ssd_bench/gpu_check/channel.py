@@ -14,7 +14,6 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from ssd.demo.corpus import held_out_prompts
 from ssd.errors import LinkError
 from ssd.transport.communicator import (
     DRAFT_RANK,
@@ -26,8 +25,9 @@ from ssd.transport.communicator import (
 )
 from ssd.transport.probe import probe
 from ssd.transport.rendezvous import LinkStore
+from ssd_bench.gpu_check.checkpoints import qwen3_pair
 from ssd_bench.gpu_check.outcome import Environment, Figure, SkipError, WrongResultError
-from ssd_bench.gpu_check.tokens import NUM_PROMPTS, ONE_SHAPE, check_pair, deployment_of
+from ssd_bench.gpu_check.tokens import ONE_SHAPE, check_pair, counting_prompts, deployment_of
 
 SECONDS = 60.0
 """Maximum time of each step of the two processes."""
@@ -74,10 +74,12 @@ def exchange(name: str, devices: tuple[str, str]) -> dict[str, Figure]:
     try:
         for end in ends:
             end.start()
-        wait([result, *(end.sentinel for end in ends)], 2 * SECONDS)
+        ready = wait([result, *(end.sentinel for end in ends)], 2 * SECONDS)
         if not result.poll():
-            codes = [str(end.exitcode) for end in ends if end.exitcode is not None]
-            problem = f"a process ended with {codes[0]}" if codes else "the processes hang"
+            ended = [end for end in ends if end.sentinel in ready]
+            for end in ended:
+                end.join()
+            problem = f"a process ended with {ended[0].exitcode}" if ended else "no process ended"
             raise LinkError(f"{name}: no result: {problem}")
         kind, *values = result.recv_bytes().decode().split("\n")
     finally:
@@ -157,9 +159,9 @@ def _exchange(communicator: Communicator, rank: int) -> float:
 def _tokens(environment: Environment) -> dict[str, Figure]:
     """Compare the tokens of a pair whose link uses the channel."""
     flags = (*ONE_SHAPE, *COLLECTIVE)
-    pair = deployment_of("demo://target", "demo://draft", environment, flags)
-    prompts = held_out_prompts(NUM_PROMPTS[environment.device], num_chars=450)
-    figures = asyncio.run(check_pair(pair, prompts, environment))
+    pair = qwen3_pair(environment)
+    deployment = deployment_of(str(pair.target), str(pair.draft), environment, flags)
+    figures = asyncio.run(check_pair(deployment, counting_prompts(environment), environment))
     if figures["channel"] != "collective":
         raise WrongResultError(f"the link of the pair uses {figures['channel']}")
     return {f"pair_{name}": value for name, value in figures.items()}

@@ -83,7 +83,7 @@ def _shape(name: str, environment: Environment) -> ModelConfig:
         shape,
         vocab_size=SMALL_VOCABULARY,
         hidden_size=64 if is_target else 32,
-        num_layers=3 if is_target else 1,
+        num_layers=2 if is_target else 1,
         num_heads=8 if is_target else 4,
         num_kv_heads=2,
         head_size=16,

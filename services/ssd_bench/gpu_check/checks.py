@@ -21,6 +21,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "machine": Check("machine:check_machine", 60.0),
         "tokens of the embedded pair": Check("tokens:check_embedded_pair", 120.0),
         "attention flash_attn": Check("attention:check_flash_attn", 60.0),
+        "graphs": Check("graphs:check_graphs", 60.0),
         "logits of llama": Check("models:check_llama_logits", 120.0),
         "tokens of llama": Check("tokens:check_llama", 150.0),
         "passes of llama": Check("passes:check_llama_passes", 120.0),

@@ -1,8 +1,8 @@
 """Models of this product in the process of a check, and their logits against transformers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,34 +23,53 @@ from ssd_target.settings import TargetSettings
 
 LOOKAHEAD = 7
 MAX_MODEL_LEN = 1024
+STATIC: Literal["static"] = "static"
+"""The engine of GPUs, which also runs on CPUs."""
+DTYPE_OF: Mapping[str, Literal["bfloat16", "float32"]] = {"cuda": "bfloat16", "cpu": "float32"}
 LARGEST_DIFFERENCE = {"bfloat16": 0.03, "float32": 1e-4}
 """Root of the mean squared difference, divided by that of the logits of transformers."""
 
 
-def open_target(folder: Path, environment: Environment, max_num_seqs: int) -> TargetRunner:
-    """Load and warm up a target with the settings that its process would choose."""
-    settings = TargetSettings(
-        model=str(folder),
+def target_settings(model: str, environment: Environment, max_num_seqs: int) -> TargetSettings:
+    """Return settings of a target on the device, with the engine of GPUs."""
+    return TargetSettings(
+        model=model,
         device=environment.target_device,
+        engine=STATIC,
+        dtype=DTYPE_OF[environment.device],
         lookahead=LOOKAHEAD,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=max_num_seqs,
     )
+
+
+def draft_settings(
+    model: str, environment: Environment, max_sessions: int, branches: int
+) -> DraftSettings:
+    """Return settings of a draft on the device, with the engine of GPUs."""
+    return DraftSettings(
+        model=model,
+        device=environment.target_device,
+        engine=STATIC,
+        dtype=DTYPE_OF[environment.device],
+        lookahead=LOOKAHEAD,
+        branches=branches,
+        max_model_len=MAX_MODEL_LEN,
+        max_sessions=max_sessions,
+    )
+
+
+def open_target(folder: Path, environment: Environment, max_num_seqs: int) -> TargetRunner:
+    """Load and warm up a target."""
+    settings = target_settings(str(folder), environment, max_num_seqs)
     return _open(TargetRunner, settings, max_num_seqs, 0)
 
 
 def open_draft(
     folder: Path, environment: Environment, max_sessions: int, branches: int
 ) -> DraftRunner:
-    """Load and warm up a draft with the settings that its process would choose."""
-    settings = DraftSettings(
-        model=str(folder),
-        device=environment.target_device,
-        lookahead=LOOKAHEAD,
-        branches=branches,
-        max_model_len=MAX_MODEL_LEN,
-        max_sessions=max_sessions,
-    )
+    """Load and warm up a draft."""
+    settings = draft_settings(str(folder), environment, max_sessions, branches)
     return _open(DraftRunner, settings, max_sessions, branches)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ssd_bench.gpu_check.checkpoints import llama_pair
-from ssd_bench.gpu_check.models import open_transformers
+from ssd_bench.gpu_check.models import DTYPE_OF, open_transformers
 from ssd_bench.gpu_check.outcome import Environment, Figure, SkipError
 
 PROMPT_TOKENS = 100
@@ -20,9 +20,9 @@ VLLM_MEMORY_SHARE = 0.6
 def measure_transformers(environment: Environment) -> dict[str, Figure]:
     """Measure plain and assisted generation of transformers."""
     pair = llama_pair(environment)
-    dtype = "bfloat16" if environment.is_cuda else "float32"
     target, draft = (
-        open_transformers(folder, dtype, environment) for folder in (pair.target, pair.draft)
+        open_transformers(folder, DTYPE_OF[environment.device], environment)
+        for folder in (pair.target, pair.draft)
     )
     prompt_1S = torch.arange(PROMPT_TOKENS, device=target.device)[None]
 

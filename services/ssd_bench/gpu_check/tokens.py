@@ -18,16 +18,15 @@ from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall, Prompt
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_bench.gpu_check.checkpoints import llama_pair, qwen3_pair
+from ssd_bench.gpu_check.models import DTYPE_OF, LOOKAHEAD, MAX_MODEL_LEN, STATIC
 from ssd_bench.gpu_check.outcome import Environment, Figure, WrongResultError
 from ssd_bench.machine import peak_memory_bytes
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
 from ssd_bench.runs import MODES, why_no_hits
 
-LOOKAHEAD = 7
 BRANCHES = 24
-MAX_MODEL_LEN = 1024
 WIDENING = {"cuda": 4, "cpu": 1}
-MAX_TOKENS = {"cuda": 128, "cpu": 24}
+MAX_TOKENS = {"cuda": 128, "cpu": 16}
 NUM_PROMPTS = {"cuda": 3, "cpu": 1}
 PROMPT_TOKENS = 100
 TEMPERATURES = (0.0, 1.0)
@@ -67,17 +66,17 @@ def check_llama(environment: Environment) -> dict[str, Figure]:
     """Check random weights in the shapes of Llama-3.1-8B and Llama-3.2-1B."""
     pair = llama_pair(environment)
     deployment = deployment_of(str(pair.target), str(pair.draft), environment, ONE_SHAPE)
-    return asyncio.run(check_pair(deployment, _counting(environment), environment))
+    return asyncio.run(check_pair(deployment, counting_prompts(environment), environment))
 
 
 def check_qwen3(environment: Environment) -> dict[str, Figure]:
     """Check random weights in the shapes of Qwen3-8B and Qwen3-0.6B."""
     pair = qwen3_pair(environment)
     deployment = deployment_of(str(pair.target), str(pair.draft), environment, ONE_SHAPE)
-    return asyncio.run(check_pair(deployment, _counting(environment), environment))
+    return asyncio.run(check_pair(deployment, counting_prompts(environment), environment))
 
 
-def _counting(environment: Environment) -> list[tuple[TokenId, ...]]:
+def counting_prompts(environment: Environment) -> list[tuple[TokenId, ...]]:
     """Return prompts of increasing token ids, as the random models continue them."""
     return [
         tuple(range(prompt * PROMPT_TOKENS, (prompt + 1) * PROMPT_TOKENS))
@@ -91,8 +90,6 @@ def deployment_of(
     """Return both processes on the device; with two GPUs, the draft has the second one."""
     on_two = environment.is_cuda and torch.cuda.device_count() > 1
     draft_device = "cuda:1" if on_two else environment.target_device
-    # The CPU runs the engine that a GPU would.
-    engine = () if environment.is_cuda else ("--engine", "torch", "--dtype", "float32")
     return Deployment(
         target=target,
         draft=draft,
@@ -100,7 +97,7 @@ def deployment_of(
         common_flags=(
             *("--lookahead", str(LOOKAHEAD), "--branches", str(BRANCHES)),
             *("--max-model-len", str(MAX_MODEL_LEN)),
-            *engine,
+            *("--engine", STATIC, "--dtype", DTYPE_OF[environment.device]),
         ),
         target_flags=(
             *("--device", environment.target_device),

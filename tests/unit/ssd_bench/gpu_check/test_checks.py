@@ -6,15 +6,19 @@ import pytest
 import torch
 
 from ssd.engine.batch import ProposalBatch
+from ssd.engine.capture import Pass
 from ssd.engine.target_runner import TargetRunner
+from ssd.testing.traced_capture import trace
 from ssd_bench.gpu_check.checkpoints import llama_pair
 from ssd_bench.gpu_check.checks import CHECKS
 from ssd_bench.gpu_check.child import run_check
+from ssd_bench.gpu_check.graphs import compare_captures
 from ssd_bench.gpu_check.models import block_tables, open_draft
-from ssd_bench.gpu_check.outcome import Environment, Outcome
+from ssd_bench.gpu_check.outcome import Environment, Outcome, WrongResultError
 
 IN_PROCESS = [name for name in CHECKS if not name.startswith(("tokens", "speed", "channel"))]
 NOT_ON_CPU = {
+    "graphs": "a CPU has no CUDA graphs",
     "attention flash_attn": "flash-attn needs CUDA",
     "peer vllm": "the package vllm is not installed",
 }
@@ -39,6 +43,21 @@ def test_a_check_passes_on_a_cpu_or_names_what_it_needs(
         assert outcome.status == "passed", outcome.reason
         assert outcome.figures
         assert Outcome.from_json(outcome.to_json()) == outcome
+
+
+def test_replays_of_recorded_passes_equal_eager_passes(environment: Environment) -> None:
+    """What Python computes is fixed at the first pass of a shape, as in a CUDA graph."""
+    figures = compare_captures(environment, trace)
+    assert figures["passes"] == figures["passes_with_equal_bits"] == 12 + 2 * (1 + 2 * 8)
+
+
+def test_a_replay_of_the_wrong_inputs_fails(environment: Environment) -> None:
+    def keep_first_result(function: Pass) -> Pass:
+        first = function().clone()
+        return lambda: first
+
+    with pytest.raises(WrongResultError, match="a replay differs from the eager pass by"):
+        compare_captures(environment, keep_first_result)
 
 
 def test_wrong_logits_fail(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
