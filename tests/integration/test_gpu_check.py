@@ -18,6 +18,7 @@ from ssd_bench.metrics import Continuation
     [
         "tokens of qwen3",
         pytest.param("tokens of llama", marks=pytest.mark.slow),
+        pytest.param("tokens of two ranks", marks=pytest.mark.slow),
         pytest.param("tokens of the embedded pair", marks=pytest.mark.slow),
     ],
 )

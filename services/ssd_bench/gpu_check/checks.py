@@ -24,6 +24,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "graphs": Check("graphs:check_graphs", 60.0),
         "logits of llama": Check("models:check_llama_logits", 120.0),
         "tokens of llama": Check("tokens:check_llama", 150.0),
+        "tokens of two ranks": Check("ranks:check_two_ranks", 150.0),
         "passes of llama": Check("passes:check_llama_passes", 120.0),
         "speed of llama": Check("speed:check_llama_speed", 120.0),
         "logits of qwen3": Check("models:check_qwen3_logits", 120.0),
