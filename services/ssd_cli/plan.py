@@ -7,6 +7,7 @@ from pathlib import Path
 from ssd import demo
 from ssd.engine.config import EngineConfig, ModelConfig, length_limit, sequence_buckets
 from ssd.engine.known_shapes import KNOWN_SHAPES
+from ssd.engine.parallel.shard import check_shards
 from ssd.engine.pass_time import (
     GPUS,
     LAYER_KERNELS,
@@ -127,11 +128,7 @@ def make_plan(options: PlanOptions) -> Plan:
             f"--draft {options.draft} has {draft.vocab_size} token ids, --model {options.model} "
             f"has {target.vocab_size}: a pair needs the same tokenizer"
         )
-    if target.num_heads % options.num_gpus:
-        raise SettingsError(
-            f"--tp {options.num_gpus} does not divide the {target.num_heads} heads of "
-            f"{options.model}"
-        )
+    check_shards(target, options.num_gpus)
     shorter = min(target, draft, key=lambda model: model.max_position_embeddings)
     max_model_len = length_limit(options.max_model_len, shorter)
     engine = EngineConfig(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from ssd.engine.parallel.shard import SIZES
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
 from ssd_cli.display import out, print_table, write
 from ssd_cli.plan import BatchPlan, Memory, Plan, PlanOptions, make_plan, verdicts
@@ -86,8 +87,8 @@ def plan_command(
 
 
 def _tensor_parallel(size: int) -> int:
-    if size not in (1, 2, 4, 8):
-        raise typer.BadParameter(f"--tp {size} is not 1, 2, 4 or 8")
+    if size not in SIZES:
+        raise typer.BadParameter(f"--tp {size} is not one of {', '.join(map(str, SIZES))}")
     return size
 
 

@@ -54,7 +54,9 @@ def verify_seconds(runner: TargetRunner, batch: int, environment: Environment) -
     prepared = runner.prepare(
         PagedBatch(tokens_BP, first_B, torch.full((batch,), columns), tables_BJ)
     )
-    return device_seconds(lambda: runner.verify(prepared), environment)
+    return device_seconds(
+        lambda: runner.verify(prepared), environment, on_device=runner.verify_seconds
+    )
 
 
 def table_seconds(runner: DraftRunner, sessions: int, environment: Environment) -> float:

@@ -32,6 +32,7 @@ def check_llama_speed(environment: Environment) -> dict[str, Figure]:
             str(pair.draft),
             environment,
             target_flags=("--max-num-seqs", str(largest)),
+            max_sessions=largest,
         ),
         target_folder=pair.target,
         prompts=[_counting(first) for first in range(largest)],

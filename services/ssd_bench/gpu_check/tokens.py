@@ -31,6 +31,9 @@ NUM_PROMPTS = {"cuda": 3, "cpu": 1}
 PROMPT_TOKENS = 100
 TEMPERATURES = (0.0, 1.0)
 READY_SECONDS = 100.0
+MAX_SESSIONS = 2
+"""Sessions of a draft: the running one, and the last one until it is closed. Each number of
+sessions up to it is a shape to compile."""
 ONE_SHAPE = ("--deterministic", "--max-num-seqs", "1")
 WITHOUT_LATE_TABLES = (
     *("--draft-deadline-ms", "10000"),
@@ -85,7 +88,11 @@ def counting_prompts(environment: Environment) -> list[tuple[TokenId, ...]]:
 
 
 def deployment_of(
-    target: str, draft: str, environment: Environment, target_flags: tuple[str, ...]
+    target: str,
+    draft: str,
+    environment: Environment,
+    target_flags: tuple[str, ...],
+    max_sessions: int = MAX_SESSIONS,
 ) -> Deployment:
     """Return both processes on the device; with two GPUs, the draft has the second one."""
     on_two = environment.is_cuda and torch.cuda.device_count() > 1
@@ -104,7 +111,7 @@ def deployment_of(
             *target_flags,
             *(() if environment.is_cuda else WITHOUT_LATE_TABLES),
         ),
-        draft_flags=("--device", draft_device),
+        draft_flags=("--device", draft_device, "--max-sessions", str(max_sessions)),
     )
 
 

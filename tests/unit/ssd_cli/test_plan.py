@@ -80,7 +80,7 @@ def test_shapes_come_from_folders_and_from_the_embedded_pair(tmp_path: Path) -> 
         (["--model", "gpt-5"], "or a known shape: llama-3.1-70b, "),
         (["--model", "hf://org/none"], "hf://org/none: its config.json is not in the hub's cache"),
         (["--draft", "qwen3-0.6b"], "a pair needs the same tokenizer"),
-        (["--tp", "3"], "--tp 3 is not 1, 2, 4 or 8"),
+        (["--tp", "3"], "--tp 3 is not one of 1, 2, 4, 8"),
         (["--batch", "1,x"], "--batch '1,x' is not a list of numbers"),
         (["--batch", "0"], "--batch '0' is not a list of numbers"),
         (["--max-model-len", "1000000"], "max_model_len 1000000 is over the model's own 131072"),
@@ -101,4 +101,7 @@ def test_heads_that_cannot_be_divided_are_refused(
 ) -> None:
     folder = str(write_tiny_folder(tmp_path))
     assert run(["plan", "--model", folder, "--draft", folder, "--tp", "8"]) == 2
-    assert "--tp 8 does not divide the 4 heads" in capsys.readouterr().err
+    assert (
+        "tensor_parallel_size 8: it does not divide the 4 attention heads"
+        in capsys.readouterr().err
+    )
