@@ -4,8 +4,8 @@ Each shape of a pass has one buffer of inputs and one captured function, see ``c
 writes its inputs into the host's copy of the buffer, copies the buffer to the device in one
 transfer, and replays. Entries, masks and lengths are computed on the device. Nothing is read back.
 
-Passes of the draft attend to a trunk in pages and to short segments beside it. The parts are merged
-by their log-sum-exp.
+Passes of the draft attend to a trunk in pages, and then to short segments beside it, in which the
+trunk counts with its log-sum-exp.
 
 *Decision*: shapes are padded to few counts of sequences. *Because*: a graph has one shape, and a
 pass of a GPU takes the same time for one and for sixteen short sequences. *Not chosen*: eager
@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ssd.engine.attention.dense import attend_dense
-from ssd.engine.attention.merge import merge_attention
+from ssd.engine.attention.dense import attend_beside
 from ssd.engine.attention.paged import Attend, PagedAttention, make_paged
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
@@ -380,8 +379,8 @@ class StaticDraft(StaticExecution):
 
         def attend_layer(layer: int, queries_BQHE: Tensor) -> Tensor:
             keys_BPGE, values_BPGE = self._entries_of(layer, proposal_BP)
-            proposal = attend_dense(queries_BQHE, keys_BPGE, values_BPGE, visible_BPS)
-            return merge_attention((attend(layer, queries_BQHE), proposal))
+            trunk = attend(layer, queries_BQHE)
+            return attend_beside(trunk, queries_BQHE, keys_BPGE, values_BPGE, visible_BPS)
 
         positions_BP = (lengths_B[:, None] + column_P).clamp(max=self._last_position)
         entries_BP = torch.where(is_real_BP, proposal_BP, 0)
@@ -403,22 +402,26 @@ class StaticDraft(StaticExecution):
         column_P = torch.arange(self._engine.num_columns, device=tokens_BN.device)
         proposal_BP = self._proposal_entries(inputs["slots_B"])
         own_BNP = self._own_entries(inputs["slots_B"], branches)
-        own_XP = own_BNP.flatten(0, 1)
-        visible_BNP = column_P <= accepted_BN[:, :, None]
-        visible_X1P = (column_P <= step_1).expand(len(own_XP), 1, -1)
+        # Each branch is a sequence of its own beside the trunk: X = B x N.
+        entries_XS = torch.cat(
+            (proposal_BP[:, None].expand(-1, branches, -1), own_BNP), dim=2
+        ).flatten(0, 1)
+        in_proposal_BNP = column_P <= accepted_BN[:, :, None]
+        in_own_BNP = (column_P <= step_1).expand(count, branches, -1)
+        visible_X1S = torch.cat((in_proposal_BNP, in_own_BNP), dim=2).flatten(0, 1)[:, None]
         attend = self._attend_trunk(inputs, branches)
 
         def attend_layer(layer: int, queries_BQHE: Tensor) -> Tensor:
-            keys_BPGE, values_BPGE = self._entries_of(layer, proposal_BP)
-            proposal = attend_dense(queries_BQHE, keys_BPGE, values_BPGE, visible_BNP)
-            keys_XPGE, values_XPGE = self._entries_of(layer, own_XP)
-            queries_X1HE = queries_BQHE.flatten(0, 1)[:, None]
-            out_X1HE, lse_XH1 = attend_dense(queries_X1HE, keys_XPGE, values_XPGE, visible_X1P)
-            own = (
-                out_X1HE.view(queries_BQHE.shape),
-                lse_XH1.view(count, branches, -1).transpose(1, 2),
+            trunk_BQHE, mass_BHQ = attend(layer, queries_BQHE)
+            trunk_X1HE, queries_X1HE = (
+                tensor.flatten(0, 1)[:, None] for tensor in (trunk_BQHE, queries_BQHE)
             )
-            return merge_attention((attend(layer, queries_BQHE), proposal, own))
+            mass_XH1 = mass_BHQ.transpose(1, 2).flatten(0, 1)[..., None]
+            keys_XSGE, values_XSGE = self._entries_of(layer, entries_XS)
+            out_X1HE = attend_beside(
+                (trunk_X1HE, mass_XH1), queries_X1HE, keys_XSGE, values_XSGE, visible_X1S
+            )
+            return out_X1HE.view(queries_BQHE.shape)
 
         positions_BN = inputs["lengths_B"][:, None] + 1 + accepted_BN + step_1
         entries_BN = own_BNP.gather(2, step_1.expand(count, branches, 1)).squeeze(2)

@@ -1,4 +1,10 @@
-"""Attention by matrix products, for a few entries and as the reference of the kernels."""
+"""Attention by matrix products in float32: the reference of kernels, and the segments of a draft.
+
+*Decision*: a draft attends to its segments in one product, in which the trunk takes the place of an
+entry. *Because*: a pass on a GPU contains many small operations for each layer, and each costs more
+than a microsecond. Products of their own for two segments, and a merge, are 58 kernels for a layer;
+this is 13. *Not chosen*: a kernel of our own, before a GPU has shown what it gains.
+"""
 
 import torch
 from torch import Tensor
@@ -7,10 +13,10 @@ from torch import Tensor
 def attend_dense(
     queries_BQHE: Tensor, keys_BSGE: Tensor, values_BSGE: Tensor, visible_BQS: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attend to S entries of each sequence. Computes in float32, without synchronisation.
+    """Attend to S entries of each sequence, without synchronisation.
 
     Args:
-        queries_BQHE: the queries; query heads h of one key/value head are consecutive.
+        queries_BQHE: the queries; query heads of one key/value head are consecutive.
         keys_BSGE: keys of the entries, finite.
         values_BSGE: their values, finite.
         visible_BQS: bool, the entries that a query sees.
@@ -19,24 +25,66 @@ def attend_dense(
         The weighted values [B, Q, H, E] in the dtype of the queries, and the log-sum-exp of the
         scaled scores [B, H, Q], fp32. A query that sees no entry gets 0 and -inf.
     """
-    batch, queries, heads, size = queries_BQHE.shape
-    num_kv_heads = keys_BSGE.shape[2]
-    queries_BGQXE = (
-        queries_BQHE.float().view(batch, queries, num_kv_heads, -1, size).transpose(1, 2)
-    )
-    queries_BGUE = queries_BGQXE.reshape(batch, num_kv_heads, -1, size)
-    scores_BGUS = queries_BGUE @ keys_BSGE.float().permute(0, 2, 3, 1) * size**-0.5
-    group = heads // num_kv_heads
-    hidden_B1US = ~visible_BQS.repeat_interleave(group, dim=1)[:, None]
-    scores_BGUS = scores_BGUS.masked_fill(hidden_B1US, -torch.inf)
-    mass_BGU = torch.logsumexp(scores_BGUS, dim=-1)
+    scores_BGQXS = _scores(queries_BQHE, keys_BSGE, visible_BQS)
+    mass_BGQX = torch.logsumexp(scores_BGQXS, dim=-1)
     # Clamped, since -inf minus -inf is NaN.
     lowest = torch.finfo(torch.float32).min
-    weights_BGUS = torch.exp(scores_BGUS - mass_BGU.clamp(min=lowest)[..., None])
-    out_BGUE = weights_BGUS @ values_BSGE.float().transpose(1, 2)
-    out_BQGXE = out_BGUE.view(batch, num_kv_heads, queries, group, size).transpose(1, 2)
-    mass_BGXQ = mass_BGU.view(batch, num_kv_heads, queries, group).transpose(2, 3)
-    return (
-        out_BQGXE.reshape(batch, queries, heads, size).to(queries_BQHE.dtype),
-        mass_BGXQ.reshape(batch, heads, queries),
-    )
+    weights_BGQXS = torch.exp(scores_BGQXS - mass_BGQX.clamp(min=lowest)[..., None])
+    out_BGQXE = _weighted(weights_BGQXS, values_BSGE)
+    out_BQGXE = out_BGQXE.transpose(1, 2).to(queries_BQHE.dtype)
+    return out_BQGXE.reshape(queries_BQHE.shape), mass_BGQX.transpose(2, 3).flatten(1, 2)
+
+
+def attend_beside(
+    part: tuple[Tensor, Tensor],
+    queries_BQHE: Tensor,
+    keys_BSGE: Tensor,
+    values_BSGE: Tensor,
+    visible_BQS: Tensor,
+) -> Tensor:
+    """Attend to all entries of a query, given the result for a part of them.
+
+    The part takes the place of an entry with its log-sum-exp as score and its result as value. This
+    equals a merge by log-sum-exp.
+
+    Args:
+        part: result and log-sum-exp of other entries, as ``Attend`` returns them.
+        queries_BQHE: as in ``attend_dense``; each query sees an entry of the part or of the others.
+        keys_BSGE: as in ``attend_dense``.
+        values_BSGE: as in ``attend_dense``.
+        visible_BQS: as in ``attend_dense``.
+
+    Returns:
+        The weighted values [B, Q, H, E] in the dtype of the queries.
+    """
+    part_BQHE, mass_BHQ = part
+    num_kv_heads = keys_BSGE.shape[2]
+    scores_BGQXS = _scores(queries_BQHE, keys_BSGE, visible_BQS)
+    mass_BGQX1 = mass_BHQ.unflatten(1, (num_kv_heads, -1)).transpose(2, 3)[..., None]
+    weights_BGQXS = torch.cat((scores_BGQXS, mass_BGQX1), dim=-1).softmax(dim=-1)
+    part_BGQXE = part_BQHE.unflatten(2, (num_kv_heads, -1)).transpose(1, 2)
+    out_BGQXE = _weighted(weights_BGQXS[..., :-1], values_BSGE)
+    out_BGQXE = torch.addcmul(out_BGQXE, weights_BGQXS[..., -1:], part_BGQXE)
+    return out_BGQXE.transpose(1, 2).to(queries_BQHE.dtype).reshape(queries_BQHE.shape)
+
+
+def _scores(queries_BQHE: Tensor, keys_BSGE: Tensor, visible_BQS: Tensor) -> Tensor:
+    """Return scaled scores, [B, G, Q, X, S] for X query heads of a key/value head."""
+    _, queries, _, size = queries_BQHE.shape
+    queries_BQGXE = queries_BQHE.unflatten(2, (keys_BSGE.shape[2], -1))
+    queries_BGUE = _contiguous(queries_BQGXE.transpose(1, 2)).flatten(2, 3)
+    scores_BGUS = queries_BGUE @ _contiguous(keys_BSGE.permute(0, 2, 3, 1)) * size**-0.5
+    scores_BGQXS: Tensor = scores_BGUS.unflatten(2, (queries, -1))
+    return torch.where(visible_BQS[:, None, :, None], scores_BGQXS, -torch.inf)
+
+
+def _weighted(weights_BGQXS: Tensor, values_BSGE: Tensor) -> Tensor:
+    shape_QX = weights_BGQXS.shape[2:4]
+    out_BGUE = weights_BGQXS.flatten(2, 3) @ _contiguous(values_BSGE.transpose(1, 2))
+    out_BGQXE: Tensor = out_BGUE.unflatten(2, shape_QX)
+    return out_BGQXE
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    """Convert to float32 and copy in one operation, since products of strided tensors copy too."""
+    return tensor.to(torch.float32, memory_format=torch.contiguous_format)

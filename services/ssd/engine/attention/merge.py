@@ -7,8 +7,6 @@ a row's bits depended on its place in the batch (2 of 3 places differed, AVX-512
 chance of one kernel. *Revisit when* the merge is visible in a profile.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -32,18 +30,3 @@ def merge_partials(outs_XBGUE: Tensor, masses_XBGU: Tensor) -> Tensor:
     for part_BGUE in rest:
         total_BGUE += part_BGUE
     return total_BGUE.to(outs_XBGUE.dtype)
-
-
-def merge_attention(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Merge the results of attention to disjoint entries, such as the segments of a draft.
-
-    Args:
-        parts: weighted values [B, Q, H, E] and log-sum-exp [B, H, Q] of each part, as ``attend``
-            and ``attend_dense`` return them; each query sees an entry of at least one part.
-
-    Returns:
-        [B, Q, H, E] in the dtype of the parts.
-    """
-    outs_XBQHE = torch.stack([out_BQHE for out_BQHE, _ in parts])
-    masses_XBQH = torch.stack([mass_BHQ.transpose(1, 2) for _, mass_BHQ in parts])
-    return merge_partials(outs_XBQHE, masses_XBQH)

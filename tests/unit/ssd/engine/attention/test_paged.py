@@ -11,8 +11,7 @@ from torch.fx import GraphModule
 
 from ssd.engine.attention import paged_flex, paged_reference
 from ssd.engine.attention.check import PagedCase, compare_paged, paged_cases
-from ssd.engine.attention.dense import attend_dense
-from ssd.engine.attention.merge import merge_attention
+from ssd.engine.attention.dense import attend_beside, attend_dense
 from ssd.engine.attention.paged import PagedAttention, make_paged, num_visible
 from ssd.engine.attention.paged_flex import PagedFlex
 from ssd.engine.attention.paged_reference import PagedReference
@@ -95,11 +94,10 @@ def test_a_draft_attends_without_waiting_for_the_device() -> None:
             is_causal=False,
         )(of(4, 7, 8, 64), of(9, 16, 2, 64), of(9, 16, 2, 64))
         visible = of(4, 7, 5, dtype=torch.bool)
-        own = attend_dense(of(4, 7, 8, 64), of(4, 5, 2, 64), of(4, 5, 2, 64), visible)
-        merged = merge_attention([trunk, own])
-        assert (merged.shape, merged.dtype) == ((4, 7, 8, 64), torch.bfloat16)
-        assert [mass.dtype for _, mass in (trunk, own)] == [torch.float32] * 2
-        assert merged.device == torch.device(device.name)
+        out = attend_beside(trunk, of(4, 7, 8, 64), of(4, 5, 2, 64), of(4, 5, 2, 64), visible)
+        assert (out.shape, out.dtype) == ((4, 7, 8, 64), torch.bfloat16)
+        assert trunk[1].dtype == torch.float32
+        assert out.device == torch.device(device.name)
         assert device.num_reads == 0
 
 
@@ -155,7 +153,7 @@ def test_dense_attention_to_nothing_is_zero_without_mass() -> None:
     assert out.isfinite().all()
 
 
-def test_segments_of_a_draft_merge_into_attention_to_all_entries() -> None:
+def test_a_trunk_in_pages_and_entries_beside_it_equal_attention_to_all() -> None:
     """Sequences of 16, 20 and 0 trunk entries in pages of 16, then 8 entries of their own."""
     queries, keys, values, visible = segments(4, torch.float32)
     lengths = torch.tensor([16, 20, 0], dtype=torch.int32)
@@ -169,9 +167,9 @@ def test_segments_of_a_draft_merge_into_attention_to_all_entries() -> None:
         is_causal=False,
     )
     trunk = attend(queries, *pages)
-    own = attend_dense(queries, keys[:, 32:], values[:, 32:], visible[:, :, 32:])
+    out = attend_beside(trunk, queries, keys[:, 32:], values[:, 32:], visible[:, :, 32:])
     whole, _ = attend_dense(queries, keys, values, visible)
-    torch.testing.assert_close(merge_attention([trunk, own]), whole, atol=1e-6, rtol=0)
+    torch.testing.assert_close(out, whole, atol=1e-6, rtol=0)
 
 
 def flash_attn_with_kvcache(  # noqa: PLR0913 - flash-attn's own signature
