@@ -145,7 +145,7 @@ LINK_RTT_SECONDS = Gauge(
 )
 LINK_TRANSPORT_INFO = Gauge(
     "ssd_link_transport_info",
-    "1 for the transport of an active link: tcp, rdma, nvlink.",
+    "1 for the transport of an active link: tcp, or the path that NCCL reports.",
     ["draft", "transport"],
 )
 LINK_REFUSALS_TOTAL = Counter(

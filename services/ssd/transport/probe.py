@@ -10,8 +10,11 @@ from ssd.transport.frame import WORD_BYTES
 PING_BYTES = 4096
 NUM_PINGS = 9
 """The result is their median: the first ones are slow because caches are cold."""
-NUM_LARGE = 2
-"""The first large message is not timed: backends allocate their buffers."""
+NUM_LARGE = 3
+"""The result is the fastest: in the first one, backends allocate their buffers."""
+
+_TICK_SECONDS = 1e-9
+"""Resolution of a clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +24,7 @@ class ChannelQuality:
     round_trip_seconds: float
     """Of 4 KiB, median."""
     bytes_per_second: float
-    """Of one large message."""
+    """Of one large message and its 4 KiB echo, so at least this much."""
 
 
 def probe(communicator: Communicator, rank: int, now: Callable[[], float]) -> ChannelQuality:
@@ -40,9 +43,10 @@ def probe(communicator: Communicator, rank: int, now: Callable[[], float]) -> Ch
     is_target = rank == TARGET_RANK
     round_trips = [_exchange(communicator, ping, ping, now, is_target) for _ in range(NUM_PINGS)]
     seconds = [_exchange(communicator, large, ping, now, is_target) for _ in range(NUM_LARGE)]
-    round_trip = statistics.median(round_trips)
-    transfer_seconds = max(seconds[-1] - round_trip / 2, 1e-9)
-    return ChannelQuality(round_trip, communicator.num_probe_bytes / transfer_seconds)
+    return ChannelQuality(
+        statistics.median(round_trips),
+        communicator.num_probe_bytes / max(min(seconds), _TICK_SECONDS),
+    )
 
 
 def _exchange(
