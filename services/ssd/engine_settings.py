@@ -30,9 +30,9 @@ class EngineSettings:
     """What executes the forward passes. ``auto`` is ``openvino`` on CPUs in float32, ``torch`` on
     other CPUs, and ``static`` on GPUs. Target and drafts may differ."""
     attention: Literal["auto", "cpu", "flash_attn", "flex", "reference"] = "auto"
-    """Attention of the torch engine. ``auto`` is ``cpu`` on CPUs. On CUDA it is ``flash_attn`` if
-    the package flash-attn is installed and the dtype is bfloat16, else ``flex``. ``reference`` is
-    slow and runs everywhere."""
+    """Attention of the engines torch and static. ``auto`` is ``flash_attn`` on GPUs if the package
+    flash-attn is installed and the dtype is bfloat16, else ``flex``. On CPUs it is ``cpu``, with
+    static ``reference``, which is slow and runs everywhere."""
     deterministic: bool = False
     """Run every forward pass at one shape. Tokens of a target then never depend on other requests;
     on a draft it has no use except repeatable tables."""

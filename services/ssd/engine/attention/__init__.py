@@ -1,1 +1,1 @@
-"""Attention over gathered entries. The backend is selected at start."""
+"""Attention over gathered entries on CPUs, and over pages on GPUs. Selected at start."""
