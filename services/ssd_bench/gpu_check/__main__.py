@@ -33,7 +33,7 @@ REQUIRED = {
 """Packages by the module that they provide. The first two are expected on a GPU machine, and bring
 the next five with them."""
 NO_GPU = (
-    "torch finds no GPU: gpu-check needs an NVIDIA GPU (30 GB of memory for all checks), its "
+    "torch finds no GPU: gpu-check needs an NVIDIA GPU (36 GB of memory for all checks), its "
     "driver and a torch with CUDA; --on cpu runs the same checks with small models"
 )
 

@@ -25,7 +25,7 @@ from ssd.transport.communicator import (
 )
 from ssd.transport.probe import probe
 from ssd.transport.rendezvous import LinkStore
-from ssd_bench.gpu_check.checkpoints import qwen3_pair
+from ssd_bench.gpu_check.checkpoints import small_pair
 from ssd_bench.gpu_check.outcome import Environment, Figure, SkipError, WrongResultError
 from ssd_bench.gpu_check.tokens import ONE_SHAPE, check_pair, counting_prompts, deployment_of
 
@@ -159,8 +159,7 @@ def _exchange(communicator: Communicator, rank: int) -> float:
 def _tokens(environment: Environment) -> dict[str, Figure]:
     """Compare the tokens of a pair whose link uses the channel."""
     flags = (*ONE_SHAPE, *COLLECTIVE)
-    pair = qwen3_pair(environment)
-    deployment = deployment_of(str(pair.target), str(pair.draft), environment, flags)
+    deployment = deployment_of(*small_pair(environment), environment, flags)
     figures = asyncio.run(check_pair(deployment, counting_prompts(environment), environment))
     if figures["channel"] != "collective":
         raise WrongResultError(f"the link of the pair uses {figures['channel']}")

@@ -26,7 +26,7 @@ from ssd_bench.gpu_check.outcome import Environment, SkipError
 
 MARGIN = 2.0
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-GPU_BYTES = 30e9
+GPU_BYTES = 36e9
 """GPU memory that a pair of 8B and 1B needs with its cache, the draft loaded twice."""
 DISK_SHARE = 0.9
 SMALL_VOCABULARY = 512
@@ -48,6 +48,14 @@ def llama_pair(environment: Environment) -> Pair:
 def qwen3_pair(environment: Environment) -> Pair:
     """Return Qwen3-8B with Qwen3-0.6B, written at the first call of a run."""
     return _pair(environment, "qwen3-8b", "qwen3-0.6b")
+
+
+def small_pair(environment: Environment) -> tuple[str, str]:
+    """Return a target and a draft that load fast: the embedded pair, on a CPU a smaller one."""
+    if environment.is_cuda:
+        return "demo://target?widen=4", "demo://draft?widen=4"
+    pair = qwen3_pair(environment)
+    return str(pair.target), str(pair.draft)
 
 
 def _pair(environment: Environment, target: str, draft: str) -> Pair:

@@ -17,7 +17,7 @@ from ssd.engine.runner import AnyRunner
 from ssd.engine.static_execution import make_execution
 from ssd.engine.target_runner import TargetRunner
 from ssd.local_model import LocalModel, find_model
-from ssd_bench.gpu_check.checkpoints import qwen3_pair
+from ssd_bench.gpu_check.checkpoints import small_pair
 from ssd_bench.gpu_check.models import block_tables, draft_settings, target_settings
 from ssd_bench.gpu_check.outcome import Environment, Figure, SkipError, WrongResultError
 
@@ -43,7 +43,7 @@ def compare_captures(environment: Environment, capture: Capture) -> dict[str, Fi
     Raises:
         WrongResultError: the logits of a pass differ.
     """
-    target_model, draft_model = _pair(environment)
+    target_model, draft_model = small_pair(environment)
     target = find_model(
         target_settings(target_model, environment, MAX_SEQUENCES),
         max_num_seqs=MAX_SEQUENCES,
@@ -74,14 +74,6 @@ def compare_captures(environment: Environment, capture: Capture) -> dict[str, Fi
         "passes_with_equal_bits": num_equal,
         "largest_relative_difference": worst,
     }
-
-
-def _pair(environment: Environment) -> tuple[str, str]:
-    """Return the embedded pair, widened; on a CPU a smaller one."""
-    if environment.is_cuda:
-        return "demo://target?widen=4", "demo://draft?widen=4"
-    pair = qwen3_pair(environment)
-    return str(pair.target), str(pair.draft)
 
 
 def _open(kind: type[AnyRunner], local: LocalModel, capture: Capture) -> AnyRunner:

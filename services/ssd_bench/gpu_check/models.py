@@ -1,5 +1,6 @@
 """Models of this product in the process of a check, and their logits against transformers."""
 
+import gc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -82,6 +83,12 @@ def _open(
     return runner
 
 
+def release_memory() -> None:
+    """Free the device memory of models that nothing refers to, except in cycles."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def block_tables(num_sequences: int, num_tokens: int, block_size: int) -> Tensor:
     """Return tables of own blocks for sequences of some length; block 0 is not used."""
     blocks_each = -(-num_tokens // block_size)
@@ -112,6 +119,7 @@ def _check_logits(
     dtype = runner.engine.dtype
     weights_gb = runner.num_parameters * DTYPE_BYTES[dtype] / 1e9
     del runner
+    release_memory()
     expected_PV = _of_transformers(folder, tokens_1P, dtype, environment)
     difference = float((found_PV - expected_PV).norm() / expected_PV.norm())
     if not difference <= LARGEST_DIFFERENCE[dtype]:

@@ -12,7 +12,7 @@ from ssd.engine.sizes import pass_weights
 from ssd.engine.target_runner import TargetRunner
 from ssd_bench.gpu_check.checkpoints import llama_pair
 from ssd_bench.gpu_check.machine import copy_bandwidth
-from ssd_bench.gpu_check.models import block_tables, open_draft, open_target
+from ssd_bench.gpu_check.models import block_tables, open_draft, open_target, release_memory
 from ssd_bench.gpu_check.outcome import Environment, Figure
 from ssd_bench.gpu_check.timing import device_seconds
 
@@ -38,6 +38,7 @@ def check_llama_passes(environment: Environment) -> dict[str, Figure]:
         figures[f"verify_{batch}_ms"] = round(verify_ms, 3)
         figures[f"verify_{batch}_over_weights"] = round(verify_ms / least_ms, 3)
     del target
+    release_memory()
     draft = open_draft(pair.draft, environment, max(SESSIONS[environment.device]), BRANCHES)
     for sessions in SESSIONS[environment.device]:
         seconds = table_seconds(draft, sessions, environment)

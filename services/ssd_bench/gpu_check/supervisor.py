@@ -38,18 +38,28 @@ def run_checks(
     for name in names:
         started = monotonic()
         check, left = CHECKS[name], until - started
-        if left < MIN_SECONDS:
+        found: Outcome | None = None
+        if left >= MIN_SECONDS:
+            found = run_in_child(name, environment, min(check.limit_seconds, left))
+        if found is not None:
+            outcome = found
+        elif left < check.limit_seconds:
             reason = f"the {limit_seconds:.0f} s of all checks are over"
             outcome = Outcome(status="skipped", reason=reason)
         else:
-            outcome = run_in_child(name, environment, min(check.limit_seconds, left))
+            reason = f"no result within {check.limit_seconds:.0f} s"
+            outcome = Outcome(status="failed", reason=reason)
         outcomes[name] = outcome = _of_peer(check, outcome)
         on_outcome(name, outcome, monotonic() - started)
     return outcomes
 
 
-def run_in_child(name: str, environment: Environment, limit_seconds: float) -> Outcome:
-    """Run one check in its own process; kill it and its children after the limit."""
+def run_in_child(name: str, environment: Environment, limit_seconds: float) -> Outcome | None:
+    """Run one check in its own process.
+
+    Returns:
+        None after the limit; the process and its children are killed then.
+    """
     with tempfile.TemporaryDirectory() as folder:
         result, errors = Path(folder) / "outcome.json", Path(folder) / "stderr"
         arguments = (name, environment.device, str(environment.scratch), str(result))
@@ -64,7 +74,7 @@ def run_in_child(name: str, environment: Environment, limit_seconds: float) -> O
             try:
                 code = process.wait(limit_seconds)
             except subprocess.TimeoutExpired:
-                return Outcome(status="failed", reason=f"no result within {limit_seconds:.0f} s")
+                return None
             finally:
                 # Its children are in its group, or end with it.
                 with contextlib.suppress(ProcessLookupError):

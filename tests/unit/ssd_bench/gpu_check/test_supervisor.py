@@ -17,6 +17,7 @@ def environment(tmp_path: Path) -> Environment:
 
 def test_a_check_in_its_own_process_returns_its_figures(environment: Environment) -> None:
     outcome = run_in_child("machine", environment, 120.0)
+    assert outcome is not None
     assert outcome.status == "passed"
     bandwidth = outcome.figures["copy_gb_per_second"]
     assert isinstance(bandwidth, float)
@@ -29,18 +30,22 @@ def test_a_check_that_crashes_fails_with_its_last_line(environment: Environment)
 
 
 def test_a_check_that_does_not_end_is_killed(environment: Environment) -> None:
-    outcome = run_in_child("machine", environment, 0.01)
-    assert outcome == Outcome(status="failed", reason="no result within 0 s")
+    assert run_in_child("machine", environment, 0.01) is None
+
+
+FAILED = Outcome(status="failed", reason="broken")
 
 
 def of_each(
-    monkeypatch: pytest.MonkeyPatch, environment: Environment, limit_seconds: float
+    monkeypatch: pytest.MonkeyPatch,
+    environment: Environment,
+    limit_seconds: float,
+    found: Outcome | None = FAILED,
 ) -> list[tuple[str, str, str]]:
-    """Run one check of the product and one of a peer, which both fail."""
+    """Run one check of the product and one of a peer, which both have this outcome."""
     checks = {"own": Check("a:b", 10.0), "peer": Check("a:b", 10.0, is_peer=True)}
     monkeypatch.setattr(supervisor, "CHECKS", checks)
-    failed = Outcome(status="failed", reason="broken")
-    monkeypatch.setattr(supervisor, "run_in_child", lambda *_arguments: failed)
+    monkeypatch.setattr(supervisor, "run_in_child", lambda *_arguments: found)
     seen: list[tuple[str, str, str]] = []
     run_checks(
         list(checks),
@@ -65,6 +70,25 @@ def test_checks_without_time_are_skipped(
 ) -> None:
     reason = "the 1 s of all checks are over"
     assert of_each(monkeypatch, environment, 1.0) == [
+        ("own", "skipped", reason),
+        ("peer", "skipped", reason),
+    ]
+
+
+def test_a_check_that_reaches_its_own_limit_fails(
+    monkeypatch: pytest.MonkeyPatch, environment: Environment
+) -> None:
+    assert of_each(monkeypatch, environment, 60.0, found=None) == [
+        ("own", "failed", "no result within 10 s"),
+        ("peer", "skipped", "it failed: no result within 10 s"),
+    ]
+
+
+def test_a_check_that_the_limit_of_all_checks_ends_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, environment: Environment
+) -> None:
+    reason = "the 8 s of all checks are over"
+    assert of_each(monkeypatch, environment, 8.0, found=None) == [
         ("own", "skipped", reason),
         ("peer", "skipped", reason),
     ]
