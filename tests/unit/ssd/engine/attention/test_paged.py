@@ -117,6 +117,23 @@ def test_flex_is_one_graph_for_all_lengths_and_pages() -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.parametrize(
+    ("num_queries", "group", "head_size", "options"),
+    [
+        (7, 4, 128, {"num_warps": 4}),
+        (24, 4, 64, {"num_warps": 4}),
+        (24, 8, 128, {"num_warps": 8, "BLOCK_M": 128}),
+        (7, 5, 128, {}),
+        (128, 4, 128, {}),
+    ],
+)
+def test_blocks_of_the_decoding_kernel_fit_the_mask_and_the_registers(
+    num_queries: int, group: int, head_size: int, options: dict[str, int]
+) -> None:
+    """Compiled for sm_90 with these numbers, no kernel spilled."""
+    assert paged_flex.kernel_options(num_queries, group, head_size) == options
+
+
 def segments(seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shapes = ((3, 5, 8, 16), (3, 40, 2, 16), (3, 40, 2, 16))
