@@ -1,9 +1,8 @@
 """The handshake of a link: what a target must have in common with this draft."""
 
-from ssd.channel_setup import choose_backend
+from ssd.channel_setup import GRPC, choose_backend
 from ssd.errors import HandshakeError, SettingsError
 from ssd.speculation.fan_out import make_policy
-from ssd.transport.channels import CHANNELS
 from ssd.types import Hello, LinkSettings, Welcome
 from ssd_draft.setup import DraftSetup
 
@@ -49,9 +48,8 @@ def check_hello(hello: Hello, setup: DraftSetup) -> None:
                 f"this draft has {_short(value)}, the target has {_short(received)}"
                 + _FIXES.get(name, ""),
             )
-    if hello.channel not in CHANNELS:
-        known = ", ".join(CHANNELS)
-        raise HandshakeError("channel", f"this draft has {known}, the target has {hello.channel}")
+    if hello.channel != GRPC:
+        raise HandshakeError("channel", f"this draft has {GRPC}, the target has {hello.channel}")
 
 
 def check_settings(settings: LinkSettings, setup: DraftSetup) -> None:

@@ -29,7 +29,7 @@ from ssd.types import Mode
 
 FLAGS = (*LONG_WAIT, "--channel", "collective")
 MAX_SECONDS = 60.0
-LONGEST_LIFE_SECONDS = 0.5
+LONGEST_LIFE_SECONDS = 1.5
 """A process is killed within this time: before, during or after the set-up of its channel."""
 KILLS = [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 """Kills of each side."""

@@ -16,7 +16,6 @@ from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkFrames, LinkServerCall
 from ssd.rpc.server import RpcServer
 from ssd.testing.stream import memory_streams
-from ssd.transport.channels import CHANNELS
 from ssd.transport.collective_channel import CollectiveChannel
 from ssd.transport.communicator import Transfer
 from ssd.transport.frame import WORD_BYTES, Frame, FrameKind, FrameLimits, TensorChannel, encode
@@ -79,8 +78,8 @@ async def inprocess_ends() -> AsyncIterator[Ends]:
 async def memory_ends() -> AsyncIterator[Ends]:
     left, right = memory_streams()
     yield Ends(
-        CHANNELS["grpc"](left, LIMITS),
-        CHANNELS["grpc"](right, LIMITS),
+        GrpcChannel(left, LIMITS),
+        GrpcChannel(right, LIMITS),
         left.send,
         lambda: right.lose(LinkError("left failed")),
     )
