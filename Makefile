@@ -9,7 +9,7 @@ PROTOS := $(wildcard protos/ssd/v1/*.proto)
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I protos
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' services/ssd/__init__.py)
 SSD_CLUSTER_TOOL ?= ../shared/k8s/cluster
-# Arguments of every image build, for example --build-arg TORCH_INDEX=...
+# Arguments of every image build, for example --build-arg DEVICE=cuda (see services/Dockerfile).
 IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ssd_operator.api import reserved
+
 OPERATOR = "operator/Dockerfile"
 ENGINES = "services/Dockerfile"
 
@@ -91,6 +93,22 @@ def test_every_path_that_an_image_copies_exists(root: Path) -> None:
 def test_the_images_torch_is_the_one_that_is_tested(root: Path) -> None:
     (pin,) = re.findall(r"^ARG TORCH=(.+)$", (root / ENGINES).read_text(), re.MULTILINE)
     assert pin in (root / "constraints.txt").read_text().splitlines()
+
+
+def test_every_documented_build_argument_exists(root: Path) -> None:
+    recipe = (root / ENGINES).read_text()
+    pages = [root / "Makefile", root / "README.md", *root.glob("charts/ssd/*.md"), root / ENGINES]
+    found = {name for page in pages for name in re.findall(r"--build-arg (\w+)=", page.read_text())}
+    assert {"DEVICE", "TORCH_INDEX"} <= found
+    assert found <= set(re.findall(r"^ARG (\w+)", recipe, re.M))
+
+
+def test_compiled_kernels_are_kept_in_the_volume_that_a_pod_mounts(root: Path) -> None:
+    folders = dict(re.findall(r"(\w+_CACHE_(?:DIR|PATH))=(\S+)", (root / ENGINES).read_text()))
+    assert folders.keys() == {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH"}
+    for folder in folders.values():
+        assert folder.startswith(f"{reserved.CACHE_FOLDER}/")
+        assert not folder.startswith(reserved.HUB_FOLDER), "engines cannot write there"
 
 
 def test_the_operators_packages_have_bounds_in_the_project(
