@@ -109,6 +109,20 @@ def quiet_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
+def gpu_lists() -> tuple[str | None, str | None]:
+    """Return ``CUDA_VISIBLE_DEVICES`` and ``NVIDIA_VISIBLE_DEVICES``; None for one that is not set.
+
+    The first restricts CUDA in a process. The second tells a container runtime which GPUs a
+    container sees.
+    """
+    return os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("NVIDIA_VISIBLE_DEVICES")
+
+
+def show_gpus(ids: Sequence[str]) -> None:
+    """Restrict CUDA to these GPUs, in this process and in those that it will start."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
+
+
 def nccl_log() -> Path | None:
     """Return the file of NCCL's log, if the environment asks NCCL to write one."""
     pattern = os.environ.get("NCCL_DEBUG_FILE", "")

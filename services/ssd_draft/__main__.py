@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ssd.cpu_plan import pin
 from ssd.engine.models.fingerprint import weights_fingerprint
+from ssd.gpu_allocation import use_own_gpus
 from ssd.local_model import check_model, find_model
 from ssd.process import peer, run_process, run_until_signal
 from ssd.telemetry import SystemClock
@@ -30,6 +31,7 @@ async def serve(settings: DraftSettings) -> int:
     Raises:
         SetupError: the process cannot start.
     """
+    use_own_gpus(settings)
     cpus = pin(settings.step_cpus, settings.other_cpus)
     model = find_model(settings, max_num_seqs=settings.max_sessions, branches=settings.branches)
     me = peer(settings, weights_fingerprint(model.folder))

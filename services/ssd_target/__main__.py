@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ssd.cpu_plan import pin
 from ssd.engine.models.fingerprint import weights_fingerprint
+from ssd.gpu_allocation import use_own_gpus
 from ssd.process import peer, run_process, run_until_signal
 from ssd.telemetry import SystemClock
 from ssd_target.models import check_models, find_models
@@ -29,6 +30,7 @@ async def serve(settings: TargetSettings) -> int:
     Raises:
         SetupError: the process cannot start.
     """
+    use_own_gpus(settings)
     cpus = pin(settings.step_cpus, settings.other_cpus)
     models = find_models(settings)
     me = peer(settings, weights_fingerprint(models.target.folder))

@@ -204,8 +204,8 @@ class Target(Process):
     """Number of cells; a cell is one target with its drafts. A change replaces no pod; the cell
     with the highest number is removed first."""
     tensor_parallel_size: Literal[1, 2, 4, 8] | None = None
-    """GPUs of a target, 1, 2, 4 or 8; absent means 4. Refused with accelerator cpu.
-    Cannot change."""
+    """GPUs of a target, 1, 2, 4 or 8, with one rank of the model on each; absent means 4. It must
+    divide the attention heads of the model. Refused with accelerator cpu. Cannot change."""
     engine: Engine = Engine()
     startup_timeout_seconds: Annotated[int, between(10, 7200)] = 1800
     """Maximum time from the start of a pod until it is ready; after that it is restarted. A change
@@ -315,7 +315,8 @@ class Placement(Block):
     """Whether drafts run beside their target. Auto: Required with nvidia and sharing Cell, else
     Preferred. A change replaces drafts."""
     topology_key: Annotated[str, text(316, least=1)] = "kubernetes.io/hostname"
-    """Node label whose equal values mean beside. A change replaces targets and drafts."""
+    """Node label whose equal values mean beside, for example nvidia.com/gpu.clique for nodes that
+    share an NVLink domain. A change replaces targets and drafts."""
     exclusive_node: bool = False
     """Whether no two cells share a node. A change replaces targets."""
     gpu_products: Annotated[

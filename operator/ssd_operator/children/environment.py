@@ -112,6 +112,8 @@ def _target_settings(resource: Resource, cell: int) -> dict[str, object]:
     return {
         "MODEL_NAME": spec.model.name or resource.name,
         "DRAFTS": f"{draft_deployment(resource, cell)}:{DRAFT_PORT}",
+        # One rank on each GPU of the pod.
+        "TENSOR_PARALLEL_SIZE": _unless_default(spec.tensor_parallel_size, 1),
         "MAX_NUM_SEQS": engine.max_num_seqs,
         "MAX_QUEUE": engine.max_queue,
         "DETERMINISTIC": "true" if engine.deterministic else None,

@@ -1,4 +1,7 @@
-"""Models of a hub, which is a pod of the cluster: fetched with a token, then served."""
+"""Models of a hub, which is a pod of the cluster: fetched with a token, then served.
+
+The small model has four attention heads, so that also four ranks can serve it.
+"""
 
 import base64
 import json
@@ -7,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests import hub
-from tests.cluster.kube import Kube, Object, sample
+from tests.cluster.kube import Kube, Object, eventually, sample
 
 from ssd import __version__
 from ssd.testing.tiny_folder import write_tiny_folder
@@ -15,6 +18,17 @@ from ssd.testing.tiny_folder import write_tiny_folder
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 PORT = 8000
 ANSWER = ("ssd", "generate", "Once", "--json", "--max-tokens", "8")
+NUM_GPUS = 4
+RANKS = """
+import json, pathlib
+found = {}
+for each in pathlib.Path("/proc").glob("[0-9]*"):
+    words = (each / "cmdline").read_bytes().decode().split(chr(0))
+    if "--rank" in words:
+        found[words[words.index("--rank") + 1]] = int(each.name)
+print(json.dumps(found))
+"""
+"""Prints rank and process id of the ranks that a target has started."""
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +96,58 @@ def test_a_model_that_the_hub_does_not_have_is_reported_in_the_condition(
 ) -> None:
     with kube.applied(of_the_hub("none", endpoint, revision="f" * 40)):
         kube.wait_for("none", "TargetReady", "False", words="not this revision")
+
+
+def on_gpus(name: str, endpoint: str) -> Object:
+    """The same on the pretend GPUs of the cluster's node, where processes run on CPUs."""
+    document = of_the_hub(name, endpoint)
+    spec = document["spec"]
+    spec |= {"accelerator": "nvidia", "model": {"dtype": "float32"}}
+    small = {"requests": {"cpu": "100m", "memory": "256Mi", "ephemeral-storage": "64Mi"}}
+    spec["target"]["tensorParallelSize"] = NUM_GPUS
+    for component in ("target", "draft"):
+        device = {"name": f"SSD_{component.upper()}_DEVICE", "value": "cpu"}
+        spec[component] |= {"resources": small, "podTemplate": {"env": [device]}}
+    return document
+
+
+def test_a_target_on_four_gpus_serves_with_four_ranks_and_returns_after_one_is_killed(
+    kube: Kube, endpoint: str, in_cluster: Callable[..., str]
+) -> None:
+    greedy = (*ANSWER, "--temperature", "0", "--endpoint")
+    with kube.applied(on_gpus("ranks", endpoint)):
+        kube.wait_ready("ranks")
+        kube.wait_linked("ranks", 1)
+        (target,) = kube.pods("ranks", "target")
+        (draft,) = kube.pods("ranks", "draft")
+        pod = target["metadata"]["name"]
+        assert num_gpus(target) == NUM_GPUS
+        assert num_gpus(draft) == 1
+        assert len(ranks_of(kube, pod)) == NUM_GPUS - 1, "rank 0 is the target"
+        output = json.loads(in_cluster(*greedy, f"ranks.{kube.namespace}:50051"))
+        kube("exec", pod, "--", "sh", "-c", f"kill -9 {ranks_of(kube, pod)['2']}")
+        eventually(lambda: "rank 2" in last_message(kube, pod), "the pod names the rank", 30)
+        kube.wait_ready("ranks")
+    alone = of_the_hub("alone", endpoint)
+    alone["spec"]["model"] = {"dtype": "float32"}
+    with kube.applied(alone):
+        kube.wait_ready("alone")
+        expected = json.loads(in_cluster(*greedy, f"alone.{kube.namespace}:50051"))
+    assert output["token_ids"] == expected["token_ids"]
+
+
+def ranks_of(kube: Kube, pod: str) -> dict[str, int]:
+    """Rank to process id of the ranks that the target of a pod has started."""
+    found: dict[str, int] = json.loads(kube("exec", pod, "--", "python", "-c", RANKS))
+    return found
+
+
+def num_gpus(pod: Object) -> int:
+    (container,) = pod["spec"]["containers"]
+    return int(container["resources"]["limits"]["nvidia.com/gpu"])
+
+
+def last_message(kube: Kube, pod: str) -> str:
+    """Why the container of a pod ended the last time."""
+    (status,) = kube.get("pod", pod)["status"]["containerStatuses"]
+    return str(status["lastState"]["terminated"]["message"])

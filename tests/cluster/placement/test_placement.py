@@ -96,6 +96,25 @@ def test_targets_run_only_on_listed_products(kube: Kube, nodes: Sequence[str]) -
     kube.wait_for("neither", "TargetReady", "False", "Unschedulable")
 
 
+def test_drafts_use_all_nodes_of_the_nvlink_domain_of_their_target(
+    kube: Kube, nodes: Sequence[str]
+) -> None:
+    domains = dict(zip(nodes, "aabb", strict=True))
+    for node, domain in domains.items():
+        run("kubectl", "label", "node", node, f"nvidia.com/gpu.clique={domain}", "--overwrite")
+    kube.apply(gpu_cell("domain", drafts=5, topologyKey="nvidia.com/gpu.clique"))
+
+    def placed() -> set[str]:
+        targets, drafts = nodes_of(kube, "domain")
+        assert len(drafts) == 5
+        return targets | set(drafts)
+
+    # Four and five GPUs do not fit on one node.
+    eventually(lambda: len(placed()) == 2 and "" not in placed(), "all pods have a node", 60)
+    assert len({domains[node] for node in placed()}) == 1
+    kube.wait_for("domain", "DraftCapacity", "True")
+
+
 def test_drafts_follow_a_moved_target_one_at_a_time(kube: Kube, figures: dict[str, object]) -> None:
     kube.apply(gpu_cell("mover", drafts=3))
     eventually(lambda: is_together(kube, "mover", 3), "the cell is together", 60)

@@ -246,6 +246,25 @@ def test_targets_and_drafts_request_gpus_of_their_own_kind_and_tolerate_one_tain
     assert values_of(templates[0])["SSD_TARGET_DEVICE"] == "cpu", "pretend GPUs run on CPU code"
 
 
+def test_a_target_has_a_rank_on_each_of_its_gpus() -> None:
+    found = values_of(target_of(resource(LLAMA)))
+    assert found["SSD_TARGET_DEVICE"] == "cuda"
+    assert found["SSD_TARGET_TENSOR_PARALLEL_SIZE"] == "4"
+    one = LLAMA.changed(target=LLAMA.target.changed(tensor_parallel_size=1))
+    for template in (target_of(resource(one)), demo_target()):
+        assert "SSD_TARGET_TENSOR_PARALLEL_SIZE" not in values_of(template), "1 is the default"
+
+
+def test_variables_of_nccl_reach_targets_and_drafts() -> None:
+    nccl: tuple[Variable, ...] = (
+        {"name": "NCCL_SOCKET_IFNAME", "value": "eth0"},
+        {"name": "NCCL_IB_HCA", "value": "mlx5_0,mlx5_1"},
+    )
+    for template in both_of(resource(LLAMA.changed(pod_template=PodTemplate(env=nccl)))):
+        found = values_of(template)
+        assert (found["NCCL_SOCKET_IFNAME"], found["NCCL_IB_HCA"]) == ("eth0", "mlx5_0,mlx5_1")
+
+
 @pytest.mark.parametrize(
     ("uri", "size_limit", "requested"),
     [
