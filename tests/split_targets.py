@@ -30,13 +30,15 @@ def write_model(folder: Path, family: str) -> Path:
     return WRITERS[family](folder, seed=1, attention_gain=8)
 
 
+def flags_of(folder: Path, size: int) -> tuple[str, ...]:
+    """Return the flags of a target with some ranks."""
+    return ("--model", str(folder), *SHAPE, *TARGET, "--tensor-parallel-size", str(size))
+
+
 @asynccontextmanager
 async def target(folder: Path, size: int, *flags: str) -> AsyncIterator[ProcessUnderTest]:
     """Run a target with some ranks."""
-    ranks = ("--tensor-parallel-size", str(size))
-    async with running(
-        "ssd_target", "--model", str(folder), *SHAPE, *TARGET, *ranks, *flags
-    ) as process:
+    async with running("ssd_target", *flags_of(folder, size), *flags) as process:
         yield process
 
 

@@ -89,7 +89,8 @@ async def serve(settings: RankSettings) -> int:
         )
     except RankError as error:
         _log.warning("rank_lost", reason=str(error))
-    return LOST
+    # At once: the target takes a rank that still runs for the one that does not answer.
+    os._exit(LOST)
 
 
 def _run(folder: Path, engine: EngineConfig, shard: Shard, port: int) -> None:

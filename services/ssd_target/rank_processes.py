@@ -6,6 +6,7 @@ that does not answer in time, ends the target with an error that names the rank.
 
 import asyncio
 import contextlib
+import faulthandler
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -25,6 +26,8 @@ _log = get_logger("ssd_target")
 MODULE = "ssd_target.rank"
 JUDGE_SECONDS = 2.0
 """After the first sign of a failure, ranks that have lost another one end within this time."""
+END_SECONDS = 3.0
+"""The target ends with exit code 1 this long after it has named the rank, whatever hangs."""
 _OWN_FIELDS = ("ts", "level", "process")
 """Fields that each log line has."""
 
@@ -88,6 +91,8 @@ class RankProcesses:
                 yield
             except RankError as error:
                 cause = await self._find_cause()
+                # The end of the interpreter can wait for a device that waits for another rank.
+                faulthandler.dump_traceback_later(END_SECONDS, exit=True)
                 raise cause from (None if error is cause else error)
 
     async def _start(self, port: int) -> None:
@@ -108,13 +113,14 @@ class RankProcesses:
 
     async def _find_cause(self) -> Exception:
         """Return the error of the rank that has failed, once one has failed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(JUDGE_SECONDS):
+                while None in self._codes and not _ended_first(self._codes):
+                    running = [end for end in self._ends if not end.done()]
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if self._cause is None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(JUDGE_SECONDS):
-                    while None in self._codes and not _ended_first(self._codes):
-                        running = [end for end in self._ends if not end.done()]
-                        await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             self._cause = self._error_of(failed_rank(self._codes))
+            _log.error("rank_failed", reason=str(self._cause))
         return self._cause
 
     @property

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.processes import ProcessUnderTest
+from tests.processes import ProcessUnderTest, running_code
 from tests.split_targets import (
     assert_tokens,
     ended,
     failure,
+    flags_of,
     linked_target,
     pids_of,
     target,
@@ -31,6 +32,12 @@ from ssd.types import Mode
 NUM_KILLS = 40
 LONGEST_START_SECONDS = 6.0
 LONGEST_SERVICE_SECONDS = 0.5
+TARGET_THAT_NEVER_ENDS = """
+import runpy, threading
+threading.Thread(target=threading.Event().wait).start()
+runpy.run_module("ssd_target", run_name="__main__", alter_sys=True)
+"""
+"""As the interpreter, the end of this process waits for a thread that never ends."""
 pytestmark = pytest.mark.slow
 
 
@@ -65,6 +72,15 @@ async def test_a_rank_that_hangs_ends_the_target_which_names_it(
         message = (await failure(process)).fields["message"]
         assert message == f"rank {hanging} does not answer the other ranks"
         await load
+
+
+async def test_a_target_whose_end_hangs_ends_nevertheless(tmp_path: Path) -> None:
+    flags = flags_of(write_model(tmp_path / "model", "llama"), 2)
+    async with running_code(TARGET_THAT_NEVER_ENDS, *flags) as process:
+        await process.until("ready")
+        os.kill(pids_of(process)[1], signal.SIGKILL)
+        message = str((await failure(process)).fields["message"])
+        assert message.startswith("rank 1 was killed")
 
 
 async def test_ranks_end_with_a_killed_target_even_if_they_are_stopped(tmp_path: Path) -> None:
@@ -109,7 +125,7 @@ async def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(1800)
-async def test_a_rank_killed_at_a_random_moment_ends_the_target(tmp_path: Path) -> None:
+async def test_a_rank_killed_or_stopped_at_a_random_moment_ends_the_target(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", "llama")
     chance = random.Random(5)
     for index in range(NUM_KILLS):
@@ -128,9 +144,12 @@ async def test_a_rank_killed_at_a_random_moment_ends_the_target(tmp_path: Path) 
                 await process.wait()
                 await ended(pids_of(process).values())
             else:
-                os.kill(pids_of(process)[victim], signal.SIGKILL)
+                hangs = is_ready and chance.random() < 0.3
+                number = signal.SIGSTOP if hangs else signal.SIGKILL
+                os.kill(pids_of(process)[victim], number)
                 message = str((await failure(process)).fields["message"])
-                assert message.startswith(f"rank {victim} was killed"), (index, message)
+                cause = "does not answer" if hangs else "was killed"
+                assert message.startswith(f"rank {victim} {cause}"), (index, message)
             await load
 
 

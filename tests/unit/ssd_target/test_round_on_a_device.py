@@ -67,7 +67,7 @@ class EqualRanks(RankGroup):
     def smallest(self, number: int) -> int:
         return number
 
-    def broadcast(self, step_W: torch.Tensor) -> None:
+    def send_step(self, step_W: torch.Tensor) -> None:
         assert step_W.device.type == "cpu", "ranks receive steps without their device"
         self.num_messages += 1
 

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import (
     AllgatherOptions,
-    BroadcastOptions,
     PrefixStore,
     ProcessGroup,
     Store,
@@ -44,6 +43,9 @@ LOAD_SECONDS = 1800.0
 """Deadline for the weights of all ranks: one can read from a disk while another has them cached."""
 SERVICE_SECONDS = 5.0
 """Deadline of a collective while the target serves."""
+NAMING_SECONDS = 3.0
+"""Time in which rank 0 finds the rank that does not answer, after the others have ended."""
+_STEP_TAG = 1
 _STEP_WAIT = timedelta(days=365)
 """A rank waits for a step as long as the target has no request. It ends with rank 0."""
 
@@ -106,7 +108,7 @@ class RankGroup:
 
     def __init__(self, shard: Shard, steps: ProcessGroup, tensors: ProcessGroup) -> None:
         self.shard = shard
-        self._steps = steps
+        self._steps: ProcessGroup | None = steps
         self._tensors = tensors
         self._deadline_seconds = START_SECONDS
 
@@ -119,7 +121,9 @@ class RankGroup:
         """Set ``deadline_seconds``."""
         if seconds != self._deadline_seconds:
             self._deadline_seconds = seconds
-            self._tensors.set_timeout(timedelta(seconds=seconds))
+            # NCCL ends a process that waits longer; rank 0 then has to name the rank.
+            margin = NAMING_SECONDS if self.shard.rank == 0 else 0.0
+            self._tensors.set_timeout(timedelta(seconds=seconds + margin))
 
     def add(self, part_XD: Tensor) -> Tensor:
         """See ``Group.add``."""
@@ -135,6 +139,7 @@ class RankGroup:
 
     def smallest(self, number: int) -> int:
         """See ``Group.smallest``."""
+        assert self._steps is not None
         numbers_N1 = self._gathered(self._steps, torch.tensor([number]), LOAD_SECONDS)
         return int(numbers_N1.min())
 
@@ -142,23 +147,45 @@ class RankGroup:
         """See ``Group.begin_service``; other ranks receive the deadline with each step."""
         self.set_deadline(SERVICE_SECONDS)
 
-    def broadcast(self, step_W: Tensor) -> None:
-        """Send a tensor of host memory from rank 0, or receive it on another rank."""
-        options = BroadcastOptions()
-        options.rootRank = 0
-        is_sender = self.shard.rank == 0
-        options.timeout = timedelta(seconds=self._deadline_seconds) if is_sender else _STEP_WAIT
-        with _collective(self.shard):
-            self._steps.broadcast([step_W], options).wait()
+    def send_step(self, step_W: Tensor) -> None:
+        """Send a tensor of host memory to all other ranks; rank 0."""
+        deadline = timedelta(seconds=self._deadline_seconds)
+        with self._needing_all_ranks():
+            assert self._steps is not None
+            sent = [
+                self._steps.send([step_W], rank, _STEP_TAG) for rank in range(1, self.shard.size)
+            ]
+            try:
+                while sent:
+                    sent.pop().wait(deadline)
+            finally:
+                # A pending message would keep the connections open.
+                sent.clear()
+
+    def receive_step(self, step_W: Tensor) -> None:
+        """Receive the next tensor that rank 0 sends; other ranks. Waits as long as rank 0 lives."""
+        with self._needing_all_ranks():
+            assert self._steps is not None
+            self._steps.recv([step_W], 0, _STEP_TAG).wait(_STEP_WAIT)
 
     def _gathered(self, group: ProcessGroup, part_X: Tensor, seconds: float) -> Tensor:
         all_NX = part_X.new_empty(self.shard.size * part_X.numel())
         options = AllgatherOptions()
         options.timeout = timedelta(seconds=seconds)
-        with _collective(self.shard):
+        with self._needing_all_ranks():
             # On a GPU, only its stream waits.
             group.all_gather_single(all_NX, part_X.flatten(), options).wait()
         return all_NX.view(self.shard.size, *part_X.shape)
+
+    @contextlib.contextmanager
+    def _needing_all_ranks(self) -> Iterator[None]:
+        try:
+            with _collective(self.shard):
+                yield
+        except RankError:
+            # Its connections close: ranks that wait for a step end too, except one that hangs.
+            self._steps = None
+            raise
 
 
 def join(shard: Shard, port: int, device: str, listener: int | None = None) -> RankGroup:

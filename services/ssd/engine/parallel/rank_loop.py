@@ -75,7 +75,7 @@ class SplitTarget:
             is_warm: whether some temperature is not 0.
         """
         self._message.write_choice(keys_4R, self._deadline_ms, is_warm=is_warm)
-        self._group.broadcast(self._message.numbers_W)
+        self._group.send_step(self._message.numbers_W)
         keys = NoiseKeys.unpacked(to_device(keys_4R, self._device))
         best = self._best(logits_RV, keys, is_warm=is_warm)
         return choose_of_ranks(*best, self._group)
@@ -92,7 +92,7 @@ class SplitTarget:
 
     def _send_pass(self, operation: Operation, batch: PagedBatch) -> None:
         self._message.write_pass(operation, batch, self._deadline_ms)
-        self._group.broadcast(self._message.numbers_W)
+        self._group.send_step(self._message.numbers_W)
 
 
 @torch.inference_mode()
@@ -114,7 +114,7 @@ def follow(part: TargetExecution, group: RankGroup, engine: EngineConfig, ids: r
         num_valid = max(0, min(ids.stop, engine.num_token_ids) - ids.start)
     logits_RV = torch.empty(0)
     while True:
-        group.broadcast(message.numbers_W)
+        group.receive_step(message.numbers_W)
         header = message.read_header()
         group.set_deadline(header.deadline_ms / 1000)
         if header.operation is Operation.PREFILL:

@@ -6,6 +6,7 @@ from tests.ranks import on_ranks
 from torch import Tensor
 
 from ssd.engine.parallel.group import RankGroup
+from ssd.errors import RankError
 
 SIZES = (2, 4)
 sizes = pytest.mark.parametrize("size", SIZES)
@@ -42,8 +43,28 @@ def test_the_smallest_number_of_all_ranks_counts(size: int) -> None:
 @sizes
 def test_a_step_of_rank_0_reaches_all_ranks(size: int) -> None:
     def run(group: RankGroup) -> list[int]:
-        step_W = torch.arange(5) if group.shard.rank == 0 else torch.zeros(5, dtype=torch.int64)
-        group.broadcast(step_W)
+        if group.shard.rank == 0:
+            step_W = torch.arange(5)
+            group.send_step(step_W)
+        else:
+            step_W = torch.zeros(5, dtype=torch.int64)
+            group.receive_step(step_W)
         return step_W.tolist()
 
     assert on_ranks(size, run) == [[0, 1, 2, 3, 4]] * size
+
+
+def test_a_rank_that_hangs_ends_those_that_compute_and_those_that_wait() -> None:
+    hanging: list[RankGroup] = []
+
+    def run(group: RankGroup) -> str:
+        group.set_deadline(0.2)
+        if group.shard.rank == 3:
+            hanging.append(group)
+            return "hangs"
+        take_part = group.receive_step if group.shard.rank == 1 else group.gather
+        with pytest.raises(RankError, match=f"rank {group.shard.rank} has lost another rank"):
+            take_part(torch.zeros(5))
+        return "ended"
+
+    assert on_ranks(4, run) == ["ended", "ended", "ended", "hangs"]
