@@ -91,5 +91,5 @@ def _choice(shape: TreeShape, vocab_size: int) -> TokenChoice:
     if engine.engine != STATIC:
         return RingChoice(engine.max_num_seqs, shape.num_noise_rows, vocab_size)
     choice = KeyedChoice(engine.max_num_seqs, engine.device)
-    choice.warm_up(engine.branches, vocab_size)
+    choice.warm_up(engine.branches, shape.num_candidates, shape.vocab_size)
     return choice

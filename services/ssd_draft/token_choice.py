@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd.engine.sampling.choose import choose, top_candidates
-from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, gumbel_of_keys, packed, to_device
+from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, packed, ranker_on, to_device
 from ssd.speculation.noise import NoiseRing
 
 Ints = NDArray[np.int64]
@@ -117,17 +117,24 @@ class KeyedChoice:
     def __init__(self, num_slots: int, device: str) -> None:
         self._device = device
         self._choose_of_keys = chooser_on(device)
+        self._rank_of_keys = ranker_on(device)
         self._seeds_X = np.zeros(num_slots, dtype=np.uint64)
         self._choices_X = np.zeros(num_slots, dtype=np.int64)
         self._temperatures_X = np.zeros(num_slots, dtype=np.float32)
 
-    def warm_up(self, num_rows: int, vocab_size: int) -> None:
-        """Choose once with and once without noise, so that no table waits for a compiler."""
-        logits_RV = torch.zeros((num_rows, vocab_size), device=self._device)
-        zero_R = np.zeros(num_rows, dtype=np.int64)
+    @torch.inference_mode()
+    def warm_up(self, num_rows: int, num_candidates: int, vocab_size: int) -> None:
+        """Choose and rank rows with and without noise, so that no table waits for a compiler.
+
+        One row and several rows are two functions, as are inference mode and its absence.
+        """
         for temperature in (0.0, 1.0):
             self._temperatures_X[0] = temperature
-            self.choose(logits_RV, zero_R, zero_R)
+            for count in (1, num_rows):
+                logits_RV = torch.zeros((count, vocab_size), device=self._device)
+                zero_R = np.zeros(count, dtype=np.int64)
+                self.choose(logits_RV, zero_R, zero_R)
+                self.rank(logits_RV, zero_R, zero_R, num_candidates)
         self._temperatures_X[0] = 0.0
 
     def assign(self, slot: int, seed: int, choice: int, temperature: float) -> None:
@@ -157,8 +164,7 @@ class KeyedChoice:
     ) -> tuple[Tensor, Tensor]:
         """See ``TokenChoice``."""
         keys, is_warm = self._keys(slots_R, positions_R)
-        noise_RV = gumbel_of_keys(keys, 0, logits_RV.shape[1]) if is_warm else None
-        return top_candidates(logits_RV, keys.temperatures_R, noise_RV, count)
+        return self._rank_of_keys(logits_RV, keys, count, is_warm=is_warm)
 
     def _keys(self, slots_R: Ints, positions_R: Ints) -> tuple[NoiseKeys, bool]:
         temperatures_R = self._temperatures_X[slots_R]

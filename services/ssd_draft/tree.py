@@ -168,7 +168,7 @@ class TableBuild:
     block_tables_BJ: torch.Tensor
     accepted_BN: torch.Tensor
     tokens_BN: torch.Tensor
-    """The tokens that the next step runs; from step 1 on, on the device of the model."""
+    """The tokens that the next step runs, on the device of the model."""
     lookahead: int
     num_steps: int = 0
     """Steps that have run. Step s chooses column s of the tables; step K only ranks candidates."""
@@ -299,7 +299,9 @@ class Tree:
             lengths_B=lengths_B,
             block_tables_BJ=self._block_tables_XJ[slots_B],
             accepted_BN=torch.from_numpy(np.maximum(outcomes.accepted_BN, 0).astype(np.int64)),
-            tokens_BN=torch.from_numpy(np.maximum(outcomes.bonus_BN, 0).astype(np.int64)),
+            tokens_BN=to_device(
+                torch.from_numpy(np.maximum(outcomes.bonus_BN, 0).astype(np.int64)), self._device
+            ),
             lookahead=self._shape.lookahead,
         )
 
@@ -342,7 +344,10 @@ class Tree:
             column = build.unread.popleft()
             chosen_BN = column.wait()
             build.tables.tokens_BNK[column.rows_B, :, column.step] = chosen_BN
-            self.is_broken_X[column.slots_B] |= (chosen_BN == NO_TOKEN).any(axis=1)
+            # A slot whose session has ended may have another one by now.
+            is_current_B = np.isin(column.rows_B, build.rows_B)
+            is_broken_B = (chosen_BN == NO_TOKEN).any(axis=1) & is_current_B
+            self.is_broken_X[column.slots_B] |= is_broken_B
             build.depth = column.step + 1
 
     def keep(self, build: TableBuild, rows: Rows[int]) -> None:

@@ -53,7 +53,7 @@ class ModelLoader:
         draft_runner = _load(self._models.draft, ALONE) if self._models.draft is not None else None
         loop = self._loop(runner, draft_runner)
         group.begin_service()
-        return runner, loop.run
+        return runner, torch.inference_mode()(loop.run)
 
     def _loop(self, runner: TargetRunner, draft_runner: TargetRunner | None) -> DecodeLoop:
         engine = runner.engine
@@ -84,7 +84,9 @@ def _sampler(runner: TargetRunner) -> Sampler:
     engine, execution, vocab_size = runner.engine, runner.execution, runner.model.vocab_size
     if isinstance(execution, SplitTarget):
         execution.warm_up_choice()
-        return KeyedSampler(engine, execution.choose)
+        sampler = KeyedSampler(engine, execution.choose)
+        sampler.warm_up(engine.num_columns, vocab_size)
+        return sampler
     if engine.engine != STATIC:
         return RingSampler(engine, vocab_size)
     sampler = KeyedSampler(engine)

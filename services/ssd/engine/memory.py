@@ -8,7 +8,12 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.kv_cache.storage import EntryMap, KVStorage
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.precision import DTYPES
-from ssd.engine.sizes import branch_logits_bytes, bytes_per_entry, segment_entries
+from ssd.engine.sizes import (
+    branch_logits_bytes,
+    bytes_per_entry,
+    segment_entries,
+    segment_sessions,
+)
 from ssd.errors import MemoryBudgetError
 
 MEMINFO = Path("/proc/meminfo")
@@ -65,21 +70,13 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig) -> int:
     return min(useful, fitting)
 
 
-def allocate_storage(
-    model: ModelConfig, engine: EngineConfig, group: Group = ALONE, spare_sessions: int = 0
-) -> KVStorage:
+def allocate_storage(model: ModelConfig, engine: EngineConfig, group: Group = ALONE) -> KVStorage:
     """Allocate the KV storage of an engine; all ranks of a group have the same blocks.
-
-    Args:
-        model: shape of the entries.
-        engine: number of the entries.
-        group: ranks that share the model.
-        spare_sessions: sessions of a draft whose segments padding rows use.
 
     Raises:
         MemoryBudgetError: not one sequence of maximum length fits.
     """
     num_blocks = group.smallest(plan_blocks(model, engine))
-    sessions = engine.max_num_seqs + spare_sessions if engine.branches else 0
+    sessions = segment_sessions(engine)
     entries = EntryMap(num_blocks, engine.block_size, engine.num_columns, engine.branches, sessions)
     return KVStorage(model, entries, DTYPES[engine.dtype], engine.device)

@@ -1,6 +1,6 @@
 """Numbers of weights and bytes of a model and its caches; imported without torch."""
 
-from ssd.engine.config import DTYPE_BYTES, EngineConfig, ModelConfig
+from ssd.engine.config import DTYPE_BYTES, STATIC, EngineConfig, ModelConfig
 
 
 def has_head_norms(model: ModelConfig) -> bool:
@@ -35,11 +35,19 @@ def bytes_per_entry(model: ModelConfig, dtype: str) -> int:
     return 2 * model.num_layers * width * DTYPE_BYTES[dtype]
 
 
-def segment_entries(engine: EngineConfig) -> int:
-    """Return the number of entries of all segments of a draft; 0 for a target."""
+def segment_sessions(engine: EngineConfig) -> int:
+    """Return the number of sessions of a draft that have segments; 0 for a target.
+
+    In the static engine, one more than ``max_num_seqs``, for the rows of padding.
+    """
     if engine.branches == 0:
         return 0
-    return engine.max_num_seqs * engine.num_columns * (1 + engine.branches)
+    return engine.max_num_seqs + (1 if engine.engine == STATIC else 0)
+
+
+def segment_entries(engine: EngineConfig) -> int:
+    """Return the number of entries of all segments of a draft; 0 for a target."""
+    return segment_sessions(engine) * engine.num_columns * (1 + engine.branches)
 
 
 def branch_logits_bytes(model: ModelConfig, engine: EngineConfig) -> int:

@@ -96,13 +96,12 @@ class StaticExecution:
     @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
-        return self._run_paged(batch, "prefill", 1)
+        return self._run_paged(batch, "prefill", 1, self._engine.prefill_chunk)
 
-    def _run_paged(self, batch: PagedBatch, kind: str, count: int) -> Tensor:
-        """Run a causal pass over pages, padded to ``count`` sequences."""
-        columns = batch.tokens_BP.shape[1]
+    def _run_paged(self, batch: PagedBatch, kind: str, count: int, columns: int) -> Tensor:
+        """Run a causal pass over pages, padded to ``count`` sequences of ``columns``."""
         inputs, run = self._pass_of(
-            (kind, count, columns),
+            (kind, count),
             {
                 "tokens_BP": (count, columns),
                 "first_B": (count,),
@@ -199,15 +198,16 @@ class StaticTarget(StaticExecution):
     @torch.inference_mode()
     def verify(self, prepared: PagedBatch) -> Tensor:
         """See ``TargetExecution.verify``."""
-        num_sequences = len(prepared.tokens_BP)
+        num_sequences, columns = prepared.tokens_BP.shape
         if self._timer is None and self._engine.device.startswith("cuda"):
             self._timer = CudaTimer()
         if self._timer is not None:
             self._timer.begin()
-        logits_BPV = self._run_paged(prepared, "verify", self._bucket(num_sequences))
+        count, all_columns = self._bucket(num_sequences), self._engine.num_columns
+        logits_BPV = self._run_paged(prepared, "verify", count, all_columns)
         if self._timer is not None:
             self._timer.end()
-        return logits_BPV[:num_sequences]
+        return logits_BPV[:num_sequences, :columns]
 
     def verify_seconds(self) -> float | None:
         """See ``TargetExecution.verify_seconds``."""
@@ -458,7 +458,7 @@ def make_execution(
     Raises:
         MemoryBudgetError: not one sequence of maximum length fits.
     """
-    storage = allocate_storage(model, engine, group, spare_sessions=1)
+    storage = allocate_storage(model, engine, group)
     decoder.prepare(engine.max_model_len)
     kind = StaticDraft if engine.branches else StaticTarget
     return kind(decoder, engine, attention, storage, capture)

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 _NAME = "fakegpu"
+_COPIES = frozenset({torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default})  # noqa: SLF001 - has no public name
 
 
 class FakeDevice(TorchDispatchMode):
@@ -49,6 +50,9 @@ class FakeDevice(TorchDispatchMode):
         if func is torch.ops.aten.copy_.default and not isinstance(args[0], FakeTensor):
             self.num_reads += 1
             return args[0].zero_()
+        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if func not in _COPIES and any(_is_on_host(each) for each in tensors):
+            raise RuntimeError(f"{func} mixes tensors of the host and of {self.name}")
         args, kwargs = tree_map_only(Tensor, self._without_values, (args, kwargs))
         with self._fake:
             result = func(*args, **kwargs)
@@ -73,6 +77,11 @@ def _is_ours(value: object) -> bool:
     return isinstance(value, FakeTensor) or (
         isinstance(value, torch.device) and value.type == _NAME
     )
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    # Operations take numbers as tensors without dimensions.
+    return not isinstance(tensor, FakeTensor) and tensor.dim() > 0
 
 
 @cache

@@ -130,13 +130,18 @@ class KeyedSampler:
         self._seeds_S = np.zeros(engine.max_num_seqs, dtype=np.uint64)
         self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
 
+    @torch.inference_mode()
     def warm_up(self, num_rows: int, vocab_size: int) -> None:
-        """Choose once with and once without noise, so that no request waits for a compiler."""
-        logits_RV = torch.zeros((num_rows, vocab_size), device=self._device)
-        zero_R = np.zeros(num_rows, dtype=np.int64)
+        """Choose rows with and without noise, so that no request waits for a compiler.
+
+        One row and several rows are two functions, as are inference mode and its absence.
+        """
         for temperature in (0.0, 1.0):
             self._temperature_S[0] = temperature
-            self.choose_at(zero_R, zero_R, logits_RV)
+            for count in (1, num_rows):
+                logits_RV = torch.zeros((count, vocab_size), device=self._device)
+                zero_R = np.zeros(count, dtype=np.int64)
+                self.choose_at(zero_R, zero_R, logits_RV)
         self._temperature_S[0] = 0.0
 
     def admit(self, sequence: Sequence) -> None:

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd.engine.sampling.choose import top_candidates
 from ssd.telemetry import get_logger
 from ssd.types import NO_TOKEN
 
@@ -135,6 +136,14 @@ def best_of_keys(
     return scores_R, ids_R + first_id
 
 
+def rank_of_keys(
+    logits_RV: Tensor, keys: NoiseKeys, count: int, *, is_warm: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the ``count`` best tokens of each row and their scores; see ``top_candidates``."""
+    noise_RV = gumbel_of_keys(keys, 0, logits_RV.shape[1]) if is_warm else None
+    return top_candidates(logits_RV, keys.temperatures_R, noise_RV, count)
+
+
 class Choose(Protocol):
     """``choose_of_keys``, or the same over the parts of a vocabulary."""
 
@@ -151,6 +160,21 @@ class Best(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return the best score of each row and its token."""
         ...
+
+
+class Rank(Protocol):
+    """``rank_of_keys``."""
+
+    def __call__(
+        self, logits_RV: Tensor, keys: NoiseKeys, count: int, *, is_warm: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the best tokens of each row and their scores."""
+        ...
+
+
+def ranker_on(device: str) -> Rank:
+    """Return ``rank_of_keys``, compiled into a few kernels on CUDA."""
+    return _compiled(rank_of_keys) if _is_compiled_on(device) else rank_of_keys
 
 
 def chooser_on(device: str) -> Choose:

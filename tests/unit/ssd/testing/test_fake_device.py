@@ -15,7 +15,8 @@ READS: dict[str, Callable[[Tensor], object]] = {
     "nonzero": lambda x: x.nonzero(),
     "mask as index": lambda x: x[x > 0],
     "mixed devices": lambda x: x + torch.zeros(4, 6),
-    "index of another device": lambda x: x.gather(1, torch.zeros((4, 6), dtype=torch.int64)),
+    "index of the host": lambda x: x[torch.tensor([0, 1])],
+    "gather by an index of the host": lambda x: x.gather(1, torch.zeros((4, 6), dtype=torch.int64)),
 }
 
 
