@@ -15,7 +15,7 @@ from tests.cluster.kube import Kube, Object, eventually, sample
 from ssd import __version__
 from ssd.testing.tiny_folder import write_tiny_folder
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 PORT = 8000
 ANSWER = ("ssd", "generate", "Once", "--json", "--max-tokens", "8")
 NUM_GPUS = 4
