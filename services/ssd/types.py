@@ -162,7 +162,7 @@ class Hello:
     epoch: int
     peer: Peer = field(default_factory=Peer)
     backends: tuple[str, ...] = ()
-    """Backends of a collective channel that the target has, best first; none asks for no such
+    """Backends of a collective channel that the target offers, best first; none asks for no such
     channel."""
 
 

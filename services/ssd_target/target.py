@@ -215,14 +215,14 @@ def offered_backends(channel: str, device: str) -> tuple[str, ...]:
     """Return the backends of a target's collective channel, none if it uses gRPC.
 
     Raises:
-        SettingsError: this process has no backend.
+        SettingsError: this process does not have the backend.
     """
     if channel == GRPC:
         return ()
-    found = available_backends(device)
-    if not found:
-        raise SettingsError("channel collective needs torch with gloo or NCCL; use grpc")
-    return found
+    name = "nccl" if channel == "nccl" else "gloo"
+    if name not in available_backends(device):
+        raise SettingsError(f"channel {channel}: {name} is not available for device {device}")
+    return (name,)
 
 
 def server_limits(settings: TargetSettings, model: LocalModel) -> ServerLimits:

@@ -300,8 +300,8 @@ class Transport(Block):
     """The links between targets and drafts."""
 
     channel: Literal["Grpc", "Collective"] = "Grpc"
-    """How commits and tables travel. Collective: NCCL between GPUs, gloo between CPUs; it opens all
-    TCP ports between targets and their drafts. A link that cannot use it uses Grpc, and
+    """How commits and tables travel. Collective: gloo beside the gRPC stream, on GPUs too; it opens
+    all TCP ports between targets and their drafts. A link that cannot use it uses Grpc, and
     status.links has the reason. A change replaces targets."""
     max_round_trip_microseconds: Annotated[int, between(1, 1_000_000)] | None = None
     """A link with a longer measured round trip is refused, and the target serves without it; absent

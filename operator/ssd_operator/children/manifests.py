@@ -86,7 +86,7 @@ def _network_policies(factory: ChildFactory) -> Iterator[Object]:
                 {"from": callers[each], "ports": [_tcp(PORTS[each])]},
                 # Metrics and probes, which contain no prompt and no secret.
                 {"from": [_ANY_POD], "ports": [_tcp(HTTP_PORT)]},
-                # gloo and NCCL listen on ports that the system selects.
+                # gloo listens on ports that the system selects.
                 *([{"from": [peers[each]], "ports": [_ANY_TCP_PORT]}] if is_collective else []),
             ],
         }

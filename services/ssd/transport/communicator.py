@@ -15,8 +15,8 @@ from ssd.transport.rendezvous import LinkStore
 
 TARGET_RANK = 0
 DRAFT_RANK = 1
-BACKENDS = {"nccl": "ssd.transport.nccl", "gloo": "ssd.transport.gloo"}
-"""Name to module, best first. Each module has ``is_available`` and ``connect``."""
+BACKENDS = {"gloo": "ssd.transport.gloo", "nccl": "ssd.transport.nccl"}
+"""Name to module. Each module has ``is_available`` and ``connect``."""
 SETUP_SECONDS = {"nccl": 30.0, "gloo": 5.0}
 """Maximum duration of the set-up, in seconds. NCCL loads its kernels first."""
 
@@ -84,7 +84,10 @@ class Communicator(Protocol):
         ...
 
     def abort(self) -> None:
-        """End all transfers with a ``LinkError``, and refuse others. Any thread; idempotent."""
+        """End all transfers with a ``LinkError``, and refuse others.
+
+        Any thread, the asyncio loop and the step thread included: does not block. Idempotent.
+        """
         ...
 
     def close(self) -> None:
@@ -127,5 +130,5 @@ def backend(name: str) -> Backend:
 
 
 def available_backends(device: str) -> tuple[str, ...]:
-    """Return the names of the backends that a process with this device has, best first."""
+    """Return the names of the backends that a process with this device has."""
     return tuple(name for name in BACKENDS if backend(name).is_available(device))

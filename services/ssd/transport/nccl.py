@@ -4,9 +4,12 @@ Each direction has a communicator and a stream of its own. Messages are copied f
 the device, sent, received and copied back. A posted receive is a kernel that waits on one of the
 device's multiprocessors: ``torch.cuda.synchronize``, ``cudaFree`` and ``empty_cache`` would wait
 for the peer. Synchronise streams and events instead. If the peer dies, the link's gRPC stream ends,
-and ``abort`` ends the kernels; errors of the network are polled. ``connect`` cannot be interrupted
-while NCCL initialises: if the peer dies in that moment, its thread and sockets stay until the
-process ends.
+and ``abort`` ends the kernels; errors of the network are polled. No call of NCCL waits for the
+peer, except ``ncclCommAbort``, which can wait for all kernels of the device.
+
+Known limits: with several links on one GPU, NCCL allocates and frees memory for one of them, and
+this waits for the posted receives of the others. The same holds for the first launch of a kernel
+that CUDA loads lazily, and for the capture of a CUDA graph.
 
 *Decision*: NCCL's own functions, from the library that torch loads. *Because*: the watchdog of
 c10d's ``ProcessGroupNCCL`` ends the process when a peer dies, and the variable that prevents it is
@@ -20,7 +23,8 @@ import ctypes
 import functools
 import re
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 import torch
 
@@ -36,6 +40,10 @@ _UNSET = -(2**31)
 """``NCCL_CONFIG_UNDEF_INT``."""
 WATCH_SECONDS = 0.25
 """Pause between two checks for errors of the network."""
+_IN_PROGRESS = 7
+"""``ncclInProgress``."""
+POLL_SECONDS = 0.001
+"""Pause between two checks whether the two ranks are connected."""
 _PATH = re.compile(r" -> .* via (\S+)")
 """How a channel of NCCL sends, in its log: ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``."""
 
@@ -62,12 +70,12 @@ class Config(ctypes.Structure):
 
 
 def one_block_config() -> Config:
-    """Return a configuration whose kernels take one multiprocessor."""
+    """Return a configuration whose kernels take one multiprocessor and whose calls do not block."""
     return Config(
         size=ctypes.sizeof(Config),
         magic=0xCAFEBEEF,
         version=21700,
-        blocking=1,
+        blocking=0,
         cga_cluster_size=_UNSET,
         min_ctas=1,
         max_ctas=1,
@@ -98,22 +106,23 @@ class Nccl:
         }.items():
             getattr(self._library, name).argtypes = types
 
-    def call(self, name: str, *args: object) -> None:
-        """Call a function.
+    def call(self, name: str, *args: object) -> bool:
+        """Call a function; return whether it has ended, False if ``is_ready`` states its end.
 
         Raises:
             LinkError: it failed.
         """
-        self.check(getattr(self._library, name)(*args))
+        return self._has_ended(getattr(self._library, name)(*args))
 
-    def check(self, result: int) -> None:
-        """Raise for a result that is not success.
+    def _has_ended(self, result: int) -> bool:
+        """Return whether an operation has succeeded, False if it has not ended.
 
         Raises:
-            LinkError: with NCCL's message.
+            LinkError: it failed, with NCCL's message.
         """
-        if result:
+        if result not in {0, _IN_PROGRESS}:
             raise LinkError(f"NCCL: {self._library.ncclGetErrorString(result).decode()}")
+        return result == 0
 
     def unique_id(self) -> UniqueId:
         """Return a new id of a communicator."""
@@ -122,18 +131,22 @@ class Nccl:
         return found
 
     def communicator(self, unique_id: UniqueId, rank: int) -> ctypes.c_void_p:
-        """Return a communicator of two ranks. Blocks until the peer does the same."""
+        """Return a communicator of two ranks, which is connecting; see ``is_ready``."""
         found, config = ctypes.c_void_p(), one_block_config()
         self.call(
             "ncclCommInitRankConfig", ctypes.byref(found), 2, unique_id, rank, ctypes.byref(config)
         )
         return found
 
-    def check_network(self, communicator: ctypes.c_void_p) -> None:
-        """Raise for an error that happened since the last operation."""
+    def is_ready(self, communicator: ctypes.c_void_p) -> bool:
+        """Return whether the last operation has ended.
+
+        Raises:
+            LinkError: it failed, or the network has failed since.
+        """
         result = ctypes.c_int()
         self.call("ncclCommGetAsyncError", communicator, ctypes.byref(result))
-        self.check(result.value)
+        return self._has_ended(result.value)
 
 
 class NcclSlot:
@@ -148,8 +161,11 @@ class NcclSlot:
 class NcclTransfer:
     """A message whose last operation is recorded as an event."""
 
-    def __init__(self, communicator: "NcclCommunicator", stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self, communicator: "NcclCommunicator", slot: NcclSlot, stream: torch.cuda.Stream
+    ) -> None:
         self._communicator = communicator
+        self._slot = slot
         # Blocking: a thread that waits for an idle peer must not use a CPU.
         self._event = torch.cuda.Event(blocking=True)
         self._event.record(stream)
@@ -160,7 +176,7 @@ class NcclTransfer:
             self._event.synchronize()
         except RuntimeError as error:
             raise LinkError(f"CUDA: {error}") from error
-        self._communicator.check()
+        self._communicator.check_end(self._slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +185,27 @@ class Direction:
 
     handle: ctypes.c_void_p
     stream: torch.cuda.Stream
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held in each call of NCCL with the handle, except ``ncclCommAbort``, which frees it."""
+
+
+def abort_all(nccl: Nccl, directions: list[Direction]) -> list[threading.Thread]:
+    """Abort communicators, each on a thread of its own; return the threads.
+
+    ``ncclCommAbort`` ends its own kernels, then frees memory, which waits for all kernels of the
+    device. So no abort may wait until another one has ended. The caller refuses further calls.
+    """
+
+    def abort(way: Direction) -> None:
+        with way.lock:
+            pass  # a call that has begun ends first; not held below: whoever takes it is refused
+        with contextlib.suppress(LinkError):
+            nccl.call("ncclCommAbort", way.handle)
+
+    threads = [threading.Thread(target=abort, args=(each,), daemon=True) for each in directions]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 class NcclCommunicator:
@@ -191,9 +228,13 @@ class NcclCommunicator:
         self._device = device
         self._peer = 1 - rank
         self._out, self._in = directions[rank], directions[1 - rank]
+        self._in_flight: set[NcclSlot] = set()
+        """What the device may read or write. The memory must stay until it has ended."""
         self._lock = threading.Lock()
-        """Held in each call of NCCL: ``ncclCommAbort`` frees a communicator."""
+        """Guards ``_error`` and ``_aborts``. Not held in a call of NCCL, so ``abort`` returns at
+        once on any thread."""
         self._error: LinkError | None = None
+        self._aborts: list[threading.Thread] = []
         self._ended = threading.Event()
 
     def watch(self) -> None:
@@ -221,29 +262,29 @@ class NcclCommunicator:
         """See ``Communicator``. Sends the whole slot: both ends must give NCCL the same size."""
         del num_words
         assert isinstance(slot, NcclSlot)
-        with self._lock, torch.cuda.device(self._device), torch.cuda.stream(self._out.stream):
-            self._raise_error()
+        with torch.cuda.device(self._device), torch.cuda.stream(self._out.stream):
+            self._in_flight.add(slot)
             slot.device.copy_(slot.host, non_blocking=True)
             self._transfer("ncclSend", slot, self._out)
-            return NcclTransfer(self, self._out.stream)
+            return NcclTransfer(self, slot, self._out.stream)
 
     def receive(self, slot: Slot) -> Transfer:
         """See ``Communicator``."""
         assert isinstance(slot, NcclSlot)
-        with self._lock, torch.cuda.device(self._device), torch.cuda.stream(self._in.stream):
-            self._raise_error()
+        with torch.cuda.device(self._device), torch.cuda.stream(self._in.stream):
+            self._in_flight.add(slot)
             self._transfer("ncclRecv", slot, self._in)
             slot.host.copy_(slot.device, non_blocking=True)
-            return NcclTransfer(self, self._in.stream)
+            return NcclTransfer(self, slot, self._in.stream)
 
-    def check(self) -> None:
-        """Raise if the communicator was aborted.
+    def check_end(self, slot: NcclSlot) -> None:
+        """Release a slot that the device no longer uses; raise if the communicator was aborted.
 
         Raises:
             LinkError: with the cause.
         """
-        with self._lock:
-            self._raise_error()
+        self._in_flight.discard(slot)
+        self._raise_error()
 
     def abort(self) -> None:
         """See ``Communicator``. Ends the kernels that wait on the device."""
@@ -252,24 +293,41 @@ class NcclCommunicator:
     def close(self) -> None:
         """See ``Communicator``."""
         self.abort()
+        for thread in self._aborts:
+            thread.join()
         # Kernels and copies have ended or end now; then their buffers may be freed.
         self._out.stream.synchronize()
         self._in.stream.synchronize()
+        self._in_flight.clear()
 
     def _transfer(self, function: str, slot: NcclSlot, way: Direction) -> None:
+        """Start to send or receive. The first message of a direction waits for the peer.
+
+        Raises:
+            LinkError: the network has failed, or the communicator was aborted.
+        """
         pointer, size = slot.device.data_ptr(), slot.device.numel()
         stream = way.stream.cuda_stream
-        self._nccl.call(function, pointer, size, _INT32, self._peer, way.handle, stream)
+        with way.lock:
+            self._raise_error()
+            is_started = self._nccl.call(
+                function, pointer, size, _INT32, self._peer, way.handle, stream
+            )
+        while not is_started:
+            self._ended.wait(POLL_SECONDS)
+            is_started = self._is_ready(way)
+
+    def _is_ready(self, way: Direction) -> bool:
+        with way.lock:
+            self._raise_error()
+            return self._nccl.is_ready(way.handle)
 
     def _abort(self, error: LinkError) -> None:
         with self._lock:
-            if self._error is not None:
-                return
-            self._error = error
-            self._ended.set()
-            for way in (self._out, self._in):
-                with contextlib.suppress(LinkError):
-                    self._nccl.call("ncclCommAbort", way.handle)
+            if self._error is None:
+                self._error = error
+                self._ended.set()
+                self._aborts = abort_all(self._nccl, [self._out, self._in])
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -278,10 +336,8 @@ class NcclCommunicator:
     def _watch(self) -> None:
         while not self._ended.wait(WATCH_SECONDS):
             try:
-                with self._lock:
-                    if self._error is None:
-                        self._nccl.check_network(self._out.handle)
-                        self._nccl.check_network(self._in.handle)
+                self._is_ready(self._out)
+                self._is_ready(self._in)
             except LinkError as error:
                 self._abort(error)
 
@@ -305,16 +361,19 @@ def connect(store: LinkStore, place: Place) -> NcclCommunicator:
     nccl, device = library(), torch.device(place.device)
     assert nccl is not None
     directions: list[Direction] = []
-    with torch.cuda.device(device):
-        try:
-            for sender in (TARGET_RANK, DRAFT_RANK):
-                unique_id = _shared_id(nccl, store, place.rank, f"nccl/{sender}")
-                handle = nccl.communicator(unique_id, place.rank)
-                stream = torch.cuda.Stream(device, priority=-1)
-                directions.append(Direction(handle, stream))
-        finally:
-            if len(directions) == 1:
-                nccl.call("ncclCommAbort", directions[0].handle)
+    with torch.cuda.device(device), contextlib.ExitStack() as undo:
+        undo.callback(abort_all, nccl, directions)
+        for sender in (TARGET_RANK, DRAFT_RANK):
+            unique_id = _shared_id(nccl, store, place.rank, f"nccl/{sender}")
+            stream = torch.cuda.Stream(device, priority=-1)
+            handle = nccl.communicator(unique_id, place.rank)
+            directions.append(Direction(handle, stream))
+            deadline = time.perf_counter() + place.seconds
+            while not nccl.is_ready(handle):
+                if time.perf_counter() > deadline:
+                    raise LinkError(f"NCCL: not connected within {place.seconds:g} s")
+                store.pause(POLL_SECONDS)
+        undo.pop_all()
     communicator = NcclCommunicator(nccl, device, place.rank, directions)
     communicator.watch()
     return communicator

@@ -83,8 +83,18 @@ class LinkStore(Store):
         with self._changed:
             return all(key in self._entries for key in keys)
 
+    def pause(self, seconds: float) -> None:
+        """Wait.
+
+        Raises:
+            LinkError: the store is closed.
+        """
+        with self._changed:
+            if self._changed.wait_for(lambda: bool(self._closed_because), seconds):
+                raise LinkError(self._closed_because)
+
     def close(self, reason: str) -> None:
-        """End all calls of ``get`` with an error. Idempotent."""
+        """End all calls of ``get`` and ``pause`` with an error. Idempotent."""
         with self._changed:
             self._closed_because = self._closed_because or reason
             self._changed.notify_all()

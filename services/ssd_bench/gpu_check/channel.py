@@ -1,7 +1,7 @@
 """The collective channel: messages between two processes, and tokens of a pair that uses it.
 
 With one GPU, both processes of the first part share it, which NCCL allows if it takes them for two
-hosts. The processes of the product do not, so the second part needs two GPUs.
+hosts. The processes of the product do not, so the second part uses gloo then.
 """
 
 import asyncio
@@ -34,7 +34,6 @@ SECONDS = 60.0
 NUM_MESSAGES = 200
 MESSAGE_WORDS = 308
 """A table of the default settings."""
-COLLECTIVE = ("--channel", "collective")
 
 
 def check_collective(environment: Environment) -> dict[str, Figure]:
@@ -43,9 +42,8 @@ def check_collective(environment: Environment) -> dict[str, Figure]:
     if name not in available_backends(environment.target_device):
         raise SkipError(f"{name} is not available for {environment.target_device}")
     figures = exchange(name, _devices(environment))
-    if environment.is_cuda and torch.cuda.device_count() < 2:
-        return figures | {"tokens": "not compared: a target and a draft need two GPUs for NCCL"}
-    return figures | _tokens(environment)
+    has_own_gpus = environment.is_cuda and torch.cuda.device_count() > 1
+    return figures | _tokens(environment, "nccl" if has_own_gpus else "collective")
 
 
 def _devices(environment: Environment) -> tuple[str, str]:
@@ -156,9 +154,9 @@ def _exchange(communicator: Communicator, rank: int) -> float:
     return (perf_counter() - started) / NUM_MESSAGES
 
 
-def _tokens(environment: Environment) -> dict[str, Figure]:
+def _tokens(environment: Environment, channel: str) -> dict[str, Figure]:
     """Compare the tokens of a pair whose link uses the channel."""
-    flags = (*ONE_SHAPE, *COLLECTIVE)
+    flags = (*ONE_SHAPE, "--channel", channel)
     deployment = deployment_of(*small_pair(environment), environment, flags)
     figures = asyncio.run(check_pair(deployment, counting_prompts(environment), environment))
     if figures["channel"] != "collective":

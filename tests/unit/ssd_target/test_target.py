@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from ssd.engine.config import EngineConfig
-from ssd.errors import UnsupportedError
+from ssd.errors import SettingsError, UnsupportedError
 from ssd.local_model import LocalModel
 from ssd.rpc.codec import SpeculationChange
 from ssd.telemetry import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import Mode, Peer
+from ssd_target import target as target_module
 from ssd_target.models import TargetModels
 from ssd_target.settings import TargetSettings
-from ssd_target.target import Target
+from ssd_target.target import Target, offered_backends
 
 
 @pytest.fixture
@@ -35,6 +36,20 @@ async def test_a_change_of_speculation_keeps_what_is_not_set(target: Target) -> 
     assert target._settings.draft_deadline_ms == 5.0
     assert target._settings.backup == "none"
     assert target._pool._settings is target._settings
+
+
+def test_a_collective_channel_offers_gloo_and_nccl_only_on_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(target_module, "available_backends", lambda _device: ("gloo", "nccl"))
+    assert offered_backends("grpc", "cuda:0") == ()
+    assert offered_backends("collective", "cuda:0") == ("gloo",)
+    assert offered_backends("nccl", "cuda:0") == ("nccl",)
+
+
+def test_a_channel_that_this_process_does_not_have_is_named() -> None:
+    with pytest.raises(SettingsError, match="channel nccl: nccl is not available for device cpu"):
+        offered_backends("nccl", "cpu")
 
 
 async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(target: Target) -> None:

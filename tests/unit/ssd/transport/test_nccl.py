@@ -2,6 +2,9 @@
 
 import contextlib
 import ctypes
+import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Place
 from ssd.transport.nccl import NcclCommunicator, path_of
 from ssd.transport.rendezvous import LinkStore
 
-MAX_SECONDS = 20.0
+MAX_SECONDS = 5.0
 LOG = """\
 host:7:91 [0] NCCL INFO Channel 00/1 : 0[0] -> 1[0] via SHM/direct/direct
 host:7:91 [0] NCCL INFO Connected all rings
@@ -23,15 +26,37 @@ host:7:98 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA
 
 
 class RecordedNccl:
-    """Records calls; ``problem`` is the next error of the network."""
+    """Records calls. An abort frees memory, which waits until all communicators are aborted."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.ids: list[bytes] = []
         self.problem = ""
+        """The next error of the network."""
+        self.is_connected = True
+        """Whether the peer is there."""
+        self.has_polled = threading.Event()
+        """Whether a call asked for a peer that is not there."""
+        self.blocked_call = ""
+        """Function that returns only when another communicator than its own is aborted."""
+        self.open: set[str] = set()
+        self.threads: list[threading.Thread] = []
+        """Those that aborted."""
+        self._aborted: set[str] = set()
+        self._changed = threading.Condition()
 
-    def call(self, name: str, *args: object) -> None:
+    def call(self, name: str, *args: Any) -> bool:
         self.calls.append((name, *args))
+        if name == "ncclCommAbort":
+            self.threads.append(threading.current_thread())
+            with self._changed:
+                self._aborted.add(args[0])
+                self._changed.notify_all()
+            self._wait(lambda: self._aborted >= self.open)
+        elif name == self.blocked_call:
+            self.has_polled.set()
+            self._wait(lambda: bool(self._aborted - {args[4]}))
+        return self.is_connected
 
     def unique_id(self) -> nccl.UniqueId:
         number = len(self.calls) + len(self.ids)
@@ -39,11 +64,21 @@ class RecordedNccl:
 
     def communicator(self, unique_id: nccl.UniqueId, rank: int) -> str:
         self.ids.append(bytes(unique_id))
-        return f"communicator {len(self.ids) - 1} of rank {rank}"
+        handle = f"communicator {len(self.ids) - 1} of rank {rank}"
+        self.open.add(handle)
+        return handle
 
-    def check_network(self, communicator: str) -> None:
+    def is_ready(self, communicator: str) -> bool:
+        assert communicator not in self._aborted, "it is freed"
         if self.problem:
             raise LinkError(self.problem)
+        if not self.is_connected:
+            self.has_polled.set()
+        return self.is_connected
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, MAX_SECONDS), "deadlock"
 
 
 class Stream:
@@ -87,12 +122,36 @@ def library(monkeypatch: pytest.MonkeyPatch) -> RecordedNccl:
     return made
 
 
-def connected(rank: int = TARGET_RANK) -> NcclCommunicator:
+def open_store(rank: int = TARGET_RANK) -> LinkStore:
     store = LinkStore(lambda _key, _value: None, 1.0)
     if rank == DRAFT_RANK:
         for sender in (TARGET_RANK, DRAFT_RANK):
             store.put(f"nccl/{sender}", bytes([sender]) * 128)
-    return nccl.connect(store, Place(rank, "cuda:0", "peer", 1.0))
+    return store
+
+
+def connected(rank: int = TARGET_RANK) -> NcclCommunicator:
+    return nccl.connect(open_store(rank), Place(rank, "cuda:0", "peer", 1.0))
+
+
+def started(call: Callable[[], object]) -> tuple[threading.Thread, list[str]]:
+    """Run a call on a thread; return the thread and its list of the link's errors."""
+    errors: list[str] = []
+
+    def run() -> None:
+        try:
+            call()
+        except LinkError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, errors
+
+
+def check_ended(thread: threading.Thread) -> None:
+    thread.join(MAX_SECONDS)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("rank", [TARGET_RANK, DRAFT_RANK])
@@ -137,10 +196,95 @@ def test_an_error_of_the_network_aborts_both_directions(library: RecordedNccl) -
     ends = connected()
     library.problem = "a remote process has ended"
     assert ends._ended.wait(MAX_SECONDS)
-    ends.abort()
+    ends.close()
     assert [each[0] for each in library.calls].count("ncclCommAbort") == 2
     with pytest.raises(LinkError, match="a remote process has ended"):
-        ends.check()
+        ends.send(ends.slot(4), 4)
+
+
+def test_both_communicators_are_aborted_although_one_waits_for_the_other(
+    library: RecordedNccl,
+) -> None:
+    ends = connected()
+    ends.receive(ends.slot(4))
+    closing, _ = started(ends.close)
+    check_ended(closing)
+    assert {each[1] for each in library.calls if each[0] == "ncclCommAbort"} == library.open
+
+
+def test_an_abort_does_not_wait_for_nccl(library: RecordedNccl) -> None:
+    ends = connected()
+    library.open.add("communicator of another link")
+    ends.abort()
+    assert threading.current_thread() not in library.threads
+    with pytest.raises(LinkError, match="aborted"):
+        ends.receive(ends.slot(4))
+    library.call("ncclCommAbort", "communicator of another link")
+    ends.close()
+
+
+def test_an_abort_ends_a_first_message_whose_peer_does_not_answer(library: RecordedNccl) -> None:
+    ends = connected()
+    library.is_connected = False
+    sending, errors = started(lambda: ends.send(ends.slot(4), 4))
+    assert library.has_polled.wait(MAX_SECONDS)
+    ends.abort()
+    check_ended(sending)
+    assert errors == ["the NCCL connection was aborted"]
+    ends.close()
+
+
+def test_an_abort_returns_while_a_call_of_nccl_blocks(library: RecordedNccl) -> None:
+    ends = connected()
+    library.blocked_call = "ncclSend"
+    sending, _ = started(lambda: ends.send(ends.slot(4), 4))
+    assert library.has_polled.wait(MAX_SECONDS)
+    aborting, _ = started(ends.abort)
+    check_ended(aborting)
+    check_ended(sending)
+    ends.close()
+
+
+def test_a_closed_store_ends_a_set_up_whose_peer_does_not_answer(library: RecordedNccl) -> None:
+    library.is_connected = False
+    store = open_store()
+    connecting, errors = started(
+        lambda: nccl.connect(store, Place(TARGET_RANK, "cuda:0", "peer", 1.0))
+    )
+    assert library.has_polled.wait(MAX_SECONDS)
+    store.close("the link is lost")
+    check_ended(connecting)
+    assert errors == ["the link is lost"]
+    for thread in library.threads:
+        check_ended(thread)
+    assert [each[0] for each in library.calls] == ["ncclCommAbort"]
+
+
+def test_a_set_up_whose_peer_does_not_answer_ends_in_time(library: RecordedNccl) -> None:
+    library.is_connected = False
+    connecting, errors = started(
+        lambda: nccl.connect(open_store(), Place(TARGET_RANK, "cuda:0", "peer", 0.01))
+    )
+    check_ended(connecting)
+    assert errors == ["NCCL: not connected within 0.01 s"]
+
+
+def test_posted_slots_stay_until_the_streams_have_ended(
+    library: RecordedNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = connected()
+    slots = [ends.slot(4) for _ in range(2)]
+    transfers = [ends.receive(slot) for slot in slots]
+    first, second = (weakref.ref(slot) for slot in slots)
+    transfers[0].wait()
+    ends.abort()
+    del slots, transfers
+    assert first() is None
+    is_there = []
+    monkeypatch.setattr(Stream, "synchronize", lambda _self: is_there.append(second() is not None))
+    ends.close()
+    assert is_there == [True, True]
+    assert second() is None
 
 
 def test_the_path_is_that_of_the_newest_channel_in_the_log() -> None:
