@@ -66,10 +66,13 @@ def draw_rounds(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> 
                 axes.bar(place, each["parts_ms"][part], width * 0.9, bottom, color=colors[part])
                 bottom += each["parts_ms"][part]
             axes.annotate(f"{bottom:.3g}", (place, bottom), ha="center", va="bottom", fontsize=7)
-            ticks[place] = f"{name}\n{_key(each)}" if len(runs) > 1 else _key(each)
+            label = _key(each).replace(", ", "\n")
+            ticks[place] = f"{name}\n{label}" if len(runs) > 1 else label
     axes.set_xticks(list(ticks), list(ticks.values()), fontsize=7)
     axes.set_ylabel("milliseconds of a round")
-    axes.legend([Patch(color=colors[part]) for part in PARTS], PARTS)
+    parts = PARTS[::-1]
+    handles = [Patch(color=colors[part]) for part in parts]
+    figure.legend(handles, parts, loc="outside right upper")
     figure.savefig(path, dpi=120)
 
 
