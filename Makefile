@@ -59,6 +59,7 @@ protos: $(TOOLS) ## generate services/ssd/v1 from protos/
 
 exactness: $(TOOLS) ## the complete proof: identical tokens in AR and SSD, on every failure path
 	$(BIN)/python -m pytest tests/exactness -m "slow or not slow" --timeout 1800
+	$(BIN)/python -m pytest tests/integration -m slow --timeout 3600
 
 mutants: $(TOOLS) ## insert errors into the code of speculation, one by one: each must fail a test
 	$(BIN)/python -m tests.mutants

@@ -30,6 +30,7 @@ def test_all_modes_have_the_same_tokens(name: str, tmp_path: Path) -> None:
     assert compared >= 3 * 2 * 16
 
 
+@pytest.mark.slow
 def test_messages_and_tokens_travel_over_the_collective_channel(tmp_path: Path) -> None:
     outcome = run_check("channel collective", Environment(device="cpu", scratch=tmp_path))
     assert outcome.status == "passed", outcome.reason
@@ -42,6 +43,7 @@ def test_a_process_that_ends_early_is_reported_at_once() -> None:
         exchange("no such backend", ("cpu", "cpu"))
 
 
+@pytest.mark.slow
 def test_all_modes_are_measured_at_each_batch_size(tmp_path: Path) -> None:
     outcome = run_check("speed of llama", Environment(device="cpu", scratch=tmp_path))
     assert outcome.status == "passed", outcome.reason
