@@ -142,7 +142,9 @@ class DecodeLoop:
             if sequence.is_synchronous:
                 assert self._drafter is not None
                 self._drafter.admit(sequence)
-        for sequence in self._control.apply(plan.running, len(plan.decoding)):
+        for sequence in self._control.apply(
+            plan.running, len(plan.decoding), stores_prompt=plan.prefill is not None
+        ):
             self._proposed.pop(sequence.sequence_id, None)
         # A draft assumes that the round after an opening has no proposal.
         self._drafts.open_sessions(
