@@ -67,15 +67,17 @@ mutants: $(TOOLS) ## insert errors into the code of speculation, one by one: eac
 bench: $(TOOLS) ## compare AR and SSD in one run; writes medians to results/
 	$(BIN)/python -m ssd_bench
 
-# Runs from the sources with the packages of the machine. WHEELS=folder adds missing ones from there.
+# Runs from the sources with the packages of GPU_PYTHON. WHEELS=folder adds missing ones from there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
-GPU_ENV := .gpu-check
+GPU_PACKAGES := .gpu-check
 gpu-check: ## check and measure a GPU machine in 8 minutes; needs torch with CUDA and transformers
-	@if [ -z "$(WHEELS)" ]; then python=$(GPU_PYTHON); else python=$(GPU_ENV)/bin/python; \
-	  [ -x $$python ] || $(GPU_PYTHON) -m venv --system-site-packages $(GPU_ENV); \
-	  missing=$$(PYTHONPATH=services $$python -m ssd_bench.gpu_check --missing); \
-	  [ -z "$$missing" ] || $$python -m pip install -q --no-index --find-links "$(WHEELS)" $$missing || exit 2; \
-	fi; PYTHONPATH=services $$python -m ssd_bench.gpu_check $(GPU_CHECK_ARGS)
+	@export PYTHONPATH=services:$(GPU_PACKAGES); \
+	if [ -n "$(WHEELS)" ]; then \
+	  [ -d "$(WHEELS)" ] || { echo "error: WHEELS=$(WHEELS): there is no such folder" >&2; exit 2; }; \
+	  missing=$$($(GPU_PYTHON) -m ssd_bench.gpu_check --missing); \
+	  [ -z "$$missing" ] || $(GPU_PYTHON) -m pip install -q --no-index --find-links "$(WHEELS)" \
+	    --target $(GPU_PACKAGES) --upgrade $$missing || exit 2; \
+	fi; $(GPU_PYTHON) -m ssd_bench.gpu_check $(GPU_CHECK_ARGS)
 
 # These tests use the cluster of KUBECONFIG, or one that SSD_CLUSTER_TOOL starts and stops.
 e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (15 minutes)

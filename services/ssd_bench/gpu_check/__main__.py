@@ -5,6 +5,7 @@ Exit code: 0 if no check failed, 1 if one did, 2 if the checks cannot run here.
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -54,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     from ssd_bench.gpu_check.checks import CHECKS  # noqa: PLC0415
 
     options = _parser(list(CHECKS)).parse_args(argv)
+    if options.scratch is not None and not options.scratch.is_dir():
+        return _cannot_run(f"--scratch {options.scratch}: there is no such folder")
+    if not os.access(options.output.absolute().parent, os.W_OK):
+        return _cannot_run(f"--output {options.output}: its folder cannot be written")
     if options.on == "cuda" and not _has_gpu():
         return _cannot_run(NO_GPU)
     return _run(options)

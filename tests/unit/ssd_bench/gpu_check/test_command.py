@@ -67,3 +67,14 @@ def test_a_wrong_result_ends_the_command_with_1(
     outcomes["machine"] = Outcome(status="failed", reason="wrong")
     output = str(tmp_path / "gpu_check.json")
     assert main(["--on", "cpu", "--output", output, "--only", "machine"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "path"), [("--scratch", "/nonexistent"), ("--output", "/nonexistent/result.json")]
+)
+def test_a_folder_that_does_not_exist_is_refused_before_the_first_check(
+    flag: str, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--on", "cpu", "--only", "machine", flag, path]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {flag} {path}: ")
