@@ -311,7 +311,7 @@ class _Setup:
 
 
 def _release(connecting: "asyncio.Future[_Connected]") -> None:
-    """Close a communicator that nobody took."""
+    """Close a communicator that no link uses."""
     if connecting.cancelled() or connecting.exception() is not None:
         return
     communicator = connecting.result().communicator

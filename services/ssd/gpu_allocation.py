@@ -59,7 +59,7 @@ def own_gpus(view: GpuView, num_needed: int) -> tuple[str, ...] | None:
         num_needed: GPUs of the process, counted from ``cuda:0``.
 
     Raises:
-        SettingsError: fewer GPUs are allocated than needed, or GPUs of others cannot be told apart.
+        SettingsError: too few GPUs are allocated, or it is not known which GPUs are.
     """
     _check_number(view, num_needed)
     num_own = len(view.allocated) or num_needed

@@ -112,7 +112,7 @@ def quiet_grpc() -> None:
 def gpu_lists() -> tuple[str | None, str | None]:
     """Return ``CUDA_VISIBLE_DEVICES`` and ``NVIDIA_VISIBLE_DEVICES``; None for one that is not set.
 
-    The first restricts CUDA in a process. The second tells a container runtime which GPUs a
+    The first restricts CUDA in a process. The second sets for a container runtime which GPUs a
     container sees.
     """
     return os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("NVIDIA_VISIBLE_DEVICES")

@@ -198,7 +198,7 @@ def abort_all(nccl: Nccl, directions: list[Direction]) -> list[threading.Thread]
 
     def abort(way: Direction) -> None:
         with way.lock:
-            pass  # a call that has begun ends first; not held below: whoever takes it is refused
+            pass  # Wait for a call that has begun. Later calls are refused without the lock.
         with contextlib.suppress(LinkError):
             nccl.call("ncclCommAbort", way.handle)
 

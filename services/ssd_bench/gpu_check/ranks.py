@@ -14,7 +14,7 @@ TWO_RANKS = ("--tensor-parallel-size", "2")
 def check_two_ranks(environment: Environment) -> dict[str, Figure]:
     """Check random weights in the shapes of Llama-3.1-8B and Llama-3.2-1B.
 
-    The draft shares the second GPU with rank 1: its speed says little about SSD.
+    The draft shares the second GPU with rank 1: its speed is not that of a draft with its own GPU.
 
     Raises:
         SkipError: there is only one GPU.
