@@ -43,6 +43,7 @@ SEGMENT_SECONDS = 0.3
 """Aim for the duration of one batch in one mode."""
 MIN_TOKENS, MAX_TOKENS = 24, 128
 MIN_PAIRS = 5
+MIN_START_BATCHES = 2
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
@@ -257,7 +258,7 @@ async def _measure(
     max_tokens = min(max(wanted, MIN_TOKENS), MAX_TOKENS)
     until = clock.now() + times.start_seconds
     first = 0
-    while clock.now() < until:
+    while clock.now() < until or first < MIN_START_BATCHES * batch:
         await run(Mode.AUTO, first, max_tokens)
         first += batch
     measurement = _Measurement()

@@ -11,6 +11,10 @@ count as much as forward passes.
   result is clear.
 - **Hysteresis.** Speculation is turned off when it is slower than plain decoding, and on when it is
   faster by ``MIN_GAIN``. Between these bounds the choice stays.
+- **Prompts.** A draft that shares a CPU with the target works during the chunk of a prompt that is
+  stored before a round, and makes the chunk slower. That time beyond the one of a chunk without
+  drafts counts as time of the round. Until a chunk without drafts was measured, speculation would
+  seem to cost nothing, and rounds with a chunk measure nothing.
 - **Proposals.** Their largest length is the one with most tokens per second, from the acceptance at
   each position and the time of a verify by columns. A change needs a gain of ``MIN_LENGTH_GAIN``.
 
@@ -22,11 +26,17 @@ gain, for example where a session takes minutes to open.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
 
-from ssd.speculation.round_samples import Calibration, Mean, RoundSample, SpeedUp
+from ssd.speculation.round_samples import (
+    Calibration,
+    Mean,
+    PromptTimes,
+    RoundSample,
+    SpeedUp,
+)
 
 LOSS_SHARE = 0.005
 """Largest share of the time that trials and wrong changes may lose."""
@@ -183,6 +193,7 @@ class Controller:
         self._reported = self._load
         self._rounds_elsewhere = 0
         self._stage = _Stage()
+        self._prompts = PromptTimes()
         self._since_trial = 0.0
         """Seconds of rounds since the last trial."""
         self._debt = 0.0
@@ -208,12 +219,20 @@ class Controller:
 
     def note(self, sample: RoundSample) -> None:
         """Note a round that ran with the choice of the last ``choose``."""
+        if sample.prompt_tokens and sample.num_sessions:
+            if not self._prompts.is_known:
+                self._note_unknown(sample)
+                return
+            seconds = sample.seconds + self._prompts.lost_seconds(sample)
+            sample = replace(sample, seconds=max(sample.verify_seconds, seconds))
         self._debt = max(0.0, self._debt - LOSS_SHARE * sample.seconds)
         self._since_trial += sample.seconds
         key = load_key(sample.num_sequences)
         load = self._load_of(key)
         if sample.is_plain and self._stage.rounds >= SETTLE_ROUNDS:
             load.plain.note(sample.seconds / self._plain_unit(sample))
+            if sample.prompt_tokens:
+                self._prompts.note(sample)
         if sample.num_auto == 0 or key != self._load_key:
             return
         stage = self._stage
@@ -227,6 +246,20 @@ class Controller:
         elif self._may_try(load):
             self._choose_length(load, sample.num_sequences)
             self._measure_again(load)
+            self._begin(is_trial=True)
+
+    def _note_unknown(self, sample: RoundSample) -> None:
+        """Note a round with a chunk that measures nothing: a trial will measure plain chunks."""
+        self._since_trial += sample.seconds + sample.prefill_seconds
+        load, stage = self._load, self._stage
+        if sample.num_auto == 0 or load_key(sample.num_sequences) != self._load_key:
+            return
+        stage.rounds += 1
+        if load.is_on is stage.is_trial:
+            return
+        if not stage.is_measured:
+            self._note_opening(load, sample)
+        elif not stage.is_trial and self._may_try(load):
             self._begin(is_trial=True)
 
     def _note_speculation(self, load: _Load, sample: RoundSample) -> None:
@@ -334,6 +367,10 @@ class Controller:
         if len(stage.plain) >= PLAIN_ROUNDS:
             # One round that other work has interrupted would double the mean of so few.
             load.plain = Mean(_PLAIN_WINDOW, median(stage.plain), PLAIN_ROUNDS)
+            if load.speed_up.count < 1.0:
+                # Speculation is measured from now on: the plain time of chunks is known.
+                self._end_trial(load, is_on=load.is_on)
+                return
             if load.ratio >= 1.0:
                 self._debt += max(0.0, stage.seconds * (1.0 - 1.0 / load.ratio))
             else:

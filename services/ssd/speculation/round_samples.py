@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+_PROMPT_WINDOW = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSample:
@@ -34,6 +36,10 @@ class RoundSample:
     seconds: float
     """T_round without the prefill of other sequences."""
     verify_seconds: float
+    prompt_tokens: int = 0
+    """Tokens of the chunk of a prompt that was stored before the verify."""
+    prefill_seconds: float = 0.0
+    """Time of that chunk."""
 
     @property
     def is_plain(self) -> bool:
@@ -135,3 +141,35 @@ class SpeedUp:
         )
         mean = self._seconds / self.count
         return math.sqrt(max(0.0, squares) / (self.count - 1.0) / self.count) / mean
+
+
+class PromptTimes:
+    """The time of a chunk of a prompt while no draft works, a token, by powers of two of tokens.
+
+    Drafts that share a CPU or the memory bus with the target make chunks slower. That time is a
+    cost of speculation, and chunks of different sizes are not comparable with each other.
+    """
+
+    def __init__(self) -> None:
+        """Construct; nothing is known."""
+        self._seconds: dict[int, Mean] = {}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a chunk was noted."""
+        return bool(self._seconds)
+
+    def note(self, sample: RoundSample) -> None:
+        """Note the chunk of a round of plain decoding."""
+        key = sample.prompt_tokens.bit_length()
+        mean = self._seconds.setdefault(key, Mean(_PROMPT_WINDOW))
+        mean.note(sample.prefill_seconds / sample.prompt_tokens)
+
+    def lost_seconds(self, sample: RoundSample) -> float:
+        """Return the time of a chunk beyond that of plain decoding, of the nearest known size.
+
+        It is negative if the chunk was faster than usual, so that its mean has no bias.
+        """
+        key = sample.prompt_tokens.bit_length()
+        nearest = min(self._seconds, key=lambda known: abs(known - key))
+        return sample.prefill_seconds - sample.prompt_tokens * self._seconds[nearest].value

@@ -13,8 +13,6 @@ from ssd_target.decoding.round_result import Lookup, RoundResult
 from ssd_target.decoding.round_times import RoundPart, RoundTimes
 from ssd_target.decoding.sequence import Sequence
 
-MAX_PROMPT_ROUNDS = 32
-"""Consecutive rounds with a prompt that measure nothing. Later ones do: there may be no others."""
 _ANSWERED = (LookupResult.HIT, LookupResult.MISS, LookupResult.LATE)
 
 
@@ -22,14 +20,6 @@ class SpeculationControl:
     """Applies the choices of the controller to sequences in mode AUTO. Step thread only.
 
     Sequences in mode SPECULATIVE always speculate, with full proposals.
-
-    *Decision*: rounds that also store a chunk of a prompt measure nothing. *Because*: the time of a
-    chunk is not part of a round, but drafts work during it. On a CPU that they share with the
-    target, they make the chunk slower and seem to cost nothing: while the prompts of a batch were
-    stored, speculation seemed 5.6 times as fast as plain decoding, and mode AUTO lost .06 to .20
-    (one CPU, target widened 4 times, batch 16, T = 1). *Not chosen*: the time of chunks beyond that
-    without drafts, which depends on the length of the context. *Revisit when* chunks are mixed into
-    verifies.
     """
 
     def __init__(
@@ -42,24 +32,18 @@ class SpeculationControl:
         self._lookahead = lookahead
         self._choice = Choice(is_on=True, max_proposed=lookahead)
         self._num_sessions = 0
-        self._prompt_rounds = 0
-        """Consecutive rounds that stored a chunk of a prompt, the current one included."""
 
-    def apply(
-        self, running: Iterable[Sequence], num_decoding: int, *, stores_prompt: bool
-    ) -> list[Sequence]:
+    def apply(self, running: Iterable[Sequence], num_decoding: int) -> list[Sequence]:
         """Choose for the next round.
 
         Args:
             running: sequences that have a slot.
             num_decoding: those that take part in the round.
-            stores_prompt: whether the round also stores a chunk of a prompt.
 
         Returns:
             The sequences that have no session from now on. Their proposals must not be used.
         """
         was_on = self._choice.is_on
-        self._prompt_rounds = self._prompt_rounds + 1 if stores_prompt else 0
         if num_decoding:
             self._choice = self._controller.choose(num_decoding)
         if self._choice.is_on or not was_on:
@@ -85,15 +69,17 @@ class SpeculationControl:
         self._num_sessions = self._drafts.num_sessions
 
     def note_round(
-        self, times: RoundTimes, results: Rows[RoundResult], lookups: Rows[Lookup]
+        self,
+        times: RoundTimes,
+        results: Rows[RoundResult],
+        lookups: Rows[Lookup],
+        prompt_tokens: int,
     ) -> None:
         """Give a complete round to the controller, and publish its choice.
 
         A round that also drafted itself (mode SYNCHRONOUS) measures neither plain nor speculative
-        decoding. See the class for rounds with a prompt.
+        decoding. ``prompt_tokens`` of a prompt were stored before its verify.
         """
-        if 0 < self._prompt_rounds <= MAX_PROMPT_ROUNDS:
-            return
         if any(result.sequence.is_synchronous for result in results):
             return
         accepted_K = [0] * self._lookahead
@@ -116,6 +102,8 @@ class SpeculationControl:
                 num_accepted_K=tuple(accepted_K),
                 seconds=times.round_seconds - times.seconds[RoundPart.PREFILL],
                 verify_seconds=times.seconds[RoundPart.VERIFY],
+                prompt_tokens=prompt_tokens,
+                prefill_seconds=times.seconds[RoundPart.PREFILL],
             )
         )
         report = self._controller.report()

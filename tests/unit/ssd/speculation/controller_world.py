@@ -9,6 +9,7 @@ from ssd.speculation.round_samples import Calibration, RoundSample
 
 LOOKAHEAD = 6
 COLUMNS = (1, 2, 4, 7)
+PROMPT_TOKENS = 60
 
 
 @dataclass
@@ -31,6 +32,12 @@ class World:
     shared_core: float = 1.0
     """Factor on all times of the target while a draft works."""
     has_drafts: bool = True
+    tokens_a_chunk: float = math.inf
+    """Tokens after which the next round stores a chunk of a prompt first."""
+    chunk_seconds: float = 0.020
+    """Time of a chunk of ``PROMPT_TOKENS``."""
+    chunk_factor: float = 1.0
+    """Factor on it while a draft works."""
 
     def verify_seconds(self, columns: int) -> float:
         share = (columns - 1) / LOOKAHEAD
@@ -39,7 +46,8 @@ class World:
     def plain_rate(self) -> float:
         """Tokens/s of plain decoding."""
         mean_noise = math.exp(self.noise**2 / 2.0)
-        return self.batch / (self.verify_seconds(1) * mean_noise + self.host_seconds)
+        chunk = self.batch / self.tokens_a_chunk * self.chunk_seconds * mean_noise
+        return self.batch / (self.verify_seconds(1) * mean_noise + self.host_seconds + chunk)
 
     def calibration(self) -> Calibration:
         return Calibration({(c, self.batch): self.verify_seconds(c) for c in COLUMNS})
@@ -53,6 +61,7 @@ class Run:
     seed: int = 0
     controller: Controller = field(init=False)
     tokens: float = 0.0
+    tokens_without_chunk: float = 0.0
     seconds: float = 0.0
     changes: int = 0
     """Changes of the reported choice."""
@@ -98,6 +107,10 @@ class Run:
         table = world.table_factor * world.verify_seconds(COLUMNS[-1]) * factor
         wait = max(0.0, table - verify) if is_open else 0.0
         seconds = verify + wait + world.host_seconds
+        chunk = 0.0
+        if self.tokens_without_chunk >= world.tokens_a_chunk:
+            self.tokens_without_chunk -= world.tokens_a_chunk
+            chunk = world.chunk_seconds * noise * (world.chunk_factor if is_on else 1.0)
         self.proposed = [choice.max_proposed if hit else 0 for hit in hits]
         self.controller.note(
             RoundSample(
@@ -111,8 +124,11 @@ class Run:
                 num_accepted_K=tuple(accepted_K),
                 seconds=seconds,
                 verify_seconds=verify,
+                prompt_tokens=PROMPT_TOKENS if chunk else 0,
+                prefill_seconds=chunk,
             )
         )
         self.tokens += num_tokens
-        self.seconds += seconds
+        self.tokens_without_chunk += num_tokens
+        self.seconds += seconds + chunk
         self.changes += self.controller.report().is_on is not was_on

@@ -1,5 +1,6 @@
 """The controller in simulated worlds: it never loses against plain decoding, and it settles."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,8 @@ worlds = st.builds(
     noise=st.floats(0.0, 0.25),
     opening_rounds=st.integers(1, 20),
     shared_core=st.floats(1.0, 3.0),
+    tokens_a_chunk=st.sampled_from([math.inf, 112.0, 400.0]),
+    chunk_factor=st.floats(1.0, 3.0),
 )
 
 
@@ -62,6 +65,26 @@ def test_speculation_that_pays_stays_on(batch: int) -> None:
     run.run(START_SECONDS)
     assert run.run(30.0) > 2.2 * run.world.plain_rate()
     assert run.changes == 0
+    report = run.controller.report()
+    assert (report.is_on, report.reason) == (True, Reason.FASTER)
+    assert report.speed_up > 2.0
+
+
+@pytest.mark.parametrize("tokens_a_chunk", [112, 224])
+def test_speculation_that_slows_the_storing_of_prompts_is_turned_off(tokens_a_chunk: float) -> None:
+    # The draft computes during chunks, so its tables are there when a round begins.
+    world = World(
+        batch=16, tokens_a_chunk=tokens_a_chunk, chunk_seconds=tokens_a_chunk / 600, chunk_factor=3
+    )
+    run = Run(world)
+    run.run(20.0)
+    assert not run.controller.report().is_on
+    assert run.run(30.0) > 0.98 * world.plain_rate()
+
+
+def test_where_every_round_has_a_chunk_both_choices_are_still_measured() -> None:
+    run = Run(World(tokens_a_chunk=0.001))
+    run.run(START_SECONDS)
     report = run.controller.report()
     assert (report.is_on, report.reason) == (True, Reason.FASTER)
     assert report.speed_up > 2.0

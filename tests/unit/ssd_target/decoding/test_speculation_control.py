@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +11,6 @@ from ssd.speculation.controller import Choice, Reason, Report
 from ssd.speculation.round_samples import RoundSample
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import CloseSession, Mode, OpenSession, SamplingParams, TokenId
-from ssd_target.decoding import speculation_control
 from ssd_target.decoding.calibration import calibrate
 
 MakeBench = Callable[..., Any]
@@ -101,8 +99,7 @@ def test_off_closes_the_sessions_and_drafts_receive_nothing_more(
     assert len(draft.commits) == num_commits
     assert isinstance(draft.received[-1], CloseSession)
     assert sink.tokens == plain([1, 2, 3], 30, GREEDY)
-    # The first round stored the prompt.
-    plain_rounds = bench.controller.samples[2:]
+    plain_rounds = bench.controller.samples[3:]
     assert all(sample.is_plain and sample.columns == 1 for sample in plain_rounds)
     assert sink.statistics.paused_rounds == len(plain_rounds)
 
@@ -144,26 +141,23 @@ def test_a_sample_describes_its_round(make_bench: MakeBench) -> None:
     bench.join([Behaviour.HIT])
     bench.submit([1, 2, 3], 20)
     bench.run()
-    sample = bench.controller.samples[0]
+    # The first round stored the prompt and had no proposal.
+    sample = bench.controller.samples[1]
     assert (sample.num_sequences, sample.num_auto, sample.num_sessions) == (1, 1, 1)
     assert (sample.num_answered, sample.columns) == (1, 4)
     assert (sample.num_proposed, sample.num_accepted_K, sample.num_tokens) == (3, (1, 1, 1), 4)
     assert 0.0 < sample.verify_seconds < sample.seconds
 
 
-def test_rounds_with_a_prompt_measure_nothing_unless_there_are_no_others(
-    make_bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+def test_a_sample_contains_the_chunk_of_a_prompt_that_was_stored_before_its_round(
+    make_bench: MakeBench,
 ) -> None:
-    bench = make_bench(controller=Scripted([ON]))
-    bench.submit([1, 2, 3], 60)
-    bench.loop.run_round()
-    bench.loop.run_round()
-    assert len(bench.controller.samples) == 1, "the first round stored the prompt"
-    monkeypatch.setattr(speculation_control, "MAX_PROMPT_ROUNDS", 2)
-    for _ in range(4):
-        bench.submit([5, 6], 1)
-        bench.loop.run_round()
-    assert len(bench.controller.samples) == 3, "the third and fourth in a row"
+    bench = make_bench(controller=Scripted([OFF]))
+    bench.submit([1, 2, 3], 20)
+    bench.run()
+    samples = bench.controller.samples
+    assert [each.prompt_tokens for each in samples[:2]] == [2, 0]
+    assert samples[0].prefill_seconds >= 0.0
 
 
 def test_the_report_is_kept_for_the_status(make_bench: MakeBench) -> None:
