@@ -5,11 +5,13 @@
     │   ├── FieldError            a field is out of range; ``field`` names it
     │   ├── ContextLengthError    prompt + new tokens exceed the model's length
     │   ├── UnknownModelError     the model is not served
+    │   ├── TooLargeError         client only: a message exceeds the server's limit
     │   └── UnsupportedError      not implemented yet; ``field`` names it
     ├── OverloadedError           a bound is reached; retry after ``retry_after_seconds``
     ├── NotReadyError             loading or draining
     │   └── IncompleteTextError   client only: the connection was lost during a response
     ├── AccessError               missing or wrong credentials
+    │   └── NotAllowedError       valid credentials without the right to make this call
     ├── CancelledError            the request was cancelled by its client or by a drain
     │   └── DeadlineError         the deadline passed
     ├── NotFiniteError            the model computed NaN or infinity for one sequence
@@ -91,6 +93,10 @@ class UnsupportedError(RequestError):
         self.description = message
 
 
+class TooLargeError(RequestError):
+    """A message exceeds the size that the server accepts. Only clients raise it."""
+
+
 class OverloadedError(SSDError):
     """A bound is reached; the request was not accepted."""
 
@@ -108,7 +114,11 @@ class IncompleteTextError(NotReadyError):
 
 
 class AccessError(SSDError):
-    """Missing or wrong credentials, or no permission."""
+    """Missing or wrong credentials."""
+
+
+class NotAllowedError(AccessError):
+    """The credentials are valid, but do not give the right to make this call."""
 
 
 class CancelledError(SSDError):

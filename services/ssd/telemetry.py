@@ -33,14 +33,15 @@ _SLOW_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 
 
 OUTCOMES = (
     *("stop", "length", "cancelled", "deadline"),
-    *("invalid", "overloaded", "unavailable", "error"),
+    *("invalid", "denied", "overloaded", "unavailable", "error"),
 )
 """Outcomes of a call of Generate; each call has one."""
 REQUESTS_TOTAL = Counter(
     "ssd_requests",
     "Ended requests by outcome. Complete: stop, length. Ended early: cancelled (by the client or "
     "a drain), deadline (of the client or the target, or a client that does not read). Refused: "
-    "invalid (bad input), overloaded (a limit is reached), unavailable (loading or draining). "
+    "invalid (bad input), denied (credentials), overloaded (a limit is reached), unavailable "
+    "(loading or draining). "
     "Failed: error. Error rate: sum(rate(ssd_requests_total{outcome='error'}[5m])) / "
     "sum(rate(ssd_requests_total[5m])).",
     ["outcome"],

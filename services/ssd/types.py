@@ -84,6 +84,8 @@ class Request:
     prompt_ids: tuple[TokenId, ...]
     sampling: SamplingParams
     mode: Mode = Mode.AUTO
+    report_rounds: bool = False
+    """Whether chunks contain the rounds of their tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +232,29 @@ class SpeculationStatistics:
     """Rounds for which the target had turned speculation off, because plain decoding is faster."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """A token with its text."""
+
+    id: TokenId
+    text: str = ""
+    """Set by the request handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of one continuation."""
+
+    proposed: tuple[TokenText, ...]
+    """The proposal that the target verified."""
+    accepted_tokens: int
+    """Number of leading proposed tokens that the target accepted."""
+    added: tuple[TokenText, ...]
+    """The accepted tokens, then the bonus token, up to the token that ends the continuation."""
+    lookup: LookupResult = LookupResult.NONE
+    """Result of the lookup that selected the proposal."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationChunk:
     """New tokens of one continuation; the last chunk has finish reason, usage and statistics."""
@@ -241,6 +266,8 @@ class GenerationChunk:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     statistics: SpeculationStatistics | None = None
+    rounds: tuple[Round, ...] = ()
+    """Rounds of ``token_ids``, if the request asks for them."""
 
 
 @dataclass(frozen=True, slots=True)

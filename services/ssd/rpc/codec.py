@@ -26,10 +26,13 @@ from ssd.types import (
     ChatTurn,
     FinishReason,
     GenerationChunk,
+    LookupResult,
     Mode,
+    Round,
     SamplingParams,
     SpeculationStatistics,
     TokenId,
+    TokenText,
     Usage,
 )
 from ssd.v1 import admin_pb2, generate_pb2, types_pb2
@@ -74,6 +77,8 @@ class GenerateCall:
     model: str = ""
     """Empty: the served model."""
     metadata: dict[str, str] = field(default_factory=dict)
+    report_rounds: bool = False
+    """Whether chunks contain the rounds of their tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +118,14 @@ _FINISH_REASONS = {
     types_pb2.FINISH_REASON_CANCELLED: FinishReason.CANCELLED,
 }
 _FINISH_NUMBERS = {reason: number for number, reason in _FINISH_REASONS.items()}
+_LOOKUPS = {
+    types_pb2.LOOKUP_RESULT_UNSPECIFIED: LookupResult.NONE,
+    types_pb2.LOOKUP_RESULT_HIT: LookupResult.HIT,
+    types_pb2.LOOKUP_RESULT_MISS: LookupResult.MISS,
+    types_pb2.LOOKUP_RESULT_LATE: LookupResult.LATE,
+    types_pb2.LOOKUP_RESULT_NO_DRAFT: LookupResult.NO_DRAFT,
+}
+_LOOKUP_NUMBERS = {result: number for number, result in _LOOKUPS.items()}
 
 
 BackupName = Literal["none", "ngram"]
@@ -212,6 +225,7 @@ def generate_call(
         mode=_mode(request.mode),
         model=request.model,
         metadata=dict(request.metadata),
+        report_rounds=request.report_rounds,
     )
 
 
@@ -271,6 +285,7 @@ def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
                 ignore_eos=sampling.ignore_eos,
             ),
             metadata=call.metadata,
+            report_rounds=call.report_rounds,
         )
         match call.prompt:
             case str() as text:
@@ -296,6 +311,7 @@ def generate_response(chunk: GenerationChunk) -> generate_pb2.GenerateResponse:
         text=chunk.text,
         finish_reason=_FINISH_NUMBERS[chunk.finish_reason],
         seed=chunk.seed,
+        rounds=map(_round_message, chunk.rounds),
     )
     if chunk.usage is not None:
         message.usage.CopyFrom(types_pb2.Usage(**shared_fields(chunk.usage, Usage)))
@@ -326,6 +342,25 @@ def generation_chunk(message: generate_pb2.GenerateResponse) -> GenerationChunk:
         finish_reason=_FINISH_REASONS.get(message.finish_reason),
         usage=usage,
         statistics=statistics,
+        rounds=tuple(map(_round, message.rounds)),
+    )
+
+
+def _round_message(each: Round) -> types_pb2.Round:
+    return types_pb2.Round(
+        proposed=(types_pb2.TokenText(id=token.id, text=token.text) for token in each.proposed),
+        accepted_tokens=each.accepted_tokens,
+        added=(types_pb2.TokenText(id=token.id, text=token.text) for token in each.added),
+        lookup=_LOOKUP_NUMBERS[each.lookup],
+    )
+
+
+def _round(message: types_pb2.Round) -> Round:
+    return Round(
+        proposed=tuple(TokenText(token.id, token.text) for token in message.proposed),
+        accepted_tokens=message.accepted_tokens,
+        added=tuple(TokenText(token.id, token.text) for token in message.added),
+        lookup=_LOOKUPS.get(message.lookup, LookupResult.NONE),
     )
 
 

@@ -27,11 +27,13 @@ from ssd.errors import (
     HandshakeError,
     InternalError,
     LinkError,
+    NotAllowedError,
     NotFiniteError,
     NotReadyError,
     OverloadedError,
     RequestError,
     SSDError,
+    TooLargeError,
     UnknownModelError,
     UnsupportedError,
 )
@@ -96,9 +98,11 @@ RULES: tuple[Rule, ...] = (
     Rule(ContextLengthError, _INPUT, 400, "CONTEXT_LENGTH_EXCEEDED", _context_length),
     Rule(UnknownModelError, Code.NOT_FOUND, 404, "UNKNOWN_MODEL", _from_text(UnknownModelError)),
     Rule(UnsupportedError, Code.UNIMPLEMENTED, 400, "UNSUPPORTED", _from_field(UnsupportedError)),
+    Rule(TooLargeError, Code.RESOURCE_EXHAUSTED, 413, "TOO_LARGE", _from_text(TooLargeError)),
     Rule(RequestError, _INPUT, 400, "REQUEST", _from_text(RequestError)),
     Rule(OverloadedError, Code.RESOURCE_EXHAUSTED, 429, "OVERLOADED", _overloaded),
     Rule(NotReadyError, Code.UNAVAILABLE, 503, "NOT_READY", _from_text(NotReadyError)),
+    Rule(NotAllowedError, Code.PERMISSION_DENIED, 403, "NOT_ALLOWED", _from_text(NotAllowedError)),
     Rule(AccessError, Code.UNAUTHENTICATED, 401, "ACCESS", _from_text(AccessError)),
     Rule(DeadlineError, Code.DEADLINE_EXCEEDED, 408, "DEADLINE", _deadline),
     Rule(TimeoutError, Code.DEADLINE_EXCEEDED, 408, "DEADLINE", _deadline),
@@ -115,15 +119,15 @@ _BY_REASON = {rule.reason: rule for rule in (*RULES, INTERNAL)}
 _FACT_NAMES = ("field", "description", "prompt_tokens", "max_tokens", "max_model_len")
 
 
-_OUTCOMES = {
-    Code.INVALID_ARGUMENT: "invalid",
-    Code.NOT_FOUND: "invalid",
-    Code.UNIMPLEMENTED: "invalid",
-    Code.RESOURCE_EXHAUSTED: "overloaded",
-    Code.UNAVAILABLE: "unavailable",
-    Code.DEADLINE_EXCEEDED: "deadline",
-    Code.CANCELLED: "cancelled",
-}
+_OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
+    (RequestError, "invalid"),
+    (OverloadedError, "overloaded"),
+    (NotReadyError, "unavailable"),
+    (AccessError, "denied"),
+    (DeadlineError, "deadline"),
+    (TimeoutError, "deadline"),
+    (CancelledError, "cancelled"),
+)
 
 
 def rule_of(error: Exception) -> Rule:
@@ -133,7 +137,7 @@ def rule_of(error: Exception) -> Rule:
 
 def outcome_of(error: Exception) -> str:
     """Return the label ``outcome`` of a failed request in ``ssd_requests_total``."""
-    return _OUTCOMES.get(rule_of(error).code, "error")
+    return next((name for kind, name in _OUTCOMES if isinstance(error, kind)), "error")
 
 
 def retry_after_seconds(error: Exception) -> float | None:
@@ -245,7 +249,7 @@ def _from_code(code: grpc.StatusCode, message: str, endpoint: str) -> SSDError:
         Code.CANCELLED: NotReadyError(f"{endpoint} stopped during the call: {message}"),
         Code.RESOURCE_EXHAUSTED: _exhausted(message, endpoint),
         Code.UNAUTHENTICATED: AccessError(text),
-        Code.PERMISSION_DENIED: AccessError(text),
+        Code.PERMISSION_DENIED: NotAllowedError(text),
         Code.UNIMPLEMENTED: UnsupportedError(endpoint, message),
         Code.NOT_FOUND: UnknownModelError(text),
         Code.INVALID_ARGUMENT: RequestError(text),
@@ -261,7 +265,7 @@ def _exhausted(message: str, endpoint: str) -> SSDError:
     if sizes is None:
         return OverloadedError(f"{endpoint}: {message}")
     found, allowed = (f"{int(size):,} bytes" for size in sizes.groups())
-    return RequestError(
+    return TooLargeError(
         f"{endpoint}: the prompt is too long: the request has {found}, allowed are {allowed}; "
         "the limit follows from the target's max_model_len"
     )

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "mode", "sampling_mode", "priority", "metadata")
+    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "mode", "sampling_mode", "priority", "metadata", "report_rounds")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_MODE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    REPORT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     token_ids: _types_pb2.TokenIds
@@ -34,10 +35,11 @@ class GenerateRequest(_message.Message):
     sampling_mode: _types_pb2.SamplingMode
     priority: int
     metadata: _containers.ScalarMap[str, str]
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_types_pb2.ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., sampling_mode: _Optional[_Union[_types_pb2.SamplingMode, str]] = ..., priority: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    report_rounds: bool
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_types_pb2.ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., sampling_mode: _Optional[_Union[_types_pb2.SamplingMode, str]] = ..., priority: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., report_rounds: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("choice", "token_ids", "text", "finish_reason", "usage", "statistics", "seed")
+    __slots__ = ("choice", "token_ids", "text", "finish_reason", "usage", "statistics", "seed", "rounds")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +47,7 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
@@ -52,7 +55,8 @@ class GenerateResponse(_message.Message):
     usage: _types_pb2.Usage
     statistics: _types_pb2.SpeculationStatistics
     seed: int
-    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., statistics: _Optional[_Union[_types_pb2.SpeculationStatistics, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+    rounds: _containers.RepeatedCompositeFieldContainer[_types_pb2.Round]
+    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., statistics: _Optional[_Union[_types_pb2.SpeculationStatistics, _Mapping]] = ..., seed: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[_types_pb2.Round, _Mapping]]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text",)

@@ -27,6 +27,14 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_STOP: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
+
+class LookupResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LOOKUP_RESULT_UNSPECIFIED: _ClassVar[LookupResult]
+    LOOKUP_RESULT_HIT: _ClassVar[LookupResult]
+    LOOKUP_RESULT_MISS: _ClassVar[LookupResult]
+    LOOKUP_RESULT_LATE: _ClassVar[LookupResult]
+    LOOKUP_RESULT_NO_DRAFT: _ClassVar[LookupResult]
 MODE_UNSPECIFIED: Mode
 MODE_AUTO: Mode
 MODE_AUTOREGRESSIVE: Mode
@@ -39,6 +47,11 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
+LOOKUP_RESULT_UNSPECIFIED: LookupResult
+LOOKUP_RESULT_HIT: LookupResult
+LOOKUP_RESULT_MISS: LookupResult
+LOOKUP_RESULT_LATE: LookupResult
+LOOKUP_RESULT_NO_DRAFT: LookupResult
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -144,3 +157,23 @@ class SpeculationStatistics(_message.Message):
     mode: Mode
     paused_rounds: int
     def __init__(self, rounds: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., late: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., time_to_first_token_seconds: _Optional[float] = ..., wall_seconds: _Optional[float] = ..., decode_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., round_seconds: _Optional[float] = ..., mode: _Optional[_Union[Mode, str]] = ..., paused_rounds: _Optional[int] = ...) -> None: ...
+
+class TokenText(_message.Message):
+    __slots__ = ("id", "text")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    text: str
+    def __init__(self, id: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Round(_message.Message):
+    __slots__ = ("proposed", "accepted_tokens", "added", "lookup")
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    LOOKUP_FIELD_NUMBER: _ClassVar[int]
+    proposed: _containers.RepeatedCompositeFieldContainer[TokenText]
+    accepted_tokens: int
+    added: _containers.RepeatedCompositeFieldContainer[TokenText]
+    lookup: LookupResult
+    def __init__(self, proposed: _Optional[_Iterable[_Union[TokenText, _Mapping]]] = ..., accepted_tokens: _Optional[int] = ..., added: _Optional[_Iterable[_Union[TokenText, _Mapping]]] = ..., lookup: _Optional[_Union[LookupResult, str]] = ...) -> None: ...

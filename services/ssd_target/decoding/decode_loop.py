@@ -18,11 +18,12 @@ import numpy as np
 from ssd.errors import NotFiniteError
 from ssd.speculation.verification import verify_coupled
 from ssd.telemetry import get_logger
-from ssd.types import FinishReason, GenerationChunk, Outcome, SequenceId, TokenId, Usage
+from ssd.types import FinishReason, GenerationChunk, Outcome, Round, SequenceId, TokenId, Usage
 from ssd_target.decoding.batch_builder import BatchBuilder, Proposals
 from ssd_target.decoding.ports import Drafter, LoopContext, Runner, Sampler
 from ssd_target.decoding.request_statistics import RequestStatistics
 from ssd_target.decoding.round_metrics import RoundMetrics
+from ssd_target.decoding.round_reports import RoundReports
 from ssd_target.decoding.round_result import Lookup, RoundResult
 from ssd_target.decoding.round_times import RoundPart, RoundTimes
 from ssd_target.decoding.scheduler import Plan, Scheduler
@@ -63,6 +64,7 @@ class DecodeLoop:
         """None: no request has the mode SYNCHRONOUS."""
         self._metrics = RoundMetrics(runner.engine.num_columns)
         self._request_statistics: dict[SequenceId, RequestStatistics] = {}
+        self._reports = RoundReports()
         self._noise_seconds = 0.0
         """Of the newest round."""
         self._proposed: dict[SequenceId, tuple[TokenId, ...]] = {}
@@ -136,6 +138,7 @@ class DecodeLoop:
         for sequence in plan.admitted:
             self._builder.admit(sequence.slot, sequence.blocks)
             self._sampler.admit(sequence)
+            self._reports.admit(sequence)
             self._metrics.observe_admission(sequence, self._clock.now())
             self._request_statistics[sequence.sequence_id] = RequestStatistics(
                 sequence.arrival.arrived_at, sequence.is_synchronous
@@ -191,6 +194,7 @@ class DecodeLoop:
     def _push(self, results: Rows[RoundResult]) -> None:
         """Put the tokens of the round into the sinks of their requests."""
         now = self._clock.now()
+        rounds = self._reports.rounds(results, self._proposed)
         for result in results:
             sequence, emission = result.sequence, result.emission
             request_statistics = self._request_statistics[sequence.sequence_id]
@@ -203,15 +207,23 @@ class DecodeLoop:
                 sequence.arrival.sink.put(GenerationChunk(token_ids=emission.token_ids))
                 _fail(sequence, len(sequence.tokens) - 1)
             elif emission.finish_reason is not None:
-                self._end(sequence.arrival, emission.finish_reason, sequence.num_emitted, emission)
+                self._end(
+                    sequence.arrival,
+                    emission.finish_reason,
+                    sequence.num_emitted,
+                    emission,
+                    rounds.get(sequence.sequence_id, ()),
+                )
             else:
                 sink = sequence.arrival.sink
-                sink.put(GenerationChunk(token_ids=emission.token_ids))
+                reported = rounds.get(sequence.sequence_id, ())
+                sink.put(GenerationChunk(token_ids=emission.token_ids, rounds=reported))
                 if sink.is_abandoned:
                     self._inbox.cancel(sequence.sequence_id)
 
     def _conclude(self, results: Rows[RoundResult], lookups: Rows[Lookup]) -> None:
         """Keep the next proposals of the sequences that continue; free the resources of others."""
+        self._reports.note(results, lookups)
         for result, lookup in zip(results, lookups, strict=True):
             sequence = result.sequence
             if result.emission.finish_reason is not None:
@@ -274,6 +286,7 @@ class DecodeLoop:
         if self._drafter is not None:
             self._drafter.release(sequence)
         self._drafts.close(sequence.sequence_id)
+        self._reports.forget(sequence.sequence_id)
         self._proposed.pop(sequence.sequence_id, None)
         self._request_statistics.pop(sequence.sequence_id, None)
 
@@ -283,6 +296,7 @@ class DecodeLoop:
         reason: FinishReason,
         num_emitted: int = 0,
         emission: Emission = NOTHING_EMITTED,
+        rounds: tuple[Round, ...] = (),
     ) -> None:
         """Put the last chunk of a request, with its usage and statistics."""
         request_statistics = self._request_statistics.get(arrival.sequence_id) or RequestStatistics(
@@ -295,6 +309,7 @@ class DecodeLoop:
                 finish_reason=reason,
                 usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=num_emitted),
                 statistics=request_statistics.statistics(self._round_log),
+                rounds=rounds,
             )
         )
 

@@ -21,7 +21,7 @@ from ssd_target.decoding.scheduler import queue_full
 from ssd_target.decoding.sequence import Arrival
 from ssd_target.serving.stream_metrics import StreamMetrics
 from ssd_target.serving.streams import TokenStream, Wakeups
-from ssd_target.serving.text_output import StopStringDetector, TextWriter
+from ssd_target.serving.text_output import StopStringDetector, TextWriter, with_texts
 from ssd_target.serving.tokenization import Tokenization
 from ssd_target.settings import TargetSettings
 
@@ -160,7 +160,8 @@ class RequestHandler:
             text = writer.push(chunk.token_ids)
             if finish_reason is not None:
                 text += writer.finish()
-            yield replace(chunk, text=text, seed=seed)
+            rounds = with_texts(chunk.rounds, self.tokenizer) if chunk.rounds else ()
+            yield replace(chunk, text=text, seed=seed, rounds=rounds)
             seed = None
 
     async def _request(self, call: GenerateCall, request_id: str, max_model_len: int) -> Request:
@@ -183,6 +184,7 @@ class RequestHandler:
             prompt_ids=prompt_ids,
             sampling=replace(call.sampling, seed=seed, max_tokens=max_tokens),
             mode=self._mode(call.mode),
+            report_rounds=call.report_rounds,
         )
 
     def _mode(self, requested: Mode) -> Mode:

@@ -5,12 +5,14 @@ ends the sequence at the token that completes a stop string, the writer ends the
 string.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
+from dataclasses import replace
 
 from ssd.ports import Tokenizer
 from ssd.text.detokenizer import IncrementalDetokenizer
 from ssd.text.stop import StopStrings
-from ssd.types import TokenId
+from ssd.types import Round, TokenId, TokenText
 
 
 class TextWriter:
@@ -45,3 +47,14 @@ class StopStringDetector:
         """Add the next token; true if the text now contains a stop string."""
         self._stop.push(self._detokenizer.push([token_id]))
         return self._stop.is_complete
+
+
+def with_texts(rounds: Iterable[Round], tokenizer: Tokenizer) -> tuple[Round, ...]:
+    """Return rounds with the text of each of their tokens."""
+
+    def written(tokens: Iterable[TokenText]) -> tuple[TokenText, ...]:
+        return tuple(TokenText(each.id, tokenizer.decode([each.id])) for each in tokens)
+
+    return tuple(
+        replace(each, proposed=written(each.proposed), added=written(each.added)) for each in rounds
+    )

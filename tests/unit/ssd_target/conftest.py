@@ -188,6 +188,7 @@ class Bench:
         sampling: SamplingParams | None = None,
         mode: Mode = Mode.AUTO,
         eos: Iterable[TokenId] = (),
+        report_rounds: bool = False,
     ) -> Collector:
         self.num_submitted += 1
         sink = Collector()
@@ -199,6 +200,7 @@ class Bench:
                     prompt_ids=tuple(prompt),
                     sampling=replace(sampling or GREEDY, max_tokens=limit),
                     mode=mode,
+                    report_rounds=report_rounds,
                 ),
                 eos_token_ids=frozenset(eos),
                 sink=sink,

@@ -23,9 +23,12 @@ from ssd.types import (
     ChatTurn,
     FinishReason,
     GenerationChunk,
+    LookupResult,
     Mode,
+    Round,
     SamplingParams,
     SpeculationStatistics,
+    TokenText,
     Usage,
 )
 from ssd.v1 import generate_pb2, types_pb2
@@ -103,6 +106,7 @@ def test_a_call_is_unchanged_after_encoding_and_decoding(
         mode=mode,
         model="m",
         metadata={"a": "b"},
+        report_rounds=True,
     )
     message = generate_pb2.GenerateRequest.FromString(generate_request(call).SerializeToString())
     assert generate_call(message, VOCAB) == call
@@ -291,7 +295,13 @@ def test_a_value_that_cannot_be_encoded_is_a_field_error(call: GenerateCall) -> 
 
 
 def test_a_chunk_is_unchanged_after_encoding_and_decoding() -> None:
-    first = GenerationChunk(token_ids=(1, 2), text="ab", seed=0)
+    a, b, z = TokenText(1, "a"), TokenText(2, "b"), TokenText(9, "z")
+    first = GenerationChunk(
+        token_ids=(1, 2),
+        text="ab",
+        seed=0,
+        rounds=tuple(Round((a, z), 1, (a, b), lookup) for lookup in LookupResult),
+    )
     last = GenerationChunk(
         token_ids=(3,),
         text="\N{SNOWMAN}",

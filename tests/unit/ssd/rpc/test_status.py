@@ -18,11 +18,13 @@ from ssd.errors import (
     HandshakeError,
     InternalError,
     LinkError,
+    NotAllowedError,
     NotFiniteError,
     NotReadyError,
     OverloadedError,
     RequestError,
     SSDError,
+    TooLargeError,
     UnknownModelError,
     UnsupportedError,
 )
@@ -45,7 +47,9 @@ TABLE: list[tuple[Exception, grpc.StatusCode, int]] = [
     (UnsupportedError("sampling.top_k"), Code.UNIMPLEMENTED, 400),
     (OverloadedError("256 requests wait", 2.5), Code.RESOURCE_EXHAUSTED, 429),
     (NotReadyError("the model is loading"), Code.UNAVAILABLE, 503),
+    (TooLargeError("17 MiB, allowed are 16"), Code.RESOURCE_EXHAUSTED, 413),
     (AccessError("no token"), Code.UNAUTHENTICATED, 401),
+    (NotAllowedError("a link needs the identity of a target"), Code.PERMISSION_DENIED, 403),
     (DeadlineError("600 s have passed"), Code.DEADLINE_EXCEEDED, 408),
     (CancelledError("the target drained"), Code.CANCELLED, 499),
     (FrameError("a frame has 3 bytes"), Code.INVALID_ARGUMENT, 400),
@@ -139,7 +143,8 @@ def test_a_timeout_in_a_servicer_is_a_deadline_error() -> None:
         (Code.DEADLINE_EXCEEDED, DeadlineError),
         (Code.CANCELLED, NotReadyError),
         (Code.RESOURCE_EXHAUSTED, OverloadedError),
-        (Code.PERMISSION_DENIED, AccessError),
+        (Code.UNAUTHENTICATED, AccessError),
+        (Code.PERMISSION_DENIED, NotAllowedError),
         (Code.UNIMPLEMENTED, UnsupportedError),
         (Code.INVALID_ARGUMENT, RequestError),
         (Code.NOT_FOUND, UnknownModelError),
@@ -185,7 +190,7 @@ def test_a_failed_connection_names_the_cause_and_nothing_of_grpc(details: str, c
 def test_a_message_that_is_too_long_names_the_prompt_and_both_sizes() -> None:
     details = "SERVER: Received message larger than max (5130017 vs. 354304)"
     found = from_rpc_error(bare(Code.RESOURCE_EXHAUSTED, details), "host:1")
-    assert type(found) is RequestError
+    assert type(found) is TooLargeError
     assert str(found) == (
         "host:1: the prompt is too long: the request has 5,130,017 bytes, allowed are "
         "354,304 bytes; the limit follows from the target's max_model_len"

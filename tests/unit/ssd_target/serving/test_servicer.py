@@ -9,10 +9,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from ssd.errors import (
+    AccessError,
     CancelledError,
     DeadlineError,
     FieldError,
     InternalError,
+    NotAllowedError,
     NotReadyError,
     OverloadedError,
     UnknownModelError,
@@ -133,6 +135,8 @@ async def test_a_draining_target_refuses_tokenize_and_detokenize(
         (UnknownModelError("no such model"), "invalid"),
         (UnsupportedError("sampling.n"), "invalid"),
         (OverloadedError("the queue is full"), "overloaded"),
+        (AccessError("no token"), "denied"),
+        (NotAllowedError("not for clients"), "denied"),
         (NotReadyError("draining"), "unavailable"),
         (DeadlineError("600 s"), "deadline"),
         (TimeoutError(), "deadline"),

@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd.testing.tokenizer import ByteTokenizer
-from ssd_target.serving.text_output import StopStringDetector, TextWriter
+from ssd.types import Round, TokenText
+from ssd_target.serving.text_output import StopStringDetector, TextWriter, with_texts
 
 
 def write(text: str, stop: tuple[str, ...], size: int) -> tuple[str, int]:
@@ -39,3 +40,12 @@ def test_text_ends_before_the_stop_string_for_every_grouping_of_tokens(
 
 def test_without_stop_strings_the_text_is_complete() -> None:
     assert write("déjà vu", (), 3) == ("déjà vu", 9)
+
+
+def test_tokens_of_rounds_receive_their_text() -> None:
+    accepted, rejected, bonus = (TokenText(ord(letter)) for letter in "abc")
+    reported = Round((accepted, rejected), 1, (accepted, bonus))
+    (found,) = with_texts([reported], ByteTokenizer())
+    assert [each.text for each in found.proposed] == ["a", "b"]
+    assert [each.text for each in found.added] == ["a", "c"]
+    assert found.accepted_tokens == 1
