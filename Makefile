@@ -14,7 +14,7 @@ IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test coverage check format protos exactness mutants bench gpu-check e2e e2e-full images
+.PHONY: help setup run test coverage check format protos exactness mutants bench soak gpu-check e2e e2e-full images
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,11 @@ mutants: $(TOOLS) ## insert errors into the code of speculation, one by one: eac
 
 bench: $(TOOLS) ## compare AR and SSD in one run; writes medians to results/
 	$(BIN)/python -m ssd_bench
+
+# Times depend on the machine and fail nothing; errors, leaks and growing memory do.
+soak: $(TOOLS) ## load on real processes for 15 minutes: streams, prefills, overload; writes results/serve.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m soak --timeout 1800
+	$(BIN)/python -m ssd_bench serve --scenario all --plot
 
 # Runs from the sources with the packages of GPU_PYTHON. WHEELS=folder adds missing ones from there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

@@ -6,9 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
@@ -22,13 +20,13 @@ from ssd.demo.corpus import held_out_prompts
 from ssd.errors import (
     ModelNotFoundError,
     SettingsError,
-    SetupError,
     SSDError,
     UnsupportedModelError,
 )
 from ssd.launch import Deployment
 from ssd.model_name import local_folder
 from ssd.model_source import resolve
+from ssd_bench.drawing import plots
 from ssd_bench.machine import read_bandwidth
 from ssd_bench.never_slower import never_slower
 from ssd_bench.report import (
@@ -40,6 +38,7 @@ from ssd_bench.report import (
     whole_run,
 )
 from ssd_bench.runs import MODES, ON_ALL_CPUS, Plan, Results, run
+from ssd_bench.serve.command import serve
 from ssd_bench.slow_draft import as_records, sweep
 from ssd_bench.slow_draft import terminal_table as slow_draft_table
 
@@ -179,7 +178,7 @@ def slow_draft(
     del debug
     check_models(target, draft, widen_target, widen_draft)
     wanted = numbers(ratios, "--ratios", 0.01, 100)
-    plots = _plots()
+    drawing = plots()
     earlier = [json.loads(path.read_text()) for path in compare or []]
     with tempfile.TemporaryDirectory() as scratch:
         folders = [
@@ -210,24 +209,9 @@ def slow_draft(
     output.mkdir(parents=True, exist_ok=True)
     (output / "slow_draft.json").write_text(json.dumps(found, indent=1))
     series = {each["name"]: each["points"] for each in (*earlier, found)}
-    plots.draw_slow_draft(series, output / "slow_draft.png")
+    drawing.draw_slow_draft(series, output / "slow_draft.png")
     out.print(slow_draft_table(points))
     err.print(f"written to {output}/slow_draft.json and slow_draft.png")
-
-
-def _plots() -> ModuleType:
-    """Return the module that draws plots, before anything is measured.
-
-    Raises:
-        SetupError: matplotlib is not installed.
-    """
-    try:
-        return import_module("ssd_bench.plots")
-    except ModuleNotFoundError as error:
-        raise SetupError(
-            "the plot needs matplotlib, which is not installed: run 'make setup', or "
-            "pip install 'ssd-serving[bench]'"
-        ) from error
 
 
 def rounds(
@@ -261,7 +245,7 @@ def rounds(
     chosen = tuple(modes.split(","))
     if not set(chosen) <= set(MODES):
         raise typer.BadParameter(f"--modes {modes!r}: choose of {', '.join(MODES)}")
-    plots = _plots()
+    drawing = plots()
     earlier = [json.loads(path.read_text()) for path in compare or []]
     with tempfile.TemporaryDirectory() as scratch:
         folders = [padded(model, vocabulary, Path(scratch)) for model in (target, draft)]
@@ -288,7 +272,7 @@ def rounds(
     output.mkdir(parents=True, exist_ok=True)
     (output / "rounds.json").write_text(json.dumps({"name": name, "rounds": found}, indent=1))
     (output / "rounds.md").write_text(table + "\n")
-    plots.draw_rounds(bars, output / "rounds.png")
+    drawing.draw_rounds(bars, output / "rounds.png")
     out.print(table, soft_wrap=True)
     err.print(f"written to {output}/rounds.json, rounds.md and rounds.png")
 
@@ -381,6 +365,7 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     app.command()(slow_draft)
     app.command()(never_slower)
     app.command()(rounds)
+    app.command()(serve)
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:
         return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)

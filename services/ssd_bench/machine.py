@@ -36,6 +36,15 @@ def peak_memory_bytes(pid: int) -> int:
     return 0
 
 
+def memory_bytes(pid: int) -> int:
+    """Return the resident memory of a process, 0 if it has ended."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def count_weights(folder: Path) -> int:
     """Return the number of weights in the safetensors files of a folder."""
     total = 0

@@ -4,11 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.colors import TABLEAU_COLORS
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ssd_bench.round_parts import PARTS
+from ssd_bench.serve.figures import gaps
+from ssd_bench.serve.memory import MIB
+from ssd_bench.serve.scenarios import ScenarioResult
 
 
 def draw_slow_draft(series: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
@@ -73,6 +77,39 @@ def draw_rounds(runs: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> 
     parts = PARTS[::-1]
     handles = [Patch(color=colors[part]) for part in parts]
     figure.legend(handles, parts, loc="outside right upper")
+    figure.savefig(path, dpi=120)
+
+
+def draw_loads(results: Sequence[ScenarioResult], path: Path) -> None:
+    """Draw inter-token times and the memory of the processes over the time of each load.
+
+    Args:
+        results: scenarios; each load with a series gets a column.
+        path: the file to write.
+    """
+    columns = [(each.name, *series) for each in results for series in each.series]
+    figure = Figure(figsize=(6 * max(1, len(columns)), 6), layout="constrained")
+    axes = figure.subplots(2, max(1, len(columns)), sharex="col", squeeze=False)
+    for column, (name, load, log) in enumerate(columns):
+        times, memory = axes[0][column], axes[1][column]
+        arrived, seconds, _ = gaps(load.records, load.begun_at, load.ended_at)
+        whole = (arrived - load.begun_at).astype(int)
+        places = np.unique(whole)
+        for percent in (50, 99):
+            found = [np.percentile(seconds[whole == each], percent) * 1000 for each in places]
+            times.plot(places, found, label=f"p{percent} of a second")
+        times.set_title(name)
+        times.set_ylabel("inter-token ms")
+        times.set_ylim(bottom=0)
+        times.legend()
+        for process, found in log.num_bytes.items():
+            taken = np.array(log.taken_at[: len(found)]) - load.begun_at
+            memory.plot(taken, np.array(found) / MIB, label=process)
+        memory.set_ylabel("resident memory, MiB")
+        memory.set_ylim(bottom=0)
+        memory.set_xlabel("seconds")
+        if log.num_bytes:
+            memory.legend()
     figure.savefig(path, dpi=120)
 
 

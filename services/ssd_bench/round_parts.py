@@ -1,16 +1,15 @@
 """Where a round spends its time, from the metric ``ssd_round_seconds`` of a target."""
 
-import asyncio
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from ssd_bench.scrape import scrape
+
 METRIC = "ssd_round_seconds"
 PARTS = ("draft", "prepare", "verify", "sample", "stream", "wait", "commit", "noise", "host")
 """Values of its label ``part``, in the order of a round."""
-_TIMEOUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class RoundSeconds:
 
 async def read_rounds(http_address: str) -> RoundSeconds:
     """Read the metric of a target."""
-    return parse_rounds(await asyncio.to_thread(_get, f"http://{http_address}/metrics"))
+    return parse_rounds(await scrape(http_address))
 
 
 def parse_rounds(text: str) -> RoundSeconds:
@@ -43,8 +42,3 @@ def mean_ms(before: RoundSeconds, after: RoundSeconds) -> dict[str, float]:
         part: 1000 * (after.seconds.get(part, 0.0) - before.seconds.get(part, 0.0)) / rounds
         for part in PARTS
     }
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
-        return str(answer.read().decode())

@@ -21,6 +21,7 @@ from ssd import telemetry
 from ssd.errors import (
     CancelledError,
     DeadlineError,
+    FieldError,
     InternalError,
     OverloadedError,
     RequestError,
@@ -177,7 +178,8 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         Raises:
             DeadlineError: it does not arrive in time.
-            RequestError: there is none, or it cannot be decoded.
+            FieldError: it cannot be decoded.
+            RequestError: there is none.
         """
         seconds = self._limits.request_seconds
         try:
@@ -190,7 +192,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 f"no request arrived, or one longer than {self._limits.message_bytes} bytes"
             )
         if isinstance(request, Undecodable):
-            raise RequestError(request.reason)
+            raise FieldError("request", request.reason)
         return request
 
 
@@ -277,11 +279,11 @@ async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     """Return the messages of a stream.
 
     Raises:
-        RequestError: a message cannot be decoded.
+        FieldError: a message cannot be decoded.
     """
     async for request in requests:
         if isinstance(request, Undecodable):
-            raise RequestError(request.reason)
+            raise FieldError("request", request.reason)
         yield request
 
 

@@ -10,16 +10,17 @@ from functools import partial
 import grpc.aio
 
 from ssd import __version__, telemetry
-from ssd.errors import DeadlineError, FieldError, UnknownModelError
+from ssd.errors import DeadlineError, FieldError, OverloadedError, UnknownModelError
 from ssd.rpc import bounds, codec
 from ssd.rpc.call_guard import current_request_id
 from ssd.rpc.pool_codec import PoolStatus, pool_status_response
 from ssd.rpc.server import RpcServer
 from ssd.rpc.status import outcome_of
-from ssd.telemetry import OUTCOMES, REQUESTS_TOTAL
+from ssd.telemetry import OUTCOMES, REQUESTS_TOTAL, SystemClock
 from ssd.types import FinishReason, GenerationChunk
 from ssd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc
 from ssd_target.serving.request_handler import RequestHandler
+from ssd_target.serving.retry_hint import RetryHint
 from ssd_target.settings import TargetSettings
 
 WATCH_SECONDS = 1.0
@@ -52,6 +53,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         self._settings = settings
         self._handler = handler
         self._num_drafts = num_drafts
+        self._retry_hint = RetryHint(SystemClock())
 
     def add_to(self, server: RpcServer) -> None:
         """Register the service."""
@@ -81,6 +83,11 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
                 contextlib.aclosing(self._handler.generate(call, request_id)) as chunks,
             ):
                 finish_reason = await self._write_all(chunks, context)
+            self._retry_hint.note_end()
+        except OverloadedError as error:
+            num_waiting = self._handler.num_requests - self._settings.max_num_seqs
+            error.retry_after_seconds = self._retry_hint.seconds(num_waiting)
+            raise
         except TimeoutError as error:
             raise DeadlineError(
                 f"the request ran for {allowed:g} s, the maximum of this target "

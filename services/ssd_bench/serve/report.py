@@ -1,0 +1,100 @@
+"""Results of loads as tables and as JSON records."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from ssd_bench.serve.figures import LoadFigures, Percentiles
+from ssd_bench.serve.memory import MIB, MemoryFigures
+from ssd_bench.serve.scenarios import Check, ScenarioResult
+
+
+def records(result: ScenarioResult) -> dict[str, Any]:
+    """Return a result as JSON values."""
+    return {
+        "name": result.name,
+        "loads": {
+            name: asdict(found)
+            | {"errors": found.num_errors, "inter_token_p99_over_p50": found.p99_over_p50}
+            for name, found in result.loads.items()
+        },
+        "figures": result.figures,
+        "memory": {
+            name: asdict(found) | {"growth_bytes": found.growth_bytes}
+            for name, found in result.memory.items()
+        },
+        "checks": [asdict(check) | {"is_met": check.is_met} for check in result.checks],
+    }
+
+
+def tables(result: ScenarioResult) -> list[Table]:
+    """Return a result as tables for a terminal."""
+    found = [_loads(result.name, result.loads)] if result.loads else []
+    if result.figures:
+        found.append(_figures(result.figures))
+    if result.memory:
+        found.append(_memory(result.memory))
+    if result.checks:
+        found.append(_checks(result.checks))
+    return found
+
+
+def _loads(title: str, loads: dict[str, LoadFigures]) -> Table:
+    """Return one column for each load."""
+    table = Table("", *loads, title=title)
+    for name, row in _LOAD_ROWS.items():
+        table.add_row(name, *(row(each) for each in loads.values()))
+    return table
+
+
+def _figures(figures: dict[str, float]) -> Table:
+    table = Table(show_header=False)
+    for name, found in figures.items():
+        table.add_row(name, f"{found:.4g}")
+    return table
+
+
+def _memory(memory: dict[str, MemoryFigures]) -> Table:
+    table = Table("resident memory, MiB", "begin", "end", "peak", "growth")
+    for name, found in memory.items():
+        sizes = (found.begin_bytes, found.end_bytes, found.peak_bytes, found.growth_bytes)
+        table.add_row(name, *(f"{each / MIB:.1f}" for each in sizes))
+    return table
+
+
+def _checks(checks: Sequence[Check]) -> Table:
+    table = Table("check", "found", "bound", "result")
+    for check in checks:
+        sign = ">=" if check.is_minimum else "<="
+        failed = "missed (a time)" if check.is_timing else "FAILED"
+        table.add_row(
+            check.name,
+            f"{check.found:.3g}",
+            f"{sign} {check.bound:.3g}",
+            "ok" if check.is_met else f"{failed} {check.detail}".rstrip(),
+        )
+    return table
+
+
+def _times(found: Percentiles) -> str:
+    if not found.count:
+        return "-"
+    return f"{found.p50:.4g} / {found.p90:.4g} / {found.p99:.4g} / {found.max:.4g}"
+
+
+_LOAD_ROWS: dict[str, Callable[[LoadFigures], str]] = {
+    "requests": lambda each: str(each.requests),
+    "outcomes": lambda each: ", ".join(f"{n} {name}" for name, n in each.outcomes.items()),
+    "tokens/s": lambda each: f"{each.tokens_per_second:.1f}",
+    "goodput tokens/s": lambda each: f"{each.goodput_tokens_per_second:.1f}",
+    "goodput requests/s": lambda each: f"{each.goodput_requests_per_second:.2f}",
+    "hit rate": lambda each: "-" if each.hit_rate is None else f"{each.hit_rate:.2f}",
+    "TTFT ms, p50 / p90 / p99 / max": lambda each: _times(each.time_to_first_token_ms),
+    "inter-token ms": lambda each: _times(each.inter_token_ms),
+    "per token ms": lambda each: _times(each.per_token_ms),
+    "refusal ms": lambda each: _times(each.refusal_ms),
+    "delay of the generator ms": lambda each: _times(each.client_lag_ms),
+}
+"""Rows of the table of loads: title and text."""

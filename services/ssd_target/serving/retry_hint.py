@@ -1,0 +1,41 @@
+"""How long a refused client waits before it sends its request again."""
+
+from collections import deque
+
+from ssd.ports import Clock
+
+_NUM_ENDS = 32
+"""Ended requests from which the rate is measured."""
+_DEFAULT_SECONDS = 1.0
+"""Before the rate is known."""
+MIN_SECONDS, MAX_SECONDS = 0.1, 60.0
+_FIRST_SHARE = 0.25
+_GOLDEN = 0.6180339887498949
+
+
+class RetryHint:
+    """Estimates when a request that is refused now can be accepted. Asyncio loop.
+
+    A hint is a quarter to all of the time in which the waiting requests begin. Hints of successive
+    refusals are spread evenly over it: clients that return together would be refused together, and
+    the queue would be empty in between.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ended_at: deque[float] = deque(maxlen=_NUM_ENDS)
+        self._num_refused = 0
+
+    def note_end(self) -> None:
+        """Note that an accepted request has ended, which makes room for another one."""
+        self._ended_at.append(self._clock.now())
+
+    def seconds(self, num_waiting: int) -> float:
+        """Return the hint of a refusal, in seconds, while ``num_waiting`` requests wait."""
+        self._num_refused += 1
+        if len(self._ended_at) < 2:
+            return _DEFAULT_SECONDS
+        each = (self._clock.now() - self._ended_at[0]) / len(self._ended_at)
+        spread = self._num_refused * _GOLDEN % 1.0
+        share = _FIRST_SHARE + (1 - _FIRST_SHARE) * spread
+        return min(max(MIN_SECONDS, max(1, num_waiting) * each * share), MAX_SECONDS)

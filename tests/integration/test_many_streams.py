@@ -1,0 +1,122 @@
+"""Hundreds of streams on a real target with a draft: cancelled, or more than it can hold."""
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.processes import ProcessUnderTest, running
+
+from ssd.errors import OverloadedError
+from ssd.rpc.client import DraftClient, TargetClient
+from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.types import FinishReason, GenerationChunk, SamplingParams
+
+pytestmark = pytest.mark.soak
+
+NUM_STREAMS = 500
+NUM_SLOTS = 32
+MAX_LEN = 4000
+SHAPE = (
+    *("--dtype", "float32", "--lookahead", "3", "--branches", "8", "--max-model-len", str(MAX_LEN)),
+    *("--kv-cache-bytes", "256000000", "--port", "0", "--http-port", "0"),
+)
+WAIT_SECONDS = 120.0
+ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+Metrics = dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_folder(tmp_path_factory.mktemp("target"), seed=1, max_len=MAX_LEN)
+
+
+@asynccontextmanager
+async def pair(
+    folder: Path, *flags: str
+) -> AsyncIterator[tuple[ProcessUnderTest, ProcessUnderTest, TargetClient]]:
+    sessions = ("--max-sessions", str(NUM_SLOTS))
+    async with running("ssd_draft", "--model", str(folder), *SHAPE, *sessions) as draft:
+        await draft.until("ready")
+        slots = ("--max-num-seqs", str(NUM_SLOTS), "--drafts", draft.grpc_address)
+        async with running("ssd_target", "--model", str(folder), *SHAPE, *slots, *flags) as target:
+            await target.until("ready")
+            await target.until("link")
+            async with TargetClient(target.grpc_address, ready_seconds=0) as client:
+                yield target, draft, client
+
+
+async def until(process: ProcessUnderTest, is_so: Callable[[Metrics], bool]) -> Metrics:
+    def get() -> str:
+        with urllib.request.urlopen(f"http://{process.http_address}/metrics") as answer:
+            return str(answer.read().decode())
+
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            samples = re.findall(r"^(ssd_[^ ]+) (\S+)$", await asyncio.to_thread(get), re.MULTILINE)
+            found = {name: float(number) for name, number in samples}
+            if is_so(found):
+                return found
+
+
+async def read(
+    client: TargetClient, prompt: str, sampling: SamplingParams
+) -> list[GenerationChunk]:
+    return [chunk async for chunk in client.generate(prompt, sampling)]
+
+
+async def test_500_cancelled_streams_leave_nothing_and_change_no_tokens(folder: Path) -> None:
+    async with pair(folder, "--max-queue", str(NUM_STREAMS)) as (target, draft, client):
+        alone = await read(client, "abc", GREEDY)
+        streams = [
+            asyncio.create_task(read(client, f"stream {n}", ENDLESS)) for n in range(NUM_STREAMS)
+        ]
+        await until(
+            target,
+            lambda found: (
+                found["ssd_running_sequences"] == NUM_SLOTS
+                and found["ssd_waiting_sequences"] == NUM_STREAMS - NUM_SLOTS
+                and found["ssd_open_sessions"] > 0
+            ),
+        )
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        await until(
+            target,
+            lambda found: (
+                found["ssd_running_sequences"] == found["ssd_waiting_sequences"] == 0
+                and found['ssd_kv_blocks{state="used"}'] == found["ssd_open_sessions"] == 0
+                and found['ssd_requests_total{outcome="cancelled"}'] == NUM_STREAMS
+            ),
+        )
+        async with DraftClient(draft.grpc_address) as watcher, asyncio.timeout(WAIT_SECONDS):
+            while (await watcher.get_status()).sessions:
+                pass
+        again = await read(client, "abc", GREEDY)
+        assert tokens(again) == tokens(alone)
+
+
+async def test_refused_streams_do_not_disturb_accepted_ones(folder: Path) -> None:
+    async with pair(folder, "--max-queue", "16") as (target, _draft, client):
+        alone = tokens(await read(client, "abc", GREEDY))
+        found = await asyncio.gather(
+            *(read(client, "abc", GREEDY) for _ in range(NUM_STREAMS)), return_exceptions=True
+        )
+        refused = [each for each in found if isinstance(each, OverloadedError)]
+        complete = [each for each in found if isinstance(each, list)]
+        assert len(refused) + len(complete) == NUM_STREAMS
+        assert refused
+        assert all(each.retry_after_seconds > 0 for each in refused)
+        assert [tokens(each) for each in complete] == [alone] * len(complete)
+        assert all(each[-1].finish_reason is FinishReason.LENGTH for each in complete)
+        name = 'ssd_requests_total{outcome="overloaded"}'
+        await until(target, lambda metrics: metrics[name] == len(refused))
+
+
+def tokens(chunks: list[GenerationChunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.token_ids]

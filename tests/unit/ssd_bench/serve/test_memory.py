@@ -1,0 +1,28 @@
+"""Whether memory grows over a load."""
+
+import os
+
+from ssd.testing.clock import FakeClock
+from ssd_bench.serve.memory import MIB, MemoryLog, memory_figures, recorded_memory
+
+
+def test_memory_that_rises_at_the_start_only_is_flat() -> None:
+    found = memory_figures([100 * MIB, 500 * MIB, *[600 * MIB] * 14])
+    assert found.growth_bytes == 0
+    assert found.peak_bytes == 600 * MIB
+
+
+def test_memory_that_grows_all_the_time_is_not_flat() -> None:
+    found = memory_figures([(500 + 10 * second) * MIB for second in range(40)])
+    assert found.growth_bytes > found.allowed_growth_bytes
+
+
+def test_a_short_load_has_no_figures() -> None:
+    assert MemoryLog(num_bytes={"target": [1, 2, 3]}).figures() == {}
+
+
+async def test_the_memory_of_a_process_is_recorded_and_that_of_an_ended_one_is_0() -> None:
+    async with recorded_memory({"self": os.getpid(), "ended": 2**30}, FakeClock()) as log:
+        pass
+    assert log.num_bytes["self"][0] > MIB
+    assert log.num_bytes["ended"] == [0]

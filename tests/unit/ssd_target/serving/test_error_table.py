@@ -1,0 +1,206 @@
+"""Errors as a client of any language receives them: code, details and trailers on the wire."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc
+import grpc.aio
+import pytest
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from tests.unit.ssd_target.serving.watched_tokenizer import WatchedTokenizer
+
+from ssd.engine.target_runner import TargetRunner
+from ssd.rpc.call_guard import ServerLimits
+from ssd.rpc.server import RpcServer
+from ssd.testing.clock import FakeClock
+from ssd.types import GenerationChunk
+from ssd.v1 import generate_pb2, types_pb2
+from ssd_target.decoding.inbox import Inbox
+from ssd_target.decoding.sequence import Arrival
+from ssd_target.serving.request_handler import RequestHandler
+from ssd_target.serving.servicer import GenerateServicer
+from ssd_target.serving.streams import TokenStream, Wakeups
+from ssd_target.settings import TargetSettings
+
+METHOD = "/ssd.v1.GenerateService/Generate"
+MAX_MODEL_LEN = 64
+MESSAGE_BYTES = 4_000
+MAX_SECONDS = 60.0
+Code = grpc.StatusCode
+Request = generate_pb2.GenerateRequest
+
+
+class Served:
+    """A target without a model: its services on a real port, and the end of its step thread."""
+
+    def __init__(self, settings: TargetSettings) -> None:
+        self.inbox = Inbox(4)
+        self.handler = RequestHandler(settings, WatchedTokenizer(), None, self.inbox, FakeClock())
+        self.server = RpcServer("127.0.0.1", 0, limits=ServerLimits(message_bytes=MESSAGE_BYTES))
+        GenerateServicer(settings, self.handler, lambda: 0).add_to(self.server)
+
+    def open(self) -> None:
+        runner = SimpleNamespace(
+            engine=SimpleNamespace(max_model_len=MAX_MODEL_LEN, num_token_ids=100)
+        )
+        wakeups = Wakeups(asyncio.get_running_loop())
+        self.handler.open(cast(TargetRunner, runner), wakeups)
+
+    async def call(self, request: Request | bytes, seconds: float | None = None) -> "Failure":
+        payload = request if isinstance(request, bytes) else request.SerializeToString()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.server.port}") as channel:
+            generate: Any = cast(Any, channel).unary_stream(METHOD)
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await generate(payload, timeout=seconds).read()
+        return Failure(caught.value)
+
+    async def arrival(self) -> Arrival:
+        """Wait for the next request, as the step thread does."""
+        async with asyncio.timeout(MAX_SECONDS):
+            await asyncio.to_thread(self.inbox.wait, MAX_SECONDS)
+        return next(each for each in self.inbox.drain() if isinstance(each, Arrival))
+
+
+class Failure:
+    """The status that a client received."""
+
+    def __init__(self, error: grpc.aio.AioRpcError) -> None:
+        self.code = error.code()
+        self.message = error.details() or ""
+        self.trailers = dict(cast(Any, error.trailing_metadata()))
+        payload = self.trailers.get("grpc-status-details-bin", b"")
+        self.status = status_pb2.Status.FromString(cast(bytes, payload))
+
+    def detail(self, kind: Callable[[], Message]) -> Any:
+        found = kind()
+        assert any(each.Unpack(found) for each in self.status.details), self.status
+        return found
+
+    @property
+    def fields(self) -> list[str]:
+        violations = self.detail(error_details_pb2.BadRequest).field_violations
+        assert all(each.description for each in violations)
+        return [each.field for each in violations]
+
+    @property
+    def reason(self) -> str:
+        info = self.detail(error_details_pb2.ErrorInfo)
+        assert info.domain == "ssd"
+        return str(info.reason)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    target = Served(TargetSettings(max_queue=2, max_num_seqs=1))
+    target.open()
+    await target.server.start()
+    yield target
+    await target.server.stop(0)
+
+
+def sampling(**fields: Any) -> Request:
+    return Request(text="abc", sampling=types_pb2.SamplingParams(**fields))
+
+
+INVALID_UTF8 = Request(text="abc").SerializeToString().replace(b"abc", b"a\xffc")
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (sampling(temperature=3.0), "sampling.temperature"),
+        (sampling(temperature=float("nan")), "sampling.temperature"),
+        (sampling(stop=["x"] * 17), "sampling.stop"),
+        (sampling(stop=[""]), "sampling.stop[0]"),
+        (Request(text="abc", mode=cast(Any, 77)), "mode"),
+        (Request(text=""), "text"),
+        (Request(), "input"),
+        (Request(token_ids=types_pb2.TokenIds(ids=[])), "token_ids.ids"),
+        (Request(token_ids=types_pb2.TokenIds(ids=[1, 100])), "token_ids.ids[1]"),
+        (INVALID_UTF8, "request"),
+        (b"\xff\xff\xff", "request"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+async def test_a_bad_field_is_an_invalid_argument_that_names_it(
+    served: Served, request_: Request | bytes, field: str
+) -> None:
+    found = await served.call(request_)
+    assert found.code is Code.INVALID_ARGUMENT
+    assert found.fields == [field]
+    assert found.status.message == found.message
+    assert found.reason == "FIELD"
+
+
+async def test_a_prompt_beyond_the_models_length_names_both_numbers(served: Served) -> None:
+    request = sampling(max_tokens=70)
+    found = await served.call(request)
+    assert (found.code, found.reason) == (Code.INVALID_ARGUMENT, "CONTEXT_LENGTH_EXCEEDED")
+    assert found.fields == ["text"]
+    facts = found.detail(error_details_pb2.ErrorInfo).metadata
+    assert (facts["prompt_tokens"], facts["max_tokens"]) == ("3", "70")
+    assert facts["max_model_len"] == str(MAX_MODEL_LEN)
+
+
+async def test_an_unknown_model_is_not_found(served: Served) -> None:
+    found = await served.call(Request(text="abc", model="other"))
+    assert (found.code, found.reason) == (Code.NOT_FOUND, "UNKNOWN_MODEL")
+
+
+async def test_a_full_queue_has_a_retry_time_in_details_and_trailer(served: Served) -> None:
+    served.inbox.num_waiting = 2
+    found = await served.call(Request(text="abc"))
+    assert (found.code, found.reason) == (Code.RESOURCE_EXHAUSTED, "OVERLOADED")
+    delay = found.detail(error_details_pb2.RetryInfo).retry_delay.ToMilliseconds()
+    assert delay > 0
+    assert found.trailers["grpc-retry-pushback-ms"] == str(delay)
+
+
+@pytest.mark.parametrize("state", ["loading", "draining"])
+async def test_a_target_that_does_not_serve_is_unavailable_with_its_reason(state: str) -> None:
+    target = Served(TargetSettings())
+    if state == "draining":
+        target.open()
+        target.handler.close()
+    await target.server.start()
+    found = await target.call(Request(text="abc"))
+    await target.server.stop(0)
+    assert (found.code, found.reason) == (Code.UNAVAILABLE, "NOT_READY")
+    assert state in found.message
+    assert found.detail(error_details_pb2.RetryInfo).retry_delay.ToMilliseconds() > 0
+
+
+async def test_a_message_above_the_limit_is_resource_exhausted(served: Served) -> None:
+    found = await served.call(b"x" * (MESSAGE_BYTES + 1))
+    assert found.code is Code.RESOURCE_EXHAUSTED
+
+
+async def test_a_deadline_that_passes_while_a_request_waits_ends_it(served: Served) -> None:
+    calling = asyncio.create_task(served.call(Request(text="abc"), seconds=0.2))
+    arrival = await served.arrival()
+    assert (await calling).code is Code.DEADLINE_EXCEEDED
+    async with asyncio.timeout(MAX_SECONDS):
+        await served.handler.wait_until_idle()
+    assert cast(TokenStream, arrival.sink).is_abandoned
+
+
+async def test_a_bug_returns_only_the_request_id_and_others_continue(served: Served) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{served.server.port}") as channel:
+        generate: Any = cast(Any, channel).unary_stream(METHOD)
+        other = generate(Request(text="abc").SerializeToString())
+        running = await served.arrival()
+        failing = asyncio.create_task(served.call(Request(text="abc")))
+        (await served.arrival()).sink.fail(RuntimeError("a secret prompt"))
+        served.handler._wakeups.flush()  # type: ignore[union-attr]
+        found = await failing
+        assert (found.code, found.reason) == (Code.INTERNAL, "INTERNAL")
+        request_id = found.trailers["x-request-id"]
+        assert request_id in found.message
+        assert "secret" not in str(found.status)
+        running.sink.put(GenerationChunk(token_ids=(97,)))
+        served.handler._wakeups.flush()  # type: ignore[union-attr]
+        assert generate_pb2.GenerateResponse.FromString(await other.read()).text == "a"
+        other.cancel()
