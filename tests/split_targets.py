@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.processes import ProcessUnderTest, running
 
+from ssd.errors import SSDError
 from ssd.rpc.client import TargetClient
 from ssd.telemetry import Event
 from ssd.testing.tiny_folder import write_tiny_folder, write_tiny_qwen3
@@ -85,6 +86,22 @@ async def assert_tokens(process: ProcessUnderTest, expected: list[list[int]]) ->
     speculative, hits = await texts(process, Mode.SPECULATIVE)
     assert speculative == expected
     assert hits > 0
+
+
+async def generate_until_the_end(process: ProcessUnderTest) -> SSDError:
+    """Keep a target busy until it ends; return the error of a request that ran at the end."""
+    while True:
+        try:
+            await texts(process, Mode.AUTO)
+        except SSDError as error:
+            return error
+
+
+async def until_running(process: ProcessUnderTest) -> None:
+    """Wait until a target runs a request."""
+    async with asyncio.timeout(END_SECONDS):
+        while "ssd_running_sequences 0.0" in (await process.probe("/metrics"))[1]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 def pids_of(process: ProcessUnderTest) -> dict[int, int]:

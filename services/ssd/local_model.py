@@ -14,8 +14,9 @@ from ssd.engine.config import (
     usable_token_ids,
 )
 from ssd.engine.engine_choice import EngineChoice, choose_engine
+from ssd.engine.parallel.shard import check_shards
 from ssd.engine_settings import EngineSettings
-from ssd.model_name import local_folder
+from ssd.model_name import local_folder, local_shape
 from ssd.model_source import resolve
 from ssd.ports import Tokenizer
 from ssd.text.tokenizer import load_tokenizer
@@ -49,6 +50,8 @@ def find_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 0
     folder = resolve(settings.model)
     tokenizer = load_tokenizer(folder)
     model = ModelConfig.from_folder(folder)
+    # Before ranks are started, which would each need seconds to report it.
+    check_shards(model, settings.num_ranks)
     engine = _engine_config(settings, model, tokenizer, max_num_seqs, branches)
     return LocalModel(folder=folder, tokenizer=tokenizer, engine=engine)
 
@@ -64,8 +67,9 @@ def check_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 
     Raises:
         SetupError: the process would not start.
     """
-    if (folder := local_folder(settings.model)) is not None:
-        model, tokenizer = ModelConfig.from_folder(folder), load_tokenizer(folder)
+    model = local_shape(settings.model)
+    if model is not None and (folder := local_folder(settings.model)) is not None:
+        tokenizer = load_tokenizer(folder)
         engine = _engine_config(settings, model, tokenizer, max_num_seqs, branches)
         check_engine(model, engine)
 

@@ -3,10 +3,11 @@
 Neither torch nor the hub's library is imported, so a wrong name is reported within a second.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ssd import demo
+from ssd.engine.config import ModelConfig
 from ssd.errors import ModelNotFoundError
 
 _HUB = "hf://"
@@ -47,3 +48,23 @@ def local_folder(model: str) -> Path | None:
             f"{model}: {problem}; use a model folder, demo://target, demo://draft or hf://org/name"
         )
     return folder
+
+
+def local_shape(model: str) -> ModelConfig | None:
+    """Return the shape of a model, from its ``config.json``; None for a model on the hub.
+
+    Raises:
+        ModelNotFoundError: there is no such folder or demo model.
+        UnsupportedModelError: the engine does not support it.
+    """
+    if (folder := local_folder(model)) is None:
+        return None
+    shape = ModelConfig.from_folder(folder)
+    factor = demo.widening(model) if demo.is_demo(model) else 1
+    return replace(
+        shape,
+        hidden_size=shape.hidden_size * factor,
+        intermediate_size=shape.intermediate_size * factor,
+        num_heads=shape.num_heads * factor,
+        num_kv_heads=shape.num_kv_heads * factor,
+    )

@@ -17,6 +17,7 @@ from typer.exceptions import TyperException
 
 import ssd
 from ssd.cpu_plan import one_cpu_a_core
+from ssd.engine.config import ModelConfig
 from ssd.errors import (
     IncompleteTextError,
     ModelNotFoundError,
@@ -24,9 +25,9 @@ from ssd.errors import (
     RequestError,
     SettingsError,
     SSDError,
+    UnsupportedModelError,
 )
 from ssd.launch import Deployment
-from ssd.model_name import local_folder
 from ssd.rpc.client import READY_SECONDS
 from ssd.rpc.codec import GenerateCall
 from ssd.types import Mode, SamplingParams
@@ -51,6 +52,7 @@ from ssd_cli.options import (
     TensorParallelSize,
 )
 from ssd_cli.plan_command import plan_command
+from ssd_cli.shapes import check_pair, downloaded_shape
 from ssd_cli.up import up
 
 app = typer.Typer(
@@ -183,7 +185,7 @@ def generate_command(
         is_quiet=is_json,
     )
     if endpoint is None:
-        _check_models(options.deployment)
+        _check_models(options.deployment, tensor_parallel_size)
         _warn_about_one_cpu(options.deployment)
     collector = Collector()
     show = partial(_show_generation, is_json=is_json, shows_seed=temperature > 0)
@@ -292,7 +294,7 @@ def up_command(
         common_flags=_common_flags(lookahead, branches, dtype, engine),
         target_flags=("--tensor-parallel-size", str(tensor_parallel_size)),
     )
-    _check_models(deployment)
+    _check_models(deployment, tensor_parallel_size)
     _warn_about_one_cpu(deployment)
     work = up(deployment, is_json=is_json, is_debug=_debug or debug)
     raise typer.Exit(_run(work, is_debug=debug))
@@ -395,16 +397,23 @@ def _warn_about_one_cpu(deployment: Deployment) -> None:
         report("warning", "target and drafts share one CPU; expect no speed-up")
 
 
-def _check_models(deployment: Deployment) -> None:
-    """Refuse a wrong model before a process starts, which would need seconds to report it."""
-    models = [("--target", deployment.target)]
-    has_draft = deployment.num_drafts or deployment.is_synchronous
-    models += [("--draft", deployment.draft)] if has_draft else []
-    for flag, model in models:
+def _check_models(deployment: Deployment, tensor_parallel_size: int = 1) -> None:
+    """Refuse wrong models and sizes before a process starts, which would need seconds for it."""
+    models = {"--target": deployment.target}
+    if deployment.num_drafts or deployment.is_synchronous:
+        models["--draft"] = deployment.draft
+    shapes: dict[str, ModelConfig | None] = {}
+    for flag, model in models.items():
         try:
-            local_folder(model)
-        except ModelNotFoundError as error:
+            shapes[flag] = downloaded_shape(model)
+        except (ModelNotFoundError, UnsupportedModelError) as error:
             raise typer.BadParameter(f"{flag} {error}") from None
+    try:
+        warning = check_pair(shapes["--target"], shapes.get("--draft"), tensor_parallel_size)
+    except SettingsError as error:
+        raise typer.BadParameter(f"--target {deployment.target}: {error}") from None
+    if warning:
+        report("warning", warning)
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

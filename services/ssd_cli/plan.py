@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from ssd import demo
 from ssd.engine.config import EngineConfig, ModelConfig, length_limit, sequence_buckets
-from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.parallel.shard import check_shards
 from ssd.engine.pass_time import (
     GPUS,
@@ -18,8 +15,7 @@ from ssd.engine.pass_time import (
     pass_time,
 )
 from ssd.engine.sizes import branch_logits_bytes, bytes_per_entry, num_weights, segment_entries
-from ssd.errors import ModelNotFoundError, SettingsError
-from ssd.model_name import HubModel, local_folder
+from ssd.errors import SettingsError
 from ssd.speculation.speed_model import (
     Rates,
     RoundTimes,
@@ -29,6 +25,7 @@ from ssd.speculation.speed_model import (
     synchronous_speed,
     tokens_per_round,
 )
+from ssd_cli.shapes import shape_of
 
 DTYPE = "bfloat16"
 BYTES_PER_WEIGHT = 2
@@ -144,51 +141,6 @@ def make_plan(options: PlanOptions) -> Plan:
         draft=_memory(draft, replace(engine, branches=options.branches), 1),
         batches=tuple(_batch_plan(options, target, draft, gpu, batch) for batch in options.batches),
     )
-
-
-def shape_of(source: str) -> ModelConfig:
-    """Return the shape of a known name, a folder, ``demo://`` or a downloaded ``hf://`` model.
-
-    Raises:
-        ModelNotFoundError: none of them.
-        UnsupportedModelError: the engine does not support it.
-    """
-    if (known := KNOWN_SHAPES.get(source.lower())) is not None:
-        return known
-    if (on_hub := HubModel.parse(source)) is not None:
-        return ModelConfig.from_folder(_cached_folder(source, on_hub))
-    names = ", ".join(KNOWN_SHAPES)
-    try:
-        folder = local_folder(source)
-    except ModelNotFoundError as error:
-        raise ModelNotFoundError(f"{error}, or a known shape: {names}") from None
-    assert folder is not None
-    model = ModelConfig.from_folder(folder)
-    factor = demo.widening(source) if demo.is_demo(source) else 1
-    return replace(
-        model,
-        hidden_size=model.hidden_size * factor,
-        intermediate_size=model.intermediate_size * factor,
-        num_heads=model.num_heads * factor,
-        num_kv_heads=model.num_kv_heads * factor,
-    )
-
-
-def _cached_folder(source: str, model: HubModel) -> Path:
-    # A slow import that other commands do not need.
-    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415
-
-    try:
-        found = try_to_load_from_cache(model.name, "config.json", revision=model.revision)
-    except ValueError as error:
-        raise ModelNotFoundError(f"{source}: {error}") from error
-    if not isinstance(found, str):
-        names = ", ".join(KNOWN_SHAPES)
-        raise ModelNotFoundError(
-            f"{source}: its config.json is not in the hub's cache of this machine; name a folder "
-            f"that contains it, or a known shape: {names}"
-        )
-    return Path(found).parent
 
 
 def _memory(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> Memory:

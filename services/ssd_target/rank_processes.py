@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ssd.cpu_plan import divide
 from ssd.engine.parallel.group import ALONE, HOST, Group, join
@@ -68,11 +69,14 @@ class RankProcesses:
         return join(Shard(0, self._size), port, device, self._listener.detach())
 
     @contextlib.asynccontextmanager
-    async def running(self, on_failure: Callable[[Exception], None]) -> AsyncIterator[None]:
+    async def running(
+        self, step: asyncio.Future[None], on_failure: Callable[[Exception], None]
+    ) -> AsyncIterator[None]:
         """Inside, all ranks run; afterwards, none.
 
         Args:
-            on_failure: called once if a rank ends, with an error that names it.
+            step: the end of the step thread, which is a ``RankError`` if it has lost a rank.
+            on_failure: called if a rank ends or does not answer, with an error that names it.
 
         Raises:
             SetupError: a rank could not load its part.
@@ -85,12 +89,12 @@ class RankProcesses:
             self._listener = stack.enter_context(socket.create_server((HOST, 0)))
             stack.push_async_callback(self._kill)
             await self._start(self._listener.getsockname()[1])
-            watch = asyncio.create_task(self._watch(on_failure))
+            watch = asyncio.create_task(self._watch(step, on_failure))
             stack.callback(watch.cancel)
             try:
                 yield
             except RankError as error:
-                cause = await self._find_cause()
+                on_failure(cause := await self._find_cause())
                 # The end of the interpreter can wait for a device that waits for another rank.
                 faulthandler.dump_traceback_later(END_SECONDS, exit=True)
                 raise cause from (None if error is cause else error)
@@ -107,9 +111,13 @@ class RankProcesses:
             self._children.append(child)
             self._ends.append(asyncio.create_task(child.wait()))
 
-    async def _watch(self, on_failure: Callable[[Exception], None]) -> None:
-        await asyncio.wait(self._ends, return_when=asyncio.FIRST_COMPLETED)
-        on_failure(await self._find_cause())
+    async def _watch(
+        self, step: asyncio.Future[None], on_failure: Callable[[Exception], None]
+    ) -> None:
+        ends: set[asyncio.Future[Any]] = {*self._ends, step}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not step.done() or isinstance(step.exception(), RankError):
+            on_failure(await self._find_cause())
 
     async def _find_cause(self) -> Exception:
         """Return the error of the rank that has failed, once one has failed."""

@@ -154,13 +154,18 @@ class Target:
             "target", self._settings, servicers, limits, count_failure
         ):
             try:
-                async with self._ranks.running(self._step.fail):
+                async with self._ranks.running(self._step.ended, self._fail):
                     runner = await self._life_cycle.load()
                     if runner is not None:
                         self._handler.open(runner, self._wakeups)
                         await self._serve()
             finally:
                 admin.close()
+
+    def _fail(self, error: Exception) -> None:
+        """End because of an error that was found beside the step thread."""
+        self._handler.fail(error)
+        self._step.fail(error)
 
     async def _serve(self) -> None:
         links = asyncio.create_task(self._links.run())

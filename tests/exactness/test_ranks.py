@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.processes import ProcessUnderTest, running_code
+from tests.processes import running_code
 from tests.split_targets import (
     assert_tokens,
     ended,
     failure,
     flags_of,
+    generate_until_the_end,
     linked_target,
     pids_of,
     target,
@@ -26,7 +27,6 @@ from tests.split_targets import (
     write_model,
 )
 
-from ssd.errors import SSDError
 from ssd.types import Mode
 
 NUM_KILLS = 40
@@ -71,7 +71,7 @@ async def test_a_rank_that_hangs_ends_the_target_which_names_it(
         load = asyncio.create_task(generate_until_the_end(process))
         message = (await failure(process)).fields["message"]
         assert message == f"rank {hanging} does not answer the other ranks"
-        await load
+        assert f"the target ends: {message}" in str(await load)
 
 
 async def test_a_target_whose_end_hangs_ends_nevertheless(tmp_path: Path) -> None:
@@ -155,12 +155,3 @@ async def test_a_rank_killed_or_stopped_at_a_random_moment_ends_the_target(tmp_p
 
 async def nothing() -> None:
     """A target that loads has no requests."""
-
-
-async def generate_until_the_end(process: ProcessUnderTest) -> None:
-    """Keep a target busy until it ends."""
-    while True:
-        try:
-            await texts(process, Mode.AUTO)
-        except SSDError:
-            return

@@ -20,6 +20,8 @@ from ssd.transport.rendezvous import LinkStore
 
 _FOREVER = timedelta(days=3650)
 """A posted receive waits as long as the link is idle; by default, gloo would end it."""
+_CONNECT_TIMEOUTS = 5
+"""gloo waits this many time-outs for a connection, also for that of a peer that has ended."""
 _TAG, _UNUSED_TAG = 0, 1
 _AT_ONCE = timedelta(milliseconds=1)
 
@@ -143,7 +145,7 @@ def _group(store: LinkStore, place: Place) -> Group | str:
         options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # noqa: SLF001
         options._devices = [device]  # noqa: SLF001 - its only name
         options._threads = 1  # noqa: SLF001 - sends and receives run on the device's thread
-        options._timeout = timedelta(seconds=place.seconds)  # noqa: SLF001
+        options._timeout = timedelta(seconds=place.seconds / _CONNECT_TIMEOUTS)  # noqa: SLF001
         return cast(Group, distributed.ProcessGroupGloo(store, place.rank, 2, options))
     except (RuntimeError, OSError, LinkError) as error:
         return first_line(error)

@@ -11,11 +11,13 @@ took 1.4 to 1.6 ms instead of .6 (plain decoding of the embedded pair). Their to
 ms later. *Not chosen*: one thread for each stream. *Revisit when* Python runs threads in parallel.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from functools import partial
 
 import numpy as np
 
-from ssd.errors import NotFiniteError
+from ssd.errors import NotFiniteError, RankError
 from ssd.speculation.verification import verify_coupled
 from ssd.telemetry import get_logger
 from ssd.types import FinishReason, GenerationChunk, Outcome, Round, SequenceId, TokenId, Usage
@@ -71,7 +73,12 @@ class DecodeLoop:
         """Proposal of each sequence for the next round; no entry is no proposal."""
 
     def run(self) -> None:
-        """Run rounds until the inbox is closed, then cancel the remaining requests."""
+        """Run rounds until the inbox is closed, then cancel the remaining requests.
+
+        Raises:
+            RankError: another rank of the model has ended or does not answer.
+        """
+        crash: Callable[[], Exception] = partial(RuntimeError, "the step loop crashed")
         try:
             while not self._inbox.is_closed:
                 if self._scheduler.is_idle:
@@ -81,8 +88,11 @@ class DecodeLoop:
                         self._inbox.wait(_IDLE_SECONDS)
                 self.run_round()
             self._cancel_all()
+        except RankError as error:
+            crash = partial(RankError, str(error))
+            raise
         finally:
-            self._fail_all()
+            self._fail_all(crash)
 
     def run_round(self) -> None:
         """Run one round for all running sequences, and store one chunk of one prompt."""
@@ -273,12 +283,12 @@ class DecodeLoop:
         self._apply(self._scheduler.plan(self._inbox.drain()))
         self._wakeups.flush()
 
-    def _fail_all(self) -> None:
+    def _fail_all(self, crash: Callable[[], Exception]) -> None:
         """Fail every request that is left. After a normal end there is none, after a crash all."""
         self._inbox.close()
         new = [event for event in self._inbox.drain() if isinstance(event, Arrival)]
         for arrival in (*self._scheduler.arrivals(), *new):
-            arrival.sink.fail(RuntimeError("the step loop crashed"))
+            arrival.sink.fail(crash())
         self._wakeups.flush()
 
     def _forget(self, sequence: Sequence) -> None:

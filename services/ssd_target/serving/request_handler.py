@@ -4,13 +4,20 @@ Checks here depend on the model. Checks that do not are in ``ssd.rpc.codec``.
 """
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import ContextLengthError, FieldError, NotReadyError, UnsupportedError
+from ssd.errors import (
+    ContextLengthError,
+    FieldError,
+    NotReadyError,
+    RankError,
+    UnsupportedError,
+)
 from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
@@ -24,6 +31,9 @@ from ssd_target.serving.streams import TokenStream, Wakeups
 from ssd_target.serving.text_output import StopStringDetector, TextWriter, with_texts
 from ssd_target.serving.tokenization import Tokenization
 from ssd_target.settings import TargetSettings
+
+CAUSE_SECONDS = 4.0
+"""Maximum time that a request whose target has lost a rank waits for the name of the rank."""
 
 
 class RequestHandler:
@@ -44,7 +54,6 @@ class RequestHandler:
         """Bounds of prompts; those of the model once it is loaded."""
         self.auto_mode = Mode.AUTO
         """Mode of requests that arrive in mode AUTO."""
-        self.num_requests = 0
         self._num_entering = 0
         """Requests whose prompt is being tokenized."""
         self._settings = settings
@@ -54,6 +63,9 @@ class RequestHandler:
         self._wakeups: Wakeups | None = None
         self._is_draining = False
         self._sequence_ids = itertools.count(1)
+        self._streams: set[TokenStream] = set()
+        self._failure: Exception | None = None
+        self._failed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -69,6 +81,19 @@ class RequestHandler:
         """Refuse requests from now on; running ones continue."""
         self._is_draining = True
 
+    def fail(self, failure: Exception) -> None:
+        """End all requests and refuse new ones: the target ends because of ``failure``."""
+        if self._failure is None:
+            self._failure = failure
+            self._failed.set()
+            for stream in self._streams:
+                stream.end(_ends_because_of(failure))
+
+    @property
+    def num_requests(self) -> int:
+        """Number of running and waiting requests."""
+        return len(self._streams)
+
     @property
     def is_open(self) -> bool:
         """Whether requests are accepted."""
@@ -78,8 +103,10 @@ class RequestHandler:
         """Return the runner of the model.
 
         Raises:
-            NotReadyError: loading or draining.
+            NotReadyError: loading, draining or ending.
         """
+        if self._failure is not None:
+            raise _ends_because_of(self._failure)
         if self.runner is None:
             raise NotReadyError("the model is loading; try again in a moment")
         if self._is_draining:
@@ -116,7 +143,7 @@ class RequestHandler:
         Raises:
             RequestError: the request does not fit the model.
             OverloadedError: the queue is full.
-            NotReadyError: loading or draining.
+            NotReadyError: loading, draining or ending; the message has the cause.
         """
         runner = self.require_open()
         assert self._wakeups is not None
@@ -138,14 +165,14 @@ class RequestHandler:
             arrived_at=arrived_at,
         )
         self._inbox.submit(arrival)
-        self._enter()
+        self._enter(stream)
         try:
             async for chunk in self._read(arrival, stream):
                 yield chunk
         finally:
             stream.abandon()
             self._inbox.cancel(arrival.sequence_id)
-            self._leave()
+            self._leave(stream)
 
     async def _read(self, arrival: Arrival, stream: TokenStream) -> AsyncIterator[GenerationChunk]:
         sampling = arrival.request.sampling
@@ -154,7 +181,10 @@ class RequestHandler:
         seed: int | None = sampling.seed
         finish_reason: FinishReason | None = None
         while finish_reason is None:
-            chunk = await stream.take()
+            try:
+                chunk = await stream.take()
+            except RankError as error:
+                raise await self._end_of_target(error) from None
             metrics.observe(chunk, self._clock.now())
             finish_reason = chunk.finish_reason
             text = writer.push(chunk.token_ids)
@@ -163,6 +193,16 @@ class RequestHandler:
             rounds = with_texts(chunk.rounds, self.tokenizer) if chunk.rounds else ()
             yield replace(chunk, text=text, seed=seed, rounds=rounds)
             seed = None
+
+    async def _end_of_target(self, error: RankError) -> NotReadyError:
+        """Return the error of a request whose step thread has lost a rank.
+
+        The step thread does not know which rank it was; ``fail`` is called when this is known.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CAUSE_SECONDS):
+                await self._failed.wait()
+        return _ends_because_of(self._failure or error)
 
     async def _request(self, call: GenerateCall, request_id: str, max_model_len: int) -> Request:
         """Tokenize the prompt, check the call and return it as a request."""
@@ -236,14 +276,18 @@ class RequestHandler:
         else:
             check_token_ids("token_ids.ids", prompt_ids, self.num_token_ids)
 
-    def _enter(self) -> None:
-        self.num_requests += 1
+    def _enter(self, stream: TokenStream) -> None:
+        self._streams.add(stream)
         self._idle.clear()
 
-    def _leave(self) -> None:
-        self.num_requests -= 1
-        if self.num_requests == 0:
+    def _leave(self, stream: TokenStream) -> None:
+        self._streams.discard(stream)
+        if not self._streams:
             self._idle.set()
+
+
+def _ends_because_of(failure: Exception) -> NotReadyError:
+    return NotReadyError(f"the target ends: {failure}; send the request to another one")
 
 
 def room_for(

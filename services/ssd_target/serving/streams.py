@@ -84,6 +84,11 @@ class TokenStream:
         self._error = error
         self._wakeups.mark(self)
 
+    def end(self, error: Exception) -> None:
+        """End the request with an error of the process. Asyncio loop."""
+        self._error = error
+        self.wake()
+
     def abandon(self) -> None:
         """Note that the reader has left."""
         self._is_abandoned = True

@@ -115,6 +115,36 @@ def test_a_wrong_model_is_refused_before_a_process_starts(
     assert problem in error
 
 
+@pytest.mark.parametrize("command", [["generate", "x"], ["up"]])
+def test_ranks_that_do_not_divide_the_target_are_refused_before_a_process_starts(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(app, command[0], None)
+    for size, problem in (("8", "does not divide the 6 attention heads"), ("3", "allows 1, 2")):
+        assert run([*command, "--tensor-parallel-size", size]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: --target demo://target: tensor_parallel_size {size}: ")
+        assert problem in error
+
+
+def test_a_draft_larger_than_its_target_is_a_warning_with_the_sizes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def generate(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "generate", generate)
+    pair = ["--target", "demo://draft", "--draft", "demo://target"]
+    assert run(["generate", "x", *pair]) == 130
+    warnings = [each for each in capsys.readouterr().err.splitlines() if "parameters" in each]
+    assert warnings == [
+        "warning: the draft has 14.2M parameters and the target 1.0M: a draft should be smaller; "
+        "are --target and --draft exchanged?"
+    ]
+    assert run(["generate", "x"]) == 130
+    assert "parameters" not in capsys.readouterr().err
+
+
 def test_the_model_of_a_draft_that_is_not_started_is_not_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,7 +10,7 @@ from ssd.engine.known_shapes import KNOWN_SHAPES
 from ssd.engine.sizes import num_weights
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_cli.app import run
-from ssd_cli.plan import shape_of
+from ssd_cli.shapes import shape_of
 
 
 def plan(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, object]:

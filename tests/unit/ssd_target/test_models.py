@@ -47,3 +47,13 @@ def test_a_draft_with_a_smaller_embedding_is_refused(target: Path, tmp_path: Pat
 def test_a_missing_draft_is_found_without_the_weights(target: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no-such-folder"):
         check_models(of(target, "/no-such-folder"))
+
+
+def test_ranks_that_do_not_divide_the_model_are_refused_before_they_start(target: Path) -> None:
+    settings = TargetSettings(model=str(target), tensor_parallel_size=8)
+    with pytest.raises(SettingsError, match="does not divide the 4 attention heads"):
+        find_models(settings)
+
+
+def test_a_widened_model_is_checked_with_its_own_heads() -> None:
+    check_models(TargetSettings(model="demo://target?widen=4", tensor_parallel_size=8))

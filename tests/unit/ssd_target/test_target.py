@@ -14,6 +14,7 @@ from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import Mode, Peer
 from ssd_target import target as target_module
 from ssd_target.models import TargetModels
+from ssd_target.serving.streams import TokenStream
 from ssd_target.settings import TargetSettings
 from ssd_target.target import Target, offered_backends
 
@@ -53,12 +54,14 @@ def test_a_channel_that_this_process_does_not_have_is_named() -> None:
 
 
 async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(target: Target) -> None:
-    target._handler._enter()
+    clock = SystemClock()
+    stream = TokenStream(target._wakeups, clock, buffer_tokens=1, stall_seconds=1.0)
+    target._handler._enter(stream)
     assert target.drain(0.0) == 1
     finish = asyncio.create_task(target._finish_requests())
     await asyncio.sleep(0)
     assert not finish.done()
-    target._handler._leave()
+    target._handler._leave(stream)
     async with asyncio.timeout(60):
         await finish
     assert target.drain() == 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd.engine.batch import PagedBatch
-from ssd.errors import NotFiniteError, OverloadedError
+from ssd.errors import NotFiniteError, OverloadedError, RankError
 from ssd.testing.scripted_draft import Behaviour
 from ssd.types import FinishReason, Mode, OpenSession, SamplingParams, TokenId
 from ssd_target.decoding.sampler import RingSampler
@@ -349,18 +349,26 @@ def test_a_rejected_proposal_that_is_not_finite_changes_nothing(
     pytest.fail("no bad token was proposed")
 
 
-def test_a_crash_fails_all_requests(make_bench: MakeBench) -> None:
+@pytest.mark.parametrize(
+    ("crash", "received"),
+    [(ZeroDivisionError("x"), RuntimeError), (RankError("lost"), RankError)],
+)
+def test_a_crash_fails_all_requests(
+    make_bench: MakeBench, crash: Exception, received: type[Exception]
+) -> None:
     bench = make_bench()
     running, waiting = bench.submit([1, 2, 3], 40), bench.submit([1], 40)
 
     def explode(batch: object) -> None:
-        raise ZeroDivisionError
+        raise crash
 
     bench.runner.forward = explode
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(type(crash)):
         bench.loop.run()
-    assert isinstance(running.error, RuntimeError)
-    assert isinstance(waiting.error, RuntimeError)
+    assert type(running.error) is received
+    assert type(waiting.error) is received
+    # A reader's traceback would keep the request of another one.
+    assert running.error is not waiting.error
 
 
 REQUESTS = st.lists(

@@ -9,12 +9,20 @@ from prometheus_client import REGISTRY
 from tests.unit.ssd_target.serving.watched_tokenizer import WatchedTokenizer
 
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import ContextLengthError, FieldError, OverloadedError, UnsupportedError
+from ssd.errors import (
+    ContextLengthError,
+    FieldError,
+    NotReadyError,
+    OverloadedError,
+    RankError,
+    UnsupportedError,
+)
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
 from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Arrival
+from ssd_target.serving import request_handler
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.streams import TokenStream, Wakeups
 from ssd_target.settings import TargetSettings
@@ -164,6 +172,49 @@ async def test_a_prompt_without_room_for_new_tokens_is_refused_with_its_field(
     assert caught.value.field == field
 
 
+async def begin(handler: RequestHandler, inbox: Inbox) -> tuple[asyncio.Task[None], TokenStream]:
+    reading = asyncio.create_task(generate(handler, "abc"))
+    await asyncio.sleep(0)
+    (arrival,) = (each for each in inbox.drain() if isinstance(each, Arrival))
+    return reading, cast(TokenStream, arrival.sink)
+
+
+async def test_requests_of_a_target_that_fails_end_with_the_cause_and_others_are_refused(
+    handler: RequestHandler, inbox: Inbox
+) -> None:
+    running = [await begin(handler, inbox) for _ in range(2)]
+    handler.fail(RankError("rank 1 was killed by signal 9 (SIGKILL)"))
+    ended = await asyncio.gather(*(each for each, _ in running), return_exceptions=True)
+    with pytest.raises(NotReadyError) as refused:
+        await generate(handler, "abc")
+    for error in (*ended, refused.value):
+        assert isinstance(error, NotReadyError)
+        assert "the target ends: rank 1 was killed by signal 9" in str(error)
+    assert handler.num_requests == 0
+
+
+async def test_a_request_whose_step_thread_has_lost_a_rank_waits_for_its_name(
+    handler: RequestHandler, inbox: Inbox
+) -> None:
+    reading, stream = await begin(handler, inbox)
+    stream.end(RankError("rank 0 has lost another rank: Connection closed by peer"))
+    await asyncio.sleep(0)
+    assert not reading.done()
+    handler.fail(RankError("rank 3 does not answer the other ranks"))
+    with pytest.raises(NotReadyError, match="rank 3 does not answer"):
+        await reading
+
+
+async def test_a_request_whose_lost_rank_stays_unknown_ends_nevertheless(
+    handler: RequestHandler, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_handler, "CAUSE_SECONDS", 0.01)
+    reading, stream = await begin(handler, inbox)
+    stream.end(RankError("rank 0 has lost another rank"))
+    with pytest.raises(NotReadyError, match="rank 0 has lost another rank"):
+        await reading
+
+
 async def test_a_request_without_tokens_has_no_time_to_first_token(
     handler: RequestHandler, inbox: Inbox
 ) -> None:
@@ -174,10 +225,7 @@ async def test_a_request_without_tokens_has_no_time_to_first_token(
 
     async def finish(*token_ids: TokenId, reason: FinishReason) -> list[float]:
         before = counts()
-        reading = asyncio.create_task(generate(handler, "abc"))
-        await asyncio.sleep(0)
-        (arrival,) = (each for each in inbox.drain() if isinstance(each, Arrival))
-        stream = cast(TokenStream, arrival.sink)
+        reading, stream = await begin(handler, inbox)
         stream.put(GenerationChunk(token_ids=token_ids, finish_reason=reason))
         stream.wake()
         await reading
