@@ -100,6 +100,11 @@ ACCEPTED_TOKENS_TOTAL = Counter(
 )
 PROPOSED_TOKENS_TOTAL = Counter("ssd_proposed_tokens", "Tokens proposed to the target.")
 OPEN_SESSIONS = Gauge("ssd_open_sessions", "Sessions that a target has open on its drafts.")
+SPECULATION_MODE = Gauge(
+    "ssd_speculation_mode",
+    "1 for the mode of requests that arrive in mode AUTO, else 0; SetSpeculation changes it.",
+    ["mode"],
+)
 SPECULATION_ACTIVE = Gauge(
     "ssd_speculation_active",
     "1 while requests in mode AUTO speculate, 0 while plain decoding is faster for them.",
@@ -142,6 +147,12 @@ LINK_STATE = Gauge("ssd_link_state", "1 while a link accepts sessions, else 0.",
 LINK_RTT_SECONDS = Gauge(
     "ssd_link_rtt_seconds",
     "Seconds from a heartbeat to its echo, between the event loops.",
+    ["draft"],
+)
+LINK_BANDWIDTH = Gauge(
+    "ssd_link_bandwidth_bytes_per_second",
+    "Bytes per second of a collective channel, measured when the link came up; links over gRPC "
+    "are not measured.",
     ["draft"],
 )
 LINK_TRANSPORT_INFO = Gauge(
@@ -188,7 +199,7 @@ _OF_TARGET = (
     *(ACCEPTED_TOKENS_TOTAL, PROPOSED_TOKENS_TOTAL, OPEN_SESSIONS, COMMIT_TO_TABLE_SECONDS),
     *(DESIRED_DRAFT_REPLICAS, COMMIT_TO_WIRE_SECONDS, LINK_STATE, LINK_RTT_SECONDS),
     *(LINK_TRANSPORT_INFO, LINK_REFUSALS_TOTAL, SPECULATION_ACTIVE, SPECULATION_SPEED_UP),
-    *(SPECULATION_REASON, MAX_PROPOSED_TOKENS),
+    *(SPECULATION_REASON, SPECULATION_MODE, MAX_PROPOSED_TOKENS, LINK_BANDWIDTH),
 )
 _OF_OTHERS = {"target": _OF_DRAFT, "draft": _OF_TARGET}
 

@@ -14,6 +14,7 @@ from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.gpu_allocation import use_own_gpus
 from ssd.process import peer, run_process, run_until_signal
 from ssd.telemetry import SystemClock
+from ssd.tracing import check_endpoint
 from ssd_target.models import check_models, find_models
 from ssd_target.settings import TargetSettings
 from ssd_target.target import Target
@@ -44,6 +45,7 @@ def check(settings: TargetSettings) -> None:
     Raises:
         SetupError: the process would not start.
     """
+    check_endpoint(settings.otlp_endpoint)
     check_models(settings)
 
 

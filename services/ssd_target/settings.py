@@ -66,6 +66,9 @@ class TargetSettings(EngineSettings):
     """A request whose client reads nothing for this many seconds while tokens wait is cancelled."""
     stream_buffer_tokens: int = field(default=65_536, metadata={"min": 1, "max": 1 << 24})
     """Maximum number of tokens that wait for one client. Beyond it the request is cancelled."""
+    otlp_endpoint: str = ""
+    """Collector of OpenTelemetry that receives the spans of requests over OTLP/gRPC, for example
+    ``http://collector:4317``; empty for none. It needs the extra ``otel``."""
 
     def __post_init__(self) -> None:
         EngineSettings.__post_init__(self)

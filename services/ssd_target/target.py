@@ -18,10 +18,11 @@ from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.step_thread import StepThread, Watchdog
-from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, get_logger
+from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, SPECULATION_MODE, get_logger
 from ssd.text.chat_template import load_template
+from ssd.tracing import exported_spans
 from ssd.transport.communicator import available_backends
-from ssd.types import WIRE_VERSION, Hello, LinkSettings, Peer
+from ssd.types import WIRE_VERSION, Hello, LinkSettings, Mode, Peer
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext
 from ssd_target.decoding.round_log import RoundLog
@@ -32,6 +33,7 @@ from ssd_target.drafts.status import pool_status
 from ssd_target.models import TargetModels
 from ssd_target.rank_processes import RankProcesses
 from ssd_target.serving.request_handler import RequestHandler
+from ssd_target.serving.request_trace import RequestTraces
 from ssd_target.serving.servicer import AdminServicer, GenerateServicer, count_failure
 from ssd_target.serving.streams import Wakeups
 from ssd_target.settings import TargetSettings
@@ -127,6 +129,7 @@ class Target:
         self._pool.configure(self._settings)
         if change.mode is not None:
             self._handler.auto_mode = change.mode
+            note_mode(change.mode)
         if change.fan_out_policy is not None:
             self._links.configure(LinkSettings(fan_out_policy=change.fan_out_policy))
         _log.info("speculation_set", **{k: str(v) for k, v in asdict(change).items() if v})
@@ -142,16 +145,23 @@ class Target:
         """
         DESIRED_DRAFT_REPLICAS.set_function(lambda: self._pool_status().desired_draft_replicas)
         OPEN_SESSIONS.set_function(lambda: self._pool.num_sessions)
+        note_mode(self._handler.auto_mode)
         admin = AdminServicer(
             self._pool_status, set_speculation=self.set_speculation, drain=self.drain
         )
-        servicers = (
-            GenerateServicer(self._settings, self._handler, lambda: self._pool.num_active),
-            admin,
-        )
+        settings = self._settings
+        async with exported_spans(settings.otlp_endpoint, "ssd-target", self._me.pod) as spans:
+            traces = RequestTraces(spans, self._clock, settings.served_name)
+            generate = GenerateServicer(
+                settings, self._handler, lambda: self._pool.num_active, traces
+            )
+            await self._listen(generate, admin)
+
+    async def _listen(self, generate: GenerateServicer, admin: AdminServicer) -> None:
+        """Listen, load the model and serve until the drain ends."""
         limits = server_limits(self._settings, self._model)
         async with self._life_cycle.listening(
-            "target", self._settings, servicers, limits, count_failure
+            "target", self._settings, (generate, admin), limits, count_failure
         ):
             try:
                 async with self._ranks.running(self._step.ended, self._fail):
@@ -193,6 +203,12 @@ class Target:
             dtype=self._model.engine.dtype,
             dtype_reason=self._model.engine.dtype_reason,
         )
+
+
+def note_mode(mode: Mode) -> None:
+    """Publish the mode of requests that arrive in mode AUTO."""
+    for each in Mode:
+        SPECULATION_MODE.labels(mode=str(each)).set(each is mode)
 
 
 def log_crash_of_links(links: "asyncio.Task[None]") -> None:

@@ -69,6 +69,8 @@ class DecodeLoop:
         self._reports = RoundReports()
         self._noise_seconds = 0.0
         """Of the newest round."""
+        self._decoding_at = 0.0
+        """When the newest round began, without the chunk of a prompt before it."""
         self._proposed: dict[SequenceId, tuple[TokenId, ...]] = {}
         """Proposal of each sequence for the next round; no entry is no proposal."""
 
@@ -109,6 +111,7 @@ class DecodeLoop:
             self._wakeups.flush()
             return
         self._round_log.begin(times.begun_at)
+        self._decoding_at = self._clock.now()
         with times.part(RoundPart.DRAFT):
             self._draft(sequences)
         with times.part(RoundPart.PREPARE):
@@ -149,7 +152,7 @@ class DecodeLoop:
             self._builder.admit(sequence.slot, sequence.blocks)
             self._sampler.admit(sequence)
             self._reports.admit(sequence)
-            self._metrics.observe_admission(sequence, self._clock.now())
+            self._note_admission(sequence)
             self._request_statistics[sequence.sequence_id] = RequestStatistics(
                 sequence.arrival.arrived_at, sequence.is_synchronous
             )
@@ -166,6 +169,12 @@ class DecodeLoop:
         )
         self._control.note_sessions()
         self._note_counts()
+
+    def _note_admission(self, sequence: Sequence) -> None:
+        times = sequence.arrival.times
+        if not times.admitted_at:
+            times.admitted_at = self._clock.now()
+            self._metrics.observe_admission(sequence, times.admitted_at)
 
     def _prefill(self, plan: Plan) -> None:
         if plan.prefill is not None:
@@ -209,6 +218,9 @@ class DecodeLoop:
             sequence, emission = result.sequence, result.emission
             request_statistics = self._request_statistics[sequence.sequence_id]
             accepted = min(result.outcome.accepted, len(emission.token_ids))
+            if not request_statistics.rounds:
+                sequence.arrival.times.decoding_at = self._decoding_at
+                sequence.arrival.times.first_token_at = now
             request_statistics.note_round(
                 self._round_log.num_rounds - 1, result.num_proposed, accepted, now
             )

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ssd.ports import TokenSink
 from ssd.types import NO_TOKEN, FinishReason, Mode, Request, SequenceId, TokenId
+from ssd_target.decoding.request_times import RequestTimes
 
 
 class StopDetector(Protocol):
@@ -33,6 +34,7 @@ class Arrival:
     sink: TokenSink
     stop_detector: StopDetector | None = None
     arrived_at: float = 0.0
+    times: RequestTimes = field(default_factory=RequestTimes)
 
     @property
     def max_len(self) -> int:

@@ -12,6 +12,7 @@ from ssd.rpc.link import (
 )
 from ssd.telemetry import (
     BAD_FRAMES_TOTAL,
+    LINK_BANDWIDTH,
     LINK_RTT_SECONDS,
     LINK_STATE,
     LINK_TRANSPORT_INFO,
@@ -50,11 +51,16 @@ class Connection:
         self._pool.attach(link)
         self._reports.set(LinkReport(link.name, LinkState.ACTIVE, link=link))
         LINK_TRANSPORT_INFO.labels(draft=link.name, transport=link.transport).set(1)
+        quality = link.channel.quality
+        if quality is not None:
+            LINK_BANDWIDTH.labels(draft=link.name).set(quality.bytes_per_second)
         error = LinkError("cancelled")
         try:
             error = await first_result(self._ended, self._receive(), self._send_heartbeats())
         finally:
             LINK_TRANSPORT_INFO.remove(link.name, link.transport)
+            if quality is not None:
+                LINK_BANDWIDTH.remove(link.name)
             self._pool.detach(link, str(error))
             link.close()
         return error

@@ -26,6 +26,7 @@ from ssd.types import FinishReason, GenerationChunk, Mode, Request, SamplingPara
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import queue_full
 from ssd_target.decoding.sequence import Arrival
+from ssd_target.serving.request_trace import RequestTrace
 from ssd_target.serving.stream_metrics import StreamMetrics
 from ssd_target.serving.streams import TokenStream, Wakeups
 from ssd_target.serving.text_output import StopStringDetector, TextWriter, with_texts
@@ -134,9 +135,11 @@ class RequestHandler:
         await self._idle.wait()
 
     async def generate(
-        self, call: GenerateCall, request_id: str
+        self, call: GenerateCall, request_id: str, trace: RequestTrace
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Run one request and yield its chunks, which contain text.
+
+        Sequences and chunks are noted in ``trace``.
 
         Closing the iterator early cancels the request and frees its resources.
 
@@ -148,7 +151,8 @@ class RequestHandler:
         runner = self.require_open()
         assert self._wakeups is not None
         arrived_at = self._clock.now()
-        request = await self._request(call, request_id, runner.engine.max_model_len)
+        noted = replace(call, report_rounds=call.report_rounds or trace.is_recording)
+        request = await self._request(noted, request_id, runner.engine.max_model_len)
         stream = TokenStream(
             self._wakeups,
             self._clock,
@@ -164,17 +168,21 @@ class RequestHandler:
             stop_detector=StopStringDetector(self.tokenizer, stop) if stop else None,
             arrived_at=arrived_at,
         )
+        trace.admit(arrival)
         self._inbox.submit(arrival)
         self._enter(stream)
         try:
-            async for chunk in self._read(arrival, stream):
-                yield chunk
+            async for chunk in self._read(arrival, stream, trace):
+                rounds = with_texts(chunk.rounds, self.tokenizer) if call.report_rounds else ()
+                yield replace(chunk, rounds=rounds) if chunk.rounds else chunk
         finally:
             stream.abandon()
             self._inbox.cancel(arrival.sequence_id)
             self._leave(stream)
 
-    async def _read(self, arrival: Arrival, stream: TokenStream) -> AsyncIterator[GenerationChunk]:
+    async def _read(
+        self, arrival: Arrival, stream: TokenStream, trace: RequestTrace
+    ) -> AsyncIterator[GenerationChunk]:
         sampling = arrival.request.sampling
         writer = TextWriter(self.tokenizer, sampling.stop)
         metrics = StreamMetrics(arrival.arrived_at)
@@ -186,12 +194,12 @@ class RequestHandler:
             except RankError as error:
                 raise await self._end_of_target(error) from None
             metrics.observe(chunk, self._clock.now())
+            trace.observe(chunk)
             finish_reason = chunk.finish_reason
             text = writer.push(chunk.token_ids)
             if finish_reason is not None:
                 text += writer.finish()
-            rounds = with_texts(chunk.rounds, self.tokenizer) if chunk.rounds else ()
-            yield replace(chunk, text=text, seed=seed, rounds=rounds)
+            yield replace(chunk, text=text, seed=seed)
             seed = None
 
     async def _end_of_target(self, error: RankError) -> NotReadyError:

@@ -7,12 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
 
-import grpc.aio
-
 from ssd import __version__, telemetry
 from ssd.errors import DeadlineError, FieldError, OverloadedError, UnknownModelError
 from ssd.rpc import bounds, codec
-from ssd.rpc.call_guard import current_request_id
+from ssd.rpc.call_guard import Call, current_request_id
 from ssd.rpc.pool_codec import PoolStatus, pool_status_response
 from ssd.rpc.server import RpcServer
 from ssd.rpc.status import outcome_of
@@ -20,6 +18,7 @@ from ssd.telemetry import OUTCOMES, REQUESTS_TOTAL, SystemClock
 from ssd.types import FinishReason, GenerationChunk
 from ssd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc
 from ssd_target.serving.request_handler import RequestHandler
+from ssd_target.serving.request_trace import RequestTrace, RequestTraces
 from ssd_target.serving.retry_hint import RetryHint
 from ssd_target.settings import TargetSettings
 
@@ -28,9 +27,6 @@ WATCH_SECONDS = 1.0
 MAX_DRAIN_MS = 3_600_000
 _GENERATE = "/ssd.v1.GenerateService/Generate"
 _log = telemetry.get_logger(__name__)
-GenerateContext = grpc.aio.ServicerContext[
-    generate_pb2.GenerateRequest, generate_pb2.GenerateResponse
-]
 
 
 for _outcome in OUTCOMES:
@@ -48,9 +44,14 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
     """``ssd.v1.GenerateService``. Asyncio loop."""
 
     def __init__(
-        self, settings: TargetSettings, handler: RequestHandler, num_drafts: Callable[[], int]
+        self,
+        settings: TargetSettings,
+        handler: RequestHandler,
+        num_drafts: Callable[[], int],
+        traces: RequestTraces,
     ) -> None:
         self._settings = settings
+        self._traces = traces
         self._handler = handler
         self._num_drafts = num_drafts
         self._retry_hint = RetryHint(SystemClock())
@@ -61,7 +62,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         server.add("ssd.v1.GenerateService", register)
 
     async def Generate(  # noqa: N802 - the rpc's name
-        self, request: generate_pb2.GenerateRequest, context: GenerateContext
+        self, request: generate_pb2.GenerateRequest, context: Call
     ) -> None:
         """Stream the continuation of a prompt. Cancelling the call cancels the request."""
         self._handler.require_open()
@@ -76,11 +77,21 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             )
         request_id = current_request_id()
         telemetry.request_id.set(request_id)
+        metadata = context.invocation_metadata() or ()
+        with self._traces.request(call, request_id, metadata, context.cancellation_cause) as trace:
+            finish_reason = await self._run(call, request_id, trace, context)
+            trace.outcome = str(finish_reason)
+        REQUESTS_TOTAL.labels(outcome=trace.outcome).inc()
+
+    async def _run(
+        self, call: codec.GenerateCall, request_id: str, trace: RequestTrace, context: Call
+    ) -> FinishReason:
+        """Run a request within its maximum time and write all chunks."""
         allowed = self._settings.request_timeout_seconds
         try:
             async with (
                 asyncio.timeout(allowed),
-                contextlib.aclosing(self._handler.generate(call, request_id)) as chunks,
+                contextlib.aclosing(self._handler.generate(call, request_id, trace)) as chunks,
             ):
                 finish_reason = await self._write_all(chunks, context)
             self._retry_hint.note_end()
@@ -94,10 +105,10 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
                 "(request_timeout_seconds); request fewer tokens"
             ) from error
         assert finish_reason is not None
-        REQUESTS_TOTAL.labels(outcome=str(finish_reason)).inc()
+        return finish_reason
 
     async def _write_all(
-        self, chunks: AsyncGenerator[GenerationChunk, None], context: GenerateContext
+        self, chunks: AsyncGenerator[GenerationChunk, None], context: Call
     ) -> FinishReason | None:
         """Write all chunks; fail if the client reads nothing for ``stream_stall_seconds``."""
         stall_seconds = self._settings.stream_stall_seconds

@@ -336,7 +336,7 @@ def test_metric_labels_are_few_and_known() -> None:
         label for metric in vars(telemetry).values() for label in getattr(metric, "_labelnames", ())
     }
     assert labels == {"outcome", "kind", "state", "part", "result", "position", "draft"} | {
-        *("direction", "transport", "reason")
+        *("direction", "transport", "reason", "mode")
     }
 
 

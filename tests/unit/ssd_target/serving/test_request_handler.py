@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from opentelemetry.trace import INVALID_SPAN, NoOpTracer
 from prometheus_client import REGISTRY
 from tests.unit.ssd_target.serving.watched_tokenizer import WatchedTokenizer
 
@@ -24,6 +25,7 @@ from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Arrival
 from ssd_target.serving import request_handler
 from ssd_target.serving.request_handler import RequestHandler
+from ssd_target.serving.request_trace import RequestTrace
 from ssd_target.serving.streams import TokenStream, Wakeups
 from ssd_target.settings import TargetSettings
 
@@ -78,9 +80,13 @@ async def test_mode_synchronous_without_a_draft_model_is_refused(handler: Reques
         handler._mode(Mode.SYNCHRONOUS)
 
 
+def untraced() -> RequestTrace:
+    return RequestTrace(INVALID_SPAN, NoOpTracer(), FakeClock(), {})
+
+
 async def generate(handler: RequestHandler, prompt: Prompt) -> None:
     call = GenerateCall(prompt=prompt, max_tokens=4)
-    async for _ in handler.generate(call, "r"):
+    async for _ in handler.generate(call, "r", untraced()):
         pass
 
 
@@ -93,7 +99,9 @@ async def test_the_mode_of_the_target_applies_to_requests_in_mode_auto(
 ) -> None:
     handler.auto_mode = Mode.SPECULATIVE
     request = asyncio.create_task(
-        anext(handler.generate(GenerateCall(prompt=(1, 2), max_tokens=4, mode=asked), "r"))
+        anext(
+            handler.generate(GenerateCall(prompt=(1, 2), max_tokens=4, mode=asked), "r", untraced())
+        )
     )
     async with asyncio.timeout(60):
         await asyncio.to_thread(inbox.wait, 60)

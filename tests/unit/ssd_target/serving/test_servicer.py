@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from opentelemetry.trace import NoOpTracerProvider
 from prometheus_client import REGISTRY
 
 from ssd.errors import (
@@ -25,9 +26,11 @@ from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus, pool_status
 from ssd.rpc.server import RpcServer
+from ssd.testing.clock import FakeClock
 from ssd.types import GenerationChunk, Mode
 from ssd.v1 import admin_pb2, generate_pb2
 from ssd_target.serving.request_handler import RequestHandler
+from ssd_target.serving.request_trace import RequestTraces
 from ssd_target.serving.servicer import (
     AdminServicer,
     GenerateServicer,
@@ -37,6 +40,7 @@ from ssd_target.serving.servicer import (
 from ssd_target.settings import TargetSettings
 
 MAX_SECONDS = 60.0
+UNTRACED = RequestTraces(NoOpTracerProvider(), FakeClock(), "m")
 LINK = LinkStatus(address="10.0.0.1:1", state="active", round_trip_seconds=0.001)
 POOL = PoolStatus(links=(LINK,), running_sequences=1, desired_draft_replicas=0.4)
 
@@ -103,7 +107,7 @@ def handler() -> FakeHandler:
 
 @pytest.fixture
 def generate(handler: FakeHandler) -> GenerateServicer:
-    return GenerateServicer(TargetSettings(), cast(RequestHandler, handler), int)
+    return GenerateServicer(TargetSettings(), cast(RequestHandler, handler), int, UNTRACED)
 
 
 async def test_a_text_that_is_too_long_is_not_tokenized(generate: GenerateServicer) -> None:
@@ -170,7 +174,7 @@ async def test_a_stalled_stream_is_logged_without_a_stack(
 
     caplog.set_level("INFO")
     settings = TargetSettings(stream_stall_seconds=0.01)
-    servicer = GenerateServicer(settings, cast(RequestHandler, handler), int)
+    servicer = GenerateServicer(settings, cast(RequestHandler, handler), int, UNTRACED)
     with pytest.raises(DeadlineError, match=r"was not read for 0\.01 s"):
         await servicer._write_all(cast(Any, chunks()), cast(Any, StalledContext()))
     (line,) = caplog.records

@@ -1,0 +1,190 @@
+"""The spans of one request and the log line of its end.
+
+The span of a request has a child for each phase that it reached: ``queue`` (from the arrival, with
+tokenization), ``prefill`` and ``first_token``. Its rounds are events. Neither contains text, and
+both contain the labels of the request (``GenerateRequest.metadata``).
+
+*Decision*: the step thread only notes three times of a sequence; spans are created here when the
+request ends, with these times. *Because*: a span costs about 20 us, and the step thread is the
+bottleneck. Rounds are reported as for clients that ask for them, and only for recorded traces.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    StatusCode,
+    Tracer,
+    TracerProvider,
+    set_span_in_context,
+)
+
+from ssd import __version__, telemetry
+from ssd.errors import SSDError
+from ssd.ports import Clock
+from ssd.rpc.codec import GenerateCall
+from ssd.rpc.status import outcome_of
+from ssd.tracing import parent_of
+from ssd.types import GenerationChunk
+from ssd_target.decoding.sequence import Arrival
+
+_PHASES = ("queue", "prefill", "first_token")
+_COMPLETE = frozenset({"stop", "length"})
+_log = telemetry.get_logger(__name__)
+
+
+class RequestTrace:
+    """Collects what is known of one request until it ends. Asyncio loop."""
+
+    def __init__(
+        self, span: Span, tracer: Tracer, clock: Clock, labels: dict[str, str], begun_ns: int = 0
+    ) -> None:
+        """Construct it when the span begins, ``begun_ns`` nanoseconds after 1970."""
+        self.is_recording = span.is_recording()
+        """Whether a collector receives the spans, so that rounds have to be reported."""
+        self.outcome = ""
+        """Label of ``ssd_requests_total``; set before the end."""
+        self._span = span
+        self._tracer = tracer
+        self._clock = clock
+        self._labels = labels
+        self._begun_at = clock.now()
+        self._begun_ns = begun_ns
+        self._arrivals: list[Arrival] = []
+        self._last: GenerationChunk | None = None
+        self._num_tokens = 0
+
+    def admit(self, arrival: Arrival) -> None:
+        """Note a sequence of the request."""
+        self._arrivals.append(arrival)
+
+    def observe(self, chunk: GenerationChunk) -> None:
+        """Note a chunk that has arrived, and its rounds as events."""
+        self._num_tokens += len(chunk.token_ids)
+        if chunk.finish_reason is not None:
+            self._last = chunk
+        for each in chunk.rounds if self.is_recording else ():
+            self._span.add_event(
+                "round",
+                {
+                    "ssd.choice": chunk.choice,
+                    "ssd.proposed": len(each.proposed),
+                    "ssd.accepted": each.accepted_tokens,
+                    "ssd.tokens": len(each.added),
+                    "ssd.lookup": str(each.lookup),
+                },
+            )
+
+    def end(self) -> None:
+        """Record the phases, end the span and log the end of the request."""
+        ended_at = self._clock.now()
+        if self.is_recording:
+            for name, value in self._attributes().items():
+                self._span.set_attribute(name, value)
+            if self.outcome not in _COMPLETE:
+                self._span.set_status(StatusCode.ERROR, self.outcome)
+            for arrival in self._arrivals:
+                self._record_phases(arrival, ended_at)
+            self._span.end(self._ns(ended_at))
+        self._write(ended_at)
+
+    def _record_phases(self, arrival: Arrival, ended_at: float) -> None:
+        times = arrival.times
+        marks = (arrival.arrived_at, times.admitted_at, times.decoding_at, times.first_token_at)
+        context = set_span_in_context(self._span)
+        for name, (begin, end) in zip(_PHASES, pairwise(marks), strict=True):
+            if not begin:
+                return
+            child = self._tracer.start_span(name, context, start_time=self._ns(begin))
+            child.end(self._ns(end or ended_at))
+
+    def _attributes(self) -> dict[str, str | int | float]:
+        found: dict[str, str | int | float] = {
+            "ssd.outcome": self.outcome,
+            "gen_ai.usage.output_tokens": self._num_tokens,
+        }
+        found |= {f"ssd.label.{key}": value for key, value in self._labels.items()}
+        for arrival in self._arrivals[:1]:
+            request = arrival.request
+            found["ssd.mode"] = str(request.mode)
+            found["gen_ai.usage.input_tokens"] = len(request.prompt_ids)
+            found["gen_ai.request.max_tokens"] = request.sampling.max_tokens
+            found["gen_ai.request.temperature"] = request.sampling.temperature
+        if self._last is not None and (statistics := self._last.statistics) is not None:
+            found["ssd.rounds"] = statistics.rounds
+            found["ssd.hits"] = statistics.hits
+            found["ssd.misses"] = statistics.misses
+            found["ssd.late"] = statistics.late
+        return found
+
+    def _write(self, ended_at: float) -> None:
+        fields: dict[str, object] = {"outcome": self.outcome, "output_tokens": self._num_tokens}
+        for arrival in self._arrivals[:1]:
+            begin, times = arrival.arrived_at, arrival.times
+            fields["prompt_tokens"] = len(arrival.request.prompt_ids)
+            fields["queue_ms"] = _milliseconds(begin, times.admitted_at)
+            fields["first_token_ms"] = _milliseconds(begin, times.first_token_at)
+        fields["total_ms"] = _milliseconds(self._begun_at, ended_at)
+        if self.is_recording:
+            fields["trace_id"] = f"{self._span.get_span_context().trace_id:032x}"
+        if self._labels:
+            fields["labels"] = self._labels
+        _log.info("request", **fields)
+
+    def _ns(self, at: float) -> int:
+        """Convert a time of the clock to nanoseconds since 1970."""
+        return self._begun_ns + round((at - self._begun_at) * 1e9)
+
+
+class RequestTraces:
+    """Makes the trace of each request. Asyncio loop."""
+
+    def __init__(self, provider: TracerProvider, clock: Clock, model: str) -> None:
+        self._tracer = provider.get_tracer("ssd_target", __version__)
+        self._clock = clock
+        self._model = model
+
+    @contextlib.contextmanager
+    def request(
+        self,
+        call: GenerateCall,
+        request_id: str,
+        metadata: Iterable[tuple[str, str | bytes]],
+        cancellation_cause: Callable[[], SSDError],
+    ) -> Iterator[RequestTrace]:
+        """Trace a request during the block, which sets the outcome unless it raises.
+
+        Args:
+            call: the request.
+            request_id: of the call.
+            metadata: of the call; it may contain the caller's trace context.
+            cancellation_cause: returns why the call was cancelled.
+        """
+        begun_ns = time.time_ns()
+        span = self._tracer.start_span(
+            "generate",
+            parent_of(metadata),
+            SpanKind.SERVER,
+            {"ssd.request_id": request_id, "gen_ai.request.model": self._model},
+            start_time=begun_ns,
+        )
+        trace = RequestTrace(span, self._tracer, self._clock, call.metadata, begun_ns)
+        try:
+            yield trace
+        except Exception as error:
+            trace.outcome = outcome_of(error)
+            raise
+        except asyncio.CancelledError:
+            trace.outcome = outcome_of(cancellation_cause())
+            raise
+        finally:
+            trace.end()
+
+
+def _milliseconds(begin: float, end: float) -> float | None:
+    return round((end - begin) * 1000, 1) if end else None
