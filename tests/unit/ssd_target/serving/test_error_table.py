@@ -10,6 +10,7 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
+from opentelemetry.trace import NoOpTracerProvider
 from tests.unit.ssd_target.serving.watched_tokenizer import WatchedTokenizer
 
 from ssd.engine.target_runner import TargetRunner
@@ -21,6 +22,7 @@ from ssd.v1 import generate_pb2, types_pb2
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Arrival
 from ssd_target.serving.request_handler import RequestHandler
+from ssd_target.serving.request_trace import RequestTraces
 from ssd_target.serving.servicer import GenerateServicer
 from ssd_target.serving.streams import TokenStream, Wakeups
 from ssd_target.settings import TargetSettings
@@ -40,7 +42,8 @@ class Served:
         self.inbox = Inbox(4)
         self.handler = RequestHandler(settings, WatchedTokenizer(), None, self.inbox, FakeClock())
         self.server = RpcServer("127.0.0.1", 0, limits=ServerLimits(message_bytes=MESSAGE_BYTES))
-        GenerateServicer(settings, self.handler, lambda: 0).add_to(self.server)
+        traces = RequestTraces(NoOpTracerProvider(), FakeClock(), "m")
+        GenerateServicer(settings, self.handler, lambda: 0, traces).add_to(self.server)
 
     def open(self) -> None:
         runner = SimpleNamespace(
