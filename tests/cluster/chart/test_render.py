@@ -1,6 +1,5 @@
 """The rendered chart, for each file of values, with and without the optional APIs."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,12 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.metrics import MetricWrapperBase
 from tests.cluster.kube import CHART, Object
 
 import ssd
-from ssd import telemetry
-from ssd_operator.runtime import metrics
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -30,15 +26,6 @@ APIS = {
         "keda.sh/v1alpha1/ScaledObject",
     ),
 }
-OPERATOR_METRICS = {
-    "ssd_operator_condition_since_timestamp_seconds",
-    "ssd_operator_drains_total",
-    "ssd_operator_errors_total",
-    "ssd_operator_oldest_success_seconds",
-    "ssd_operator_reconcile_total",
-    "ssd_operator_scale_total",
-}
-"""Metrics of the operator that alerts and dashboard use."""
 
 
 def arguments_of(values: Path, apis: str) -> list[str]:
@@ -261,22 +248,6 @@ def test_without_rbac_helm_test_checks_readiness_only(render: Any) -> None:
         "check",
         "http://ssd-operator.here.svc:9090/readyz",
     ]
-
-
-def test_alerts_and_dashboard_use_metrics_that_exist(render: Any) -> None:
-    objects = render("--set=metrics.prometheusRule.enabled=true")
-    rules = only(objects, "PrometheusRule")["spec"]["groups"][0]["rules"]
-    dashboard = json.loads((CHART / "files" / "dashboard.json").read_text())
-    queries = [rule["expr"] for rule in rules]
-    queries += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    used = set(re.findall(r"\bssd_\w+", " ".join(queries)))
-    known = set[str]()
-    for metric in (*vars(telemetry).values(), *vars(metrics).values()):
-        if isinstance(metric, MetricWrapperBase):
-            (family,) = metric.describe()
-            known |= {family.name + end for end in ("", "_total", "_sum", "_count", "_bucket")}
-    assert used - known == set()
-    assert used >= OPERATOR_METRICS
 
 
 def test_the_notes_contain_the_sample() -> None:
