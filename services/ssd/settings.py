@@ -18,7 +18,7 @@ import socket
 import textwrap
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -81,8 +81,8 @@ def load(
     arguments = _arguments(cls, known, kinds, argv, prefix)
     texts: dict[str, tuple[Any, str]] = {}
     if arguments.config is not None:
-        texts |= _from_file(Path(arguments.config), known)
-    texts |= _from_environment(os.environ if environ is None else environ, prefix, known)
+        texts |= _from_file(Path(arguments.config), known, cls)
+    texts |= _from_environment(os.environ if environ is None else environ, prefix, known, cls)
     for name in known:
         if (value := getattr(arguments, name)) is not None:
             texts[name] = (value, f"flag --{name.replace('_', '-')}")
@@ -222,11 +222,11 @@ def _arguments(
     arguments, rest = parser.parse_known_args(list(argv))
     if rest:
         valid = ["--config", *(f"--{name.replace('_', '-')}" for name in known)]
-        raise SettingsError(_unknown(rest[0].partition("=")[0], valid))
+        raise SettingsError(_unknown(rest[0].partition("=")[0], valid, "--", cls))
     return arguments
 
 
-def _from_file(path: Path, known: Mapping[str, object]) -> dict[str, tuple[Any, str]]:
+def _from_file(path: Path, known: Mapping[str, object], cls: type) -> dict[str, tuple[Any, str]]:
     try:
         document = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -239,12 +239,12 @@ def _from_file(path: Path, known: Mapping[str, object]) -> dict[str, tuple[Any, 
         raise SettingsError(f"--config {path}: it must be a mapping of names to values")
     for name in document:
         if name not in known:
-            raise SettingsError(f"{path}: {_unknown(str(name), list(known))}")
+            raise SettingsError(f"{path}: {_unknown(str(name), known, '', cls)}")
     return {name: (value, f"file {path}") for name, value in document.items()}
 
 
 def _from_environment(
-    environ: Mapping[str, str], prefix: str, known: Mapping[str, object]
+    environ: Mapping[str, str], prefix: str, known: Mapping[str, object], cls: type
 ) -> dict[str, tuple[Any, str]]:
     found: dict[str, tuple[Any, str]] = {}
     for variable, value in environ.items():
@@ -253,14 +253,22 @@ def _from_environment(
         name = variable[len(prefix) + 1 :].lower()
         if name not in known:
             names = [f"{prefix}_{other.upper()}" for other in known]
-            raise SettingsError(f"environment: {_unknown(variable, names)}")
+            unknown = _unknown(variable, names, f"{prefix}_", cls)
+            raise SettingsError(f"environment: {unknown}")
         found[name] = (value, f"environment {variable}")
     return found
 
 
-def _unknown(name: str, valid: list[str]) -> str:
-    near = difflib.get_close_matches(name, valid, n=1)
-    return f"unknown setting {name}" + (f"; did you mean {near[0]}?" if near else "")
+def _unknown(name: str, valid: Iterable[str], prefix: str, cls: type) -> str:
+    """Return the error of an unknown setting; the prefix of all names makes none more alike.
+
+    ``elsewhere`` of a class has hints for settings of other processes, by name.
+    """
+    own = name.removeprefix(prefix)
+    near = difflib.get_close_matches(own, [each.removeprefix(prefix) for each in valid], n=1)
+    hint = f"did you mean {prefix}{near[0]}?" if near else ""
+    hint = getattr(cls, "elsewhere", {}).get(own.lower().replace("-", "_"), hint)
+    return f"unknown setting {name}" + (f"; {hint}" if hint else "")
 
 
 def _checked(item: "Field[Any]", kind: Any, value: Any, source: str) -> Any:

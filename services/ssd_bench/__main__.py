@@ -237,6 +237,7 @@ def rounds(
         list[Path] | None, typer.Option(help="rounds.json of another run, for the same plot.")
     ] = None,
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
+    is_json: Annotated[bool, typer.Option("--json", help="Print rounds.json.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
 ) -> None:
     """Measure where a round spends its time; write rounds.json, rounds.md and rounds.png."""
@@ -270,11 +271,15 @@ def rounds(
     table = "\n".join(rounds_markdown(found))
     bars = {each["name"]: each["rounds"] for each in earlier} | {name: found}
     output.mkdir(parents=True, exist_ok=True)
-    (output / "rounds.json").write_text(json.dumps({"name": name, "rounds": found}, indent=1))
+    as_json = json.dumps({"name": name, "rounds": found}, indent=1)
+    (output / "rounds.json").write_text(as_json)
     (output / "rounds.md").write_text(table + "\n")
     drawing.draw_rounds(bars, output / "rounds.png")
-    out.print(table, soft_wrap=True)
-    err.print(f"written to {output}/rounds.json, rounds.md and rounds.png")
+    if is_json:
+        out.print_json(as_json)
+    else:
+        out.print(table, soft_wrap=True)
+        err.print(f"written to {output}/rounds.json, rounds.md and rounds.png")
 
 
 def check_models(target: str, draft: str, widen_target: int, widen_draft: int) -> None:
@@ -370,7 +375,9 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     try:
         return int(app(argv, prog_name=prog_name, standalone_mode=False) or 0)
     except TyperException as error:
-        return _fail(f"{error.format_message()} (see: {prog_name} --help)", 2)
+        context = getattr(error, "ctx", None)
+        command = prog_name if context is None else context.command_path
+        return _fail(f"{error.format_message()} (see: {command} --help)", 2)
     except SSDError as error:
         if is_debug:
             raise

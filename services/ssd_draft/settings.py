@@ -1,7 +1,8 @@
 """Settings of the draft process. Sources and precedence: ``ssd.settings``."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ssd.engine_settings import EngineSettings
 
@@ -10,6 +11,10 @@ from ssd.engine_settings import EngineSettings
 class DraftSettings(EngineSettings):
     """Settings of ``python -m ssd_draft``."""
 
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "channel": "set channel on the target, and its drafts follow"
+    }
+    """Hints for settings of the other process."""
     model: str = "demo://draft"
     port: int = field(default=50052, metadata={"min": 0, "max": 65535})
     http_port: int = field(default=9091, metadata={"min": 0, "max": 65535})

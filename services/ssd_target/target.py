@@ -242,7 +242,12 @@ def offered_backends(channel: str, device: str) -> tuple[str, ...]:
         return ()
     name = "nccl" if channel == "nccl" else "gloo"
     if name not in available_backends(device):
-        raise SettingsError(f"channel {channel}: {name} is not available for device {device}")
+        needed = "GPUs at both ends" if name == "nccl" else "a torch with gloo"
+        others = "grpc or collective" if name == "nccl" else "grpc"
+        raise SettingsError(
+            f"channel {channel}: {name} is not available for device {device}: it needs {needed}; "
+            f"set channel to {others}"
+        )
     return (name,)
 
 

@@ -51,7 +51,8 @@ class ModelRunner(ABC):
             The first real column whose hidden state is not finite; None if all are finite.
         """
         assert batch.tokens_BP.shape == (1, self.engine.prefill_chunk), batch.tokens_BP.shape
-        is_finite_R = self.execution.prefill(batch)[: int(batch.num_columns_B[0])]
+        # One read of the device, also where a column is not finite.
+        is_finite_R = self.execution.prefill(batch)[: int(batch.num_columns_B[0])].cpu()
         return None if bool(is_finite_R.all()) else int(is_finite_R.long().argmin())
 
     def warm_up(self, on_progress: Progress) -> None:

@@ -2,6 +2,17 @@
 
 On the CPU, noise costs as much as a forward pass of a small model: it is computed once for each
 position, while the drafts work. A device computes it in the registers that hold the logits.
+
+*Decision*: verification, the look-up in tables and the inputs of the next round stay on the host,
+with every device. *Because*: a round has one synchronisation, the read of B x P tokens, which the
+streams and commits need on the host in any case. Tables are token ids that arrive over the network
+in host memory. With 16 sequences, K = 6 and N = 24, they are 16 x 25 rows of 52 bytes, 21 KB: their
+copy to the device would be a second transfer of each round, and rows that arrive late would need a
+third. The look-up compares N pairs of numbers for each sequence, and the next inputs are one copy
+of a pinned buffer. *Not chosen*: all three on the device, which would remove the host from the path
+of a hit only if the tables of the next round were there before the verify ends, and would need a
+second look-up on the host for streams, statistics and backups. *Revisit when* frames arrive in
+device memory (``channel: nccl``) and a profile on GPUs shows host work above .3 ms in a round.
 """
 
 from collections.abc import Sequence as Rows

@@ -25,6 +25,8 @@ from ssd_bench.__main__ import main, padded, widened
         (["--batch", "x"], "--batch 'x': must be numbers, separated by commas"),
         (["--no-such-flag"], "--no-such-flag"),
         (["never-slower", "--situations", "x"], "--situations: choose from embedded, widened"),
+        (["rounds", "--modes", "x"], "--modes 'x': choose of ar, sd, ssd"),
+        (["rounds", "--no-such-flag"], "--no-such-flag"),
     ],
 )
 def test_bad_usage_prints_one_line_with_the_program_name_and_exits_with_2(
@@ -36,7 +38,8 @@ def test_bad_usage_prints_one_line_with_the_program_name_and_exits_with_2(
     assert output.err.count("\n") == 1
     assert output.err.startswith("error: ")
     assert message in output.err
-    assert output.err.endswith("(see: ssd bench --help)\n")
+    command = "ssd bench" if argv[0].startswith("--") else f"ssd bench {argv[0]}"
+    assert output.err.endswith(f"(see: {command} --help)\n")
 
 
 def test_a_wrong_path_is_refused_without_the_imports_that_measure(tmp_path: Path) -> None:

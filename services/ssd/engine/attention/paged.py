@@ -23,7 +23,8 @@ Keys and values are the pages of the layer; they may be strided views, except in
 finite, those that no query sees included. Query heads of one key/value head are consecutive.
 
 Returns the weighted values [B, Q, H, E] in the dtype of the queries, and the log-sum-exp of the
-scaled scores [B, H, Q] (natural logarithm, fp32). A query that sees nothing gets 0 and -inf.
+scaled scores [B, H, Q] (natural logarithm, fp32). A query that sees nothing gets 0 and -inf, or any
+infinity in a causal pass.
 """
 
 

@@ -30,6 +30,8 @@ class PagedFlashAttention:
         is_causal: bool,
     ) -> Attend:
         """See ``PagedAttention.prepare``."""
+        # A verify does not read the log-sum-exps; queries on a trunk see nothing if it is empty.
+        is_empty_B11 = None if is_causal else (lengths_B == 0)[:, None, None]
 
         def attend(
             queries_BQHE: Tensor, keys_YCGE: Tensor, values_YCGE: Tensor
@@ -43,6 +45,8 @@ class PagedFlashAttention:
                 causal=is_causal,
                 return_softmax_lse=True,
             )
-            return out_BQHE, mass_BHQ.masked_fill(mass_BHQ == torch.inf, -torch.inf)
+            if is_empty_B11 is not None:
+                mass_BHQ = mass_BHQ.masked_fill(is_empty_B11, -torch.inf)
+            return out_BQHE, mass_BHQ
 
         return attend

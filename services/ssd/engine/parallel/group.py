@@ -127,11 +127,12 @@ class RankGroup:
 
     def add(self, part_XD: Tensor) -> Tensor:
         """See ``Group.add``."""
-        first_XD, *others = self.gather(part_XD).unbind()
-        total_XD = first_XD.float()
+        first_XD, *others, last_XD = self.gather(part_XD).unbind()
+        total_XD = first_XD.to(torch.float32, copy=bool(others))
         for other_XD in others:
-            total_XD = total_XD + other_XD
-        return total_XD.to(part_XD.dtype)
+            total_XD += other_XD
+        # The last addition rounds to the dtype of the parts.
+        return torch.add(total_XD, last_XD, out=torch.empty_like(part_XD))
 
     def gather(self, part_X: Tensor) -> Tensor:
         """See ``Group.gather``."""

@@ -1,11 +1,15 @@
 """What ranks compute together. The ranks are threads; collectives are those of processes."""
 
+from typing import Any
+
 import pytest
 import torch
 from tests.ranks import on_ranks
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ssd.engine.parallel.group import RankGroup
+from ssd.engine.parallel.shard import Shard
 from ssd.errors import RankError
 
 SIZES = (2, 4)
@@ -33,6 +37,41 @@ def test_all_ranks_have_the_same_sum_and_its_bits_do_not_depend_on_the_other_row
         assert torch.equal(whole_RD, found[0][0])
         assert torch.equal(row_1D, whole_RD[3:4])
     torch.testing.assert_close(found[0][0], parts.double().sum(dim=0).to(dtype))
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations that compute or copy."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        name = str(func).split(".")[1]
+        if name not in {"unbind", "view", "empty_like", "alias", "detach", "select"}:
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@sizes
+def test_a_sum_takes_as_many_kernels_as_there_are_ranks(size: int) -> None:
+    class Gathered(RankGroup):
+        def __init__(self) -> None:
+            self.shard = Shard(0, size)
+
+        def gather(self, part_X: Tensor) -> Tensor:
+            return parts
+
+    parts = random(size, 7, 33).bfloat16()
+    with Counted() as counted:
+        total_RD = Gathered().add(parts[0])
+    assert len([name for name in counted.names if name != "select"]) == size
+    expected_RD = parts[0].float()
+    for part_RD in parts[1:]:
+        expected_RD = expected_RD + part_RD
+    assert torch.equal(total_RD, expected_RD.bfloat16())
 
 
 @sizes
