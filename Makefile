@@ -92,7 +92,7 @@ e2e-full: $(TOOLS) ## the same with all repetitions (an hour)
 	$(BIN)/python -m pytest tests/cluster -m "cluster" --durations 15
 
 # These names are the defaults of the chart.
-images: ## build localhost/ssd-{target,draft,operator} with docker, podman or the test cluster's tool
+images: ## build localhost/ssd-{target,draft,gateway,operator} with docker, podman or the test cluster's tool
 	@if docker info >/dev/null 2>&1; then build="docker build"; \
 	elif command -v podman >/dev/null 2>&1; then build="podman build"; \
 	elif [ -x "$(SSD_CLUSTER_TOOL)" ]; then \
@@ -103,6 +103,7 @@ images: ## build localhost/ssd-{target,draft,operator} with docker, podman or th
 	fi; set -e; \
 	$$build $(IMAGE_ARGS) -f services/Dockerfile --target target -t localhost/ssd-target:$(VERSION) .; \
 	$$build $(IMAGE_ARGS) -f services/Dockerfile --target draft -t localhost/ssd-draft:$(VERSION) .; \
+	$$build $(IMAGE_ARGS) -f services/Dockerfile --target gateway -t localhost/ssd-gateway:$(VERSION) .; \
 	$$build $(IMAGE_ARGS) -f operator/Dockerfile -t localhost/ssd-operator:$(VERSION) .
 
 $(VENV)/bin/python:

@@ -1,4 +1,4 @@
-"""Starts, monitors and stops a target and its drafts as processes of this machine.
+"""Starts, monitors and stops a target, its drafts and a gateway as processes of this machine.
 
 Used by the command, the benchmarks and the tests. A child reports its state in JSON log lines
 (``ssd.telemetry``): progress, listening, ready, failed.
@@ -246,6 +246,8 @@ class Deployment:
     """gRPC port of the target; the drafts use the next ones. 0: any free ports."""
     http_port: int = 0
     """HTTP port of the target; the drafts use the next ones."""
+    gateway_port: int | None = None
+    """HTTP port of a gateway, 0 for any free port; None: no gateway."""
     common_flags: tuple[str, ...] = ()
     """For target and drafts: ``--lookahead 6``."""
     target_flags: tuple[str, ...] = ()
@@ -268,6 +270,7 @@ class RunningDeployment:
 
     target: ChildProcess
     drafts: tuple[ChildProcess, ...]
+    gateway: ChildProcess | None = None
 
 
 class LinkWatch:
@@ -320,7 +323,7 @@ class LinkWatch:
 async def deployed(
     deployment: Deployment, on_event: EventListener = lambda _name, _event: None
 ) -> AsyncIterator[RunningDeployment]:
-    """Run a target and its drafts. Inside, all are ready; afterwards, all are stopped.
+    """Run a target, its drafts and its gateway. Inside, all are ready; afterwards, all are stopped.
 
     The start waits up to ``LINK_SECONDS`` for links, so that the first request can use drafts.
 
@@ -345,8 +348,14 @@ async def deployed(
         await target.start()
         await asyncio.gather(*(child.ready() for child in started))
         await links.linked(LINK_SECONDS)
+        gateway = None
+        if deployment.gateway_port is not None:
+            gateway = gateway_process(target.grpc_address, on_event, port=deployment.gateway_port)
+            started.append(gateway)
+            await gateway.start()
+            await gateway.ready()
         try:
-            yield RunningDeployment(target, tuple(drafts))
+            yield RunningDeployment(target, tuple(drafts), gateway)
         except (NotReadyError, InternalError) as error:
             # The error of a client does not contain the cause; the target's exit does.
             with contextlib.suppress(TimeoutError):
@@ -389,6 +398,18 @@ def draft_process(
         ],
         on_event,
     )
+
+
+def gateway_process(target: str, on_event: EventListener, *, port: int) -> ChildProcess:
+    """Return the gateway of a target, not started.
+
+    Args:
+        target: gRPC address of the target.
+        on_event: receives its events.
+        port: HTTP port; 0 for any free port.
+    """
+    flags = ("--targets", target, "--port", str(port), "--drain-seconds", str(DRAIN_SECONDS))
+    return ChildProcess("gateway", "ssd_gateway", flags, on_event)
 
 
 def _target_process(

@@ -242,6 +242,25 @@ class TokenText:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and the natural logarithm of the probability that the model gives it."""
+
+    token_id: TokenId
+    logprob: float
+    text: str = ""
+    """Text of this token alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Log-probabilities at the position of one new token."""
+
+    selected: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+    """The most likely tokens, most likely first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """One round of one continuation."""
 
@@ -260,6 +279,8 @@ class GenerationChunk:
     """New tokens of one continuation; the last chunk has finish reason, usage and statistics."""
 
     token_ids: tuple[TokenId, ...]
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    """Of each token, if the request asks for them."""
     text: str = ""
     choice: int = 0
     seed: int | None = None

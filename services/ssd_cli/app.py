@@ -274,6 +274,16 @@ def up_command(
             help="HTTP port of the target; drafts use the next ports; 0: any.",
         ),
     ] = 9090,
+    gateway: Annotated[
+        bool,
+        typer.Option(
+            "--gateway",
+            help="Also start a gateway: an OpenAI-compatible API, and a playground at /.",
+        ),
+    ] = False,
+    gateway_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="HTTP port of the gateway; 0: any.")
+    ] = 8000,
     is_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -291,6 +301,7 @@ def up_command(
         is_synchronous=mode == "synchronous",
         port=port,
         http_port=http_port,
+        gateway_port=gateway_port if gateway else None,
         common_flags=_common_flags(lookahead, branches, dtype, engine),
         target_flags=("--tensor-parallel-size", str(tensor_parallel_size)),
     )

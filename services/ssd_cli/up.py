@@ -6,8 +6,9 @@ import json
 import signal
 import socket
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client.parser import text_string_to_metric_families
 from rich.live import Live
@@ -15,7 +16,15 @@ from rich.text import Text
 
 from ssd.cpu_plan import CpuPlan
 from ssd.errors import AddressError
-from ssd.launch import ChildProcess, Deployment, RunningDeployment, deployed, draft_process
+from ssd.launch import (
+    ChildProcess,
+    Deployment,
+    EventListener,
+    RunningDeployment,
+    deployed,
+    draft_process,
+    gateway_process,
+)
 from ssd.telemetry import Event, SystemClock
 from ssd_cli.display import err, report, startup_progress, write
 
@@ -23,7 +32,8 @@ _HOST = "127.0.0.1"
 """Default host of the processes."""
 REFRESH_SECONDS = 1.0
 RESTART_SECONDS = 1.0
-"""Pause before a failed draft is restarted; doubled after each early failure, up to a minute."""
+"""Pause before a failed draft or gateway is restarted; doubled after each early failure, up to a
+minute."""
 LONGEST_RESTART_SECONDS = 60.0
 STEADY_SECONDS = 120.0
 """A draft that ran this long, including its start, did not fail because of its settings."""
@@ -71,11 +81,13 @@ def check_ports(deployment: Deployment) -> None:
         for index, name in enumerate(processes)
         if first and not _is_free(first + index)
     ]
+    if deployment.gateway_port and not _is_free(deployment.gateway_port):
+        taken.append(f"{deployment.gateway_port} (HTTP, gateway)")
     if taken:
         ports = "port" if len(taken) == 1 else "ports"
         raise AddressError(
-            f"{ports} in use: {', '.join(taken)}; choose another --port and --http-port, or 0 for "
-            "any free ports"
+            f"{ports} in use: {', '.join(taken)}; choose another --port, --http-port or "
+            "--gateway-port, or 0 for any free port"
         )
 
 
@@ -111,17 +123,22 @@ async def _run(
 
 
 def _announce(running: RunningDeployment, *, is_json: bool) -> None:
-    addresses = {
+    addresses: dict[str, object] = {
         "target": {"grpc": running.target.grpc_address, "http": running.target.http_address},
         "drafts": [
             {"grpc": draft.grpc_address, "http": draft.http_address} for draft in running.drafts
         ],
     }
+    if running.gateway is not None:
+        addresses["gateway"] = {"http": running.gateway.http_address}
     if is_json:
         write(json.dumps(addresses) + "\n")
         return
     for child in (running.target, *running.drafts):
         err.print(f"[bold]{child.name}[/bold] {child.grpc_address}  http {child.http_address}")
+    if running.gateway is not None:
+        base = f"http://{running.gateway.http_address}"
+        err.print(f"[bold]gateway[/bold] {base}/v1  playground {base}/")
     err.print(f'try: ssd generate --endpoint {running.target.grpc_address} "def fib(n):"')
 
 
@@ -129,13 +146,20 @@ def _announce(running: RunningDeployment, *, is_json: bool) -> None:
 async def _watching(
     running: RunningDeployment, deployment: Deployment, plan: CpuPlan, *, is_debug: bool
 ) -> AsyncIterator[None]:
-    """Restart failed drafts at their old addresses during the block."""
+    """Restart failed drafts and a failed gateway at their old addresses during the block."""
     replacements: list[ChildProcess] = []
-    tasks = [
-        asyncio.create_task(
-            _restart(draft, index, deployment, plan, replacements, is_debug=is_debug)
-        )
+    makers = [
+        partial(draft_process, deployment, plan, index, port=_port(draft.grpc_address))
         for index, draft in enumerate(running.drafts)
+    ]
+    watched = list(zip(running.drafts, makers, strict=True))
+    if running.gateway is not None:
+        port = _port(running.gateway.http_address)
+        make = partial(gateway_process, running.target.grpc_address, port=port)
+        watched.append((running.gateway, make))
+    tasks = [
+        asyncio.create_task(_restart(child, make, replacements, is_debug=is_debug))
+        for child, make in watched
     ]
     try:
         yield
@@ -146,30 +170,31 @@ async def _watching(
         await asyncio.gather(*(child.stop() for child in replacements))
 
 
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
 async def _restart(
-    draft: ChildProcess,
-    index: int,
-    deployment: Deployment,
-    plan: CpuPlan,
+    child: ChildProcess,
+    make: Callable[[EventListener], ChildProcess],
     replacements: list[ChildProcess],
     *,
     is_debug: bool,
 ) -> None:
     clock = SystemClock()
     delay = 0.0
-    port = int(draft.grpc_address.rpartition(":")[2])
     while True:
         started = clock.now()
-        await draft.wait()
+        await child.wait()
         delay = restart_delay(delay, clock.now() - started)
-        failure = draft.failure()
+        failure = child.failure()
         report("warning", f"{failure}; restarting it in {delay:g} s")
         if is_debug:
             err.print("\n".join(getattr(failure, "__notes__", ())), markup=False, emoji=False)
         await asyncio.sleep(delay)
-        draft = draft_process(deployment, plan, index, _report_ready, port=port)
-        replacements.append(draft)
-        await draft.start()
+        child = make(_report_ready)
+        replacements.append(child)
+        await child.start()
 
 
 def restart_delay(last_seconds: float, lived_seconds: float) -> float:

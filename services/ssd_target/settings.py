@@ -3,11 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ssd.addresses import check_address
 from ssd.engine_settings import EngineSettings
 from ssd.errors import SettingsError
-
-DNS_SCHEME = "dns:///"
-"""Prefix of an address that is always a DNS name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +71,7 @@ class TargetSettings(EngineSettings):
     def __post_init__(self) -> None:
         EngineSettings.__post_init__(self)
         for address in self.drafts:
-            check_address(address)
+            check_address("drafts", address)
         if self.fan_out == "explicit" and len(self.fan_out_split) != self.lookahead + 1:
             raise SettingsError(
                 f"fan_out explicit needs fan_out_split of {self.lookahead + 1} numbers "
@@ -99,14 +97,3 @@ class TargetSettings(EngineSettings):
     def served_name(self) -> str:
         """Model id that clients use."""
         return self.model_name or self.model.rstrip("/").rpartition("/")[2]
-
-
-def check_address(address: str) -> None:
-    """Check the address of a draft.
-
-    Raises:
-        SettingsError: it has no host, or no port 1..65535.
-    """
-    host, _, port = address.removeprefix(DNS_SCHEME).rpartition(":")
-    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-        raise SettingsError(f"drafts: {address!r} is not host:port with port 1..65535")

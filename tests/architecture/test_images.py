@@ -62,7 +62,10 @@ def copied(root: Path, dockerfile: str) -> list[Path]:
     ("dockerfile", "entries"),
     [
         (OPERATOR, ["operator/ssd_operator"]),
-        (ENGINES, ["services/ssd_target", "services/ssd_draft", "services/ssd_cli"]),
+        (
+            ENGINES,
+            [f"services/ssd_{name}" for name in ("target", "draft", "gateway", "cli")],
+        ),
     ],
 )
 def test_an_image_has_every_module_that_it_imports(

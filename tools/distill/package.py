@@ -14,13 +14,15 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from ssd.demo import NAMES
+from ssd.demo import NAMES, folder
 from ssd.errors import SetupError
 
 logger = logging.getLogger(__name__)
 
 MODEL_FILES = ("config.json", "generation_config.json", "model.safetensors")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+CHAT_TEMPLATE = "chat_template.jinja"
+"""Of the target: written by hand, and kept."""
 MAX_PAIR_BYTES = 40_000_000
 """Largest size of both folders; they are in the repository and in every image."""
 
@@ -109,7 +111,9 @@ CONDITIONS = (
 )
 """Conditions of the figures in the card."""
 ROLES = {
-    "target": "As the target, it selects every token.",
+    "target": "As the target, it selects every token. A\n"
+    "conversation becomes a Python file (`chat_template.jinja`): system and user speak in\n"
+    "comments, and the assistant writes the code.",
     "draft": "As the draft, it proposes tokens; it never changes the output.",
 }
 
@@ -125,7 +129,7 @@ def assemble(stages: Path, weights: Path, pair: str = "agreed") -> None:
     Raises:
         SetupError: A stage is missing, or the pair is larger than ``MAX_PAIR_BYTES``.
     """
-    sources = {name: stages / folder for name, folder in SOURCES[pair].items()}
+    sources = {name: stages / stage for name, stage in SOURCES[pair].items()}
     weights.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=weights.parent, prefix=".pair.") as scratch:
         made = Path(scratch)
@@ -135,6 +139,8 @@ def assemble(stages: Path, weights: Path, pair: str = "agreed") -> None:
                 _copy(sources[name] / file, made / name / file)
             for file in TOKENIZER_FILES:
                 _copy(stages / "tokenizer" / file, made / name / file)
+            if name == "target":
+                _copy(folder(name) / CHAT_TEMPLATE, made / name / CHAT_TEMPLATE)
             card = model_card(name, stages, pair)
             (made / name / "README.md").write_text(card, encoding="utf-8")
         size = sum(file.stat().st_size for file in made.rglob("*") if file.is_file())

@@ -34,7 +34,7 @@ from ssd.rpc.codec import (
 )
 from ssd.rpc.link import MAX_OUTGOING, LinkCall
 from ssd.rpc.pool_codec import DraftStatus, PoolStatus, draft_status, pool_status
-from ssd.rpc.status import from_rpc_error
+from ssd.rpc.status import REQUEST_ID_KEY, from_rpc_error
 from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
 from ssd.v1 import (
     admin_pb2,
@@ -201,6 +201,7 @@ class TargetClient(_Client):
         mode: Mode = Mode.AUTO,
         *,
         timeout_seconds: float | None = None,
+        request_id: str = "",
     ) -> AsyncGenerator[GenerationChunk, None]:
         """Continue a prompt. ``aclose`` before the end cancels the call.
 
@@ -211,6 +212,7 @@ class TargetClient(_Client):
                 draws a seed and returns it in the first chunk.
             mode: how rounds run.
             timeout_seconds: maximum time of all attempts together.
+            request_id: id in the target's log and errors; empty: the target draws one.
 
         Raises:
             NotReadyError: no target was ready within ``ready_seconds`` or ``timeout_seconds``.
@@ -221,6 +223,7 @@ class TargetClient(_Client):
             request = generate_request(prompt)
         else:
             request = _request(prompt, sampling, mode)
+        metadata = ((REQUEST_ID_KEY, request_id),) if request_id else ()
         loop = asyncio.get_running_loop()
         started_at, pause_seconds = loop.time(), 0.0
         wait_seconds = self._ready_seconds
@@ -232,7 +235,7 @@ class TargetClient(_Client):
             has_begun, num_tokens, channel = False, 0, self._channel
             try:
                 async with self._in_call(generate_pb2_grpc.GenerateServiceStub) as stub:
-                    call = stub.Generate(request, timeout=left_seconds)
+                    call = stub.Generate(request, timeout=left_seconds, metadata=metadata)
                     try:
                         async for message in call:
                             has_begun, chunk = True, generation_chunk(message)

@@ -13,12 +13,12 @@ import random
 from contextlib import suppress
 from dataclasses import replace
 
+from ssd.addresses import Addresses, Resolver, resolve
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall
 from ssd.telemetry import LINK_REFUSALS_TOTAL, LINK_RTT_SECONDS, get_logger
 from ssd.types import Hello, LinkSettings
-from ssd_target.drafts.addresses import DraftAddresses, Resolver, resolve
 from ssd_target.drafts.connection import Connection
 from ssd_target.drafts.handshake import LinkTerms, shake_hands
 from ssd_target.drafts.link import LinkState
@@ -54,7 +54,7 @@ class LinkDialer:
         terms: LinkTerms = _NO_TERMS,
     ) -> None:
         self._pool = pool
-        self._addresses = DraftAddresses(addresses, resolver)
+        self._addresses = Addresses("drafts", addresses, resolver)
         self._wanted: set[str] = set()
         """The addresses to dial."""
         self._hello = hello

@@ -78,6 +78,7 @@ def test_assembling_replaces_both_folders_and_leaves_no_other_file(
     assert [entry.name for entry in (tmp_path / "demo").iterdir()] == ["weights"]
     for name in ("target", "draft"):
         wanted = {*package.MODEL_FILES, *package.TOKENIZER_FILES, "README.md"}
+        wanted |= {package.CHAT_TEMPLATE} if name == "target" else set()
         assert {file.name for file in (weights / name).iterdir()} == wanted
 
 

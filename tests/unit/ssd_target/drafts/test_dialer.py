@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ssd import addresses
 from ssd.errors import FrameError, HandshakeError, LinkError
 from ssd.rpc.link import LinkCall, LinkServerCall
 from ssd.rpc.server import RpcServer
@@ -21,7 +22,7 @@ from ssd.telemetry import (
 )
 from ssd.types import WIRE_VERSION, Heartbeat, Hello, LinkSettings, Welcome
 from ssd.v1 import speculation_pb2_grpc
-from ssd_target.drafts import addresses, connection, dialer, handshake
+from ssd_target.drafts import connection, dialer, handshake
 from ssd_target.drafts.dialer import LinkDialer, redial_pause
 from ssd_target.drafts.handshake import LinkTerms
 from ssd_target.drafts.link import DraftLink, LinkState

@@ -1,4 +1,4 @@
-"""The addresses of the drafts: those of the settings, and those behind the DNS names among them."""
+"""Addresses of peers: those of the settings, and those behind the DNS names among them."""
 
 import asyncio
 import ipaddress
@@ -6,17 +6,30 @@ import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+from ssd.errors import SettingsError
 from ssd.rpc.server import join_address
 from ssd.telemetry import get_logger
 from ssd.threads import in_daemon_thread
-from ssd_target.settings import DNS_SCHEME
 
 _log = get_logger(__name__)
+DNS_SCHEME = "dns:///"
+"""Prefix of an address that is always a DNS name."""
 MAX_RESOLVE_SECONDS = 5.0
 """A name server that takes longer counts as one that does not answer."""
 
 Resolver = Callable[[str, int], Awaitable[set[str]]]
 """Host and port to the addresses behind them; raises ``OSError`` if there is no answer."""
+
+
+def check_address(setting: str, address: str) -> None:
+    """Check an address of a setting.
+
+    Raises:
+        SettingsError: it has no host, or no port 1..65535.
+    """
+    host, _, port = address.removeprefix(DNS_SCHEME).rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise SettingsError(f"{setting}: {address!r} is not host:port with port 1..65535")
 
 
 async def resolve(host: str, port: int) -> set[str]:
@@ -51,13 +64,21 @@ def is_literal(address: str) -> bool:
     return True
 
 
-class DraftAddresses:
+class Addresses:
     """Resolves the DNS names among the configured addresses.
 
     Asyncio loop. A name keeps its last answer while its name server does not answer.
     """
 
-    def __init__(self, configured: tuple[str, ...], resolver: Resolver) -> None:
+    def __init__(self, peers: str, configured: tuple[str, ...], resolver: Resolver) -> None:
+        """Prepare.
+
+        Args:
+            peers: what the addresses are of, for the log: ``drafts``.
+            configured: ``host:port``, or ``dns:///host:port``, which is always a name.
+            resolver: returns the addresses behind a name.
+        """
+        self._peers = peers
         self._resolver = resolver
         self._literal = {address for address in configured if is_literal(address)}
         names = [address for address in configured if not is_literal(address)]
@@ -91,11 +112,11 @@ class DraftAddresses:
             async with asyncio.timeout(MAX_RESOLVE_SECONDS):
                 answer = await asyncio.shield(query)
         except (OSError, UnicodeError) as error:
-            _log.info("drafts_not_resolved", name=name, reason=str(error) or "no answer")
+            _log.info(f"{self._peers}_not_resolved", name=name, reason=str(error) or "no answer")
             if query.done():
                 del self._queries[name]
             return
         del self._queries[name]
         if answer != self._answers.get(name):
-            _log.info("drafts_resolved", name=name, addresses=len(answer))
+            _log.info(f"{self._peers}_resolved", name=name, addresses=len(answer))
         self._answers[name] = answer

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ssd_target.drafts.addresses import is_literal, resolve
+from ssd.addresses import is_literal, resolve
 
 
 @pytest.mark.parametrize(

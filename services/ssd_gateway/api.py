@@ -1,0 +1,166 @@
+"""The endpoints that generate text: read a body, run its calls, write an object or events."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncGenerator, Iterable
+from datetime import UTC, datetime
+from typing import Any, Generic
+
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from ssd import __version__, telemetry
+from ssd.errors import DeadlineError, SSDError
+from ssd.ports import Clock
+from ssd.types import GenerationChunk
+from ssd_gateway.body import ClientLeftError, read_body, while_connected
+from ssd_gateway.merge import merged
+from ssd_gateway.metrics import BROKEN_STREAMS_TOTAL, FIRST_TOKEN_SECONDS
+from ssd_gateway.problems import problem
+from ssd_gateway.responses import Assembly, Format, Head
+from ssd_gateway.schemas import AnyRequest, parse
+from ssd_gateway.settings import GatewaySettings
+from ssd_gateway.targets import TargetPool
+
+STATUS_KEY = "ssd.status"
+"""Key of the scope: the status for metrics, if it is not that of the response."""
+CLIENT_LEFT = 499
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # nginx would collect the events.
+    (b"x-accel-buffering", b"no"),
+]
+_log = telemetry.get_logger(__name__)
+Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
+"""Chunks of the calls of a request, with the index of the call."""
+
+
+class GenerationEndpoint(Generic[AnyRequest]):
+    """An endpoint as an ASGI application. Asyncio loop."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        targets: TargetPool,
+        clock: Clock,
+        kind: type[AnyRequest],
+        form: Format,
+    ) -> None:
+        self._settings = settings
+        self._targets = targets
+        self._clock = clock
+        self._kind: type[AnyRequest] = kind
+        self._form = form
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request.
+
+        Raises:
+            SSDError: the request failed before the response began.
+        """
+        try:
+            body = await read_body(scope, receive, self._settings.max_body_bytes)
+            request = parse(self._kind, body)
+            # Frees the prompt's JSON, which is not needed while the request waits and runs.
+            del body
+            if request.stream:
+                await while_connected(receive, self._stream(request, send))
+            else:
+                response = await while_connected(receive, self._whole(request))
+                await response(scope, receive, send)
+        except ClientLeftError:
+            scope[STATUS_KEY] = CLIENT_LEFT
+
+    async def _whole(self, request: AnyRequest) -> JSONResponse:
+        assembly = self._assembly(request)
+        async with self._deadline(), contextlib.aclosing(self._chunks(request)) as chunks:
+            async for prompt, chunk in chunks:
+                assembly.add(prompt, chunk)
+        return JSONResponse(assembly.whole())
+
+    async def _stream(self, request: AnyRequest, send: Send) -> None:
+        assembly = self._assembly(request)
+        events = EventStream(send)
+        try:
+            async with self._deadline(), contextlib.aclosing(self._chunks(request)) as chunks:
+                async for prompt, chunk in chunks:
+                    await events.write(assembly.add(prompt, chunk))
+                if request.includes_usage:
+                    await events.write([assembly.usage()])
+                await events.end()
+        except SSDError as error:
+            if not events.has_begun:
+                raise
+            BROKEN_STREAMS_TOTAL.inc()
+            _log.info("stream_broken", error=type(error).__name__, reason=str(error))
+            await events.fail(error)
+
+    def _assembly(self, request: AnyRequest) -> Assembly:
+        head = Head(
+            id=self._form.id_prefix + secrets.token_hex(12),
+            created=int(datetime.now(UTC).timestamp()),
+            model=self._targets.model(request.model or "").model,
+            fingerprint=f"ssd-{__version__}",
+        )
+        return Assembly(head, self._form, request.n or 1, is_extended=request.report_rounds)
+
+    async def _chunks(self, request: AnyRequest) -> Chunks:
+        arrived_at: float | None = self._clock.now()
+        request_id = telemetry.request_id.get() or ""
+        streams = [self._targets.generate(call, request_id) for call in request.calls()]
+        async with contextlib.aclosing(merged(streams)) as chunks:
+            async for prompt, chunk in chunks:
+                if arrived_at is not None and chunk.token_ids:
+                    FIRST_TOKEN_SECONDS.observe(self._clock.now() - arrived_at)
+                    arrived_at = None
+                yield prompt, chunk
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self) -> AsyncGenerator[None, None]:
+        allowed = self._settings.request_timeout_seconds
+        try:
+            async with asyncio.timeout(allowed):
+                yield
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"the request ran for {allowed:g} s, the maximum of this gateway "
+                "(request_timeout_seconds); request fewer tokens"
+            ) from error
+
+
+class EventStream:
+    """Server-sent events of one response; the first event begins it. Asyncio loop."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = False
+
+    async def write(self, objects: Iterable[dict[str, Any]]) -> None:
+        """Send objects as events, in one message."""
+        await self._write(b"".join(map(_event, objects)), is_last=False)
+
+    async def end(self) -> None:
+        """Send the event that ends a complete stream."""
+        await self._write(b"data: [DONE]\n\n", is_last=True)
+
+    async def fail(self, error: Exception) -> None:
+        """End the stream with an error object, which clients raise."""
+        _, body = problem(error, telemetry.request_id.get() or "")
+        await self._write(_event(body), is_last=True)
+
+    async def _write(self, body: bytes, *, is_last: bool) -> None:
+        if not body:
+            return
+        if not self.has_begun:
+            self.has_begun = True
+            start = {"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS}
+            await self._send(start)
+        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return b"data: " + text.encode() + b"\n\n"

@@ -1,0 +1,125 @@
+"""The ASGI application: routes, pages and error handlers."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import cast
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ssd import telemetry
+from ssd.errors import SSDError
+from ssd.ports import Clock
+from ssd_gateway.api import GenerationEndpoint
+from ssd_gateway.api_keys import ApiKeys
+from ssd_gateway.gate import Gate
+from ssd_gateway.metrics import REGISTRY
+from ssd_gateway.problems import error_object, problem_response
+from ssd_gateway.responses import ChatFormat, CompletionFormat, model_object
+from ssd_gateway.schemas import ChatRequest, CompletionRequest
+from ssd_gateway.settings import GatewaySettings
+from ssd_gateway.targets import TargetPool
+
+_PLAYGROUND = Path(__file__).parent / "playground"
+_PAGES = {
+    "/": ("index.html", "text/html"),
+    "/playground/style.css": ("style.css", "text/css"),
+    **{
+        f"/playground/{name}": (name, "text/javascript")
+        for name in ("app.js", "lane.js", "stream.js")
+    },
+}
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+class State:
+    """Whether the gateway drains."""
+
+    def __init__(self) -> None:
+        self.is_draining = False
+
+
+def make_app(
+    settings: GatewaySettings, targets: TargetPool, keys: ApiKeys, clock: Clock, state: State
+) -> Gate:
+    """Return the application."""
+    started_at = int(datetime.now(UTC).timestamp())
+
+    async def models(_request: Request) -> Response:
+        targets.model("")
+        found = [
+            model_object(info.model, info.max_model_len, started_at)
+            for info in targets.models.values()
+        ]
+        return JSONResponse({"object": "list", "data": found})
+
+    async def model(request: Request) -> Response:
+        info = targets.model(request.path_params["name"])
+        return JSONResponse(model_object(info.model, info.max_model_len, started_at))
+
+    async def livez(_request: Request) -> Response:
+        return PlainTextResponse("live\n")
+
+    async def readyz(_request: Request) -> Response:
+        if state.is_draining:
+            return PlainTextResponse("draining\n", 503)
+        if not targets.num_ready:
+            return PlainTextResponse("no target is ready\n", 503)
+        return PlainTextResponse(f"ready, targets: {targets.num_ready}\n")
+
+    async def metrics(_request: Request) -> Response:
+        return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
+
+    chat = GenerationEndpoint(settings, targets, clock, ChatRequest, ChatFormat())
+    completions = GenerationEndpoint(
+        settings, targets, clock, CompletionRequest, CompletionFormat()
+    )
+    routes: list[BaseRoute] = [
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", model),
+        Route("/livez", livez),
+        Route("/readyz", readyz),
+        Route("/metrics", metrics),
+    ]
+    if settings.playground:
+        routes += [_page(path, *page) for path, page in _PAGES.items()]
+    handlers = {SSDError: _failed, HTTPException: _not_served, Exception: _failed}
+    return Gate(Starlette(routes=routes, exception_handlers=handlers), settings, keys)
+
+
+def _page(path: str, name: str, media_type: str) -> Route:
+    content = (_PLAYGROUND / name).read_bytes()
+
+    async def page(_request: Request) -> Response:
+        return Response(content, media_type=media_type, headers=_PAGE_HEADERS)
+
+    return Route(path, page)
+
+
+async def _failed(_request: Request, error: Exception) -> Response:
+    return problem_response(error, telemetry.request_id.get() or "")
+
+
+async def _not_served(request: Request, error: Exception) -> Response:
+    """Answer a path or a method that is not served."""
+    status = cast(HTTPException, error).status_code
+    target = f"{request.method} {request.url.path[:256]}"
+    message = (
+        f"{target}: the method is not allowed"
+        if status == 405
+        else f"Unknown request URL: {target}"
+    )
+    body = error_object(message, "invalid_request_error", code="unknown_url")
+    return JSONResponse(body, status, dict(cast(HTTPException, error).headers or {}))

@@ -1,0 +1,99 @@
+"""What every request passes: its id, its key, the limit of requests, metrics, slow readers."""
+
+import asyncio
+import re
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ssd import telemetry
+from ssd.errors import DeadlineError, OverloadedError, SSDError
+from ssd_gateway.api import STATUS_KEY
+from ssd_gateway.api_keys import ApiKeys
+from ssd_gateway.metrics import REQUESTS_TOTAL, RUNNING_REQUESTS
+from ssd_gateway.problems import problem_response
+from ssd_gateway.settings import GatewaySettings
+
+API_PREFIX = "/v1/"
+_KNOWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models"})
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_log = telemetry.get_logger(__name__)
+
+
+class Gate:
+    """ASGI middleware. Paths outside ``/v1`` need no key and are not counted. Asyncio loop."""
+
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, keys: ApiKeys) -> None:
+        self._app = app
+        self._settings = settings
+        self._keys = keys
+        self._num_requests = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        telemetry.request_id.set(request_id)
+        out = _Sender(send, request_id, self._settings.stream_stall_seconds)
+        path: str = scope["path"]
+        if not path.startswith(API_PREFIX):
+            await self._app(scope, receive, out)
+            return
+        self._num_requests += 1
+        RUNNING_REQUESTS.set(self._num_requests)
+        try:
+            await self._serve(scope, receive, out, headers.get("authorization"))
+        finally:
+            self._num_requests -= 1
+            RUNNING_REQUESTS.set(self._num_requests)
+            known = path if path in _KNOWN_PATHS else "other"
+            status = scope.get(STATUS_KEY, out.status)
+            REQUESTS_TOTAL.labels(path=known, status=str(status)).inc()
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, out: "_Sender", authorization: str | None
+    ) -> None:
+        try:
+            name = self._keys.check(authorization)
+            if self._num_requests > self._settings.max_requests:
+                raise OverloadedError(
+                    f"{self._settings.max_requests} requests are in progress, the maximum of this "
+                    "gateway (max_requests)"
+                )
+        except SSDError as error:
+            await problem_response(error, out.request_id)(scope, receive, out)
+            return
+        _log.debug("request", path=scope["path"], key=name)
+        await self._app(scope, receive, out)
+
+
+class _Sender:
+    """Sends the messages of a response; adds the request id; fails if the client reads nothing."""
+
+    def __init__(self, send: Send, request_id: str, stall_seconds: float) -> None:
+        self._send = send
+        self._stall_seconds = stall_seconds
+        self.request_id = request_id
+        self.status = 500
+        """Status of the response; 500 without one."""
+
+    async def __call__(self, message: Message) -> None:
+        """Send a message.
+
+        Raises:
+            DeadlineError: the client read nothing for too long.
+        """
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            headers["x-content-type-options"] = "nosniff"
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await self._send(message)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"the response was not read for {self._stall_seconds:g} s (stream_stall_seconds)"
+            ) from error

@@ -1,0 +1,63 @@
+"""The gateway process as one object: it listens, follows the targets, serves and drains."""
+
+import asyncio
+import contextlib
+
+from ssd.ports import Clock
+from ssd.rpc.server import join_address
+from ssd.telemetry import get_logger
+from ssd_gateway.api_keys import ApiKeys
+from ssd_gateway.app import State, make_app
+from ssd_gateway.http_server import HttpServer, bind
+from ssd_gateway.settings import GatewaySettings
+from ssd_gateway.targets import TargetPool
+
+_log = get_logger("ssd_gateway")
+
+
+class Gateway:
+    """Owns all objects of the process. Asyncio loop.
+
+    ``drain`` refuses new connections; ``run`` returns when the running requests have ended.
+    """
+
+    def __init__(self, settings: GatewaySettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._keys = ApiKeys(settings.api_keys_file)
+        self.targets = TargetPool(settings.targets)
+        self.port = 0
+        """The port in use, once ``is_listening`` is set."""
+        self.is_listening = asyncio.Event()
+        self._state = State()
+        app = make_app(settings, self.targets, self._keys, clock, self._state)
+        self._server = HttpServer(app, settings)
+
+    def drain(self) -> None:
+        """Start the drain."""
+        self._state.is_draining = True
+        self._server.should_exit = True
+
+    async def run(self) -> None:
+        """Serve until the drain ends.
+
+        Raises:
+            SetupError: the port is in use, or the file of keys cannot be read.
+        """
+        started_at = self._clock.now()
+        self._keys.load()
+        with contextlib.closing(bind(self._settings)) as listening:
+            self.port = listening.getsockname()[1]
+            _log.info("listening", http=join_address(self._settings.host, self.port))
+            self.is_listening.set()
+            async with self.targets.running():
+                ready = asyncio.create_task(self._log_ready(started_at))
+                try:
+                    await self._server.serve([listening])
+                finally:
+                    ready.cancel()
+                    await asyncio.gather(ready, return_exceptions=True)
+
+    async def _log_ready(self, started_at: float) -> None:
+        await self.targets.wait_ready()
+        _log.info("ready", seconds=round(self._clock.now() - started_at, 3))

@@ -1,0 +1,46 @@
+"""Several streams as one."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import TypeVar
+
+Item = TypeVar("Item")
+_WAITING = 16
+"""Maximum number of items that wait for the reader."""
+
+
+async def merged(
+    streams: Sequence[AsyncGenerator[Item, None]],
+) -> AsyncGenerator[tuple[int, Item], None]:
+    """Yield the items of all streams as they arrive, with the index of the stream.
+
+    The first error ends all streams, as ``aclose`` does.
+    """
+    queue: asyncio.Queue[tuple[int, Item] | asyncio.Task[None]] = asyncio.Queue(_WAITING)
+
+    async def read(index: int, stream: AsyncGenerator[Item, None]) -> None:
+        try:
+            async for item in stream:
+                await queue.put((index, item))
+        finally:
+            await stream.aclose()
+
+    async def watch(task: "asyncio.Task[None]") -> None:
+        await asyncio.wait({task})
+        await queue.put(task)
+
+    readers = [asyncio.create_task(read(*each)) for each in enumerate(streams)]
+    watchers = [asyncio.create_task(watch(reader)) for reader in readers]
+    try:
+        num_open = len(readers)
+        while num_open:
+            match await queue.get():
+                case asyncio.Task() as ended:
+                    ended.result()
+                    num_open -= 1
+                case item:
+                    yield item
+    finally:
+        for task in (*watchers, *readers):
+            task.cancel()
+        await asyncio.gather(*watchers, *readers, return_exceptions=True)

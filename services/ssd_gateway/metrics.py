@@ -1,0 +1,40 @@
+"""Metrics of the gateway; ``/metrics`` serves them."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry(auto_describe=False)
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+REQUESTS_TOTAL = Counter(
+    "ssd_gateway_requests",
+    "Ended requests of the API by path and HTTP status; 499: the client left. The status of a "
+    "stream that failed after its first token is 200. Failed share: "
+    'sum(rate(ssd_gateway_requests_total{status=~"5.."}[5m])) / '
+    "sum(rate(ssd_gateway_requests_total[5m])).",
+    ["path", "status"],
+    registry=REGISTRY,
+)
+RUNNING_REQUESTS = Gauge(
+    "ssd_gateway_running_requests", "Requests of the API in progress.", registry=REGISTRY
+)
+FIRST_TOKEN_SECONDS = Histogram(
+    "ssd_gateway_time_to_first_token_seconds",
+    "Seconds from the arrival of a request at the gateway to its first tokens.",
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+RETRIES_TOTAL = Counter(
+    "ssd_gateway_retries",
+    "Requests that were sent to another target, because the first was not ready or overloaded.",
+    registry=REGISTRY,
+)
+BROKEN_STREAMS_TOTAL = Counter(
+    "ssd_gateway_broken_streams",
+    "Streams that ended with an error after their first token.",
+    registry=REGISTRY,
+)
+TARGETS = Gauge(
+    "ssd_gateway_targets", "Known targets by state: ready, not_ready.", ["state"], registry=REGISTRY
+)
+for _state in ("ready", "not_ready"):
+    TARGETS.labels(state=_state)

@@ -1,0 +1,238 @@
+// The page: composes requests, runs them one after the other, compares the two lanes.
+
+import { Lane } from "./lane.js";
+import { ApiError, problem, streamed } from "./stream.js";
+
+const EXAMPLES = {
+  completion: [
+    "def fib(n):",
+    'class Stack:\n    """A stack of items."""\n\n    def __init__(self):',
+    "import json\n\ndef load_config(path):",
+  ],
+  chat: ["Return the largest item of a list.", "A class for a bank account.", "Read all lines of a file."],
+};
+const HINTS = { completion: "Text to continue", chat: "Message" };
+const REASONS = {
+  stop: "Ended: the model ended the text.",
+  length: "Ended: the maximum number of tokens is reached.",
+};
+const $ = (id) => document.getElementById(id);
+
+const template = $("lane");
+const lanes = { ssd: new Lane($("lane-ssd"), template), ar: new Lane($("lane-ar"), template) };
+let kind = "completion";
+let model = "";
+let turns = [];
+let running = null;
+
+function setKind(name) {
+  kind = name;
+  for (const each of ["completion", "chat"]) {
+    const tab = $(`tab-${each}`);
+    tab.setAttribute("aria-selected", String(each === name));
+    tab.tabIndex = each === name ? 0 : -1;
+  }
+  $("panel").setAttribute("aria-labelledby", `tab-${name}`);
+  $("prompt-label").textContent = HINTS[name];
+  $("examples").replaceChildren(
+    ...EXAMPLES[name].map((text) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = text.split("\n")[0];
+      button.addEventListener("click", () => {
+        $("prompt").value = text;
+        $("prompt").focus();
+      });
+      return button;
+    }),
+  );
+  $("prompt").value = name === "completion" ? EXAMPLES.completion[0] : "";
+  showTurns();
+}
+
+function showTurns() {
+  const list = $("turns");
+  list.hidden = kind !== "chat" || !turns.length;
+  $("clear").hidden = list.hidden;
+  list.replaceChildren(
+    ...turns.map(({ role, content }) => {
+      const item = document.createElement("li");
+      item.className = role;
+      item.textContent = content;
+      return item;
+    }),
+  );
+  list.scrollTop = list.scrollHeight;
+}
+
+/** Return path and body of the request, without its mode. */
+function composed(prompt) {
+  const seed = $("seed").value.trim();
+  const shared = {
+    model,
+    temperature: Number($("temperature").value),
+    max_tokens: Number($("max-tokens").value),
+    // Both lanes need the same seed.
+    seed: seed ? Number(seed) : Math.floor(Math.random() * 2 ** 48),
+    report_rounds: true,
+  };
+  if (kind === "completion") return ["/v1/completions", { ...shared, prompt }];
+  const messages = [...turns, { role: "user", content: prompt }];
+  return ["/v1/chat/completions", { ...shared, messages }];
+}
+
+/** Run one request in a lane; return whether its text is complete. */
+async function runLane(lane, path, body, mode, prompt) {
+  lane.reset(prompt);
+  lane.section.setAttribute("aria-busy", "true");
+  try {
+    const options = { key: $("key").value, signal: running.signal };
+    for await (const object of streamed(path, { ...body, mode }, options)) {
+      const choice = object.choices[0];
+      if (!choice) continue;
+      lane.add(choice.delta?.content ?? choice.text ?? "", object.ssd);
+      if (choice.finish_reason) lane.end(REASONS[choice.finish_reason] ?? choice.finish_reason);
+    }
+    return true;
+  } catch (error) {
+    lane.end(error.name === "AbortError" ? "Stopped." : "Failed.");
+    throw error;
+  } finally {
+    lane.section.removeAttribute("aria-busy");
+  }
+}
+
+async function run() {
+  const prompt = $("prompt").value;
+  if (running || !prompt.trim()) return;
+  const [path, body] = composed(prompt);
+  const compares = $("compare").checked;
+  const shown = kind === "completion" ? prompt : "";
+  running = new AbortController();
+  setRunning(true);
+  $("lane-ar").hidden = !compares;
+  $("lanes").classList.toggle("single", !compares);
+  lanes.ar.reset(shown);
+  try {
+    await runLane(lanes.ssd, path, body, $("mode").value, shown);
+    if (kind === "chat") {
+      turns = [...body.messages, { role: "assistant", content: lanes.ssd.content }];
+      $("prompt").value = "";
+      showTurns();
+    }
+    // One after the other: together, each would slow the other down.
+    if (compares) {
+      await runLane(lanes.ar, path, body, "autoregressive", shown);
+      showVerdict();
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") showError(error);
+  } finally {
+    running = null;
+    setRunning(false);
+  }
+}
+
+function setRunning(isRunning) {
+  $("run").disabled = isRunning;
+  $("stop").disabled = !isRunning;
+  if (isRunning) {
+    $("error").hidden = true;
+    $("verdict").hidden = true;
+  }
+}
+
+function showVerdict() {
+  const { ssd, ar } = lanes;
+  if (!ssd.speed || !ar.speed) return;
+  const ratio = document.createElement("b");
+  ratio.textContent = `${(ssd.speed / ar.speed).toFixed(2)}×`;
+  const isSame = ssd.content === ar.content;
+  $("verdict").replaceChildren(
+    ratio,
+    ` the speed of plain decoding · ${ssd.rounds.length} rounds instead of ${ar.rounds.length} · `,
+    isSame ? "identical text ✓" : "the texts differ",
+  );
+  $("verdict").hidden = false;
+}
+
+function showError(error) {
+  if (error instanceof ApiError && error.status === 401) {
+    $("key-field").hidden = false;
+    $("key").focus();
+  }
+  const isNetwork = !(error instanceof ApiError);
+  $("error").textContent = isNetwork ? `The gateway cannot be reached: ${error.message}` : error.message;
+  $("error").hidden = false;
+}
+
+async function showModel() {
+  const headers = $("key").value ? { authorization: `Bearer ${$("key").value}` } : {};
+  const line = $("model");
+  try {
+    const response = await fetch("/v1/models", { headers });
+    if (!response.ok) throw await problem(response);
+    const [first] = (await response.json()).data;
+    model = first.id;
+    line.textContent = `${first.id} · up to ${first.max_model_len} tokens`;
+    line.className = "model ready";
+  } catch (error) {
+    line.textContent = error.message;
+    line.className = "model lost";
+    if (error.status === 401) $("key-field").hidden = false;
+  }
+}
+
+const THEMES = ["auto", "light", "dark"];
+
+function setTheme(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  $("theme").textContent = `Theme: ${theme}`;
+  localStorage.setItem("theme", theme);
+}
+
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  run();
+});
+$("stop").addEventListener("click", () => running?.abort());
+$("clear").addEventListener("click", () => {
+  turns = [];
+  showTurns();
+  $("prompt").focus();
+});
+$("temperature").addEventListener("input", () => {
+  $("temperature-shown").textContent = $("temperature").value;
+});
+$("key").value = sessionStorage.getItem("key") ?? "";
+$("key").addEventListener("change", () => {
+  sessionStorage.setItem("key", $("key").value);
+  showModel();
+});
+$("theme").addEventListener("click", () => {
+  const current = document.documentElement.dataset.theme ?? "auto";
+  setTheme(THEMES[(THEMES.indexOf(current) + 1) % THEMES.length]);
+});
+for (const name of ["completion", "chat"]) {
+  $(`tab-${name}`).addEventListener("click", () => setKind(name));
+  $(`tab-${name}`).addEventListener("keydown", (event) => {
+    if (event.key !== "ArrowLeft" && event.key !== "ArrowRight") return;
+    const other = name === "chat" ? "completion" : "chat";
+    setKind(other);
+    $(`tab-${other}`).focus();
+  });
+}
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.abort();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    run();
+  }
+});
+
+setTheme(localStorage.getItem("theme") ?? "auto");
+setKind("completion");
+$("base").textContent = `${location.origin}/v1`;
+showModel();
+setInterval(showModel, 10000);

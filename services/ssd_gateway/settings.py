@@ -1,0 +1,51 @@
+"""Settings of the gateway process. Sources and precedence: ``ssd.settings``."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ssd.addresses import check_address
+from ssd.errors import SettingsError
+from ssd.settings import TERMINATION_LOG
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """Settings of ``python -m ssd_gateway``."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; ``0.0.0.0`` or ``::`` for all addresses, IPv4 and IPv6."""
+    port: int = field(default=8000, metadata={"min": 0, "max": 65535})
+    """HTTP port; with 0 the system selects one, which is logged."""
+    targets: tuple[str, ...] = ("127.0.0.1:50051",)
+    """Addresses ``host:port`` of targets. A DNS name is resolved every 2 s and stands for all of
+    its addresses; ``dns:///host:port`` is always a DNS name."""
+    api_keys_file: str = ""
+    """File of API keys, one ``NAME:HASH`` per line: HASH is the SHA-256 of the key, hexadecimal.
+    It is read again when it changes. Empty: requests need no key."""
+    playground: bool = True
+    """Serve the playground at ``/``."""
+
+    max_requests: int = field(default=512, metadata={"min": 1, "max": 65_536})
+    """Maximum number of concurrent requests of the API; further ones are answered 429."""
+    max_connections: int = field(default=2048, metadata={"min": 1, "max": 65_536})
+    """Maximum number of connections; further ones are closed."""
+    max_body_bytes: int = field(default=8 << 20, metadata={"min": 1024, "max": 64 << 20})
+    """Maximum size of the body of a request; a larger one is answered 413."""
+    request_timeout_seconds: float = field(default=600.0, metadata={"min": 0.001, "max": 86_400.0})
+    """Maximum duration of a request, in seconds. It is then answered 408."""
+    stream_stall_seconds: float = field(default=60.0, metadata={"min": 0.001, "max": 86_400.0})
+    """A request whose client reads nothing for this many seconds is cancelled."""
+    drain_seconds: float = field(default=30.0, metadata={"min": 0.0, "max": 3600.0})
+    """Maximum time that requests continue after SIGTERM, in seconds."""
+
+    termination_log: str = TERMINATION_LOG
+    """File for one line with the cause of the end: ``Type: message (file:line)``, at most 1 KiB.
+    The default file is skipped if it is missing or not writable; empty for none."""
+    log_format: Literal["json", "text"] = "json"
+    """Format of log lines on standard error."""
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise SettingsError("targets: is empty; name at least one host:port")
+        for address in self.targets:
+            check_address("targets", address)

@@ -1,0 +1,241 @@
+"""The targets behind the gateway: their state, and the requests that are sent to them.
+
+A target is asked for its model every 2 s, which it answers only while it is ready. A request that
+a target refuses before its first token, because it is not ready or overloaded, is sent to the next
+one. After the first token a request is never sent again.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Collection
+from dataclasses import dataclass, field
+from dataclasses import replace as replaced
+from typing import NoReturn
+
+from ssd.addresses import Addresses, Resolver, resolve
+from ssd.errors import NotReadyError, OverloadedError, SSDError, UnknownModelError
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import Conversation, GenerateCall, ModelInfo
+from ssd.telemetry import get_logger
+from ssd.types import GenerationChunk
+from ssd_gateway.metrics import RETRIES_TOTAL, TARGETS
+from ssd_gateway.routing import choose_target, prefix_key
+
+RESOLVE_SECONDS = 2.0
+CHECK_SECONDS = 2.0
+"""Pause between two checks of a target that is ready."""
+RECHECK_SECONDS = 0.25
+"""Pause between two checks of one that is not."""
+ANSWER_SECONDS = 5.0
+"""A target that takes longer to answer a check is not ready."""
+_log = get_logger(__name__)
+MakeClient = Callable[[str], TargetClient]
+
+
+def _client(address: str) -> TargetClient:
+    return TargetClient(address, ready_seconds=0.0)
+
+
+@dataclass(slots=True)
+class _Target:
+    address: str
+    client: TargetClient
+    info: ModelInfo | None = None
+    """Newest answer; kept while the target is not ready."""
+    is_ready: bool = False
+    num_requests: int = 0
+    check: "asyncio.Task[None] | None" = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set for a check without a pause."""
+
+
+class TargetPool:
+    """Sends requests to the targets. Asyncio loop; ``running`` keeps their state up to date."""
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        *,
+        resolver: Resolver = resolve,
+        make_client: MakeClient = _client,
+    ) -> None:
+        self._addresses = Addresses("targets", addresses, resolver)
+        self._make_client = make_client
+        self._targets: dict[str, _Target] = {}
+        self._has_changed = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[None, None]:
+        """Check the targets inside; close all connections afterwards."""
+        following = asyncio.create_task(self._follow())
+        try:
+            yield
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            self._addresses.close()
+            await asyncio.gather(*(self._remove(address) for address in tuple(self._targets)))
+
+    async def wait_ready(self, num_targets: int = 1) -> None:
+        """Wait until this number of targets is ready."""
+        while self.num_ready < num_targets:
+            self._has_changed.clear()
+            await self._has_changed.wait()
+
+    @property
+    def num_ready(self) -> int:
+        """Number of targets that are ready."""
+        return sum(target.is_ready for target in self._targets.values())
+
+    @property
+    def models(self) -> dict[str, ModelInfo]:
+        """The models of the targets that are ready, by id."""
+        found = [each.info for each in self._targets.values() if each.is_ready and each.info]
+        return {info.model: info for info in sorted(found, key=lambda info: info.model)}
+
+    def model(self, name: str) -> ModelInfo:
+        """Return a model that a target serves; an empty name is the first one.
+
+        Raises:
+            NotReadyError: no target is ready.
+            UnknownModelError: no target serves it.
+        """
+        models = self.models
+        if not models:
+            self._refuse_without_target()
+        if name and name not in models:
+            raise UnknownModelError(
+                f"The model {name[:256]!r} does not exist; this server has {', '.join(models)}"
+            )
+        return models[name or next(iter(models))]
+
+    async def generate(
+        self, call: GenerateCall, request_id: str
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Run a request on one of the targets of its model. ``aclose`` cancels it.
+
+        Raises:
+            NotReadyError: no target is ready, or the connection was lost after the first chunk.
+            UnknownModelError: no target serves the model.
+            OverloadedError: all targets are overloaded.
+            SSDError: the target's own error.
+        """
+        call = replaced(call, model=self.model(call.model).model)
+        key = prefix_key(_texts(call))
+        tried: dict[str, SSDError] = {}
+        while (target := self._choose(call.model, key, tried)) is not None:
+            has_begun = False
+            target.num_requests += 1
+            try:
+                async with contextlib.aclosing(
+                    target.client.generate(call, request_id=request_id)
+                ) as chunks:
+                    async for chunk in chunks:
+                        has_begun = True
+                        yield chunk
+                return
+            except NotReadyError as error:
+                self._note_lost(target, error)
+                if has_begun:
+                    raise
+                tried[target.address] = error
+            except OverloadedError as error:
+                if has_begun:
+                    raise
+                tried[target.address] = error
+            finally:
+                target.num_requests -= 1
+        if not tried:
+            self._refuse_without_target()
+        raise _worst(tried.values())
+
+    def _choose(self, model: str, key: str | None, tried: Collection[str]) -> _Target | None:
+        outstanding = {
+            address: target.num_requests
+            for address, target in self._targets.items()
+            if target.is_ready and target.info and target.info.model == model
+            if address not in tried
+        }
+        if not outstanding:
+            return None
+        if tried:
+            RETRIES_TOTAL.inc()
+        return self._targets[choose_target(outstanding, key)]
+
+    def _refuse_without_target(self) -> NoReturn:
+        raise NotReadyError("no target is ready; try again in a moment")
+
+    def _note_lost(self, target: _Target, error: NotReadyError) -> None:
+        if target.is_ready:
+            _log.info("target_lost", target=target.address, reason=str(error))
+        target.is_ready = False
+        target.wake.set()
+        self._publish()
+
+    async def _follow(self) -> None:
+        """Add targets that appear and remove those that disappear."""
+        while True:
+            current = await self._addresses.current()
+            for address in current - self._targets.keys():
+                target = _Target(address, self._make_client(address))
+                target.check = asyncio.create_task(self._check(target))
+                self._targets[address] = target
+            # A draining target has no address any more; its streams continue.
+            gone = [
+                address
+                for address, target in self._targets.items()
+                if address not in current and not target.is_ready and not target.num_requests
+            ]
+            for address in gone:
+                await self._remove(address)
+            self._publish()
+            await asyncio.sleep(RESOLVE_SECONDS)
+
+    async def _remove(self, address: str) -> None:
+        target = self._targets.pop(address)
+        if target.check is not None:
+            target.check.cancel()
+            await asyncio.gather(target.check, return_exceptions=True)
+        await target.client.close()
+
+    async def _check(self, target: _Target) -> None:
+        """Keep the state of a target up to date, until cancelled."""
+        while True:
+            reason = ""
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    target.info = await target.client.model_info()
+            except TimeoutError:
+                reason = f"no answer within {ANSWER_SECONDS:g} s"
+            except SSDError as error:
+                reason = str(error)
+            if target.is_ready == bool(reason):
+                target.is_ready = not reason
+                event = "target_not_ready" if reason else "target_ready"
+                _log.info(event, target=target.address, **({"reason": reason} if reason else {}))
+                self._publish()
+            target.wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RECHECK_SECONDS if reason else CHECK_SECONDS):
+                    await target.wake.wait()
+
+    def _publish(self) -> None:
+        TARGETS.labels(state="ready").set(self.num_ready)
+        TARGETS.labels(state="not_ready").set(len(self._targets) - self.num_ready)
+        self._has_changed.set()
+
+
+def _texts(call: GenerateCall) -> list[str]:
+    """Return the texts whose common beginning a prefix cache shares."""
+    match call.prompt:
+        case str() as text:
+            return [text]
+        case Conversation(turns):
+            return [turn.content for turn in turns]
+        case token_ids:
+            return [",".join(map(str, token_ids[:512]))]
+
+
+def _worst(errors: Collection[SSDError]) -> SSDError:
+    """Return the error of a request that no target accepted: overload before others."""
+    return next((each for each in errors if isinstance(each, OverloadedError)), next(iter(errors)))

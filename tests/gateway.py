@@ -1,0 +1,136 @@
+"""A gateway on a real port, in front of targets whose answers a test scripts."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import grpc.aio
+from openai import AsyncOpenAI
+
+from ssd.rpc import codec
+from ssd.rpc.codec import GenerateCall, ModelInfo
+from ssd.rpc.server import RpcServer
+from ssd.telemetry import SystemClock
+from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, Usage
+from ssd.v1 import generate_pb2, generate_pb2_grpc
+from ssd_gateway.gateway import Gateway
+from ssd_gateway.settings import GatewaySettings
+
+INFO = ModelInfo(
+    model="demo",
+    family="llama",
+    num_parameters=1,
+    vocab_size=257,
+    max_model_len=64,
+    dtype="float32",
+    attention_backend="cpu",
+    device="cpu",
+    version="0",
+    tokenizer_fingerprint="f",
+    lookahead=3,
+    branches=8,
+    active_drafts=1,
+    max_num_seqs=4,
+    deterministic=False,
+    dtype_reason="set explicitly",
+)
+Answer = Callable[[GenerateCall], AsyncIterator[GenerationChunk]]
+
+
+async def spells(
+    call: GenerateCall, words: tuple[str, ...] = ("a ", "b ", "c")
+) -> AsyncGenerator[GenerationChunk, None]:
+    """A word in each chunk; the last one ends each continuation."""
+    for choice in range(max(1, getattr(call.sampling, "n", 1))):
+        for number, word in enumerate(words):
+            is_last = number == len(words) - 1
+            yield GenerationChunk(
+                token_ids=(number,),
+                text=word,
+                choice=choice,
+                seed=7 if number == 0 else None,
+                finish_reason=FinishReason.LENGTH if is_last else None,
+                usage=Usage(prompt_tokens=5, completion_tokens=len(words)) if is_last else None,
+                statistics=SpeculationStatistics(mode=Mode.SPECULATIVE, rounds=3)
+                if is_last
+                else None,
+            )
+
+
+@dataclass
+class ScriptedTarget(generate_pb2_grpc.GenerateServiceServicer):
+    """A target on a real port, without a model."""
+
+    answer: Answer = spells
+    info: ModelInfo = INFO
+    calls: list[GenerateCall] = field(default_factory=list)
+    request_ids: list[str] = field(default_factory=list)
+    num_cancelled: int = 0
+    address: str = ""
+
+    async def Generate(  # noqa: N802 - the rpc's name
+        self,
+        request: generate_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext[object, object],
+    ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
+        call = codec.generate_call(request)
+        self.calls.append(call)
+        metadata = dict(context.invocation_metadata() or ())
+        self.request_ids.append(str(metadata.get("x-request-id", "")))
+        try:
+            async for chunk in self.answer(call):
+                yield codec.generate_response(chunk)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+    async def GetModelInfo(  # noqa: N802 - the rpc's name
+        self, _request: object, _context: object
+    ) -> generate_pb2.GetModelInfoResponse:
+        return codec.model_info_response(self.info)
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator["ScriptedTarget"]:
+        server = RpcServer("127.0.0.1", 0)
+        register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, self)
+        server.add("ssd.v1.GenerateService", register)
+        await server.start()
+        self.address = f"127.0.0.1:{server.port}"
+        try:
+            yield self
+        finally:
+            await server.stop(0.0)
+
+
+@dataclass
+class Front:
+    """A running gateway."""
+
+    base: str
+    gateway: Gateway
+
+    def client(self, key: str = "none", *, max_retries: int = 0) -> AsyncOpenAI:
+        """Return the official client of its API."""
+        return AsyncOpenAI(base_url=f"{self.base}/v1", api_key=key, max_retries=max_retries)
+
+
+@contextlib.asynccontextmanager
+async def fronting(*targets: ScriptedTarget, **settings: object) -> AsyncIterator[Front]:
+    """Run a gateway in front of these targets until the end of the block."""
+    async with contextlib.AsyncExitStack() as stack:
+        for target in targets:
+            await stack.enter_async_context(target.serving())
+        addresses = tuple(target.address for target in targets) or ("127.0.0.1:1",)
+        values = {"port": 0, "targets": addresses, "drain_seconds": 1.0, **settings}
+        gateway = Gateway(GatewaySettings(**values), SystemClock())  # type: ignore[arg-type]
+        running = asyncio.create_task(gateway.run())
+        try:
+            await asyncio.wait_for(gateway.is_listening.wait(), 10)
+            if targets:
+                await asyncio.wait_for(gateway.targets.wait_ready(len(targets)), 10)
+            yield Front(f"http://127.0.0.1:{gateway.port}", gateway)
+        finally:
+            gateway.drain()
+            await running

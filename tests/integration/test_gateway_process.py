@@ -1,0 +1,134 @@
+"""The gateway as a process, in front of a real target, with the official OpenAI client."""
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+from tests.processes import ProcessUnderTest, completed, running
+
+from ssd import demo
+from ssd.rpc.client import TargetClient
+from ssd.text.chat_template import load_template, render_chat
+from ssd.types import ChatTurn, Mode, SamplingParams
+
+PORTS = ("--port", "0", "--http-port", "0")
+PROMPT = "def fib(n):"
+LIMIT = 24
+
+
+@asynccontextmanager
+async def target(*flags: str) -> AsyncIterator[ProcessUnderTest]:
+    async with running("ssd_target", "--model", "demo://target", *PORTS, *flags) as process:
+        await process.until("ready")
+        yield process
+
+
+@asynccontextmanager
+async def gateway(*targets: str) -> AsyncIterator[tuple[ProcessUnderTest, AsyncOpenAI]]:
+    flags = ("--targets", ",".join(targets), "--port", "0", "--drain-seconds", "20")
+    async with running("ssd_gateway", *flags) as process:
+        await process.until("ready")
+        base = f"http://{process.http_address}/v1"
+        async with AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
+            yield process, client
+
+
+async def test_texts_are_those_of_the_target_and_sigterm_finishes_streams() -> None:
+    async with (
+        target() as process,
+        TargetClient(process.grpc_address) as direct,
+        gateway(process.grpc_address) as (front, client),
+    ):
+        sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=LIMIT)
+        chunks = [chunk async for chunk in direct.generate(PROMPT, sampling)]
+        wanted = "".join(chunk.text for chunk in chunks)
+        same: Any = {"model": "target", "temperature": 0.8, "seed": 5, "max_tokens": LIMIT}
+        whole = await client.completions.create(prompt=PROMPT, **same)
+        assert whole.choices[0].text == wanted
+        assert whole.usage.completion_tokens == LIMIT
+
+        turns = (ChatTurn("system", "Short."), ChatTurn("user", "Add two numbers."))
+        template = load_template(demo.folder("demo://target"))
+        messages: Any = [{"role": each.role, "content": each.content} for each in turns]
+        chat = await client.chat.completions.create(
+            messages=messages,
+            **same,
+        )
+        rendered = await client.completions.create(prompt=render_chat(template, turns), **same)
+        assert chat.choices[0].message.content == rendered.choices[0].text
+
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.completions.create(model="target", prompt=PROMPT, max_tokens=5000)
+        assert caught.value.code == "context_length_exceeded"
+
+        stream = await client.completions.create(stream=True, prompt=PROMPT, **same)
+        parts = aiter(stream)
+        text = (await anext(parts)).choices[0].text
+        front.signal(signal.SIGTERM)
+        async for part in parts:
+            text += part.choices[0].text
+        assert text == wanted
+        assert await front.wait() == 0
+
+
+async def test_print_config_checks_the_settings() -> None:
+    shown = completed("ssd_gateway", "--print-config", "--max-requests", "7")
+    assert json.loads(shown.stdout)["max_requests"] == 7
+    refused = completed("ssd_gateway", "--api-keys-file", "/nonexistent/keys")
+    assert refused.code == 78
+    assert "api_keys_file" in refused.stderr
+
+
+@pytest.mark.slow
+async def test_a_killed_target_breaks_only_its_own_streams_and_others_serve() -> None:
+    async with AsyncExitStack() as stack:
+        targets = [await stack.enter_async_context(target()) for _ in range(2)]
+        addresses = [process.grpc_address for process in targets]
+        _, client = await stack.enter_async_context(gateway(*addresses))
+        long: Any = {"model": "target", "temperature": 1.0, "max_tokens": 400}
+        long["extra_body"] = {"ignore_eos": True}
+        streams = [
+            await client.completions.create(prompt=PROMPT, stream=True, seed=n, **long)
+            for n in range(8)
+        ]
+
+        async def read(stream: Any) -> bool:
+            try:
+                async for _ in stream:
+                    pass
+            except openai.APIError as error:
+                assert "incomplete" in str(error)  # noqa: PT017
+                return False
+            return True
+
+        reading = [asyncio.create_task(read(stream)) for stream in streams]
+        targets[0].signal(signal.SIGKILL)
+        complete = await asyncio.gather(*reading)
+        assert 1 <= complete.count(True) < len(streams)
+        for n in range(4):
+            answer = await client.completions.create(model="target", prompt=f"x = {n}")
+            assert answer.usage is not None
+
+
+@pytest.mark.slow
+async def test_cancelled_streams_free_the_target(tmp_path: Path) -> None:
+    async with target() as process, gateway(process.grpc_address) as (_, client):
+        for n in range(40):
+            stream = await client.completions.create(
+                model="target", prompt=PROMPT, stream=True, seed=n, max_tokens=1500
+            )
+            await anext(aiter(stream))
+            await stream.close()
+        async with asyncio.timeout(30):
+            while "\nssd_running_sequences 0.0" not in (await process.probe("/metrics"))[1]:
+                pass
+        async with TargetClient(process.grpc_address) as direct:
+            sampling = SamplingParams(max_tokens=4)
+            assert [chunk async for chunk in direct.generate(PROMPT, sampling, Mode.AUTO)]

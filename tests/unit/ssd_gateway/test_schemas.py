@@ -1,0 +1,116 @@
+"""Any body is a list of calls or an error of the client."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ssd.errors import FieldError, RequestError, UnsupportedError
+from ssd.rpc.codec import GenerateCall, generate_request
+from ssd_gateway.problems import problem
+from ssd_gateway.schemas import ChatRequest, CompletionRequest, parse
+
+KINDS = (ChatRequest, CompletionRequest)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from([0, 1, 2, 0.5, "auto", "user", "text", "json_schema", "speculative"]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "include_usage", "5", "x"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+FIELDS = sorted({alias for kind in KINDS for alias in kind.model_fields})
+BODIES = st.builds(
+    lambda valid, other: valid | other,
+    st.sampled_from(
+        [{"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}, {"prompt": [1, 2]}, {}]
+    ),
+    st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), VALUES, max_size=4),
+)
+
+
+def calls(kind: Any, body: bytes) -> list[GenerateCall]:
+    """The calls of a body, each of which can be encoded."""
+    found: list[GenerateCall] = parse(kind, body).calls()
+    for call in found:
+        generate_request(call)
+    return found
+
+
+@given(body=BODIES | VALUES, kind=st.sampled_from(KINDS))
+def test_any_json_is_calls_or_an_error_of_the_client(body: Any, kind: Any) -> None:
+    try:
+        assert calls(kind, json.dumps(body).encode())
+    except RequestError as error:
+        status, shown = problem(error, "id")
+        assert status == 400
+        assert json.dumps(shown)
+
+
+@given(body=st.binary(max_size=200), kind=st.sampled_from(KINDS))
+@example(body=b"[" * 100_000, kind=ChatRequest)
+@example(body=b'{"prompt":' + b"[" * 100_000, kind=CompletionRequest)
+@example(body=b'{"user":' + b'{"a":' * 100_000, kind=CompletionRequest)
+@example(body=b'{"prompt":"x","seed":' + b"9" * 100_000 + b"}", kind=CompletionRequest)
+@example(body=b'{"prompt":"\\ud800"}', kind=CompletionRequest)
+@example(body=b'{"prompt":"x","temperature":NaN}', kind=CompletionRequest)
+@example(body=b'{"prompt":"x","temperature":1e999}', kind=CompletionRequest)
+def test_any_bytes_are_calls_or_an_error_of_the_client(body: bytes, kind: Any) -> None:
+    with pytest.raises(RequestError):
+        calls(kind, body)
+
+
+def test_extensions_have_the_names_of_other_servers() -> None:
+    body = {
+        "prompt": "x",
+        "ignore_eos": True,
+        "stop_token_ids": [3],
+        "mode": "speculative",
+        "report_rounds": True,
+        "seed": 2**64 - 1,
+        "user": "u",
+        "metadata": {"a": "b"},
+    }
+    (call,) = calls(CompletionRequest, json.dumps(body).encode())
+    assert call.sampling.ignore_eos
+    assert call.sampling.stop_token_ids == (3,)
+    assert call.report_rounds
+    assert call.seed == 2**64 - 1
+    assert call.max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    "name", ["tools", "functions", "tool_choice", "audio", "web_search_options"]
+)
+def test_missing_features_are_accepted_only_if_nothing_asks_for_them(name: str) -> None:
+    valid: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+    assert calls(ChatRequest, json.dumps(valid | {name: None}).encode())
+    with pytest.raises(UnsupportedError) as caught:
+        calls(ChatRequest, json.dumps(valid | {name: {"type": "x"}}).encode())
+    assert caught.value.field == name
+
+
+def test_a_conversation_with_tool_calls_is_refused() -> None:
+    turns = [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]
+    with pytest.raises(UnsupportedError, match="tools"):
+        calls(ChatRequest, json.dumps({"messages": turns}).encode())
+
+
+def test_an_unknown_field_is_named() -> None:
+    with pytest.raises(FieldError) as caught:
+        calls(CompletionRequest, b'{"prompt":"x","stream_options":{"include":true}}')
+    assert caught.value.field == "stream_options.include"
