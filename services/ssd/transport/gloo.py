@@ -20,6 +20,9 @@ from ssd.transport.rendezvous import LinkStore
 
 _FOREVER = timedelta(days=3650)
 """A posted receive waits as long as the link is idle; by default, gloo would end it."""
+SEND_SECONDS = 3.0
+"""Maximum time that the peer lets a message wait; longer than the lease of a link. If the peer asks
+for a message and ends before it is written, gloo itself never ends the send, not even by abort."""
 _CONNECT_TIMEOUTS = 5
 """gloo waits this many time-outs for a connection, also for that of a peer that has ended."""
 _TAG, _UNUSED_TAG = 0, 1
@@ -49,8 +52,9 @@ class GlooSlot:
 class GlooTransfer:
     """A message that gloo sends or receives."""
 
-    def __init__(self, work: distributed.Work) -> None:
+    def __init__(self, work: distributed.Work, longest: timedelta) -> None:
         self._work: distributed.Work | None = work
+        self._longest = longest
 
     def wait(self) -> None:
         """See ``Transfer``."""
@@ -61,7 +65,7 @@ class GlooTransfer:
         """Wait and drop gloo's object; return what failed."""
         assert self._work is not None
         try:
-            self._work.wait(_FOREVER)
+            self._work.wait(self._longest)
         except RuntimeError as error:
             return first_line(error)
         finally:
@@ -88,12 +92,12 @@ class GlooCommunicator:
     def send(self, slot: Slot, num_words: int) -> Transfer:
         """See ``Communicator``. Sends no more words than needed."""
         assert isinstance(slot, GlooSlot)
-        return self._start("send", slot.tensor[:num_words])
+        return self._start("send", slot.tensor[:num_words], timedelta(seconds=SEND_SECONDS))
 
     def receive(self, slot: Slot) -> Transfer:
         """See ``Communicator``."""
         assert isinstance(slot, GlooSlot)
-        return self._start("recv", slot.tensor)
+        return self._start("recv", slot.tensor, _FOREVER)
 
     def abort(self) -> None:
         """See ``Communicator``."""
@@ -113,12 +117,15 @@ class GlooCommunicator:
         # Sockets and threads end with the last reference to the group and its transfers.
         self._group = None
 
-    def _start(self, method: Literal["send", "recv"], tensor: torch.Tensor) -> GlooTransfer:
+    def _start(
+        self, method: Literal["send", "recv"], tensor: torch.Tensor, longest: timedelta
+    ) -> GlooTransfer:
         with self._lock:
             if self._is_aborted or self._group is None:
                 raise LinkError("the gloo connection was aborted")
             try:
-                return GlooTransfer(getattr(self._group, method)([tensor], self._peer_rank, _TAG))
+                work = getattr(self._group, method)([tensor], self._peer_rank, _TAG)
+                return GlooTransfer(work, longest)
             except RuntimeError as error:
                 problem = first_line(error)
         raise LinkError(f"the gloo connection is lost: {problem}")

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +41,27 @@ async def joined() -> AsyncIterator[tuple[GlooCommunicator, GlooCommunicator]]:
         )
     )
     yield near, far
+
+
+@contextlib.contextmanager
+def connections() -> Iterator[dict[tuple[object, object], socket.socket]]:
+    """The connected sockets of this process, by own and peer address; copies of the descriptors."""
+    found = {}
+    with contextlib.ExitStack() as stack:
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                each = stack.enter_context(socket.socket(fileno=os.dup(int(descriptor.name))))
+                if each.family == socket.AF_INET:
+                    found[each.getsockname(), each.getpeername()] = each
+        yield found
+
+
+def sent_bytes(connection: socket.socket) -> int:
+    """Bytes that the peer has acknowledged."""
+    (acknowledged,) = struct.unpack_from(
+        "<Q", connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 200), 120
+    )
+    return int(acknowledged)
 
 
 def held() -> tuple[int, int]:

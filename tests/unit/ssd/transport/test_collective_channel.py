@@ -2,20 +2,24 @@
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 from tests.unit.ssd.transport.gloo_pair import (
+    connections,
     held,
     joined,
     place,
+    sent_bytes,
     stores,
     until_released,
 )
 
 from ssd.errors import FrameError, LinkError
+from ssd.threads import in_daemon_thread
 from ssd.transport import collective_channel, gloo
 from ssd.transport.collective_channel import MAX_OUTGOING, CollectiveChannel
 from ssd.transport.communicator import Place, available_backends
@@ -147,6 +151,43 @@ async def test_a_communicator_is_measured() -> None:
         assert mine.bytes_per_second == pytest.approx(GlooCommunicator.num_probe_bytes / 0.001)
         near.close()
         far.close()
+
+
+async def test_a_send_that_the_peer_asks_for_as_it_ends_ends_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gloo, "SEND_SECONDS", 0.3)
+    with connections() as found:
+        before = set(found)
+    async with joined() as (near, far), asyncio.timeout(MAX_SECONDS):
+        with connections() as found:
+            of_pair = [each for key, each in found.items() if key not in before]
+            sending = near.send(near.slot(64), 64)
+            while not any(map(sent_bytes, of_pair)):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            here, there = sorted(of_pair, key=sent_bytes, reverse=True)
+            # The far end asks for the message, and the near one cannot write it any more.
+            there.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+            receiving = far.receive(far.slot(64))
+            here.shutdown(socket.SHUT_WR)
+            with pytest.raises(LinkError, match="gloo connection is lost"):
+                await in_daemon_thread(sending.wait)
+        del sending, receiving
+        near.close()
+        far.close()
+
+
+async def test_a_peer_that_ends_before_it_connects_is_waited_for_once() -> None:
+    entries: dict[str, bytes] = {}
+    near = LinkStore(lambda _key, _value: None, 1.0)
+    far = LinkStore(entries.__setitem__, 1.0)
+    with pytest.raises(LinkError, match="no rendezvous entry"):
+        gloo.connect(far, place(0, 1.0))
+    for key, entry in entries.items():
+        near.put(key, entry)
+    async with asyncio.timeout(4.0):
+        with pytest.raises(LinkError, match="gloo does not connect"):
+            await in_daemon_thread(lambda: gloo.connect(near, place(1, 1.0)))
 
 
 def test_gloo_without_a_peer_fails_in_time_and_leaves_nothing() -> None:
