@@ -13,7 +13,7 @@ from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
 from ssd.engine.parallel.rank_loop import SplitTarget
-from ssd.engine.parallel.shard import model_of
+from ssd.engine.parallel.shard import ids_of_ranks, model_of
 from ssd.engine.runner import ModelRunner
 from ssd.engine.static_execution import make_execution
 from ssd.testing.fake_device import FakeDevice
@@ -51,7 +51,7 @@ def on_fake_gpu(
     decoder = Decoder(part, _weights(part, device.name), group)
     execution: Any = make_execution(decoder, part, engine, PagedReference(), run_eagerly, group)
     if isinstance(group, RankGroup):
-        execution = SplitTarget(execution, group, engine)
+        execution = SplitTarget(execution, group, engine, ids_of_ranks(MODEL, group.shard.size))
     return kind(execution, MODEL, engine)
 
 

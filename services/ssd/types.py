@@ -55,16 +55,38 @@ class SamplingParams:
 
     temperature: float = 1.0
     """0..2; 0 takes the most likely token."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of the most likely tokens with at least this probability; above 0."""
+    min_p: float = 0.0
+    """Keep tokens with at least this fraction of the highest probability; 0..1."""
+    repetition_penalty: float = 1.0
+    """Divisor of positive logits, factor of negative ones, of tokens of the prompt and new ones."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logits of new tokens; -2..2."""
+    frequency_penalty: float = 0.0
+    """Subtracted for each occurrence from the logits of new tokens; -2..2."""
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    """Added to the logits of these tokens; ascending ids, -100..100, at most 1024."""
     seed: int = 0
     """Unsigned 64 bits: the noise of the request."""
     max_tokens: int = 256
     """Maximum number of new tokens, >= 1."""
+    min_tokens: int = 0
+    """Number of new tokens before an end-of-text or stop token is allowed; 0..max_tokens."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these; at most 16."""
     stop_token_ids: tuple[TokenId, ...] = ()
     """The text ends after the first of these; at most 16."""
     ignore_eos: bool = False
     """Continue after end-of-text tokens."""
+    logprobs: int | None = None
+    """Number of most likely tokens to report beside the selected one, 0..20; None reports none."""
+    echo: bool = False
+    """Return the prompt before the continuation."""
+    n: int = 1
+    """Number of continuations, 1..8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +100,13 @@ class ChatTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A validated and tokenized request."""
+    """One continuation of a validated and tokenized request."""
 
     request_id: str
     prompt_ids: tuple[TokenId, ...]
     sampling: SamplingParams
+    choice: int = 0
+    """Number of this continuation, 0..n-1: each has noise of its own."""
     mode: Mode = Mode.AUTO
     report_rounds: bool = False
     """Whether chunks contain the rounds of their tokens."""
@@ -242,25 +266,6 @@ class TokenText:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token and the natural logarithm of the probability that the model gives it."""
-
-    token_id: TokenId
-    logprob: float
-    text: str = ""
-    """Text of this token alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs:
-    """Log-probabilities at the position of one new token."""
-
-    selected: TokenLogprob
-    top: tuple[TokenLogprob, ...] = ()
-    """The most likely tokens, most likely first."""
-
-
-@dataclass(frozen=True, slots=True)
 class Round:
     """One round of one continuation."""
 
@@ -272,6 +277,25 @@ class Round:
     """The accepted tokens, then the bonus token, up to the token that ends the continuation."""
     lookup: LookupResult = LookupResult.NONE
     """Result of the lookup that selected the proposal."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and the natural logarithm of the probability that the model gives it."""
+
+    token_id: TokenId
+    logprob: float
+    text: str = ""
+    """Text of this token alone, set by the request handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionLogprobs:
+    """Log-probabilities at the position of one new token."""
+
+    selected: TokenLogprob
+    top: tuple[TokenLogprob, ...] = ()
+    """The most likely tokens, most likely first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,12 +84,12 @@ def _sampler(runner: TargetRunner) -> Sampler:
     engine, execution, vocab_size = runner.engine, runner.execution, runner.model.vocab_size
     if isinstance(execution, SplitTarget):
         execution.warm_up_choice()
-        sampler = KeyedSampler(engine, execution.choose)
+        sampler = KeyedSampler(engine, vocab_size, execution)
         sampler.warm_up(engine.num_columns, vocab_size)
         return sampler
     if engine.engine != STATIC:
         return RingSampler(engine, vocab_size)
-    sampler = KeyedSampler(engine)
+    sampler = KeyedSampler(engine, vocab_size)
     sampler.warm_up(engine.num_columns, vocab_size)
     return sampler
 

@@ -116,7 +116,7 @@ class Target:
         """Change how the target speculates; None keeps a value.
 
         Raises:
-            UnsupportedError: this target does not have the mode; nothing is changed.
+            FieldError: this target does not have the mode; nothing is changed.
         """
         settings = self._settings
         if change.mode is not None:

@@ -5,7 +5,7 @@ import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,11 @@ from ssd.errors import (
     NotReadyError,
     SSDError,
     UnknownModelError,
-    UnsupportedError,
 )
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.testing.tiny_folder import write_byte_tokenizer, write_tiny_folder
-from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams
+from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, Usage
 
 SMALL = ("--dtype", "float32", "--max-num-seqs", "4", "--prefill-chunk", "32", "--lookahead", "3")
 ANY_PORT = ("--port", "0", "--http-port", "0")
@@ -86,7 +85,7 @@ async def test_invalid_requests_fail_with_the_reason_and_affect_no_other(folder:
         assert caught.value.max_model_len == 128
         with pytest.raises(UnknownModelError):
             await anext(client.generate(GenerateCall(prompt="abc", model="another")))
-        with pytest.raises(UnsupportedError, match="SYNCHRONOUS"):
+        with pytest.raises(FieldError, match="SYNCHRONOUS"):
             await generate(client, "abc", mode=Mode.SYNCHRONOUS)
         with pytest.raises(ContextLengthError):
             await anext(client.generate([257] * 200, GREEDY))
@@ -103,6 +102,43 @@ async def test_an_unset_seed_is_drawn_and_unset_max_tokens_fit_the_model(folder:
         assert seed is not None
         again = SamplingParams(seed=seed, max_tokens=62, ignore_eos=True)
         assert list((await generate(client, "ab", again)).token_ids) == tokens
+
+
+async def test_continuations_of_one_prompt_are_streamed_together_each_with_noise_of_its_own(
+    folder: Path,
+) -> None:
+    sampling = SamplingParams(ignore_eos=True, logprobs=2, top_p=0.95)
+    several = replace(sampling, n=3, echo=True)
+    async with target(folder) as (_, client):
+
+        def call(params: SamplingParams) -> GenerateCall:
+            return GenerateCall(prompt="abc", sampling=params, seed=7, max_tokens=12)
+
+        async def texts(params: SamplingParams) -> dict[int, list[GenerationChunk]]:
+            found: dict[int, list[GenerationChunk]] = {}
+            async for chunk in client.generate(call(params)):
+                found.setdefault(chunk.choice, []).append(chunk)
+            return found
+
+        first, *others = (await texts(sampling))[0]
+        alone = [token for chunk in (first, *others) for token in chunk.token_ids]
+        found = await texts(several)
+        prompt_ids = await client.tokenize("abc")
+    assert sorted(found) == [0, 1, 2]
+    tokens = []
+    for echo, *chunks in found.values():
+        assert (echo.token_ids, echo.text, echo.logprobs) == (prompt_ids, "abc", ())
+        assert echo.seed == 7
+        assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+        assert chunks[-1].finish_reason is FinishReason.LENGTH
+        assert chunks[-1].usage == Usage(prompt_tokens=3, completion_tokens=12)
+        tokens.append([token for chunk in chunks for token in chunk.token_ids])
+        positions = [position for chunk in chunks for position in chunk.logprobs]
+        assert [each.selected.token_id for each in positions] == tokens[-1]
+        assert [len(each.top) for each in positions] == [2] * 12
+        assert any(each.selected.text for each in positions)
+    assert dict(zip(found, tokens, strict=True))[0] == alone
+    assert len({tuple(each) for each in tokens}) == 3
 
 
 async def test_a_stop_string_ends_the_text_and_the_tokens(folder: Path) -> None:

@@ -16,7 +16,7 @@ from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import Execution, load_execution
 from ssd.engine.parallel.group import ALONE, Group, RankGroup
 from ssd.engine.parallel.rank_loop import SplitTarget
-from ssd.engine.parallel.shard import check_shards
+from ssd.engine.parallel.shard import check_shards, ids_of_ranks
 from ssd.errors import SettingsError
 from ssd.telemetry import get_logger
 
@@ -140,5 +140,5 @@ def load_runner(
         folder, model, engine, lambda fraction: on_progress("load", fraction), group
     )
     if isinstance(group, RankGroup):
-        execution = SplitTarget(execution, group, engine)
+        execution = SplitTarget(execution, group, engine, ids_of_ranks(model, group.shard.size))
     return kind(execution, model, engine)

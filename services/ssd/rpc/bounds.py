@@ -1,17 +1,12 @@
-"""Bounds of numbers, texts and lists in messages; sampling fields that are not supported yet."""
+"""Bounds of numbers, texts and lists in messages."""
 
 import math
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
-from ssd.errors import FieldError, UnsupportedError
-from ssd.v1 import types_pb2
+from ssd.errors import FieldError
 
 MAX_TEMPERATURE = 2.0
-MAX_CHOICES = 8
-MAX_LOGPROBS = 20
-MAX_PENALTY = 2.0
-MAX_LOGIT_BIAS = 100.0
 LARGEST_ID = 2**31 - 1
 """Token ids, sessions and epochs are int32 in frames."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -20,9 +15,8 @@ MAX_TOKEN_IDS = 1_000_000
 """Maximum length of a list in one message."""
 MAX_TEXT_BYTES = 4 * 1024 * 1024
 """Maximum UTF-8 size of a text or a conversation. Its token ids fit one message."""
-MAX_LOGIT_BIASES = 1024
-"""Maximum number of entries in one request."""
-_ABOVE_ZERO = math.ulp(0.0)
+ABOVE_ZERO = math.ulp(0.0)
+"""Lowest number of a range that does not contain 0."""
 _ID_BYTES = 5
 """Maximum size of a token id in a message."""
 _OTHER_BYTES = 256 * 1024
@@ -67,9 +61,9 @@ def check_range(name: str, found: float, lowest: float, highest: float) -> None:
 
 
 def _range_text(lowest: float, highest: float) -> str:
-    if lowest != _ABOVE_ZERO:
+    if lowest != ABOVE_ZERO:
         return f"in {_shown(lowest)}..{_shown(highest)}"
-    return "above 0" if math.isinf(highest) else f"above 0 and at most {_shown(highest)}"
+    return f"above 0 and at most {_shown(highest)}"
 
 
 def _shown(number: float) -> str:
@@ -112,36 +106,3 @@ def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int | None)
         return
     index = next(index for index, token_id in enumerate(token_ids) if token_id >= limit)
     raise FieldError(f"{name}[{index}]", f"token id {token_ids[index]} is outside 0..{limit - 1}")
-
-
-def refuse_unsupported(message: types_pb2.SamplingParams, vocab_size: int | None) -> None:
-    """Refuse fields that are not supported, after their bounds. Values without effect are accepted.
-
-    Raises:
-        FieldError: a field is out of its bounds.
-        UnsupportedError: a field has a value with an effect.
-    """
-    all_tokens = LARGEST_ID if vocab_size is None else vocab_size
-    fields = (
-        ("top_k", 1, all_tokens, all_tokens),
-        ("top_p", _ABOVE_ZERO, 1.0, 1.0),
-        ("min_p", 0.0, 1.0, 0.0),
-        ("repetition_penalty", _ABOVE_ZERO, math.inf, 1.0),
-        ("presence_penalty", -MAX_PENALTY, MAX_PENALTY, 0.0),
-        ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY, 0.0),
-        ("min_tokens", 0, LARGEST_ID, 0),
-        ("logprobs", 0, MAX_LOGPROBS, None),
-        ("n", 1, MAX_CHOICES, 1),
-    )
-    for name, lowest, highest, neutral in fields:
-        if message.HasField(name):
-            found = getattr(message, name)
-            check_range(f"sampling.{name}", found, lowest, highest)
-            if found != neutral:
-                raise UnsupportedError(f"sampling.{name}")
-    for token_id, bias in message.logit_bias.items():
-        check_range(f"sampling.logit_bias[{token_id}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
-        if bias:
-            raise UnsupportedError("sampling.logit_bias")
-    if message.echo:
-        raise UnsupportedError("sampling.echo")

@@ -10,18 +10,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd.errors import ContextLengthError, FieldError, UnsupportedError
-from ssd.rpc.bounds import (
-    ANY_MODEL,
-    LARGEST_ID,
-    MAX_LOGIT_BIASES,
-    MAX_TEMPERATURE,
-    PromptBounds,
-    check_range,
-    check_text,
-    check_token_ids,
-    refuse_unsupported,
-)
+from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_range, check_text
 from ssd.rpc.fields import shared_fields
+from ssd.rpc.sampling_codec import (
+    logprobs_messages,
+    position_logprobs,
+    sampling_message,
+    sampling_params,
+)
 from ssd.types import (
     ChatTurn,
     FinishReason,
@@ -37,13 +33,9 @@ from ssd.types import (
 )
 from ssd.v1 import admin_pb2, generate_pb2, types_pb2
 
-MAX_STOPS = 16
-LEAST_TEMPERATURE = 1e-6
-"""Temperatures below it count as 0."""
 MAX_TURNS = 4096
 """Maximum number of turns of a conversation. The template runs on the event loop, in microseconds
 a turn."""
-MAX_STOP_CHARACTERS = 256
 MAX_PRIORITY = 100
 MAX_METADATA_ENTRIES = 16
 MAX_METADATA_CHARACTERS = 256
@@ -209,17 +201,11 @@ def generate_call(
         )
     prompt = _prompt(request, bounds)
     sampling = request.sampling
-    if len(sampling.logit_bias) > MAX_LOGIT_BIASES:
-        raise FieldError(
-            "sampling.logit_bias",
-            f"has {len(sampling.logit_bias)} entries, allowed are {MAX_LOGIT_BIASES}",
-        )
-    check_token_ids("sampling.logit_bias", sorted(sampling.logit_bias), vocab_size)
-    refuse_unsupported(sampling, vocab_size)
+    params = sampling_params(sampling, vocab_size)
     _check_request_extras(request)
     return GenerateCall(
         prompt=prompt,
-        sampling=sampling_params(sampling, vocab_size),
+        sampling=params,
         seed=sampling.seed if sampling.HasField("seed") else None,
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
         mode=_mode(request.mode),
@@ -229,61 +215,17 @@ def generate_call(
     )
 
 
-def sampling_params(
-    message: types_pb2.SamplingParams, vocab_size: int | None = None
-) -> SamplingParams:
-    """Convert the supported fields, with defaults for fields that are not set.
-
-    Raises:
-        FieldError: one of them is out of range.
-    """
-    defaults = SamplingParams()
-    temperature = message.temperature if message.HasField("temperature") else defaults.temperature
-    check_range("sampling.temperature", temperature, 0.0, MAX_TEMPERATURE)
-    max_tokens = message.max_tokens if message.HasField("max_tokens") else defaults.max_tokens
-    check_range("sampling.max_tokens", max_tokens, 1, LARGEST_ID)
-    for name, found in (("stop", message.stop), ("stop_token_ids", message.stop_token_ids)):
-        if len(found) > MAX_STOPS:
-            raise FieldError(
-                f"sampling.{name}", f"has {len(found)} entries, allowed are {MAX_STOPS}"
-            )
-    for index, stop in enumerate(message.stop):
-        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
-            raise FieldError(
-                f"sampling.stop[{index}]",
-                f"has {len(stop)} characters, must have 1..{MAX_STOP_CHARACTERS}",
-            )
-    check_token_ids("sampling.stop_token_ids", message.stop_token_ids, vocab_size)
-    return SamplingParams(
-        # Below this, logits / temperature overflow float32. The limit is greedy decoding.
-        temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
-        seed=message.seed,
-        max_tokens=max_tokens,
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-    )
-
-
 def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
     """Convert a call to its message; fields that are None stay unset.
 
     Raises:
         FieldError: a number or a text that protobuf cannot encode.
     """
-    sampling = call.sampling
     try:
         message = generate_pb2.GenerateRequest(
             model=call.model,
             mode=_MODE_NUMBERS[call.mode],
-            sampling=types_pb2.SamplingParams(
-                temperature=sampling.temperature,
-                seed=call.seed,
-                max_tokens=call.max_tokens,
-                stop=sampling.stop,
-                stop_token_ids=sampling.stop_token_ids,
-                ignore_eos=sampling.ignore_eos,
-            ),
+            sampling=sampling_message(call.sampling, call.seed, call.max_tokens),
             metadata=call.metadata,
             report_rounds=call.report_rounds,
         )
@@ -308,6 +250,7 @@ def generate_response(chunk: GenerationChunk) -> generate_pb2.GenerateResponse:
     message = generate_pb2.GenerateResponse(
         choice=chunk.choice,
         token_ids=chunk.token_ids,
+        logprobs=logprobs_messages(chunk.logprobs),
         text=chunk.text,
         finish_reason=_FINISH_NUMBERS[chunk.finish_reason],
         seed=chunk.seed,
@@ -336,6 +279,7 @@ def generation_chunk(message: generate_pb2.GenerateResponse) -> GenerationChunk:
         )
     return GenerationChunk(
         token_ids=tuple(message.token_ids),
+        logprobs=tuple(map(position_logprobs, message.logprobs)),
         text=message.text,
         choice=message.choice,
         seed=message.seed if message.HasField("seed") else None,
@@ -426,10 +370,6 @@ def _mode(number: types_pb2.Mode) -> Mode:
 
 
 def _check_request_extras(request: generate_pb2.GenerateRequest) -> None:
-    if request.sampling_mode not in types_pb2.SamplingMode.values():
-        raise FieldError("sampling_mode", f"unknown value {request.sampling_mode}")
-    if request.sampling_mode == types_pb2.SAMPLING_MODE_REJECTION:
-        raise UnsupportedError("sampling_mode", "REJECTION is not supported by this version")
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.priority:
         raise UnsupportedError("priority")

@@ -26,7 +26,7 @@ from ssd.types import (
     TargetMessage,
     Welcome,
 )
-from ssd.v1 import speculation_pb2, types_pb2
+from ssd.v1 import speculation_pb2
 
 MAX_LOOKAHEAD = 16
 MAX_BRANCHES = 128
@@ -57,7 +57,6 @@ def speculate_request(message: TargetMessage | bytes) -> speculation_pb2.Specula
             return _Request(link_settings=speculation_pb2.LinkSettings(**fields))
         case Hello():
             hello = speculation_pb2.Hello(
-                sampling_mode=types_pb2.SAMPLING_MODE_COUPLED,
                 peer=_peer_message(message.peer),
                 **shared_fields(message, Hello, "peer"),
             )
@@ -145,11 +144,6 @@ def _hello(message: speculation_pb2.Hello) -> Hello:
     _check_handshake("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
     _check_handshake("branches", message.branches, 1, MAX_BRANCHES)
     _check_handshake("epoch", message.epoch, 1, LARGEST_ID)
-    if message.sampling_mode not in {
-        types_pb2.SAMPLING_MODE_UNSPECIFIED,
-        types_pb2.SAMPLING_MODE_COUPLED,
-    }:
-        raise HandshakeError("sampling_mode", "this version supports only coupled sampling")
     _check_words(
         tokenizer_fingerprint=message.tokenizer_fingerprint,
         channel=message.channel,

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ssd.errors import FieldError, TokenizerError, UnsupportedError
+from ssd.errors import FieldError, TokenizerError
 from ssd.types import ChatTurn
 
 RENDERING_ERRORS = (TemplateError, ArithmeticError, LookupError, TypeError, ValueError)
@@ -45,11 +45,10 @@ def render_chat(template: str | None, turns: Sequence[ChatTurn], **tokens: Any) 
         tokens: special tokens such as ``bos_token``, which templates use.
 
     Raises:
-        UnsupportedError: the model has no template.
-        FieldError: the template rejects the conversation.
+        FieldError: the model has no template, or it rejects the conversation.
     """
     if template is None:
-        raise UnsupportedError("chat", "this model has no chat template; send text or token_ids")
+        raise FieldError("chat", "this model has no chat template; send text or token_ids")
     try:
         return _compiled(template).render(
             messages=[asdict(turn) for turn in turns], add_generation_prompt=True, **tokens

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "mode", "sampling_mode", "priority", "metadata", "report_rounds")
+    __slots__ = ("model", "text", "token_ids", "chat", "sampling", "mode", "priority", "metadata", "report_rounds")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -22,7 +22,6 @@ class GenerateRequest(_message.Message):
     CHAT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_MODE_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     REPORT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
@@ -32,14 +31,13 @@ class GenerateRequest(_message.Message):
     chat: _types_pb2.ChatMessages
     sampling: _types_pb2.SamplingParams
     mode: _types_pb2.Mode
-    sampling_mode: _types_pb2.SamplingMode
     priority: int
     metadata: _containers.ScalarMap[str, str]
     report_rounds: bool
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_types_pb2.ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., sampling_mode: _Optional[_Union[_types_pb2.SamplingMode, str]] = ..., priority: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., report_rounds: _Optional[bool] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., chat: _Optional[_Union[_types_pb2.ChatMessages, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., mode: _Optional[_Union[_types_pb2.Mode, str]] = ..., priority: _Optional[int] = ..., metadata: _Optional[_Mapping[str, str]] = ..., report_rounds: _Optional[bool] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("choice", "token_ids", "text", "finish_reason", "usage", "statistics", "seed", "rounds")
+    __slots__ = ("choice", "token_ids", "text", "finish_reason", "usage", "statistics", "seed", "rounds", "logprobs")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +46,7 @@ class GenerateResponse(_message.Message):
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     choice: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     text: str
@@ -56,7 +55,8 @@ class GenerateResponse(_message.Message):
     statistics: _types_pb2.SpeculationStatistics
     seed: int
     rounds: _containers.RepeatedCompositeFieldContainer[_types_pb2.Round]
-    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., statistics: _Optional[_Union[_types_pb2.SpeculationStatistics, _Mapping]] = ..., seed: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[_types_pb2.Round, _Mapping]]] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.PositionLogprobs]
+    def __init__(self, choice: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., text: _Optional[str] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., usage: _Optional[_Union[_types_pb2.Usage, _Mapping]] = ..., statistics: _Optional[_Union[_types_pb2.SpeculationStatistics, _Mapping]] = ..., seed: _Optional[int] = ..., rounds: _Optional[_Iterable[_Union[_types_pb2.Round, _Mapping]]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.PositionLogprobs, _Mapping]]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
     __slots__ = ("text",)

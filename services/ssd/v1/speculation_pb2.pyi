@@ -1,4 +1,3 @@
-from ssd.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -20,13 +19,12 @@ class Peer(_message.Message):
     def __init__(self, pod: _Optional[str] = ..., node: _Optional[str] = ..., cell: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("wire_version", "vocab_size", "tokenizer_fingerprint", "lookahead", "branches", "sampling_mode", "channel", "peer", "epoch", "backends")
+    __slots__ = ("wire_version", "vocab_size", "tokenizer_fingerprint", "lookahead", "branches", "channel", "peer", "epoch", "backends")
     WIRE_VERSION_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
-    SAMPLING_MODE_FIELD_NUMBER: _ClassVar[int]
     CHANNEL_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -36,12 +34,11 @@ class Hello(_message.Message):
     tokenizer_fingerprint: str
     lookahead: int
     branches: int
-    sampling_mode: _types_pb2.SamplingMode
     channel: str
     peer: Peer
     epoch: int
     backends: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, wire_version: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., sampling_mode: _Optional[_Union[_types_pb2.SamplingMode, str]] = ..., channel: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., backends: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, wire_version: _Optional[int] = ..., vocab_size: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., channel: _Optional[str] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., epoch: _Optional[int] = ..., backends: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Rendezvous(_message.Message):
     __slots__ = ("key", "value")

@@ -13,6 +13,7 @@ ms later. *Not chosen*: one thread for each stream. *Revisit when* Python runs t
 
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from ssd.errors import NotFiniteError, RankError
 from ssd.speculation.verification import verify_coupled
 from ssd.telemetry import get_logger
-from ssd.types import FinishReason, GenerationChunk, Outcome, Round, SequenceId, TokenId, Usage
+from ssd.types import FinishReason, GenerationChunk, Outcome, SequenceId, TokenId, Usage
 from ssd_target.decoding.batch_builder import BatchBuilder, Proposals
 from ssd_target.decoding.ports import Drafter, LoopContext, Runner, Sampler
 from ssd_target.decoding.request_statistics import RequestStatistics
@@ -29,9 +30,10 @@ from ssd_target.decoding.round_reports import RoundReports
 from ssd_target.decoding.round_result import Lookup, RoundResult
 from ssd_target.decoding.round_times import RoundPart, RoundTimes
 from ssd_target.decoding.scheduler import Plan, Scheduler
-from ssd_target.decoding.sequence import NOTHING_EMITTED, Arrival, Emission, Sequence
+from ssd_target.decoding.sequence import Arrival, Sequence
 from ssd_target.decoding.speculation_control import SpeculationControl
 
+NOTHING_EMITTED = GenerationChunk(token_ids=())
 _log = get_logger(__name__)
 _LONG_NOISE_SECONDS = 0.002
 """Readers do not wait for noise that takes longer: large vocabularies or batches."""
@@ -225,21 +227,19 @@ class DecodeLoop:
                 self._round_log.num_rounds - 1, result.num_proposed, accepted, now
             )
             request_statistics.paused_rounds += self._control.is_paused(sequence)
+            chunk = GenerationChunk(
+                token_ids=emission.token_ids,
+                logprobs=self._sampler.logprobs(sequence)[: len(emission.token_ids)],
+                rounds=rounds.get(sequence.sequence_id, ()),
+            )
             if emission.finish_reason is FinishReason.FAILED:
-                sequence.arrival.sink.put(GenerationChunk(token_ids=emission.token_ids))
+                sequence.arrival.sink.put(chunk)
                 _fail(sequence, len(sequence.tokens) - 1)
             elif emission.finish_reason is not None:
-                self._end(
-                    sequence.arrival,
-                    emission.finish_reason,
-                    sequence.num_emitted,
-                    emission,
-                    rounds.get(sequence.sequence_id, ()),
-                )
+                self._end(sequence.arrival, emission.finish_reason, sequence.num_emitted, chunk)
             else:
                 sink = sequence.arrival.sink
-                reported = rounds.get(sequence.sequence_id, ())
-                sink.put(GenerationChunk(token_ids=emission.token_ids, rounds=reported))
+                sink.put(chunk)
                 if sink.is_abandoned:
                     self._inbox.cancel(sequence.sequence_id)
 
@@ -317,8 +317,7 @@ class DecodeLoop:
         arrival: Arrival,
         reason: FinishReason,
         num_emitted: int = 0,
-        emission: Emission = NOTHING_EMITTED,
-        rounds: tuple[Round, ...] = (),
+        chunk: GenerationChunk = NOTHING_EMITTED,
     ) -> None:
         """Put the last chunk of a request, with its usage and statistics."""
         request_statistics = self._request_statistics.get(arrival.sequence_id) or RequestStatistics(
@@ -326,12 +325,11 @@ class DecodeLoop:
         )
         prompt_tokens = len(arrival.request.prompt_ids)
         arrival.sink.put(
-            GenerationChunk(
-                token_ids=emission.token_ids,
+            replace(
+                chunk,
                 finish_reason=reason,
                 usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=num_emitted),
                 statistics=request_statistics.statistics(self._round_log),
-                rounds=rounds,
             )
         )
 

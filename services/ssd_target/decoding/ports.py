@@ -15,7 +15,7 @@ from ssd.ports import Clock
 from ssd.speculation.controller import Choice, Report
 from ssd.speculation.round_samples import RoundSample
 from ssd.step_thread import Watchdog
-from ssd.types import SequenceId, TokenId
+from ssd.types import PositionLogprobs, SequenceId, TokenId
 from ssd_target.decoding.batch_builder import Proposals
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.round_log import RoundLog
@@ -75,6 +75,13 @@ class Sampler(Protocol):
         self, sequences: Rows[Sequence], proposals: Proposals, logits_BPV: torch.Tensor
     ) -> Ints:
         """Return the target's token at each row that verification reads, ``chosen_BP``."""
+        ...
+
+    def logprobs(self, sequence: Sequence) -> tuple[PositionLogprobs, ...]:
+        """Return the log-probabilities at the rows of the newest ``choose``, if asked for.
+
+        There can be more than tokens of the round.
+        """
         ...
 
     def choose_at(self, slots_B: Ints, positions_B: Ints, logits_BV: torch.Tensor) -> Ints:

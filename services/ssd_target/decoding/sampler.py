@@ -25,18 +25,20 @@ from numpy.typing import NDArray
 from ssd.engine.config import EngineConfig
 from ssd.engine.sampling.choose import choose_rows
 from ssd.engine.sampling.keyed import NoiseKeys, chooser_on, packed, to_device
+from ssd.engine.sampling.logits import Filters, filtered
 from ssd.speculation.noise import NoiseRing
-from ssd.types import NO_TOKEN
+from ssd.types import NO_TOKEN, PositionLogprobs, TokenId
 from ssd_target.decoding.batch_builder import Proposals
+from ssd_target.decoding.logits_steps import LogitsSteps, StepsOfSequences
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]
 
 
-class ChooseOfVerify(Protocol):
-    """Selects tokens from the logits of a verify, on one rank or on several."""
+class Ranks(Protocol):
+    """The logits of a verify whose token ids are on several ranks."""
 
-    def __call__(
+    def choose(
         self, logits_RV: torch.Tensor, keys_4R: torch.Tensor, *, is_warm: bool
     ) -> torch.Tensor:
         """Return the token of each row, int64 [R].
@@ -46,29 +48,58 @@ class ChooseOfVerify(Protocol):
             keys_4R: of the rows, ``keyed.packed``.
             is_warm: whether some temperature is not 0.
         """
+        ...
+
+    def gather(self, logits_RV: torch.Tensor, rows_X: torch.Tensor) -> torch.Tensor:
+        """Return the logits of all token ids at some rows, [X, V].
+
+        Args:
+            logits_RV: of all rows of the newest verify.
+            rows_X: int64 on the CPU.
+        """
+        ...
+
+
+class Choose(Protocol):
+    """Selects a token of each row; see ``Ranks.choose``."""
+
+    def __call__(
+        self, logits_RV: torch.Tensor, keys_4R: torch.Tensor, *, is_warm: bool
+    ) -> torch.Tensor:
+        """Return the token of each row, int64 [R]."""
+        ...
 
 
 class RingSampler:
     """Selects the target's token at each of the P rows of a sequence. Step thread only.
 
     Noise is kept by (slot, position) and computed once: in ``fill``, while the drafts work, or in
-    ``choose`` for the first token of a sequence.
+    ``choose`` for the first token of a sequence. The steps of sampling parameters run at the rows
+    that verification reads, one after another.
     """
 
     def __init__(self, engine: EngineConfig, vocab_size: int) -> None:
+        self._steps = StepsOfSequences(vocab_size, "cpu")
         # Rows of the round in progress, and of the next one.
         self._ring = NoiseRing(engine.max_num_seqs, 2 * engine.num_columns, vocab_size)
         self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
 
     def admit(self, sequence: Sequence) -> None:
         """Assign the noise of a sequence's seed to its slot."""
-        sampling = sequence.arrival.request.sampling
-        self._ring.assign(sequence.slot, sampling.seed, 0, sampling.temperature)
+        request = sequence.arrival.request
+        sampling = request.sampling
+        self._ring.assign(sequence.slot, sampling.seed, request.choice, sampling.temperature)
         self._temperature_S[sequence.slot] = sampling.temperature
+        self._steps.admit(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Release the noise of a sequence."""
         self._ring.release(sequence.slot)
+        self._steps.release(sequence)
+
+    def logprobs(self, sequence: Sequence) -> tuple[PositionLogprobs, ...]:
+        """See ``ports.Sampler``."""
+        return self._steps.logprobs(sequence)
 
     def fill(self, sequences: Rows[Sequence], num_proposed_B: Ints) -> None:
         """Compute the noise of the positions that the next round selects, unless it is stored."""
@@ -97,7 +128,14 @@ class RingSampler:
         logits_XV = logits_BPV.cpu().reshape(-1, logits_BPV.shape[2])
         chosen_BP = np.full((len(sequences), num_columns), NO_TOKEN, dtype=np.int64)
         active_A = np.arange(len(sequences))
-        for column in range(num_columns):
+        for index, steps in self._steps.of(sequences):
+            rows_PV = logits_XV[index * num_columns :][: num_proposed_B[index] + 1]
+            tokens = self._choose_with_steps(
+                steps, sequences[index], rows_PV, proposals.tokens[index]
+            )
+            chosen_BP[index, : len(tokens)] = tokens
+            active_A = active_A[active_A != index]
+        for column in range(num_columns if len(active_A) else 0):
             rows_A = active_A * num_columns + column
             chosen_A = self._choose(logits_XV, rows_A, slots_B[active_A], next_B[active_A] + column)
             chosen_BP[active_A, column] = chosen_A
@@ -113,6 +151,28 @@ class RingSampler:
         The logits may have fewer columns than those of the target: padding of its vocabulary.
         """
         return self._choose(logits_BV.cpu(), np.arange(len(slots_B)), slots_B, positions_B)
+
+    def _choose_with_steps(
+        self,
+        steps: LogitsSteps,
+        sequence: Sequence,
+        logits_CV: torch.Tensor,
+        proposed: tuple[TokenId, ...],
+    ) -> list[TokenId]:
+        """Return the tokens of the rows up to the first one that is not the proposed one."""
+        slot_1 = np.array([sequence.slot])
+        row_1 = np.zeros(1, dtype=np.int64)
+        chosen: list[TokenId] = []
+        for column, row_1V in enumerate(logits_CV.split(1)):
+            scores_1V = steps.apply(row_1V, proposed, column)
+            if steps.has_filters:
+                scores_1V = filtered(scores_1V, steps.filters)
+            position_1 = np.array([len(sequence.tokens) + column])
+            chosen += self._choose(scores_1V, row_1, slot_1, position_1).tolist()
+            if chosen != list(proposed[: column + 1]):
+                break
+        steps.note_logprobs(logits_CV[: len(chosen)], chosen)
+        return chosen
 
     def _choose(
         self, logits_XV: torch.Tensor, rows_R: Ints, slots_R: Ints, positions_R: Ints
@@ -133,12 +193,14 @@ class KeyedSampler:
     2e-6.
     """
 
-    def __init__(self, engine: EngineConfig, choose: ChooseOfVerify | None = None) -> None:
-        """Construct; None chooses on the device of the engine, which has all logits."""
+    def __init__(self, engine: EngineConfig, vocab_size: int, ranks: Ranks | None = None) -> None:
+        """Construct; without ``ranks``, the device of the engine has all logits."""
         self._device = engine.device
         self._choose_of_keys = chooser_on(engine.device)
-        self._choose_of_verify = choose or self._choose_here
+        self._ranks = ranks
+        self._steps = StepsOfSequences(vocab_size, engine.device)
         self._seeds_S = np.zeros(engine.max_num_seqs, dtype=np.uint64)
+        self._choices_S = np.zeros(engine.max_num_seqs, dtype=np.int64)
         self._temperature_S = np.zeros(engine.max_num_seqs, dtype=np.float32)
 
     @torch.inference_mode()
@@ -157,13 +219,20 @@ class KeyedSampler:
 
     def admit(self, sequence: Sequence) -> None:
         """Assign the noise of a sequence's seed to its slot."""
-        sampling = sequence.arrival.request.sampling
-        self._seeds_S[sequence.slot] = sampling.seed
-        self._temperature_S[sequence.slot] = sampling.temperature
+        request = sequence.arrival.request
+        self._seeds_S[sequence.slot] = request.sampling.seed
+        self._choices_S[sequence.slot] = request.choice
+        self._temperature_S[sequence.slot] = request.sampling.temperature
+        self._steps.admit(sequence)
 
     def release(self, sequence: Sequence) -> None:
         """Release the noise of a sequence."""
         self._temperature_S[sequence.slot] = 0.0
+        self._steps.release(sequence)
+
+    def logprobs(self, sequence: Sequence) -> tuple[PositionLogprobs, ...]:
+        """See ``ports.Sampler``."""
+        return self._steps.logprobs(sequence)
 
     def fill(self, sequences: Rows[Sequence], num_proposed_B: Ints) -> None:
         """Do nothing: the noise of a choice is computed with it."""
@@ -179,26 +248,71 @@ class KeyedSampler:
         column_P = np.arange(logits_BPV.shape[1])
         slots_R = slots_B.repeat(len(column_P))
         positions_R = (next_B[:, None] + column_P).ravel()
-        chosen_R = self._select(
-            slots_R, positions_R, logits_BPV.flatten(0, 1), self._choose_of_verify
-        )
+        logits_RV = logits_BPV.flatten(0, 1)
+        choose = self._choose_here if self._ranks is None else self._ranks.choose
+        chosen_R = self._select(slots_R, positions_R, logits_RV, choose)
+        with_steps = self._steps.of(sequences)
+        if with_steps:
+            self._replace(chosen_R, with_steps, proposals, logits_RV, (slots_R, positions_R))
         is_read_BP = column_P <= proposals.num_proposed_B[:, None]
-        return np.where(is_read_BP, chosen_R.reshape(is_read_BP.shape), NO_TOKEN)
+        chosen_BP = chosen_R.cpu().numpy().reshape(is_read_BP.shape)
+        return np.where(is_read_BP, chosen_BP, NO_TOKEN)
 
     def choose_at(self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor) -> Ints:
         """Select one token of each row, from all logits of a model on this device."""
-        return self._select(slots_R, positions_R, logits_RV, self._choose_here)
-
-    def _select(
-        self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor, choose: ChooseOfVerify
-    ) -> Ints:
-        """Select one token of each row, with the noise of its slot and position."""
-        temperature_R = self._temperature_S[slots_R]
-        choices_R = np.zeros_like(slots_R)
-        keys_4R = packed(self._seeds_S[slots_R], choices_R, positions_R, temperature_R)
-        chosen_R = choose(logits_RV, keys_4R, is_warm=bool((temperature_R > 0).any()))
+        chosen_R = self._select(slots_R, positions_R, logits_RV, self._choose_here)
         tokens_R: Ints = chosen_R.cpu().numpy()
         return tokens_R
+
+    def _replace(
+        self,
+        chosen_R: torch.Tensor,
+        with_steps: Rows[tuple[int, LogitsSteps]],
+        proposals: Proposals,
+        logits_RV: torch.Tensor,
+        addresses: tuple[Ints, Ints],
+    ) -> None:
+        """Replace the tokens of the sequences that have steps, at all rows that may be read."""
+        num_columns = len(logits_RV) // len(proposals.num_proposed_B)
+        counts = [int(proposals.num_proposed_B[index]) + 1 for index, _ in with_steps]
+        firsts = [index * num_columns for index, _ in with_steps]
+        rows_X = np.concatenate(
+            [first + np.arange(c) for first, c in zip(firsts, counts, strict=True)]
+        )
+        on_host_X = torch.from_numpy(rows_X)
+        rows_on_device_X = to_device(on_host_X, self._device)
+        if self._ranks is None:
+            logits_XV = logits_RV[rows_on_device_X]
+        else:
+            logits_XV = self._ranks.gather(logits_RV, on_host_X)
+        parts = logits_XV.split(counts)
+        scores_XV = torch.cat(
+            [
+                steps.apply(part_CV, proposals.tokens[index])
+                for (index, steps), part_CV in zip(with_steps, parts, strict=True)
+            ]
+        )
+        if any(steps.has_filters for _, steps in with_steps):
+            filters = Filters.repeated([steps.filters for _, steps in with_steps], counts)
+            scores_XV = filtered(scores_XV, filters)
+        slots_R, positions_R = addresses
+        chosen_X = self._select(slots_R[rows_X], positions_R[rows_X], scores_XV, self._choose_here)
+        chosen_R[rows_on_device_X] = chosen_X
+        for (_, steps), part_CV, chosen_C in zip(
+            with_steps, parts, chosen_X.split(counts), strict=True
+        ):
+            if steps.sampling.logprobs is not None:
+                steps.note_logprobs(part_CV, chosen_C.tolist())
+
+    def _select(
+        self, slots_R: Ints, positions_R: Ints, logits_RV: torch.Tensor, choose: Choose
+    ) -> torch.Tensor:
+        """Select one token of each row, with the noise of its slot and position."""
+        temperature_R = self._temperature_S[slots_R]
+        keys_4R = packed(
+            self._seeds_S[slots_R], self._choices_S[slots_R], positions_R, temperature_R
+        )
+        return choose(logits_RV, keys_4R, is_warm=bool((temperature_R > 0).any()))
 
     def _choose_here(
         self, logits_RV: torch.Tensor, keys_4R: torch.Tensor, *, is_warm: bool

@@ -60,9 +60,6 @@ class Emission:
     finish_reason: FinishReason | None = None
 
 
-NOTHING_EMITTED = Emission(())
-
-
 @dataclass(slots=True)
 class Sequence:
     """A running sequence. Step thread only.

@@ -244,12 +244,13 @@ class DraftPool:
             max_len = sequence.arrival.max_len
             session = self._sessions.add(link, sequence.sequence_id, num_tokens, now, max_len)
             self._reopening.discard(sequence.sequence_id)
-        sampling = sequence.arrival.request.sampling
+        request = sequence.arrival.request
         opening = OpenSession(
             session=session.number,
             token_ids=tuple(sequence.tokens),
-            seed=sampling.seed,
-            temperature=sampling.temperature,
+            seed=request.sampling.seed,
+            choice=request.choice,
+            temperature=request.sampling.temperature,
             max_len=sequence.arrival.max_len,
         )
         try:

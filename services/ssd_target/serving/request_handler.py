@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from ssd.engine.target_runner import TargetRunner
@@ -16,7 +16,6 @@ from ssd.errors import (
     FieldError,
     NotReadyError,
     RankError,
-    UnsupportedError,
 )
 from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
@@ -26,10 +25,16 @@ from ssd.types import FinishReason, GenerationChunk, Mode, Request, SamplingPara
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import queue_full
 from ssd_target.decoding.sequence import Arrival
+from ssd_target.serving.continuations import merged
 from ssd_target.serving.request_trace import RequestTrace
 from ssd_target.serving.stream_metrics import StreamMetrics
 from ssd_target.serving.streams import TokenStream, Wakeups
-from ssd_target.serving.text_output import StopStringDetector, TextWriter, with_texts
+from ssd_target.serving.text_output import (
+    StopStringDetector,
+    TextWriter,
+    logprobs_with_texts,
+    with_texts,
+)
 from ssd_target.serving.tokenization import Tokenization
 from ssd_target.settings import TargetSettings
 
@@ -56,7 +61,7 @@ class RequestHandler:
         self.auto_mode = Mode.AUTO
         """Mode of requests that arrive in mode AUTO."""
         self._num_entering = 0
-        """Requests whose prompt is being tokenized."""
+        """Continuations of requests whose prompt is being tokenized."""
         self._settings = settings
         self._chat_template = chat_template
         self._inbox = inbox
@@ -64,7 +69,8 @@ class RequestHandler:
         self._wakeups: Wakeups | None = None
         self._is_draining = False
         self._sequence_ids = itertools.count(1)
-        self._streams: set[TokenStream] = set()
+        self._streams: set[tuple[TokenStream, ...]] = set()
+        """Of each running or waiting request, one for each continuation."""
         self._failure: Exception | None = None
         self._failed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -87,7 +93,7 @@ class RequestHandler:
         if self._failure is None:
             self._failure = failure
             self._failed.set()
-            for stream in self._streams:
+            for stream in itertools.chain.from_iterable(self._streams):
                 stream.end(_ends_because_of(failure))
 
     @property
@@ -123,11 +129,13 @@ class RequestHandler:
         """Check that this target can run requests of a mode.
 
         Raises:
-            UnsupportedError: the mode needs a draft model, and this target has none.
+            FieldError: the mode needs a draft model, and this target has none.
         """
         if mode is Mode.SYNCHRONOUS and not self._settings.draft_model:
-            raise UnsupportedError(
-                "mode", "SYNCHRONOUS needs a draft on the target's own device (draft_model)"
+            raise FieldError(
+                "mode",
+                "SYNCHRONOUS needs a draft on the target's own device, which this target does not "
+                "have (setting draft_model); use another mode",
             )
 
     async def wait_until_idle(self) -> None:
@@ -149,10 +157,35 @@ class RequestHandler:
             NotReadyError: loading, draining or ending; the message has the cause.
         """
         runner = self.require_open()
-        assert self._wakeups is not None
         arrived_at = self._clock.now()
         noted = replace(call, report_rounds=call.report_rounds or trace.is_recording)
-        request = await self._request(noted, request_id, runner.engine.max_model_len)
+        request, text = await self._request(noted, request_id, runner.engine.max_model_len)
+        continuations = [
+            self._continuation(replace(request, choice=choice), arrived_at)
+            for choice in range(request.sampling.n)
+        ]
+        streams = tuple(stream for _, stream in continuations)
+        readers = [self._read(*each, trace, text) for each in continuations]
+        self._enter(streams)
+        try:
+            for arrival, _ in continuations:
+                trace.admit(arrival)
+                self._inbox.submit(arrival)
+            async with contextlib.aclosing(
+                merged(readers) if len(readers) > 1 else readers[0]
+            ) as chunks:
+                async for chunk in chunks:
+                    rounds = with_texts(chunk.rounds, self.tokenizer) if call.report_rounds else ()
+                    yield replace(chunk, rounds=rounds) if chunk.rounds else chunk
+        finally:
+            for arrival, stream in continuations:
+                stream.abandon()
+                self._inbox.cancel(arrival.sequence_id)
+            self._leave(streams)
+
+    def _continuation(self, request: Request, arrived_at: float) -> tuple[Arrival, TokenStream]:
+        """Return what the step thread receives, and the stream of its tokens."""
+        assert self._wakeups is not None
         stream = TokenStream(
             self._wakeups,
             self._clock,
@@ -168,29 +201,26 @@ class RequestHandler:
             stop_detector=StopStringDetector(self.tokenizer, stop) if stop else None,
             arrived_at=arrived_at,
         )
-        trace.admit(arrival)
-        self._inbox.submit(arrival)
-        self._enter(stream)
-        try:
-            async for chunk in self._read(arrival, stream, trace):
-                rounds = with_texts(chunk.rounds, self.tokenizer) if call.report_rounds else ()
-                yield replace(chunk, rounds=rounds) if chunk.rounds else chunk
-        finally:
-            stream.abandon()
-            self._inbox.cancel(arrival.sequence_id)
-            self._leave(stream)
+        return arrival, stream
 
     async def _read(
-        self, arrival: Arrival, stream: TokenStream, trace: RequestTrace
-    ) -> AsyncIterator[GenerationChunk]:
-        sampling = arrival.request.sampling
+        self, arrival: Arrival, stream: TokenStream, trace: RequestTrace, prompt_text: str
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """Yield the chunks of one continuation; with ``echo``, the prompt first."""
+        request = arrival.request
+        sampling, choice = request.sampling, request.choice
         writer = TextWriter(self.tokenizer, sampling.stop)
         metrics = StreamMetrics(arrival.arrived_at)
         seed: int | None = sampling.seed
+        if sampling.echo:
+            yield GenerationChunk(
+                token_ids=request.prompt_ids, text=prompt_text, choice=choice, seed=seed
+            )
+            seed = None
         finish_reason: FinishReason | None = None
         while finish_reason is None:
             try:
-                chunk = await stream.take()
+                chunk = replace(await stream.take(), choice=choice)
             except RankError as error:
                 raise await self._end_of_target(error) from None
             metrics.observe(chunk, self._clock.now())
@@ -199,7 +229,8 @@ class RequestHandler:
             text = writer.push(chunk.token_ids)
             if finish_reason is not None:
                 text += writer.finish()
-            yield replace(chunk, text=text, seed=seed)
+            logprobs = logprobs_with_texts(chunk.logprobs, self.tokenizer)
+            yield replace(chunk, text=text, seed=seed, logprobs=logprobs)
             seed = None
 
     async def _end_of_target(self, error: RankError) -> NotReadyError:
@@ -212,28 +243,45 @@ class RequestHandler:
                 await self._failed.wait()
         return _ends_because_of(self._failure or error)
 
-    async def _request(self, call: GenerateCall, request_id: str, max_model_len: int) -> Request:
-        """Tokenize the prompt, check the call and return it as a request."""
-        self._check_room()
-        self._num_entering += 1
+    async def _request(
+        self, call: GenerateCall, request_id: str, max_model_len: int
+    ) -> tuple[Request, str]:
+        """Tokenize the prompt, check the call and return it as a request.
+
+        The text is that of the prompt; empty without ``echo``.
+        """
+        self._check_room(call.sampling.n)
+        self._num_entering += call.sampling.n
         try:
-            prompt_ids = await self._prompt_ids(call.prompt)
+            prompt_ids, text = await self._prompt_ids(call.prompt)
+            if not call.sampling.echo:
+                text = ""
+            elif not text:
+                text = await self.tokenization.decode_prompt(prompt_ids)
         finally:
-            self._num_entering -= 1
+            self._num_entering -= call.sampling.n
         field = prompt_field(call.prompt)
         max_tokens = room_for(prompt_ids, call.max_tokens, max_model_len, field)
         # After the length check: ids of a prompt that is too long are not checked.
         self._check_prompt(call.prompt, prompt_ids)
-        stops = call.sampling.stop_token_ids
+        sampling = call.sampling
+        stops, biased = sampling.stop_token_ids, [token_id for token_id, _ in sampling.logit_bias]
         check_token_ids("sampling.stop_token_ids", stops, self.tokenizer.vocab_size)
+        check_token_ids("sampling.logit_bias", biased, self.num_token_ids)
+        if sampling.min_tokens > max_tokens:
+            raise FieldError(
+                "sampling.min_tokens",
+                f"is {sampling.min_tokens}, must be in 0..{max_tokens} (max_tokens)",
+            )
         seed = secrets.randbits(64) if call.seed is None else call.seed
-        return Request(
+        request = Request(
             request_id=request_id,
             prompt_ids=prompt_ids,
-            sampling=replace(call.sampling, seed=seed, max_tokens=max_tokens),
+            sampling=replace(sampling, seed=seed, max_tokens=max_tokens),
             mode=self._mode(call.mode),
             report_rounds=call.report_rounds,
         )
+        return request, text
 
     def _mode(self, requested: Mode) -> Mode:
         """Return the mode in which a request runs; raises as ``check_mode``."""
@@ -243,7 +291,7 @@ class RequestHandler:
         has_only_own_draft = settings.draft_model and not settings.drafts
         return Mode.SYNCHRONOUS if mode is Mode.AUTO and has_only_own_draft else mode
 
-    def _check_room(self) -> None:
+    def _check_room(self, num_continuations: int) -> None:
         """Refuse a request while the queue is full, before its text is tokenized.
 
         The scheduler decides; its counts are some milliseconds old here. While no request waits, a
@@ -255,17 +303,18 @@ class RequestHandler:
         settings = self._settings
         waiting = self._inbox.num_waiting
         room = settings.max_queue + (-waiting if waiting else settings.max_num_seqs)
-        if self._num_entering + self._inbox.num_arrivals >= room:
+        if self._num_entering + self._inbox.num_arrivals + num_continuations > room:
             raise queue_full(settings.max_queue)
 
-    async def _prompt_ids(self, prompt: Prompt) -> tuple[TokenId, ...]:
+    async def _prompt_ids(self, prompt: Prompt) -> tuple[tuple[TokenId, ...], str]:
+        """Return the prompt as token ids, and as text if it is one."""
         if isinstance(prompt, Conversation):
             prompt = render_chat(self._chat_template, prompt.turns)
             check_text("chat", prompt, bounds=self.bounds)
         ids = await self.tokenization.encode_prompt(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise FieldError("input", "the prompt is empty; it must have at least 1 token")
-        return ids
+        return ids, prompt if isinstance(prompt, str) else ""
 
     def _check_prompt(self, prompt: Prompt, prompt_ids: tuple[TokenId, ...]) -> None:
         """Check that the model has an embedding for each id.
@@ -284,12 +333,12 @@ class RequestHandler:
         else:
             check_token_ids("token_ids.ids", prompt_ids, self.num_token_ids)
 
-    def _enter(self, stream: TokenStream) -> None:
-        self._streams.add(stream)
+    def _enter(self, streams: tuple[TokenStream, ...]) -> None:
+        self._streams.add(streams)
         self._idle.clear()
 
-    def _leave(self, stream: TokenStream) -> None:
-        self._streams.discard(stream)
+    def _leave(self, streams: tuple[TokenStream, ...]) -> None:
+        self._streams.discard(streams)
         if not self._streams:
             self._idle.set()
 

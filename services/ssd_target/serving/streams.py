@@ -120,9 +120,10 @@ class TokenStream:
     def _merge(self) -> GenerationChunk:
         """Return all chunks as one; only the last one of a request has more than tokens."""
         chunk = self._chunks.popleft()
-        token_ids, rounds = list(chunk.token_ids), chunk.rounds
+        token_ids, rounds, logprobs = list(chunk.token_ids), chunk.rounds, chunk.logprobs
         while self._chunks:
             chunk = self._chunks.popleft()
             token_ids += chunk.token_ids
             rounds += chunk.rounds
-        return replace(chunk, token_ids=tuple(token_ids), rounds=rounds)
+            logprobs += chunk.logprobs
+        return replace(chunk, token_ids=tuple(token_ids), rounds=rounds, logprobs=logprobs)

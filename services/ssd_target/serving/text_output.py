@@ -12,7 +12,7 @@ from dataclasses import replace
 from ssd.ports import Tokenizer
 from ssd.text.detokenizer import IncrementalDetokenizer
 from ssd.text.stop import StopStrings
-from ssd.types import Round, TokenId, TokenText
+from ssd.types import PositionLogprobs, Round, TokenId, TokenLogprob, TokenText
 
 
 class TextWriter:
@@ -57,4 +57,18 @@ def with_texts(rounds: Iterable[Round], tokenizer: Tokenizer) -> tuple[Round, ..
 
     return tuple(
         replace(each, proposed=written(each.proposed), added=written(each.added)) for each in rounds
+    )
+
+
+def logprobs_with_texts(
+    positions: Iterable[PositionLogprobs], tokenizer: Tokenizer
+) -> tuple[PositionLogprobs, ...]:
+    """Return log-probabilities with the text of each of their tokens."""
+
+    def written(found: TokenLogprob) -> TokenLogprob:
+        return replace(found, text=tokenizer.decode([found.token_id]))
+
+    return tuple(
+        PositionLogprobs(written(each.selected), tuple(map(written, each.top)))
+        for each in positions
     )

@@ -36,6 +36,10 @@ class Tokenization:
         """Return the token ids of a prompt. The caller bounds the number of prompts."""
         return await self._run(len(text), lambda: tuple(self._tokenizer.encode(text)))
 
+    async def decode_prompt(self, token_ids: tuple[TokenId, ...]) -> str:
+        """Return the text of a prompt. The caller bounds the number of prompts."""
+        return await self._run(len(token_ids), lambda: self._tokenizer.decode(token_ids))
+
     async def tokenize(self, text: str) -> tuple[TokenId, ...]:
         """Return the token ids of a text, the same as those of a prompt.
 

@@ -216,13 +216,23 @@ class Bench:
         epoch: int = 1,
         name: str = "scripted",
         max_sessions: int = 16,
+        text: tuple[TokenId, ...] | None = None,
     ) -> ScriptedDraft:
-        """Attach a draft whose tables follow from the tokens that the target will emit."""
+        """Attach a draft whose tables follow from the tokens that the target will emit.
+
+        These are those of ``naive`` with ``sampling``, or those of ``text``, prompt included.
+        """
         mine, theirs = pair()
         how = sampling or GREEDY
+
+        def continued(tokens: tuple[TokenId, ...]) -> tuple[TokenId, ...]:
+            if text is not None:
+                return (*tokens, *text[len(tokens) :], *[0] * 64)[:64]
+            return (*tokens, *naive(tokens, 64 - len(tokens), how))
+
         draft = ScriptedDraft(
             channel=theirs,
-            continuations=lambda tokens: (*tokens, *naive(tokens, 64 - len(tokens), how)),
+            continuations=continued,
             lookahead=LOOKAHEAD,
             vocab_size=VOCAB,
             script=tuple(script),

@@ -82,7 +82,7 @@ def test_a_round_of_rank_0_reads_only_its_tokens_and_sends_two_messages(
         runner = on_fake_gpu(TargetRunner, ENGINE, device, group)
         execution = runner.execution
         assert isinstance(execution, SplitTarget)
-        sampler = KeyedSampler(runner.engine, execution.choose)
+        sampler = KeyedSampler(runner.engine, runner.model.vocab_size, execution)
         check_round(device, runner, sampler, count, temperature)
         assert group.num_messages == 2
 
@@ -92,7 +92,9 @@ def test_a_round_of_rank_0_reads_only_its_tokens_and_sends_two_messages(
 def test_a_round_reads_only_its_tokens(count: int, temperature: float) -> None:
     with fake_device() as device:
         runner = on_fake_gpu(TargetRunner, ENGINE, device)
-        check_round(device, runner, KeyedSampler(runner.engine), count, temperature)
+        check_round(
+            device, runner, KeyedSampler(runner.engine, runner.model.vocab_size), count, temperature
+        )
 
 
 def test_a_prefill_that_is_not_finite_reads_the_device_once() -> None:

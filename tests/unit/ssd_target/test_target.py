@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ssd.engine.config import EngineConfig
-from ssd.errors import SettingsError, UnsupportedError
+from ssd.errors import FieldError, SettingsError
 from ssd.local_model import LocalModel
 from ssd.rpc.codec import SpeculationChange
 from ssd.telemetry import SystemClock
@@ -58,12 +58,12 @@ def test_a_channel_that_this_process_does_not_have_is_named() -> None:
 async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(target: Target) -> None:
     clock = SystemClock()
     stream = TokenStream(target._wakeups, clock, buffer_tokens=1, stall_seconds=1.0)
-    target._handler._enter(stream)
+    target._handler._enter((stream,))
     assert target.drain(0.0) == 1
     finish = asyncio.create_task(target._finish_requests())
     await asyncio.sleep(0)
     assert not finish.done()
-    target._handler._leave(stream)
+    target._handler._leave((stream,))
     async with asyncio.timeout(60):
         await finish
     assert target.drain() == 0
@@ -71,7 +71,7 @@ async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(target:
 
 async def test_a_mode_that_the_target_does_not_have_changes_nothing(target: Target) -> None:
     change = SpeculationChange(mode=Mode.SYNCHRONOUS, backup="none")
-    with pytest.raises(UnsupportedError, match="draft_model"):
+    with pytest.raises(FieldError, match="draft_model"):
         target.set_speculation(change)
     assert target._handler.auto_mode is Mode.AUTO
     assert target._settings.backup == "ngram"

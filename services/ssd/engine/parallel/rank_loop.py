@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
@@ -25,13 +26,20 @@ class SplitTarget:
         RankError: from each pass; a rank has ended or does not answer.
     """
 
-    def __init__(self, part: TargetExecution, group: RankGroup, engine: EngineConfig) -> None:
+    def __init__(
+        self,
+        part: TargetExecution,
+        group: RankGroup,
+        engine: EngineConfig,
+        ids_of_ranks: Sequence[range],
+    ) -> None:
         """Construct.
 
         Args:
             part: execution of rank 0's part.
             group: all ranks.
             engine: settings, the same on all ranks.
+            ids_of_ranks: token ids of each rank.
         """
         self.attention_name = part.attention_name
         self.num_blocks = part.num_blocks
@@ -41,6 +49,7 @@ class SplitTarget:
         self.sequence_counts: Sequence[int] = part.sequence_counts
         self._part = part
         self._group = group
+        self._num_ids = [len(ids) for ids in ids_of_ranks]
         self._device = engine.device
         self._best = best_on(engine.device)
         self._newest_RV = torch.empty(0)
@@ -79,6 +88,20 @@ class SplitTarget:
         keys = NoiseKeys.unpacked(to_device(keys_4R, self._device))
         best = self._best(logits_RV, keys, is_warm=is_warm)
         return choose_of_ranks(*best, self._group)
+
+    def gather(self, logits_RV: Tensor, rows_X: Tensor) -> Tensor:
+        """Return the logits of all token ids at some rows of the newest verify, fp32 [X, V].
+
+        Args:
+            logits_RV: what ``verify`` returned, all rows.
+            rows_X: int64 on the CPU.
+        """
+        most_ids = max(self._num_ids)
+        self._message.write_gather(rows_X, most_ids, self._deadline_ms)
+        self._group.send_step(self._message.numbers_W)
+        parts_NXV = self._group.gather(_padded(logits_RV, rows_X, most_ids, self._device))
+        parts = zip(parts_NXV, self._num_ids, strict=True)
+        return torch.cat([part_XV[:, :count] for part_XV, count in parts], dim=1)
 
     def warm_up_choice(self) -> None:
         """Choose with and without noise on all ranks, so that no request waits for a compiler."""
@@ -122,11 +145,20 @@ def follow(part: TargetExecution, group: RankGroup, engine: EngineConfig, ids: r
         elif header.operation is Operation.VERIFY:
             logits_RV = part.verify(part.prepare(message.read_pass())).flatten(0, 1)
             logits_RV[:, num_valid:] = -torch.inf
+        elif header.operation is Operation.GATHER:
+            rows_X = message.read_gather()
+            group.gather(_padded(logits_RV, rows_X, header.num_blocks, engine.device))
         else:
             keys = NoiseKeys.unpacked(to_device(message.read_choice(), engine.device))
             is_warm = bool(header.num_sequences)
             found = best(logits_RV, keys, is_warm=is_warm, first_id=ids.start)
             choose_of_ranks(*found, group)
+
+
+def _padded(logits_RV: Tensor, rows_X: Tensor, num_ids: int, device: str) -> Tensor:
+    """Return some rows with as many columns as those of all ranks."""
+    rows_XV = logits_RV[to_device(rows_X, device)]
+    return pad(rows_XV, (0, num_ids - rows_XV.shape[1]), value=-torch.inf)
 
 
 def choose_of_ranks(scores_R: Tensor, ids_R: Tensor, group: RankGroup) -> Tensor:

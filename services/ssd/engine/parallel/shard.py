@@ -104,6 +104,11 @@ def ids_of(model: ModelConfig, shard: Shard) -> range:
     return range(units.start * IDS_OF_A_UNIT, stop)
 
 
+def ids_of_ranks(model: ModelConfig, size: int) -> list[range]:
+    """Return the token ids of each of ``size`` ranks."""
+    return [ids_of(model, Shard(rank, size)) for rank in range(size)]
+
+
 def model_of(model: ModelConfig, shard: Shard) -> ModelConfig:
     """Return the shape of a rank's part, which is a model with fewer heads, units and ids."""
     return replace(

@@ -25,6 +25,7 @@ class Operation(IntEnum):
     PREFILL = 1
     VERIFY = 2
     CHOOSE = 3
+    GATHER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,9 @@ class Header:
     num_sequences: int
     """Of a pass. For a choice: 1 if some temperature is not 0, else 0."""
     num_columns: int
-    """Of a pass. For a choice: rows."""
+    """Of a pass. For a choice or a gathering of logits: rows."""
     num_blocks: int
-    """Columns of the block tables of a pass."""
+    """Columns of the block tables of a pass. For a gathering: the most token ids of a rank."""
 
 
 class StepMessage:
@@ -63,6 +64,10 @@ class StepMessage:
         """Write the noise keys of the rows of the newest pass."""
         self._write((Operation.CHOOSE, deadline_ms, is_warm, keys_4R.shape[1], 0), keys_4R)
 
+    def write_gather(self, rows_X: Tensor, most_ids: int, deadline_ms: int) -> None:
+        """Write the rows of the newest pass whose logits rank 0 needs."""
+        self._write((Operation.GATHER, deadline_ms, 0, len(rows_X), most_ids), rows_X)
+
     def read_header(self) -> Header:
         """Return the header of the newest message."""
         operation, *numbers = self.numbers_W[:_HEADER].tolist()
@@ -82,6 +87,10 @@ class StepMessage:
     def read_choice(self) -> Tensor:
         """Return the noise keys of a choice, [4, R], as a copy."""
         return self._body(_KEYS * self.read_header().num_columns).view(_KEYS, -1)
+
+    def read_gather(self) -> Tensor:
+        """Return the rows of a gathering, [X], as a copy."""
+        return self._body(self.read_header().num_columns)
 
     def _body(self, count: int) -> Tensor:
         return self.numbers_W[_HEADER : _HEADER + count].clone()

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -80,16 +81,32 @@ def test_seed_zero_and_temperature_zero_differ_from_unset() -> None:
     temperature=st.just(0.0) | st.floats(2**-16, 2, width=32),
     seed=st.one_of(st.none(), st.integers(0, 2**64 - 1)),
     max_tokens=st.integers(1, 10_000),
-    stop=st.lists(st.text(min_size=1, max_size=5), max_size=16).map(tuple),
     mode=st.sampled_from(Mode),
+    steps=st.fixed_dictionaries(
+        {},
+        optional={
+            "stop": st.lists(st.text(min_size=1, max_size=5), max_size=16).map(tuple),
+            "top_k": st.integers(1, VOCAB - 1),
+            "top_p": st.floats(2**-16, 1, width=32),
+            "min_p": st.floats(0, 1, width=32),
+            "repetition_penalty": st.floats(0.0625, 64, width=32),
+            "presence_penalty": st.floats(-2, 2, width=32),
+            "frequency_penalty": st.floats(-2, 2, width=32),
+            "logit_bias": st.just(((3, -100.0), (7, 0.5))),
+            "min_tokens": st.integers(0, 100),
+            "logprobs": st.integers(0, 20),
+            "echo": st.booleans(),
+            "n": st.integers(1, 8),
+        },
+    ),
 )
 def test_a_call_is_unchanged_after_encoding_and_decoding(
     prompt: str | tuple[int, ...] | Conversation,
     temperature: float,
     seed: int | None,
     max_tokens: int,
-    stop: tuple[str, ...],
     mode: Mode,
+    steps: dict[str, Any],
 ) -> None:
     call = GenerateCall(
         prompt=prompt,
@@ -97,9 +114,9 @@ def test_a_call_is_unchanged_after_encoding_and_decoding(
             temperature=temperature,
             seed=seed or 0,
             max_tokens=max_tokens,
-            stop=stop,
             stop_token_ids=(1, 2),
             ignore_eos=True,
+            **steps,
         ),
         seed=seed,
         max_tokens=max_tokens,
@@ -146,7 +163,6 @@ def test_a_call_is_unchanged_after_encoding_and_decoding(
         ),
         (request(model="m" * 257), "model"),
         (request(mode=99), "mode"),
-        (request(sampling_mode=99), "sampling_mode"),
         (request(priority=101), "priority"),
         (request(metadata={str(index): "" for index in range(17)}), "metadata"),
         (request(metadata={"a": "x" * 257}), "metadata[a]"),
@@ -165,7 +181,7 @@ def test_a_call_is_unchanged_after_encoding_and_decoding(
         (request(Sampling(top_p=0.0)), "sampling.top_p"),
         (request(Sampling(top_p=1.5)), "sampling.top_p"),
         (request(Sampling(min_p=-1.0)), "sampling.min_p"),
-        (request(Sampling(repetition_penalty=0.0)), "sampling.repetition_penalty"),
+        (request(Sampling(repetition_penalty=0.001)), "sampling.repetition_penalty"),
         (request(Sampling(repetition_penalty=math.inf)), "sampling.repetition_penalty"),
         (request(Sampling(presence_penalty=2.5)), "sampling.presence_penalty"),
         (request(Sampling(frequency_penalty=math.nan)), "sampling.frequency_penalty"),
@@ -188,19 +204,7 @@ def test_a_value_out_of_bounds_is_refused_with_its_field(
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        (request(sampling_mode=types_pb2.SAMPLING_MODE_REJECTION), "sampling_mode"),
         (request(priority=1), "priority"),
-        (request(Sampling(top_k=5)), "sampling.top_k"),
-        (request(Sampling(top_p=0.9)), "sampling.top_p"),
-        (request(Sampling(min_p=0.1)), "sampling.min_p"),
-        (request(Sampling(repetition_penalty=1.1)), "sampling.repetition_penalty"),
-        (request(Sampling(presence_penalty=0.5)), "sampling.presence_penalty"),
-        (request(Sampling(frequency_penalty=-0.5)), "sampling.frequency_penalty"),
-        (request(Sampling(min_tokens=1)), "sampling.min_tokens"),
-        (request(Sampling(logprobs=0)), "sampling.logprobs"),
-        (request(Sampling(n=2)), "sampling.n"),
-        (request(Sampling(echo=True)), "sampling.echo"),
-        (request(Sampling(logit_bias={1: 1.0})), "sampling.logit_bias"),
     ],
 )
 def test_an_unsupported_field_is_refused_with_its_name(
@@ -211,7 +215,7 @@ def test_an_unsupported_field_is_refused_with_its_name(
     assert caught.value.field == field
 
 
-def test_values_without_effect_are_accepted() -> None:
+def test_values_without_effect_are_those_of_a_request_that_does_not_set_them() -> None:
     sampling = Sampling(
         top_k=VOCAB,
         top_p=1.0,
@@ -223,8 +227,8 @@ def test_values_without_effect_are_accepted() -> None:
         n=1,
         logit_bias={1: 0.0},
     )
-    message = request(sampling, sampling_mode=types_pb2.SAMPLING_MODE_COUPLED, priority=0)
-    assert generate_call(message, VOCAB).prompt == "def f("
+    call = generate_call(request(sampling, priority=0), VOCAB)
+    assert call == GenerateCall(prompt="def f(")
 
 
 KINDS = {

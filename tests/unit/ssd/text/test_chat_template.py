@@ -5,7 +5,7 @@ import pytest
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ssd.errors import FieldError, TokenizerError, UnsupportedError
+from ssd.errors import FieldError, TokenizerError
 from ssd.text.chat_template import load_template, render_chat
 from ssd.types import ChatTurn
 
@@ -56,7 +56,7 @@ def test_templates_can_leave_a_loop() -> None:
 
 
 def test_without_a_template_chat_is_unsupported_by_name() -> None:
-    with pytest.raises(UnsupportedError) as caught:
+    with pytest.raises(FieldError) as caught:
         render_chat(None, TURNS)
     assert caught.value.field == "chat"
 

@@ -62,7 +62,7 @@ def test_rows_after_the_first_other_token_are_not_chosen_and_the_outcome_is_the_
 def test_the_device_chooses_the_same_tokens() -> None:
     rows = sequences([0.0, 0.9, 0.0, 1.3])
     engine = EngineConfig(max_model_len=64, max_num_seqs=4, num_columns=K + 1)
-    on_host, on_device = RingSampler(engine, VOCAB), KeyedSampler(engine)
+    on_host, on_device = RingSampler(engine, VOCAB), KeyedSampler(engine, VOCAB)
     for row in rows:
         on_host.admit(row)
         on_device.admit(row)

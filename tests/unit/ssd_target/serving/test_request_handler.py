@@ -16,7 +16,6 @@ from ssd.errors import (
     NotReadyError,
     OverloadedError,
     RankError,
-    UnsupportedError,
 )
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
@@ -76,7 +75,7 @@ async def test_auto_uses_the_draft_of_the_target_only_without_other_drafts(
 
 
 async def test_mode_synchronous_without_a_draft_model_is_refused(handler: RequestHandler) -> None:
-    with pytest.raises(UnsupportedError, match="draft_model"):
+    with pytest.raises(FieldError, match="draft_model"):
         handler._mode(Mode.SYNCHRONOUS)
 
 

@@ -59,6 +59,9 @@ def texts(runner: TargetRunner, model: ModelConfig) -> list[list[int]]:
         logits_RV, execution = logits_BPV.flatten(0, 1), runner.execution
         if isinstance(execution, SplitTarget):
             chosen_R = execution.choose(logits_RV, keys_4R, is_warm=True)
+            all_RV = execution.gather(logits_RV, torch.arange(len(logits_RV)))
+            of_all_R = choose_of_keys(all_RV, NoiseKeys.unpacked(keys_4R), is_warm=True)
+            assert torch.equal(of_all_R, chosen_R)
         else:
             chosen_R = choose_of_keys(logits_RV, NoiseKeys.unpacked(keys_4R), is_warm=True)
         for tokens, token in zip(sequences, chosen_R.view(2, columns)[:, 0].tolist(), strict=True):

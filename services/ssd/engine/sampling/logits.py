@@ -1,0 +1,157 @@
+"""What a request changes in the logits of its rows, before a token is chosen from them.
+
+Each function returns the same bits of a row whatever rows are beside it, so tokens do not depend on
+speculation. Single values are exact in any shape. Sums are sums of integers, which have no order.
+
+*Decision*: a filter is a lowest logit. *Because*: only values are sorted, never ids, and tokens as
+likely as the last one are kept, so no order of equal logits matters. *Not chosen*: the order of
+ids, which ``transformers`` uses for top-p; it removes some of several equally likely tokens.
+
+Letters: C columns (rows of one sequence), R rows, V token ids of the model.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import starmap
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ssd.engine.sampling.keyed import to_device
+
+_UNIT_WEIGHT = 2.0**32
+"""Weight of the most likely token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Which tokens remain at each row; on the device of the logits."""
+
+    temperatures_R: Tensor
+    """float32, above 0: filters do not change a choice at temperature 0."""
+    top_k_R: Tensor
+    """int64, 0 keeps all tokens."""
+    top_p_R: Tensor
+    """float64, above 0; 1 keeps all tokens."""
+    min_p_R: Tensor
+    """float32, 0 keeps all tokens."""
+
+    @classmethod
+    def on(
+        cls,
+        device: str,
+        temperatures_R: NDArray[np.float32],
+        top_k_R: NDArray[np.int64],
+        top_p_R: NDArray[np.float64],
+        min_p_R: NDArray[np.float32],
+    ) -> "Filters":
+        """Copy the filters of rows to a device."""
+        arrays = (temperatures_R, top_k_R, top_p_R, min_p_R)
+        return cls(*(to_device(torch.from_numpy(each), device) for each in arrays))
+
+    @property
+    def fields(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All fields."""
+        return (self.temperatures_R, self.top_k_R, self.top_p_R, self.min_p_R)
+
+    def rows(self) -> Iterator["Filters"]:
+        """Return the filters of each row."""
+        return starmap(Filters, zip(*(each.split(1) for each in self.fields), strict=True))
+
+    @classmethod
+    def repeated(cls, filters: Sequence["Filters"], counts: Sequence[int]) -> "Filters":
+        """Return each of several filters of one row, for ``counts`` rows."""
+        columns = zip(*(each.fields for each in filters), strict=True)
+        return cls(
+            *(
+                torch.cat([each.expand(count) for each, count in zip(column, counts, strict=True)])
+                for column in columns
+            )
+        )
+
+
+def penalized(
+    logits_CV: Tensor,
+    counts_CV: Tensor,
+    is_prompt_V: Tensor,
+    *,
+    repetition: float,
+    presence: float,
+    frequency: float,
+) -> Tensor:
+    """Return logits that are lower for tokens that are already present.
+
+    Args:
+        logits_CV: fp32.
+        counts_CV: fp32, occurrences of each token among the new tokens before the row.
+        is_prompt_V: bool, tokens of the prompt.
+        repetition: divides positive logits and multiplies negative ones, of all present tokens.
+        presence: subtracted once from the logits of new tokens.
+        frequency: subtracted for each occurrence of new tokens.
+
+    Source: arXiv 1909.05858 (repetition); the API of OpenAI (presence, frequency).
+    """
+    is_new_CV = counts_CV > 0
+    if repetition != 1.0:
+        lower_CV = torch.where(logits_CV > 0, logits_CV / repetition, logits_CV * repetition)
+        logits_CV = torch.where(is_new_CV | is_prompt_V, lower_CV, logits_CV)
+    return logits_CV - counts_CV * frequency - is_new_CV * presence
+
+
+def filtered(logits_RV: Tensor, filters: Filters) -> Tensor:
+    """Return the logits with -inf at the tokens that top-k, top-p or min-p remove, in this order.
+
+    top-p counts probabilities among the tokens that top-k keeps. Rows that are not finite stay so.
+
+    Args:
+        logits_RV: fp32; -inf where a token may not be chosen.
+        filters: of the rows.
+    """
+    if logits_RV.device.type == "cpu" and len(logits_RV) > 1:
+        # On a CPU, functions such as exp can differ between the vectors and the rest of an array.
+        rows = zip(logits_RV.split(1), filters.rows(), strict=True)
+        return torch.cat([filtered(row_1V, of_row) for row_1V, of_row in rows])
+    temperatures_R1 = filters.temperatures_R[:, None]
+    sorted_RV = _descending(logits_RV)
+    best_R1 = sorted_RV[:, :1]
+    weights_RV = (((sorted_RV - best_R1) / temperatures_R1).exp() * _UNIT_WEIGHT).long()
+    mass_RV = weights_RV.cumsum(dim=1)
+    num_ids = logits_RV.shape[1]
+    last_R1 = torch.where(filters.top_k_R > 0, filters.top_k_R, num_ids).clamp(max=num_ids)[:, None]
+    in_top_k_RV = sorted_RV >= sorted_RV.gather(1, last_R1 - 1)
+    num_kept_R1 = in_top_k_RV.sum(dim=1, keepdim=True).clamp(min=1)
+    top_p_R1 = filters.top_p_R[:, None]
+    needed_R1 = mass_RV.gather(1, num_kept_R1 - 1) * top_p_R1
+    num_likely_R1 = (mass_RV < needed_R1).sum(dim=1, keepdim=True) + 1
+    num_likely_R1 = torch.where(top_p_R1 < 1, num_likely_R1, num_ids)
+    lowest_R1 = sorted_RV.gather(1, torch.minimum(num_kept_R1, num_likely_R1) - 1)
+    lowest_R1 = torch.maximum(lowest_R1, best_R1 + temperatures_R1 * filters.min_p_R[:, None].log())
+    return logits_RV.masked_fill(logits_RV < lowest_R1, -torch.inf)
+
+
+def best_logprobs(logits_RV: Tensor, chosen_R: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities of the chosen tokens and of the most likely ones.
+
+    Args:
+        logits_RV: fp32, as the model computed them.
+        chosen_R: int64; 0 for a row without a token.
+        count: most likely tokens, at least 0.
+
+    Returns:
+        ids int64 and log-probabilities fp32, [R, 1 + count]: the chosen one, then the best ones.
+    """
+    count = min(count, logits_RV.shape[1])
+    best = logits_RV.topk(count, dim=1)
+    ids_RN = torch.cat((chosen_R[:, None], best.indices), dim=1)
+    # One row at a time, so that a sum has the same order for any number of rows.
+    sums_R1 = torch.stack([row_V.logsumexp(dim=0, keepdim=True) for row_V in logits_RV])
+    return ids_RN, logits_RV.gather(1, ids_RN) - sums_R1
+
+
+def _descending(logits_RV: Tensor) -> Tensor:
+    if logits_RV.device.type != "cpu":
+        return logits_RV.sort(dim=1, descending=True).values
+    # numpy sorts with vector instructions.
+    return torch.from_numpy(np.sort(logits_RV.numpy(), axis=1)).flip(1)

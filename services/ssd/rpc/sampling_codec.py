@@ -1,0 +1,150 @@
+"""``SamplingParams`` and log-probabilities: messages to dataclasses and back, within bounds."""
+
+from typing import Any
+
+from ssd.errors import FieldError
+from ssd.rpc.bounds import (
+    ABOVE_ZERO,
+    LARGEST_ID,
+    MAX_TEMPERATURE,
+    check_range,
+    check_token_ids,
+)
+from ssd.types import PositionLogprobs, SamplingParams, TokenLogprob
+from ssd.v1 import types_pb2
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_LOGIT_BIAS = 100.0
+MAX_LOGIT_BIASES = 1024
+"""Maximum number of entries in one request."""
+MAX_CHOICES = 8
+MAX_LOGPROBS = 20
+LEAST_TEMPERATURE = 1e-6
+"""Temperatures below it count as 0: logits / temperature would overflow float32."""
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, MAX_TEMPERATURE),
+    "top_p": (ABOVE_ZERO, 1.0),
+    "min_p": (0.0, 1.0),
+    # Other factors could overflow float32.
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "max_tokens": (1, LARGEST_ID),
+    "min_tokens": (0, LARGEST_ID),
+    "logprobs": (0, MAX_LOGPROBS),
+    "n": (1, MAX_CHOICES),
+}
+"""Ranges of optional numbers, except those that depend on the vocabulary."""
+_SWITCHES = ("ignore_eos", "echo")
+_DEFAULTS = SamplingParams()
+
+
+def sampling_params(
+    message: types_pb2.SamplingParams, vocab_size: int | None = None
+) -> SamplingParams:
+    """Convert a message; fields that are not set have their defaults.
+
+    Args:
+        message: as received.
+        vocab_size: bound of token ids; None: 2^31.
+
+    Raises:
+        FieldError: a field is out of range.
+    """
+    all_tokens = LARGEST_ID if vocab_size is None else vocab_size
+    numbers: dict[str, Any] = {}
+    for name, (lowest, highest) in {"top_k": (1, all_tokens), **_RANGES}.items():
+        if message.HasField(name):
+            numbers[name] = getattr(message, name)
+            check_range(f"sampling.{name}", numbers[name], lowest, highest)
+    if numbers.get("top_k") == all_tokens:
+        del numbers["top_k"]
+    if numbers.get("temperature", 1.0) < LEAST_TEMPERATURE:
+        numbers["temperature"] = 0.0
+    _check_stops(message, vocab_size)
+    return SamplingParams(
+        **numbers,
+        **{name: getattr(message, name) for name in _SWITCHES},
+        seed=message.seed,
+        logit_bias=_logit_bias(message, vocab_size),
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def sampling_message(
+    sampling: SamplingParams, seed: int | None, max_tokens: int | None
+) -> types_pb2.SamplingParams:
+    """Convert to a message; fields with their defaults stay unset, except the temperature.
+
+    Args:
+        sampling: its ``seed`` and ``max_tokens`` are not read.
+        seed: None leaves it unset.
+        max_tokens: None leaves it unset.
+    """
+    names = ("top_k", *_RANGES, *_SWITCHES)
+    found = {name: getattr(sampling, name) for name in names}
+    changed = {name: value for name, value in found.items() if value != getattr(_DEFAULTS, name)}
+    return types_pb2.SamplingParams(
+        **changed
+        | {"temperature": sampling.temperature, "seed": seed, "max_tokens": max_tokens}
+        | {"logit_bias": dict(sampling.logit_bias)},
+        stop=sampling.stop,
+        stop_token_ids=sampling.stop_token_ids,
+    )
+
+
+def logprobs_messages(
+    positions: tuple[PositionLogprobs, ...],
+) -> list[types_pb2.PositionLogprobs]:
+    """Convert the log-probabilities of a chunk."""
+    return [
+        types_pb2.PositionLogprobs(
+            selected=_logprob_message(each.selected), top=map(_logprob_message, each.top)
+        )
+        for each in positions
+    ]
+
+
+def position_logprobs(message: types_pb2.PositionLogprobs) -> PositionLogprobs:
+    """Convert the message of one position."""
+    return PositionLogprobs(_logprob(message.selected), tuple(map(_logprob, message.top)))
+
+
+def _logprob_message(found: TokenLogprob) -> types_pb2.TokenLogprob:
+    return types_pb2.TokenLogprob(token_id=found.token_id, logprob=found.logprob, text=found.text)
+
+
+def _logprob(message: types_pb2.TokenLogprob) -> TokenLogprob:
+    return TokenLogprob(message.token_id, message.logprob, message.text)
+
+
+def _check_stops(message: types_pb2.SamplingParams, vocab_size: int | None) -> None:
+    for name, found in (("stop", message.stop), ("stop_token_ids", message.stop_token_ids)):
+        if len(found) > MAX_STOPS:
+            raise FieldError(
+                f"sampling.{name}", f"has {len(found)} entries, allowed are {MAX_STOPS}"
+            )
+    for index, stop in enumerate(message.stop):
+        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
+            raise FieldError(
+                f"sampling.stop[{index}]",
+                f"has {len(stop)} characters, must have 1..{MAX_STOP_CHARACTERS}",
+            )
+    check_token_ids("sampling.stop_token_ids", message.stop_token_ids, vocab_size)
+
+
+def _logit_bias(
+    message: types_pb2.SamplingParams, vocab_size: int | None
+) -> tuple[tuple[int, float], ...]:
+    """Return the biases that are not 0, by ascending id."""
+    biases = message.logit_bias
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise FieldError(
+            "sampling.logit_bias", f"has {len(biases)} entries, allowed are {MAX_LOGIT_BIASES}"
+        )
+    check_token_ids("sampling.logit_bias", sorted(biases), vocab_size)
+    for token_id, bias in biases.items():
+        check_range(f"sampling.logit_bias[{token_id}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+    return tuple(sorted((token_id, bias) for token_id, bias in biases.items() if bias))

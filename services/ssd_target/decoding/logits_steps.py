@@ -1,0 +1,178 @@
+"""The steps of one sequence's sampling parameters, from logits to the scores that are compared.
+
+The target computes them at each row as plain decoding would: row c of a round follows the committed
+tokens and c proposed ones. Drafts compute none of them.
+"""
+
+from collections.abc import Sequence as Tokens
+from itertools import takewhile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ssd.engine.sampling.keyed import to_device
+from ssd.engine.sampling.logits import Filters, best_logprobs, penalized
+from ssd.types import NO_TOKEN, PositionLogprobs, SamplingParams, TokenId, TokenLogprob
+from ssd_target.decoding.sequence import Sequence
+
+
+def has_steps(sampling: SamplingParams) -> bool:
+    """Whether a request needs more than the token with the best sum of logit and noise."""
+    return (
+        _has_penalties(sampling)
+        or _has_filters(sampling)
+        or bool(sampling.logit_bias)
+        or sampling.min_tokens > 0
+        or sampling.logprobs is not None
+    )
+
+
+def _has_filters(sampling: SamplingParams) -> bool:
+    """Whether top-k, top-p or min-p can change a choice."""
+    removes = sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    return removes and sampling.temperature > 0.0
+
+
+def _has_penalties(sampling: SamplingParams) -> bool:
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.presence_penalty != 0.0
+        or sampling.frequency_penalty != 0.0
+    )
+
+
+class LogitsSteps:
+    """The steps of one sequence. Step thread only.
+
+    ``apply`` has all of them but the filters, which a device runs for all sequences together. The
+    occurrences of tokens are counted once, on the device of the logits.
+    """
+
+    def __init__(self, sequence: Sequence, vocab_size: int, device: str) -> None:
+        self._sequence = sequence
+        self._device = device
+        self.logprobs: tuple[PositionLogprobs, ...] = ()
+        """Of the tokens of the newest round, if the request asks for them."""
+        sampling = sequence.arrival.request.sampling
+        self.sampling = sampling
+        self._has_penalties = _has_penalties(sampling)
+        if self._has_penalties:
+            self._counts_V = torch.zeros(vocab_size, device=device)
+            self._is_prompt_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            self._is_prompt_V[self._ids(sequence.tokens[: sequence.num_prompt])] = True
+            self._num_counted = sequence.num_prompt
+        self._bias_ids_I = self._ids([token_id for token_id, _ in sampling.logit_bias])
+        biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float32)
+        self._biases_I = to_device(biases, device)
+        self.has_filters = _has_filters(sampling)
+        self.filters = _filters_1(sampling, device)
+        """Of one row."""
+        self._ending_ids_I = self._ids(sorted(i for i in sequence.ending_ids if i < vocab_size))
+
+    def apply(self, logits_CV: Tensor, proposed: Tokens[TokenId], first_column: int = 0) -> Tensor:
+        """Return the logits of some consecutive columns after the steps, as a new tensor.
+
+        Args:
+            logits_CV: fp32, of the columns from ``first_column`` on.
+            proposed: tokens that the columns of the round follow; column c follows c of them.
+            first_column: 0 is the column after the committed tokens.
+        """
+        sampling = self.sampling
+        rows_CV = logits_CV.clone()
+        if self._has_penalties:
+            rows_CV = penalized(
+                rows_CV,
+                self._counts_before(len(rows_CV), proposed, first_column),
+                self._is_prompt_V,
+                repetition=sampling.repetition_penalty,
+                presence=sampling.presence_penalty,
+                frequency=sampling.frequency_penalty,
+            )
+        if sampling.logit_bias:
+            rows_CV[:, self._bias_ids_I] += self._biases_I
+        num_banned = sampling.min_tokens - self._sequence.num_emitted - first_column
+        if num_banned > 0:
+            rows_CV[:num_banned, self._ending_ids_I] = -torch.inf
+        return rows_CV
+
+    def note_logprobs(self, logits_CV: Tensor, chosen: Tokens[TokenId]) -> None:
+        """Keep the log-probabilities of the tokens of some rows, up to the first without a token.
+
+        Args:
+            logits_CV: as the model computed them.
+            chosen: token of each row.
+        """
+        count = self.sampling.logprobs
+        if count is None:
+            return
+        tokens = tuple(takewhile(lambda token: token != NO_TOKEN, chosen))
+        ids_CN, logprobs_CN = best_logprobs(logits_CV[: len(tokens)], self._ids(tokens), count)
+        rows = zip(ids_CN.tolist(), logprobs_CN.tolist(), strict=True)
+        positions = (tuple(map(TokenLogprob, ids, logprobs)) for ids, logprobs in rows)
+        self.logprobs = tuple(PositionLogprobs(first, tuple(top)) for first, *top in positions)
+
+    def _counts_before(
+        self, num_columns: int, proposed: Tokens[TokenId], first_column: int
+    ) -> Tensor:
+        """Return the occurrences of each token among the new tokens before each column."""
+        tokens = self._sequence.tokens
+        if len(tokens) > self._num_counted:
+            ids_I = self._ids(tokens[self._num_counted :])
+            self._counts_V.index_add_(0, ids_I, torch.ones_like(ids_I, dtype=torch.float32))
+            self._num_counted = len(tokens)
+        counts_CV = self._counts_V.repeat(num_columns, 1)
+        followed = [
+            (row, proposed[index])
+            for row in range(num_columns)
+            for index in range(first_column + row)
+        ]
+        if followed:
+            rows_I, ids_I = (self._ids(each) for each in zip(*followed, strict=True))
+            counts_CV.index_put_((rows_I, ids_I), torch.ones((), device=self._device), True)  # noqa: FBT003 - accumulate
+        return counts_CV
+
+    def _ids(self, token_ids: Tokens[int]) -> Tensor:
+        return to_device(torch.tensor(token_ids, dtype=torch.int64), self._device)
+
+
+class StepsOfSequences:
+    """The steps of the running sequences that have some. Step thread only."""
+
+    def __init__(self, vocab_size: int, device: str) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._by_slot: dict[int, LogitsSteps] = {}
+
+    def admit(self, sequence: Sequence) -> None:
+        """Add the steps of a sequence, if it has some."""
+        if has_steps(sequence.arrival.request.sampling):
+            self._by_slot[sequence.slot] = LogitsSteps(sequence, self._vocab_size, self._device)
+
+    def release(self, sequence: Sequence) -> None:
+        """Remove the steps of a sequence."""
+        self._by_slot.pop(sequence.slot, None)
+
+    def of(self, sequences: Tokens[Sequence]) -> list[tuple[int, LogitsSteps]]:
+        """Return index and steps of the sequences that have some."""
+        if not self._by_slot:
+            return []
+        found = ((index, self._by_slot.get(each.slot)) for index, each in enumerate(sequences))
+        return [(index, steps) for index, steps in found if steps is not None]
+
+    def logprobs(self, sequence: Sequence) -> tuple[PositionLogprobs, ...]:
+        """Return the log-probabilities of the newest choice of a sequence."""
+        steps = self._by_slot.get(sequence.slot)
+        return () if steps is None else steps.logprobs
+
+
+def _filters_1(sampling: SamplingParams, device: str) -> Filters:
+    if not _has_filters(sampling):
+        sampling = SamplingParams()
+    return Filters.on(
+        device,
+        np.array([sampling.temperature], dtype=np.float32),
+        np.array([sampling.top_k]),
+        np.array([sampling.top_p]),
+        np.array([sampling.min_p], dtype=np.float32),
+    )
