@@ -23,6 +23,7 @@ from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.runtime import metrics
 from ssd_operator.runtime.api_server import ApiServer, connect
 from ssd_operator.runtime.engine_client import EngineClients
+from ssd_operator.runtime.engine_credentials import EngineCredentials
 from ssd_operator.runtime.reconcile import Reconciler
 from ssd_operator.runtime.schema_check import wait_for_schema
 from ssd_operator.runtime.watches import Lists, watch
@@ -45,7 +46,8 @@ class Operator:
         self._settings = settings
         self._cluster = cluster
         self._queue = WorkQueue(self._reconcile, settings.num_workers)
-        self._engines = EngineClients(_now, self._queue.wake)
+        credentials = EngineCredentials(settings.credentials)
+        self._engines = EngineClients(_now, self._queue.wake, credentials)
         self._cache = ObjectCache(self._queue.wake)
         self._reconciler = Reconciler(cluster, self._cache, self._engines, settings, _now)
         self._lists = Lists(cluster, self._cache, settings.scope)

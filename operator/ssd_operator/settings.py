@@ -26,6 +26,12 @@ class OperatorSettings:
     """Whether all namespaces are watched but kube-system."""
     pod_namespace: str = "default"
     """Where the operator runs; network policies of engines allow its calls from there."""
+    service_account: str = "ssd-operator"
+    """Service account of the operator: with mutual TLS, its certificate has the URI
+    spiffe://ssd/ns/NAMESPACE/sa/ACCOUNT."""
+    credentials: str = ""
+    """Folder with what the operator presents to engines: ca.crt for TLS, tls.crt and tls.key for
+    mutual TLS, and token. Each may be missing; empty for none."""
     num_workers: int = field(default=8, metadata={"min": 1, "max": 64})
     """Passes at the same time."""
     http_port: int = field(default=9090, metadata={"min": 1, "max": 65535})

@@ -1,8 +1,10 @@
 """The settings that target and draft share."""
 
+import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ssd.errors import SettingsError
 from ssd.settings import TERMINATION_LOG, parse_cpus
 
 
@@ -20,6 +22,28 @@ class EngineSettings:
     """Port of /livez, /readyz and /metrics; with 0 the system selects one."""
     reflection: bool = False
     """Serve gRPC reflection."""
+
+    tls_certificate: str = ""
+    """PEM file of the certificate chain of the gRPC port; empty for plain text. A target also
+    presents it to its drafts. All files of certificates and tokens are read again when they
+    change."""
+    tls_key: str = ""
+    """PEM file of the private key of ``tls_certificate``."""
+    tls_client_ca: str = ""
+    """PEM file of authorities. A caller then needs a certificate of one of them (mutual TLS)."""
+    token_file: str = ""
+    """File of bearer tokens, one a line. A caller needs one of them: a client of a target, a target
+    that opens a link to a draft. Empty: callers need no token."""
+    caller_names: tuple[str, ...] = ()
+    """Names in certificates (subject alternative names), of which these callers need one."""
+    admin_token_file: str = ""
+    """As ``token_file``, for AdminService of a target, and Drain and GetStatus of a draft. If this
+    and ``admin_names`` are empty, these calls need the same as all others."""
+    admin_names: tuple[str, ...] = ()
+    """As ``caller_names``, for the calls of ``admin_token_file``."""
+    allow_insecure: bool = False
+    """Listen on an address that other machines reach, although callers need neither a token nor a
+    certificate."""
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Data type of weights and KV cache. ``auto`` is bfloat16 on CUDA and on CPUs with bfloat16
@@ -73,6 +97,25 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         _ = self.step_cpus, self.other_cpus
+        self._check_callers()
+
+    def _check_callers(self) -> None:
+        has_tls = bool(self.tls_certificate and self.tls_key)
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise SettingsError("tls_certificate and tls_key: give both, or neither")
+        if self.tls_client_ca and not has_tls:
+            raise SettingsError("tls_client_ca needs tls_certificate and tls_key")
+        for name in ("caller_names", "admin_names"):
+            if getattr(self, name) and not self.tls_client_ca:
+                raise SettingsError(
+                    f"{name} are names in certificates of callers, which need tls_client_ca"
+                )
+        is_protected = self.token_file or self.tls_client_ca
+        if not is_protected and not self.allow_insecure and not is_loopback(self.host):
+            raise SettingsError(
+                f"every machine that reaches {self.host} could call this process: set token_file "
+                "or tls_client_ca, or allow_insecure if the network protects the port"
+            )
 
     @property
     def step_cpus(self) -> frozenset[int]:
@@ -93,3 +136,11 @@ class EngineSettings:
     def num_columns(self) -> int:
         """Columns of a verification and of a tree (P = K + 1)."""
         return self.lookahead + 1
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

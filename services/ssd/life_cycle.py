@@ -13,6 +13,7 @@ from ssd.engine_settings import EngineSettings
 from ssd.ports import Clock
 from ssd.rpc.call_guard import OnFailure, ServerLimits, ignore_failure
 from ssd.rpc.http import ProbeServer
+from ssd.rpc.security import security_of
 from ssd.rpc.server import RpcServer, join_address
 from ssd.step_thread import Loaded, StepThread, Watchdog
 from ssd.telemetry import get_logger, metrics_of
@@ -77,6 +78,7 @@ class LifeCycle(Generic[Loaded]):
 
         Raises:
             AddressError: a port is in use.
+            SettingsError: a file of certificates or tokens is missing or invalid.
         """
         probes = ProbeServer(
             settings.host, settings.http_port, self.is_live, self.readiness, metrics_of(process)
@@ -86,6 +88,7 @@ class LifeCycle(Generic[Loaded]):
             settings.port,
             reflection=settings.reflection,
             limits=limits,
+            security=security_of(settings, process),
             on_failure=on_failure,
         )
         for servicer in servicers:

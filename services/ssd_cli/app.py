@@ -19,6 +19,7 @@ import ssd
 from ssd.cpu_plan import one_cpu_a_core
 from ssd.engine.config import ModelConfig
 from ssd.errors import (
+    AccessError,
     IncompleteTextError,
     ModelNotFoundError,
     NotReadyError,
@@ -30,6 +31,7 @@ from ssd.errors import (
 from ssd.launch import Deployment
 from ssd.rpc.client import READY_SECONDS
 from ssd.rpc.codec import GenerateCall
+from ssd.rpc.credentials import NO_CREDENTIALS
 from ssd.types import Mode, SamplingParams
 from ssd_cli.demo import DemoOptions, demo
 from ssd_cli.display import err, out, print_table, report, summary, write
@@ -50,6 +52,13 @@ from ssd_cli.options import (
     Target,
     Temperature,
     TensorParallelSize,
+    TlsCa,
+    TlsCertificate,
+    TlsKey,
+    TokenFile,
+    client_credentials,
+    refuse_with_endpoint,
+    refuse_without_endpoint,
 )
 from ssd_cli.plan_command import plan_command
 from ssd_cli.shapes import check_pair, downloaded_shape
@@ -72,11 +81,6 @@ BENCH = "import sys; from ssd_bench.__main__ import main; sys.exit(main(prog_nam
 _TYPER_PREFIX = re.compile(r"^Invalid value(?: for '([^']+)')?: (?:Value error, )?")
 
 WITHOUT_DRAFT_PROCESSES = ("autoregressive", "synchronous")
-OF_A_DEPLOYMENT = (
-    *("target", "draft", "lookahead", "branches", "num_drafts", "dtype", "engine"),
-    "tensor_parallel_size",
-)
-"""Parameters of the processes to start. A running target has its own."""
 
 
 def _show_version(is_requested: bool) -> None:  # noqa: FBT001
@@ -124,6 +128,10 @@ def generate_command(
             help="With --endpoint: maximum time to wait for a ready target, in seconds.",
         ),
     ] = READY_SECONDS,
+    tls_ca: TlsCa = "",
+    tls_certificate: TlsCertificate = "",
+    tls_key: TlsKey = "",
+    token_file: TokenFile = "",
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
     mode: ModeOption = "auto",
@@ -151,14 +159,13 @@ def generate_command(
     error is the message. In both cases, statistics contains only what this
     command measured. Without a token, no object is printed.
     """
+    credentials = NO_CREDENTIALS
     if endpoint is not None:
-        _refuse_with_endpoint(context)
+        refuse_with_endpoint(context)
         check_endpoint(endpoint)
-    elif _is_given(context, "wait_seconds"):
-        raise typer.BadParameter(
-            "--wait is the time to wait for a running target; name it with --endpoint, or leave "
-            "out --wait"
-        )
+        credentials = client_credentials(tls_ca, tls_certificate, tls_key, token_file)
+    else:
+        refuse_without_endpoint(context)
     if "" in (stop or ()):
         raise typer.BadParameter("--stop is empty")
     if temperature != temperature:  # noqa: PLR0124 - only NaN differs from itself
@@ -174,6 +181,7 @@ def generate_command(
     options = GenerateOptions(
         endpoint=endpoint,
         wait_seconds=wait_seconds,
+        credentials=credentials,
         deployment=Deployment(
             target=target,
             draft=draft,
@@ -427,20 +435,6 @@ def _check_models(deployment: Deployment, tensor_parallel_size: int = 1) -> None
         report("warning", warning)
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Return whether a parameter is on the command line, not a default."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _refuse_with_endpoint(context: typer.Context) -> None:
-    given = [f"--{name.replace('_', '-')}" for name in OF_A_DEPLOYMENT if _is_given(context, name)]
-    if given:
-        raise typer.BadParameter(
-            f"--endpoint names a running target; it cannot be combined with {', '.join(given)}"
-        )
-
-
 def _run(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
     """Run a command; print an ``SSDError`` on one line and convert it to an exit code."""
     try:
@@ -455,6 +449,8 @@ def _run(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
 def _with_hint(error: SSDError) -> str:
     if isinstance(error, NotReadyError) and not isinstance(error, IncompleteTextError):
         return f"{error} ('ssd up' starts a target and prints its address)"
+    if isinstance(error, AccessError):
+        return f"{error} (--token-file and --tls-ca give the credentials)"
     has_stack = bool(getattr(error, "__notes__", ()))
     return f"{error} (--debug shows the output of the process)" if has_stack else str(error)
 

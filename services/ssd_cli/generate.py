@@ -10,6 +10,7 @@ from ssd.errors import NotReadyError, SSDError
 from ssd.launch import Deployment, deployed
 from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import GenerateCall
+from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
 from ssd.types import Mode
 from ssd_cli.display import report, startup_progress
 from ssd_cli.figures import Collector, why_not_speculative
@@ -27,6 +28,8 @@ class GenerateOptions:
     deployment: Deployment
     wait_seconds: float = READY_SECONDS
     """Maximum time to wait until a running target is ready."""
+    credentials: ClientCredentials = NO_CREDENTIALS
+    """For a running target."""
     is_quiet: bool
     """Show no progress and no hints, for output that a machine reads."""
 
@@ -92,7 +95,10 @@ async def _client(options: GenerateOptions) -> AsyncIterator[TargetClient]:
                 report("waiting", f"{reason}; waiting at most {options.wait_seconds:g} s")
 
         async with TargetClient(
-            options.endpoint, ready_seconds=options.wait_seconds, on_wait=show_wait
+            options.endpoint,
+            credentials=options.credentials,
+            ready_seconds=options.wait_seconds,
+            on_wait=show_wait,
         ) as client:
             yield client
         return

@@ -4,8 +4,25 @@ from typing import Annotated, Literal
 
 import typer
 
+from ssd.errors import SettingsError
+from ssd.rpc.credentials import ClientCredentials, TlsFiles
+
 MAX_TOKENS = 1 << 20
 """More than the maximum length of any model."""
+
+OF_A_DEPLOYMENT = (
+    *("target", "draft", "lookahead", "branches", "num_drafts", "dtype", "engine"),
+    "tensor_parallel_size",
+)
+"""Parameters of the processes to start. A running target has its own."""
+OF_A_RUNNING_TARGET = {
+    "wait_seconds": "--wait",
+    "tls_ca": "--tls-ca",
+    "tls_certificate": "--tls-certificate",
+    "tls_key": "--tls-key",
+    "token_file": "--token-file",
+}
+"""Parameters of a call, with their flags."""
 
 Target = Annotated[str, typer.Option("--target", help="Model folder, demo://target or hf://…")]
 Draft = Annotated[str, typer.Option("--draft", help="Model folder, demo://draft or hf://…")]
@@ -52,5 +69,68 @@ ModeOption = Annotated[
         "processes.",
     ),
 ]
+TlsCa = Annotated[
+    str,
+    typer.Option(
+        "--tls-ca",
+        envvar="SSD_TLS_CA",
+        help="With --endpoint: PEM file of the authorities of the target's certificate.",
+    ),
+]
+TlsCertificate = Annotated[
+    str,
+    typer.Option(
+        "--tls-certificate",
+        envvar="SSD_TLS_CERTIFICATE",
+        help="With --tls-ca: PEM file of your certificate, for mutual TLS.",
+    ),
+]
+TlsKey = Annotated[
+    str,
+    typer.Option("--tls-key", envvar="SSD_TLS_KEY", help="PEM file of the key of the certificate."),
+]
+TokenFile = Annotated[
+    str,
+    typer.Option(
+        "--token-file",
+        envvar="SSD_TOKEN_FILE",
+        help="With --endpoint: file whose first line is your token.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
+
+
+def client_credentials(
+    tls_ca: str, tls_certificate: str, tls_key: str, token_file: str
+) -> ClientCredentials:
+    """Return the credentials of these options; an error of theirs is a ``typer.BadParameter``."""
+    tls = TlsFiles(certificate=tls_certificate, key=tls_key, ca=tls_ca)
+    try:
+        return ClientCredentials(tls if tls.paths else None, token_file)
+    except SettingsError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Return whether a parameter is on the command line, not a default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_with_endpoint(context: typer.Context) -> None:
+    """Refuse flags of the processes to start."""
+    given = [f"--{name.replace('_', '-')}" for name in OF_A_DEPLOYMENT if _is_given(context, name)]
+    if given:
+        raise typer.BadParameter(
+            f"--endpoint names a running target; it cannot be combined with {', '.join(given)}"
+        )
+
+
+def refuse_without_endpoint(context: typer.Context) -> None:
+    """Refuse flags of a call to a running target."""
+    for name, flag in OF_A_RUNNING_TARGET.items():
+        if _is_given(context, name):
+            raise typer.BadParameter(
+                f"{flag} is for a running target; name it with --endpoint, or leave out {flag}"
+            )

@@ -14,6 +14,7 @@ from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.gpu_allocation import use_own_gpus
 from ssd.local_model import check_model, find_model
 from ssd.process import peer, run_process, run_until_signal
+from ssd.rpc.security import security_of
 from ssd.telemetry import SystemClock
 from ssd_draft.draft import Draft
 from ssd_draft.settings import DraftSettings
@@ -45,6 +46,7 @@ def check(settings: DraftSettings) -> None:
     Raises:
         SetupError: the process would not start.
     """
+    security_of(settings, "draft")
     check_model(settings, max_num_seqs=settings.max_sessions, branches=settings.branches)
 
 

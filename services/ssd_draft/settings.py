@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from ssd.engine_settings import EngineSettings
+from ssd.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,14 @@ class DraftSettings(EngineSettings):
     it, each table has N, for measurements of hit rates."""
     inject_step_ms: float = field(default=0.0, metadata={"min": 0.0, "max": 60_000.0})
     """Fault injection: time that is added to each step of a tree, in milliseconds."""
+
+    def __post_init__(self) -> None:
+        EngineSettings.__post_init__(self)
+        if self.tls_client_ca and not (self.caller_names or self.token_file):
+            raise SettingsError(
+                "caller_names: every certificate that tls_client_ca signed could open a link; give "
+                "the names in the certificates of targets, or token_file"
+            )
 
     @property
     def num_reserved_positions(self) -> int:

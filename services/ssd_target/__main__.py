@@ -13,11 +13,12 @@ from ssd.cpu_plan import pin
 from ssd.engine.models.fingerprint import weights_fingerprint
 from ssd.gpu_allocation import use_own_gpus
 from ssd.process import peer, run_process, run_until_signal
+from ssd.rpc.security import security_of
 from ssd.telemetry import SystemClock
 from ssd.tracing import check_endpoint
 from ssd_target.models import check_models, find_models
 from ssd_target.settings import TargetSettings
-from ssd_target.target import Target
+from ssd_target.target import Target, link_credentials
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +47,8 @@ def check(settings: TargetSettings) -> None:
         SetupError: the process would not start.
     """
     check_endpoint(settings.otlp_endpoint)
+    security_of(settings, "target")
+    link_credentials(settings)
     check_models(settings)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ssd.addresses import check_address
+from ssd.addresses import check_address, is_literal
 from ssd.engine_settings import EngineSettings
 from ssd.errors import SettingsError
 
@@ -24,6 +24,13 @@ class TargetSettings(EngineSettings):
     """Addresses ``host:port`` of drafts. A DNS name is resolved every 2 s and stands for all of its
     addresses. IP addresses and ``localhost`` are not resolved. ``dns:///host:port`` is always a
     DNS name."""
+    link_ca: str = ""
+    """PEM file of the authorities of the drafts' certificates; empty: links are plain text."""
+    link_server_name: str = ""
+    """Name in the certificates of the drafts. Needed with ``link_ca`` if ``drafts`` has DNS names,
+    because links use their addresses. Empty: the host of the address."""
+    link_token_file: str = ""
+    """File whose first line is the token that drafts accept from targets."""
 
     tensor_parallel_size: Literal[1, 2, 4, 8] = 1
     """Number of ranks that share the target's model, each with its own process and device: GPUs
@@ -72,6 +79,11 @@ class TargetSettings(EngineSettings):
         EngineSettings.__post_init__(self)
         for address in self.drafts:
             check_address("drafts", address)
+        if self.link_ca and not self.link_server_name and not all(map(is_literal, self.drafts)):
+            raise SettingsError(
+                "link_server_name: links use the addresses behind the DNS names of drafts; give "
+                "the name that is in the certificates of the drafts"
+            )
         if self.fan_out == "explicit" and len(self.fan_out_split) != self.lookahead + 1:
             raise SettingsError(
                 f"fan_out explicit needs fan_out_split of {self.lookahead + 1} numbers "

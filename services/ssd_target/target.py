@@ -16,6 +16,7 @@ from ssd.ports import Clock
 from ssd.rpc.bounds import PromptBounds
 from ssd.rpc.call_guard import ServerLimits
 from ssd.rpc.codec import SpeculationChange
+from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.rpc.pool_codec import PoolStatus
 from ssd.step_thread import StepThread, Watchdog
 from ssd.telemetry import DESIRED_DRAFT_REPLICAS, OPEN_SESSIONS, SPECULATION_MODE, get_logger
@@ -67,6 +68,9 @@ class Target:
             me: identity of this process, sent to drafts.
             cpus: of the step thread, divided among the ranks of the model.
             clock: for all times.
+
+        Raises:
+            SettingsError: a file of the links' credentials is missing or invalid.
         """
         self._settings = settings
         model = self._model = models.target
@@ -83,6 +87,7 @@ class Target:
             terms=LinkTerms(
                 device=model.engine.device,
                 max_round_trip_seconds=settings.max_round_trip_us / 1e6,
+                credentials=link_credentials(settings),
             ),
         )
         self._handler = RequestHandler(
@@ -215,6 +220,20 @@ def log_crash_of_links(links: "asyncio.Task[None]") -> None:
     """Log that a bug ended all links. Requests continue without drafts."""
     if not links.cancelled() and (crash := links.exception()) is not None:
         _log.error("links_crashed", error=repr(crash))
+
+
+def link_credentials(settings: TargetSettings) -> ClientCredentials:
+    """Return what the target presents to its drafts.
+
+    Raises:
+        SettingsError: a file is missing or invalid.
+    """
+    tls = None
+    if settings.link_ca:
+        tls = TlsFiles(
+            certificate=settings.tls_certificate, key=settings.tls_key, ca=settings.link_ca
+        )
+    return ClientCredentials(tls, settings.link_token_file, settings.link_server_name)
 
 
 def hello(settings: TargetSettings, model: LocalModel, me: Peer) -> Hello:

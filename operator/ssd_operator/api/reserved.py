@@ -9,9 +9,18 @@ HUB_SUBFOLDER = "hf"
 HUB_FOLDER = f"{CACHE_FOLDER}/{HUB_SUBFOLDER}"
 """Where fetched models are."""
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
-VOLUMES = frozenset({"tmp", "cache", "shm", "models"})
+TLS_VOLUME = "ssd-tls"
+TLS_FOLDER = "/etc/ssd/tls"
+TOKENS_VOLUME = "ssd-tokens"
+TOKENS_FOLDER = "/etc/ssd/tokens"
+VOLUMES = frozenset({"tmp", "cache", "shm", "models", TLS_VOLUME, TOKENS_VOLUME})
 """Names of volumes."""
-PATHS = frozenset({SCRATCH_FOLDER, CACHE_FOLDER, HUB_FOLDER, SHARED_MEMORY, MODELS_FOLDER})
+PATHS = frozenset(
+    {
+        *(SCRATCH_FOLDER, CACHE_FOLDER, HUB_FOLDER, SHARED_MEMORY, MODELS_FOLDER),
+        *(TLS_FOLDER, TOKENS_FOLDER),
+    }
+)
 """Where they are mounted."""
 ENV = frozenset(
     f"SSD_{process}_{name}"

@@ -30,7 +30,6 @@ from ssd_operator.api.fields import (
     text,
 )
 from ssd_operator.api.kubernetes_types import (
-    NetworkPeer,
     ObjectKey,
     PlainVariable,
     Reference,
@@ -40,6 +39,7 @@ from ssd_operator.api.kubernetes_types import (
     Volume,
     VolumeMount,
 )
+from ssd_operator.api.security import Security
 
 
 class PodOverrides(Block):
@@ -369,20 +369,6 @@ class ModelCache(Block):
     size_limit: Quantity | None = None
     """Maximum size of an EmptyDir. Pods that fetch a model request as much ephemeral storage, so
     that they run on nodes with room for it. A change replaces targets and drafts."""
-
-
-class Security(Block):
-    """Who may call, and what pods may do."""
-
-    network_policy: bool = True
-    """Whether the operator creates NetworkPolicies for targets and drafts. A change replaces no
-    pod."""
-    clients: Annotated[tuple[NetworkPeer, ...], items(16)] = ()
-    """NetworkPolicy peers that may call Generate; none allows every pod of the cluster. A change
-    replaces no pod."""
-    read_only_root_filesystem: bool = True
-    """Whether pods cannot write to the file system of their image; some GPU runtimes must be able
-    to. A change replaces targets and drafts."""
 
 
 class Observability(Block):

@@ -14,19 +14,41 @@ from ssd_operator.children.names import (
     HTTP_PORT,
     PORTS,
     Component,
+    component_name,
     draft_deployment,
+    server_name,
+    spiffe_id,
 )
 
 TERMINATION_LOG = "/dev/termination-log"
 _HUB: Object = {"name": "HF_HOME", "value": reserved.HUB_FOLDER}
+CLIENT_TOKENS, LINK_TOKENS, ADMIN_TOKENS = "clients", "links", "admins"
+"""Keys of the Secret with tokens."""
+TOKEN_KEYS = {
+    Component.TARGET: (CLIENT_TOKENS, LINK_TOKENS, ADMIN_TOKENS),
+    Component.DRAFT: (LINK_TOKENS, ADMIN_TOKENS),
+}
+"""Those that the pods of a component have. A draft has no token of a client."""
 _PROCESS_DEADLINE_MILLISECONDS = 20
 """The processes' own table deadline."""
 
 
 def engine_environment(
-    resource: Resource, component: Component, cell: int | None, num_threads: int
+    resource: Resource,
+    component: Component,
+    cell: int | None,
+    num_threads: int,
+    operator: str,
 ) -> list[Object]:
-    """Settings of a target or a draft."""
+    """Settings of a target or a draft.
+
+    Args:
+        resource: whose process.
+        component: target or draft.
+        cell: of the process; None for the drafts of a Pool.
+        num_threads: of a forward pass on a CPU.
+        operator: name in the operator's certificate.
+    """
     spec, prefix = resource.spec, f"SSD_{component.upper()}"
     is_target = component is Component.TARGET
     process: Target | Draft = spec.target if is_target else spec.draft
@@ -45,6 +67,7 @@ def engine_environment(
         "THREADS": None if spec.is_gpu else num_threads,
         "REFLECTION": "true" if spec.observability.reflection else None,
         "TERMINATION_LOG": TERMINATION_LOG,
+        **_security_settings(resource, component, operator),
         **(
             _target_settings(resource, cell or 0)
             if is_target
@@ -125,6 +148,39 @@ def _target_settings(resource: Resource, cell: int) -> dict[str, object]:
             spec.draft_deadline_milliseconds, _PROCESS_DEADLINE_MILLISECONDS
         ),
     }
+
+
+def _security_settings(
+    resource: Resource, component: Component, operator: str
+) -> dict[str, object]:
+    """Files and names of the security block; none of the values is a secret."""
+    tls, settings = resource.spec.security.tls, dict[str, object]()
+    is_target = component is Component.TARGET
+    if tls is not None:
+        authority = f"{reserved.TLS_FOLDER}/ca.crt"
+        settings["TLS_CERTIFICATE"] = f"{reserved.TLS_FOLDER}/tls.crt"
+        settings["TLS_KEY"] = f"{reserved.TLS_FOLDER}/tls.key"
+        if is_target:
+            settings["LINK_CA"] = authority
+            settings["LINK_SERVER_NAME"] = server_name(
+                resource.namespace, component_name(resource, Component.DRAFT)
+            )
+        if tls.mode == "Mutual":
+            target = spiffe_id(resource.namespace, component_name(resource, Component.TARGET))
+            callers = ",".join(tls.client_names) if is_target else target
+            settings["TLS_CLIENT_CA"] = authority
+            settings["CALLER_NAMES"] = callers or None
+            settings["ADMIN_NAMES"] = operator
+    if resource.spec.security.token_secret_name is not None:
+        settings["TOKEN_FILE"] = _tokens(CLIENT_TOKENS if is_target else LINK_TOKENS)
+        settings["ADMIN_TOKEN_FILE"] = _tokens(ADMIN_TOKENS)
+        if is_target:
+            settings["LINK_TOKEN_FILE"] = _tokens(LINK_TOKENS)
+    return settings
+
+
+def _tokens(key: str) -> str:
+    return f"{reserved.TOKENS_FOLDER}/{key}"
 
 
 def _unless_default(value: object, default: object) -> object:

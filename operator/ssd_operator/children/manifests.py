@@ -109,7 +109,8 @@ def _services(factory: ChildFactory) -> Iterator[Object]:
         ),
     ]
     for name, component, cell in rows:
-        grpc = {"targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"}
+        protocol = "kubernetes.io/h2c" if resource.spec.security.tls is None else "https"
+        grpc = {"targetPort": "grpc", "appProtocol": protocol}
         spec = {
             "type": "ClusterIP",
             "selector": selector(resource, component, cell),

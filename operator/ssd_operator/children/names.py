@@ -71,6 +71,16 @@ def component_name(resource: Resource, component: Component) -> str:
     return f"{resource.name}-{component}"
 
 
+def spiffe_id(namespace: str, account: str) -> str:
+    """URI in the certificate of a service account."""
+    return f"spiffe://ssd/ns/{namespace}/sa/{account}"
+
+
+def server_name(namespace: str, service: str) -> str:
+    """Name in the certificates of the pods behind a Service."""
+    return f"{service}.{namespace}.svc"
+
+
 def selector(
     resource: Resource, component: str | None = None, cell: int | None = None
 ) -> dict[str, str]:

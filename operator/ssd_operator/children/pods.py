@@ -29,6 +29,7 @@ from ssd_operator.children.names import (
     Component,
     component_name,
     labels_of,
+    spiffe_id,
 )
 from ssd_operator.children.objects import digest
 from ssd_operator.settings import OperatorSettings
@@ -44,6 +45,12 @@ _MARGIN_SECONDS = {Component.TARGET: 30, Component.DRAFT: 25}
 """From the longest drain to the kill of the process."""
 USER = 10001
 """uid and gid of the images' user ``ssd``."""
+_SECRET_FOLDERS = {
+    reserved.TLS_VOLUME: reserved.TLS_FOLDER,
+    reserved.TOKENS_VOLUME: reserved.TOKENS_FOLDER,
+}
+_SECRET_MODE = 0o440
+"""The process reads files of Secrets as their group."""
 _GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
 # A folder that a person has prepared, or that holds files, keeps its owner.
 _OPEN_CACHE = (
@@ -184,7 +191,11 @@ def _pod_spec(engine: _Engine) -> Object:
 def _engine_container(engine: _Engine) -> Object:
     process, component = engine.process, engine.component
     variables = environment.engine_environment(
-        engine.resource, component, engine.cell, _num_threads(engine.resources)
+        engine.resource,
+        component,
+        engine.cell,
+        _num_threads(engine.resources),
+        operator=spiffe_id(engine.settings.pod_namespace, engine.settings.service_account),
     )
     mounts = [_mount("tmp", reserved.SCRATCH_FOLDER), _mount("cache", reserved.CACHE_FOLDER)]
     if is_on_hub(process.source):
@@ -194,6 +205,11 @@ def _engine_container(engine: _Engine) -> Object:
     mounts.append(_mount("shm", reserved.SHARED_MEMORY))
     if volume_claim(process.source):
         mounts.append(_mount("models", reserved.MODELS_FOLDER) | {"readOnly": True})
+    # Without subPath: the kubelet replaces the files when the Secret changes.
+    mounts += [
+        _mount(each["name"], _SECRET_FOLDERS[each["name"]]) | {"readOnly": True}
+        for each in _secrets(engine.resource, component)
+    ]
     ports = {"grpc": PORTS[component], "http": HTTP_PORT}
     sleep = {"preStop": {"sleep": {"seconds": _PRE_STOP_SECONDS}}}
     startup_failures = math.ceil(process.startup_timeout_seconds / 2)
@@ -327,7 +343,24 @@ def _volumes(resource: Resource, component: Component, source: Source) -> list[O
     if claim := volume_claim(source):
         claimed = {"claimName": claim, "readOnly": True}
         found.append({"name": "models", "persistentVolumeClaim": claimed})
-    return found
+    return found + _secrets(resource, component)
+
+
+def _secrets(resource: Resource, component: Component) -> list[Object]:
+    """Volumes of certificates and tokens."""
+    security, found = resource.spec.security, list[tuple[str, Object]]()
+    if (tls := security.tls) is not None:
+        is_target = component is Component.TARGET
+        name = tls.target_secret_name if is_target else tls.draft_secret_name
+        found.append((reserved.TLS_VOLUME, {"secretName": name}))
+    if security.token_secret_name is not None:
+        items = [{"key": key, "path": key} for key in environment.TOKEN_KEYS[component]]
+        tokens = {"secretName": security.token_secret_name, "items": items}
+        found.append((reserved.TOKENS_VOLUME, tokens))
+    return [
+        {"name": volume, "secret": secret | {"defaultMode": _SECRET_MODE}}
+        for volume, secret in found
+    ]
 
 
 def _mount(name: str, path: str) -> Object:

@@ -1,13 +1,33 @@
 """Readers of the state of pods and of other objects. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from ssd_operator.api.reserved import TLS_VOLUME
 from ssd_operator.api.spec import GROUP, Object
 
 DRAIN_DEADLINE_ANNOTATION = f"{GROUP}/drain-deadline"
 """On a draft's pod that is drained: when the drain ends at the latest, RFC 3339."""
 _SERVICE_LABEL = "kubernetes.io/service-name"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the process of a pod is called."""
+
+    host: str
+    """Its address, without a port."""
+    is_tls: bool = False
+    """Whether its gRPC port has TLS."""
+
+
+def address_of(pod: Object) -> Address | None:
+    """Where the process of a pod is called; None before it has an address."""
+    host = (pod.get("status") or {}).get("podIP")
+    volumes = (pod.get("spec") or {}).get("volumes") or ()
+    # A pod keeps its protocol while the resource changes.
+    return Address(host, any(each["name"] == TLS_VOLUME for each in volumes)) if host else None
 
 
 def name_of(thing: Object) -> str:

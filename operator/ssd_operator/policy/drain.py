@@ -23,6 +23,8 @@ from ssd_operator.children.placement import effective_policy
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import (
     DRAIN_DEADLINE_ANNOTATION,
+    Address,
+    address_of,
     drain_deadline_of,
     is_ready,
     is_scheduled,
@@ -59,8 +61,7 @@ class DrainCall:
     """A Drain call to a draft; repeating it is harmless."""
 
     pod: str
-    host: str
-    """Its pod's address, without a port."""
+    address: Address
     seconds: float
     """How long its sessions may take to leave, > 0."""
 
@@ -154,10 +155,10 @@ def _plan(
     new = {mark.pod: mark.deadline for mark in marks}
     calls = []
     for pod in pods:
-        host, name = pod.get("status", {}).get("podIP", ""), name_of(pod)
+        address, name = address_of(pod), name_of(pod)
         deadline = new.get(name) or drain_deadline_of(pod)
-        if deadline is not None and not _is_done(pod, snapshot) and deadline > now and host:
-            calls.append(DrainCall(name, host, deadline - now))
+        if deadline is not None and not _is_done(pod, snapshot) and deadline > now and address:
+            calls.append(DrainCall(name, address, deadline - now))
     return DrainPlan(marks=marks, calls=tuple(calls), replicas={cell: replicas})
 
 

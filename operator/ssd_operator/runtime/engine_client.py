@@ -15,12 +15,15 @@ from typing import Any, Protocol
 from ssd.errors import NotReadyError, SSDError
 from ssd.rpc.client import DraftClient, TargetClient
 from ssd.rpc.pool_codec import PoolStatus
+from ssd.rpc.server import join_address
 from ssd.telemetry import get_logger
-from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT
+from ssd_operator.children.names import DRAFT_PORT, TARGET_PORT, Component
 from ssd_operator.observe.cluster import Key
+from ssd_operator.observe.pod_state import Address
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.drain import DrainCall
 from ssd_operator.runtime import metrics
+from ssd_operator.runtime.engine_credentials import EngineCredentials
 
 POLL_SECONDS = 10.0
 """Longest time between two calls to a target, which reports changes in between."""
@@ -34,6 +37,8 @@ LONGEST_DRAIN_SECONDS = 300.0
 """A draft refuses a longer deadline."""
 
 _log = get_logger(__name__)
+_TaskId = tuple[Key, str, Address | None]
+"""Resource, pod and, for targets, address."""
 
 
 class Engines(Protocol):
@@ -51,27 +56,30 @@ class Engines(Protocol):
         """Begin these drains; those that have begun continue."""
         ...
 
-    def follow(self, key: Key, targets: Mapping[str, str], pods: AbstractSet[str]) -> None:
-        """Follow these targets of a resource, host by pod; drop drains of all other pods."""
+    def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
+        """Follow these targets of a resource, address by pod; drop drains of all other pods."""
         ...
 
 
 class EngineClients:
     """``Engines`` behind gRPC. Asyncio loop."""
 
-    def __init__(self, now: Callable[[], float], wake: Callable[[Key], None]) -> None:
+    def __init__(
+        self, now: Callable[[], float], wake: Callable[[Key], None], credentials: EngineCredentials
+    ) -> None:
         """Follow no target yet.
 
         Args:
             now: seconds since the epoch.
             wake: called for a resource with new facts, which is due for a pass.
+            credentials: of the operator.
         """
         self._now = now
         self._wake = wake
+        self._credentials = credentials
         self._pools: dict[Key, dict[str, PoolFact]] = {}
         self._drains: dict[Key, dict[str, str]] = {}
-        self._tasks: dict[tuple[Key, str, str], asyncio.Task[None]] = {}
-        """By resource, pod and, for targets, host."""
+        self._tasks: dict[_TaskId, asyncio.Task[None]] = {}
 
     def pools(self, key: Key) -> Mapping[str, PoolFact]:
         """See ``Engines``."""
@@ -87,16 +95,16 @@ class EngineClients:
         for call in calls:
             if call.pod not in drains:
                 drains[call.pod] = ""
-                self._start((key, call.pod, ""), self._drain_and_report(key, call))
+                self._start((key, call.pod, None), self._drain_and_report(key, call))
 
-    def follow(self, key: Key, targets: Mapping[str, str], pods: AbstractSet[str]) -> None:
+    def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
         """See ``Engines``."""
-        wanted = {(key, pod, host) for pod, host in targets.items()}
+        wanted = {(key, pod, address) for pod, address in targets.items()}
         for task_id in [each for each in self._tasks if each[0] == key]:
             if task_id not in wanted and (task_id[2] or task_id[1] not in pods):
                 self._tasks.pop(task_id).cancel()
-        for _, pod, host in wanted - self._tasks.keys():
-            self._start((key, pod, host), self._follow(key, pod, _address(host, TARGET_PORT)))
+        for _, pod, address in wanted - self._tasks.keys():
+            self._start((key, pod, address), self._follow(key, pod, address))
         pools, drains = self._pools.pop(key, {}), self._drains.pop(key, {})
         if targets or pods:
             self._pools[key] = {pod: fact for pod, fact in pools.items() if pod in targets}
@@ -109,12 +117,12 @@ class EngineClients:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, task_id: tuple[Key, str, str], work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, task_id: _TaskId, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks[task_id] = task
         task.add_done_callback(partial(self._end, task_id))
 
-    def _end(self, task_id: tuple[Key, str, str], task: "asyncio.Task[None]") -> None:
+    def _end(self, task_id: _TaskId, task: "asyncio.Task[None]") -> None:
         """Count a task that crashed; the next pass starts another."""
         if self._tasks.get(task_id) is task:
             del self._tasks[task_id]
@@ -122,9 +130,11 @@ class EngineClients:
             metrics.ERRORS_TOTAL.labels(type(error).__name__).inc()
             _log.error("task_crashed", task=task_id, error=repr(error))
 
-    async def _follow(self, key: Key, pod: str, address: str) -> None:
+    async def _follow(self, key: Key, pod: str, address: Address) -> None:
         """Call a target again and again; each report becomes a fact."""
-        async with TargetClient(address) as target:
+        credentials = self._credentials.of(key, key[1], is_tls=address.is_tls)
+        endpoint = join_address(address.host, TARGET_PORT)
+        async with TargetClient(endpoint, credentials=credentials) as target:
             while True:
                 try:
                     async with asyncio.timeout(POLL_SECONDS):
@@ -145,7 +155,7 @@ class EngineClients:
             self._wake(key)
 
     async def _drain_and_report(self, key: Key, call: DrainCall) -> None:
-        result = await self._drain_draft(call)
+        result = await self._drain_draft(key, call)
         metrics.DRAINS_TOTAL.labels(result).inc()
         _log.info("drain_ended", pod=call.pod, result=result)
         drains = self._drains.get(key, {})
@@ -153,11 +163,14 @@ class EngineClients:
             drains[call.pod] = result
             self._wake(key)
 
-    async def _drain_draft(self, call: DrainCall) -> str:
+    async def _drain_draft(self, key: Key, call: DrainCall) -> str:
         """Drain one draft; returns the result."""
+        service = f"{key[1]}-{Component.DRAFT}"
+        credentials = self._credentials.of(key, service, is_tls=call.address.is_tls)
+        endpoint = join_address(call.address.host, DRAFT_PORT)
         end = self._now() + min(call.seconds, LONGEST_DRAIN_SECONDS)
         has_begun = False
-        async with DraftClient(_address(call.host, DRAFT_PORT)) as draft:
+        async with DraftClient(endpoint, credentials) as draft:
             while (left := end - self._now()) > 0:
                 try:
                     async with asyncio.timeout(min(left, CALL_SECONDS)):
@@ -182,10 +195,6 @@ def pool_fact(pod: str, status: PoolStatus, now: float) -> PoolFact:
     links = tuple(replace(link, state=link.state.capitalize()) for link in status.links)
     values = {each.name: getattr(status, each.name) for each in fields(status)}
     return PoolFact(target_pod=pod, at=now, **values | {"links": links})
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _states(fact: PoolFact) -> object:

@@ -16,7 +16,7 @@ from ssd_operator.observe.cluster import (
 )
 from ssd_operator.observe.object_cache import ObjectCache
 from ssd_operator.observe.observer import observe
-from ssd_operator.observe.pod_state import is_terminating, name_of
+from ssd_operator.observe.pod_state import Address, address_of, is_terminating, name_of
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.apply_failures import Repairs, Results
 from ssd_operator.policy.plan import Memory, Plan, plan
@@ -144,7 +144,7 @@ class Reconciler:
         )
         await execution.carry_out(decided)
         self._note_interruption(record, results)
-        self._engines.follow(key, _hosts(snapshot), set(map(name_of, snapshot.pods)))
+        self._engines.follow(key, _addresses(snapshot), set(map(name_of, snapshot.pods)))
         record.memory = replace(decided.memory, failures=results.failures)
         report = report_pass(replace(snapshot, now=self._now()), decided, results, record.reported)
         if not await self._publish(key, found, record, report):
@@ -224,7 +224,7 @@ def _read(found: Object, record: _Record) -> Resource | None:
     return record.resource
 
 
-def _hosts(snapshot: Snapshot) -> dict[str, str]:
+def _addresses(snapshot: Snapshot) -> dict[str, Address]:
     """Addresses of the targets that serve, by pod."""
-    hosts = {name_of(pod): pod["status"].get("podIP") for pod in snapshot.ready_targets}
-    return {name: host for name, host in hosts.items() if host}
+    found = {name_of(pod): address_of(pod) for pod in snapshot.ready_targets}
+    return {name: address for name, address in found.items() if address is not None}

@@ -1,4 +1,4 @@
-"""The interceptor of every call: concurrency limit, request id, conversion of errors to statuses.
+"""The interceptor of every call: access, concurrency limit, request id, errors to statuses.
 
 ``CallGuard`` contains the only catch-all of the product. It converts the error of a servicer by the
 table of ``rpc/status.py``. An error that is not in the table is a bug: its stack trace is logged
@@ -28,6 +28,7 @@ from ssd.errors import (
     SSDError,
     UnsupportedError,
 )
+from ssd.rpc.access import Access
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.status import REQUEST_ID_KEY, Trailers, status_and_trailers
 
@@ -66,7 +67,9 @@ def current_request_id() -> str:
 
 
 class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Sets the request id of each call, limits concurrent calls, and converts errors to statuses.
+    """Sets the request id of each call, refuses calls, and converts errors to statuses.
+
+    It refuses callers without the role of the method, and calls over the concurrency limit.
 
     It serves every call as a bidirectional stream; the wire format is the same. So a request is
     read here, after the concurrency check, and only the servicer keeps a reference to it.
@@ -76,9 +79,10 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     until a garbage collection: 40 refused messages of 16 MiB kept 6 GB.
     """
 
-    def __init__(self, limits: ServerLimits, on_failure: OnFailure) -> None:
+    def __init__(self, limits: ServerLimits, on_failure: OnFailure, access: Access) -> None:
         self._limits = limits
         self._on_failure = on_failure
+        self._access = access
         self._num_calls: Counter[str] = Counter()
 
     async def intercept_service(
@@ -104,6 +108,7 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def _serve(self, method: str, handler: Any, requests: Any, call: "Call") -> None:
         request_id = _begin(call)
         try:
+            self._access.check(method, call)
             with self._count(method):
                 await self._run(handler, requests, call)
             return

@@ -1,5 +1,6 @@
 """Clients of a target and of a draft. Every failed call raises an ``SSDError``.
 
+- ``AccessError``: the server refuses the credentials, or the client the server's certificate.
 - ``NotReadyError``: the server cannot be reached or has stopped; the message names it.
 - ``DeadlineError``: the deadline of the call passed.
 - An error that the server raised is raised again with its class and fields.
@@ -32,6 +33,7 @@ from ssd.rpc.codec import (
     model_info,
     set_speculation_request,
 )
+from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, Pem
 from ssd.rpc.link import MAX_OUTGOING, LinkCall
 from ssd.rpc.pool_codec import DraftStatus, PoolStatus, draft_status, pool_status
 from ssd.rpc.status import REQUEST_ID_KEY, from_rpc_error
@@ -76,12 +78,18 @@ Prompt = str | Sequence[TokenId] | Conversation
 
 
 class _Client:
-    """A channel to one endpoint, opened at the first call. Asyncio loop; ``close`` ends it."""
+    """A channel to one endpoint, opened at the first call. Asyncio loop; ``close`` ends it.
+
+    After a change of the certificates, new calls use a new channel; running calls keep theirs.
+    """
 
     _options = OPTIONS
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, credentials: ClientCredentials = NO_CREDENTIALS) -> None:
         self.endpoint = endpoint
+        self._credentials = credentials
+        self._certificates: Pem | None = None
+        """Those of the channel that is open."""
         self._is_closed = False
         self._opened: grpc.aio.Channel | None = None
         self._num_calls: Counter[grpc.aio.Channel] = Counter()
@@ -134,8 +142,13 @@ class _Client:
     def _channel(self) -> grpc.aio.Channel:
         if self._is_closed:
             raise CancelledError(f"the client of {self.endpoint} is closed")
-        if self._opened is None:
-            self._opened = grpc.aio.insecure_channel(self.endpoint, options=self._options)
+        certificates = self._credentials.certificates()
+        if self._opened is None or certificates is not self._certificates:
+            if self._opened is not None:
+                # Closed with the next call that ends, or with its own last one.
+                self._num_calls[self._opened] += 0
+            self._certificates = certificates
+            self._opened = self._credentials.open_channel(self.endpoint, self._options)
         return self._opened
 
     async def _abandon(self, channel: grpc.aio.Channel) -> None:
@@ -154,16 +167,18 @@ class _Client:
 
     async def _end_call(self, channel: grpc.aio.Channel) -> None:
         self._num_calls[channel] -= 1
-        if not self._num_calls[channel]:
-            del self._num_calls[channel]
-            if channel is not self._opened:
-                await channel.close(None)
+        for each in [each for each, calls in self._num_calls.items() if not calls]:
+            del self._num_calls[each]
+            if each is not self._opened:
+                await each.close(None)
 
     async def _call(
         self, stub: Callable[[grpc.aio.Channel], Any], method: str, request: Any
     ) -> Any:
         async with self._in_call(stub) as ready:
-            return await getattr(ready, method)(request, timeout=CALL_SECONDS)
+            return await getattr(ready, method)(
+                request, timeout=CALL_SECONDS, metadata=self._credentials.metadata()
+            )
 
 
 class TargetClient(_Client):
@@ -180,6 +195,7 @@ class TargetClient(_Client):
         self,
         endpoint: str,
         *,
+        credentials: ClientCredentials = NO_CREDENTIALS,
         ready_seconds: float = READY_SECONDS,
         on_wait: Callable[[NotReadyError], None] = lambda _error: None,
     ) -> None:
@@ -187,10 +203,11 @@ class TargetClient(_Client):
 
         Args:
             endpoint: ``host:port``, or ``dns:///host:port`` for all addresses of a name.
+            credentials: certificates and token; plain text without a token by default.
             ready_seconds: maximum time that ``generate`` waits for a ready target; 0: no wait.
             on_wait: called with the cause when a request starts to wait.
         """
-        super().__init__(endpoint)
+        super().__init__(endpoint, credentials)
         self._ready_seconds = ready_seconds
         self._on_wait = on_wait
 
@@ -235,7 +252,11 @@ class TargetClient(_Client):
             has_begun, num_tokens, channel = False, 0, self._channel
             try:
                 async with self._in_call(generate_pb2_grpc.GenerateServiceStub) as stub:
-                    call = stub.Generate(request, timeout=left_seconds, metadata=metadata)
+                    call = stub.Generate(
+                        request,
+                        timeout=left_seconds,
+                        metadata=(*metadata, *self._credentials.metadata()),
+                    )
                     try:
                         async for message in call:
                             has_begun, chunk = True, generation_chunk(message)
@@ -291,7 +312,9 @@ class TargetClient(_Client):
     async def watch_pool(self) -> AsyncGenerator[PoolStatus, None]:
         """Return the state of the pool now and after each change, until the target stops."""
         async with self._in_call(admin_pb2_grpc.AdminServiceStub) as stub:
-            call = stub.WatchPool(admin_pb2.WatchPoolRequest())
+            call = stub.WatchPool(
+                admin_pb2.WatchPoolRequest(), metadata=self._credentials.metadata()
+            )
             try:
                 async for message in call:
                     yield pool_status(message.pool)
@@ -321,7 +344,8 @@ class DraftClient(_Client):
             request_serializer=speculation_pb2.SpeculateRequest.SerializeToString,
             response_deserializer=tolerant(speculation_pb2.SpeculateResponse.FromString),
         )
-        link = LinkCall(speculate(), self.endpoint, max_outgoing)
+        call = speculate(metadata=self._credentials.metadata())
+        link = LinkCall(call, self.endpoint, max_outgoing)
         link.start()
         return link
 

@@ -24,7 +24,7 @@ from typing import Generic, Self, TypeVar
 import grpc
 import grpc.aio
 
-from ssd.errors import FrameError, HandshakeError, LinkError, SSDError
+from ssd.errors import AccessError, FrameError, HandshakeError, LinkError, SSDError
 from ssd.rpc.bounds import LARGEST_ID
 from ssd.rpc.call_guard import Undecodable
 from ssd.rpc.link_codec import (
@@ -427,6 +427,8 @@ class LinkFrames:
 def _named_error(error: SSDError, name: str) -> LinkError:
     if isinstance(error, FrameError | HandshakeError):
         return error
+    if isinstance(error, AccessError):
+        return HandshakeError("credentials", str(error))
     text = str(error)
     return LinkError(text if name in text else f"{name}: {text}")
 

@@ -9,8 +9,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ssd.errors import AddressError
+from ssd.rpc.access import OPEN, Access, Security
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.call_guard import CallGuard, OnFailure, ServerLimits, ignore_failure
+from ssd.rpc.credentials import TlsFiles, server_credentials
 
 MAX_METADATA_BYTES = 16 * 1024
 OPTIONS: tuple[tuple[str, int], ...] = (
@@ -22,33 +24,51 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 2),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),
+    ("grpc.max_allowed_incoming_connections", 1_024),
 )
-"""``so_reuseport`` is off, so that a port in use is an error. Otherwise two processes share it."""
+"""``so_reuseport`` is off, so that a port in use is an error. Otherwise two processes share it. A
+connection is closed if it sends pings more often than every 5 s, does not complete its handshake
+within 10 s, or has had no call for 10 minutes."""
 
 Register = Callable[[grpc.aio.Server], None]
 """Adds a servicer to a server: the generated function with the servicer as its first argument."""
 
 
 def make_server(
-    limits: ServerLimits | None = None, on_failure: OnFailure = ignore_failure
+    limits: ServerLimits | None = None,
+    on_failure: OnFailure = ignore_failure,
+    access: Access | None = None,
 ) -> grpc.aio.Server:
     """Create a server without services and without a port. Asyncio loop."""
     limits = limits or ServerLimits()
     return grpc.aio.server(
-        interceptors=(CallGuard(limits, on_failure),),
-        options=(*OPTIONS, ("grpc.max_receive_message_length", limits.message_bytes)),
+        interceptors=(CallGuard(limits, on_failure, access or Access()),),
+        options=(
+            *OPTIONS,
+            ("grpc.max_receive_message_length", limits.message_bytes),
+            # Above the calls that the guard admits, so that it refuses the ones over its limit.
+            ("grpc.max_concurrent_streams", 4 * limits.calls),
+        ),
     )
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None = None) -> int:
     """Bind a server before its start; return the port, which the system chooses for port 0.
 
     Raises:
         AddressError: names an address that is in use or that the machine does not have.
+        SettingsError: a file of ``tls`` is missing or invalid.
     """
     address = join_address(host, port)
+    credentials = server_credentials(tls) if tls is not None else None
     try:
-        bound = server.add_insecure_port(address)
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise AddressError(
             f"cannot listen on {address} for gRPC: it is in use, or this machine does not have it; "
@@ -79,12 +99,14 @@ class RpcServer:
         *,
         reflection: bool = False,
         limits: ServerLimits | None = None,
+        security: Security = OPEN,
         on_failure: OnFailure = ignore_failure,
     ) -> None:
         self._host = host
         self._requested_port = port
         self._reflection = reflection
         self._limits = limits
+        self._security = security
         self._on_failure = on_failure
         self._services: dict[str, Register] = {}
         self._server: grpc.aio.Server | None = None
@@ -107,8 +129,9 @@ class RpcServer:
 
         Raises:
             AddressError: the port is in use, or the machine does not have the address.
+            SettingsError: a file of the certificates is missing or invalid.
         """
-        server = make_server(self._limits, self._on_failure)
+        server = make_server(self._limits, self._on_failure, self._security.access)
         for register in self._services.values():
             register(server)
         statuses = health.aio.HealthServicer()  # type: ignore[attr-defined]
@@ -116,7 +139,7 @@ class RpcServer:
         if self._reflection:
             names = (*self._services, "grpc.health.v1.Health", reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, server)
-        self.port = bind(server, self._host, self._requested_port)
+        self.port = bind(server, self._host, self._requested_port, self._security.tls)
         self._health = statuses
         await self._publish()
         await server.start()

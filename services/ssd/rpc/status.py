@@ -224,13 +224,30 @@ _CONNECT_FAILED = re.compile(
 )
 """gRPC's message for a failed connection: nested causes, the last one is that of the system."""
 _NOT_GRPC = "Failed parsing HTTP/2"
+_TLS_FAILURES = {
+    "WRONG_VERSION_NUMBER": "the server does not use TLS",
+    "Hostname Verification Check failed": "the server's certificate is not for this name",
+    "CERTIFICATE_VERIFY_FAILED": "the server's certificate is not accepted",
+    "Tls handshake failed": "the TLS handshake failed",
+}
+"""Parts of gRPC's message, and the cause of each. The first part that is found applies."""
+_TLS_REASON = re.compile(r"OPENSSL_internal:(?:CERTIFICATE_VERIFY_FAILED: )?([^:\]]+)")
+"""What the TLS library reports: a description, or its name of the error."""
+_DROPPED = "Socket closed"
+"""End of gRPC's message if the server ended the connection during its handshake."""
 
 
-def _unreachable(message: str, endpoint: str) -> NotReadyError:
-    """Convert UNAVAILABLE to the cause that the system reported."""
+def _unreachable(message: str, endpoint: str) -> SSDError:
+    """Convert UNAVAILABLE to the cause that the system or TLS reported."""
     if _NOT_GRPC in message:
         return NotReadyError(f"{endpoint} cannot be reached: it is not a gRPC port")
+    for part, problem in _TLS_FAILURES.items():
+        if part in message:
+            reason = _TLS_REASON.search(message)
+            return AccessError(f"{endpoint}: {problem}" + (f": {reason[1]}" if reason else ""))
     cause = _CONNECT_FAILED.sub(r"\1", message)
+    if message.endswith(_DROPPED):
+        cause = f"{_DROPPED}; perhaps the port needs TLS or a client certificate"
     return NotReadyError(f"{endpoint} cannot be reached: {cause}")
 
 

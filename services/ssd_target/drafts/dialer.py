@@ -132,7 +132,7 @@ class LinkDialer:
         Raises:
             LinkError: always; the cause of the end.
         """
-        client = DraftClient(address)
+        client = DraftClient(address, self._terms.credentials)
         try:
             call = await client.open_link()
             try:

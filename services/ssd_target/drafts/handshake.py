@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ssd.channel_setup import LinkChannel, offer_channel
 from ssd.errors import HandshakeError, LinkError
+from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
 from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall
 from ssd.types import Hello, Welcome
 from ssd_target.drafts.link import DraftLink
@@ -22,6 +23,8 @@ class LinkTerms:
     """Device of the target."""
     max_round_trip_seconds: float = 0.0
     """A link is measured, and refused if it is slower; 0 sets no limit."""
+    credentials: ClientCredentials = NO_CREDENTIALS
+    """What the target presents, and which drafts it accepts."""
 
 
 async def shake_hands(

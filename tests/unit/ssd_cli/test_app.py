@@ -67,7 +67,10 @@ def test_bad_usage_prints_one_line_with_a_hint_and_exits_with_2(
 @pytest.mark.parametrize(
     ("argv", "problem"),
     [
-        (["generate", "x", "--wait", "3"], "--wait is the time to wait for a running target; name"),
+        (
+            ["generate", "x", "--wait", "3"],
+            "--wait is for a running target; name it with --endpoint",
+        ),
         (["generate", "x", "--mode", "fast"], "--mode: 'fast' is not one of 'auto'"),
         (["generate", "x", "--temperature", "9"], "--temperature: "),
         (["generate", "-x"], "No such option: -x; write -- before a prompt that begins with -"),
@@ -378,3 +381,18 @@ def test_the_command_imports_no_slow_library() -> None:
     loaded = set(ast.literal_eval(output.stdout))
     assert "ssd_cli.app" in loaded
     assert loaded & {"torch", "transformers", "tokenizers", "numpy", "jinja2", "httpx"} == set()
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["--token-file", "t"], "--token-file is for a running target; name it with --endpoint"),
+        (["--endpoint", "a:1", "--token-file", "/no/file"], "/no/file: No such file"),
+        (["--endpoint", "a:1", "--tls-certificate", "c"], "give the file of the servers' CA too"),
+    ],
+)
+def test_credentials_are_checked_before_a_call(
+    argv: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["generate", "x", *argv]) == 2
+    assert problem in capsys.readouterr().err

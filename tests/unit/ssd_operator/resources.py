@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ssd_operator.api.kubernetes_types import ObjectKey
 from ssd_operator.api.parse import parse
+from ssd_operator.api.security import Security
 from ssd_operator.api.spec import (
     Accelerator,
     Autoscaling,
@@ -19,7 +20,6 @@ from ssd_operator.api.spec import (
     Placement,
     Resource,
     ScalingMode,
-    Security,
     Sharing,
     Source,
     Spec,

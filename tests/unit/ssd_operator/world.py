@@ -17,7 +17,7 @@ from ssd_operator.api.spec import KIND, Object
 from ssd_operator.children.objects import KINDS, REQUIRED_KINDS
 from ssd_operator.observe.cluster import ClusterError, Key, Ref
 from ssd_operator.observe.object_cache import ObjectCache
-from ssd_operator.observe.pod_state import is_ready, name_of
+from ssd_operator.observe.pod_state import Address, is_ready, name_of
 from ssd_operator.observe.snapshot import PoolFact
 from ssd_operator.policy.drain import DrainCall
 from ssd_operator.runtime.reconcile import Reconciler
@@ -42,7 +42,7 @@ class MemoryEngines:
 
     answers: dict[str, PoolFact] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
-    followed: dict[str, str] = field(default_factory=dict)
+    followed: dict[str, Address] = field(default_factory=dict)
 
     def pools(self, key: Key) -> Mapping[str, PoolFact]:
         return {pod: fact for pod, fact in self.answers.items() if pod in self.followed}
@@ -50,7 +50,7 @@ class MemoryEngines:
     def drains(self, key: Key) -> Mapping[str, str]:
         return dict(self.facts)
 
-    def follow(self, key: Key, targets: Mapping[str, str], pods: AbstractSet[str]) -> None:
+    def follow(self, key: Key, targets: Mapping[str, Address], pods: AbstractSet[str]) -> None:
         self.followed = dict(targets)
         self.facts = {pod: fact for pod, fact in self.facts.items() if pod in pods}
 

@@ -178,13 +178,43 @@ def test_a_foreign_status_is_converted_by_its_code(
             "Failed parsing HTTP/2 (Expected SETTINGS frame as the first frame)",
             "it is not a gRPC port",
         ),
-        ("Socket closed", "Socket closed"),
+        (
+            "connections to all backends failing; last error: UNAVAILABLE: ipv4:127.0.0.1:9: "
+            "Socket closed",
+            "Socket closed; perhaps the port needs TLS or a client certificate",
+        ),
     ],
 )
 def test_a_failed_connection_names_the_cause_and_nothing_of_grpc(details: str, cause: str) -> None:
     found = from_rpc_error(bare(Code.UNAVAILABLE, details), "host:1")
     assert type(found) is NotReadyError
     assert str(found) == f"host:1 cannot be reached: {cause}"
+
+
+@pytest.mark.parametrize(
+    ("details", "cause"),
+    [
+        (
+            "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL "
+            "routines:OPENSSL_internal:CERTIFICATE_VERIFY_FAILED: unable to get local issuer "
+            "certificate: OK",
+            "the server's certificate is not accepted: unable to get local issuer certificate",
+        ),
+        (
+            "failed with error: Hostname Verification Check failed.",
+            "certificate is not for this name",
+        ),
+        (
+            "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1a000064:ECDSA "
+            "routines:OPENSSL_internal:BAD_SIGNATURE: certificate signature failure: OK",
+            "the TLS handshake failed: BAD_SIGNATURE",
+        ),
+    ],
+)
+def test_a_failed_handshake_is_an_error_of_access(details: str, cause: str) -> None:
+    found = from_rpc_error(bare(Code.UNAVAILABLE, details), "host:1")
+    assert type(found) is AccessError
+    assert str(found).endswith(cause)
 
 
 def test_a_message_that_is_too_long_names_the_prompt_and_both_sizes() -> None:

@@ -208,7 +208,9 @@ def test_the_reserved_volumes_are_those_that_pods_have() -> None:
     settings = OperatorSettings(target_image="t", draft_image="d")
     names, paths = set[str](), set[str]()
     for source in ({"uri": "pvc://w/m"}, {"uri": "hf://org/m", "revision": "0" * 40}):
-        obj = resource({part: {"source": source} for part in ("target", "draft")})
+        secrets = {"tls": {"targetSecretName": "t", "draftSecretName": "d"}, "tokenSecretName": "k"}
+        parts = {part: {"source": source} for part in ("target", "draft")}
+        obj = resource(parts | {"security": secrets})
         spec = engine_template(parse(obj), settings, Component.TARGET, 0)["spec"]
         names |= {each["name"] for each in spec["volumes"]}
         paths |= {each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}

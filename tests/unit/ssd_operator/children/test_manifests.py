@@ -26,6 +26,7 @@ from tests.unit.ssd_operator.resources import (
 )
 
 from ssd_operator.api.kubernetes_types import NetworkPeer
+from ssd_operator.api.security import Security
 from ssd_operator.api.spec import (
     Autoscaling,
     Draft,
@@ -33,7 +34,6 @@ from ssd_operator.api.spec import (
     Observability,
     Resource,
     ScalingMode,
-    Security,
     Sharing,
     Spec,
     Target,

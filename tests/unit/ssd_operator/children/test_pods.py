@@ -1,7 +1,7 @@
 """Pod templates: settings, volumes, resources, probes and placement."""
 
 from dataclasses import fields
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.unit.ssd_operator.resources import (
@@ -22,6 +22,7 @@ from ssd.settings import load
 from ssd_draft.settings import DraftSettings
 from ssd_operator.api import reserved
 from ssd_operator.api.kubernetes_types import Resources, Variable, VolumeMount
+from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import (
     Draft,
     ModelCache,
@@ -92,6 +93,7 @@ def test_the_processes_accept_every_variable(name: str) -> None:
             for variable, value in values_of(template).items()
             if variable.removeprefix(prefix).lower() not in SET_BY_THE_POD
         }
+        values[f"{prefix}ALLOW_INSECURE"] = "true"  # as in the images
         # Raises if a value is out of the process's bounds, or has another form.
         load(cls, [], prefix=prefix.rstrip("_"), environ=values)
 
@@ -340,3 +342,45 @@ def test_only_the_startup_probe_waits_for_the_model_and_a_hung_process_is_not_dr
             assert "initialDelaySeconds" not in container[probe]
             graces[probe] = container[probe].get("terminationGracePeriodSeconds")
         assert graces == {"startupProbe": 10, "livenessProbe": 10, "readinessProbe": None}
+
+
+def secured(*, mode: Literal["Server", "Mutual"] = "Mutual", **tls: Any) -> Resource:
+    """The demo with certificates and tokens."""
+    certificates = Tls(
+        mode=mode, target_secret_name="target-tls", draft_secret_name="draft-tls", **tls
+    )
+    return resource(cpu_demo(security=Security(tls=certificates, token_secret_name="tokens")))
+
+
+def test_secrets_are_mounted_as_files_and_each_component_has_only_its_own() -> None:
+    for template, tls, keys in zip(
+        both_of(secured()),
+        ("target-tls", "draft-tls"),
+        (["clients", "links", "admins"], ["links", "admins"]),
+        strict=True,
+    ):
+        volumes = {each["name"]: each.get("secret") for each in template["spec"]["volumes"]}
+        assert volumes["ssd-tls"]["secretName"] == tls
+        assert volumes["ssd-tokens"]["secretName"] == "tokens"
+        assert [each["key"] for each in volumes["ssd-tokens"]["items"]] == keys
+        mounts = {each["name"]: each for each in container_of(template)["volumeMounts"]}
+        for name, folder in (("ssd-tls", "/etc/ssd/tls"), ("ssd-tokens", "/etc/ssd/tokens")):
+            # A mount with subPath would keep the old files after a change of the Secret.
+            assert mounts[name] == {"name": name, "mountPath": folder, "readOnly": True}
+
+
+def test_links_have_an_identity_that_clients_do_not_have() -> None:
+    target, draft = map(values_of, both_of(secured(client_names=("app.example",))))
+    assert draft["SSD_DRAFT_CALLER_NAMES"] == "spiffe://ssd/ns/default/sa/demo-target"
+    assert target["SSD_TARGET_CALLER_NAMES"] == "app.example"
+    operator = "spiffe://ssd/ns/ssd/sa/ssd-operator"
+    assert {target["SSD_TARGET_ADMIN_NAMES"], draft["SSD_DRAFT_ADMIN_NAMES"]} == {operator}
+    assert target["SSD_TARGET_LINK_TOKEN_FILE"] == draft["SSD_DRAFT_TOKEN_FILE"]
+    assert target["SSD_TARGET_TOKEN_FILE"] != target["SSD_TARGET_LINK_TOKEN_FILE"]
+    assert target["SSD_TARGET_LINK_SERVER_NAME"] == "demo-draft.default.svc"
+
+
+def test_certificates_of_servers_alone_ask_callers_for_none() -> None:
+    for values in map(values_of, both_of(secured(mode="Server"))):
+        assert not [name for name in values if "CLIENT_CA" in name or name.endswith("_NAMES")]
+        assert [name for name in values if name.endswith("TLS_CERTIFICATE")]

@@ -7,7 +7,7 @@ from tests.unit.ssd_operator.scenes import Scene, draft, target, terminating, un
 
 from ssd_operator.api.spec import Object, Placement
 from ssd_operator.observe.cluster import Ref
-from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, to_text
+from ssd_operator.observe.pod_state import DRAIN_DEADLINE_ANNOTATION, Address, to_text
 from ssd_operator.observe.snapshot import Snapshot
 from ssd_operator.policy.drain import (
     COST_ANNOTATION,
@@ -68,7 +68,7 @@ def test_the_same_or_a_higher_number_is_set_at_once(wanted: int) -> None:
 def test_a_victim_is_marked_and_called_before_the_deployment_shrinks() -> None:
     assert plan(1, 2, pod("a"), pod("b"), sessions={"a": 3}) == DrainPlan(
         marks=(Mark(pod="b", deadline=1_000_021),),
-        calls=(DrainCall(pod="b", host="10.0.0.1", seconds=20.75),),
+        calls=(DrainCall(pod="b", address=Address("10.0.0.1"), seconds=20.75),),
         replicas={0: 2},
     )
 
@@ -106,7 +106,7 @@ def test_a_pod_that_is_not_ready_needs_no_drain(victim: Object, now: float) -> N
 def test_a_running_drain_is_called_again_and_awaited() -> None:
     found = plan(1, 2, pod("a"), pod("b", ready=False, deadline=FUTURE))
     assert found == DrainPlan(
-        calls=(DrainCall(pod="b", host="10.0.0.1", seconds=14.75),), replicas={0: 2}
+        calls=(DrainCall(pod="b", address=Address("10.0.0.1"), seconds=14.75),), replicas={0: 2}
     )
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd_operator.api.spec import Object
+from ssd_operator.observe.pod_state import Address
 from ssd_operator.policy.drain import DrainCall, DrainPlan, Mark
 from ssd_operator.status.events import (
     QUIET_SECONDS,
@@ -114,7 +115,7 @@ def test_the_event_of_a_refused_link_has_its_reason() -> None:
 def test_a_drain_has_an_event_at_its_begin_and_its_end() -> None:
     begun = DrainPlan(
         marks=(Mark(pod="d0", deadline=9), Mark(pod="pending", deadline=0)),
-        calls=(DrainCall(pod="d0", host="10.0.0.1", seconds=9),),
+        calls=(DrainCall(pod="d0", address=Address("10.0.0.1"), seconds=9),),
     )
     assert [event.message for event in drain_events(begun, {})] == ["d0 accepts no more sessions."]
     running = {"d0": "", "d1": ""}
