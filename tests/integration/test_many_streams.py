@@ -1,4 +1,4 @@
-"""Hundreds of streams on a real target with a draft: cancelled, or more than it can hold."""
+"""Many streams on a real target with a draft: cancelled, refused, or read slowly."""
 
 import asyncio
 import re
@@ -6,14 +6,18 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import pytest
 from tests.processes import ProcessUnderTest, running
 
 from ssd.errors import OverloadedError
 from ssd.rpc.client import DraftClient, TargetClient
+from ssd.rpc.codec import GenerateCall, generate_request
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd.types import FinishReason, GenerationChunk, SamplingParams
+from ssd.v1 import generate_pb2_grpc
 
 pytestmark = pytest.mark.soak
 
@@ -27,6 +31,8 @@ SHAPE = (
 WAIT_SECONDS = 120.0
 ENDLESS = SamplingParams(temperature=0.7, seed=3, max_tokens=MAX_LEN - 100, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+NEVER_READS = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
+"""Options of a client that receives nothing until it reads."""
 Metrics = dict[str, float]
 
 
@@ -116,6 +122,26 @@ async def test_refused_streams_do_not_disturb_accepted_ones(folder: Path) -> Non
         assert all(each[-1].finish_reason is FinishReason.LENGTH for each in complete)
         name = 'ssd_requests_total{outcome="overloaded"}'
         await until(target, lambda metrics: metrics[name] == len(refused))
+
+
+async def test_slow_readers_get_all_tokens_in_fewer_messages_and_delay_nobody(folder: Path) -> None:
+    long = SamplingParams(temperature=0.0, max_tokens=2_000, ignore_eos=True)
+    async with pair(folder, "--max-queue", "16") as (target, _draft, client):
+        whole = await read(client, "abc", long)
+        async with grpc.aio.insecure_channel(target.grpc_address, options=NEVER_READS) as channel:
+            make: Any = generate_pb2_grpc.GenerateServiceStub
+            call = GenerateCall(prompt="abc", sampling=long, max_tokens=long.max_tokens)
+            slow = [make(channel).Generate(generate_request(call)) for _ in range(NUM_SLOTS - 1)]
+            messages = [[await each.read()] for each in slow]
+            # While nobody reads, the sequences run to their end and others are served.
+            assert tokens(await read(client, "abc", GREEDY)) == tokens(whole)[: GREEDY.max_tokens]
+            await until(target, lambda found: found["ssd_running_sequences"] == 0)
+            for each, found in zip(slow, messages, strict=True):
+                while message := await each.read():
+                    found.append(message)
+        for found in messages:
+            assert [token for each in found for token in each.token_ids] == tokens(whole)
+            assert len(found) < len(whole) / 4
 
 
 def tokens(chunks: list[GenerationChunk]) -> list[int]:

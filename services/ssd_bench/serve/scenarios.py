@@ -228,12 +228,13 @@ async def overload(served: ServedTarget, options: LoadOptions) -> ScenarioResult
     result = ScenarioResult("overload")
     workload = replace(options.workload(), max_tokens=min(options.max_tokens, 64))
     generator, first = served.generator, 0
+    # Twice as many streams as slots, so that a free slot has a request at once.
     peak = load_figures(
         await generator.closed_loop(
-            workload, streams=16, seconds=20.0, warm_up_seconds=WARM_UP_SECONDS
+            workload, streams=32, seconds=options.seconds(60.0) / 2, warm_up_seconds=15.0
         )
     )
-    result.loads["peak, 16 streams"] = peak
+    result.loads["peak, 32 streams"] = peak
     result.checks.append(_no_errors(peak))
     for times in (10, 50):
         first += 1_000_000

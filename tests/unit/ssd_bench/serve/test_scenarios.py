@@ -35,7 +35,7 @@ def result() -> ScenarioResult:
     )
     record.num_tokens.extend([1, 2, 3])
     load = Load(0.0, 10.0, [record], array("d"))
-    log = MemoryLog(taken_at=[*range(8)], num_bytes={"target": [500 * MIB] * 8})
+    log = MemoryLog(taken_at=[*range(60)], num_bytes={"target": [500 * MIB] * 60})
     return ScenarioResult(
         name="streams",
         loads={"1 stream": load_figures(load)},
