@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ssd_bench.serve.figures import LoadFigures, Percentiles
+from ssd_bench.serve.figures import LoadFigures
 from ssd_bench.serve.memory import MIB, MemoryFigures
 from ssd_bench.serve.scenarios import Check, ScenarioResult
 
@@ -31,7 +31,7 @@ def records(result: ScenarioResult) -> dict[str, Any]:
 
 def tables(result: ScenarioResult) -> list[Table]:
     """Return a result as tables for a terminal."""
-    found = [_loads(result.name, result.loads)] if result.loads else []
+    found = [_loads(result.name, result.loads), _outcomes(result.loads)] if result.loads else []
     if result.figures:
         found.append(_figures(result.figures))
     if result.memory:
@@ -42,10 +42,21 @@ def tables(result: ScenarioResult) -> list[Table]:
 
 
 def _loads(title: str, loads: dict[str, LoadFigures]) -> Table:
-    """Return one column for each load."""
-    table = Table("", *loads, title=title)
-    for name, row in _LOAD_ROWS.items():
-        table.add_row(name, *(row(each) for each in loads.values()))
+    """Return one row for each load. Times are in milliseconds."""
+    table = Table("", *_COLUMNS, title=title)
+    for name, found in loads.items():
+        table.add_row(name, *(column(found) for column in _COLUMNS.values()))
+    return table
+
+
+def _outcomes(loads: dict[str, LoadFigures]) -> Table:
+    """Return how the requests of each load ended."""
+    table = Table("requests", "outcomes", "refusal ms, p50 / p99 / max")
+    for name, found in loads.items():
+        ends = ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items())
+        times = found.refusal_ms
+        refusals = " / ".join(map(_ms, (times.p50, times.p99, times.max))) if times.count else "-"
+        table.add_row(name, ends, refusals)
     return table
 
 
@@ -78,23 +89,20 @@ def _checks(checks: Sequence[Check]) -> Table:
     return table
 
 
-def _times(found: Percentiles) -> str:
-    if not found.count:
-        return "-"
-    return f"{found.p50:.4g} / {found.p90:.4g} / {found.p99:.4g} / {found.max:.4g}"
+def _ms(found: float) -> str:
+    return f"{found:.0f}" if found >= 100 else f"{found:.3g}"
 
 
-_LOAD_ROWS: dict[str, Callable[[LoadFigures], str]] = {
-    "requests": lambda each: str(each.requests),
-    "outcomes": lambda each: ", ".join(f"{n} {name}" for name, n in each.outcomes.items()),
+_COLUMNS: dict[str, Callable[[LoadFigures], str]] = {
     "tokens/s": lambda each: f"{each.tokens_per_second:.1f}",
-    "goodput tokens/s": lambda each: f"{each.goodput_tokens_per_second:.1f}",
-    "goodput requests/s": lambda each: f"{each.goodput_requests_per_second:.2f}",
+    "goodput": lambda each: f"{each.goodput_tokens_per_second:.1f}",
     "hit rate": lambda each: "-" if each.hit_rate is None else f"{each.hit_rate:.2f}",
-    "TTFT ms, p50 / p90 / p99 / max": lambda each: _times(each.time_to_first_token_ms),
-    "inter-token ms": lambda each: _times(each.inter_token_ms),
-    "per token ms": lambda each: _times(each.per_token_ms),
-    "refusal ms": lambda each: _times(each.refusal_ms),
-    "delay of the generator ms": lambda each: _times(each.client_lag_ms),
+    "TTFT p50": lambda each: _ms(each.time_to_first_token_ms.p50),
+    "p99": lambda each: _ms(each.time_to_first_token_ms.p99),
+    "inter-token p50": lambda each: _ms(each.inter_token_ms.p50),
+    "p90": lambda each: _ms(each.inter_token_ms.p90),
+    "p99 ": lambda each: _ms(each.inter_token_ms.p99),
+    "max": lambda each: _ms(each.inter_token_ms.max),
+    "generator p99": lambda each: _ms(each.client_lag_ms.p99),
 }
-"""Rows of the table of loads: title and text."""
+"""Columns of the table of loads. The last one is the delay of the load generator itself."""

@@ -294,7 +294,7 @@ async def overload(served: ServedTarget, options: LoadOptions) -> ScenarioResult
 async def modes(served: ServedTarget, options: LoadOptions) -> ScenarioResult:
     """Tokens/s of the mode over plain decoding at 1, 8 and 16 streams, in alternating windows."""
     result = ScenarioResult("modes")
-    seconds, repetitions = options.seconds(10.0), 3
+    seconds, repetitions = options.seconds(15.0), 3
     first = 0
     plain = replace(options, mode=Mode.AUTOREGRESSIVE)
     for num_streams in (1, 8, 16):
@@ -307,7 +307,7 @@ async def modes(served: ServedTarget, options: LoadOptions) -> ScenarioResult:
                     each.workload(),
                     streams=num_streams,
                     seconds=seconds,
-                    warm_up_seconds=3.0,
+                    warm_up_seconds=WARM_UP_SECONDS,
                     first=first,
                 )
                 found[each.mode.value].append(load_figures(load))
