@@ -70,7 +70,8 @@ class TargetSettings(EngineSettings):
     stream_stall_seconds: float = field(default=60.0, metadata={"min": 0.001, "max": 86_400.0})
     """A request whose client reads nothing for this many seconds while tokens wait is cancelled."""
     stream_buffer_tokens: int = field(default=65_536, metadata={"min": 1, "max": 1 << 24})
-    """Maximum number of tokens that wait for one client. Beyond it the request is cancelled."""
+    """Maximum number of tokens, with the alternatives of ``logprobs``, that wait for one client.
+    Beyond it the request is cancelled."""
     otlp_endpoint: str = ""
     """Collector of OpenTelemetry that receives the spans of requests over OTLP/gRPC, for example
     ``http://collector:4317``; empty for none. It needs the extra ``otel``."""

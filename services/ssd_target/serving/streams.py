@@ -1,7 +1,8 @@
 """Streams of tokens from the step thread to the asyncio loop.
 
-The step thread never waits for a reader. Chunks that a slow reader has not taken are merged into
-one. A reader that takes nothing for too long is abandoned, which cancels its sequence.
+The step thread never waits for a reader. Chunks that a slow reader has not taken are merged, up to
+the size of a message. A reader that takes nothing for too long is abandoned, which cancels its
+sequence.
 """
 
 import asyncio
@@ -10,7 +11,11 @@ from dataclasses import replace
 
 from ssd.ports import Clock
 from ssd.threads import post
-from ssd.types import GenerationChunk
+from ssd.types import GenerationChunk, PositionLogprobs, Round, TokenId
+
+MAX_MERGED_TOKENS = 4096
+"""Maximum number of tokens, with their alternatives, in a merged chunk. Its message has less than
+the 16 MiB of the largest message, also with 20 alternatives of each token."""
 
 
 class Wakeups:
@@ -44,7 +49,7 @@ class TokenStream:
     """The tokens of one request. It is a ``TokenSink`` of the step thread; one task calls ``take``.
 
     The stream is abandoned if more than ``buffer_tokens`` wait, or if the reader takes nothing for
-    ``stall_seconds`` while tokens wait.
+    ``stall_seconds`` while tokens wait. The alternatives of log-probabilities count as tokens.
     """
 
     def __init__(
@@ -55,7 +60,9 @@ class TokenStream:
         self._buffer_tokens = buffer_tokens
         self._stall_seconds = stall_seconds
         self._chunks: deque[GenerationChunk] = deque()
-        self._num_waiting_tokens = 0
+        self._num_put_tokens = 0
+        self._num_taken_tokens = 0
+        """Only the loop changes this, and only the step thread the number before it."""
         self._waiting_since = 0.0
         self._error: Exception | None = None
         self._is_abandoned = False
@@ -71,10 +78,9 @@ class TokenStream:
         now = self._clock.now()
         if not self._chunks:
             self._waiting_since = now
-            self._num_waiting_tokens = 0
-        self._num_waiting_tokens += len(chunk.token_ids)
+        self._num_put_tokens += _num_tokens(chunk)
         self._chunks.append(chunk)
-        overflows = self._num_waiting_tokens > self._buffer_tokens
+        overflows = self._num_put_tokens - self._num_taken_tokens > self._buffer_tokens
         if overflows or now - self._waiting_since > self._stall_seconds:
             self._is_abandoned = True
         self._wakeups.mark(self)
@@ -98,7 +104,9 @@ class TokenStream:
         self._ready.set()
 
     async def take(self) -> GenerationChunk:
-        """Wait for tokens; return all since the last call as one chunk. Asyncio loop.
+        """Wait for tokens; return those since the last call as one chunk. Asyncio loop.
+
+        Of more than ``MAX_MERGED_TOKENS``, the next call returns the rest.
 
         Raises:
             SSDError: the request failed.
@@ -118,12 +126,26 @@ class TokenStream:
         return error
 
     def _merge(self) -> GenerationChunk:
-        """Return all chunks as one; only the last one of a request has more than tokens."""
-        chunk = self._chunks.popleft()
-        token_ids, rounds, logprobs = list(chunk.token_ids), chunk.rounds, chunk.logprobs
-        while self._chunks:
+        """Return chunks as one; only the last one of a request has more than tokens."""
+        token_ids: list[TokenId] = []
+        logprobs: list[PositionLogprobs] = []
+        rounds: list[Round] = []
+        num_tokens = 0
+        while True:
             chunk = self._chunks.popleft()
             token_ids += chunk.token_ids
-            rounds += chunk.rounds
             logprobs += chunk.logprobs
-        return replace(chunk, token_ids=tuple(token_ids), rounds=rounds, logprobs=logprobs)
+            rounds += chunk.rounds
+            num_tokens += _num_tokens(chunk)
+            if not self._chunks or num_tokens + _num_tokens(self._chunks[0]) > MAX_MERGED_TOKENS:
+                break
+        self._num_taken_tokens += num_tokens
+        self._waiting_since = self._clock.now()
+        return replace(
+            chunk, token_ids=tuple(token_ids), logprobs=tuple(logprobs), rounds=tuple(rounds)
+        )
+
+
+def _num_tokens(chunk: GenerationChunk) -> int:
+    """Return the number of tokens of a chunk, with their alternatives."""
+    return len(chunk.token_ids) + sum(len(each.top) for each in chunk.logprobs)

@@ -9,8 +9,8 @@ import pytest
 
 from ssd.errors import OverloadedError
 from ssd.testing.clock import FakeClock
-from ssd.types import FinishReason, GenerationChunk
-from ssd_target.serving.streams import TokenStream, Wakeups
+from ssd.types import FinishReason, GenerationChunk, PositionLogprobs, TokenLogprob
+from ssd_target.serving.streams import MAX_MERGED_TOKENS, TokenStream, Wakeups
 
 
 def chunk(*token_ids: int, reason: FinishReason | None = None) -> GenerationChunk:
@@ -36,6 +36,61 @@ async def test_a_slow_reader_receives_several_rounds_as_one_chunk() -> None:
     merged = await ends.stream.take()
     assert merged.token_ids == (1, 2, 3, 4)
     assert merged.finish_reason is FinishReason.LENGTH
+
+
+async def test_merged_tokens_fit_a_message_and_lose_nothing() -> None:
+    ends = Ends(buffer_tokens=100_000)
+    for token_id in range(2 * MAX_MERGED_TOKENS + 5):
+        ends.stream.put(chunk(token_id))
+    ends.stream.put(chunk(7, reason=FinishReason.LENGTH))
+    found = [await ends.stream.take() for _ in range(3)]
+    assert [len(each.token_ids) for each in found] == [MAX_MERGED_TOKENS, MAX_MERGED_TOKENS, 6]
+    assert [token for each in found for token in each.token_ids][:-1] == [
+        *range(2 * MAX_MERGED_TOKENS + 5)
+    ]
+    assert [each.finish_reason for each in found] == [None, None, FinishReason.LENGTH]
+
+
+def with_alternatives(token_id: int, count: int) -> GenerationChunk:
+    token = TokenLogprob(token_id, -1.0)
+    return GenerationChunk(
+        token_ids=(token_id,), logprobs=(PositionLogprobs(token, (token,) * count),)
+    )
+
+
+async def test_alternatives_count_for_the_buffer() -> None:
+    ends = Ends(buffer_tokens=2_100)
+    for token_id in range(100):
+        ends.stream.put(with_alternatives(token_id, 20))
+    assert not ends.stream.is_abandoned
+    assert len((await ends.stream.take()).logprobs) == 100
+    for token_id in range(101):
+        ends.stream.put(with_alternatives(token_id, 20))
+    assert ends.stream.is_abandoned
+
+
+async def test_alternatives_count_for_a_message() -> None:
+    ends, num_merged = Ends(buffer_tokens=1 << 20), MAX_MERGED_TOKENS // 21
+    for token_id in range(num_merged + 3):
+        ends.stream.put(with_alternatives(token_id, 20))
+    assert len((await ends.stream.take()).logprobs) == num_merged
+    assert [each.selected.token_id for each in (await ends.stream.take()).logprobs] == [
+        *range(num_merged, num_merged + 3)
+    ]
+
+
+async def test_a_reader_that_takes_parts_of_a_long_buffer_is_not_stalled() -> None:
+    ends = Ends(buffer_tokens=5 * MAX_MERGED_TOKENS, stall_seconds=60.0)
+    for _ in range(4):
+        ends.stream.put(chunk(*range(MAX_MERGED_TOKENS)))
+    for _ in range(20):
+        ends.clock.advance(50.0)
+        await ends.stream.take()
+        ends.stream.put(chunk(*range(MAX_MERGED_TOKENS)))
+    assert not ends.stream.is_abandoned
+    ends.clock.advance(61.0)
+    ends.stream.put(chunk(1))
+    assert ends.stream.is_abandoned
 
 
 @pytest.fixture
