@@ -1,54 +1,56 @@
 """The commands: convert flags to options, print results, print errors on one line."""
 
-import asyncio
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
 import ssd
 from ssd.cpu_plan import one_cpu_a_core
-from ssd.engine.config import ModelConfig
-from ssd.errors import (
-    AccessError,
-    IncompleteTextError,
-    ModelNotFoundError,
-    NotReadyError,
-    RequestError,
-    SettingsError,
-    SSDError,
-    UnsupportedModelError,
-)
+from ssd.errors import SSDError
 from ssd.launch import Deployment
 from ssd.rpc.client import READY_SECONDS
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.credentials import NO_CREDENTIALS
 from ssd.types import Mode, SamplingParams
+from ssd_cli.chat_command import chat_command
+from ssd_cli.commands import (
+    check_drafts,
+    check_models,
+    check_temperature,
+    debug_of_app,
+    processes_of,
+    run_work,
+    warn_about_one_cpu,
+)
 from ssd_cli.demo import DemoOptions, demo
 from ssd_cli.display import err, out, print_table, report, summary, write
 from ssd_cli.figures import Collector, Generation
 from ssd_cli.generate import GenerateOptions, check_endpoint, generate
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
 from ssd_cli.options import (
+    MAX_SEED,
     Branches,
     Debug,
     Draft,
     Dtype,
+    Endpoint,
     Engine,
     Json,
     Lookahead,
     MaxTokens,
     ModeOption,
     NumDrafts,
+    Seed,
     Target,
     Temperature,
     TensorParallelSize,
@@ -61,7 +63,7 @@ from ssd_cli.options import (
     refuse_without_endpoint,
 )
 from ssd_cli.plan_command import plan_command
-from ssd_cli.shapes import check_pair, downloaded_shape
+from ssd_cli.pool_command import pool_command
 from ssd_cli.up import up
 
 app = typer.Typer(
@@ -70,17 +72,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-# Set by the callback of the app, read when an error ends the command.
-_debug = False
-BAD_INPUT = (RequestError, SettingsError, ModelNotFoundError)
-"""Errors caused by the command line: exit code 2."""
-
-MAX_SEED = 2**64 - 1
 BENCH = "import sys; from ssd_bench.__main__ import main; sys.exit(main(prog_name='ssd bench'))"
 """Like ``python -m ssd_bench``, with the name ``ssd bench`` in usage errors."""
 _TYPER_PREFIX = re.compile(r"^Invalid value(?: for '([^']+)')?: (?:Value error, )?")
-
-WITHOUT_DRAFT_PROCESSES = ("autoregressive", "synchronous")
 
 
 def _show_version(is_requested: bool) -> None:  # noqa: FBT001
@@ -101,8 +95,7 @@ def common(
     ] = False,
 ) -> None:
     """Read the flags that all commands share."""
-    global _debug  # noqa: PLW0603
-    _debug = debug
+    debug_of_app.set(debug)
 
 
 @app.command("generate")
@@ -116,9 +109,7 @@ def generate_command(
         ),
     ],
     *,
-    endpoint: Annotated[
-        str | None, typer.Option(help="Address of a running target; default: start one.")
-    ] = None,
+    endpoint: Endpoint = None,
     wait_seconds: Annotated[
         float,
         typer.Option(
@@ -135,9 +126,7 @@ def generate_command(
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
     mode: ModeOption = "auto",
-    seed: Annotated[
-        int | None, typer.Option(min=0, max=MAX_SEED, help="Seed of the noise; default: random.")
-    ] = None,
+    seed: Seed = None,
     temperature: Temperature = 1.0,
     max_tokens: MaxTokens = 128,
     stop: Annotated[
@@ -168,9 +157,8 @@ def generate_command(
         refuse_without_endpoint(context)
     if "" in (stop or ()):
         raise typer.BadParameter("--stop is empty")
-    if temperature != temperature:  # noqa: PLR0124 - only NaN differs from itself
-        raise typer.BadParameter("--temperature nan is not in 0..2")
-    _check_drafts(mode, num_drafts)
+    check_temperature(temperature)
+    check_drafts(mode, num_drafts)
     call = GenerateCall(
         prompt=_prompt(prompt),
         sampling=SamplingParams(temperature=temperature, stop=tuple(stop or ())),
@@ -185,7 +173,7 @@ def generate_command(
         deployment=Deployment(
             target=target,
             draft=draft,
-            num_drafts=0 if mode in WITHOUT_DRAFT_PROCESSES else num_drafts,
+            num_drafts=processes_of(mode, num_drafts),
             is_synchronous=mode == "synchronous",
             common_flags=_common_flags(lookahead, branches, dtype, engine),
             target_flags=("--tensor-parallel-size", str(tensor_parallel_size)),
@@ -193,12 +181,12 @@ def generate_command(
         is_quiet=is_json,
     )
     if endpoint is None:
-        _check_models(options.deployment, tensor_parallel_size)
-        _warn_about_one_cpu(options.deployment)
+        check_models(options.deployment, tensor_parallel_size)
+        warn_about_one_cpu(options.deployment)
     collector = Collector()
     show = partial(_show_generation, is_json=is_json, shows_seed=temperature > 0)
     try:
-        hint = _run(_generated(options, call, collector, is_json=is_json), is_debug=debug)
+        hint = run_work(_generated(options, call, collector, is_json=is_json), is_debug=debug)
     except KeyboardInterrupt:
         if collector.token_ids:
             show(collector.partial())
@@ -236,11 +224,6 @@ def _prompt(given: str) -> str:
     if not prompt:
         raise typer.BadParameter("the prompt is empty")
     return prompt
-
-
-def _check_drafts(mode: str, num_drafts: int) -> None:
-    if mode == "speculative" and num_drafts == 0:
-        raise typer.BadParameter("--mode speculative needs a draft, but --num-drafts is 0")
 
 
 def _show_generation(result: Generation, *, is_json: bool, shows_seed: bool) -> None:
@@ -296,7 +279,7 @@ def up_command(
     debug: Debug = False,
 ) -> None:
     """Run a target and its drafts on this machine until Ctrl-C."""
-    _check_drafts(mode, num_drafts)
+    check_drafts(mode, num_drafts)
     if port and http_port and abs(port - http_port) <= num_drafts:
         raise typer.BadParameter(
             f"--port {port} and --http-port {http_port} overlap: {num_drafts + 1} processes use "
@@ -305,7 +288,7 @@ def up_command(
     deployment = Deployment(
         target=target,
         draft=draft,
-        num_drafts=0 if mode in WITHOUT_DRAFT_PROCESSES else num_drafts,
+        num_drafts=processes_of(mode, num_drafts),
         is_synchronous=mode == "synchronous",
         port=port,
         http_port=http_port,
@@ -313,10 +296,10 @@ def up_command(
         common_flags=_common_flags(lookahead, branches, dtype, engine),
         target_flags=("--tensor-parallel-size", str(tensor_parallel_size)),
     )
-    _check_models(deployment, tensor_parallel_size)
-    _warn_about_one_cpu(deployment)
-    work = up(deployment, is_json=is_json, is_debug=_debug or debug)
-    raise typer.Exit(_run(work, is_debug=debug))
+    check_models(deployment, tensor_parallel_size)
+    warn_about_one_cpu(deployment)
+    work = up(deployment, is_json=is_json, is_debug=debug_of_app.get() or debug)
+    raise typer.Exit(run_work(work, is_debug=debug))
 
 
 @app.command("demo")
@@ -345,10 +328,10 @@ def demo_command(
         allowed_cpus=cores[:2],
         cpus_without_models=cores[2:],
     )
-    _check_models(deployment)
-    _warn_about_one_cpu(deployment)
+    check_models(deployment)
+    warn_about_one_cpu(deployment)
     options = DemoOptions(temperature=temperature, seed=seed, max_tokens=max_tokens)
-    _run(demo(deployment, options), is_debug=debug)
+    run_work(demo(deployment, options), is_debug=debug)
 
 
 @app.command("models")
@@ -375,7 +358,7 @@ def models_command(
             if not models_in(folder):
                 report("warning", f"{folder} contains no models")
     with err.status("checking bfloat16 on this machine"):
-        precision: AutoPrecision = _run(auto_precision(), is_debug=debug)
+        precision: AutoPrecision = run_work(auto_precision(), is_debug=debug)
     if is_json:
         found = [asdict(model) | asdict(precision) for model in models]
         write(json.dumps(found) + "\n")
@@ -393,11 +376,14 @@ def models_command(
 def bench_command(context: typer.Context) -> None:
     """Measure plain and speculative decoding in one run; its --help lists the flags."""
     # A separate process, because it needs torch.
-    command = [sys.executable, "-c", BENCH, *(["--debug"] if _debug else []), *context.args]
+    debug = ["--debug"] if debug_of_app.get() else []
+    command = [sys.executable, "-c", BENCH, *debug, *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
 app.command("plan")(plan_command)
+app.command("chat")(chat_command)
+app.command("pool")(pool_command)
 
 
 @app.command("version")
@@ -409,50 +395,6 @@ def version_command() -> None:
 def _common_flags(lookahead: int, branches: int, dtype: str, engine: str) -> tuple[str, ...]:
     shape = ("--lookahead", str(lookahead), "--branches", str(branches))
     return (*shape, "--dtype", dtype, "--engine", engine)
-
-
-def _warn_about_one_cpu(deployment: Deployment) -> None:
-    if deployment.num_drafts and deployment.plan().is_shared:
-        report("warning", "target and drafts share one CPU; expect no speed-up")
-
-
-def _check_models(deployment: Deployment, tensor_parallel_size: int = 1) -> None:
-    """Refuse wrong models and sizes before a process starts, which would need seconds for it."""
-    models = {"--target": deployment.target}
-    if deployment.num_drafts or deployment.is_synchronous:
-        models["--draft"] = deployment.draft
-    shapes: dict[str, ModelConfig | None] = {}
-    for flag, model in models.items():
-        try:
-            shapes[flag] = downloaded_shape(model)
-        except (ModelNotFoundError, UnsupportedModelError) as error:
-            raise typer.BadParameter(f"{flag} {error}") from None
-    try:
-        warning = check_pair(shapes["--target"], shapes.get("--draft"), tensor_parallel_size)
-    except SettingsError as error:
-        raise typer.BadParameter(f"--target {deployment.target}: {error}") from None
-    if warning:
-        report("warning", warning)
-
-
-def _run(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
-    """Run a command; print an ``SSDError`` on one line and convert it to an exit code."""
-    try:
-        return asyncio.run(work)
-    except SSDError as error:
-        if _debug or is_debug:
-            raise
-        report("error", _with_hint(error), "red")
-        raise typer.Exit(2 if isinstance(error, BAD_INPUT) else 1) from None
-
-
-def _with_hint(error: SSDError) -> str:
-    if isinstance(error, NotReadyError) and not isinstance(error, IncompleteTextError):
-        return f"{error} ('ssd up' starts a target and prints its address)"
-    if isinstance(error, AccessError):
-        return f"{error} (--token-file and --tls-ca give the credentials)"
-    has_stack = bool(getattr(error, "__notes__", ()))
-    return f"{error} (--debug shows the output of the process)" if has_stack else str(error)
 
 
 def _usage_problem(message: str, command: str) -> str:

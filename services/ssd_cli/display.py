@@ -19,7 +19,8 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 """Standard error: progress, summaries of redirected text, errors."""
 _CONTROL = re.compile("[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f]")
 
-_UNKNOWN = "–"
+UNKNOWN = "–"
+"""Cell of a figure that was not measured."""
 _UNLIMITED = 1 << 16
 """Width of redirected tables; without it, rich wraps them at 80 columns."""
 _STAGES = {"load": "reading weights", "pack": "packing weights", "warm-up": "warming up"}
@@ -87,7 +88,7 @@ _SEED = "seed"
 _LATE = "late tables"
 _PAUSED = "speculation off"
 _ROWS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
-    ("mode", lambda f: f.mode or _UNKNOWN),
+    ("mode", lambda f: f.mode or UNKNOWN),
     (_SEED, lambda f: str(f.seed)),
     ("tokens", lambda f: str(f.tokens)),
     ("tokens/s", lambda f: _number(f.tokens_per_second, 1)),
@@ -130,9 +131,24 @@ def summary(columns: Sequence[tuple[str, Figures]], *, shows_seed: bool = False)
         if label in hidden:
             continue
         cells = [show(item) for _, item in columns]
-        if not (are_partial and all(_UNKNOWN in cell for cell in cells)):
+        if not (are_partial and all(UNKNOWN in cell for cell in cells)):
             table.add_row(f"[dim]{label}[/dim]", *cells)
     return table
+
+
+def metrics_line(figures: Figures) -> str:
+    """Return the figures of one answer on one line; those that are unknown are left out."""
+    parts = [f"{figures.tokens} tokens"]
+    if figures.tokens_per_second is not None:
+        parts.append(f"{figures.tokens_per_second:.0f} tokens/s")
+    parts.append(f"first token {figures.time_to_first_token_seconds * 1000:.0f} ms")
+    if figures.tokens_per_round is not None:
+        parts.append(f"{figures.tokens_per_round:.2f} tokens per round")
+    if figures.hit_rate is not None:
+        parts.append(f"hits {figures.hit_rate:.0%}")
+    if figures.mode is not None:
+        parts.append(figures.mode)
+    return ", ".join(parts)
 
 
 def _share(part: int | None, whole: int | None) -> float | None:
@@ -140,7 +156,7 @@ def _share(part: int | None, whole: int | None) -> float | None:
 
 
 def _number(value: float | None, digits: int) -> str:
-    return _UNKNOWN if value is None else f"{value:.{digits}f}"
+    return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def _milliseconds(seconds: float | None) -> str:
@@ -148,4 +164,4 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{value:.0%}"
+    return UNKNOWN if value is None else f"{value:.0%}"

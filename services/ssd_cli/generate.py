@@ -51,7 +51,7 @@ async def generate(
     Raises:
         SSDError: the processes cannot start, or the request fails.
     """
-    async with _client(options) as client:
+    async with connected(options) as client:
         await stream(client, call, collector, on_text)
         return "" if options.is_quiet else await _hint(client, call.mode, collector)
 
@@ -87,7 +87,12 @@ async def stream(
 
 
 @contextlib.asynccontextmanager
-async def _client(options: GenerateOptions) -> AsyncIterator[TargetClient]:
+async def connected(options: GenerateOptions) -> AsyncIterator[TargetClient]:
+    """Yield a client of the target, which is started first if it does not run.
+
+    Raises:
+        SSDError: the processes cannot start.
+    """
     if options.endpoint is not None:
 
         def show_wait(reason: NotReadyError) -> None:

@@ -54,8 +54,19 @@ TensorParallelSize = Annotated[
         help="Ranks that share the target's model, each with its own CPUs or GPU: 1, 2, 4 or 8.",
     ),
 ]
+MAX_TEMPERATURE = 2.0
+MAX_SEED = 2**64 - 1
 Temperature = Annotated[
-    float, typer.Option(min=0.0, max=2.0, help="Sampling temperature; 0 is greedy.")
+    float, typer.Option(min=0.0, max=MAX_TEMPERATURE, help="Sampling temperature; 0 is greedy.")
+]
+Seed = Annotated[
+    int | None, typer.Option(min=0, max=MAX_SEED, help="Seed of the noise; default: random.")
+]
+Endpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint", "--address", help="Address of a running target; default: start one."
+    ),
 ]
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", min=1, max=MAX_TOKENS, help="Maximum number of new tokens.")

@@ -51,6 +51,10 @@ from ssd_cli.figures import Collector
         ["up", "--port", "7000", "--http-port", "7000"],
         ["up", "--lookahead", "0"],
         ["up", "--colour"],
+        ["chat", "--temperature", "nan"],
+        ["chat", "--endpoint", "localhost:1", "--num-drafts", "2"],
+        ["chat", "--target", "/no/such/model"],
+        ["pool", "--endpoint", "localhost"],
     ],
 )
 def test_bad_usage_prints_one_line_with_a_hint_and_exits_with_2(

@@ -1,0 +1,92 @@
+"""What the commands share: checks of flags, and the end of a command with an error."""
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from contextvars import ContextVar
+from typing import Any
+
+import typer
+
+from ssd.engine.config import ModelConfig
+from ssd.errors import (
+    AccessError,
+    IncompleteTextError,
+    ModelNotFoundError,
+    NotReadyError,
+    RequestError,
+    SettingsError,
+    SSDError,
+    UnsupportedModelError,
+)
+from ssd.launch import Deployment
+from ssd_cli.display import report
+from ssd_cli.shapes import check_pair, downloaded_shape
+
+debug_of_app: ContextVar[bool] = ContextVar("debug_of_app", default=False)
+"""Whether ``--debug`` stands before the name of the command."""
+BAD_INPUT = (RequestError, SettingsError, ModelNotFoundError)
+"""Errors caused by the command line: exit code 2."""
+WITHOUT_DRAFT_PROCESSES = ("autoregressive", "synchronous")
+
+
+def check_drafts(mode: str, num_drafts: int) -> None:
+    """Raise ``typer.BadParameter`` if the mode needs a draft and there is none."""
+    if mode == "speculative" and num_drafts == 0:
+        raise typer.BadParameter("--mode speculative needs a draft, but --num-drafts is 0")
+
+
+def warn_about_one_cpu(deployment: Deployment) -> None:
+    """Report that models share a CPU."""
+    if deployment.num_drafts and deployment.plan().is_shared:
+        report("warning", "target and drafts share one CPU; expect no speed-up")
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise ``typer.BadParameter`` for NaN, which bounds do not exclude."""
+    if math.isnan(temperature):
+        raise typer.BadParameter("--temperature nan is not in 0..2")
+
+
+def check_models(deployment: Deployment, tensor_parallel_size: int = 1) -> None:
+    """Refuse wrong models and sizes before a process starts, which would need seconds for it."""
+    models = {"--target": deployment.target}
+    if deployment.num_drafts or deployment.is_synchronous:
+        models["--draft"] = deployment.draft
+    shapes: dict[str, ModelConfig | None] = {}
+    for flag, model in models.items():
+        try:
+            shapes[flag] = downloaded_shape(model)
+        except (ModelNotFoundError, UnsupportedModelError) as error:
+            raise typer.BadParameter(f"{flag} {error}") from None
+    try:
+        warning = check_pair(shapes["--target"], shapes.get("--draft"), tensor_parallel_size)
+    except SettingsError as error:
+        raise typer.BadParameter(f"--target {deployment.target}: {error}") from None
+    if warning:
+        report("warning", warning)
+
+
+def processes_of(mode: str, num_drafts: int) -> int:
+    """Return the number of draft processes that a mode uses."""
+    return 0 if mode in WITHOUT_DRAFT_PROCESSES else num_drafts
+
+
+def run_work(work: Coroutine[Any, Any, Any], *, is_debug: bool) -> Any:
+    """Run a command; print an ``SSDError`` on one line and convert it to an exit code."""
+    try:
+        return asyncio.run(work)
+    except SSDError as error:
+        if debug_of_app.get() or is_debug:
+            raise
+        report("error", _with_hint(error), "red")
+        raise typer.Exit(2 if isinstance(error, BAD_INPUT) else 1) from None
+
+
+def _with_hint(error: SSDError) -> str:
+    if isinstance(error, NotReadyError) and not isinstance(error, IncompleteTextError):
+        return f"{error} ('ssd up' starts a target and prints its address)"
+    if isinstance(error, AccessError):
+        return f"{error} (--token-file and --tls-ca give the credentials)"
+    has_stack = bool(getattr(error, "__notes__", ()))
+    return f"{error} (--debug shows the output of the process)" if has_stack else str(error)

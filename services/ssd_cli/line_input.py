@@ -1,0 +1,67 @@
+"""Lines that a user writes: at a terminal, or through a pipe."""
+
+import importlib
+import os
+from pathlib import Path
+from typing import Protocol
+
+from ssd.errors import RequestError
+from ssd.threads import in_daemon_thread
+
+MAX_LINE_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+_TERMINAL = "ssd_cli.terminal_lines"
+"""Imported only at a terminal: it takes a fifth of a second."""
+
+
+class LineInput(Protocol):
+    """Where a user writes. Asyncio loop."""
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person types the lines."""
+        ...
+
+    async def read(self) -> str | None:
+        """Return the next line without its end; None after the last one.
+
+        Raises:
+            RequestError: the line is too long or not UTF-8.
+        """
+        ...
+
+
+def open_lines(descriptor: int) -> LineInput:
+    """Return the lines of a file descriptor, with editing and history if it is a terminal."""
+    if not os.isatty(descriptor):
+        return PipedLines(descriptor)
+    lines: LineInput = importlib.import_module(_TERMINAL).TerminalLines(Path.home())
+    return lines
+
+
+class PipedLines:
+    """Lines of a file descriptor that is no terminal."""
+
+    is_terminal = False
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._unread = b""
+        self._is_over = False
+
+    async def read(self) -> str | None:
+        """See ``LineInput``."""
+        while b"\n" not in self._unread and not self._is_over:
+            if len(self._unread) > MAX_LINE_BYTES:
+                raise RequestError(f"a line of the input has more than {MAX_LINE_BYTES} bytes")
+            # Without Python's buffer, which the thread of a read would lock at the end.
+            block = await in_daemon_thread(lambda: os.read(self._descriptor, _READ_BYTES))
+            self._is_over = not block
+            self._unread += block
+        if not self._unread:
+            return None
+        line, _, self._unread = self._unread.partition(b"\n")
+        try:
+            return line.decode().removesuffix("\r")
+        except UnicodeDecodeError:
+            raise RequestError("the input is not UTF-8") from None

@@ -1,0 +1,95 @@
+"""``ssd pool``: the drafts of a target, their sessions, links and hit rates."""
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ssd.errors import NotReadyError
+from ssd.rpc.client import TargetClient
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus
+from ssd_cli.display import UNKNOWN, out, print_table, write
+
+_STYLES = {"active": "green", "refused": "red", "lost": "red"}
+_REASONS = {
+    "measuring": "too few rounds to compare",
+    "faster": "faster than plain decoding",
+    "slower": "plain decoding is faster",
+}
+
+
+async def show_pool(client: TargetClient, *, is_json: bool, is_once: bool) -> None:
+    """Show the pool of a target: once, or each change until the target stops.
+
+    Redirected output shows it once. The client is closed at the end.
+
+    Raises:
+        NotReadyError: the target cannot be reached, or has stopped.
+        SSDError: the call failed.
+    """
+    async with client:
+        if is_json:
+            write(json.dumps(asdict(await client.pool_status())) + "\n")
+            return
+        if is_once or not out.is_terminal:
+            pool = await client.pool_status()
+            for line in pool_lines(pool):
+                out.print(line)
+            print_table(out, links_table(pool.links))
+            return
+        with Live(console=out, auto_refresh=False) as live:
+            async with contextlib.aclosing(client.watch_pool()) as pools:
+                async for pool in pools:
+                    live.update(Group(*pool_lines(pool), links_table(pool.links)), refresh=True)
+    raise NotReadyError(f"the target at {client.endpoint} has stopped")
+
+
+def pool_lines(pool: PoolStatus) -> list[Text]:
+    """Return what concerns the whole target: load, speed, and the choice of the controller."""
+    reason = _REASONS.get(pool.speculation_reason, pool.speculation_reason)
+    choice = f"{'on' if pool.speculating else 'off'} ({reason or 'no reason'}"
+    if pool.speculation_speed_up:
+        choice += f", {pool.speculation_speed_up:.2f}x"
+    return [
+        Text(
+            f"sequences  {pool.running_sequences} running, {pool.waiting_sequences} waiting; "
+            f"drafts needed {pool.desired_draft_replicas:.1f}"
+        ),
+        Text(
+            f"rounds     {pool.tokens_per_round:.2f} tokens, hits {pool.hit_rate:.0%}, "
+            f"efficiency {pool.efficiency:.2f}"
+        ),
+        Text(f"mode auto  speculation {choice}), proposals of at most {pool.max_proposed_tokens}"),
+    ]
+
+
+def links_table(links: Sequence[LinkStatus]) -> Table:
+    """Return one row for each draft."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("draft")
+    table.add_column("state")
+    for title in ("sessions", "hits", "late", "round trip"):
+        table.add_column(title, justify="right")
+    table.add_column("channel")
+    table.add_column("reason")
+    for link in links:
+        looked_up = link.hits + link.misses + link.late
+        is_known = link.round_trip_seconds > 0
+        table.add_row(
+            Text(link.draft_pod or link.address),
+            Text(link.state, style=_STYLES.get(link.state, "yellow")),
+            f"{link.sessions} of {link.sustainable_sessions}",
+            f"{link.hits / looked_up:.0%}" if looked_up else UNKNOWN,
+            f"{link.late / looked_up:.0%}" if looked_up else UNKNOWN,
+            f"{link.round_trip_seconds * 1e3:.2f} ms" if is_known else UNKNOWN,
+            Text(" ".join(filter(None, (link.channel, link.transport)))),
+            Text(link.reason or link.channel_reason),
+        )
+    if not links:
+        table.add_row(Text("none", style="dim"))
+    return table

@@ -1,0 +1,296 @@
+"""A conversation at the command line, with a real client and a scripted service."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from ssd.errors import RequestError
+from ssd.launch import Deployment
+from ssd.rpc import codec
+from ssd.rpc.client import TargetClient
+from ssd.rpc.server import RpcServer
+from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, Usage
+from ssd.v1 import generate_pb2, generate_pb2_grpc
+from ssd_cli import line_input
+from ssd_cli.chat import Chat, ChatSettings, CommandError, chat
+from ssd_cli.display import write
+from ssd_cli.generate import GenerateOptions
+from ssd_cli.line_input import PipedLines, open_lines
+from ssd_cli.terminal_lines import HISTORY, TerminalLines
+
+MAX_SECONDS = 60.0
+SETTINGS = ChatSettings(temperature=0.0)
+
+
+class Scripted(generate_pb2_grpc.GenerateServiceServicer):
+    """Answers "ok"; a message "wait" gets two tokens and no end, "fail" gets an error."""
+
+    def __init__(self) -> None:
+        self.requests: list[generate_pb2.GenerateRequest] = []
+        self.cancelled = asyncio.Event()
+
+    async def Generate(self, request: Any, context: Any) -> None:  # noqa: N802
+        self.requests.append(request)
+        try:
+            await self._answer(request.chat.messages[-1].content, context)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+    async def _answer(self, message: str, context: Any) -> None:
+        if message == "fail":
+            raise RequestError("a sensible reason")
+        await context.write(
+            codec.generate_response(GenerationChunk(token_ids=(1,), text="o", seed=3))
+        )
+        if message == "wait":
+            await context.write(codec.generate_response(GenerationChunk(token_ids=(2,), text="h")))
+            await asyncio.Event().wait()
+        end = GenerationChunk(
+            token_ids=(2,),
+            text="k",
+            finish_reason=FinishReason.STOP,
+            usage=Usage(prompt_tokens=1, completion_tokens=2),
+            statistics=SpeculationStatistics(
+                mode=Mode.SPECULATIVE, rounds=1, hits=3, misses=1, decode_seconds=0.5
+            ),
+        )
+        await context.write(codec.generate_response(end))
+
+    async def GetModelInfo(self, _request: Any, _context: Any) -> Any:  # noqa: N802
+        return generate_pb2.GetModelInfoResponse(model="m", device="cpu", active_drafts=1)
+
+    def contents(self) -> list[str]:
+        """Contents of the messages of the last request."""
+        return [each.content for each in self.requests[-1].chat.messages]
+
+
+@pytest.fixture
+async def service() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+async def endpoint(service: Scripted) -> AsyncIterator[str]:
+    server = RpcServer("127.0.0.1", 0)
+    register = partial(generate_pb2_grpc.add_GenerateServiceServicer_to_server, service)
+    server.add("ssd.v1.GenerateService", register)
+    await server.start()
+    yield f"127.0.0.1:{server.port}"
+    await server.stop(0)
+
+
+@pytest.fixture
+async def talk(endpoint: str) -> AsyncIterator[Chat]:
+    async with TargetClient(endpoint, ready_seconds=0) as client:
+        yield Chat(client, SETTINGS, write, shows_metrics=True)
+
+
+class Lines:
+    """Lines that a test has written; before some of them, something happens."""
+
+    def __init__(self, *lines: str | Callable[[], object], is_terminal: bool = False) -> None:
+        self._lines = list(lines)
+        self.is_terminal = is_terminal
+
+    async def read(self) -> str | None:
+        while self._lines:
+            line = self._lines.pop(0)
+            if isinstance(line, str):
+                return line
+            line()
+        return None
+
+
+def options(endpoint: str) -> GenerateOptions:
+    return GenerateOptions(endpoint=endpoint, deployment=Deployment(), is_quiet=False)
+
+
+async def test_an_answer_follows_from_the_whole_conversation(
+    talk: Chat, service: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await talk.handle("first")
+    await talk.handle("second")
+    assert service.contents() == ["first", "ok", "second"]
+    roles = [each.role for each in service.requests[-1].chat.messages]
+    assert roles == ["user", "assistant", "user"]
+    output = capsys.readouterr()
+    assert output.out == "ok\nok\n"
+    assert "2 tokens, 2 tokens/s" in output.err
+    assert "hits 75%" in output.err
+    await talk.handle("/reset")
+    await talk.handle("third")
+    assert service.contents() == ["third"]
+
+
+async def test_commands_change_the_next_answer(
+    talk: Chat, service: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in ("/mode speculative", "/temperature 0.5", "/seed 7", "x"):
+        await talk.handle(line)
+    request = service.requests[-1]
+    assert codec.generate_call(request, 10).mode is Mode.SPECULATIVE
+    assert request.sampling.temperature == 0.5
+    assert request.sampling.seed == 7
+    await talk.handle("/seed random")
+    await talk.handle("x")
+    assert not service.requests[-1].sampling.HasField("seed")
+    await talk.handle("/stats")
+    await talk.handle("/help")
+    shown = capsys.readouterr().err
+    assert "tokens per round" in shown
+    assert "/temperature 0..2" in shown
+    assert len(service.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("/mode fast", "autoregressive, synchronous"),
+        ("/temperature 3", "0..2"),
+        ("/temperature nan", "0..2"),
+        ("/temperature", "0..2"),
+        ("/seed -1", "whole number"),
+        ("/seed 18446744073709551616", "whole number"),
+        ("/stats", "no answer yet"),
+        ("/nope 1", "no command /nope"),
+        ("/", "no command /"),
+    ],
+)
+async def test_a_wrong_command_is_reported_and_changes_nothing(
+    talk: Chat, line: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await talk.handle(line)
+    assert problem in capsys.readouterr().err
+    assert (talk.settings, talk.num_errors) == (SETTINGS, 1)
+
+
+def test_settings_name_the_command_of_a_wrong_value() -> None:
+    with pytest.raises(CommandError, match="/seed"):
+        SETTINGS.changed("seed", "one")
+
+
+async def test_a_failed_answer_ends_neither_the_chat_nor_the_conversation(
+    endpoint: str, service: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = Lines("first", "", "fail", "second")
+    assert await chat(options(endpoint), SETTINGS, lines, shows_metrics=False) == 1
+    assert service.contents() == ["first", "ok", "second"]
+    output = capsys.readouterr()
+    assert output.err == "error: a sensible reason\n"
+    assert output.out == "ok\nok\n"
+
+
+async def test_at_a_terminal_an_error_does_not_change_the_exit_code(
+    endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = Lines("fail", is_terminal=True)
+    assert await chat(options(endpoint), SETTINGS, lines, shows_metrics=False) == 0
+    assert "m on cpu, 1 draft(s); mode auto, temperature 0" in capsys.readouterr().err
+
+
+async def test_ctrl_c_stops_the_answer_and_not_the_program(
+    endpoint: str,
+    service: Scripted,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt_after(text: str) -> None:
+        if text == "h":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("ssd_cli.chat.write", interrupt_after)
+    async with asyncio.timeout(MAX_SECONDS):
+        code = await chat(options(endpoint), SETTINGS, Lines("wait", "more"), shows_metrics=False)
+        await service.cancelled.wait()
+    assert code == 0
+    # The text that has arrived belongs to the conversation.
+    assert service.contents() == ["wait", "oh", "more"]
+    assert "stopped: the answer is incomplete" in capsys.readouterr().err
+
+
+async def test_a_chat_that_is_cancelled_cancels_its_answer(
+    endpoint: str, service: Scripted
+) -> None:
+    work = chat(options(endpoint), SETTINGS, Lines("wait"), shows_metrics=False)
+    running = asyncio.create_task(work)
+    async with asyncio.timeout(MAX_SECONDS):
+        while not service.requests:  # noqa: ASYNC110 - the service runs in this loop
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await service.cancelled.wait()
+
+
+async def lines_of(*blocks: bytes) -> list[str]:
+    reading, writing = os.pipe()
+    for block in blocks:
+        os.write(writing, block)
+    os.close(writing)
+    lines = open_lines(reading)
+    assert isinstance(lines, PipedLines)
+    found = []
+    try:
+        while (line := await lines.read()) is not None:
+            found.append(line)
+    finally:
+        os.close(reading)
+    return found
+
+
+async def test_piped_lines_end_with_the_input() -> None:
+    assert await lines_of(b"a\nGr\xc3\xbc", b"\xc3\x9fe\r\n\nlast") == ["a", "Grüße", "", "last"]
+    assert await lines_of() == []
+
+
+async def test_piped_input_that_is_no_text_or_too_long_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(RequestError, match="not UTF-8"):
+        await lines_of(b"\xff\n")
+    monkeypatch.setattr(line_input, "MAX_LINE_BYTES", 10)
+    with pytest.raises(RequestError, match="more than 10 bytes"):
+        await lines_of(b"x" * 11)
+
+
+async def typed(home: Path, *keys: str) -> list[str]:
+    """Lines of a person who types these keys, up to the end of the input."""
+
+    def make(source: PipeInput) -> TerminalLines:
+        source.send_text("".join(keys))
+        return TerminalLines(home)
+
+    with create_pipe_input() as source, create_app_session(source, DummyOutput()):
+        lines, found = make(source), []
+        async with asyncio.timeout(MAX_SECONDS):
+            while (line := await lines.read()) is not None:
+                found.append(line)
+        return found
+
+
+async def test_a_line_is_edited_and_ctrl_c_clears_it_and_ctrl_d_ends(tmp_path: Path) -> None:
+    assert await typed(tmp_path, "helpo\x7f\x1b[D\x01>\r", "wrong\x03", "next\r", "\x04") == [
+        ">help",
+        "next",
+    ]
+
+
+async def test_history_is_kept_for_the_next_program_and_only_for_its_owner(tmp_path: Path) -> None:
+    await typed(tmp_path, "first\r", "\x04")
+    assert (tmp_path / HISTORY).stat().st_mode & 0o777 == 0o600
+    assert await typed(tmp_path, "\x1b[A\r", "\x04") == ["first"]
+
+
+async def test_a_home_that_cannot_be_written_costs_only_the_history(tmp_path: Path) -> None:
+    (tmp_path / ".local").write_text("a file, not a folder")
+    assert await typed(tmp_path, "first\r", "second\r", "\x04") == ["first", "second"]

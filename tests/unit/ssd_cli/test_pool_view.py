@@ -1,0 +1,145 @@
+"""What ``ssd pool`` shows, from a real AdminService."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict, replace
+
+import pytest
+from rich.console import Console
+
+from ssd.errors import NotReadyError
+from ssd.rpc.client import TargetClient
+from ssd.rpc.pool_codec import LinkStatus, PoolStatus
+from ssd.rpc.server import RpcServer
+from ssd_cli import pool_view
+from ssd_cli.app import run
+from ssd_cli.pool_view import show_pool
+from ssd_target.serving.servicer import AdminServicer
+
+GOOD = LinkStatus(
+    address="10.0.0.1:50052",
+    state="active",
+    sessions=3,
+    sustainable_sessions=8,
+    hits=9,
+    misses=2,
+    late=1,
+    round_trip_seconds=0.00042,
+    draft_pod="demo-draft-0",
+    transport="tcp",
+)
+LOST = LinkStatus(address="10.0.0.2:50052", state="lost", reason="no message for 2 s")
+POOL = PoolStatus(
+    links=(GOOD, LOST),
+    running_sequences=4,
+    waiting_sequences=1,
+    hit_rate=0.75,
+    tokens_per_round=3.2,
+    efficiency=0.9,
+    speculating=True,
+    speculation_reason="faster",
+    speculation_speed_up=2.15,
+    max_proposed_tokens=6,
+    desired_draft_replicas=0.5,
+)
+
+
+class Target:
+    """An AdminService whose pool a test sets."""
+
+    def __init__(self) -> None:
+        self.pool = POOL
+        self.admin = AdminServicer(
+            lambda: self.pool,
+            set_speculation=lambda _change: None,
+            drain=lambda _seconds: 0,
+            watch_seconds=0.001,
+        )
+        self.server = RpcServer("127.0.0.1", 0)
+        self.admin.add_to(self.server)
+
+    def client(self) -> TargetClient:
+        return TargetClient(f"127.0.0.1:{self.server.port}", ready_seconds=0)
+
+
+@pytest.fixture
+async def target() -> AsyncIterator[Target]:
+    target = Target()
+    await target.server.start()
+    yield target
+    target.admin.close()
+    await target.server.stop(0)
+
+
+async def test_one_shot_prints_the_state_as_a_table(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await show_pool(target.client(), is_json=False, is_once=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "sequences  4 running, 1 waiting; drafts needed 0.5"
+    assert lines[1] == "rounds     3.20 tokens, hits 75%, efficiency 0.90"
+    assert lines[2] == (
+        "mode auto  speculation on (faster than plain decoding, 2.15x), proposals of at most 6"
+    )
+    assert lines[4].split() == [
+        "demo-draft-0",
+        "active",
+        "3",
+        "of",
+        "8",
+        "75%",
+        "8%",
+        "0.42",
+        "ms",
+        "grpc",
+        "tcp",
+    ]
+    assert lines[5].split()[:2] == ["10.0.0.2:50052", "lost"]
+    assert "no message for 2 s" in lines[5]
+
+
+async def test_json_has_every_field(target: Target, capsys: pytest.CaptureFixture[str]) -> None:
+    await show_pool(target.client(), is_json=True, is_once=False)
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(asdict(POOL)))
+
+
+async def test_redirected_output_is_one_shot(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target.pool = replace(POOL, links=(), speculating=False, speculation_reason="slower")
+    await show_pool(target.client(), is_json=False, is_once=False)
+    output = capsys.readouterr().out
+    assert "speculation off (plain decoding is faster" in output
+    assert output.splitlines()[-1].strip() == "none"
+
+
+async def test_a_live_view_follows_the_pool_until_the_target_stops(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120, height=40, no_color=True)
+    monkeypatch.setattr(pool_view, "out", console)
+    view = asyncio.create_task(show_pool(target.client(), is_json=False, is_once=False))
+
+    async def until(text: str) -> None:
+        while text not in screen.getvalue():  # noqa: ASYNC110 - the view runs in this loop
+            await asyncio.sleep(0)
+
+    async with asyncio.timeout(60):
+        await until("4 running")
+        target.pool = replace(POOL, running_sequences=5, links=(replace(GOOD, state="draining"),))
+        await until("5 running")
+        await until("draining")
+        target.admin.close()
+        with pytest.raises(NotReadyError, match="has stopped"):
+            await view
+
+
+def test_a_target_that_does_not_run_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["pool", "--address", "127.0.0.1:1", "--once"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert "ssd up" in output.err
