@@ -64,8 +64,8 @@ class EngineSettings:
     """Maximum number of tokens of one sequence or session, prompt included; 0 takes the model's
     maximum, at most 4096."""
     prefill_chunk: int = field(default=128, metadata={"min": 16, "max": 8192})
-    """Prompt tokens stored per round of a target, or between two tree batches of a draft. Larger
-    values delay running sequences more."""
+    """Prompt tokens that a draft stores between two tree batches. Larger values delay running
+    sessions more."""
     kv_cache_bytes: int = field(default=0, metadata={"min": 0})
     """Memory of the KV cache in bytes, of each rank; 0 takes a share of the free memory."""
     lookahead: int = field(default=6, metadata={"min": 1, "max": 16})

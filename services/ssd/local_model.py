@@ -7,6 +7,7 @@ from ssd.engine.attention.paged import make_paged
 from ssd.engine.check import check_engine
 from ssd.engine.config import (
     BLOCK_SIZES,
+    PREFILL_CHUNKS,
     STATIC,
     EngineConfig,
     ModelConfig,
@@ -98,7 +99,7 @@ def _engine_config(
         max_model_len=length_limit(settings.max_model_len, model),
         max_num_seqs=max_num_seqs,
         num_columns=settings.num_columns,
-        prefill_chunk=settings.prefill_chunk,
+        prefill_chunk=settings.prefill_chunk or PREFILL_CHUNKS[choice.engine],
         kv_cache_bytes=settings.kv_cache_bytes or None,
         deterministic=settings.deterministic,
         num_token_ids=usable_token_ids(tokenizer.vocab_size, model),

@@ -66,11 +66,28 @@ E2E_SECONDS = Histogram(
     "Seconds from the arrival of a complete request to its last token.",
     buckets=_SLOW_SECONDS,
 )
-TOKENS_TOTAL = Counter("ssd_tokens", "Tokens, by kind: prompt, output.", ["kind"])
+TOKENS_TOTAL = Counter(
+    "ssd_tokens",
+    "Tokens, by kind: prompt, cached (those of prompts that were in the prefix cache), output. "
+    "Share of cached tokens: rate(ssd_tokens_total{kind='cached'}[5m]) / ignoring(kind) "
+    "rate(ssd_tokens_total{kind='prompt'}[5m]).",
+    ["kind"],
+)
+PREFIX_HITS_TOTAL = Counter(
+    "ssd_prefix_hits", "Requests whose prompt began with tokens in the prefix cache."
+)
+PREEMPTIONS_TOTAL = Counter(
+    "ssd_preemptions",
+    "Running sequences that lost their KV blocks to earlier ones; they run again later, and their "
+    "texts do not change.",
+)
 RUNNING_SEQUENCES = Gauge("ssd_running_sequences", "Sequences in the batch.")
 WAITING_SEQUENCES = Gauge("ssd_waiting_sequences", "Sequences in the queue.")
 KV_BLOCKS = Gauge(
-    "ssd_kv_blocks", "Blocks of a target's KV cache, by state: free, used.", ["state"]
+    "ssd_kv_blocks",
+    "Blocks of a target's KV cache, by state: free, cached (free, with entries of the prefix "
+    "cache), used.",
+    ["state"],
 )
 ROUND_SECONDS = Histogram(
     "ssd_round_seconds",
@@ -195,7 +212,8 @@ _OF_DRAFT = (
 )
 _OF_TARGET = (
     *(REQUESTS_TOTAL, QUEUE_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS, INTER_TOKEN_SECONDS, E2E_SECONDS),
-    *(TOKENS_TOTAL, RUNNING_SEQUENCES, WAITING_SEQUENCES, KV_BLOCKS, ROUND_SECONDS, ROUNDS_TOTAL),
+    *(TOKENS_TOTAL, PREFIX_HITS_TOTAL, PREEMPTIONS_TOTAL, RUNNING_SEQUENCES, WAITING_SEQUENCES),
+    *(KV_BLOCKS, ROUND_SECONDS, ROUNDS_TOTAL),
     *(ACCEPTED_TOKENS_TOTAL, PROPOSED_TOKENS_TOTAL, OPEN_SESSIONS, COMMIT_TO_TABLE_SECONDS),
     *(DESIRED_DRAFT_REPLICAS, COMMIT_TO_WIRE_SECONDS, LINK_STATE, LINK_RTT_SECONDS),
     *(LINK_TRANSPORT_INFO, LINK_REFUSALS_TOTAL, SPECULATION_ACTIVE, SPECULATION_SPEED_UP),

@@ -108,6 +108,8 @@ class Request:
     choice: int = 0
     """Number of this continuation, 0..n-1: each has noise of its own."""
     mode: Mode = Mode.AUTO
+    priority: int = 0
+    """-100..100; higher values run earlier."""
     report_rounds: bool = False
     """Whether chunks contain the rounds of their tokens."""
 

@@ -7,6 +7,10 @@ from ssd.local_model import LocalModel, check_model, find_model
 from ssd_target.decoding.sequential_drafter import COLUMNS
 from ssd_target.settings import TargetSettings
 
+DRAFT_CHUNK = 128
+"""Tokens of a text that the draft of mode SYNCHRONOUS stores in a step. It is small, and the target
+does not store what is in its prefix cache, so the draft would be behind with less."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetModels:
@@ -37,7 +41,9 @@ def find_models(settings: TargetSettings) -> TargetModels:
             f"{settings.model} has {target.num_token_ids}"
         )
     # The shape of its passes does not matter for the tokens, which the target verifies.
-    engine = replace(draft.engine, num_columns=COLUMNS, deterministic=False)
+    engine = replace(
+        draft.engine, num_columns=COLUMNS, deterministic=False, prefill_chunk=DRAFT_CHUNK
+    )
     return TargetModels(target=target, draft=replace(draft, engine=engine))
 
 

@@ -40,6 +40,19 @@ class TargetSettings(EngineSettings):
     """Maximum number of sequences that run together."""
     max_queue: int = field(default=256, metadata={"min": 0, "max": 100_000})
     """Maximum number of requests that wait; further ones are refused with RESOURCE_EXHAUSTED."""
+    max_queue_tokens: int = field(default=1 << 20, metadata={"min": 1, "max": 1 << 40})
+    """Maximum number of prompt tokens that wait; further requests are refused likewise. One request
+    may wait whatever its length."""
+    step_tokens: int = field(default=256, metadata={"min": 16, "max": 1 << 20})
+    """Token budget of a step: the most prompt tokens that it stores. While sequences run, it stores
+    at most as many as they have rows, so that it takes at most about twice as long, and at least
+    ``prefill_chunk``."""
+    prefill_chunk: int = field(default=0, metadata={"min": 0, "max": 8192})
+    """Prompt tokens of a forward pass; prompts are stored, and shared, in multiples of it. 0 takes
+    16 with the engine openvino, 32 with torch and 128 with static."""
+    prefix_cache: bool = True
+    """Store the common beginning of prompts once. Freed blocks keep it until their memory is
+    needed. Off: the time to the first token does not depend on the prompts of other clients."""
     draft_deadline_ms: float = field(default=20.0, metadata={"min": 0.0, "max": 60_000.0})
     """Table deadline: maximum time that a round waits for its tables, in milliseconds. Late rows
     use their backup."""

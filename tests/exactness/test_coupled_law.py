@@ -178,7 +178,7 @@ def sequence_of(seed: int) -> Sequence:
         eos_token_ids=frozenset(),
         sink=ListSink(),
     )
-    return Sequence(arrival=arrival, slot=(seed + 1) % NUM_SEQUENCES, blocks=())
+    return Sequence(arrival=arrival, slot=(seed + 1) % NUM_SEQUENCES)
 
 
 @cache

@@ -36,7 +36,7 @@ WAIT_SECONDS = 60.0
 ONE_AT_A_TIME = ("--max-num-seqs", "1", "--channel", "collective")
 RARE = {
     "ssd_draft_max_sessions",  # a setting
-    *("ssd_link_refusals", "ssd_bad_frames", "ssd_stale_frames"),
+    *("ssd_link_refusals", "ssd_bad_frames", "ssd_stale_frames", "ssd_preemptions"),
     # The choice of the controller does not change in a short time.
     *("ssd_speculation_active", "ssd_speculation_speed_up", "ssd_speculation_reason"),
 }

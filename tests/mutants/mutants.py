@@ -17,6 +17,8 @@ NOT_FINITE = "tests/unit/ssd/engine/test_not_finite.py"
 PASSES = "tests/unit/ssd/engine/test_draft_passes.py"
 LAW = "tests/exactness/test_coupled_law.py"
 LOOP = "tests/unit/ssd_target/decoding/test_decode_loop.py"
+SCHEDULER = "tests/unit/ssd_target/decoding/test_scheduler.py"
+BLOCKS = "tests/unit/ssd/engine/kv_cache/test_block_pool.py"
 SYNCHRONOUS = "tests/unit/ssd_target/decoding/test_sequential_drafter.py"
 POOL = "tests/unit/ssd_target/drafts/test_pool.py"
 SESSIONS = "tests/unit/ssd_draft/test_sessions.py"
@@ -111,6 +113,41 @@ MUTANTS = (
         "first_B = np.array([len(each.tokens) - 1 for each in sequences]",
         "first_B = np.array([len(each.tokens) for each in sequences]",
         (LOOP,),
+    ),
+    Mutant(
+        "a preempted sequence does not store its prompt again",
+        "ssd_target/decoding/scheduler.py",
+        "sequence.num_stored = 0",
+        "sequence.num_stored = sequence.num_prefill",
+        (SCHEDULER,),
+    ),
+    Mutant(
+        "the last token of a proposal has no block",
+        "ssd_target/decoding/scheduler.py",
+        "len(sequence.tokens) + self._engine.num_columns - 1",
+        "len(sequence.tokens) + self._engine.num_columns - 2",
+        (SCHEDULER,),
+    ),
+    Mutant(
+        "a prefill after a cached beginning is not at a multiple of the chunk",
+        "ssd_target/decoding/scheduler.py",
+        "lcm(engine.block_size, engine.prefill_chunk)",
+        "engine.block_size",
+        (SCHEDULER,),
+    ),
+    Mutant(
+        "the prefix cache ignores the tokens before a block",
+        "ssd/engine/kv_cache/block_pool.py",
+        "sha256(keys[-1] + text",
+        "sha256(salt + text",
+        (BLOCKS,),
+    ),
+    Mutant(
+        "a block of several sequences is free after the first of them",
+        "ssd/engine/kv_cache/block_pool.py",
+        "self._num_owners.get(block, 0) + 1",
+        "1",
+        (BLOCKS,),
     ),
     Mutant(
         "a row that is not finite chooses a token",

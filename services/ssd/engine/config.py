@@ -17,6 +17,9 @@ STATIC = "static"
 BLOCK_SIZES = {"openvino": 32, "torch": 16}
 """Slots of a KV block by engine; the attention of OpenVINO has no other size. Those of the engine
 for GPUs are fixed by its attention backend."""
+PREFILL_CHUNKS = {"openvino": 16, "torch": 32, STATIC: 128}
+"""Rows of a prefill pass of a target by engine, unless set. On a CPU, a pass takes longer with each
+row, and other sequences wait for it. On a GPU, so few rows take about the time of a verify."""
 MAX_DEFAULT_LEN = 4096
 """Largest length of a sequence if the settings do not contain one."""
 FAMILIES = {"llama": "llama", "qwen3": "qwen3"}

@@ -31,6 +31,8 @@ class ModelRunner(ABC):
     """
 
     execution: Execution
+    _joins_chunks = False
+    """Whether several chunks of a prompt run in one pass, with the same bits."""
 
     def __init__(self, execution: Execution, model: ModelConfig, engine: EngineConfig) -> None:
         self.model = model
@@ -41,19 +43,33 @@ class ModelRunner(ABC):
         self.attention_name = execution.attention_name
 
     def prefill(self, batch: PagedBatch) -> int | None:
-        """Compute the keys and values of one chunk of one prompt.
+        """Compute the keys and values of consecutive chunks of one prompt.
 
         Args:
-            batch: one sequence with ``prefill_chunk`` columns; the first position is a multiple of
+            batch: one sequence; its number of columns and its first position are multiples of
                 ``prefill_chunk``.
 
         Returns:
             The first real column whose hidden state is not finite; None if all are finite.
         """
-        assert batch.tokens_BP.shape == (1, self.engine.prefill_chunk), batch.tokens_BP.shape
-        # One read of the device, also where a column is not finite.
-        is_finite_R = self.execution.prefill(batch)[: int(batch.num_columns_B[0])].cpu()
-        return None if bool(is_finite_R.all()) else int(is_finite_R.long().argmin())
+        chunk = self.engine.prefill_chunk
+        count, columns = batch.tokens_BP.shape
+        assert count == 1, batch.tokens_BP.shape
+        assert columns % chunk == 0, batch.tokens_BP.shape
+        width = columns if self._joins_chunks else chunk
+        for first in range(0, columns, width):
+            num_columns = min(width, int(batch.num_columns_B[0]) - first)
+            part = PagedBatch(
+                batch.tokens_BP[:, first : first + width],
+                batch.first_positions_B + first,
+                torch.full_like(batch.num_columns_B, num_columns),
+                batch.block_tables_BJ,
+            )
+            # One read of the device, also where a column is not finite.
+            is_finite_R = self.execution.prefill(part)[:num_columns].cpu()
+            if not bool(is_finite_R.all()):
+                return first + int(is_finite_R.long().argmin())
+        return None
 
     def warm_up(self, on_progress: Progress) -> None:
         """Run every shape once, so that no request pays for kernel compilation.

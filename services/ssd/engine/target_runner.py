@@ -40,6 +40,7 @@ class TargetRunner(ModelRunner):
         self, execution: TargetExecution, model: ModelConfig, engine: EngineConfig
     ) -> None:
         super().__init__(execution, model, engine)
+        self._joins_chunks = execution.packs_rows
         self.verify_columns: tuple[int, ...] = (engine.num_columns,)
         """Column counts that a verify may have, ascending; the last one fits every proposal."""
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ssd.errors import ContextLengthError, FieldError, UnsupportedError
+from ssd.errors import ContextLengthError, FieldError
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_range, check_text
 from ssd.rpc.fields import shared_fields
 from ssd.rpc.sampling_codec import (
@@ -66,6 +66,8 @@ class GenerateCall:
     max_tokens: int | None = None
     """None: 256, or fewer if the length of the model leaves fewer."""
     mode: Mode = Mode.AUTO
+    priority: int = 0
+    """-100..100; higher values run earlier."""
     model: str = ""
     """Empty: the served model."""
     metadata: dict[str, str] = field(default_factory=dict)
@@ -193,7 +195,6 @@ def generate_call(
     Raises:
         FieldError: a field is missing or out of range.
         ContextLengthError: a list of token ids leaves no room for a new token.
-        UnsupportedError: a field requests a feature that this version does not support.
     """
     if len(request.model) > MAX_NAME_CHARACTERS:
         raise FieldError(
@@ -209,6 +210,7 @@ def generate_call(
         seed=sampling.seed if sampling.HasField("seed") else None,
         max_tokens=sampling.max_tokens if sampling.HasField("max_tokens") else None,
         mode=_mode(request.mode),
+        priority=request.priority,
         model=request.model,
         metadata=dict(request.metadata),
         report_rounds=request.report_rounds,
@@ -226,6 +228,7 @@ def generate_request(call: GenerateCall) -> generate_pb2.GenerateRequest:
             model=call.model,
             mode=_MODE_NUMBERS[call.mode],
             sampling=sampling_message(call.sampling, call.seed, call.max_tokens),
+            priority=call.priority,
             metadata=call.metadata,
             report_rounds=call.report_rounds,
         )
@@ -371,8 +374,6 @@ def _mode(number: types_pb2.Mode) -> Mode:
 
 def _check_request_extras(request: generate_pb2.GenerateRequest) -> None:
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    if request.priority:
-        raise UnsupportedError("priority")
     if len(request.metadata) > MAX_METADATA_ENTRIES:
         raise FieldError(
             "metadata",

@@ -30,8 +30,10 @@ class LedgerRunner:
         self.ledger = torch.full((num_blocks * engine.block_size,), _UNWRITTEN)
 
     def prefill(self, batch: PagedBatch) -> int | None:
-        """Store a chunk."""
-        assert batch.tokens_BP.shape == (1, self.engine.prefill_chunk)
+        """Store chunks of a prompt."""
+        assert len(batch.tokens_BP) == 1
+        assert batch.tokens_BP.shape[1] % self.engine.prefill_chunk == 0
+        assert int(batch.first_positions_B[0]) % self.engine.prefill_chunk == 0
         self._store(batch)
         tokens = batch.tokens_BP[0, : int(batch.num_columns_B[0])].tolist()
         return tokens.index(self.nan_token) if self.nan_token in tokens else None

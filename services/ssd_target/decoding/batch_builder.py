@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.types import NO_TOKEN, SequenceId, TokenId
-from ssd_target.decoding.scheduler import Prefill
+from ssd_target.decoding.scheduler import Stored
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]
@@ -40,7 +40,7 @@ class BatchBuilder:
         num_blocks = -(-engine.max_model_len // engine.block_size)
         self._block_tables_SJ = np.zeros((engine.max_num_seqs, num_blocks), dtype=np.int64)
 
-    def admit(self, slot: int, blocks: Rows[int]) -> None:
+    def set_blocks(self, slot: int, blocks: Rows[int]) -> None:
         """Write the block table of a sequence into its slot."""
         self._block_tables_SJ[slot] = 0
         self._block_tables_SJ[slot, : len(blocks)] = blocks
@@ -75,10 +75,13 @@ class BatchBuilder:
         tables_BJ = self._block_tables_SJ[slots_B]
         return PagedBatch(*map(torch.from_numpy, (tokens_BP, first_B, num_columns_B, tables_BJ)))
 
-    def prefill(self, work: Prefill, chunk: int) -> PagedBatch:
-        """Build the batch that stores positions [first, last) of a prompt, padded to the chunk."""
-        tokens_1P = np.zeros((1, chunk), dtype=np.int64)
-        count = work.last - work.first
-        tokens_1P[0, :count] = work.sequence.tokens[work.first : work.last]
-        slots, first, counts = np.array([[work.sequence.slot], [work.first], [count]])
-        return self.columns(slots, tokens_1P, first, counts)
+    def stored(self, works: Rows[Stored], granule: int) -> PagedBatch:
+        """Build the batch that stores parts of texts, in multiples of ``granule`` columns."""
+        longest = max(work.last - work.first for work in works)
+        tokens_BP = np.zeros((len(works), -(-longest // granule) * granule), dtype=np.int64)
+        for row_P, work in zip(tokens_BP, works, strict=True):
+            row_P[: work.last - work.first] = work.sequence.tokens[work.first : work.last]
+        slots_B = np.array([work.sequence.slot for work in works])
+        first_B = np.array([work.first for work in works])
+        last_B = np.array([work.last for work in works])
+        return self.columns(slots_B, tokens_BP, first_B, last_B - first_B)

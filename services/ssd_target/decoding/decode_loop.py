@@ -72,7 +72,9 @@ class DecodeLoop:
         self._noise_seconds = 0.0
         """Of the newest round."""
         self._decoding_at = 0.0
-        """When the newest round began, without the chunk of a prompt before it."""
+        """When the newest round began, without what was stored before it."""
+        self._num_rows = 0
+        """Of the newest round."""
         self._proposed: dict[SequenceId, tuple[TokenId, ...]] = {}
         """Proposal of each sequence for the next round; no entry is no proposal."""
 
@@ -99,15 +101,15 @@ class DecodeLoop:
             self._fail_all(crash)
 
     def run_round(self) -> None:
-        """Run one round for all running sequences, and store one chunk of one prompt."""
+        """Run one step: store parts of texts, then a round for all sequences that decode."""
         self._watchdog.heartbeat()
         times = RoundTimes(self._clock)
-        plan = self._scheduler.plan(self._inbox.drain())
+        plan = self._scheduler.plan(self._inbox.drain(), self._num_rows)
         self._apply(plan)
-        if plan.prefill is not None:
+        if plan.num_stored:
             self._wakeups.flush()
         with times.part(RoundPart.PREFILL):
-            self._prefill(plan)
+            self._store(plan)
         sequences = [each for each in plan.decoding if each.finish_reason is None]
         if not sequences:
             self._wakeups.flush()
@@ -118,6 +120,7 @@ class DecodeLoop:
             self._draft(sequences)
         with times.part(RoundPart.PREPARE):
             proposals = self._builder.proposals(sequences, self._proposed)
+            self._num_rows = self._count_rows(proposals)
             prepared = self._runner.prepare(self._builder.round(sequences, proposals))
         self._wakeups.flush()
         with times.part(RoundPart.VERIFY):
@@ -138,29 +141,28 @@ class DecodeLoop:
         self._conclude(results, lookups)
         self._fill_noise(times, results, lookups)
         self._end_round(times, results, lookups)
-        prompt_tokens = plan.prefill.last - plan.prefill.first if plan.prefill else 0
-        self._control.note_round(times, results, lookups, prompt_tokens)
+        self._control.note_round(times, results, lookups, plan.num_stored)
 
     def _apply(self, plan: Plan) -> None:
         """End the requests that will not run, prepare the admitted ones, open sessions."""
         for arrival, error in plan.refused:
             arrival.sink.fail(error)
-        for arrival in plan.dropped:
-            self._end(arrival, FinishReason.CANCELLED)
-        for sequence in plan.cancelled:
-            self._end(sequence.arrival, FinishReason.CANCELLED, sequence.num_emitted)
+        for sequence in plan.dropped:
+            self._end(sequence, FinishReason.CANCELLED)
             self._forget(sequence)
+        for sequence in plan.cancelled:
+            self._end(sequence, FinishReason.CANCELLED)
+            self._leave(sequence)
+            self._forget(sequence)
+        for sequence in plan.preempted:
+            self._leave(sequence)
+        if plan.preempted:
+            self._drafts.release(each.sequence_id for each in plan.preempted)
+            self._metrics.observe_preemptions(plan.preempted)
         for sequence in plan.admitted:
-            self._builder.admit(sequence.slot, sequence.blocks)
-            self._sampler.admit(sequence)
-            self._reports.admit(sequence)
-            self._note_admission(sequence)
-            self._request_statistics[sequence.sequence_id] = RequestStatistics(
-                sequence.arrival.arrived_at, sequence.is_synchronous
-            )
-            if sequence.is_synchronous:
-                assert self._drafter is not None
-                self._drafter.admit(sequence)
+            self._admit(sequence)
+        for sequence in plan.moved:
+            self._builder.set_blocks(sequence.slot, sequence.blocks)
         for sequence in self._control.apply(plan.running, len(plan.decoding)):
             self._proposed.pop(sequence.sequence_id, None)
         # A draft assumes that the round after an opening has no proposal.
@@ -172,25 +174,40 @@ class DecodeLoop:
         self._control.note_sessions()
         self._note_counts()
 
-    def _note_admission(self, sequence: Sequence) -> None:
-        times = sequence.arrival.times
-        if not times.admitted_at:
-            times.admitted_at = self._clock.now()
-            self._metrics.observe_admission(sequence, times.admitted_at)
+    def _admit(self, sequence: Sequence) -> None:
+        """Prepare for a sequence that has a slot from now on, perhaps again."""
+        self._sampler.admit(sequence)
+        self._reports.admit(sequence)
+        if sequence.is_synchronous:
+            assert self._drafter is not None
+            self._drafter.admit(sequence)
+        if not sequence.num_preemptions:
+            now = sequence.arrival.times.admitted_at = self._clock.now()
+            self._metrics.observe_admission(sequence, now)
+            self._request_statistics[sequence.sequence_id] = RequestStatistics(
+                sequence.arrival.arrived_at, sequence.is_synchronous
+            )
 
-    def _prefill(self, plan: Plan) -> None:
-        if plan.prefill is not None:
-            chunk = self._runner.engine.prefill_chunk
-            column = self._runner.prefill(self._builder.prefill(plan.prefill, chunk))
-            sequence = plan.prefill.sequence
-            if sequence.is_synchronous:
-                assert self._drafter is not None
-                self._drafter.prefill(plan.prefill)
+    def _store(self, plan: Plan) -> None:
+        """Store the parts of texts that the plan contains."""
+        engine = self._runner.engine
+        for work in plan.prefills:
+            column = self._runner.prefill(self._builder.stored([work], engine.prefill_chunk))
             if column is not None:
-                sequence.fail()
-                _fail(sequence, plan.prefill.first + column)
-                self._scheduler.finish(sequence)
-                self._forget(sequence)
+                work.sequence.fail()
+                _fail(work.sequence, work.first + column)
+                self._finish(work.sequence)
+        if plan.replays:
+            batch = self._builder.stored(plan.replays, engine.num_columns)
+            self._runner.verify(self._runner.prepare(batch))
+        if self._drafter is not None:
+            self._drafter.store(each for each in plan.running if each.is_synchronous)
+
+    def _count_rows(self, proposals: Proposals) -> int:
+        engine, num_proposed_B = self._runner.engine, proposals.num_proposed_B
+        if engine.deterministic:
+            return engine.max_num_seqs * engine.num_columns
+        return len(num_proposed_B) + int(num_proposed_B.sum())
 
     def _draft(self, sequences: Rows[Sequence]) -> None:
         """Let the draft on the target's own device propose for the sequences of its mode."""
@@ -236,7 +253,7 @@ class DecodeLoop:
                 sequence.arrival.sink.put(chunk)
                 _fail(sequence, len(sequence.tokens) - 1)
             elif emission.finish_reason is not None:
-                self._end(sequence.arrival, emission.finish_reason, sequence.num_emitted, chunk)
+                self._end(sequence, emission.finish_reason, chunk)
             else:
                 sink = sequence.arrival.sink
                 sink.put(chunk)
@@ -249,8 +266,7 @@ class DecodeLoop:
         for result, lookup in zip(results, lookups, strict=True):
             sequence = result.sequence
             if result.emission.finish_reason is not None:
-                self._scheduler.finish(sequence)
-                self._forget(sequence)
+                self._finish(sequence)
             else:
                 self._proposed[sequence.sequence_id] = lookup.tokens
                 self._request_statistics[sequence.sequence_id].lookups.note(lookup.result)
@@ -303,32 +319,46 @@ class DecodeLoop:
             arrival.sink.fail(crash())
         self._wakeups.flush()
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _finish(self, sequence: Sequence) -> None:
+        """Free the resources of a running sequence that has ended."""
+        self._scheduler.finish(sequence)
+        self._leave(sequence)
+        self._forget(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Release what belongs to the slot of a sequence."""
         self._sampler.release(sequence)
         if self._drafter is not None:
             self._drafter.release(sequence)
+        self._proposed.pop(sequence.sequence_id, None)
+
+    def _forget(self, sequence: Sequence) -> None:
+        """Release the rest of a sequence that has ended."""
         self._drafts.close(sequence.sequence_id)
         self._reports.forget(sequence.sequence_id)
-        self._proposed.pop(sequence.sequence_id, None)
         self._request_statistics.pop(sequence.sequence_id, None)
 
     def _end(
         self,
-        arrival: Arrival,
+        sequence: Sequence,
         reason: FinishReason,
-        num_emitted: int = 0,
         chunk: GenerationChunk = NOTHING_EMITTED,
     ) -> None:
         """Put the last chunk of a request, with its usage and statistics."""
+        arrival = sequence.arrival
         request_statistics = self._request_statistics.get(arrival.sequence_id) or RequestStatistics(
             arrival.arrived_at
         )
-        prompt_tokens = len(arrival.request.prompt_ids)
+        usage = Usage(
+            prompt_tokens=sequence.num_prompt,
+            completion_tokens=sequence.num_emitted,
+            cached_tokens=sequence.num_cached,
+        )
         arrival.sink.put(
             replace(
                 chunk,
                 finish_reason=reason,
-                usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=num_emitted),
+                usage=usage,
                 statistics=request_statistics.statistics(self._round_log),
             )
         )

@@ -20,7 +20,6 @@ from ssd_target.decoding.batch_builder import Proposals
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.round_result import Lookup, RoundResult
-from ssd_target.decoding.scheduler import Prefill
 from ssd_target.decoding.sequence import Sequence
 
 Ints = NDArray[np.int64]
@@ -52,7 +51,7 @@ class Runner(Protocol):
         ...
 
     def prefill(self, batch: PagedBatch) -> int | None:
-        """Store a chunk of one prompt; returns the first column that is not finite, or None."""
+        """Store chunks of one prompt; returns the first column that is not finite, or None."""
         ...
 
 
@@ -60,7 +59,10 @@ class Sampler(Protocol):
     """Selects the target's tokens; see ``sampler``. Called from the step thread."""
 
     def admit(self, sequence: Sequence) -> None:
-        """Assign the noise of a sequence's seed to its slot."""
+        """Assign the noise of a sequence's seed to its slot.
+
+        A preempted sequence is admitted again, with the tokens that it has emitted.
+        """
         ...
 
     def release(self, sequence: Sequence) -> None:
@@ -144,15 +146,15 @@ class Drafter(Protocol):
     """A draft on the target's own device, for mode SYNCHRONOUS. Called from the step thread."""
 
     def admit(self, sequence: Sequence) -> None:
-        """Prepare for a sequence that begins."""
+        """Prepare for a sequence that begins, or continues after a preemption."""
         ...
 
     def release(self, sequence: Sequence) -> None:
         """Free the resources of a sequence that has ended, if it has any."""
         ...
 
-    def prefill(self, work: Prefill) -> None:
-        """Store the chunk of a prompt that the target stores."""
+    def store(self, sequences: Iterable[Sequence]) -> None:
+        """Store one more chunk of the first of these texts that is not stored yet."""
         ...
 
     def propose(self, sequences: Rows[Sequence]) -> dict[SequenceId, tuple[TokenId, ...]]:

@@ -28,7 +28,9 @@ class RoundMetrics:
         ]
         self._output_tokens = telemetry.TOKENS_TOTAL.labels(kind="output")
         self._prompt_tokens = telemetry.TOKENS_TOTAL.labels(kind="prompt")
+        self._cached_tokens = telemetry.TOKENS_TOTAL.labels(kind="cached")
         self._free_blocks = telemetry.KV_BLOCKS.labels(state="free")
+        self._cached_blocks = telemetry.KV_BLOCKS.labels(state="cached")
         self._used_blocks = telemetry.KV_BLOCKS.labels(state="used")
 
     def observe_round(
@@ -39,6 +41,9 @@ class RoundMetrics:
             seconds.observe(times.seconds[part])
         self._host_seconds.observe(times.host_seconds)
         for result, lookup in zip(results, lookups, strict=True):
+            if result.base_len == result.sequence.num_prompt and result.sequence.num_cached:
+                telemetry.PREFIX_HITS_TOTAL.inc()
+                self._cached_tokens.inc(result.sequence.num_cached)
             self._results[lookup.result].inc()
             self._output_tokens.inc(len(result.emission.token_ids))
             if result.num_proposed:
@@ -51,8 +56,13 @@ class RoundMetrics:
         self._prompt_tokens.inc(sequence.num_prompt)
         telemetry.QUEUE_SECONDS.observe(now - sequence.arrival.arrived_at)
 
+    def observe_preemptions(self, preempted: Rows[Sequence]) -> None:
+        """Publish that sequences have lost their place in the batch."""
+        telemetry.PREEMPTIONS_TOTAL.inc(len(preempted))
+
     def observe_counts(self, counts: SchedulerCounts) -> None:
         """Publish the counts of the scheduler."""
+        self._cached_blocks.set(counts.cached_blocks)
         telemetry.RUNNING_SEQUENCES.set(counts.running)
         telemetry.WAITING_SEQUENCES.set(counts.waiting)
         self._free_blocks.set(counts.free_blocks)

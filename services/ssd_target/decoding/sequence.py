@@ -8,9 +8,13 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ssd.engine.kv_cache.block_pool import Key
 from ssd.ports import TokenSink
 from ssd.types import NO_TOKEN, FinishReason, Mode, Request, SequenceId, TokenId
 from ssd_target.decoding.request_times import RequestTimes
+
+PLACES_PER_PRIORITY = 256
+"""How many earlier arrivals a request can overtake for each step of priority."""
 
 
 class StopDetector(Protocol):
@@ -42,6 +46,16 @@ class Arrival:
         return len(self.request.prompt_ids) + self.request.sampling.max_tokens
 
     @property
+    def precedence(self) -> tuple[int, SequenceId]:
+        """Place in the order of admission; lower is earlier, and no two are the same.
+
+        Requests of one priority keep their order. For each step of priority, a request overtakes
+        those among the ``PLACES_PER_PRIORITY`` before it. So it never waits forever for others.
+        """
+        place = self.sequence_id - PLACES_PER_PRIORITY * self.request.priority
+        return place, self.sequence_id
+
+    @property
     def may_speculate(self) -> bool:
         """Whether its mode allows sessions on drafts."""
         return self.request.mode in (Mode.AUTO, Mode.SPECULATIVE)
@@ -60,22 +74,29 @@ class Emission:
     finish_reason: FinishReason | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """A running sequence. Step thread only.
+    """A sequence that runs or waits. Step thread only.
 
-    It changes in ``prefilled``, ``fail`` and ``append``.
+    The scheduler changes its slot, its blocks and what is stored. Its text changes in ``append``.
     """
 
     arrival: Arrival
-    slot: int
-    """Index of the sequence in arrays of all running sequences (letter S), 0..max_num_seqs - 1."""
-    blocks: tuple[int, ...]
-    """KV blocks for the maximum length."""
+    slot: int = -1
+    """Index of the sequence in arrays of all running sequences (letter S), 0..max_num_seqs - 1;
+    only while it runs."""
+    blocks: list[int] = field(default_factory=list)
+    """KV blocks of its positions in order, while it runs. The first ones can be shared."""
+    keys: list[Key] = field(default_factory=list)
+    """Keys of the full blocks of its prompt that a prefill stores; none without prefix cache."""
     tokens: list[TokenId] = field(default_factory=list)
     """Committed tokens: the prompt and the emitted tokens."""
-    num_prefilled: int = 0
-    """Prompt tokens whose KV is stored."""
+    num_stored: int = 0
+    """Committed tokens whose KV is stored."""
+    num_cached: int = 0
+    """Prompt tokens whose KV was found in the prefix cache when it first ran."""
+    num_preemptions: int = 0
+    """How often it has lost its slot and blocks."""
     finish_reason: FinishReason | None = None
     ending_ids: frozenset[TokenId] = frozenset()
 
@@ -96,6 +117,11 @@ class Sequence:
         return len(self.arrival.request.prompt_ids)
 
     @property
+    def max_len(self) -> int:
+        """Maximum length in tokens."""
+        return self.arrival.max_len
+
+    @property
     def num_emitted(self) -> int:
         """Number of new tokens so far."""
         return len(self.tokens) - self.num_prompt
@@ -106,9 +132,23 @@ class Sequence:
         return self.arrival.max_len - len(self.tokens)
 
     @property
-    def is_prefilled(self) -> bool:
-        """Whether the sequence can decode: the prompt is stored except for its last token."""
-        return self.num_prefilled >= self.num_prompt - 1
+    def precedence(self) -> tuple[int, SequenceId]:
+        """See ``Arrival.precedence``."""
+        return self.arrival.precedence
+
+    @property
+    def num_prefill(self) -> int:
+        """Positions that a prefill stores: the prompt without its last token.
+
+        Verifies store the later ones. A preempted sequence that runs again stores each position in
+        a pass of the same kind, so that its entries have the same bits.
+        """
+        return self.num_prompt - 1
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the sequence can decode: all its tokens are stored but the newest one."""
+        return self.num_stored >= len(self.tokens) - 1
 
     @property
     def may_speculate(self) -> bool:
@@ -124,16 +164,6 @@ class Sequence:
     def is_synchronous(self) -> bool:
         """Whether a draft on the target's own device proposes."""
         return self.arrival.is_synchronous
-
-    def next_chunk(self, chunk: int) -> tuple[int, int]:
-        """Return positions [first, last) of the next prefill; it ends at a ``chunk`` multiple."""
-        first = self.num_prefilled
-        return first, min(self.num_prompt - 1, (first // chunk + 1) * chunk)
-
-    def prefilled(self, last: int) -> None:
-        """Note that positions up to ``last`` (exclusive) are stored."""
-        assert self.num_prefilled < last < self.num_prompt
-        self.num_prefilled = last
 
     def fail(self) -> None:
         """Mark the sequence as failed."""
@@ -162,4 +192,5 @@ class Sequence:
             if self.finish_reason is not None:
                 break
         self.tokens += emitted
+        self.num_stored = len(self.tokens) - 1
         return Emission(tuple(emitted), self.finish_reason)

@@ -8,6 +8,7 @@ The draft's KV cache is paged like the target's and has blocks of its own. Nothi
 entries after the committed tokens are overwritten before they are read.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 
 import numpy as np
@@ -17,7 +18,7 @@ from ssd.engine.kv_cache.block_pool import BlockPool
 from ssd.types import NO_TOKEN, SequenceId, TokenId
 from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.ports import Runner, Sampler
-from ssd_target.decoding.scheduler import Prefill
+from ssd_target.decoding.scheduler import Stored
 from ssd_target.decoding.sequence import Sequence
 
 COLUMNS = 2
@@ -29,7 +30,8 @@ class SequentialDrafter:
     """Proposes tokens with a draft model of the target's process. Step thread only.
 
     Sequences that are longer than the draft allows, or for which it has no free blocks, get no
-    proposals.
+    proposals. It stores texts by itself, a chunk in each step: the target skips what is in its
+    prefix cache. Blocks are reserved for the maximum length, because it may lose speed only.
     """
 
     def __init__(self, runner: Runner, blocks: BlockPool, sampler: Sampler, lookahead: int) -> None:
@@ -47,31 +49,57 @@ class SequentialDrafter:
         self._lookahead = lookahead
         self._builder = BatchBuilder(runner.engine, (COLUMNS,))
         self._held: dict[SequenceId, list[int]] = {}
+        self._num_stored: dict[SequenceId, int] = {}
+        """Of texts that are not stored yet: a multiple of the chunk."""
 
     def admit(self, sequence: Sequence) -> None:
-        """Allocate blocks for a sequence that begins."""
+        """Allocate blocks for a sequence that begins, or continues after a preemption."""
         engine = self._runner.engine
         max_len = sequence.arrival.max_len
         count = -(-max_len // engine.block_size)
         if max_len <= engine.max_model_len and self._blocks.can_allocate(count):
             blocks = self._held[sequence.sequence_id] = self._blocks.allocate(count)
-            self._builder.admit(sequence.slot, blocks)
+            self._num_stored[sequence.sequence_id] = 0
+            self._builder.set_blocks(sequence.slot, blocks)
 
     def release(self, sequence: Sequence) -> None:
         """Free the blocks of a sequence that has ended, if it has any."""
         blocks = self._held.pop(sequence.sequence_id, None)
         if blocks is not None:
+            self._num_stored.pop(sequence.sequence_id, None)
             self._blocks.free(blocks)
 
-    def prefill(self, work: Prefill) -> None:
-        """Store the chunk of a prompt that the target stores."""
-        if work.sequence.sequence_id in self._held:
-            self._runner.prefill(self._builder.prefill(work, self._runner.engine.prefill_chunk))
+    def store(self, sequences: Iterable[Sequence]) -> None:
+        """Store one more chunk of the first of these texts that is not stored yet.
+
+        A text is stored but for the columns of the first pass of ``propose``, which goes on storing
+        it from then on.
+        """
+        if not self._num_stored:
+            return
+        chunk = self._runner.engine.prefill_chunk
+        for sequence in sequences:
+            first = self._num_stored.get(sequence.sequence_id)
+            if first is None:
+                continue
+            end = len(sequence.tokens) - COLUMNS
+            last = min(first + chunk, end)
+            self._num_stored[sequence.sequence_id] = last
+            if last >= end:
+                del self._num_stored[sequence.sequence_id]
+            if first < last:
+                work = Stored(sequence, first, last)
+                self._runner.prefill(self._builder.stored([work], chunk))
+                return
 
     def propose(self, sequences: Rows[Sequence]) -> dict[SequenceId, tuple[TokenId, ...]]:
         """Return the next proposal of each sequence that the draft knows; at most K tokens."""
         drafted = [
-            each for each in sequences if each.sequence_id in self._held and each.num_remaining > 1
+            each
+            for each in sequences
+            if each.sequence_id in self._held
+            and each.sequence_id not in self._num_stored
+            and each.num_remaining > 1
         ]
         if not drafted:
             return {}

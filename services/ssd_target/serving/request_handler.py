@@ -279,6 +279,7 @@ class RequestHandler:
             prompt_ids=prompt_ids,
             sampling=replace(sampling, seed=seed, max_tokens=max_tokens),
             mode=self._mode(call.mode),
+            priority=call.priority,
             report_rounds=call.report_rounds,
         )
         return request, text

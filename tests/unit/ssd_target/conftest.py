@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.ports import LoopContext, RoundController
 from ssd_target.decoding.round_log import RoundLog
 from ssd_target.decoding.sampler import RingSampler
-from ssd_target.decoding.scheduler import Scheduler
+from ssd_target.decoding.scheduler import Scheduler, SchedulerLimits
 from ssd_target.decoding.sequence import Arrival
 from ssd_target.decoding.sequential_drafter import COLUMNS as DRAFT_COLUMNS
 from ssd_target.decoding.sequential_drafter import SequentialDrafter
@@ -59,6 +59,21 @@ ENGINE = EngineConfig(
     num_columns=COLUMNS,
     prefill_chunk=8,
 )
+
+
+AnyRunner = Any
+"""A ledger, or a ``TargetRunner`` of a model."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a bench computes with."""
+
+    runner: AnyRunner | None = None
+    """None: a ledger."""
+    num_blocks: int = 80
+    step_tokens: int = 8
+    prefix_cache: bool = True
 
 
 class StepClock:
@@ -139,15 +154,23 @@ class Bench:
         circuit_breaker: bool = True,
         deadline_ms: float = 0.0,
         controller: RoundController | None = None,
-        own_draft: LedgerRunner | None = None,
+        own_draft: AnyRunner | None = None,
+        **capacity: Any,
     ) -> None:
         self.clock = StepClock()
         self.wakeups = NoWakeups()
         self.controller = controller or FixedChoice()
-        self.blocks = BlockPool(80)
-        self.runner = LedgerRunner(ENGINE, num_blocks=80, vocab_size=VOCAB)
+        room = Capacity(**capacity)
+        self.blocks = BlockPool(room.num_blocks)
+        self.runner = room.runner or LedgerRunner(
+            ENGINE, num_blocks=room.num_blocks, vocab_size=VOCAB
+        )
+        engine = self.runner.engine
         self.inbox = Inbox(100)
-        self.scheduler = Scheduler(ENGINE, 10, self.blocks)
+        limits = SchedulerLimits(
+            max_queue=10, step_tokens=room.step_tokens, prefix_cache=room.prefix_cache
+        )
+        self.scheduler = Scheduler(engine, self.blocks, limits)
         settings = TargetSettings(
             lookahead=LOOKAHEAD,
             branches=BRANCHES,
@@ -165,7 +188,8 @@ class Bench:
             clock=self.clock,
             watchdog=Watchdog(self.clock),
         )
-        sampler = RingSampler(ENGINE, VOCAB)
+        vocab_size = VOCAB if room.runner is None else room.runner.model.vocab_size
+        sampler = RingSampler(engine, vocab_size)
         self.draft_blocks = BlockPool(own_draft.num_blocks if own_draft else 2)
         self.loop = DecodeLoop(
             context,
@@ -188,7 +212,7 @@ class Bench:
         sampling: SamplingParams | None = None,
         mode: Mode = Mode.AUTO,
         eos: Iterable[TokenId] = (),
-        report_rounds: bool = False,
+        **others: Any,
     ) -> Collector:
         self.num_submitted += 1
         sink = Collector()
@@ -200,7 +224,7 @@ class Bench:
                     prompt_ids=tuple(prompt),
                     sampling=replace(sampling or GREEDY, max_tokens=limit),
                     mode=mode,
-                    report_rounds=report_rounds,
+                    **others,
                 ),
                 eos_token_ids=frozenset(eos),
                 sink=sink,

@@ -28,9 +28,7 @@ def sequences(count: int, temperature: float) -> list[Sequence]:
         Arrival(sequence_id=index, request=request, eos_token_ids=frozenset(), sink=ListSink())
         for index in range(count)
     ]
-    return [
-        Sequence(arrival=arrival, slot=slot, blocks=()) for slot, arrival in enumerate(arrivals)
-    ]
+    return [Sequence(arrival=arrival, slot=slot) for slot, arrival in enumerate(arrivals)]
 
 
 def check_round(
@@ -40,7 +38,7 @@ def check_round(
     builder = BatchBuilder(runner.engine, runner.verify_columns)
     rows = sequences(count, temperature)
     for row in rows:
-        builder.admit(row.slot, [1, 2])
+        builder.set_blocks(row.slot, [1, 2])
         sampler.admit(row)
     proposals = builder.proposals(rows, {0: (5, 6, 7)})
     logits_BPV = runner.verify(runner.prepare(builder.round(rows, proposals)))

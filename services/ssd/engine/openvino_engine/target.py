@@ -121,10 +121,14 @@ class OpenVinoTarget:
         return
 
     def _has_same_bits(self, vocab_size: int) -> bool:
-        """Return whether a row has the same bits alone, among K+1 columns, and in a full batch."""
+        """Return whether a row has the same bits in every pass.
+
+        Compared are alone, among K+1 columns, in a full batch, and in several chunks of a prompt.
+        """
         count, columns = self._engine.max_num_seqs, self._engine.num_columns
-        tokens_P = torch.arange(columns) * 7919 % vocab_size
-        blocks_J = torch.arange(1, -(-columns // BLOCK_SIZE) + 1)
+        length = min(max(columns, 4 * self._engine.prefill_chunk), self._engine.max_model_len)
+        tokens_P = torch.arange(length) * 7919 % vocab_size
+        blocks_J = torch.arange(1, -(-length // BLOCK_SIZE) + 1)
 
         def verify(num_sequences: int, first: int, last: int) -> Tensor:
             first_B = torch.full((num_sequences,), first)
@@ -139,8 +143,13 @@ class OpenVinoTarget:
         wide_PV = verify(1, 0, columns)[0]
         alone_PV = torch.cat([verify(1, each, each + 1)[0] for each in range(columns)])
         full_BPV = verify(count, 0, columns)
-        return torch.equal(alone_PV, wide_PV) and torch.equal(
-            full_BPV, wide_PV.expand(count, -1, -1)
+        chunks_PV = verify(1, 0, length)[0]
+        last_PV = verify(1, length - columns, length)[0]
+        return (
+            torch.equal(alone_PV, wide_PV)
+            and torch.equal(full_BPV, wide_PV.expand(count, -1, -1))
+            and torch.equal(chunks_PV[:columns], wide_PV)
+            and torch.equal(chunks_PV[-columns:], last_PV)
         )
 
     def _infer(self, packed: PackedPass) -> None:

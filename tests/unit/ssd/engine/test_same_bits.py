@@ -232,3 +232,31 @@ def test_an_execution_that_packs_rows_has_a_row_count_for_each_length(
     fast_runner.warm_up(lambda _stage, _fraction: None)
     is_packed = fast_runner.attention_name == "openvino"
     assert fast_runner.row_counts == (tuple(range(1, P + 1)) if is_packed else (1, P))
+
+
+@pytest.mark.parametrize("shared", [128, 512])
+def test_a_shared_beginning_changes_no_bit(runner: TargetRunner, store: Store, shared: int) -> None:
+    check_shared_beginning(runner, store, shared)
+
+
+@pytest.mark.parametrize("shared", [128, 512])
+def test_a_shared_beginning_and_chunks_in_one_pass_change_no_bit(
+    fast_runner: TargetRunner, store: Store, shared: int
+) -> None:
+    check_shared_beginning(fast_runner, store, shared)
+
+
+def check_shared_beginning(runner: TargetRunner, store: Store, shared: int) -> None:
+    """Store a text alone, and after the blocks of another text that begins with it."""
+    length, own = 600, table(2)
+    tokens = text(length + P)
+    store(runner, [*tokens[:shared], *text(650)[shared:]], table(0))
+    store(runner, tokens[:length], table(1))
+    alone_BPV = runner.forward(stack([(tokens[length:], length, 1)]))
+    own[: shared // BLOCK_SIZE] = table(0)[: shared // BLOCK_SIZE]
+    count = length - shared
+    rest_1P = torch.tensor([tokens[shared:length] + [0] * (-count % 128)])
+    runner.prefill(PagedBatch(rest_1P, torch.tensor([shared]), torch.tensor([count]), own[None]))
+    batch = stack([(tokens[length:], length, 1)])
+    found_BPV = runner.forward(replace(batch, block_tables_BJ=own[None]))
+    assert torch.equal(found_BPV, alone_BPV)

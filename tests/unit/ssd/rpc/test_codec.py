@@ -7,7 +7,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd.errors import FieldError, UnsupportedError
+from ssd.errors import FieldError
 from ssd.rpc.bounds import MAX_TEXT_BYTES, MAX_TOKEN_IDS
 from ssd.rpc.codec import (
     Conversation,
@@ -124,6 +124,7 @@ def test_a_call_is_unchanged_after_encoding_and_decoding(
         model="m",
         metadata={"a": "b"},
         report_rounds=True,
+        priority=-7,
     )
     message = generate_pb2.GenerateRequest.FromString(generate_request(call).SerializeToString())
     assert generate_call(message, VOCAB) == call
@@ -201,20 +202,6 @@ def test_a_value_out_of_bounds_is_refused_with_its_field(
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(
-    ("message", "field"),
-    [
-        (request(priority=1), "priority"),
-    ],
-)
-def test_an_unsupported_field_is_refused_with_its_name(
-    message: generate_pb2.GenerateRequest, field: str
-) -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        generate_call(message, VOCAB)
-    assert caught.value.field == field
-
-
 def test_values_without_effect_are_those_of_a_request_that_does_not_set_them() -> None:
     sampling = Sampling(
         top_k=VOCAB,
@@ -265,10 +252,10 @@ def settable(message: Message) -> list[str]:
     ]
 
 
-def read(message: generate_pb2.GenerateRequest) -> GenerateCall | FieldError | UnsupportedError:
+def read(message: generate_pb2.GenerateRequest) -> GenerateCall | FieldError:
     try:
         return generate_call(message, VOCAB)
-    except (FieldError, UnsupportedError) as error:
+    except FieldError as error:
         return error
 
 

@@ -23,7 +23,7 @@ def sequences(count: int) -> list[Sequence]:
                 sink=ListSink(),
             ),
             slot=index,
-            blocks=(index + 1,),
+            blocks=[index + 1],
         )
         for index in range(count)
     ]
@@ -45,7 +45,7 @@ def test_only_a_round_with_proposals_has_more_than_one_column(
     builder = BatchBuilder(engine, verify_columns)
     rows = sequences(2)
     for row in rows:
-        builder.admit(row.slot, row.blocks)
+        builder.set_blocks(row.slot, row.blocks)
     proposals = builder.proposals(rows, proposed)
     batch = builder.round(rows, proposals)
     assert batch.tokens_BP.shape == (2, width)

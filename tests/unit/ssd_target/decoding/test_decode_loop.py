@@ -371,6 +371,62 @@ def test_a_crash_fails_all_requests(
     assert running.error is not waiting.error
 
 
+def test_a_preempted_sequence_continues_with_the_same_tokens_and_a_new_session(
+    make_bench: MakeBench, plain: Plain
+) -> None:
+    bench = make_bench(num_blocks=18)
+    draft = bench.join([Behaviour.HIT, Behaviour.MISS], sampling=WARM)
+    prompts = [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    sinks = [bench.submit(prompt, 50, sampling=WARM) for prompt in prompts]
+    bench.loop.run_round()
+    assert draft.num_sessions == 2
+    while not bench.scheduler.counts.waiting:
+        bench.loop.run_round()
+    assert draft.num_sessions == 1, "the session of a preempted sequence is closed"
+    bench.run()
+    assert len(draft.openings) > 2
+    for sink, prompt in zip(sinks, prompts, strict=True):
+        assert sink.tokens == plain(prompt, 50, WARM)
+        assert sink.finish_reason is FinishReason.LENGTH
+
+
+def test_a_sequence_that_is_cancelled_while_it_waits_again_ends_with_its_tokens(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench(num_blocks=18)
+    other, sink = bench.submit([1, 2, 3, 4], 50), bench.submit([5, 6, 7, 8, 9], 50)
+    while not bench.scheduler.counts.waiting:
+        bench.loop.run_round()
+        bench.scheduler.check()
+    bench.inbox.cancel(2)
+    bench.run()
+    assert sink.finish_reason is FinishReason.CANCELLED
+    usage = sink.chunks[-1].usage
+    assert usage.completion_tokens == len(sink.tokens) > 0
+    assert len(other.tokens) == 50
+
+
+def test_usage_contains_the_tokens_of_the_prefix_cache(make_bench: MakeBench, plain: Plain) -> None:
+    bench = make_bench()
+    prompt = [number % 13 for number in range(20)]
+    for cached in (0, 16):
+        sink = bench.submit(prompt, 5)
+        bench.run()
+        assert sink.chunks[-1].usage.cached_tokens == cached
+        assert sink.tokens == plain(prompt, 5, GREEDY)
+
+
+def test_a_prompt_that_is_not_finite_fails_again_after_it_has_failed(
+    make_bench: MakeBench,
+) -> None:
+    bench = make_bench()
+    bench.runner.nan_token = 12
+    for _ in range(2):
+        sink = bench.submit([number % 13 for number in range(20)], 5)
+        bench.run()
+        assert isinstance(sink.error, NotFiniteError)
+
+
 REQUESTS = st.lists(
     st.tuples(
         st.lists(st.integers(0, 12), min_size=1, max_size=24),
@@ -382,11 +438,17 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     requests=REQUESTS,
     script=st.lists(st.sampled_from(list(Behaviour)), min_size=1, max_size=30),
-    backup=st.sampled_from(["none", "ngram"]),
+    options=st.fixed_dictionaries(
+        {
+            "backup": st.sampled_from(["none", "ngram"]),
+            "num_blocks": st.sampled_from([17, 20, 80]),
+            "step_tokens": st.sampled_from([8, 64]),
+        }
+    ),
     warm=st.booleans(),
 )
 def test_every_batch_with_every_draft_yields_the_tokens_of_plain_decoding(
@@ -394,16 +456,17 @@ def test_every_batch_with_every_draft_yields_the_tokens_of_plain_decoding(
     plain: Plain,
     requests: list[tuple[list[TokenId], int, int]],
     script: list[Behaviour],
-    backup: str,
+    options: dict[str, Any],
     *,
     warm: bool,
 ) -> None:
     sampling = WARM if warm else GREEDY
-    bench = make_bench(backup=backup)
+    bench = make_bench(**options)
     bench.join(script, sampling=sampling)
     sinks = []
-    for prompt, limit, delay in requests:
-        sinks.append(bench.submit(prompt, limit, sampling=sampling))
+    for number, (prompt, limit, delay) in enumerate(requests):
+        priority = number % 3
+        sinks.append(bench.submit(prompt, limit, sampling=sampling, priority=priority))
         for _ in range(delay):
             bench.loop.run_round()
     bench.run()

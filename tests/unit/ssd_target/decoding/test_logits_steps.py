@@ -148,7 +148,7 @@ def sequence(slot: int, sampling: SamplingParams) -> Sequence:
     arrival = Arrival(
         sequence_id=slot, request=request, eos_token_ids=frozenset({EOS}), sink=ListSink()
     )
-    return Sequence(arrival=arrival, slot=slot, blocks=())
+    return Sequence(arrival=arrival, slot=slot)
 
 
 def one_by_one(sampler: Sampler, rows: list[Sequence], logits_BPV: torch.Tensor) -> Ints:

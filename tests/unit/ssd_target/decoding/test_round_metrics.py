@@ -154,7 +154,7 @@ def test_the_log_describes_the_rounds(make_bench: MakeBench) -> None:
     for _ in range(5):
         bench.loop.run_round()
     log = bench.log
-    assert log.mean_eligible(bench.clock.now()) == 1.0
+    assert log.mean_eligible(bench.clock.now()) == pytest.approx(1.0)
     assert 1.0 < log.tokens_per_round < 4.0
     assert log.verify_seconds == pytest.approx(0.001)
     assert 0.0 < log.efficiency < 1.0

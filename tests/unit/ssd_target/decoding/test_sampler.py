@@ -29,7 +29,6 @@ def sequences(temperatures: list[float]) -> list[Sequence]:
                 sink=ListSink(),
             ),
             slot=len(temperatures) - 1 - index,
-            blocks=(),
         )
         for index, temperature in enumerate(temperatures)
     ]

@@ -36,7 +36,7 @@ def sequence(sampling: SamplingParams, detector: StopDetector | None = None) -> 
             stop_detector=detector,
         ),
         slot=0,
-        blocks=(1,),
+        blocks=[1],
     )
 
 

@@ -96,3 +96,19 @@ def test_a_draft_whose_logits_are_not_finite_proposes_nothing_from_there(
     assert sink.tokens == expected
     assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens
     assert sink.statistics.rounds > 5
+
+
+def test_a_draft_stores_a_cached_prompt_and_a_preempted_text_by_itself(
+    make_bench: MakeBench, make_own_draft: MakeDraft, plain: Plain
+) -> None:
+    bench = make_bench(own_draft=make_own_draft("perfect"), num_blocks=18)
+    prompt = [number % 13 for number in range(20)]
+    for _ in range(2):
+        first = bench.submit(prompt, 40, mode=Mode.SYNCHRONOUS)
+        second = bench.submit(prompt, 24, mode=Mode.SYNCHRONOUS)
+        bench.run()
+        assert first.tokens == plain(prompt, 40, GREEDY)
+        assert second.tokens == plain(prompt, 24, GREEDY)
+        # A wrong entry of the draft would cost accepted tokens.
+        for sink in (first, second):
+            assert sink.statistics.accepted_tokens == sink.statistics.proposed_tokens > 0

@@ -58,7 +58,7 @@ def look_up(
         eos_token_ids=frozenset(),
         sink=ListSink(),
     )
-    result = RoundResult(Sequence(arrival, 0, ()), 2, 0, outcome, Emission(()), LOOKAHEAD)
+    result = RoundResult(Sequence(arrival, 0), 2, 0, outcome, Emission(()), LOOKAHEAD)
     if found is None:
         return without_session(result, LOOKAHEAD)
     _, table = found

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ssd.engine.kv_cache.block_pool import BlockPool
+from ssd.engine.kv_cache.block_pool import BlockPool, chain_keys
 
 
 @settings(deadline=None)
@@ -45,3 +45,52 @@ def test_a_free_block_cannot_be_freed() -> None:
     pool = BlockPool(4)
     with pytest.raises(KeyError):
         pool.free([1])
+
+
+def test_a_key_depends_on_all_tokens_before_it_and_on_the_salt() -> None:
+    keys = chain_keys([1, 2, 3, 4, 5, 6, 7], 2, b"salt")
+    assert len(set(keys)) == 3
+    assert chain_keys([1, 2, 3, 4], 2, b"salt") == keys[:2]
+    assert chain_keys([9, 2, 3, 4], 2, b"salt")[1] != keys[1]
+    assert chain_keys([1, 2], 2, b"other") != keys[:1]
+
+
+def test_a_freed_block_keeps_its_entries_until_its_memory_is_needed() -> None:
+    pool = BlockPool(4)
+    keys = chain_keys(range(6), 2, b"")
+    blocks = pool.allocate(2)
+    for block, key in zip(blocks, keys, strict=False):
+        pool.keep(block, key)
+    pool.free(blocks)
+    assert (pool.num_free, pool.num_cached, pool.num_taken) == (3, 2, 0)
+    assert pool.find(keys) == blocks
+    pool.allocate(2)
+    assert pool.find(keys) == blocks[:1], "the last block of a text is used again first"
+    pool.check()
+
+
+def test_a_shared_block_is_free_after_its_last_owner() -> None:
+    pool = BlockPool(4)
+    (block,) = pool.allocate(1)
+    (key,) = chain_keys([1, 2], 2, b"")
+    pool.keep(block, key)
+    pool.share([block])
+    pool.free([block])
+    assert pool.num_taken == 1
+    pool.free([block])
+    assert (pool.num_taken, pool.num_cached) == (0, 1)
+    pool.check()
+
+
+def test_the_block_that_was_used_last_keeps_its_entries_longest() -> None:
+    pool = BlockPool(4)
+    keys = [chain_keys([number], 1, b"")[0] for number in range(3)]
+    blocks = pool.allocate(3)
+    for block, key in zip(blocks, keys, strict=True):
+        pool.keep(block, key)
+    pool.free(blocks)
+    used = pool.find(keys[2:])
+    pool.share(used)
+    pool.free(used)
+    pool.allocate(2)
+    assert [bool(pool.find([key])) for key in keys] == [False, False, True]

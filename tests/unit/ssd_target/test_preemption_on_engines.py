@@ -1,0 +1,74 @@
+"""Preemption, shared prompts and chunks change no token, on every engine of a CPU.
+
+The rounds, the scheduler and the models are real. The reference is each text alone, without
+speculation and without the prefix cache.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+from tests.engines import on
+
+from ssd.engine.config import EngineConfig
+from ssd.engine.runner import load_runner
+from ssd.engine.target_runner import TargetRunner
+from ssd.testing.tiny_folder import write_tiny_folder
+from ssd.types import Mode, SamplingParams
+from ssd_target.decoding.sequential_drafter import COLUMNS
+
+MAX_LEN = 128
+ENGINES = ("cpu", "openvino", "static")
+ENGINE = EngineConfig(
+    max_model_len=MAX_LEN, max_num_seqs=3, num_columns=4, prefill_chunk=16, kv_cache_bytes=1 << 24
+)
+WARM = SamplingParams(temperature=0.9, seed=5)
+BEGINNING = [(7 * number) % 50 + 1 for number in range(66)]
+PROMPTS = [BEGINNING[:40], [*BEGINNING[:36], 3, 4, 5], [*BEGINNING, 9], BEGINNING[:40]]
+LENGTHS = (65, 65, 20, 30)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("preemption") / "tiny"
+    return write_tiny_folder(path, max_len=MAX_LEN, attention_gain=8.0)
+
+
+def load(folder: Path, engine: EngineConfig) -> TargetRunner:
+    return load_runner(TargetRunner, folder, engine, lambda _stage, _fraction: None)
+
+
+def num_preemptions() -> float:
+    return REGISTRY.get_sample_value("ssd_preemptions_total") or 0.0
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_shortage_of_blocks_and_shared_prompts_change_no_token(
+    make_bench: Callable[..., Any], folder: Path, name: str, *, deterministic: bool
+) -> None:
+    runner = load(folder, replace(on(name, ENGINE), deterministic=deterministic))
+    runner.warm_up(lambda _stage, _fraction: None)
+    expected = []
+    for prompt, length in zip(PROMPTS, LENGTHS, strict=True):
+        bench = make_bench(runner=runner, num_blocks=runner.num_blocks, prefix_cache=False)
+        sink = bench.submit(prompt, length, sampling=WARM, mode=Mode.AUTOREGRESSIVE)
+        bench.run()
+        expected.append(sink.tokens)
+    draft = load(folder, replace(on(name, ENGINE), num_columns=COLUMNS))
+    # Enough for one and a half sequences of maximum length.
+    num_blocks = 1 + 3 * MAX_LEN // 2 // runner.engine.block_size
+    bench = make_bench(runner=runner, own_draft=draft, num_blocks=num_blocks, step_tokens=64)
+    modes = (Mode.AUTOREGRESSIVE, Mode.AUTOREGRESSIVE, Mode.SYNCHRONOUS, Mode.SYNCHRONOUS)
+    sinks = [
+        bench.submit(prompt, length, sampling=WARM, mode=mode)
+        for prompt, length, mode in zip(PROMPTS, LENGTHS, modes, strict=True)
+    ]
+    before = num_preemptions()
+    bench.run(1000)
+    assert [sink.tokens for sink in sinks] == expected
+    assert num_preemptions() > before
+    assert any(sink.chunks[-1].usage.cached_tokens for sink in sinks)
