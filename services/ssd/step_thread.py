@@ -39,10 +39,15 @@ class Watchdog:
         self.heartbeat()
 
     @property
+    def busy_seconds(self) -> float:
+        """Duration of the current step so far; 0 while the thread waits for work."""
+        busy_since = self._busy_since
+        return 0.0 if busy_since is None else self._clock.now() - busy_since
+
+    @property
     def is_stuck(self) -> bool:
         """Whether the current step has taken longer than ``STUCK_SECONDS``."""
-        busy_since = self._busy_since
-        return busy_since is not None and self._clock.now() - busy_since > STUCK_SECONDS
+        return self.busy_seconds > STUCK_SECONDS
 
 
 class StepThread(Generic[Loaded]):

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,16 +19,20 @@ import torch
 from ssd.child import end_with_parent
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import load_execution
-from ssd.engine.parallel.group import join
+from ssd.engine.parallel.group import STEP_DEADLINES, RankGroup, join
 from ssd.engine.parallel.rank_loop import follow
 from ssd.engine.parallel.shard import Shard, ids_of
 from ssd.engine.runner import require_device
 from ssd.errors import RankError
 from ssd.process import run_process
 from ssd.settings import parse_cpus
-from ssd.telemetry import get_logger, progress_log
+from ssd.step_thread import Watchdog
+from ssd.telemetry import SystemClock, get_logger, progress_log
 
 _log = get_logger("ssd_target.rank")
+STUCK = "rank_stuck"
+"""Event of a rank whose step takes too long."""
+POLL_SECONDS = 0.5
 LOST = os.EX_TEMPFAIL
 """Exit code of a rank that has lost another one: it is not the cause."""
 
@@ -97,9 +102,19 @@ def _run(folder: Path, engine: EngineConfig, shard: Shard, port: int) -> None:
     require_device(engine.device)
     model = ModelConfig.from_folder(folder)
     group = join(shard, port, engine.device)
+    watchdog = Watchdog(SystemClock())
+    threading.Thread(target=_report_stuck_step, args=(watchdog, group), daemon=True).start()
     report = progress_log()
     part = load_execution(folder, model, engine, lambda fraction: report("load", fraction), group)
-    follow(part, group, engine, ids_of(model, shard))
+    follow(part, group, engine, ids_of(model, shard), watchdog.idle)
+
+
+def _report_stuck_step(watchdog: Watchdog, group: RankGroup) -> None:
+    """Log when a step takes too long, once; the target then ends. A thread of its own."""
+    unset = threading.Event()
+    while watchdog.busy_seconds <= STEP_DEADLINES * group.deadline_seconds:
+        unset.wait(POLL_SECONDS)
+    _log.warning(STUCK, seconds=round(watchdog.busy_seconds))
 
 
 if __name__ == "__main__":

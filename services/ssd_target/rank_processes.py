@@ -1,7 +1,8 @@
 """The processes of ranks 1, 2...: the target starts them, watches them, and ends with them.
 
 A model on several ranks cannot continue without one of them. The first rank that ends, or a rank
-that does not answer in time, ends the target with an error that names the rank.
+that does not answer in time, ends the target with an error that names the rank. So does a step that
+takes too long on some rank, whether it waits for its device, for a collective or for nothing.
 """
 
 import asyncio
@@ -11,22 +12,33 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ssd.cpu_plan import divide
-from ssd.engine.parallel.group import ALONE, HOST, Group, join
+from ssd.engine.parallel.group import (
+    ALONE,
+    HOST,
+    SERVICE_SECONDS,
+    STEP_DEADLINES,
+    Group,
+    join,
+)
 from ssd.engine.parallel.shard import Shard
 from ssd.engine.runner import require_device
 from ssd.errors import RankError, SetupError
 from ssd.launch import ChildProcess
 from ssd.local_model import LocalModel
+from ssd.step_thread import Watchdog
 from ssd.telemetry import Event, get_logger
-from ssd_target.rank import LOST, rank_flags
+from ssd_target.rank import LOST, POLL_SECONDS, STUCK, rank_flags
 
 _log = get_logger("ssd_target")
 MODULE = "ssd_target.rank"
 JUDGE_SECONDS = 2.0
 """After the first sign of a failure, ranks that have lost another one end within this time."""
+STEP_SECONDS = STEP_DEADLINES * SERVICE_SECONDS
+"""A step of rank 0 that takes longer hangs. Other ranks report theirs."""
 END_SECONDS = 3.0
 """The target ends with exit code 1 this long after it has named the rank, whatever hangs."""
 _OWN_FIELDS = ("ts", "level", "process")
@@ -39,8 +51,14 @@ class RankProcesses:
     Of a model that is not split, there are none.
     """
 
-    def __init__(self, model: LocalModel, cpus: Collection[int]) -> None:
-        """Construct the ranks of the target's model, which divide the CPUs."""
+    def __init__(self, model: LocalModel, cpus: Collection[int], watchdog: Watchdog) -> None:
+        """Construct the ranks of the target's model.
+
+        Args:
+            model: of the target.
+            cpus: which the ranks divide.
+            watchdog: of rank 0's steps.
+        """
         self._model = model
         self._size = model.engine.tensor_parallel_size
         self._cpus = divide(cpus, self._size)
@@ -48,6 +66,9 @@ class RankProcesses:
         self._children: list[ChildProcess] = []
         self._ends: list[asyncio.Task[int]] = []
         self._cause: Exception | None = None
+        self._watchdog = watchdog
+        self._stuck: set[int] = set()
+        """Other ranks that have reported a step that takes too long."""
 
     @property
     def cpus(self) -> frozenset[int]:
@@ -105,7 +126,7 @@ class RankProcesses:
             own = replace(engine, device=rank_device(engine.device, rank))
             cpus = ",".join(map(str, sorted(self._cpus[rank])))
             flags = rank_flags(self._model.folder, own, rank, port, cpus)
-            child = ChildProcess(f"rank {rank}", MODULE, flags, _log_event)
+            child = ChildProcess(f"rank {rank}", MODULE, flags, partial(self._on_event, rank))
             await child.start()
             _log.info("rank_started", rank=rank, pid=child.pid, device=own.device, cpus=cpus)
             self._children.append(child)
@@ -114,10 +135,24 @@ class RankProcesses:
     async def _watch(
         self, step: asyncio.Future[None], on_failure: Callable[[Exception], None]
     ) -> None:
-        ends: set[asyncio.Future[Any]] = {*self._ends, step}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        stuck = asyncio.create_task(self._until_stuck())
+        ends: set[asyncio.Future[Any]] = {*self._ends, step, stuck}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stuck.cancel()
         if not step.done() or isinstance(step.exception(), RankError):
             on_failure(await self._find_cause())
+
+    async def _until_stuck(self) -> None:
+        """Wait for a rank whose step takes too long."""
+        while not self._stuck_ranks:  # noqa: ASYNC110 - a thread that hangs sets no event
+            await asyncio.sleep(POLL_SECONDS)
+
+    @property
+    def _stuck_ranks(self) -> list[int]:
+        is_stuck = self._watchdog.busy_seconds > STEP_SECONDS
+        return [0, *sorted(self._stuck)] if is_stuck else sorted(self._stuck)
 
     async def _find_cause(self) -> Exception:
         """Return the error of the rank that has failed, once one has failed."""
@@ -127,7 +162,8 @@ class RankProcesses:
                     running = [end for end in self._ends if not end.done()]
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if self._cause is None:
-            self._cause = self._error_of(failed_rank(self._codes))
+            stuck = self._stuck_ranks if set(self._codes) == {None} else []
+            self._cause = stuck_error(stuck) if stuck else self._error_of(failed_rank(self._codes))
             _log.error("rank_failed", reason=str(self._cause))
         return self._cause
 
@@ -147,6 +183,14 @@ class RankProcesses:
         for note in getattr(failure, "__notes__", ()):
             error.add_note(note)
         return error
+
+    def _on_event(self, rank: int, name: str, event: Event) -> None:
+        """Log the warnings of a rank. Its error becomes that of the target."""
+        if event.name == STUCK:
+            self._stuck.add(rank)
+        if event.fields.get("level") == "warning":
+            fields = {key: value for key, value in event.fields.items() if key not in _OWN_FIELDS}
+            _log.warning(event.name, rank=name, **fields)
 
     async def _kill(self) -> None:
         """End all ranks; they have nothing to finish."""
@@ -175,6 +219,17 @@ def failed_rank(codes: Sequence[int | None]) -> int:
     return aborted[0] if aborted else 0
 
 
+def stuck_error(ranks: Sequence[int]) -> RankError:
+    """Return the error of ranks whose step takes too long while all ranks run."""
+    if len(ranks) == 1:
+        return RankError(f"rank {ranks[0]} hangs: it did not end a step within {STEP_SECONDS:g} s")
+    names = ", ".join(map(str, ranks))
+    return RankError(
+        f"ranks {names} did not end a step within {STEP_SECONDS:g} s: one of them hangs in an "
+        "operation of its device, and the others wait for it"
+    )
+
+
 def _ended_first(codes: Sequence[int | None]) -> int:
     """Return the first rank that ended for a reason of its own; 0 if there is none."""
     # NCCL aborts a process that has waited too long for another one.
@@ -186,10 +241,3 @@ def rank_device(device: str, rank: int) -> str:
     """Return the device of a rank: the GPUs after that of the settings, or the CPU."""
     kind, _, index = device.partition(":")
     return device if kind == "cpu" else f"{kind}:{int(index or 0) + rank}"
-
-
-def _log_event(name: str, event: Event) -> None:
-    """Log the warnings of a rank. Its error becomes that of the target."""
-    if event.fields.get("level") == "warning":
-        fields = {key: value for key, value in event.fields.items() if key not in _OWN_FIELDS}
-        _log.warning(event.name, rank=name, **fields)

@@ -103,7 +103,7 @@ class Target:
             clock=clock,
             watchdog=watchdog,
         )
-        self._ranks = RankProcesses(model, cpus)
+        self._ranks = RankProcesses(model, cpus, watchdog)
         loader = ModelLoader(settings, models, context, self._ranks.join)
         self._step = StepThread(loader.load, self._inbox.close, self._ranks.cpus)
         self._life_cycle = LifeCycle(self._step, watchdog, clock, settings.drain_seconds)

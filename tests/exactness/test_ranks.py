@@ -27,7 +27,8 @@ from tests.split_targets import (
     write_model,
 )
 
-from ssd.types import Mode
+from ssd.rpc.client import TargetClient
+from ssd.types import Mode, SamplingParams
 
 NUM_KILLS = 40
 LONGEST_START_SECONDS = 6.0
@@ -38,6 +39,35 @@ threading.Thread(target=threading.Event().wait).start()
 runpy.run_module("ssd_target", run_name="__main__", alter_sys=True)
 """
 """As the interpreter, the end of this process waits for a thread that never ends."""
+RANK_0_HANGS_IN_ITS_OWN_WORK = """
+import runpy, threading
+from ssd_target import rank_processes
+from ssd_target.decoding.decode_loop import DecodeLoop
+
+rank_processes.STEP_SECONDS = 2.0
+DecodeLoop._conclude = lambda *_arguments: threading.Event().wait()
+runpy.run_module("ssd_target", run_name="__main__", alter_sys=True)
+"""
+"""As a GPU would let it wait: no collective of another rank waits for it."""
+RANKS_OF_THE_FOLDER = """
+import os, runpy, sys
+os.environ["PYTHONPATH"] = sys.argv.pop()
+runpy.run_module("ssd_target", run_name="__main__", alter_sys=True)
+"""
+RANK_HANGS_AFTER_ITS_LAST_COLLECTIVE = """
+import sys, threading
+if "ssd_target.rank" in sys.orig_argv:
+    from ssd.engine.parallel import group, rank_loop
+    group.STEP_DEADLINES = 0.4
+    choose = rank_loop.choose_of_ranks
+
+    def choose_and_hang(scores_R, ids_R, ranks):
+        choose(scores_R, ids_R, ranks)
+        if ranks.deadline_seconds < group.START_SECONDS:
+            threading.Event().wait()
+
+    rank_loop.choose_of_ranks = choose_and_hang
+"""
 pytestmark = pytest.mark.slow
 
 
@@ -72,6 +102,33 @@ async def test_a_rank_that_hangs_ends_the_target_which_names_it(
         message = (await failure(process)).fields["message"]
         assert message == f"rank {hanging} does not answer the other ranks"
         assert f"the target ends: {message}" in str(await load)
+
+
+async def test_rank_0_that_hangs_in_its_own_work_ends_the_target_which_names_it(
+    tmp_path: Path,
+) -> None:
+    flags = flags_of(write_model(tmp_path / "model", "llama"), 2)
+    async with running_code(RANK_0_HANGS_IN_ITS_OWN_WORK, *flags) as process:
+        await process.until("ready")
+        load = asyncio.create_task(generate_until_the_end(process))
+        message = (await failure(process)).fields["message"]
+        assert message == "rank 0 hangs: it did not end a step within 2 s"
+        assert f"the target ends: {message}" in str(await load)
+
+
+async def test_a_rank_that_hangs_while_no_other_waits_for_it_ends_the_target(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(RANK_HANGS_AFTER_ITS_LAST_COLLECTIVE)
+    flags = flags_of(write_model(tmp_path / "model", "llama"), 2)
+    async with running_code(RANKS_OF_THE_FOLDER, *flags, str(tmp_path)) as process:
+        await process.until("ready")
+        async with TargetClient(process.grpc_address, ready_seconds=0) as client:
+            sampling = SamplingParams(temperature=0.0, max_tokens=1)
+            async for _ in client.generate("x", sampling, Mode.AUTOREGRESSIVE):
+                pass
+        message = str((await failure(process)).fields["message"])
+        assert message.startswith("rank 1 hangs: it did not end a step within")
 
 
 async def test_a_target_whose_end_hangs_ends_nevertheless(tmp_path: Path) -> None:

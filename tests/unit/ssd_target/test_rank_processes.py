@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from ssd_target.rank import LOST
-from ssd_target.rank_processes import failed_rank, rank_device
+from ssd_target.rank_processes import failed_rank, rank_device, stuck_error
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,12 @@ def test_the_rank_that_ended_for_a_reason_of_its_own_or_still_runs_is_the_cause(
     codes: list[int | None], rank: int
 ) -> None:
     assert failed_rank(codes) == rank
+
+
+def test_ranks_whose_step_takes_too_long_are_named() -> None:
+    assert str(stuck_error([2])) == "rank 2 hangs: it did not end a step within 15 s"
+    several = str(stuck_error([0, 1, 3]))
+    assert several.startswith("ranks 0, 1, 3 did not end a step within 15 s: one of them hangs")
 
 
 def test_ranks_use_the_gpus_after_that_of_the_settings() -> None:

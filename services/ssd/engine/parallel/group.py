@@ -43,6 +43,9 @@ LOAD_SECONDS = 1800.0
 """Deadline for the weights of all ranks: one can read from a disk while another has them cached."""
 SERVICE_SECONDS = 5.0
 """Deadline of a collective while the target serves."""
+STEP_DEADLINES = 3
+"""Deadline of a whole step, in deadlines of a collective. Collectives in a CUDA graph have none of
+their own, and a rank can hang outside of them."""
 NAMING_SECONDS = 3.0
 """Time in which rank 0 finds the rank that does not answer, after the others have ended."""
 _STEP_TAG = 1

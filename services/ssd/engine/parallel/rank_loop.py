@@ -4,7 +4,8 @@
 pass are those of a rank's own token ids; ``choose`` compares the best ids of all ranks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -119,7 +120,13 @@ class SplitTarget:
 
 
 @torch.inference_mode()
-def follow(part: TargetExecution, group: RankGroup, engine: EngineConfig, ids: range) -> None:
+def follow(
+    part: TargetExecution,
+    group: RankGroup,
+    engine: EngineConfig,
+    ids: range,
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> None:
     """Run this rank's part of each step that rank 0 sends, until another rank ends.
 
     Args:
@@ -127,6 +134,7 @@ def follow(part: TargetExecution, group: RankGroup, engine: EngineConfig, ids: r
         group: all ranks.
         engine: settings, the same on all ranks but for the device.
         ids: token ids of this rank.
+        waiting: entered while the rank waits for a step.
 
     Raises:
         RankError: a rank has ended or does not answer.
@@ -137,7 +145,8 @@ def follow(part: TargetExecution, group: RankGroup, engine: EngineConfig, ids: r
         num_valid = max(0, min(ids.stop, engine.num_token_ids) - ids.start)
     logits_RV = torch.empty(0)
     while True:
-        group.receive_step(message.numbers_W)
+        with waiting():
+            group.receive_step(message.numbers_W)
         header = message.read_header()
         group.set_deadline(header.deadline_ms / 1000)
         if header.operation is Operation.PREFILL:
@@ -153,6 +162,9 @@ def follow(part: TargetExecution, group: RankGroup, engine: EngineConfig, ids: r
             is_warm = bool(header.num_sequences)
             found = best(logits_RV, keys, is_warm=is_warm, first_id=ids.start)
             choose_of_ranks(*found, group)
+        if header.operation is not Operation.VERIFY and engine.device.startswith("cuda"):
+            # The step has ended when the device has; rank 0 reads its result at the same time.
+            torch.cuda.synchronize(engine.device)
 
 
 def _padded(logits_RV: Tensor, rows_X: Tensor, num_ids: int, device: str) -> Tensor:
