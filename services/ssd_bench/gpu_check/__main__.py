@@ -1,16 +1,22 @@
 """``python -m ssd_bench.gpu_check``, ``make gpu-check``: run the checks, print and write them.
 
-Exit code: 0 if no check failed, 1 if one did, 2 if the checks cannot run here.
+Exit code: 0 if no check failed, 1 if one did, 2 if the checks cannot run here, 130 after Ctrl-C.
+The results are written after each check, so those of a run that was ended are there too.
 """
 
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
+
+# Standard library only: packages of other modules can be missing.
+from ssd_bench.gpu_check.checks import CHECKS
 
 LIMIT_SECONDS = 480.0
 REQUIRED = {
@@ -41,8 +47,12 @@ NO_GPU = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return the exit code."""
+    try:
+        options = _parser(list(CHECKS)).parse_args(argv)
+    except _UsageError as error:
+        return _cannot_run(f"{error} (see: make gpu-check GPU_CHECK_ARGS=--help)")
     missing = missing_packages()
-    if list(argv or sys.argv[1:]) == ["--missing"]:
+    if options.missing:
         sys.stdout.write(" ".join(missing) + "\n")
         return 0
     # Nothing below may be imported before this: its packages can be missing.
@@ -52,16 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             "'pip download --only-binary :all: -d wheels " + " ".join(missing) + "' with the same "
             "Python, copy the folder here, and run 'make gpu-check WHEELS=wheels'"
         )
-    from ssd_bench.gpu_check.checks import CHECKS  # noqa: PLC0415
-
-    options = _parser(list(CHECKS)).parse_args(argv)
-    if options.scratch is not None and not options.scratch.is_dir():
-        return _cannot_run(f"--scratch {options.scratch}: there is no such folder")
-    if not os.access(options.output.absolute().parent, os.W_OK):
-        return _cannot_run(f"--output {options.output}: its folder cannot be written")
-    if options.on == "cuda" and not _has_gpu():
-        return _cannot_run(NO_GPU)
-    return _run(options)
+    problem = _problem(options)
+    return _cannot_run(problem) if problem else _run(options)
 
 
 def missing_packages(required: Mapping[str, str] = REQUIRED) -> list[str]:
@@ -76,8 +78,25 @@ def _is_installed(module: str) -> bool:
         return False
 
 
+class _UsageError(Exception):
+    """The command line is wrong."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of printing the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(message)
+
+
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="make gpu-check", description="Check this GPU machine.")
+    parser = _Parser(
+        prog="make gpu-check",
+        usage='%(prog)s [WHEELS=FOLDER] [GPU_CHECK_ARGS="..."]',
+        description="Check and measure this GPU machine.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--missing", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--on", choices=("cuda", "cpu"), default="cuda", help="device")
     parser.add_argument(
         "--only", nargs="+", choices=names, metavar="CHECK", default=list(names), help="checks"
@@ -92,6 +111,15 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
         "--limit", type=float, default=LIMIT_SECONDS, help="seconds for all checks together"
     )
     return parser
+
+
+def _problem(options: argparse.Namespace) -> str:
+    """Return why the checks cannot run with these options; empty if they can."""
+    if options.scratch is not None and not options.scratch.is_dir():
+        return f"--scratch {options.scratch}: there is no such folder"
+    if not os.access(options.output.absolute().parent, os.W_OK):
+        return f"--output {options.output}: its folder cannot be written"
+    return NO_GPU if options.on == "cuda" and not _has_gpu() else ""
 
 
 def _cannot_run(reason: str) -> int:
@@ -113,21 +141,41 @@ def _run(options: argparse.Namespace) -> int:
     from ssd_bench.gpu_check.supervisor import run_checks  # noqa: PLC0415
 
     console = Console(highlight=False, soft_wrap=True)
+    outcomes: dict[str, Outcome] = {}
     seconds: dict[str, float] = {}
 
+    def write() -> None:
+        is_complete = len(outcomes) == len(options.only)
+        document = as_json(outcomes, seconds, options.on, is_complete=is_complete)
+        # A run that is killed leaves the old file or the new one.
+        unfinished = options.output.with_name(options.output.name + ".tmp")
+        unfinished.write_text(json.dumps(document, indent=2) + "\n")
+        unfinished.replace(options.output)
+
     def show(name: str, outcome: Outcome, duration: float) -> None:
-        seconds[name] = duration
+        outcomes[name], seconds[name] = outcome, duration
         for line in lines(name, outcome, duration):
             console.print(line, markup=False)
+        write()
 
-    with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-        environment = Environment(device=options.on, scratch=Path(folder))
-        outcomes = run_checks(options.only, environment, options.limit, show)
+    # A SIGTERM too ends the processes of the check that runs.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    code = 0
+    try:
+        with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
+            environment = Environment(device=options.on, scratch=Path(folder))
+            run_checks(options.only, environment, options.limit, show)
+    except KeyboardInterrupt:
+        console.print(f"interrupted after {len(outcomes)} of {len(options.only)} checks")
+        code = 130
+    write()
     console.print(table(outcomes, seconds))
-    options.output.write_text(json.dumps(as_json(outcomes, seconds, options.on), indent=2) + "\n")
     console.print(f"written: {options.output}")
-    return int(any(outcome.status == "failed" for outcome in outcomes.values()))
+    return code or int(any(outcome.status == "failed" for outcome in outcomes.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,10 +1,12 @@
 """``python -m ssd_bench.gpu_check.child NAME DEVICE SCRATCH RESULT``: the process of one check."""
 
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
+from ssd.child import end_with_parent
 from ssd.errors import SSDError
 from ssd_bench.gpu_check.checks import CHECKS
 from ssd_bench.gpu_check.outcome import (
@@ -31,7 +33,8 @@ def run_check(name: str, environment: Environment) -> Outcome:
 
 
 def main() -> None:
-    """Run the check of the command line and write its outcome."""
+    """Run the check of the command line and write its outcome; end with the command."""
+    end_with_parent(signal.SIGKILL)
     name, device, scratch, result = sys.argv[1:]
     outcome = run_check(name, Environment(device=device, scratch=Path(scratch)))
     Path(result).write_text(outcome.to_json())

@@ -34,11 +34,16 @@ def table(outcomes: Mapping[str, Outcome], seconds: Mapping[str, float]) -> Tabl
 
 
 def as_json(
-    outcomes: Mapping[str, Outcome], seconds: Mapping[str, float], device: str
+    outcomes: Mapping[str, Outcome],
+    seconds: Mapping[str, float],
+    device: str,
+    *,
+    is_complete: bool,
 ) -> dict[str, Any]:
-    """Return the document of ``gpu_check.json``."""
+    """Return the document of ``gpu_check.json``; only that of all checks is complete."""
     return {
         "device": device,
+        "is_complete": is_complete,
         "checks": {
             name: asdict(outcome) | {"seconds": round(seconds[name], 1)}
             for name, outcome in outcomes.items()

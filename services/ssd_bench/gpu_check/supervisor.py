@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from time import monotonic
 
@@ -15,7 +16,7 @@ from ssd_bench.gpu_check.outcome import Environment, Outcome
 
 STDERR_CHARS = 4000
 """Standard error of a crashed check that is searched for its cause."""
-MIN_SECONDS = 5.0
+MIN_SECONDS = 1.0
 """A check is not started with less time left."""
 
 
@@ -25,31 +26,31 @@ def run_checks(
     limit_seconds: float,
     on_outcome: Callable[[str, Outcome, float], None],
 ) -> dict[str, Outcome]:
-    """Run checks within a limit for all of them.
+    """Run checks within a limit for all of them, which their budgets divide.
+
+    A check that needs more than its budget uses what those before it have left, never the budgets
+    of those after it.
 
     Args:
         names: of ``CHECKS``, in order.
         environment: device and scratch folder.
-        limit_seconds: checks that have no time left are skipped.
+        limit_seconds: for all checks.
         on_outcome: called after each check with its name, outcome and duration in seconds.
     """
-    until = monotonic() + limit_seconds
+    began = monotonic()
+    budgets = [CHECKS[name].budget_seconds for name in names]
     outcomes: dict[str, Outcome] = {}
-    for name in names:
+    for name, budget in zip(names, accumulate(budgets), strict=True):
         started = monotonic()
-        check, left = CHECKS[name], until - started
-        found: Outcome | None = None
-        if left >= MIN_SECONDS:
-            found = run_in_child(name, environment, min(check.limit_seconds, left))
-        if found is not None:
-            outcome = found
-        elif left < check.limit_seconds:
-            reason = f"the {limit_seconds:.0f} s of all checks are over"
-            outcome = Outcome(status="skipped", reason=reason)
-        else:
-            reason = f"no result within {check.limit_seconds:.0f} s"
-            outcome = Outcome(status="failed", reason=reason)
-        outcomes[name] = outcome = _of_peer(check, outcome)
+        left = began + limit_seconds * budget / sum(budgets) - started
+        found = run_in_child(name, environment, left) if left >= MIN_SECONDS else None
+        if left < MIN_SECONDS:
+            reason = f"its part of the {limit_seconds:.0f} s of all checks is under a second"
+            found = Outcome(status="skipped", reason=reason)
+        elif found is None:
+            reason = f"no result within {left:.0f} s; --limit gives all checks more time"
+            found = Outcome(status="failed", reason=reason)
+        outcomes[name] = outcome = _of_peer(CHECKS[name], found)
         on_outcome(name, outcome, monotonic() - started)
     return outcomes
 

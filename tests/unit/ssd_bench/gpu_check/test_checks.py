@@ -20,6 +20,7 @@ IN_PROCESS = [name for name in CHECKS if not name.startswith(("tokens", "speed",
 NOT_ON_CPU = {
     "graphs": "a CPU has no CUDA graphs",
     "attention flash_attn": "flash-attn needs CUDA",
+    "attention flex, other shapes": "a CPU traces each shape for seconds, and one has been checked",
     "peer vllm": "the package vllm is not installed",
 }
 

@@ -78,3 +78,61 @@ def test_a_folder_that_does_not_exist_is_refused_before_the_first_check(
     assert main(["--on", "cpu", "--only", "machine", flag, path]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {flag} {path}: ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        (["--only", "nothing"], "invalid choice: 'nothing'"),
+        (["--limit", "x"], "argument --limit: invalid float value: 'x'"),
+        (["--ony", "cpu"], "unrecognized arguments: --ony cpu"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_with_a_hint(
+    argv: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert problem in line
+    assert line.endswith("(see: make gpu-check GPU_CHECK_ARGS=--help)")
+
+
+def test_help_is_shown_while_packages_are_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ssd_bench.gpu_check.__main__.missing_packages", lambda: ["grpcio"])
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    assert "--scratch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_ctrl_c", [True, False])
+def test_results_are_written_after_each_check(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    is_ctrl_c: bool,
+) -> None:
+    output = tmp_path / "gpu_check.json"
+    documents = []
+
+    def run(name: str, environment: Environment, limit_seconds: float) -> Outcome:
+        if name == "graphs":
+            documents.append(json.loads(output.read_text()))
+            if is_ctrl_c:
+                raise KeyboardInterrupt
+        return Outcome(status="passed")
+
+    monkeypatch.setattr(supervisor, "run_in_child", run)
+    names = ["machine", "graphs", "peer vllm"]
+    code = main(["--on", "cpu", "--output", str(output), "--only", *names])
+    assert list(documents[0]["checks"]) == ["machine"]
+    assert documents[0]["is_complete"] is False
+    written = json.loads(output.read_text())
+    assert list(written["checks"]) == (["machine"] if is_ctrl_c else names)
+    assert written["is_complete"] is not is_ctrl_c
+    assert ("interrupted after 1 of 3 checks" in capsys.readouterr().out) is is_ctrl_c
+    assert code == (130 if is_ctrl_c else 0)
