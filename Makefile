@@ -70,6 +70,7 @@ bench: $(TOOLS) ## compare AR and SSD in one run; writes medians to results/
 # Times depend on the machine and fail nothing; errors, leaks and growing memory do.
 soak: $(TOOLS) ## load on real processes for 15 minutes: streams, prefills, overload; writes results/serve.json
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m soak --timeout 1800
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz --hypothesis-profile long --timeout 3600
 	$(BIN)/python -m ssd_bench serve --scenario all --plot
 
 # Runs from the sources with the packages of GPU_PYTHON. WHEELS=folder adds missing ones from there.

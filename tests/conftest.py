@@ -8,6 +8,8 @@ from hypothesis import settings
 
 # By default, an example that takes 200 ms fails. On a busy machine, the code is not the cause.
 settings.register_profile("untimed", deadline=None)
+# ``--hypothesis-profile long``: hours of examples, which ``make test`` has no time for.
+settings.register_profile("long", deadline=None, max_examples=10_000)
 settings.load_profile("untimed")
 
 LONGEST_FIRST = ("tests/exactness/", "tests/integration/", "tests/unit/ssd_operator/")

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from ssd.errors import SSDError
 from ssd.launch import Deployment
 from ssd.model_name import local_folder
+from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.types import Mode
 from ssd_bench.drawing import plots
 from ssd_bench.serve.figures import load_figures
@@ -31,6 +33,8 @@ from ssd_bench.serve.served_target import ServedTarget, connected, started
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 MAX_NUM_SEQS = 256
+Reach = Callable[[], AbstractAsyncContextManager[ServedTarget]]
+"""Connects to a target that runs already."""
 
 
 class FailedChecksError(SSDError):
@@ -67,6 +71,17 @@ def serve(
     http_address: Annotated[
         str, typer.Option(help="With --address: its HTTP address, for metrics.")
     ] = "",
+    tls_ca: Annotated[
+        str,
+        typer.Option(envvar="SSD_TLS_CA", help="With --address: PEM file of the target's CA."),
+    ] = "",
+    tls_certificate: Annotated[
+        str, typer.Option(envvar="SSD_TLS_CERTIFICATE", help="With --tls-ca: your certificate.")
+    ] = "",
+    tls_key: Annotated[str, typer.Option(envvar="SSD_TLS_KEY", help="Its key.")] = "",
+    token_file: Annotated[
+        str, typer.Option(envvar="SSD_TOKEN_FILE", help="With --address: file with your token.")
+    ] = "",
     target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
     draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
     num_drafts: Annotated[int, typer.Option(min=0, max=16)] = 1,
@@ -96,12 +111,17 @@ def serve(
         local_folder(model)
     slots = max_num_seqs or min(streams, MAX_NUM_SEQS)
     chosen = _chosen(scenario) or {"load": _one_load(streams, rate, slots)}
+    reach = None
+    if address is not None:
+        tls = TlsFiles(certificate=tls_certificate, key=tls_key, ca=tls_ca)
+        credentials = ClientCredentials(tls if tls.paths else None, token_file)
+        reach = partial(connected, address, http_address, credentials)
     drawing = plots() if plot else None
     deployment = Deployment(target=target, draft=draft, num_drafts=num_drafts)
     results = []
     for name, each in chosen.items():
         err.print(f"{name}: {(each.run.__doc__ or '').splitlines()[0]}")
-        results.append(asyncio.run(_run(each, options, address, http_address, deployment)))
+        results.append(asyncio.run(_run(each, options, reach, deployment)))
         if not is_json:
             for table in tables(results[-1]):
                 out.print(table)
@@ -171,21 +191,20 @@ def _one_load(streams: int, rate: float | None, max_num_seqs: int) -> Scenario:
 async def _run(
     scenario: Scenario,
     options: LoadOptions,
-    address: str | None,
-    http_address: str,
+    reach: Reach | None,
     deployment: Deployment,
 ) -> ScenarioResult:
-    async with _served(scenario, address, http_address, deployment) as served:
+    async with _served(scenario, reach, deployment) as served:
         return await scenario.run(served, options)
 
 
 @asynccontextmanager
 async def _served(
-    scenario: Scenario, address: str | None, http_address: str, deployment: Deployment
+    scenario: Scenario, reach: Reach | None, deployment: Deployment
 ) -> AsyncIterator[ServedTarget]:
-    """Return the target at ``address``, or one that is started with the scenario's limits."""
-    if address is not None:
-        async with connected(address, http_address) as served:
+    """Return a running target, or one that is started with the scenario's limits."""
+    if reach is not None:
+        async with reach() as served:
             yield served
         return
     limits = ("--max-num-seqs", str(scenario.max_num_seqs), "--max-queue", str(scenario.max_queue))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ssd.launch import Deployment, deployed
 from ssd.ports import Clock
 from ssd.rpc.client import TargetClient
+from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
 from ssd.telemetry import SystemClock
 from ssd_bench.scrape import samples, scrape
 from ssd_bench.serve.load import LoadGenerator
@@ -97,20 +98,28 @@ async def started(deployment: Deployment) -> AsyncIterator[ServedTarget]:
 
 
 @contextlib.asynccontextmanager
-async def connected(address: str, http_address: str) -> AsyncIterator[ServedTarget]:
+async def connected(
+    address: str, http_address: str, credentials: ClientCredentials
+) -> AsyncIterator[ServedTarget]:
     """Use a target that runs already.
 
     Raises:
         NotReadyError: it does not serve.
     """
     async with contextlib.AsyncExitStack() as stack:
-        clients = await _connect(address, stack)
+        clients = await _connect(address, stack, credentials)
         await clients[0].wait_ready(READY_SECONDS)
         yield ServedTarget(clients=clients, http_address=http_address)
 
 
-async def _connect(address: str, stack: contextlib.AsyncExitStack) -> Sequence[TargetClient]:
+async def _connect(
+    address: str,
+    stack: contextlib.AsyncExitStack,
+    credentials: ClientCredentials = NO_CREDENTIALS,
+) -> Sequence[TargetClient]:
     return [
-        await stack.enter_async_context(TargetClient(address, ready_seconds=0))
+        await stack.enter_async_context(
+            TargetClient(address, credentials=credentials, ready_seconds=0)
+        )
         for _ in range(NUM_CONNECTIONS)
     ]

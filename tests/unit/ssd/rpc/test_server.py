@@ -16,6 +16,7 @@ from ssd.errors import (
     RequestError,
     SSDError,
 )
+from ssd.rpc import server as rpc_server
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
 from ssd.rpc.call_guard import current_request_id
 from ssd.rpc.client import TargetClient
@@ -236,3 +237,43 @@ async def test_a_call_during_a_stop_is_a_not_ready_error() -> None:
             await server.stop(0.5)
             errors = await asyncio.gather(*tasks)
         assert {type(error) for error in errors} == {NotReadyError}, errors
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
+    """Lower limits of the options, so that a test reaches them."""
+    given = {f"grpc.{name}": value for name, value in limits.items()}
+    assert given.keys() <= dict(rpc_server.OPTIONS).keys()
+    monkeypatch.setattr(rpc_server, "OPTIONS", tuple((dict(rpc_server.OPTIONS) | given).items()))
+
+
+async def test_a_connection_without_a_handshake_is_closed(
+    servicer: Servicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, server_handshake_timeout_ms=100)
+    server = RpcServer("127.0.0.1", 0)
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    async with asyncio.timeout(60):
+        while await reader.read(1 << 16):
+            pass
+    writer.close()
+    await server.stop(0)
+
+
+async def test_connections_over_the_limit_are_closed_and_the_others_are_served(
+    servicer: Servicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited(monkeypatch, max_allowed_incoming_connections=2)
+    server = RpcServer("127.0.0.1", 0)
+    register = generate_pb2_grpc.add_GenerateServiceServicer_to_server
+    server.add(SERVICE, partial(register, servicer))
+    await server.start()
+    clients = [TargetClient(f"127.0.0.1:{server.port}", ready_seconds=0) for _ in range(3)]
+    for client in clients[:2]:
+        assert await client.tokenize("x") == (1,)
+    with pytest.raises(NotReadyError):
+        await clients[2].tokenize("x")
+    assert await clients[0].tokenize("x") == (1,)
+    for client in clients:
+        await client.close()
+    await server.stop(0)
