@@ -70,7 +70,7 @@ def test_ci_begins_with_the_quick_start_of_the_readme(root: Path) -> None:
 
 
 def test_every_process_and_tool_has_its_row(root: Path, packages: set[str]) -> None:
-    rows = re.findall(r"^\|.*\| `(\w+)` \|", (root / "services/README.md").read_text(), re.M)
+    rows = re.findall(r"^\|.*\| `(ssd_\w+)` \|", (root / "services/README.md").read_text(), re.M)
     named = {path.rpartition("/")[2] for path in packages if path.startswith("services/")}
     assert set(rows) == named - {"ssd"}
 
