@@ -31,7 +31,8 @@ test coverage exactness: export PYTHONDONTWRITEBYTECODE :=
 
 # One worker per CPU. A file runs in one worker, which starts its fixtures and processes once;
 # the files with the longest tests come first.
-PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+# The reasons of skipped tests are shown: a program or a registry is missing on this machine.
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder -rs
 
 test: $(TOOLS) ## all tests that need no GPU and no cluster
 	$(BIN)/python -m pytest $(PARALLEL)
