@@ -14,7 +14,7 @@ IMAGE_ARGS ?=
 export PYTHONUNBUFFERED := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test coverage check format protos exactness mutants bench soak gpu-check e2e e2e-full images
+.PHONY: help setup run test coverage check format protos exactness mutants bench soak browser gpu-check e2e e2e-full images
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,10 @@ soak: $(TOOLS) ## load on real processes for 15 minutes: streams, prefills, over
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m soak --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz --hypothesis-profile long --timeout 3600
 	$(BIN)/python -m ssd_bench serve --scenario all --plot
+
+browser: $(TOOLS) ## test the playground in the Chromium of this machine; pictures in results/
+	@$(PIP) -c constraints.txt -e '.[browser]'
+	$(BIN)/python -m pytest tests/integration/test_playground.py -m browser
 
 # Runs from the sources with the packages of GPU_PYTHON. WHEELS=folder adds missing ones from there.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))

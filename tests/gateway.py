@@ -43,7 +43,7 @@ async def spells(
     call: GenerateCall, words: tuple[str, ...] = ("a ", "b ", "c")
 ) -> AsyncGenerator[GenerationChunk, None]:
     """A word in each chunk; the last one ends each continuation."""
-    for choice in range(max(1, getattr(call.sampling, "n", 1))):
+    for choice in range(call.sampling.n):
         for number, word in enumerate(words):
             is_last = number == len(words) - 1
             yield GenerationChunk(

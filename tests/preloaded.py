@@ -9,6 +9,7 @@ from importlib import import_module
 for name in (
     "ssd_target.target",
     "ssd_draft.draft",
+    "ssd_gateway.gateway",
     "ssd.model_source",
     "ssd.engine.check",
     "ssd.engine.torch_execution",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ssd.process import run_process, run_until_signal
 from ssd.telemetry import SystemClock
 from ssd_gateway.api_keys import ApiKeys
-from ssd_gateway.gateway import Gateway
+from ssd_gateway.gateway import Gateway, credentials_of
 from ssd_gateway.settings import GatewaySettings
 
 
@@ -32,12 +32,13 @@ async def serve(settings: GatewaySettings) -> int:
 
 
 def check(settings: GatewaySettings) -> None:
-    """Check the settings and the file of keys.
+    """Check the settings, the file of keys and the credentials.
 
     Raises:
         SetupError: the process would not start.
     """
     ApiKeys(settings.api_keys_file).load()
+    credentials_of(settings)
 
 
 if __name__ == "__main__":

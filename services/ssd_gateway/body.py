@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from ssd.errors import CancelledError, DeadlineError
-from ssd_gateway.problems import MediaTypeError, TooLargeError
+from ssd.errors import CancelledError, DeadlineError, TooLargeError
+from ssd_gateway.problems import MediaTypeError
 
 BODY_SECONDS = 30.0
 """Maximum time until the body of a request has arrived."""

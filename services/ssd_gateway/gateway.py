@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from ssd.ports import Clock
+from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.rpc.server import join_address
 from ssd.telemetry import get_logger
 from ssd_gateway.api_keys import ApiKeys
@@ -13,6 +14,20 @@ from ssd_gateway.settings import GatewaySettings
 from ssd_gateway.targets import TargetPool
 
 _log = get_logger("ssd_gateway")
+
+
+def credentials_of(settings: GatewaySettings) -> ClientCredentials:
+    """Return what the gateway presents to targets, and read its files.
+
+    Raises:
+        SettingsError: a file is missing or invalid.
+    """
+    tls = TlsFiles(
+        certificate=settings.target_certificate, key=settings.target_key, ca=settings.target_ca
+    )
+    return ClientCredentials(
+        tls if tls.paths else None, settings.target_token_file, settings.target_server_name
+    )
 
 
 class Gateway:
@@ -25,7 +40,7 @@ class Gateway:
         self._settings = settings
         self._clock = clock
         self._keys = ApiKeys(settings.api_keys_file)
-        self.targets = TargetPool(settings.targets)
+        self.targets = TargetPool(settings.targets, credentials_of(settings))
         self.port = 0
         """The port in use, once ``is_listening`` is set."""
         self.is_listening = asyncio.Event()

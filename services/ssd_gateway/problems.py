@@ -37,10 +37,6 @@ _PROMPTS = {"text": "prompt", "token_ids.ids": "prompt", "token_ids": "prompt", 
 """Fields of the target's request that have another name in OpenAI's."""
 
 
-class TooLargeError(RequestError):
-    """The body of a request is over the limit."""
-
-
 class MediaTypeError(RequestError):
     """The body of a request is not declared as JSON."""
 
@@ -48,11 +44,7 @@ class MediaTypeError(RequestError):
 def problem(error: Exception, request_id: str) -> tuple[int, dict[str, Any]]:
     """Return the HTTP status and the error object of an error."""
     rule = rule_of(error)
-    status = rule.http_status
-    if isinstance(error, TooLargeError):
-        status = 413
-    elif isinstance(error, MediaTypeError):
-        status = 415
+    status = 415 if isinstance(error, MediaTypeError) else rule.http_status
     message = str(error)
     param = _param(error)
     if isinstance(error, FieldError | UnsupportedError) and param is not None:

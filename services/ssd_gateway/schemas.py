@@ -7,7 +7,6 @@ accepted only with a value that asks for nothing.
 
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -92,6 +91,7 @@ class _Request(_Body):
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOPS)] | None = None
     mode: Literal["auto", "autoregressive", "synchronous", "speculative"] = "auto"
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     report_rounds: bool = False
 
     # Without effect here: accounting and hints of OpenAI's platform.
@@ -110,7 +110,9 @@ class _Request(_Body):
         """Whether a stream ends with the token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    def _sampling(self, max_tokens: int | None, logprobs: int | None, *, echo: bool) -> Any:
+    def _sampling(
+        self, max_tokens: int | None, logprobs: int | None, *, echo: bool
+    ) -> SamplingParams:
         """Return the sampling parameters; fields that are not set have their defaults."""
         bias = (self.logit_bias or {}).items()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -126,19 +128,16 @@ class _Request(_Body):
             "logit_bias": tuple(sorted((_token_id(key), weight) for key, weight in bias)) or None,
             "max_tokens": max_tokens,
             "min_tokens": self.min_tokens,
-            "n": self.n if self.n != 1 else None,
+            "n": self.n,
             "logprobs": logprobs,
-            "echo": echo or None,
+            "echo": echo,
             "seed": self.seed % _SEEDS if self.seed is not None else None,
         }
-        chosen = {name: value for name, value in given.items() if value is not None}
-        for name in chosen.keys() - {each.name for each in fields(SamplingParams)}:
-            raise UnsupportedError(name, "is not supported by this server")
         return SamplingParams(
             stop=stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
-            **chosen,
+            **{name: value for name, value in given.items() if value is not None},
         )
 
     def _call(
@@ -151,6 +150,7 @@ class _Request(_Body):
             max_tokens=max_tokens,
             mode=Mode(self.mode),
             model=self.model or "",
+            priority=self.priority,
             report_rounds=self.report_rounds,
         )
 
@@ -159,13 +159,6 @@ def _token_id(key: str) -> int:
     if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) > _UINT32:
         raise FieldError("logit_bias", f"{key[:32]!r} is not a token id")
     return int(key)
-
-
-class TextPart(_Body):
-    """A part of a message's content."""
-
-    type: str
-    text: str | None = None
 
 
 class Message(BaseModel):

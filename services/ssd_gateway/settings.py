@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ssd.addresses import check_address
+from ssd.addresses import check_address, is_literal
+from ssd.engine_settings import is_loopback
 from ssd.errors import SettingsError
 from ssd.settings import TERMINATION_LOG
 
@@ -22,8 +23,22 @@ class GatewaySettings:
     api_keys_file: str = ""
     """File of API keys, one ``NAME:HASH`` per line: HASH is the SHA-256 of the key, hexadecimal.
     It is read again when it changes. Empty: requests need no key."""
+    allow_insecure: bool = False
+    """Listen on an address that other machines reach, although requests need no key."""
     playground: bool = True
     """Serve the playground at ``/``."""
+
+    target_ca: str = ""
+    """PEM file of the authorities of the targets' certificates; empty: plain text."""
+    target_certificate: str = ""
+    """PEM file of this gateway's certificate, for targets that need one (mutual TLS)."""
+    target_key: str = ""
+    """PEM file of the private key of ``target_certificate``."""
+    target_server_name: str = ""
+    """Name in the certificates of the targets. Needed with ``target_ca`` if ``targets`` has DNS
+    names, because connections use their addresses. Empty: the host of the address."""
+    target_token_file: str = ""
+    """File whose first line is the token that targets accept from clients; empty for none."""
 
     max_requests: int = field(default=512, metadata={"min": 1, "max": 65_536})
     """Maximum number of concurrent requests of the API; further ones are answered 429."""
@@ -49,3 +64,17 @@ class GatewaySettings:
             raise SettingsError("targets: is empty; name at least one host:port")
         for address in self.targets:
             check_address("targets", address)
+        if (
+            self.target_ca
+            and not self.target_server_name
+            and not all(map(is_literal, self.targets))
+        ):
+            raise SettingsError(
+                "target_server_name: connections use the addresses behind the DNS names of "
+                "targets; give the name that is in the certificates of the targets"
+            )
+        if not self.api_keys_file and not self.allow_insecure and not is_loopback(self.host):
+            raise SettingsError(
+                f"every machine that reaches {self.host} could use the API: set api_keys_file, or "
+                "allow_insecure if the network protects the port"
+            )

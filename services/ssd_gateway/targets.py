@@ -7,15 +7,16 @@ one. After the first token a request is never sent again.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
 from typing import NoReturn
 
 from ssd.addresses import Addresses, Resolver, resolve
-from ssd.errors import NotReadyError, OverloadedError, SSDError, UnknownModelError
+from ssd.errors import AccessError, NotReadyError, OverloadedError, SSDError, UnknownModelError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import Conversation, GenerateCall, ModelInfo
+from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
 from ssd.telemetry import get_logger
 from ssd.types import GenerationChunk
 from ssd_gateway.metrics import RETRIES_TOTAL, TARGETS
@@ -29,11 +30,6 @@ RECHECK_SECONDS = 0.25
 ANSWER_SECONDS = 5.0
 """A target that takes longer to answer a check is not ready."""
 _log = get_logger(__name__)
-MakeClient = Callable[[str], TargetClient]
-
-
-def _client(address: str) -> TargetClient:
-    return TargetClient(address, ready_seconds=0.0)
 
 
 @dataclass(slots=True)
@@ -55,12 +51,11 @@ class TargetPool:
     def __init__(
         self,
         addresses: tuple[str, ...],
-        *,
+        credentials: ClientCredentials = NO_CREDENTIALS,
         resolver: Resolver = resolve,
-        make_client: MakeClient = _client,
     ) -> None:
         self._addresses = Addresses("targets", addresses, resolver)
-        self._make_client = make_client
+        self._credentials = credentials
         self._targets: dict[str, _Target] = {}
         self._has_changed = asyncio.Event()
 
@@ -139,6 +134,11 @@ class TargetPool:
                 if has_begun:
                     raise
                 tried[target.address] = error
+            except AccessError as error:
+                # The credentials of the gateway are wrong, not those of its client.
+                refusal = NotReadyError("the target refuses the credentials of this gateway")
+                self._note_lost(target, error)
+                tried[target.address] = refusal
             except OverloadedError as error:
                 if has_begun:
                     raise
@@ -165,7 +165,7 @@ class TargetPool:
     def _refuse_without_target(self) -> NoReturn:
         raise NotReadyError("no target is ready; try again in a moment")
 
-    def _note_lost(self, target: _Target, error: NotReadyError) -> None:
+    def _note_lost(self, target: _Target, error: SSDError) -> None:
         if target.is_ready:
             _log.info("target_lost", target=target.address, reason=str(error))
         target.is_ready = False
@@ -177,7 +177,8 @@ class TargetPool:
         while True:
             current = await self._addresses.current()
             for address in current - self._targets.keys():
-                target = _Target(address, self._make_client(address))
+                client = TargetClient(address, credentials=self._credentials, ready_seconds=0.0)
+                target = _Target(address, client)
                 target.check = asyncio.create_task(self._check(target))
                 self._targets[address] = target
             # A draining target has no address any more; its streams continue.

@@ -131,7 +131,7 @@ def images(cluster: None) -> None:
     if not load:
         return
     run("make", "-C", str(ROOT), "images", timeout=1500)
-    for part in ("target", "draft", "operator"):
+    for part in ("target", "draft", "gateway", "operator"):
         run(*load, f"localhost/ssd-{part}:{__version__}", timeout=300)
 
 

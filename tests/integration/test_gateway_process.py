@@ -64,6 +64,17 @@ async def test_texts_are_those_of_the_target_and_sigterm_finishes_streams() -> N
         rendered = await client.completions.create(prompt=render_chat(template, turns), **same)
         assert chat.choices[0].message.content == rendered.choices[0].text
 
+        several = await client.chat.completions.create(
+            messages=messages, n=2, logprobs=True, top_logprobs=3, top_p=0.9, **same
+        )
+        assert len({choice.message.content for choice in several.choices}) == 2
+        for choice in several.choices:
+            positions = choice.logprobs.content
+            assert len(positions) == LIMIT
+            assert all(len(each.top_logprobs) == 3 for each in positions)
+            spelled = b"".join(bytes(each.bytes) for each in positions)
+            assert spelled.decode() == choice.message.content
+
         with pytest.raises(openai.BadRequestError) as caught:
             await client.completions.create(model="target", prompt=PROMPT, max_tokens=5000)
         assert caught.value.code == "context_length_exceeded"

@@ -46,11 +46,10 @@ class Security(Block):
     and drafts; new contents of the Secret replace no pod."""
 
     network_policy: bool = True
-    """Whether the operator creates NetworkPolicies for targets and drafts. A change replaces no
-    pod."""
+    """Whether the operator creates NetworkPolicies for its pods. A change replaces no pod."""
     clients: Annotated[tuple[NetworkPeer, ...], items(16)] = ()
-    """NetworkPolicy peers that may call Generate; none allows every pod of the cluster. A change
-    replaces no pod."""
+    """NetworkPolicy peers that may call Generate and gateways; none allows every pod of the
+    cluster. A change replaces no pod."""
     read_only_root_filesystem: bool = True
     """Whether pods cannot write to the file system of their image; some GPU runtimes must be able
     to. A change replaces targets and drafts."""

@@ -29,6 +29,7 @@ from ssd_operator.api.fields import (
     items,
     text,
 )
+from ssd_operator.api.gateway import Gateway
 from ssd_operator.api.kubernetes_types import (
     ObjectKey,
     PlainVariable,
@@ -412,6 +413,11 @@ class Spec(Block):
             " || self.target.tensorParallelSize == oldSelf.target.tensorParallelSize))",
             "tensorParallelSize cannot change: delete the resource and create it anew",
         ),
+        (
+            "!has(self.security.tls) || self.security.tls.mode != 'Mutual'"
+            " || !self.gateway.enabled || has(self.gateway.tlsSecretName)",
+            "gateway.tlsSecretName: targets with mode Mutual need a certificate of the gateway",
+        ),
     )
     accelerator: Accelerator = "nvidia"
     """Device of target and drafts. A pod without its device fails; it never uses the CPU instead.
@@ -425,6 +431,7 @@ class Spec(Block):
     speculation: Speculation = Speculation()
     transport: Transport = Transport()
     placement: Placement = Placement()
+    gateway: Gateway = Gateway()
     model_cache: ModelCache = ModelCache()
     security: Security = Security()
     observability: Observability = Observability()

@@ -3,9 +3,11 @@
 from collections.abc import Collection, Iterator, Mapping
 
 from ssd_operator.api.spec import API_VERSION, KIND, Object, Resource
+from ssd_operator.children.gateway import ANY_POD, clients_of, gateway_objects, tcp
 from ssd_operator.children.names import (
     CELL_LABEL,
     COMPONENT_LABEL,
+    GATEWAY,
     HTTP_PORT,
     NAME_LABEL,
     PORTS,
@@ -16,8 +18,9 @@ from ssd_operator.children.names import (
     draft_deployment,
     selector,
     target_deployment,
+    targets_service,
 )
-from ssd_operator.children.objects import ChildFactory
+from ssd_operator.children.objects import KINDS, ChildFactory
 from ssd_operator.children.pods import engine_template
 from ssd_operator.settings import OperatorSettings
 
@@ -25,8 +28,6 @@ METRIC = "ssd_desired_draft_replicas"
 """Of each target: the drafts that its running sequences would fill at occupancy 1, a fraction."""
 _PROGRESS_SECONDS = 600
 """A Deployment may take its start-up timeout and this long, for pulls and scheduling."""
-_ANY_POD: Object = {"namespaceSelector": {}}
-"""Every pod of the cluster, as a peer."""
 _ANY_TCP_PORT: Object = {"protocol": "TCP"}
 
 
@@ -54,7 +55,10 @@ def wanted(
         *_budgets(factory, replicas),
         *_scalers(factory),
         *_monitors(factory),
+        *(gateway_objects(factory) if resource.spec.gateway.enabled else ()),
     ]
+    order = tuple(KINDS)
+    objects.sort(key=lambda each: order.index(each["kind"]))
     return [each for each in objects if each["kind"] in kinds]
 
 
@@ -73,8 +77,11 @@ def _network_policies(factory: ChildFactory) -> Iterator[Object]:
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": "ssd-operator"}},
     }
     targets: Object = {"podSelector": {"matchLabels": selector(resource, Component.TARGET)}}
-    clients = [dict(each) for each in resource.spec.security.clients] or [_ANY_POD]
-    callers = {Component.TARGET: [*clients, operator], Component.DRAFT: [targets, operator]}
+    clients = clients_of(resource)
+    gateways: Object = {"podSelector": {"matchLabels": selector(resource, GATEWAY)}}
+    # Gateways are clients, whoever else is one.
+    own = [gateways] if resource.spec.gateway.enabled and resource.spec.security.clients else []
+    callers = {Component.TARGET: [*clients, *own, operator], Component.DRAFT: [targets, operator]}
     drafts: Object = {"podSelector": {"matchLabels": selector(resource, Component.DRAFT)}}
     peers = {Component.TARGET: drafts, Component.DRAFT: targets}
     is_collective = resource.spec.transport.channel == "Collective"
@@ -83,9 +90,9 @@ def _network_policies(factory: ChildFactory) -> Iterator[Object]:
             "podSelector": {"matchLabels": selector(resource, each)},
             "policyTypes": ["Ingress"],
             "ingress": [
-                {"from": callers[each], "ports": [_tcp(PORTS[each])]},
+                {"from": callers[each], "ports": [tcp(PORTS[each])]},
                 # Metrics and probes, which contain no prompt and no secret.
-                {"from": [_ANY_POD], "ports": [_tcp(HTTP_PORT)]},
+                {"from": [ANY_POD], "ports": [tcp(HTTP_PORT)]},
                 # gloo listens on ports that the system selects.
                 *([{"from": [peers[each]], "ports": [_ANY_TCP_PORT]}] if is_collective else []),
             ],
@@ -102,7 +109,7 @@ def _services(factory: ChildFactory) -> Iterator[Object]:
     resource = factory.resource
     rows: list[tuple[str, Component, int | None]] = [
         (resource.name, Component.TARGET, None),
-        (f"{resource.name}-targets", Component.TARGET, None),
+        (targets_service(resource), Component.TARGET, None),
         *(
             (draft_deployment(resource, cell), Component.DRAFT, draft_cell(resource, cell))
             for cell in draft_cells(resource)
@@ -114,15 +121,11 @@ def _services(factory: ChildFactory) -> Iterator[Object]:
         spec = {
             "type": "ClusterIP",
             "selector": selector(resource, component, cell),
-            "ports": [{"name": "grpc"} | _tcp(PORTS[component]) | grpc],
+            "ports": [{"name": "grpc"} | tcp(PORTS[component]) | grpc],
             "publishNotReadyAddresses": False,
         }
         headless = {} if name == resource.name else {"clusterIP": "None"}
         yield factory.make("Service", name, component, cell, spec=spec | headless)
-
-
-def _tcp(port: int) -> Object:
-    return {"port": port, "protocol": "TCP"}
 
 
 def _deployments(factory: ChildFactory, replicas: Mapping[int, int]) -> Iterator[Object]:

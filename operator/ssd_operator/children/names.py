@@ -25,6 +25,10 @@ OPERATOR = "ssd-operator"
 TARGET_PORT = 50051
 DRAFT_PORT = 50052
 HTTP_PORT = 9090
+GATEWAY_PORT = 8000
+"""HTTP port of gateways: the API, probes and metrics."""
+GATEWAY = "gateway"
+"""Component of gateways. They run no engine: no pass counts or drains their pods."""
 
 
 FETCH = "fetch"
@@ -66,7 +70,12 @@ def draft_cells(resource: Resource) -> range:
     return range(1 if resource.spec.draft.sharing == "Pool" else resource.spec.num_cells)
 
 
-def component_name(resource: Resource, component: Component) -> str:
+def targets_service(resource: Resource) -> str:
+    """Name of the headless Service of all ready targets."""
+    return f"{resource.name}-targets"
+
+
+def component_name(resource: Resource, component: str) -> str:
     """Name of the objects that a component has once, such as its ServiceAccount and budget."""
     return f"{resource.name}-{component}"
 

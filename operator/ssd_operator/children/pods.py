@@ -34,10 +34,10 @@ from ssd_operator.children.names import (
 from ssd_operator.children.objects import digest
 from ssd_operator.settings import OperatorSettings
 
-_REVISION_DIGITS = 10
+REVISION_DIGITS = 10
 _PRE_STOP_SECONDS = 5
 """Endpoints remove a target during this time, before it refuses new calls."""
-_KILL: Object = {"terminationGracePeriodSeconds": 10}
+KILL: Object = {"terminationGracePeriodSeconds": 10}
 """Grace period of a process whose probe fails: it does not drain, and the grace period of the pod,
 which allows a drain, would keep it for minutes."""
 
@@ -49,8 +49,16 @@ _SECRET_FOLDERS = {
     reserved.TLS_VOLUME: reserved.TLS_FOLDER,
     reserved.TOKENS_VOLUME: reserved.TOKENS_FOLDER,
 }
-_SECRET_MODE = 0o440
+SECRET_MODE = 0o440
 """The process reads files of Secrets as their group."""
+POD_SECURITY: Object = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
 _GPU_SHARED_MEMORY = {Component.TARGET: "8Gi", Component.DRAFT: "1Gi"}
 # A folder that a person has prepared, or that holds files, keeps its owner.
 _OPEN_CACHE = (
@@ -110,9 +118,9 @@ def engine_template(
     labels = engine.template.labels | labels_of(resource, component, cell)
     pod = _pod_spec(engine)
     labels[REVISION_LABEL] = digest(
-        {"labels": labels, "annotations": annotations, "spec": pod}, _REVISION_DIGITS
+        {"labels": labels, "annotations": annotations, "spec": pod}, REVISION_DIGITS
     )
-    return {"metadata": {"labels": labels} | _present(annotations=annotations), "spec": pod}
+    return {"metadata": {"labels": labels} | present(annotations=annotations), "spec": pod}
 
 
 def preflight_spec(deployment: Object, node: str) -> Object:
@@ -128,7 +136,7 @@ def preflight_spec(deployment: Object, node: str) -> Object:
         "name": "preflight",
         "args": ["--print-config"],
         "resources": copy.deepcopy(_PREFLIGHT_RESOURCES),
-        "securityContext": _unprivileged(is_read_only=is_read_only),
+        "securityContext": unprivileged(is_read_only=is_read_only),
     }
     return _without(template, "initContainers", "nodeSelector", "priorityClassName") | {
         "restartPolicy": "Never",
@@ -166,17 +174,10 @@ def _pod_spec(engine: _Engine) -> Object:
         # A Service called ssd-target would inject SSD_TARGET_PORT=tcp://…, a setting of ours.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": process.drain_seconds + _MARGIN_SECONDS[engine.component],
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": POD_SECURITY,
         "containers": [_engine_container(engine)],
         "volumes": [*_volumes(resource, engine.component, process.source), *template.volumes],
-    } | _present(
+    } | present(
         affinity=placement.affinity(resource, engine.component, engine.cell),
         initContainers=inits,
         nodeSelector=template.node_selector,
@@ -197,17 +198,17 @@ def _engine_container(engine: _Engine) -> Object:
         _num_threads(engine.resources),
         operator=spiffe_id(engine.settings.pod_namespace, engine.settings.service_account),
     )
-    mounts = [_mount("tmp", reserved.SCRATCH_FOLDER), _mount("cache", reserved.CACHE_FOLDER)]
+    mounts = [mount("tmp", reserved.SCRATCH_FOLDER), mount("cache", reserved.CACHE_FOLDER)]
     if is_on_hub(process.source):
         # Weights that pods share: an engine compiles beside them and never writes to them.
         hub = {"subPath": reserved.HUB_SUBFOLDER, "readOnly": True}
-        mounts.append(_mount("cache", reserved.HUB_FOLDER) | hub)
-    mounts.append(_mount("shm", reserved.SHARED_MEMORY))
+        mounts.append(mount("cache", reserved.HUB_FOLDER) | hub)
+    mounts.append(mount("shm", reserved.SHARED_MEMORY))
     if volume_claim(process.source):
-        mounts.append(_mount("models", reserved.MODELS_FOLDER) | {"readOnly": True})
+        mounts.append(mount("models", reserved.MODELS_FOLDER) | {"readOnly": True})
     # Without subPath: the kubelet replaces the files when the Secret changes.
     mounts += [
-        _mount(each["name"], _SECRET_FOLDERS[each["name"]]) | {"readOnly": True}
+        mount(each["name"], _SECRET_FOLDERS[each["name"]]) | {"readOnly": True}
         for each in _secrets(engine.resource, component)
     ]
     ports = {"grpc": PORTS[component], "http": HTTP_PORT}
@@ -220,11 +221,11 @@ def _engine_container(engine: _Engine) -> Object:
             {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in ports.items()
         ],
         "resources": engine.resources,
-        "startupProbe": _probe("/readyz", 2, 2, startup_failures) | _KILL,
+        "startupProbe": probe("/readyz", 2, 2, startup_failures) | KILL,
         # The heartbeat of the step thread, never drafts or load: those restart nothing.
-        "livenessProbe": _probe("/livez", 10, 5, 6) | _KILL,
-        "readinessProbe": _probe("/readyz", 2, 2, 2),
-        **_present(lifecycle=sleep if component is Component.TARGET else {}),
+        "livenessProbe": probe("/livez", 10, 5, 6) | KILL,
+        "readinessProbe": probe("/readyz", 2, 2, 2),
+        **present(lifecycle=sleep if component is Component.TARGET else {}),
     }
 
 
@@ -238,9 +239,9 @@ def _fetch_container(engine: _Engine) -> Object:
         for part, sizes in engine.resources.items()
     }
     variables = environment.fetch_environment(engine.process.source)
-    mounts = [_mount("tmp", reserved.SCRATCH_FOLDER), _mount("cache", reserved.CACHE_FOLDER)]
+    mounts = [mount("tmp", reserved.SCRATCH_FOLDER), mount("cache", reserved.CACHE_FOLDER)]
     made = _container(engine, FETCH, "ssd.fetch", variables, mounts)
-    return made | {"resources": _present(**resources)}
+    return made | {"resources": present(**resources)}
 
 
 def _folder_container(engine: _Engine) -> Object:
@@ -252,8 +253,8 @@ def _folder_container(engine: _Engine) -> Object:
         "image": engine.image,
         "imagePullPolicy": engine.settings.image_pull_policy,
         "command": ["python", "-c", _OPEN_CACHE],
-        "securityContext": _unprivileged(is_read_only=True) | root,
-        "volumeMounts": [_mount("cache", reserved.CACHE_FOLDER)],
+        "securityContext": unprivileged(is_read_only=True) | root,
+        "volumeMounts": [mount("cache", reserved.CACHE_FOLDER)],
     }
 
 
@@ -267,14 +268,15 @@ def _container(
         "imagePullPolicy": engine.settings.image_pull_policy,
         "command": ["python", "-m", module],
         "env": environment.merged(variables, engine.template.env),
-        "securityContext": _unprivileged(is_read_only=is_read_only),
+        "securityContext": unprivileged(is_read_only=is_read_only),
         "terminationMessagePath": environment.TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [*mounts, *engine.template.volume_mounts],
     }
 
 
-def _unprivileged(*, is_read_only: bool) -> Object:
+def unprivileged(*, is_read_only: bool) -> Object:
+    """Security context of a container without rights."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -282,7 +284,8 @@ def _unprivileged(*, is_read_only: bool) -> Object:
     }
 
 
-def _probe(path: str, period: int, timeout: int, failures: int) -> Object:
+def probe(path: str, period: int, timeout: int, failures: int) -> Object:
+    """A probe of a page of the port ``http``; times in seconds."""
     return {
         "httpGet": {"path": path, "port": "http"},
         "periodSeconds": period,
@@ -307,7 +310,7 @@ def _resources(resource: Resource, component: Component, process: Target | Draft
     num_gpus = spec.tensor_parallel_size if component is Component.TARGET else 1
     gpus = {process.gpu_resource: str(num_gpus)} if spec.is_gpu else {}
     named = {*requests, *limits}
-    return _present(
+    return present(
         requests={key: own_requests[key] for key in own_requests if key not in named} | requests,
         limits={key: own_limits[key] for key in own_limits if key not in named} | limits | gpus,
     )
@@ -321,7 +324,7 @@ def _num_threads(resources: Object) -> int:
     return max(1, math.ceil(parse_quantity(requested)))
 
 
-def _present(**fields: object) -> Object:
+def present(**fields: object) -> Object:
     """Fields that hold something: the API server stores no empty text, list or map."""
     return {name: value for name, value in fields.items() if value}
 
@@ -333,7 +336,7 @@ def _volumes(resource: Resource, component: Component, source: Source) -> list[O
     caches: dict[str, Object] = {
         "PVC": {"persistentVolumeClaim": {"claimName": cache.claim_name}},
         "HostPath": {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}},
-        "EmptyDir": {"emptyDir": _present(sizeLimit=str(cache.size_limit or ""))},
+        "EmptyDir": {"emptyDir": present(sizeLimit=str(cache.size_limit or ""))},
     }
     found: list[Object] = [
         {"name": "tmp", "emptyDir": {}},
@@ -358,10 +361,11 @@ def _secrets(resource: Resource, component: Component) -> list[Object]:
         tokens = {"secretName": security.token_secret_name, "items": items}
         found.append((reserved.TOKENS_VOLUME, tokens))
     return [
-        {"name": volume, "secret": secret | {"defaultMode": _SECRET_MODE}}
+        {"name": volume, "secret": secret | {"defaultMode": SECRET_MODE}}
         for volume, secret in found
     ]
 
 
-def _mount(name: str, path: str) -> Object:
+def mount(name: str, path: str) -> Object:
+    """Mount of a volume."""
     return {"name": name, "mountPath": path}

@@ -12,7 +12,7 @@ than two warnings an hour.
 from collections.abc import Callable, Mapping, Sequence
 
 from ssd_operator.api.spec import Autoscaling, Draft, Object, Target
-from ssd_operator.children.names import Component, cell_of, component_name
+from ssd_operator.children.names import GATEWAY, Component, cell_of, component_name
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.diagnosis import Diagnosis, PodReason, diagnose, diagnose_absence, worst
 from ssd_operator.observe.pod_state import (
@@ -130,6 +130,25 @@ def _draft_ready(result: PassResult) -> Condition:
     found = worst(diagnoses)
     assert found is not None
     return no(str(found.reason), f"{summary}; {found.message}.")
+
+
+def _gateway_ready(result: PassResult) -> Condition | None:
+    """As many gateways as wanted are available; none if they are not enabled."""
+    gateway, name = result.resource.spec.gateway, component_name(result.resource, GATEWAY)
+    if not gateway.enabled:
+        return None
+    deployment = result.children.get(Ref("Deployment", name))
+    num_ready = int((deployment or {}).get("status", {}).get("availableReplicas") or 0)
+    summary = f"{num_ready} of {gateway.replicas} gateways are ready"
+    if num_ready >= gateway.replicas:
+        return yes("AllReady", f"{summary}.")
+    found = diagnose_absence(deployment, name)
+    if found is not None:
+        return no(str(found.reason), f"{summary}; {found.message}.")
+    return no(
+        str(PodReason.LOADING),
+        f"{summary}; the others start, or wait for a ready target: see the pods of {name}.",
+    )
 
 
 def speculation_active(result: PassResult) -> Condition:
@@ -365,6 +384,7 @@ def _resources_owned(result: PassResult) -> Condition:
 _RULES: Mapping[str, Callable[[PassResult], Condition | None]] = {
     "TargetReady": _target_ready,
     "DraftReady": _draft_ready,
+    "GatewayReady": _gateway_ready,
     "SpeculationActive": speculation_active,
     "NotWorthwhile": _not_worthwhile,
     "DraftCapacity": _draft_capacity,

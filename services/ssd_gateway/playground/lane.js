@@ -1,8 +1,8 @@
 // A lane shows one response: its figures, its rounds as columns, the selected round, the text.
 
 const LOOKUPS = {
-  hit: "hit: the draft had prepared this outcome",
-  miss: "miss: the draft had not prepared the outcome before it",
+  hit: "hit: prepared by the draft",
+  miss: "miss: the draft had prepared other outcomes",
   late: "late: the draft's table came too late",
   no_draft: "no draft has sent a table yet",
   none: "",

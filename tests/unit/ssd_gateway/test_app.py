@@ -3,9 +3,11 @@
 import asyncio
 import hashlib
 import json
+import math
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,16 @@ from tests.gateway import Front, ScriptedTarget, fronting, spells
 
 from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError
 from ssd.rpc.codec import Conversation, GenerateCall
-from ssd.types import ChatTurn, GenerationChunk, LookupResult, Mode, Round, TokenText
+from ssd.types import (
+    ChatTurn,
+    GenerationChunk,
+    LookupResult,
+    Mode,
+    PositionLogprobs,
+    Round,
+    TokenLogprob,
+    TokenText,
+)
 
 NOTHING: tuple[GenerationChunk, ...] = ()
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -138,6 +149,46 @@ async def test_rounds_and_statistics_are_returned_on_request() -> None:
     assert parts[0]["seed"] == str(2**64 - 1)
     assert extended["statistics"]["rounds"] == parts[-1]["statistics"]["rounds"] == 3
     assert "ssd" not in (plain.model_extra or {})
+
+
+async def test_n_continuations_have_log_probabilities_of_their_own() -> None:
+    def position(text: str, logprob: float) -> PositionLogprobs:
+        top = (TokenLogprob(5, -0.5, "é"), TokenLogprob(6, -math.inf, "z"))
+        return PositionLogprobs(TokenLogprob(1, logprob, text), top)
+
+    async def weighs(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        found = 0
+        async for chunk in spells(call):
+            found += 1
+            yield replace(chunk, logprobs=(position(chunk.text, -float(found)),))
+
+    async with fronting(ScriptedTarget(weighs)) as front, front.client() as client:
+        chat = await client.chat.completions.create(
+            model="demo", messages=HELLO, n=2, logprobs=True, top_logprobs=2
+        )
+        text = await client.completions.create(model="demo", prompt="x", n=2, logprobs=2)
+        stream = await client.completions.create(
+            model="demo", prompt="x", n=2, logprobs=2, stream=True
+        )
+        parts = [part.choices[0] async for part in stream]
+    assert [choice.index for choice in chat.choices] == [0, 1]
+    assert chat.usage is not None
+    assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (5, 6)
+    found = chat.choices[1].logprobs
+    assert found is not None
+    assert found.content is not None
+    assert [each.logprob for each in found.content] == [-4.0, -5.0, -6.0]
+    assert found.content[0].token == "a "
+    assert found.content[0].bytes == [97, 32]
+    assert [each.logprob for each in found.content[0].top_logprobs] == [-0.5, -9999.0]
+    assert found.content[0].top_logprobs[0].bytes == [0xC3, 0xA9]
+    shown = text.choices[0].logprobs
+    assert shown is not None
+    assert shown.tokens == ["a ", "b ", "c"]
+    assert shown.text_offset == [0, 2, 4]
+    assert shown.top_logprobs == [{"é": -0.5, "z": -9999.0}] * 3
+    offsets = [part.logprobs.text_offset for part in parts if part.index == 1 and part.logprobs]
+    assert offsets == [[0], [2], [4]]
 
 
 @pytest.mark.parametrize(

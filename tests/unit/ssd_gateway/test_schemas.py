@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ssd.errors import FieldError, RequestError, UnsupportedError
 from ssd.rpc.codec import GenerateCall, generate_request
+from ssd.types import SamplingParams
 from ssd_gateway.problems import problem
 from ssd_gateway.schemas import ChatRequest, CompletionRequest, parse
 
@@ -79,16 +80,40 @@ def test_extensions_have_the_names_of_other_servers() -> None:
         "prompt": "x",
         "ignore_eos": True,
         "stop_token_ids": [3],
+        "top_k": 5,
+        "min_p": 0.25,
+        "repetition_penalty": 1.5,
+        "min_tokens": 2,
+        "logit_bias": {"7": 1, "3": -100},
+        "top_p": 0.5,
+        "n": 2,
+        "logprobs": 3,
+        "echo": True,
         "mode": "speculative",
         "report_rounds": True,
+        "priority": -3,
         "seed": 2**64 - 1,
         "user": "u",
         "metadata": {"a": "b"},
     }
     (call,) = calls(CompletionRequest, json.dumps(body).encode())
-    assert call.sampling.ignore_eos
-    assert call.sampling.stop_token_ids == (3,)
+    assert call.sampling == SamplingParams(
+        ignore_eos=True,
+        stop_token_ids=(3,),
+        top_k=5,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        min_tokens=2,
+        logit_bias=((3, -100.0), (7, 1.0)),
+        top_p=0.5,
+        n=2,
+        logprobs=3,
+        echo=True,
+        seed=2**64 - 1,
+        max_tokens=16,
+    )
     assert call.report_rounds
+    assert call.priority == -3
     assert call.seed == 2**64 - 1
     assert call.max_tokens == 16
 

@@ -6,6 +6,7 @@ from typing import get_args
 import yaml
 from hypothesis import strategies as st
 
+from ssd_operator.api.gateway import Gateway
 from ssd_operator.api.kubernetes_types import ObjectKey
 from ssd_operator.api.parse import parse
 from ssd_operator.api.security import Security
@@ -49,6 +50,7 @@ class PinnedSettings(OperatorSettings):
 SETTINGS = PinnedSettings(
     target_image="localhost/ssd-target:0.1.0",
     draft_image="localhost/ssd-draft:0.1.0",
+    gateway_image="localhost/ssd-gateway:0.1.0",
     pod_namespace="ssd",
 )
 UID = "0f0e0d0c-0b0a-0908-0706-050403020100"
@@ -208,6 +210,7 @@ def specs(draw: st.DrawFn) -> Spec:
             network_policy=draw(st.booleans()), read_only_root_filesystem=draw(st.booleans())
         ),
         observability=Observability(pod_monitor=draw(st.booleans())),
+        gateway=Gateway(enabled=draw(st.booleans()), replicas=draw(st.integers(1, 16))),
     )
 
 

@@ -21,6 +21,7 @@ from tests.unit.ssd_operator.scenes import (
 )
 
 from ssd.rpc.pool_codec import LinkStatus
+from ssd_operator.api.gateway import Gateway
 from ssd_operator.api.spec import Object, Observability, ScalingMode
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import endpoints_of, to_text
@@ -362,3 +363,31 @@ def test_endpoints_are_the_ready_pods_of_all_slices_of_the_service() -> None:
         endpoint_slice("demo") | {"endpoints": None},
     ]
     assert endpoints_of("demo", slices) == {"t0", "t2"}
+
+
+FORBIDDEN = {"type": "ReplicaFailure", "status": "True", "message": "quota"}
+GATED = {"gateway": Gateway(enabled=True, replicas=2)}
+
+
+def gated(**status: Any) -> Scene:
+    """A resource with two wanted gateways, whose Deployment has this status."""
+    front = deployment("demo-gateway") | {"status": status}
+    return Scene(spec=GATED, deployments=(*Scene().deployments, front))
+
+
+GATEWAY = [
+    (gated(availableReplicas=2), "True AllReady"),
+    (gated(availableReplicas=1), "False Loading"),
+    (gated(), "False Loading"),
+    (Scene(spec=GATED), "False Loading"),
+    (gated(conditions=[FORBIDDEN]), "False PodForbidden"),
+]
+
+
+@pytest.mark.parametrize(("scene", "expected"), GATEWAY)
+def test_gateway_ready_counts_available_gateways(scene: Scene, expected: str) -> None:
+    assert judge(scene, "GatewayReady") == expected
+
+
+def test_a_resource_without_gateways_has_no_condition_for_them() -> None:
+    assert "GatewayReady" not in conditions(Scene().result)
