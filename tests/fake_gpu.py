@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ssd.engine.attention.paged import PagedAttention
 from ssd.engine.attention.paged_reference import PagedReference
 from ssd.engine.capture import run_eagerly
 from ssd.engine.config import STATIC, EngineConfig, ModelConfig
@@ -15,6 +16,7 @@ from ssd.engine.parallel.group import ALONE, Group, RankGroup
 from ssd.engine.parallel.rank_loop import SplitTarget
 from ssd.engine.parallel.shard import ids_of_ranks, model_of
 from ssd.engine.runner import ModelRunner
+from ssd.engine.sizes import has_head_norms
 from ssd.engine.static_execution import make_execution
 from ssd.testing.fake_device import FakeDevice
 
@@ -38,7 +40,13 @@ AnyRunner = TypeVar("AnyRunner", bound=ModelRunner)
 
 
 def on_fake_gpu(
-    kind: type[AnyRunner], engine: EngineConfig, device: FakeDevice, group: Group = ALONE
+    kind: type[AnyRunner],
+    engine: EngineConfig,
+    device: FakeDevice,
+    group: Group = ALONE,
+    *,
+    model: ModelConfig = MODEL,
+    attention: PagedAttention | None = None,
 ) -> AnyRunner:
     """Return a runner on the device; its weights and results have no values.
 
@@ -47,12 +55,13 @@ def on_fake_gpu(
     engine = replace(
         engine, device=device.name, engine=STATIC, dtype="bfloat16", kv_cache_bytes=1 << 30
     )
-    part = model_of(MODEL, group.shard)
+    attention = attention or PagedReference()
+    part = model_of(model, group.shard)
     decoder = Decoder(part, _weights(part, device.name), group)
-    execution: Any = make_execution(decoder, part, engine, PagedReference(), run_eagerly, group)
+    execution: Any = make_execution(decoder, part, engine, attention, run_eagerly, group)
     if isinstance(group, RankGroup):
         execution = SplitTarget(execution, group, engine, ids_of_ranks(MODEL, group.shard.size))
-    return kind(execution, MODEL, engine)
+    return kind(execution, model, engine)
 
 
 def _weights(model: ModelConfig, device: str) -> DecoderWeights:
@@ -64,8 +73,8 @@ def _weights(model: ModelConfig, device: str) -> DecoderWeights:
     layer = LayerWeights(
         input_norm_D=of(size),
         qkv_OD=of(heads + 2 * keys, size),
-        query_norm_E=of(model.head_size),
-        key_norm_E=of(model.head_size),
+        query_norm_E=of(model.head_size) if has_head_norms(model) else None,
+        key_norm_E=of(model.head_size) if has_head_norms(model) else None,
         output_DO=of(size, heads),
         mlp_norm_D=of(size),
         gate_up_ID=of(2 * model.intermediate_size, size),
@@ -73,7 +82,7 @@ def _weights(model: ModelConfig, device: str) -> DecoderWeights:
     )
     return DecoderWeights(
         embedding_VD=of(model.vocab_size, size),
-        layers=iter([layer] * LAYERS),
+        layers=iter([layer] * model.num_layers),
         norm_D=of(size),
         head_VD=of(model.vocab_size, size),
     )

@@ -1,20 +1,27 @@
 """``ssd plan``: memory and predicted speed of a pair on GPUs. Nothing is loaded or started."""
 
-from collections.abc import Sequence
+import bisect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ssd.engine.config import EngineConfig, ModelConfig, length_limit, sequence_buckets
-from ssd.engine.parallel.shard import check_shards
-from ssd.engine.pass_time import (
-    GPUS,
-    LAYER_KERNELS,
-    TREE_KERNELS,
-    Gpu,
-    PassShape,
-    kv_shards,
-    pass_time,
+from ssd.engine.config import (
+    LARGEST_PAGE,
+    STATIC,
+    EngineConfig,
+    ModelConfig,
+    length_limit,
+    sequence_buckets,
 )
-from ssd.engine.sizes import branch_logits_bytes, bytes_per_entry, num_weights, segment_entries
+from ssd.engine.parallel.shard import SIZES, check_shards
+from ssd.engine.pass_time import DTYPE, GPUS, Gpu, PassShape, kv_shards, pass_time
+from ssd.engine.pass_time import STATIC as KERNELS
+from ssd.engine.sizes import (
+    branch_logits_bytes,
+    bytes_per_entry,
+    graph_output_bytes,
+    num_weights,
+    segment_entries,
+)
 from ssd.errors import SettingsError
 from ssd.speculation.speed_model import (
     Rates,
@@ -27,13 +34,11 @@ from ssd.speculation.speed_model import (
 )
 from ssd_cli.shapes import shape_of
 
-DTYPE = "bfloat16"
 BYTES_PER_WEIGHT = 2
 RUNTIME_BYTES = 1_000_000_000
 """An estimate of what CUDA, its libraries and the allocator occupy."""
 GRAPH_KERNEL_BYTES = 64 << 10
 """An estimate of the device memory of one kernel of a CUDA graph."""
-LOGIT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,7 @@ class Memory:
     """KV entries of the proposals and branches of a draft."""
     branch_logits: int
     graphs: int
-    """CUDA graphs and logits; an estimate."""
+    """CUDA graphs, an estimate, and the logits that they return."""
     runtime: int
     """CUDA, libraries and allocator; an estimate."""
 
@@ -125,21 +130,35 @@ def make_plan(options: PlanOptions) -> Plan:
             f"--draft {options.draft} has {draft.vocab_size} token ids, --model {options.model} "
             f"has {target.vocab_size}: a pair needs the same tokenizer"
         )
+    of_target, of_draft = memory_of(options)
+    return Plan(
+        gpu=gpu,
+        max_model_len=_context_limit(options),
+        target=of_target,
+        draft=of_draft,
+        batches=tuple(_batch_plan(options, target, draft, gpu, batch) for batch in options.batches),
+    )
+
+
+def memory_of(options: PlanOptions) -> tuple[Memory, Memory]:
+    """Return the memory of each GPU of the target, and of that of the draft.
+
+    Raises:
+        SettingsError: heads that cannot be divided, or a length over that of a model.
+    """
+    target, draft = shape_of(options.model), shape_of(options.draft)
     check_shards(target, options.num_gpus)
-    shorter = min(target, draft, key=lambda model: model.max_position_embeddings)
-    max_model_len = length_limit(options.max_model_len, shorter)
     engine = EngineConfig(
-        max_model_len=max_model_len,
+        max_model_len=_context_limit(options),
         max_num_seqs=max(options.batches),
         num_columns=options.lookahead + 1,
         dtype=DTYPE,
+        engine=STATIC,
+        block_size=LARGEST_PAGE,
     )
-    return Plan(
-        gpu=gpu,
-        max_model_len=max_model_len,
-        target=_memory(target, engine, options.num_gpus),
-        draft=_memory(draft, replace(engine, branches=options.branches), 1),
-        batches=tuple(_batch_plan(options, target, draft, gpu, batch) for batch in options.batches),
+    return (
+        _memory(target, engine, options.num_gpus),
+        _memory(draft, replace(engine, branches=options.branches), 1),
     )
 
 
@@ -159,14 +178,12 @@ def _memory(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> Memory:
 
 
 def _graph_bytes(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> int:
-    """Estimate the memory of CUDA graphs: one for each number of sequences and kind of pass."""
-    is_draft = engine.branches > 0
-    kinds = engine.branch_counts if is_draft else engine.verify_columns
-    kernels = (model.num_layers + 1) * (LAYER_KERNELS + (TREE_KERNELS if is_draft else 0))
-    num_graphs = len(sequence_buckets(engine)) * len(kinds)
-    rows = engine.max_num_seqs * (engine.branches or engine.num_columns)
-    logits = rows * model.vocab_size * (LOGIT_BYTES + BYTES_PER_WEIGHT) // num_gpus
-    return num_graphs * kernels * GRAPH_KERNEL_BYTES + logits
+    """Estimate the memory of CUDA graphs: of each number of sequences and kind of pass."""
+    paged = KERNELS.of(model, is_tree=False, num_gpus=num_gpus)
+    tree = KERNELS.of(model, is_tree=True)
+    of_sequences = (1 + len(engine.branch_counts)) * tree if engine.branches else paged
+    kernels = paged + len(sequence_buckets(engine)) * of_sequences
+    return kernels * GRAPH_KERNEL_BYTES + graph_output_bytes(model, engine) // num_gpus
 
 
 def _batch_plan(
@@ -205,16 +222,22 @@ def round_times(
     of the table's time.
     """
     context = _context(options, target)
+    columns = options.lookahead + 1
+    engine = EngineConfig(max_model_len=1, max_num_seqs=max(options.batches))
+    # Passes are padded to few counts of sequences.
+    padded = next(count for count in sequence_buckets(engine) if count >= batch)
 
     def seconds(model: ModelConfig, rows: int, num_gpus: int, *, is_tree: bool = False) -> float:
         shape = PassShape(
-            rows=batch * rows, sequences=batch, context_tokens=context, is_tree=is_tree
+            rows=padded * rows, sequences=batch, context_tokens=context, is_tree=is_tree
         )
-        return pass_time(model, gpu, shape, num_gpus=num_gpus, dtype=DTYPE).seconds
+        return pass_time(model, gpu, shape, num_gpus=num_gpus).seconds
 
+    # Plain decoding is a verify without proposals, of the same shape.
+    verify = seconds(target, columns, options.num_gpus)
     return RoundTimes(
-        plain=seconds(target, 1, options.num_gpus),
-        verify=seconds(target, options.lookahead + 1, options.num_gpus),
+        plain=verify,
+        verify=verify,
         proposal=options.lookahead * seconds(draft, 1, 1),
         table=options.lookahead * seconds(draft, options.branches, 1, is_tree=True),
         overhead=options.overhead_ms / 1000,
@@ -233,19 +256,55 @@ def verdicts(plan: Plan, options: PlanOptions) -> Sequence[str]:
         if free < 0:
             lines.append(
                 f"the {name} does not fit: {-free / 1e9:.1f} GB too much on each {plan.gpu.name}; "
-                + _remedy(memory, plan.gpu, name)
+                + _remedy(name, plan.gpu, options)
             )
-    lines += [_pays(each) for each in plan.batches]
+    lines += [_pays(each, plan.gpu, options) for each in plan.batches]
     return lines if not plan.fits else [f"the pair fits on {options.num_gpus} + 1 GPUs", *lines]
 
 
-def _remedy(memory: Memory, gpu: Gpu, name: str) -> str:
-    if memory.weights > gpu.memory_bytes - memory.runtime:
-        return "use a larger --tp" if name == "target" else "use a smaller draft"
-    return "lower --max-model-len or the largest --batch, or use a larger GPU"
+def _remedy(name: str, gpu: Gpu, options: PlanOptions) -> str:
+    """Return the smallest change with which a model fits, of those that this command can plan."""
+
+    def fits(changed: PlanOptions) -> bool:
+        try:
+            target, draft = memory_of(changed)
+        except SettingsError:
+            return False
+        return (target if name == "target" else draft).total <= gpu.memory_bytes
+
+    largest = max(options.batches)
+    if batch := _largest(largest - 1, lambda each: fits(replace(options, batches=(each,)))):
+        return f"the largest --batch that fits is {batch}"
+    one = replace(options, batches=(1,))
+    pages = _context_limit(options) // LARGEST_PAGE
+    if found := _largest(pages, lambda each: fits(_with_length(one, each))):
+        return f"with --batch 1, the largest --max-model-len that fits is {found * LARGEST_PAGE}"
+    larger = [size for size in SIZES if size > options.num_gpus and name == "target"]
+    changes = {f"use --tp {size}": replace(options, num_gpus=size) for size in larger}
+    changes |= {f"use --tp {size} and --batch 1": replace(one, num_gpus=size) for size in larger}
+    changes["with --batch 1, lower --branches or --lookahead"] = replace(
+        one, branches=1, lookahead=1
+    )
+    otherwise = f"use a GPU with more memory or a smaller {name}"
+    return next((words for words, changed in changes.items() if fits(changed)), otherwise)
 
 
-def _pays(each: BatchPlan) -> str:
+def _largest(highest: int, is_right: Callable[[int], bool]) -> int:
+    """Return the largest number of 1..highest that is right, if smaller ones are; 0 if none is."""
+    return bisect.bisect_left(range(1, highest + 1), 1, key=lambda each: not is_right(each))
+
+
+def _with_length(options: PlanOptions, num_pages: int) -> PlanOptions:
+    return replace(options, max_model_len=num_pages * LARGEST_PAGE)
+
+
+def _context_limit(options: PlanOptions) -> int:
+    target, draft = shape_of(options.model), shape_of(options.draft)
+    shorter = min(target, draft, key=lambda model: model.max_position_embeddings)
+    return length_limit(options.max_model_len, shorter)
+
+
+def _pays(each: BatchPlan, gpu: Gpu, options: PlanOptions) -> str:
     speed = each.speculative.tokens_per_second
     over_plain = speed / each.plain.tokens_per_second
     over_sd = speed / each.synchronous.tokens_per_second
@@ -253,11 +312,27 @@ def _pays(each: BatchPlan) -> str:
     hidden = (
         f"a verify ({verify:.1f} ms) hides the table ({table:.1f} ms)"
         if table <= verify
-        else f"the table ({table:.1f} ms) takes longer than a verify ({verify:.1f} ms): lower "
-        "--lookahead or --branches"
+        else f"the table ({table:.1f} ms) takes longer than a verify ({verify:.1f} ms): "
+        + _faster_table(each, gpu, options)
     )
     word = "pays" if min(over_plain, over_sd) > 1 else "does not pay"
     return (
         f"batch {each.batch}: SSD {word}: {over_plain:.2f} times AR, {over_sd:.2f} times SD; "
         f"{hidden}"
     )
+
+
+def _faster_table(each: BatchPlan, gpu: Gpu, options: PlanOptions) -> str:
+    """Return how a verify would hide the table."""
+    target, draft = shape_of(options.model), shape_of(options.draft)
+
+    def is_hidden(lookahead: int, branches: int) -> bool:
+        changed = replace(options, lookahead=lookahead, branches=branches)
+        times = round_times(target, draft, gpu, changed, each.batch)
+        return times.table <= times.verify
+
+    if branches := _largest(options.branches - 1, lambda n: is_hidden(options.lookahead, n)):
+        return f"--branches {branches} would be hidden"
+    if lookahead := _largest(options.lookahead - 1, lambda k: is_hidden(k, options.branches)):
+        return f"--lookahead {lookahead} would be hidden"
+    return "use a smaller draft"

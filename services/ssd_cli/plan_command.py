@@ -128,7 +128,7 @@ _MEMORY_ROWS: tuple[tuple[str, Callable[[Memory], int]], ...] = (
     ("KV cache of {batch} sequences of {length} tokens", lambda memory: memory.kv_cache),
     ("KV entries of branches", lambda memory: memory.segments),
     ("logits of branches", lambda memory: memory.branch_logits),
-    ("CUDA graphs and logits (estimate)", lambda memory: memory.graphs),
+    ("CUDA graphs (estimate) and their logits", lambda memory: memory.graphs),
     ("CUDA and libraries (estimate)", lambda memory: memory.runtime),
     ("sum", lambda memory: memory.total),
 )

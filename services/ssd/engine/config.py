@@ -20,6 +20,8 @@ for GPUs are fixed by its attention backend."""
 PREFILL_CHUNKS = {"openvino": 16, "torch": 32, STATIC: 128}
 """Rows of a prefill pass of a target by engine, unless set. On a CPU, a pass takes longer with each
 row, and other sequences wait for it. On a GPU, so few rows take about the time of a verify."""
+LARGEST_PAGE = 256
+"""Slots of a KV block of flash-attn, the largest of all backends."""
 MAX_DEFAULT_LEN = 4096
 """Largest length of a sequence if the settings do not contain one."""
 FAMILIES = {"llama": "llama", "qwen3": "qwen3"}

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import torch
 
-from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.config import STATIC, EngineConfig, ModelConfig
 from ssd.engine.kv_cache.storage import EntryMap, KVStorage
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.precision import DTYPES
 from ssd.engine.sizes import (
     branch_logits_bytes,
     bytes_per_entry,
+    graph_output_bytes,
     segment_entries,
     segment_sessions,
 )
@@ -54,6 +55,9 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig) -> int:
     budget = engine.kv_cache_bytes
     if budget is None:
         free = free_bytes(engine.device) - branch_logits_bytes(model, engine)
+        if engine.engine == STATIC and engine.device != "cpu":
+            # Graphs are captured later.
+            free -= graph_output_bytes(model, engine)
         budget = int(max(0, free) * engine.kv_cache_fraction)
         if engine.branches and engine.engine == "openvino":
             budget //= 2  # Each table gathers a copy of the entries of its sessions.

@@ -5,11 +5,20 @@ tensor parallelism, and starts kernels. The first two overlap with the third; th
 
     time = max(bytes / bandwidth, flops / speed) + all-reduces + kernels
 
-*Decision*: the five constants below are assumptions, the same for all GPUs. *Because*: with them,
-predictions are within 15 % of the published speeds on H100s
-(``tests/unit/ssd_cli/test_published_speeds.py``). The times of a kernel and of an all-reduce were
-chosen for that. *Not chosen*: constants for each GPU, for which there are no measurements here.
-*Revisit when* a GPU has been measured.
+What is fitted, what is counted and what is assumed:
+
+- ``KERNEL_SECONDS`` and ``ALL_REDUCE_SECONDS`` are fitted: chosen so that plain decoding with the
+  kernels of ``PUBLISHED`` is near the published speeds on H100s. With them, the other predictions
+  are within 15 % (``tests/unit/ssd_cli/test_published_speeds.py``).
+- The kernels of ``STATIC`` are counted in the operations that the engine for GPUs records, and a
+  test compares them (``tests/unit/ssd/engine/test_kernel_counts.py``). Those of ``PUBLISHED``, the
+  engine of the publication, are assumed: its code fuses more.
+- The shares of bandwidths and of the peak are assumed, the same for all GPUs.
+
+*Decision*: a kernel of either engine takes the same time. *Because*: there is no measurement of
+this engine on a GPU, and the number of its kernels is the known difference. Many of them are small,
+so it can be faster than predicted. *Not chosen*: the publication's kernels for this engine, which
+has almost twice as many in a layer. *Revisit when* ``make gpu-check`` has run on a GPU.
 """
 
 from collections.abc import Mapping
@@ -19,6 +28,8 @@ from types import MappingProxyType
 from ssd.engine.config import DTYPE_BYTES, ModelConfig
 from ssd.engine.sizes import bytes_per_entry, has_head_norms, pass_weights
 
+DTYPE = "bfloat16"
+"""Of weights and KV cache."""
 BANDWIDTH_SHARE = 0.9
 """Share of the memory bandwidth that a copy reaches, and large products with few rows too."""
 FLOPS_SHARE = 0.6
@@ -29,11 +40,38 @@ KERNEL_SECONDS = 3e-6
 """Fixed time of a kernel in a CUDA graph: its start and its last, partly filled wave."""
 ALL_REDUCE_SECONDS = 20e-6
 """Time of a small all-reduce by NCCL in a CUDA graph, waiting for the slowest rank included."""
-LAYER_KERNELS = 10
-"""Kernels of a layer: 2 norms, 4 products, rotation, 1 that stores KV, attention, activation."""
-HEAD_NORM_KERNELS = 2
-TREE_KERNELS = 8
-"""More kernels of a layer in a step of a draft's tree: two more segments, and their merge."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Numbers of kernels of an engine."""
+
+    layer: int
+    """Of a layer that attends to pages; the kernel of attention is one."""
+    head_norms: int
+    """More in a layer with norms of queries and keys."""
+    tree: int
+    """More in a layer of a step of a draft's tree: its segments, and their merge."""
+    fixed: int
+    """Of a pass beside its layers: inputs, embedding, last norm, head."""
+    fixed_tree: int
+    """More of a step of a tree beside its layers."""
+    adds_parts: bool
+    """Ranks gather the parts of a sum and add each of them; else they all-reduce."""
+
+    def of(self, model: ModelConfig, *, is_tree: bool, num_gpus: int = 1) -> int:
+        """Return the number of kernels of a pass."""
+        layer = self.layer + self.head_norms * has_head_norms(model) + self.tree * is_tree
+        if self.adds_parts and num_gpus > 1:
+            layer += 2 * num_gpus
+        return model.num_layers * layer + self.fixed + self.fixed_tree * is_tree
+
+
+STATIC = Kernels(layer=18, head_norms=3, tree=15, fixed=20, fixed_tree=14, adds_parts=True)
+"""This engine on GPUs, without captured collectives; the numbers of ``test_kernel_counts``."""
+PUBLISHED = Kernels(layer=10, head_norms=2, tree=8, fixed=10, fixed_tree=8, adds_parts=False)
+"""The engine of the publication. Of a layer: 2 norms, 4 products, rotation, 1 that stores KV,
+attention, activation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +143,12 @@ class PassTime:
 
 
 def pass_time(
-    model: ModelConfig, gpu: Gpu, shape: PassShape, *, num_gpus: int = 1, dtype: str = "bfloat16"
+    model: ModelConfig,
+    gpu: Gpu,
+    shape: PassShape,
+    *,
+    num_gpus: int = 1,
+    kernels: Kernels = STATIC,
 ) -> PassTime:
     """Predict the time of a pass.
 
@@ -114,23 +157,23 @@ def pass_time(
         gpu: all GPUs are alike.
         shape: of the pass.
         num_gpus: size of the tensor-parallel group.
-        dtype: of weights and KV cache.
+        kernels: of the engine.
     """
     bandwidth = gpu.bandwidth * BANDWIDTH_SHARE
-    kv_bytes = shape.sequences * shape.context_tokens * bytes_per_entry(model, dtype)
+    kv_bytes = shape.sequences * shape.context_tokens * bytes_per_entry(model, DTYPE)
     flops = 2 * shape.rows * pass_weights(model)
     # Scores and weighted values: two products with each entry of the context.
     flops += (
         4 * shape.rows * shape.context_tokens * model.num_layers * model.num_heads * model.head_size
     )
-    kernels = LAYER_KERNELS + HEAD_NORM_KERNELS * has_head_norms(model)
-    kernels += TREE_KERNELS * shape.is_tree
+    num_kernels = kernels.of(model, is_tree=shape.is_tree, num_gpus=num_gpus)
+    sent_share = num_gpus - 1 if kernels.adds_parts else 2 * (num_gpus - 1) / num_gpus
     return PassTime(
-        weights=pass_weights(model) * DTYPE_BYTES[dtype] / num_gpus / bandwidth,
+        weights=pass_weights(model) * DTYPE_BYTES[DTYPE] / num_gpus / bandwidth,
         kv=kv_bytes / kv_shards(model, num_gpus) / bandwidth,
         products=flops / num_gpus / (gpu.flops * FLOPS_SHARE),
-        all_reduces=_all_reduces(model, gpu, shape.rows, num_gpus, dtype),
-        kernels=(model.num_layers + 1) * kernels * KERNEL_SECONDS,
+        all_reduces=_all_reduces(model, gpu, shape.rows, sent_share),
+        kernels=num_kernels * KERNEL_SECONDS,
     )
 
 
@@ -139,12 +182,18 @@ def kv_shards(model: ModelConfig, num_gpus: int) -> int:
     return min(num_gpus, model.num_kv_heads)
 
 
-def _all_reduces(model: ModelConfig, gpu: Gpu, rows: int, num_gpus: int, dtype: str) -> float:
-    """Return the time of two all-reduces of a layer and one of the head."""
-    if num_gpus == 1:
+def _all_reduces(model: ModelConfig, gpu: Gpu, rows: int, sent_share: float) -> float:
+    """Return the time of two sums over all ranks of a layer and one of the embedding.
+
+    Args:
+        model: whole.
+        gpu: with the link.
+        rows: of the pass.
+        sent_share: bytes that a rank sends over one direction of its link, divided by those of the
+            sum: every other rank's copy of a gather, or twice the bytes of a ring less its own.
+    """
+    if not sent_share:
         return 0.0
-    num_bytes = rows * model.hidden_size * DTYPE_BYTES[dtype]
-    # A ring sends every byte twice, less the own part, over one direction of the link.
-    sent = 2 * (num_gpus - 1) / num_gpus * num_bytes
-    each = ALL_REDUCE_SECONDS + sent / (gpu.link_bandwidth / 2 * LINK_SHARE)
+    num_bytes = rows * model.hidden_size * DTYPE_BYTES[DTYPE]
+    each = ALL_REDUCE_SECONDS + sent_share * num_bytes / (gpu.link_bandwidth / 2 * LINK_SHARE)
     return (2 * model.num_layers + 1) * each

@@ -1,6 +1,14 @@
 """Numbers of weights and bytes of a model and its caches; imported without torch."""
 
-from ssd.engine.config import DTYPE_BYTES, STATIC, EngineConfig, ModelConfig
+from ssd.engine.config import (
+    DTYPE_BYTES,
+    STATIC,
+    EngineConfig,
+    ModelConfig,
+    sequence_buckets,
+)
+
+_LOGIT_BYTES = 4
 
 
 def has_head_norms(model: ModelConfig) -> bool:
@@ -54,3 +62,14 @@ def branch_logits_bytes(model: ModelConfig, engine: EngineConfig) -> int:
     """Return the size of the logits that a draft keeps: every step of every branch."""
     rows = engine.max_num_seqs * engine.branches * engine.num_columns
     return rows * model.vocab_size * DTYPE_BYTES[engine.dtype]
+
+
+def graph_output_bytes(model: ModelConfig, engine: EngineConfig) -> int:
+    """Return the size of the logits that the captured passes of the static engine return.
+
+    Each shape keeps its own, in float32. All shapes share the product of the head, in the dtype.
+    """
+    rows = (engine.num_columns, *(engine.branch_counts if engine.branches else ()))
+    kept = sum(sequence_buckets(engine)) * sum(rows)
+    shared = engine.max_num_seqs * max(rows)
+    return (kept * _LOGIT_BYTES + shared * DTYPE_BYTES[engine.dtype]) * model.vocab_size

@@ -7,7 +7,7 @@ import pytest
 
 from ssd.engine.config import ModelConfig
 from ssd.engine.known_shapes import KNOWN_SHAPES
-from ssd.engine.sizes import num_weights
+from ssd.engine.sizes import bytes_per_entry, num_weights
 from ssd.testing.tiny_folder import write_tiny_folder
 from ssd_cli.app import run
 from ssd_cli.shapes import shape_of
@@ -50,9 +50,66 @@ def test_a_model_that_does_not_fit_ends_with_1_and_a_remedy(
     assert run(["plan", "--tp", "1"]) == 1
     shown = capsys.readouterr().out
     assert "the target does not fit: " in shown
-    assert "use a larger --tp" in shown
-    assert run(["plan", "--batch", "512"]) == 1
-    assert "lower --max-model-len or the largest --batch" in capsys.readouterr().out
+    # Two GPUs have too little memory too.
+    assert "use --tp 4" in shown
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag", "step"),
+    [
+        (["--batch", "512"], "--batch", 1),
+        (["--batch", "1", "--max-model-len", "131072", "--tp", "2"], "--max-model-len", 256),
+    ],
+)
+def test_a_remedy_for_memory_is_the_largest_value_that_fits(
+    flags: list[str], flag: str, step: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["plan", "--gpu", "A100-80GB", *flags]
+
+    def problem(*changed: str) -> str:
+        run([*argv, *changed])
+        return capsys.readouterr().out.partition("the target does not fit: ")[2]
+
+    words = f"the largest {flag} that fits is "
+    value = int(problem().partition(words)[2].split()[0])
+    assert not problem(flag, str(value))
+    assert problem(flag, str(value + step))
+
+
+def test_a_model_that_no_size_can_hold_needs_another_gpu(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ["--draft", "llama-3.1-70b", "--gpu", "L40S", "--tp", "8"]
+    assert run(["plan", *flags]) == 1
+    shown = capsys.readouterr().out
+    assert "the draft does not fit: " in shown
+    assert "use a GPU with more memory or a smaller draft" in shown
+
+
+def test_a_table_that_is_too_slow_is_made_faster_by_what_helps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    small = ["plan", "--model", "llama-3.1-8b", "--tp", "1", "--batch", "1"]
+    run([*small, "--draft", "llama-3.1-8b"])
+    assert "use a smaller draft" in capsys.readouterr().out
+    run([*small, "--draft", "llama-3.2-1b", "--lookahead", "16"])
+    shown = capsys.readouterr().out
+    assert "--lookahead" in shown.partition("takes longer than a verify")[2]
+
+
+def test_the_plan_has_the_shapes_of_the_engine_for_gpus(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = plan(capsys, "--batch", "1,12", "--max-model-len", "300")
+    (one, twelve) = found["batches"]  # type: ignore[misc]
+    # Plain decoding is a verify, and blocks have the size of flash-attn's.
+    assert one["times"]["plain"] == one["times"]["verify"]  # type: ignore[has-type]
+    memory = found["target_memory"]
+    assert isinstance(memory, dict)
+    model = KNOWN_SHAPES["llama-3.1-70b"]
+    entries = 256 * (1 + 12 * 2)
+    assert memory["kv_cache"] == entries * bytes_per_entry(model, "bfloat16") // 4
+    assert twelve["batch"] == 12  # type: ignore[has-type]
 
 
 def test_a_draft_as_large_as_its_target_does_not_pay(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from ssd.engine import memory
-from ssd.engine.config import EngineConfig
+from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.memory import free_bytes, plan_blocks
 from ssd.errors import MemoryBudgetError
 from ssd.testing.tiny_model import TinyModel
@@ -59,6 +59,32 @@ def test_the_memory_of_kept_branch_logits_is_reserved(monkeypatch: pytest.Monkey
     monkeypatch.setattr(memory, "free_bytes", lambda _device: kept + needed - 1)
     with pytest.raises(MemoryBudgetError):
         plan(draft)
+
+
+@pytest.mark.parametrize(
+    ("branches", "kept_rows", "shared_rows"),
+    # Of 1 and 2 sequences: verifies of 7 rows, or proposals and tables of 4, 2 and 1 branches.
+    [(0, (1 + 2) * 7, 2 * 7), (4, (1 + 2) * (7 + 4 + 2 + 1), 2 * 7)],
+)
+def test_the_logits_of_cuda_graphs_are_reserved(
+    branches: int, kept_rows: int, shared_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu = replace(
+        ENGINE,
+        engine=STATIC,
+        device="cuda:0",
+        branches=branches,
+        kv_cache_bytes=None,
+        kv_cache_fraction=1.0,
+    )
+    logits = (kept_rows * 4 + shared_rows * 4) * MODEL.vocab_size
+    needed = 3 * 7 * (1 + branches) * SLOT_BYTES if branches else 0
+    needed += (1 + BLOCKS_A_SEQUENCE) * 16 * SLOT_BYTES + 2 * branches * 7 * MODEL.vocab_size * 4
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: logits + needed)
+    assert plan(on_gpu) == 1 + BLOCKS_A_SEQUENCE
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: logits + needed - 1)
+    with pytest.raises(MemoryBudgetError):
+        plan(on_gpu)
 
 
 @pytest.fixture

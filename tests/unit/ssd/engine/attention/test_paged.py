@@ -15,6 +15,7 @@ from ssd.engine.attention.dense import attend_beside, attend_dense
 from ssd.engine.attention.paged import PagedAttention, make_paged, num_visible
 from ssd.engine.attention.paged_flex import PagedFlex
 from ssd.engine.attention.paged_reference import PagedReference
+from ssd.engine.config import LARGEST_PAGE
 from ssd.errors import SettingsError
 from ssd.testing.fake_device import fake_device
 
@@ -245,7 +246,7 @@ def without_flash_attn(adapter_is_new: None, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("case", ["a verify around page boundaries", "a trunk"])
 def test_flash_attn_receives_its_arguments_and_its_infinities_are_turned(case: str) -> None:
     choice = make_paged("flash_attn", "cuda", "bfloat16")
-    assert choice.attention.block_size == 256
+    assert choice.attention.block_size == LARGEST_PAGE == 256
     assert differs_by(choice.attention, paged_cases(256)[case], torch.bfloat16) < 2e-2
 
 
