@@ -1,8 +1,9 @@
 """Attention kernels on pages against attention to each sequence on its own, in float64.
 
 FlexAttention is the default of a GPU without flash-attn, and its bfloat16 kernels run on no other
-device: Triton's interpreter multiplies the bit patterns of bfloat16 numbers as integers, so its
-results (about 1e9) mean nothing. The first check of attention is therefore this one on the GPU.
+device: Triton's interpreter multiplies the bit patterns of bfloat16 numbers as integers. In version
+3.9, a product of two small matrices was that of their bits exactly, 1.9e10 instead of 11; in
+float16 it was right. The first check of attention is therefore this one on the GPU.
 """
 
 from collections.abc import Sequence
