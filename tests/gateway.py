@@ -67,6 +67,8 @@ class ScriptedTarget(generate_pb2_grpc.GenerateServiceServicer):
     info: ModelInfo = INFO
     calls: list[GenerateCall] = field(default_factory=list)
     request_ids: list[str] = field(default_factory=list)
+    traces: list[str] = field(default_factory=list)
+    """The header ``traceparent`` of each call; empty if it is missing."""
     num_cancelled: int = 0
     address: str = ""
 
@@ -79,6 +81,7 @@ class ScriptedTarget(generate_pb2_grpc.GenerateServiceServicer):
         self.calls.append(call)
         metadata = dict(context.invocation_metadata() or ())
         self.request_ids.append(str(metadata.get("x-request-id", "")))
+        self.traces.append(str(metadata.get("traceparent", "")))
         try:
             async for chunk in self.answer(call):
                 yield codec.generate_response(chunk)

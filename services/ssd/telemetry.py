@@ -20,6 +20,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The request of the current task; log lines contain it."""
+trace_headers: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("trace_headers", default=())
+"""Headers with which calls of the current task continue the trace of its caller (W3C)."""
 bound_fields: ContextVar[Mapping[str, object]] = ContextVar(
     "bound_fields", default=MappingProxyType({})
 )

@@ -18,6 +18,8 @@ from ssd_gateway.settings import GatewaySettings
 API_PREFIX = "/v1/"
 _KNOWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models"})
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TRACE_PARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACE_STATE = re.compile(r"[\x20-\x7e]{1,512}")
 _log = telemetry.get_logger(__name__)
 
 
@@ -36,6 +38,7 @@ class Gate:
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         telemetry.request_id.set(request_id)
+        telemetry.trace_headers.set(_trace_headers(headers))
         out = _Sender(send, request_id, self._settings.stream_stall_seconds)
         path: str = scope["path"]
         if not path.startswith(API_PREFIX):
@@ -97,3 +100,12 @@ class _Sender:
             raise DeadlineError(
                 f"the response was not read for {self._stall_seconds:g} s (stream_stall_seconds)"
             ) from error
+
+
+def _trace_headers(headers: Headers) -> tuple[tuple[str, str], ...]:
+    """Return the trace context of the caller (W3C); empty if it sent none or a wrong one."""
+    parent, state = headers.get("traceparent", ""), headers.get("tracestate", "")
+    if not _TRACE_PARENT.fullmatch(parent):
+        return ()
+    of_state = (("tracestate", state),) if _TRACE_STATE.fullmatch(state) else ()
+    return (("traceparent", parent), *of_state)

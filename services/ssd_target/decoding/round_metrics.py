@@ -40,16 +40,26 @@ class RoundMetrics:
         for part, seconds in self._part_seconds.items():
             seconds.observe(times.seconds[part])
         self._host_seconds.observe(times.host_seconds)
+        # Each call of a counter takes a lock, so it is called once for all rows.
+        kinds: dict[LookupResult, int] = {}
+        lengths: list[int] = []
+        num_tokens = num_proposed = 0
         for result, lookup in zip(results, lookups, strict=True):
+            kinds[lookup.result] = kinds.get(lookup.result, 0) + 1
+            num_tokens += len(result.emission.token_ids)
+            if result.num_proposed:
+                num_proposed += result.num_proposed
+                lengths.append(result.outcome.accepted)
             if result.base_len == result.sequence.num_prompt and result.sequence.num_cached:
                 telemetry.PREFIX_HITS_TOTAL.inc()
                 self._cached_tokens.inc(result.sequence.num_cached)
-            self._results[lookup.result].inc()
-            self._output_tokens.inc(len(result.emission.token_ids))
-            if result.num_proposed:
-                telemetry.PROPOSED_TOKENS_TOTAL.inc(result.num_proposed)
-                for position in range(result.outcome.accepted):
-                    self._accepted[position].inc()
+        for kind, count in kinds.items():
+            self._results[kind].inc(count)
+        self._output_tokens.inc(num_tokens)
+        if num_proposed:
+            telemetry.PROPOSED_TOKENS_TOTAL.inc(num_proposed)
+            for position in range(max(lengths)):
+                self._accepted[position].inc(sum(length > position for length in lengths))
 
     def observe_admission(self, sequence: Sequence, now: float) -> None:
         """Publish that a sequence has left the queue."""

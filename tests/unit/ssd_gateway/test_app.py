@@ -90,6 +90,23 @@ async def test_a_chat_reaches_the_target_and_returns_its_text_and_counts() -> No
     assert target.request_ids == ["abc"]
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", True),
+        ("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7", False),
+        ("not a trace", False),
+    ],
+)
+async def test_a_target_receives_the_trace_of_the_caller(given: str, *, sent: bool) -> None:
+    target = ScriptedTarget()
+    async with fronting(target) as front, front.client() as client:
+        await client.chat.completions.create(
+            model="demo", messages=HELLO, extra_headers={"traceparent": given}
+        )
+    assert target.traces == [given if sent else ""]
+
+
 async def test_a_stream_has_the_text_in_parts_then_the_counts() -> None:
     async with fronting(ScriptedTarget()) as front, front.client() as client:
         stream = await client.chat.completions.create(

@@ -4,10 +4,12 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 from prometheus_client import Metric
 
 from ssd import telemetry
+from ssd_gateway import metrics as gateway_metrics
 from ssd_operator.runtime import metrics as operator_metrics
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -20,12 +22,24 @@ HEAD = "| Metric | Labels | Of | Meaning |\n|---|---|---|---|\n"
 
 
 def families(process: str) -> list[Metric]:
-    registry = (
-        operator_metrics.REGISTRY
-        if process == "operator"
-        else telemetry.metrics_of("target" if process == "target" else "draft")
-    )
+    match process:
+        case "target" | "draft":
+            registry = telemetry.metrics_of("target" if process == "target" else "draft")
+        case "gateway":
+            registry = gateway_metrics.REGISTRY
+        case _:
+            registry = operator_metrics.REGISTRY
     return [each for each in registry.collect() if each.name.startswith("ssd_")]
+
+
+def labels_of(*modules: ModuleType) -> dict[str, tuple[str, ...]]:
+    return {
+        family.name: metric._labelnames
+        for module in modules
+        for metric in vars(module).values()
+        if hasattr(metric, "_labelnames")
+        for family in metric.describe()
+    }
 
 
 def series(family: Metric) -> set[str]:
@@ -45,7 +59,9 @@ def queries() -> Iterator[str]:
 def test_dashboard_and_alerts_query_every_metric_and_no_other() -> None:
     used = set(re.findall(r"\bssd_\w+", " ".join(queries())))
     all_families = [
-        family for process in ("target", "draft", "operator") for family in families(process)
+        family
+        for process in ("target", "draft", "gateway", "operator")
+        for family in families(process)
     ]
     known = {name for family in all_families for name in series(family)}
     assert used - known == set(), "the dashboard or an alert queries metrics that do not exist"
@@ -54,18 +70,12 @@ def test_dashboard_and_alerts_query_every_metric_and_no_other() -> None:
 
 
 def test_queries_use_labels_that_the_metrics_have() -> None:
-    labels = {
-        family.name: set(metric._labelnames)
-        for module in (telemetry, operator_metrics)
-        for metric in vars(module).values()
-        if hasattr(metric, "_labelnames")
-        for family in metric.describe()
-    }
+    labels = labels_of(telemetry, gateway_metrics, operator_metrics)
     for query in queries():
         for name, selector in re.findall(r"\b(ssd_\w+)\{([^}]*)\}", query):
             family = re.sub(r"_(total|bucket|sum|count)$", "", name)
             found = set(re.findall(r"(\w+)\s*(?:=~|!=|!~|=)", selector))
-            assert found <= labels[family] | OF_PROMETHEUS, (name, found)
+            assert found <= set(labels[family]) | OF_PROMETHEUS, (name, found)
         of_query = {each for name, of in labels.items() if name in query for each in of}
         for group in re.findall(r"\bby \(([\w, ]+)\)", query):
             assert set(group.split(", ")) <= of_query | OF_PROMETHEUS, group
@@ -79,17 +89,12 @@ def test_the_readme_lists_every_metric() -> None:
 
 
 def table() -> str:
-    """Rows of all metrics of target and draft: name, labels, processes and the first sentence."""
+    """Rows of the metrics of target, draft and gateway: name, labels, processes, first sentence."""
     of: dict[str, list[str]] = {}
     helps: dict[str, str] = {}
-    labels = {
-        family.name: metric._labelnames
-        for metric in vars(telemetry).values()
-        if hasattr(metric, "_labelnames")
-        for family in metric.describe()
-    }
+    labels = labels_of(telemetry, gateway_metrics)
     names: dict[str, str] = {}
-    for process in ("target", "draft"):
+    for process in ("target", "draft", "gateway"):
         for family in families(process):
             of.setdefault(family.name, []).append(process)
             helps[family.name] = re.split(r"(?<=\.) (?=[A-Z])", family.documentation)[0]
