@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import grpc.aio
+from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
 from ssd.rpc import codec
@@ -16,6 +17,7 @@ from ssd.telemetry import SystemClock
 from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, Usage
 from ssd.v1 import generate_pb2, generate_pb2_grpc
 from ssd_gateway.gateway import Gateway
+from ssd_gateway.schemas import ChatRequest, CompletionRequest
 from ssd_gateway.settings import GatewaySettings
 
 INFO = ModelInfo(
@@ -35,6 +37,35 @@ INFO = ModelInfo(
     max_num_seqs=4,
     deterministic=False,
     dtype_reason="set explicitly",
+)
+# Bodies of requests, most of which are not valid.
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from([0, 1, 2, 0.5, "auto", "user", "text", "json_schema", "speculative"]),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["role", "content", "type", "text", "include_usage", "5", "x"]),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=8,
+)
+FIELDS = sorted({alias for kind in (ChatRequest, CompletionRequest) for alias in kind.model_fields})
+BODIES = st.builds(
+    lambda valid, other: valid | other,
+    st.sampled_from(
+        [{"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}, {"prompt": [1, 2]}, {}]
+    ),
+    st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), VALUES, max_size=4),
 )
 Answer = Callable[[GenerateCall], AsyncIterator[GenerationChunk]]
 

@@ -74,6 +74,9 @@ def problem_response(error: Exception, request_id: str) -> JSONResponse:
             "retry-after": str(max(1, math.ceil(pause_seconds))),
             "retry-after-ms": str(math.ceil(pause_seconds * 1000)),
         }
+    if status == 413:
+        # The rest of the body is not read.
+        headers["connection"] = "close"
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(body, status, headers)

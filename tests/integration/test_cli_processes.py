@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -206,6 +207,25 @@ async def test_a_failed_draft_restarts_at_its_address_and_a_failed_target_ends_a
         assert await process.wait() == 1
         assert b"error: target was killed by signal 9" in await process.stderr.read()
         assert not any(map(is_running, now))
+
+
+@pytest.mark.slow
+async def test_up_starts_a_gateway_and_restarts_it_at_its_address(pair: tuple[str, ...]) -> None:
+    flags = ("--num-drafts", "0", "--gateway", "--gateway-port", "0")
+    async with up(*pair, *flags) as (process, addresses, children):
+        url = f"http://{addresses['gateway']['http']}/readyz"
+
+        def probe() -> int:
+            with urllib.request.urlopen(url) as answer:
+                return int(answer.status)
+
+        assert await asyncio.to_thread(probe) == 200
+        victim = next(pid for pid in children if "ssd_gateway" in psutil.Process(pid).cmdline())
+        os.kill(victim, signal.SIGKILL)
+        assert process.stderr is not None
+        assert b"restarting it in 1 s" in await process.stderr.readline()
+        assert await process.stderr.readline() == b"gateway: ready again\n"
+        assert await asyncio.to_thread(probe) == 200
 
 
 async def test_demo_fails_if_no_draft_is_linked(

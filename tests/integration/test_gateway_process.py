@@ -3,6 +3,8 @@
 import asyncio
 import json
 import signal
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -10,7 +12,10 @@ from typing import Any
 
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai import AsyncOpenAI
+from tests.gateway import BODIES
 from tests.processes import ProcessUnderTest, completed, running
 
 from ssd import demo
@@ -126,6 +131,34 @@ async def test_a_killed_target_breaks_only_its_own_streams_and_others_serve() ->
         for n in range(4):
             answer = await client.completions.create(model="target", prompt=f"x = {n}")
             assert answer.usage is not None
+
+
+@pytest.mark.slow
+async def test_no_request_is_answered_with_an_internal_error() -> None:
+    async with target("--max-queue", "8") as process, gateway(process.grpc_address) as (front, _):
+        base = f"http://{front.http_address}/v1"
+
+        @settings(max_examples=400)
+        @given(BODIES, st.sampled_from(["completions", "chat/completions"]))
+        def attack(body: dict[str, Any], path: str) -> None:
+            # Short texts: the test is about bodies.
+            limited = body | {"max_tokens": 4, "max_completion_tokens": 4} if body else body
+            if path == "completions":
+                limited.pop("max_completion_tokens", None)
+            given_body = json.dumps(limited).encode()
+            headers = {"content-type": "application/json"}
+            request = urllib.request.Request(f"{base}/{path}", given_body, headers)
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    status, text = answer.status, answer.read().decode()
+            except urllib.error.HTTPError as refusal:
+                with refusal:
+                    status, text = refusal.code, refusal.read().decode()
+            assert status < 500, text
+            assert ('"error"' in text) == (status >= 400), text
+
+        await asyncio.to_thread(attack)
+        assert (await front.probe("/readyz"))[0] == 200
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The API with the official client, in front of scripted targets on real ports."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import math
@@ -29,6 +30,7 @@ from ssd.types import (
 )
 
 NOTHING: tuple[GenerationChunk, ...] = ()
+JSON_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -395,6 +397,39 @@ async def test_bodies_are_limited_and_must_be_json() -> None:
         assert other[0] == 415
         assert (await get(front, "/v1/other"))[0] == 404
         assert (await get(front, "/v1/completions"))[0] == 405
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\0" * 300 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"x" * 200_000,
+        JSON_HEAD + b"content-length: 99999999999999999999\r\n\r\n{}",
+        JSON_HEAD + b"content-length: -1\r\n\r\n{}",
+        JSON_HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["zeros", "header", "large", "negative", "chunk"],
+)
+async def test_broken_http_is_refused_and_the_next_connection_is_served(sent: bytes) -> None:
+    async with fronting(ScriptedTarget()) as front:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(12), 10)
+        assert answer in (b"HTTP/1.1 400", b"HTTP/1.1 413")
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        assert (await get(front, "/livez"))[0] == 200
+
+
+async def test_connections_over_the_limit_are_closed() -> None:
+    async with fronting(ScriptedTarget(), max_connections=2) as front:
+        opened = [await asyncio.open_connection("127.0.0.1", front.gateway.port) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        for _, each in (*opened, (reader, writer)):
+            each.close()
 
 
 async def test_requests_over_the_limit_are_answered_429() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.gateway import BODIES, VALUES
 
 from ssd.errors import FieldError, RequestError, UnsupportedError
 from ssd.rpc.codec import GenerateCall, generate_request
@@ -14,34 +15,6 @@ from ssd_gateway.problems import problem
 from ssd_gateway.schemas import ChatRequest, CompletionRequest, parse
 
 KINDS = (ChatRequest, CompletionRequest)
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**70), 2**70),
-    st.floats(),
-    st.text(max_size=20),
-    st.sampled_from([0, 1, 2, 0.5, "auto", "user", "text", "json_schema", "speculative"]),
-)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["role", "content", "type", "text", "include_usage", "5", "x"]),
-            inner,
-            max_size=3,
-        )
-    ),
-    max_leaves=8,
-)
-FIELDS = sorted({alias for kind in KINDS for alias in kind.model_fields})
-BODIES = st.builds(
-    lambda valid, other: valid | other,
-    st.sampled_from(
-        [{"prompt": "x"}, {"messages": [{"role": "user", "content": "x"}]}, {"prompt": [1, 2]}, {}]
-    ),
-    st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), VALUES, max_size=4),
-)
 
 
 def calls(kind: Any, body: bytes) -> list[GenerateCall]:
