@@ -85,6 +85,11 @@ class Tokenizer(Protocol):
         """Maximum number of UTF-8 bytes of one token; None if unknown."""
         ...
 
+    @property
+    def definition(self) -> str:
+        """Content of its ``tokenizer.json``."""
+        ...
+
     def encode(self, text: str) -> list[TokenId]:
         """Return the token ids of a text, in the form that the model was trained on."""
         ...

@@ -81,6 +81,10 @@ class SamplingParams:
     """The text ends after the first of these; at most 16."""
     ignore_eos: bool = False
     """Continue after end-of-text tokens."""
+    json_schema: str = ""
+    """The text is JSON that this schema allows; empty for any text. At most 64 KiB."""
+    regex: str = ""
+    """The text matches this regular expression as a whole; empty for any text. At most 4 KiB."""
     logprobs: int | None = None
     """Number of most likely tokens to report beside the selected one, 0..20; None reports none."""
     echo: bool = False

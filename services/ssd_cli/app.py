@@ -26,16 +26,22 @@ from ssd_cli.chat_command import chat_command
 from ssd_cli.commands import (
     check_drafts,
     check_models,
-    check_temperature,
     debug_of_app,
     processes_of,
     run_work,
     warn_about_one_cpu,
 )
 from ssd_cli.demo import DemoOptions, demo
-from ssd_cli.display import err, out, print_table, report, summary, write
-from ssd_cli.figures import Collector, Generation
-from ssd_cli.generate import GenerateOptions, check_endpoint, generate
+from ssd_cli.display import err, out, print_table, report, write
+from ssd_cli.figures import Collector
+from ssd_cli.generate import (
+    GenerateOptions,
+    check_endpoint,
+    generate,
+    json_line,
+    read_prompt,
+    show_generation,
+)
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
 from ssd_cli.options import (
     MAX_SEED,
@@ -64,6 +70,22 @@ from ssd_cli.options import (
 )
 from ssd_cli.plan_command import plan_command
 from ssd_cli.pool_command import pool_command
+from ssd_cli.sampling_options import (
+    FrequencyPenalty,
+    IgnoreEos,
+    JsonSchema,
+    Logprobs,
+    MinP,
+    MinTokens,
+    NumTexts,
+    PresencePenalty,
+    Regex,
+    RepetitionPenalty,
+    TopK,
+    TopP,
+    checked,
+    schema_text,
+)
 from ssd_cli.up import up
 
 app = typer.Typer(
@@ -128,10 +150,22 @@ def generate_command(
     mode: ModeOption = "auto",
     seed: Seed = None,
     temperature: Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
     max_tokens: MaxTokens = 128,
+    min_tokens: MinTokens = 0,
+    ignore_eos: IgnoreEos = False,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop before this text; can be repeated.")
     ] = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = "",
+    n: NumTexts = 1,
+    logprobs: Logprobs = None,
     lookahead: Lookahead = 6,
     branches: Branches = 24,
     num_drafts: NumDrafts = 1,
@@ -143,7 +177,8 @@ def generate_command(
 ) -> None:
     """Continue a prompt.
 
-    With --json, print one object: text, token_ids, finish_reason, statistics.
+    With --json, print one object: text, token_ids, finish_reason, statistics,
+    logprobs with --logprobs, and choices (the other texts) with --n.
     After Ctrl-C, finish_reason is cancelled. After an error it is failed, and
     error is the message. In both cases, statistics contains only what this
     command measured. Without a token, no object is printed.
@@ -155,13 +190,29 @@ def generate_command(
         credentials = client_credentials(tls_ca, tls_certificate, tls_key, token_file)
     else:
         refuse_without_endpoint(context)
-    if "" in (stop or ()):
-        raise typer.BadParameter("--stop is empty")
-    check_temperature(temperature)
+    if logprobs is not None and not is_json:
+        raise typer.BadParameter("--logprobs needs --json")
     check_drafts(mode, num_drafts)
     call = GenerateCall(
-        prompt=_prompt(prompt),
-        sampling=SamplingParams(temperature=temperature, stop=tuple(stop or ())),
+        prompt=read_prompt(prompt),
+        sampling=checked(
+            SamplingParams(
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                repetition_penalty=repetition_penalty,
+                presence_penalty=presence_penalty,
+                frequency_penalty=frequency_penalty,
+                min_tokens=min_tokens,
+                ignore_eos=ignore_eos,
+                stop=tuple(stop or ()),
+                json_schema=schema_text(json_schema, regex),
+                regex=regex,
+                n=n,
+                logprobs=logprobs,
+            )
+        ),
         seed=seed,
         max_tokens=max_tokens,
         mode=Mode(mode),
@@ -184,7 +235,7 @@ def generate_command(
         check_models(options.deployment, tensor_parallel_size)
         warn_about_one_cpu(options.deployment)
     collector = Collector()
-    show = partial(_show_generation, is_json=is_json, shows_seed=temperature > 0)
+    show = partial(show_generation, is_json=is_json, shows_seed=temperature > 0)
     try:
         hint = run_work(_generated(options, call, collector, is_json=is_json), is_debug=debug)
     except KeyboardInterrupt:
@@ -203,39 +254,13 @@ async def _generated(
 ) -> str:
     """Generate; after an error, end the partial text or print the partial object."""
     try:
-        return await generate(options, call, collector, _drop if is_json else write)
+        # --json prints the text in its object.
+        on_text = (lambda _text: None) if is_json else write
+        return await generate(options, call, collector, on_text)
     except SSDError as error:
         if collector.token_ids:
-            write(_json_line(collector.partial(str(error))) if is_json else "\n")
+            write(json_line(collector.partial(str(error))) if is_json else "\n")
         raise
-
-
-def _drop(_text: str) -> None:
-    """Print no text: ``--json`` prints it in its object."""
-
-
-def _prompt(given: str) -> str:
-    """Return the prompt; read it from standard input if it is ``-``."""
-    try:
-        prompt = sys.stdin.read() if given == "-" else given
-        prompt.encode()
-    except UnicodeError:
-        raise typer.BadParameter("the prompt is not UTF-8") from None
-    if not prompt:
-        raise typer.BadParameter("the prompt is empty")
-    return prompt
-
-
-def _show_generation(result: Generation, *, is_json: bool, shows_seed: bool) -> None:
-    if is_json:
-        write(_json_line(result))
-        return
-    write("\n")
-    print_table(err, summary([("", result.figures)], shows_seed=shows_seed))
-
-
-def _json_line(result: Generation) -> str:
-    return json.dumps(result.as_json()) + "\n"
 
 
 @app.command("up")

@@ -1,13 +1,19 @@
 """The figures of one generation, each defined once."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ssd.ports import Clock
 from ssd.rpc.pool_codec import LinkStatus
 from ssd.telemetry import SystemClock
-from ssd.types import FinishReason, GenerationChunk, SpeculationStatistics, TokenId
+from ssd.types import (
+    FinishReason,
+    GenerationChunk,
+    PositionLogprobs,
+    SpeculationStatistics,
+    TokenId,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,31 +59,44 @@ class Generation:
     figures: Figures
     error: str = ""
     """Message of the error that ended it; empty if none did."""
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    """Of each token, if the request asked for them."""
+    others: tuple["Generation", ...] = ()
+    """The other continuations of the prompt, if the request asked for several."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints; ``error`` is present only after an error.
+
+        ``logprobs`` and ``choices``, the other continuations, are present if there are any.
 
         ``statistics`` of a partial generation contains only the figures that were measured.
         """
         statistics = asdict(self.figures)
         if self.figures.rounds is None:
             statistics = {name: value for name, value in statistics.items() if value is not None}
-        found = {
+        found: dict[str, Any] = {
             "text": self.text,
             "token_ids": list(self.token_ids),
             "finish_reason": str(self.finish_reason),
             "statistics": statistics,
         }
+        if self.logprobs:
+            found["logprobs"] = [asdict(each) for each in self.logprobs]
+        if self.others:
+            found["choices"] = [each.as_json() for each in self.others]
         return found | {"error": self.error} if self.error else found
 
 
 @dataclass(slots=True)
 class Collector:
-    """Collects the chunks of one continuation."""
+    """Collects the chunks of a continuation, and those of the others of its prompt."""
 
     clock: Clock = field(default_factory=SystemClock)
     texts: list[str] = field(default_factory=list)
     token_ids: list[TokenId] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    others: dict[int, "Collector"] = field(default_factory=dict)
+    """Of the continuations after the first one, by their number."""
     seed: int = 0
     last: GenerationChunk | None = None
     started_at: float = 0.0
@@ -90,11 +109,18 @@ class Collector:
 
     def add(self, chunk: GenerationChunk) -> None:
         """Add the next chunk."""
+        if chunk.choice:
+            other = self.others.setdefault(
+                chunk.choice, Collector(self.clock, started_at=self.started_at)
+            )
+            other.add(replace(chunk, choice=0))
+            return
         self.last_at = self.clock.now()
         if not self.token_ids:
             self.first_at = self.last_at
         self.texts.append(chunk.text)
         self.token_ids.extend(chunk.token_ids)
+        self.logprobs.extend(chunk.logprobs)
         if chunk.seed is not None:
             self.seed = chunk.seed
         self.last = chunk
@@ -105,7 +131,8 @@ class Collector:
         assert self.last.finish_reason is not None
         assert self.last.statistics is not None
         found = figures(len(self.token_ids), self.seed, self.last.statistics)
-        return self._generation(found, self.last.finish_reason)
+        others = tuple(self.others[number].finish() for number in sorted(self.others))
+        return replace(self._generation(found, self.last.finish_reason), others=others)
 
     def partial(self, error: str = "") -> Generation:
         """Return the continuation so far, with the times that this client measured.
@@ -130,6 +157,7 @@ class Collector:
             finish_reason=reason,
             figures=found,
             error=error,
+            logprobs=tuple(self.logprobs),
         )
 
 

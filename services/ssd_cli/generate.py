@@ -1,6 +1,8 @@
-"""``ssd generate``: one continuation, from a running target or from a temporary one."""
+"""``ssd generate``: continuations of one prompt, from a running target or from a temporary one."""
 
 import contextlib
+import json
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -12,8 +14,8 @@ from ssd.rpc.client import READY_SECONDS, TargetClient
 from ssd.rpc.codec import GenerateCall
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
 from ssd.types import Mode
-from ssd_cli.display import report, startup_progress
-from ssd_cli.figures import Collector, why_not_speculative
+from ssd_cli.display import err, print_table, report, startup_progress, summary, write
+from ssd_cli.figures import Collector, Generation, why_not_speculative
 
 HINT_ROUNDS = 20
 """Number of rounds from which a text without a hit gets a hint."""
@@ -46,7 +48,7 @@ async def generate(
         options: the target.
         call: the prompt and its parameters.
         collector: receives each chunk, also those before an error or a cancellation.
-        on_text: receives each new piece of text.
+        on_text: receives each new piece of the first text.
 
     Raises:
         SSDError: the processes cannot start, or the request fails.
@@ -83,7 +85,8 @@ async def stream(
     collector.start()
     async for chunk in client.generate(call):
         collector.add(chunk)
-        on_text(chunk.text)
+        if chunk.choice == 0:
+            on_text(chunk.text)
 
 
 @contextlib.asynccontextmanager
@@ -113,6 +116,41 @@ async def connected(options: GenerateOptions) -> AsyncIterator[TargetClient]:
         # No other process restarts this target, so the client does not wait for it.
         client = TargetClient(running.target.grpc_address, ready_seconds=0)
         yield await stack.enter_async_context(client)
+
+
+def read_prompt(given: str) -> str:
+    """Return the prompt; read it from standard input if it is ``-``.
+
+    Raises:
+        typer.BadParameter: it is empty or not UTF-8.
+    """
+    try:
+        prompt = sys.stdin.read() if given == "-" else given
+        prompt.encode()
+    except UnicodeError:
+        raise typer.BadParameter("the prompt is not UTF-8") from None
+    if not prompt:
+        raise typer.BadParameter("the prompt is empty")
+    return prompt
+
+
+def show_generation(result: Generation, *, is_json: bool, shows_seed: bool) -> None:
+    """Print what follows the text: the other texts, and the figures."""
+    if is_json:
+        write(json_line(result))
+        return
+    write("\n")
+    texts = [result, *result.others]
+    for number, other in enumerate(texts[1:], start=2):
+        write(f"\n--- {number} of {len(texts)} ---\n{other.text}\n")
+    titles = [str(number) for number in range(1, 1 + len(texts))] if result.others else [""]
+    columns = [(title, each.figures) for title, each in zip(titles, texts, strict=True)]
+    print_table(err, summary(columns, shows_seed=shows_seed))
+
+
+def json_line(result: Generation) -> str:
+    """Return the object that ``--json`` prints."""
+    return json.dumps(result.as_json()) + "\n"
 
 
 def check_endpoint(endpoint: str) -> None:

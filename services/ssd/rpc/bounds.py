@@ -21,7 +21,8 @@ _ID_BYTES = 5
 """Maximum size of a token id in a message."""
 _OTHER_BYTES = 256 * 1024
 """Maximum size of a message without its prompt, rounded up: stop strings (16 KiB), metadata
-(33 KiB), logit biases (14 KiB), roles and lengths of 4096 turns (80 KiB)."""
+(33 KiB), logit biases (14 KiB), a JSON schema (64 KiB), roles and lengths of 4096 turns (80
+KiB)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

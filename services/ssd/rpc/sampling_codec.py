@@ -37,6 +37,8 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 """Ranges of optional numbers, except those that depend on the vocabulary."""
 _SWITCHES = ("ignore_eos", "echo")
+MAX_STRUCTURE_BYTES = {"json_schema": 64 * 1024, "regex": 4 * 1024}
+"""Of a structure by its field."""
 _DEFAULTS = SamplingParams()
 
 
@@ -53,18 +55,24 @@ def sampling_params(
         FieldError: a field is out of range.
     """
     all_tokens = LARGEST_ID if vocab_size is None else vocab_size
-    numbers: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, (lowest, highest) in {"top_k": (1, all_tokens), **_RANGES}.items():
         if message.HasField(name):
-            numbers[name] = getattr(message, name)
-            check_range(f"sampling.{name}", numbers[name], lowest, highest)
-    if numbers.get("top_k") == all_tokens:
-        del numbers["top_k"]
-    if numbers.get("temperature", 1.0) < LEAST_TEMPERATURE:
-        numbers["temperature"] = 0.0
+            found[name] = getattr(message, name)
+            check_range(f"sampling.{name}", found[name], lowest, highest)
+    if found.get("top_k") == all_tokens:
+        del found["top_k"]
+    if found.get("temperature", 1.0) < LEAST_TEMPERATURE:
+        found["temperature"] = 0.0
     _check_stops(message, vocab_size)
+    structure = message.WhichOneof("structure")
+    if structure is not None:
+        found[structure] = text = getattr(message, structure)
+        num_bytes, most = len(text.encode()), MAX_STRUCTURE_BYTES[structure]
+        if not 1 <= num_bytes <= most:
+            raise FieldError(f"sampling.{structure}", f"has {num_bytes} bytes, must have 1..{most}")
     return SamplingParams(
-        **numbers,
+        **found,
         **{name: getattr(message, name) for name in _SWITCHES},
         seed=message.seed,
         logit_bias=_logit_bias(message, vocab_size),
@@ -83,7 +91,7 @@ def sampling_message(
         seed: None leaves it unset.
         max_tokens: None leaves it unset.
     """
-    names = ("top_k", *_RANGES, *_SWITCHES)
+    names = ("top_k", *_RANGES, *_SWITCHES, *MAX_STRUCTURE_BYTES)
     found = {name: getattr(sampling, name) for name in names}
     changed = {name: value for name, value in found.items() if value != getattr(_DEFAULTS, name)}
     return types_pb2.SamplingParams(

@@ -31,6 +31,11 @@ class ByteTokenizer:
         """One."""
         return 1
 
+    @property
+    def definition(self) -> str:
+        """Nothing: this is no tokenizer of the library."""
+        return ""
+
     def encode(self, text: str) -> list[TokenId]:
         """The bytes of the text."""
         return list(text.encode())

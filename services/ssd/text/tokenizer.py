@@ -46,7 +46,12 @@ class HFTokenizer:
     @cached_property
     def longest_token_bytes(self) -> int | None:
         """Largest number of bytes of text of one token; None if it is not limited."""
-        return longest_token_bytes(json.loads(self._library.to_str()))
+        return longest_token_bytes(json.loads(self.definition))
+
+    @property
+    def definition(self) -> str:
+        """Content of its ``tokenizer.json``, which takes up to a second to write."""
+        return self._library.to_str()
 
     def encode(self, text: str) -> list[TokenId]:
         """Return the ids of a text, with the model's prefix (such as Llama's first token).

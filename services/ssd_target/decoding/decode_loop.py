@@ -367,6 +367,9 @@ class DecodeLoop:
 def _fail(sequence: Sequence, position: int) -> None:
     """Fail the request whose logits are not finite at ``position``; other rows continue."""
     arrival = sequence.arrival
+    if arrival.grammar is not None and arrival.grammar.failure is not None:
+        arrival.sink.fail(arrival.grammar.failure)
+        return
     _log.warning("not_finite", request_id=arrival.request.request_id, position=position)
     arrival.sink.fail(
         NotFiniteError(

@@ -24,6 +24,7 @@ def has_steps(sampling: SamplingParams) -> bool:
         or _has_filters(sampling)
         or bool(sampling.logit_bias)
         or sampling.min_tokens > 0
+        or bool(sampling.json_schema or sampling.regex)
         or sampling.logprobs is not None
     )
 
@@ -68,7 +69,8 @@ class LogitsSteps:
         self.has_filters = _has_filters(sampling)
         self.filters = _filters_1(sampling, device)
         """Of one row."""
-        self._ending_ids_I = self._ids(sorted(i for i in sequence.ending_ids if i < vocab_size))
+        self._ending_ids = sorted(i for i in sequence.ending_ids if i < vocab_size)
+        self._ending_ids_I = self._ids(self._ending_ids)
 
     def apply(self, logits_CV: Tensor, proposed: Tokens[TokenId], first_column: int = 0) -> Tensor:
         """Return the logits of some consecutive columns after the steps, as a new tensor.
@@ -91,10 +93,31 @@ class LogitsSteps:
             )
         if sampling.logit_bias:
             rows_CV[:, self._bias_ids_I] += self._biases_I
-        num_banned = sampling.min_tokens - self._sequence.num_emitted - first_column
-        if num_banned > 0:
+        num_banned = max(0, sampling.min_tokens - self._sequence.num_emitted - first_column)
+        if self._sequence.arrival.grammar is not None:
+            allowed_CV = self._allowed(len(rows_CV), proposed, first_column, num_banned)
+            # Logits can have more columns than the tokenizer has tokens.
+            rows_CV[:, allowed_CV.shape[1] :] = -torch.inf
+            rows_CV[:, : allowed_CV.shape[1]].masked_fill_(~allowed_CV, -torch.inf)
+        elif num_banned:
             rows_CV[:num_banned, self._ending_ids_I] = -torch.inf
         return rows_CV
+
+    def _allowed(
+        self, num_columns: int, proposed: Tokens[TokenId], first_column: int, num_banned: int
+    ) -> Tensor:
+        """Return which tokens the grammar allows; not the ending ones at the first columns.
+
+        Where the grammar allows nothing else, it allows ending tokens at any column.
+        """
+        grammar = self._sequence.arrival.grammar
+        assert grammar is not None
+        allowed_CV = grammar.allowed(proposed, first_column, num_columns)
+        longer_CV = allowed_CV[:num_banned].copy()
+        longer_CV[:, self._ending_ids] = False
+        can_go_on_C = longer_CV.any(axis=1)
+        allowed_CV[:num_banned][can_go_on_C] = longer_CV[can_go_on_C]
+        return to_device(torch.from_numpy(allowed_CV), self._device)
 
     def note_logprobs(self, logits_CV: Tensor, chosen: Tokens[TokenId]) -> None:
         """Keep the log-probabilities of the tokens of some rows, up to the first without a token.

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ssd.engine.kv_cache.block_pool import Key
 from ssd.ports import TokenSink
+from ssd.text.grammar import Grammar
 from ssd.types import NO_TOKEN, FinishReason, Mode, Request, SequenceId, TokenId
 from ssd_target.decoding.request_times import RequestTimes
 
@@ -37,6 +38,8 @@ class Arrival:
     eos_token_ids: frozenset[TokenId]
     sink: TokenSink
     stop_detector: StopDetector | None = None
+    grammar: Grammar | None = None
+    """Of the text; its ``completes`` is part of ``stop_detector``."""
     arrived_at: float = 0.0
     times: RequestTimes = field(default_factory=RequestTimes)
 

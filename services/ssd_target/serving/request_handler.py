@@ -21,15 +21,18 @@ from ssd.ports import Clock, Tokenizer
 from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_text, check_token_ids
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt, prompt_field
 from ssd.text.chat_template import render_chat
+from ssd.text.grammar import Grammar, GrammarSource
 from ssd.types import FinishReason, GenerationChunk, Mode, Request, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.scheduler import queue_full
-from ssd_target.decoding.sequence import Arrival
+from ssd_target.decoding.sequence import Arrival, StopDetector
 from ssd_target.serving.continuations import merged
+from ssd_target.serving.grammars import Grammars
 from ssd_target.serving.request_trace import RequestTrace
 from ssd_target.serving.stream_metrics import StreamMetrics
 from ssd_target.serving.streams import TokenStream, Wakeups
 from ssd_target.serving.text_output import (
+    AllDetectors,
     StopStringDetector,
     TextWriter,
     logprobs_with_texts,
@@ -55,6 +58,7 @@ class RequestHandler:
     ) -> None:
         self.tokenizer = tokenizer
         self.tokenization = Tokenization(tokenizer)
+        self._grammars = Grammars(tokenizer)
         self.runner: TargetRunner | None = None
         self.bounds = ANY_MODEL
         """Bounds of prompts; those of the model once it is loaded."""
@@ -161,7 +165,9 @@ class RequestHandler:
         noted = replace(call, report_rounds=call.report_rounds or trace.is_recording)
         request, text = await self._request(noted, request_id, runner.engine.max_model_len)
         continuations = [
-            self._continuation(replace(request, choice=choice), arrived_at)
+            self._continuation(
+                replace(request, choice=choice), await self._grammar(request.sampling), arrived_at
+            )
             for choice in range(request.sampling.n)
         ]
         streams = tuple(stream for _, stream in continuations)
@@ -183,7 +189,17 @@ class RequestHandler:
                 self._inbox.cancel(arrival.sequence_id)
             self._leave(streams)
 
-    def _continuation(self, request: Request, arrived_at: float) -> tuple[Arrival, TokenStream]:
+    async def _grammar(self, sampling: SamplingParams) -> Grammar | None:
+        """Return the grammar of one continuation, if the request has one."""
+        if sampling.json_schema:
+            return await self._grammars.grammar(GrammarSource("json_schema", sampling.json_schema))
+        if sampling.regex:
+            return await self._grammars.grammar(GrammarSource("regex", sampling.regex))
+        return None
+
+    def _continuation(
+        self, request: Request, grammar: Grammar | None, arrived_at: float
+    ) -> tuple[Arrival, TokenStream]:
         """Return what the step thread receives, and the stream of its tokens."""
         assert self._wakeups is not None
         stream = TokenStream(
@@ -193,12 +209,16 @@ class RequestHandler:
             stall_seconds=self._settings.stream_stall_seconds,
         )
         stop = request.sampling.stop
+        detectors: list[StopDetector] = [StopStringDetector(self.tokenizer, stop)] if stop else []
+        if grammar is not None:
+            detectors.append(grammar)
         arrival = Arrival(
             sequence_id=next(self._sequence_ids),
             request=request,
             eos_token_ids=self.tokenizer.eos_token_ids,
             sink=stream,
-            stop_detector=StopStringDetector(self.tokenizer, stop) if stop else None,
+            stop_detector=AllDetectors(detectors) if detectors else None,
+            grammar=grammar,
             arrived_at=arrived_at,
         )
         return arrival, stream

@@ -20,6 +20,7 @@ from ssd.speculation.round_samples import RoundSample
 from ssd.step_thread import Watchdog
 from ssd.testing.ledger_runner import LedgerRunner, law
 from ssd.testing.scripted_draft import Behaviour, ScriptedDraft
+from ssd.text.grammar import Grammar
 from ssd.transport.frame import Frame
 from ssd.transport.inprocess import pair
 from ssd.types import (
@@ -202,6 +203,8 @@ class Bench:
             else None,
         )
         self.num_submitted = 0
+        self.grammar: Grammar | None = None
+        """Of the next requests."""
         self.all_free = self.blocks.num_free
 
     def submit(
@@ -228,6 +231,8 @@ class Bench:
                 ),
                 eos_token_ids=frozenset(eos),
                 sink=sink,
+                stop_detector=self.grammar,
+                grammar=self.grammar,
             )
         )
         return sink

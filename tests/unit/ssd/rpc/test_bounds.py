@@ -58,6 +58,7 @@ def test_the_longest_request_that_is_accepted_fits_the_message_limit(length: int
         ),
         sampling=Sampling(
             stop=["😀" * 256] * 16,
+            json_schema="x" * 65_536,
             stop_token_ids=[LARGEST_ID] * 16,
             logit_bias=dict.fromkeys(range(LARGEST_ID - 1024, LARGEST_ID), 0.0),
         ),

@@ -1,0 +1,76 @@
+"""The flags of ``ssd generate`` that select tokens. The bounds are those of requests."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ssd.errors import FieldError
+from ssd.rpc.sampling_codec import sampling_message, sampling_params
+from ssd.types import SamplingParams
+
+TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
+TopP = Annotated[
+    float, typer.Option(help="Keep the most likely tokens with this probability together.")
+]
+MinP = Annotated[
+    float, typer.Option(help="Keep tokens with this fraction of the highest probability.")
+]
+RepetitionPenalty = Annotated[
+    float, typer.Option(help="Over 1: tokens of the prompt and the text become less likely.")
+]
+PresencePenalty = Annotated[
+    float, typer.Option(help="Over 0: tokens of the new text become less likely, once.")
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option(help="Over 0: tokens of the new text become less likely, each time.")
+]
+MinTokens = Annotated[
+    int, typer.Option(help="Number of new tokens before the model may end the text.")
+]
+IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Continue after the end of text.")]
+NumTexts = Annotated[int, typer.Option("--n", help="Number of continuations, 1..8.")]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        help="With --json: log-probabilities of each token and of this many most likely ones."
+    ),
+]
+JsonSchema = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with a JSON schema that the text follows.", exists=True, dir_okay=False
+    ),
+]
+Regex = Annotated[str, typer.Option(help="Regular expression that the text matches.")]
+
+
+def schema_text(file: Path | None, regex: str) -> str:
+    """Return the content of the file of ``--json-schema``, empty without one.
+
+    Raises:
+        typer.BadParameter: it is not UTF-8, or there is a regular expression too.
+    """
+    if file is None:
+        return ""
+    if regex:
+        raise typer.BadParameter("--json-schema and --regex exclude each other")
+    try:
+        return file.read_text(encoding="utf-8").strip() or " "
+    except UnicodeDecodeError:
+        raise typer.BadParameter(f"--json-schema {file} is not UTF-8") from None
+
+
+def checked(sampling: SamplingParams) -> SamplingParams:
+    """Return parameters within the bounds of a request.
+
+    Raises:
+        typer.BadParameter: one is out of its bounds; names the flag.
+    """
+    try:
+        return sampling_params(sampling_message(sampling, None, None))
+    except FieldError as error:
+        flag = error.field.removeprefix("sampling.").replace("_", "-")
+        raise typer.BadParameter(f"--{flag} {error.description}") from None
+    except ValueError as error:
+        raise typer.BadParameter(f"a flag cannot be sent: {error}") from None

@@ -1,0 +1,179 @@
+"""Speculation never changes a token, whatever the sampling parameters of a request are.
+
+All requests of a test run at the same time, in AUTOREGRESSIVE mode, with draft processes, and with
+a draft in the target's process. ``make test``: OpenVINO and two prompts.
+"""
+
+import asyncio
+import json
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+from tests.exactness.cells import Size, pair
+
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import GenerateCall
+from ssd.types import (
+    FinishReason,
+    Mode,
+    PositionLogprobs,
+    SamplingParams,
+    SpeculationStatistics,
+    TokenId,
+)
+
+WAITS_FOR_TABLES = (
+    *("--draft-deadline-ms", "10000", "--no-adaptive-deadline", "--no-circuit-breaker"),
+    *("--draft-model", "demo://draft"),
+)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+PATTERN = r"def [a-z_]{3,12}\((self|x)(, [a-z]{1,5}){0,2}\):"
+WARM = SamplingParams(temperature=1.0, ignore_eos=True)
+COLD = SamplingParams(temperature=0.0, ignore_eos=True)
+CASES = {
+    "top-k": replace(WARM, top_k=20),
+    "top-p": replace(WARM, top_p=0.9),
+    "min-p": replace(WARM, temperature=0.7, min_p=0.05),
+    "filters": replace(WARM, top_k=40, top_p=0.8, min_p=0.02),
+    "repetition": replace(COLD, repetition_penalty=1.2),
+    "penalties": replace(WARM, presence_penalty=0.8, frequency_penalty=0.3),
+    "bias": replace(COLD, logit_bias=((32, 3.0), (200, -100.0), (300, 2.0))),
+    "end": replace(WARM, ignore_eos=False, min_tokens=20, logit_bias=((0, 4.0),)),
+    "stop": replace(WARM, top_p=0.9, stop=("(self", "return", "\n\n")),
+    "logprobs": replace(WARM, logprobs=3),
+    "greedy logprobs": replace(COLD, logprobs=1),
+    "n": replace(WARM, top_p=0.95, n=3),
+    "schema": replace(WARM, json_schema=json.dumps(PERSON)),
+    "greedy schema": replace(COLD, json_schema=json.dumps(PERSON)),
+    "any object": replace(WARM, top_p=0.7, json_schema='{"type":"object"}'),
+    "regex": replace(WARM, regex=PATTERN),
+    "all": replace(
+        WARM,
+        top_k=100,
+        top_p=0.95,
+        min_p=0.001,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=-0.1,
+        logit_bias=((10, 1.0),),
+        min_tokens=4,
+        stop=("zz",),
+        logprobs=0,
+        json_schema=json.dumps(PERSON),
+    ),
+}
+FEW = Size(lookahead=6, num_prompts=2, max_num_seqs=8, max_tokens=32)
+ALL = [
+    pytest.param(
+        Size(6, 6, engine=engine, max_num_seqs=8), ("--deterministic",), marks=pytest.mark.slow
+    )
+    for engine in ("openvino", "torch", "static")
+]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One continuation of one case."""
+
+    case: str
+    choice: int
+    text: str
+    token_ids: tuple[TokenId, ...]
+    logprobs: tuple[PositionLogprobs, ...]
+    finish_reason: FinishReason | None
+    statistics: SpeculationStatistics
+
+
+async def run_case(
+    client: TargetClient, name: str, prompt: str, mode: Mode, max_tokens: int
+) -> list[Found]:
+    call = GenerateCall(
+        prompt=prompt, sampling=CASES[name], seed=len(prompt), max_tokens=max_tokens, mode=mode
+    )
+    chunks = [chunk async for chunk in client.generate(call)]
+    found = []
+    for choice in range(CASES[name].n):
+        own = [chunk for chunk in chunks if chunk.choice == choice]
+        statistics = own[-1].statistics
+        assert statistics is not None
+        found.append(
+            Found(
+                case=name,
+                choice=choice,
+                text="".join(chunk.text for chunk in own),
+                token_ids=tuple(token for chunk in own for token in chunk.token_ids),
+                logprobs=tuple(each for chunk in own for each in chunk.logprobs),
+                finish_reason=own[-1].finish_reason,
+                statistics=statistics,
+            )
+        )
+    return found
+
+
+async def run_all(client: TargetClient, size: Size, mode: Mode) -> list[Found]:
+    found = await asyncio.gather(
+        *(
+            run_case(client, name, prompt, mode, size.max_tokens)
+            for name in CASES
+            for prompt in size.prompts
+        )
+    )
+    return [each for texts in found for each in texts]
+
+
+def check_structure(found: Found) -> None:
+    """Assert that a text that ended by its structure has it."""
+    sampling = CASES[found.case]
+    if found.finish_reason is not FinishReason.STOP or found.text.endswith(sampling.stop or "\0"):
+        return
+    if sampling.regex:
+        assert re.fullmatch(sampling.regex, found.text), found
+    if sampling.json_schema:
+        value = json.loads(found.text)
+        if found.case != "any object":
+            assert set(value) == {"name", "age", "tags"}
+            assert len(value["name"]) <= 12
+            assert 0 <= value["age"] <= 150
+            assert set(value["tags"]) <= {"red", "green", "blue"}
+
+
+@pytest.mark.parametrize(("size", "flags"), [(FEW, ()), *ALL])
+async def test_the_tokens_of_each_mode_are_the_same_for_all_sampling_parameters(
+    size: Size, flags: tuple[str, ...]
+) -> None:
+    started = pair(
+        size,
+        target_flags=(*WAITS_FOR_TABLES, *flags),
+        draft_flags=("--no-adaptive-branches",),
+    )
+    async with started as (client, _):
+        plain = await run_all(client, size, Mode.AUTOREGRESSIVE)
+        others = {
+            mode: await run_all(client, size, mode) for mode in (Mode.SPECULATIVE, Mode.SYNCHRONOUS)
+        }
+    for mode, found in others.items():
+        for expected, text in zip(plain, found, strict=True):
+            assert text.token_ids == expected.token_ids, (mode, text)
+            assert text.finish_reason is expected.finish_reason
+            for one, other in zip(text.logprobs, expected.logprobs, strict=True):
+                assert one.selected.token_id == other.selected.token_id
+                assert one.selected.logprob == pytest.approx(other.selected.logprob, abs=1e-4)
+            check_structure(text)
+        accepted = {
+            name: sum(each.statistics.accepted_tokens for each in found if each.case == name)
+            for name in CASES
+        }
+        assert sum(count > 0 for count in accepted.values()) > 0.8 * len(CASES), accepted
+    ended = {each.case for each in plain if each.finish_reason is FinishReason.STOP}
+    assert {"regex", "end", "stop"} <= ended
+    assert {each.choice for each in plain} == {0, 1, 2}

@@ -1,0 +1,177 @@
+"""The tokens that a JSON schema or a regular expression allows."""
+
+import json
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llguidance import LLParserLimits
+
+from ssd import demo
+from ssd.errors import FieldError
+from ssd.ports import Tokenizer
+from ssd.testing.tokenizer import ByteTokenizer
+from ssd.text import grammar
+from ssd.text.grammar import Grammar, GrammarCompiler, GrammarSource
+from ssd.text.tokenizer import load_tokenizer
+from ssd.types import TokenId
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+PERSON = GrammarSource("json_schema", json.dumps(SCHEMA))
+NUMBER = GrammarSource("regex", r"[0-9]{2,4}(\.[0-9]+)?")
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(demo.folder("target"))
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(tokenizer())
+
+
+def ids(text: str) -> list[TokenId]:
+    return tokenizer().encode(text)
+
+
+def allowed_texts(found: Grammar) -> set[str]:
+    return {
+        tokenizer().decode([each]) for each in np.flatnonzero(found.allowed((), 0, 1)[0]).tolist()
+    }
+
+
+@given(st.data())
+def test_a_text_of_allowed_tokens_has_the_structure(data: st.DataObject) -> None:
+    source = data.draw(st.sampled_from([PERSON, NUMBER]))
+    (end,) = tokenizer().eos_token_ids
+    found, tokens = compiler().compile(source), []
+    for _ in range(60):
+        allowed = np.flatnonzero(found.allowed((), 0, 1)[0])
+        if end in allowed:
+            break
+        token = int(data.draw(st.sampled_from(allowed.tolist())))
+        tokens.append(token)
+        if found.completes(token):
+            break
+    else:
+        return
+    text = tokenizer().decode(tokens)
+    if source is NUMBER:
+        assert re.fullmatch(NUMBER.text, text)
+    else:
+        value = json.loads(text)
+        assert len(value["name"]) <= 5
+        assert set(value) <= {"name", "age"}
+
+
+def test_the_columns_of_a_proposal_are_those_of_a_text_that_grows_by_its_tokens() -> None:
+    proposed = ids('{"name": "bob", "age": 12}')
+    ahead, growing = compiler().compile(PERSON), compiler().compile(PERSON)
+    together_CV = ahead.allowed(proposed, 0, len(proposed) + 1)
+    for column, token in enumerate([*proposed, None]):
+        alone_V = growing.allowed((), 0, 1)[0]
+        assert np.array_equal(together_CV[column], alone_V)
+        assert np.array_equal(ahead.allowed(proposed, column, 1)[0], alone_V)
+        if token is not None:
+            assert alone_V[token]
+            assert growing.completes(token) == (column == len(proposed) - 1)
+    assert np.array_equal(ahead.allowed((), 0, 1), together_CV[:1]), "looking ahead moves nothing"
+
+
+def test_after_a_proposed_token_that_is_not_allowed_nothing_is_refused() -> None:
+    found = compiler().compile(NUMBER)
+    proposed = [*ids("7"), *ids("x"), *ids("1")]
+    allowed_CV = found.allowed(proposed, 0, 4)
+    assert not allowed_CV[1].all()
+    assert allowed_CV[2:].all()
+    assert found.allowed(proposed, 3, 1).all()
+    assert np.array_equal(found.allowed(proposed, 1, 1)[0], allowed_CV[1])
+
+
+def test_a_text_may_end_where_its_structure_may_end() -> None:
+    (end,) = tokenizer().eos_token_ids
+    found = compiler().compile(NUMBER)
+    for token in ids("1"):
+        assert not found.allowed((), 0, 1)[0, end]
+        assert not found.completes(token)
+    for token in ids("2"):
+        assert not found.completes(token)
+    assert found.allowed((), 0, 1)[0, end]
+    assert found.completes(end)
+
+
+def test_texts_of_one_grammar_do_not_share_their_position() -> None:
+    first, second = compiler().compile(PERSON), compiler().compile(PERSON)
+    assert not first.completes(ids("{")[0])
+    assert allowed_texts(second) == {"{"}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (GrammarSource("json_schema", "{"), "json_schema: is not JSON"),
+        (GrammarSource("json_schema", "[" * 60_000), "json_schema: is not JSON"),
+        (GrammarSource("json_schema", "[]"), "json_schema: is a JSON list, must be an object"),
+        (GrammarSource("json_schema", '{"type":"foo"}'), "Invalid type: foo"),
+        (GrammarSource("json_schema", '{"$ref":"#/nope"}'), "/nope"),
+        (GrammarSource("json_schema", "false"), "Unsatisfiable"),
+        (GrammarSource("json_schema", '{"not":{}}'), '"not"'),
+        (GrammarSource("regex", "("), "regex: cannot be used: .*unclosed group"),
+        (GrammarSource("regex", "(?=a)b"), "look-ahead"),
+        (GrammarSource("regex", "((a{50}){50}){50}"), "regex: cannot be used: .*too many"),
+        (GrammarSource("regex", "a{1000000}"), "regex: cannot be used"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused_with_its_field(
+    source: GrammarSource, message: str
+) -> None:
+    with pytest.raises(FieldError, match=message) as caught:
+        compiler().compile(source)
+    assert caught.value.field == source.field
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+
+
+def test_a_grammar_that_becomes_too_complex_allows_no_token_and_is_compiled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = LLParserLimits(step_lexer_fuel=2_000, verbose_errors=False)
+    monkeypatch.setattr(grammar, "_LIMITS", limits)
+    source, text = GrammarSource("regex", r"x( \d{4}){5}"), ids("x 1234 1234")
+    some = GrammarCompiler(tokenizer())
+    for first_columns in (1, len(text) + 1):
+        found = some.compile(source)
+        assert found.allowed(text, 0, first_columns)[0].any(), "a new text can use it"
+        for token in text:
+            if not found.allowed((), 0, 1).any():
+                break
+            assert not found.completes(token)
+        assert found.failure is not None
+        assert found.failure.field == "sampling.regex"
+        assert not found.allowed((), 0, 2).any()
+        assert some.cached(source) is None
+
+
+def test_a_tokenizer_that_the_library_does_not_read_is_named() -> None:
+    with pytest.raises(FieldError, match="tokenizer of this model"):
+        GrammarCompiler(ByteTokenizer()).compile(NUMBER)
+
+
+def test_the_newest_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar, "MAX_CACHED", 2)
+    some = GrammarCompiler(tokenizer())
+    sources = [GrammarSource("regex", text) for text in ("a", "b", "c")]
+    some.compile(sources[0])
+    some.compile(sources[1])
+    assert some.cached(sources[0]) is not None
+    some.compile(sources[2])
+    assert [some.cached(each) is not None for each in sources] == [True, False, True]

@@ -1,0 +1,114 @@
+"""A grammar selects the same tokens in each mode, and ends the text where it ends."""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from ssd.errors import FieldError
+from ssd.testing.scripted_draft import Behaviour
+from ssd.text.grammar import Grammar, GrammarCompiler, GrammarSource
+from ssd.text.tokenizer import HFTokenizer
+from ssd.types import FinishReason, Mode, SamplingParams
+
+ALPHABET = '0123\0[],ab{}"'
+"""The text of each token; the fifth one is the end."""
+EOS = 4
+PROMPT = (1, 2, 3)
+LIMIT = 30
+REGEX = r"\[([0-3]{1,3},){2,5}[ab]+\]"
+WARM = SamplingParams(temperature=1.0, seed=11, regex=REGEX)
+COLD = SamplingParams(temperature=0.0, regex=REGEX)
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    vocab = {text: index for index, text in enumerate(ALPHABET) if index != EOS}
+    library = LibraryTokenizer(models.BPE(vocab={**vocab, "</s>": EOS}, merges=[]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens(["</s>"])
+    return GrammarCompiler(HFTokenizer(library, frozenset({EOS})))
+
+
+def grammar(regex: str = REGEX) -> Grammar:
+    return compiler().compile(GrammarSource("regex", regex))
+
+
+@pytest.mark.parametrize("sampling", [WARM, COLD], ids=["warm", "greedy"])
+def test_each_mode_selects_the_tokens_of_plain_decoding(
+    make_bench: Callable[..., Any], make_own_draft: Callable[..., Any], sampling: SamplingParams
+) -> None:
+    def run(mode: Mode, text: tuple[int, ...] | None = None) -> Any:
+        bench = make_bench(deadline_ms=1000.0, own_draft=make_own_draft("perfect"))
+        if text is not None:
+            script = [Behaviour.HIT, Behaviour.WRONG, Behaviour.HIT, Behaviour.HALF] * 8
+            bench.join(script, text=text)
+        bench.grammar = grammar()
+        found = bench.submit(PROMPT, LIMIT, sampling=sampling, mode=mode, eos=[EOS])
+        bench.run()
+        return found
+
+    plain = run(Mode.AUTOREGRESSIVE)
+    speculative = run(Mode.SPECULATIVE, (*PROMPT, *plain.tokens))
+    assert run(Mode.SYNCHRONOUS).tokens == plain.tokens
+    assert speculative.tokens == plain.tokens
+    assert speculative.statistics.accepted_tokens > 0
+    text = "".join(ALPHABET[token] for token in plain.tokens)
+    if plain.finish_reason is FinishReason.STOP:
+        assert re.fullmatch(REGEX, text)
+    else:
+        assert text.startswith("[")
+
+
+def test_the_text_ends_at_the_token_after_which_nothing_can_follow(
+    make_bench: Callable[..., Any],
+) -> None:
+    bench = make_bench()
+    sampling = SamplingParams(temperature=0.0, regex="ab", ignore_eos=True, min_tokens=9)
+    bench.grammar = grammar("ab")
+    found = bench.submit(PROMPT, LIMIT, sampling=sampling, eos=[EOS])
+    bench.run()
+    assert "".join(ALPHABET[token] for token in found.tokens) == "ab"
+    assert found.finish_reason is FinishReason.STOP
+
+
+def test_min_tokens_bans_the_end_only_while_the_grammar_allows_something_else(
+    make_bench: Callable[..., Any],
+) -> None:
+    bench = make_bench()
+    bias = ((EOS, 100.0),)
+    sampling = SamplingParams(temperature=0.0, regex="a{2,6}", min_tokens=4, logit_bias=bias)
+    bench.grammar = grammar("a{2,6}")
+    found = bench.submit(PROMPT, LIMIT, sampling=sampling, eos=[EOS])
+    bench.run()
+    assert [ALPHABET[token] for token in found.tokens[:-1]] == ["a"] * 4
+    assert found.tokens[-1] == EOS
+
+
+def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other(
+    make_bench: Callable[..., Any],
+) -> None:
+    class TooComplex(Grammar):
+        def allowed(self, *arguments: Any) -> Any:
+            allowed_CV = super().allowed(*arguments)
+            if self._num_tokens == 3:
+                self.failure = FieldError("sampling.regex", "is too complex")
+                allowed_CV[:] = False
+            return allowed_CV
+
+    bench = make_bench()
+    source = GrammarSource("regex", REGEX)
+    bench.grammar = TooComplex(source, grammar()._matcher, len(ALPHABET), lambda: None)
+    sampling = SamplingParams(temperature=0.0, regex=REGEX)
+    found = bench.submit(PROMPT, LIMIT, sampling=sampling, eos=[EOS])
+    bench.grammar = None
+    other = bench.submit(PROMPT, LIMIT)
+    bench.run()
+    assert len(found.tokens) == 3
+    assert isinstance(found.error, FieldError)
+    assert len(other.tokens) == LIMIT
