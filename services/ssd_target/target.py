@@ -44,6 +44,7 @@ _log = get_logger("ssd_target")
 _MIN_CALLS = 64
 """Minimum bound of concurrent calls of one method. ``Generate`` can have twice as many calls as
 running and waiting requests: some are being refused, some have ended and are still being read."""
+_MIN_CONNECTIONS = 1024
 
 
 class Target:
@@ -273,7 +274,7 @@ def offered_backends(channel: str, device: str) -> tuple[str, ...]:
 def server_limits(settings: TargetSettings, model: LocalModel) -> ServerLimits:
     """Return the limits of messages and concurrent calls."""
     bounds = PromptBounds.of_model(model.engine.max_model_len, model.tokenizer.longest_token_bytes)
-    return ServerLimits(
-        message_bytes=bounds.message_bytes,
-        calls=2 * (settings.max_num_seqs + settings.max_queue) + _MIN_CALLS,
-    )
+    calls = 2 * (settings.max_num_seqs + settings.max_queue) + _MIN_CALLS
+    # Each client may have a connection of its own, which waits for its next request.
+    connections = max(_MIN_CONNECTIONS, 2 * calls)
+    return ServerLimits(message_bytes=bounds.message_bytes, calls=calls, connections=connections)

@@ -46,6 +46,8 @@ class ServerLimits:
     calls: int = 1024
     """Maximum number of concurrent calls of one method. Each method has its own count, so many
     calls of one method block neither health checks nor the operator."""
+    connections: int = 1024
+    """Maximum number of connections; further ones are closed."""
     request_seconds: float = 30.0
     """Maximum time until the request of a call arrives. The call counts during this time."""
 

@@ -27,7 +27,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_ping_strikes", 2),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 600_000),
-    ("grpc.max_allowed_incoming_connections", 1_024),
 )
 """``so_reuseport`` is off, so that a port in use is an error. Otherwise two processes share it. A
 connection is closed if it sends pings more often than every 5 s, does not complete its handshake
@@ -49,6 +48,7 @@ def make_server(
         options=(
             *OPTIONS,
             ("grpc.max_receive_message_length", limits.message_bytes),
+            ("grpc.max_allowed_incoming_connections", limits.connections),
             # Above the calls that the guard admits, so that it refuses the ones over its limit.
             ("grpc.max_concurrent_streams", 4 * limits.calls),
         ),

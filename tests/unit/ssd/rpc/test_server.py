@@ -18,7 +18,7 @@ from ssd.errors import (
 )
 from ssd.rpc import server as rpc_server
 from ssd.rpc.bounds import MAX_MESSAGE_BYTES
-from ssd.rpc.call_guard import current_request_id
+from ssd.rpc.call_guard import ServerLimits, current_request_id
 from ssd.rpc.client import TargetClient
 from ssd.rpc.server import (
     RpcServer,
@@ -239,17 +239,13 @@ async def test_a_call_during_a_stop_is_a_not_ready_error() -> None:
         assert {type(error) for error in errors} == {NotReadyError}, errors
 
 
-def limited(monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
-    """Lower limits of the options, so that a test reaches them."""
-    given = {f"grpc.{name}": value for name, value in limits.items()}
-    assert given.keys() <= dict(rpc_server.OPTIONS).keys()
-    monkeypatch.setattr(rpc_server, "OPTIONS", tuple((dict(rpc_server.OPTIONS) | given).items()))
-
-
 async def test_a_connection_without_a_handshake_is_closed(
-    servicer: Servicer, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limited(monkeypatch, server_handshake_timeout_ms=100)
+    name = "grpc.server_handshake_timeout_ms"
+    assert name in dict(rpc_server.OPTIONS)
+    options = dict(rpc_server.OPTIONS) | {name: 100}
+    monkeypatch.setattr(rpc_server, "OPTIONS", tuple(options.items()))
     server = RpcServer("127.0.0.1", 0)
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -261,10 +257,9 @@ async def test_a_connection_without_a_handshake_is_closed(
 
 
 async def test_connections_over_the_limit_are_closed_and_the_others_are_served(
-    servicer: Servicer, monkeypatch: pytest.MonkeyPatch
+    servicer: Servicer,
 ) -> None:
-    limited(monkeypatch, max_allowed_incoming_connections=2)
-    server = RpcServer("127.0.0.1", 0)
+    server = RpcServer("127.0.0.1", 0, limits=ServerLimits(connections=2))
     register = generate_pb2_grpc.add_GenerateServiceServicer_to_server
     server.add(SERVICE, partial(register, servicer))
     await server.start()

@@ -5,12 +5,16 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.pki import Authority, put
 
 from ssd import addresses
 from ssd.errors import FrameError, HandshakeError, LinkError
+from ssd.rpc.access import OPEN, Access, Role, Security
+from ssd.rpc.credentials import AcceptedTokens, ClientCredentials
 from ssd.rpc.link import LinkCall, LinkServerCall
 from ssd.rpc.server import RpcServer
 from ssd.telemetry import (
@@ -107,8 +111,8 @@ class FixedAnswers:
 
 
 @contextlib.asynccontextmanager
-async def echo_draft() -> AsyncIterator[tuple[EchoDraft, int]]:
-    server = RpcServer("127.0.0.1", 0)
+async def echo_draft(security: Security = OPEN) -> AsyncIterator[tuple[EchoDraft, int]]:
+    server = RpcServer("127.0.0.1", 0, security=security)
     draft = EchoDraft()
     register = partial(speculation_pb2_grpc.add_SpeculationServiceServicer_to_server, draft)
     server.add("ssd.v1.SpeculationService", register)
@@ -380,3 +384,30 @@ async def test_a_policy_that_the_draft_does_not_support_is_reported_with_its_fie
             assert refused.reason == "fan_out_policy: this draft has no such policy"
     finally:
         await server.stop(0.0)
+
+
+async def test_a_link_needs_the_credentials_that_its_draft_accepts(tmp_path: Path) -> None:
+    authority = Authority()
+    draft_files = authority.files(tmp_path / "draft", "127.0.0.1")
+    target_files = authority.files(tmp_path / "target", "spiffe://target")
+    token = put(tmp_path / "links", "token-of-a-target")
+    role = Role(name="link", tokens=AcceptedTokens(token), names=frozenset({"spiffe://target"}))
+    security = Security(tls=draft_files, access=Access(role=role))
+    wrong = put(tmp_path / "clients", "token-of-a-client")
+    async with echo_draft(security) as (_, port):
+        reports = {}
+        for token_file in (token, wrong):
+            pool = WatchedPool()
+            credentials = ClientCredentials(target_files, token_file)
+            terms = LinkTerms(credentials=credentials)
+            address = f"127.0.0.1:{port}"
+            drafts = LinkDialer(pool, (address,), HELLO, LinkSettings(), terms=terms)
+            async with running(pool, drafts), asyncio.timeout(MAX_SECONDS):
+                report = LinkReport(address, LinkState.CONNECTING)
+                while report.state is LinkState.CONNECTING:
+                    await asyncio.sleep(0)
+                    (report,) = drafts.reports() or [report]
+                reports[token_file] = report
+        assert reports[token].state is LinkState.ACTIVE
+        assert reports[wrong].state is LinkState.REFUSED
+        assert "credentials: the token is not one of the role link" in reports[wrong].reason
