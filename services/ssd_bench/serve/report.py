@@ -31,7 +31,7 @@ def records(result: ScenarioResult) -> dict[str, Any]:
 
 def tables(result: ScenarioResult) -> list[Table]:
     """Return a result as tables for a terminal."""
-    found = [_loads(result.name, result.loads), _outcomes(result.loads)] if result.loads else []
+    found = [_loads(result.name, result.loads), _times(result.loads)] if result.loads else []
     if result.figures:
         found.append(_figures(result.figures))
     if result.memory:
@@ -42,21 +42,24 @@ def tables(result: ScenarioResult) -> list[Table]:
 
 
 def _loads(title: str, loads: dict[str, LoadFigures]) -> Table:
-    """Return one row for each load. Times are in milliseconds."""
-    table = Table("", *_COLUMNS, title=title)
+    """Return how the requests of each load ended, and its speeds."""
+    table = Table("", "outcomes", "tokens/s", "goodput", "hit rate", title=title)
     for name, found in loads.items():
-        table.add_row(name, *(column(found) for column in _COLUMNS.values()))
+        table.add_row(
+            name,
+            ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items()),
+            f"{found.tokens_per_second:.1f}",
+            f"{found.goodput_tokens_per_second:.1f}",
+            "-" if found.hit_rate is None else f"{found.hit_rate:.2f}",
+        )
     return table
 
 
-def _outcomes(loads: dict[str, LoadFigures]) -> Table:
-    """Return how the requests of each load ended."""
-    table = Table("requests", "outcomes", "refusal ms, p50 / p99 / max")
+def _times(loads: dict[str, LoadFigures]) -> Table:
+    """Return the times of each load. The last one is the delay of the load generator itself."""
+    table = Table("milliseconds", *_TIMES)
     for name, found in loads.items():
-        ends = ", ".join(f"{n} {outcome}" for outcome, n in found.outcomes.items())
-        times = found.refusal_ms
-        refusals = " / ".join(map(_ms, (times.p50, times.p99, times.max))) if times.count else "-"
-        table.add_row(name, ends, refusals)
+        table.add_row(name, *(_ms(time(found)) for time in _TIMES.values()))
     return table
 
 
@@ -93,16 +96,14 @@ def _ms(found: float) -> str:
     return f"{found:.0f}" if found >= 100 else f"{found:.3g}"
 
 
-_COLUMNS: dict[str, Callable[[LoadFigures], str]] = {
-    "tokens/s": lambda each: f"{each.tokens_per_second:.1f}",
-    "goodput": lambda each: f"{each.goodput_tokens_per_second:.1f}",
-    "hit rate": lambda each: "-" if each.hit_rate is None else f"{each.hit_rate:.2f}",
-    "TTFT p50": lambda each: _ms(each.time_to_first_token_ms.p50),
-    "p99": lambda each: _ms(each.time_to_first_token_ms.p99),
-    "inter-token p50": lambda each: _ms(each.inter_token_ms.p50),
-    "p90": lambda each: _ms(each.inter_token_ms.p90),
-    "p99 ": lambda each: _ms(each.inter_token_ms.p99),
-    "max": lambda each: _ms(each.inter_token_ms.max),
-    "generator p99": lambda each: _ms(each.client_lag_ms.p99),
+_TIMES: dict[str, Callable[[LoadFigures], float]] = {
+    "TTFT\np50": lambda each: each.time_to_first_token_ms.p50,
+    "\np99": lambda each: each.time_to_first_token_ms.p99,
+    "token\np50": lambda each: each.inter_token_ms.p50,
+    "\np90": lambda each: each.inter_token_ms.p90,
+    "\np99 ": lambda each: each.inter_token_ms.p99,
+    "\nmax": lambda each: each.inter_token_ms.max,
+    "refusal\np99": lambda each: each.refusal_ms.p99,
+    "generator\np99": lambda each: each.client_lag_ms.p99,
 }
-"""Columns of the table of loads. The last one is the delay of the load generator itself."""
+"""Titles and values of the table of times; ``token`` is the inter-token time."""
