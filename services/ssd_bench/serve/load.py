@@ -47,6 +47,7 @@ class RequestRecord:
     """Of each message with tokens."""
     num_tokens: "array[int]" = field(default_factory=lambda: array("l"))
     """Of each message with tokens."""
+    token_ids: "array[int]" = field(default_factory=lambda: array("l"))
     statistics: SpeculationStatistics | None = None
 
     @property
@@ -85,6 +86,7 @@ async def _run(
             if chunk.token_ids:
                 record.arrived_at.append(clock.now())
                 record.num_tokens.append(len(chunk.token_ids))
+                record.token_ids.extend(chunk.token_ids)
             if chunk.finish_reason is not None:
                 record.outcome = chunk.finish_reason.value
                 record.statistics = chunk.statistics

@@ -195,12 +195,13 @@ async def prefix(served: ServedTarget, options: LoadOptions) -> ScenarioResult:
     client, num_repeats = served.clients[0], 3
     firsts: list[float] = []
     repeats: list[float] = []
-    num_errors = 0
+    num_errors = num_different = 0
     # The first prompt warms up the shapes of a prefill and does not count.
     for shift in range(7):
         call = call_with_ids(_cut(token_ids, shift, REPEATED_PROMPT_TOKENS), 8, options.mode)
         records = [await send(client, call, served.clock) for _ in range(1 + num_repeats)]
         num_errors += sum(not each.is_complete for each in records)
+        num_different += sum(each.token_ids != records[0].token_ids for each in records)
         if num_errors:
             break
         first, *others = [each.arrived_at[0] - each.sent_at for each in records]
@@ -212,6 +213,7 @@ async def prefix(served: ServedTarget, options: LoadOptions) -> ScenarioResult:
     result.figures = {"first TTFT ms": first_ms, "repeated TTFT ms": repeat_ms}
     result.checks += [
         Check(name="errors", found=num_errors, bound=0),
+        Check(name="texts that differ from the first", found=num_different, bound=0),
         await _everything_freed(served),
         Check(
             name="TTFT of a repeated prompt / first",

@@ -69,6 +69,7 @@ async def test_a_record_has_the_time_and_the_tokens_of_each_message() -> None:
     clock = SystemClock()
     found = await send(cast(TargetClient, FakeClient()), WORKLOAD.call(0), clock)
     assert list(found.num_tokens) == [2, 1]
+    assert list(found.token_ids) == [1, 2, 3]
     assert found.sent_at <= found.arrived_at[0] <= found.arrived_at[1] <= found.ended_at
 
 
