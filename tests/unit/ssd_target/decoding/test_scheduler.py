@@ -362,7 +362,7 @@ def commit_some(decoding: tuple[Sequence, ...], emitted: int) -> list[Sequence]:
     return ended
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     steps=STEPS,
     blocks=st.integers(17, 40),
