@@ -1,14 +1,12 @@
 """Rounds yield the tokens of plain decoding for every behaviour of the drafts."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY
 
 from ssd.engine.batch import PagedBatch
 from ssd.errors import NotFiniteError, OverloadedError, RankError
@@ -371,69 +369,6 @@ def test_a_crash_fails_all_requests(
     assert type(waiting.error) is received
     # A reader's traceback would keep the request of another one.
     assert running.error is not waiting.error
-
-
-def test_a_preempted_sequence_continues_with_the_same_tokens_and_a_new_session(
-    make_bench: MakeBench, plain: Plain
-) -> None:
-    bench = make_bench(num_blocks=18)
-    draft = bench.join([Behaviour.HIT, Behaviour.MISS], sampling=WARM)
-    prompts = [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    sinks = [bench.submit(prompt, 50, sampling=WARM) for prompt in prompts]
-    bench.loop.run_round()
-    assert draft.num_sessions == 2
-    while not bench.scheduler.counts.waiting:
-        bench.loop.run_round()
-    assert draft.num_sessions == 1, "the session of a preempted sequence is closed"
-    bench.run()
-    assert len(draft.openings) > 2
-    for sink, prompt in zip(sinks, prompts, strict=True):
-        assert sink.tokens == plain(prompt, 50, WARM)
-        assert sink.finish_reason is FinishReason.LENGTH
-
-
-def num_preemptions() -> float:
-    return REGISTRY.get_sample_value("ssd_preemptions_total") or 0.0
-
-
-def test_a_preemption_changes_nothing_of_a_request_with_penalties_and_logprobs(
-    make_bench: MakeBench,
-) -> None:
-    sampling = replace(
-        WARM, repetition_penalty=1.4, frequency_penalty=0.3, top_k=6, min_tokens=40, logprobs=2
-    )
-    before = num_preemptions()
-    found = []
-    for num_blocks in (80, 18):
-        bench = make_bench(num_blocks=num_blocks)
-        prompts = [[1, 2, 3, 4], [5, 6, 7, 8, 9]]
-        sinks = [bench.submit(prompt, 50, sampling=sampling, eos=[3]) for prompt in prompts]
-        bench.run()
-        found.append(
-            [
-                (sink.tokens, [each for chunk in sink.chunks for each in chunk.logprobs])
-                for sink in sinks
-            ]
-        )
-    assert found[0] == found[1]
-    assert len(found[0][1][1]) == len(found[0][1][0]) >= 40
-    assert num_preemptions() > before
-
-
-def test_a_sequence_that_is_cancelled_while_it_waits_again_ends_with_its_tokens(
-    make_bench: MakeBench,
-) -> None:
-    bench = make_bench(num_blocks=18)
-    other, sink = bench.submit([1, 2, 3, 4], 50), bench.submit([5, 6, 7, 8, 9], 50)
-    while not bench.scheduler.counts.waiting:
-        bench.loop.run_round()
-        bench.scheduler.check()
-    bench.inbox.cancel(2)
-    bench.run()
-    assert sink.finish_reason is FinishReason.CANCELLED
-    usage = sink.chunks[-1].usage
-    assert usage.completion_tokens == len(sink.tokens) > 0
-    assert len(other.tokens) == 50
 
 
 def test_usage_contains_the_tokens_of_the_prefix_cache(make_bench: MakeBench, plain: Plain) -> None:
