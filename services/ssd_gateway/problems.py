@@ -33,7 +33,13 @@ _TYPES = {
     408: "timeout_error",
     429: "rate_limit_error",
 }
-_PROMPTS = {"text": "prompt", "token_ids.ids": "prompt", "token_ids": "prompt", "input": None}
+_NAMES = {
+    "text": "prompt",
+    "token_ids.ids": "prompt",
+    "token_ids": "prompt",
+    "input": None,
+    "sampling.json_schema": "response_format",
+}
 """Fields of the target's request that have another name in OpenAI's."""
 
 
@@ -89,7 +95,7 @@ def _param(error: Exception) -> str | None:
     name = getattr(error, "field", None)
     if not isinstance(name, str):
         return None
-    if name in _PROMPTS:
-        return _PROMPTS[name]
+    if name in _NAMES:
+        return _NAMES[name]
     name = name.removeprefix("sampling.")
     return re.sub(r"^chat(\.messages)?\b", "messages", name)

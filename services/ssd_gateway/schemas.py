@@ -5,6 +5,7 @@ message to it. Unknown fields are refused, as OpenAI's API does. A field whose f
 accepted only with a value that asks for nothing.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
@@ -22,6 +23,7 @@ MAX_PROMPTS = 32
 MAX_STOPS = 16
 _UINT32 = 2**32 - 1
 _SEEDS = 2**64
+_ANY_OBJECT = '{"type":"object"}'
 Count = Annotated[int, Field(ge=0, le=_UINT32)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenIdList = Annotated[list[Count], Field(max_length=1_000_000)]
@@ -65,6 +67,20 @@ class ResponseFormat(_Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
+    def schema_text(self) -> str:
+        """Return the JSON schema of the text; empty for any text.
+
+        Raises:
+            FieldError: the format needs a schema and has none.
+        """
+        if self.type == "text":
+            return ""
+        if self.type == "json_object":
+            return _ANY_OBJECT
+        if self.json_schema is None or self.json_schema.schema_ is None:
+            raise FieldError("response_format.json_schema.schema", "is required")
+        return json.dumps(self.json_schema.schema_, ensure_ascii=False)
+
 
 class _Request(_Body):
     """Fields of both endpoints."""
@@ -88,6 +104,7 @@ class _Request(_Body):
     min_p: Number | None = None
     repetition_penalty: Number | None = None
     min_tokens: Count | None = None
+    regex: str | None = None
     ignore_eos: bool = False
     stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOPS)] | None = None
     mode: Literal["auto", "autoregressive", "synchronous", "speculative"] = "auto"
@@ -114,6 +131,9 @@ class _Request(_Body):
         self, max_tokens: int | None, logprobs: int | None, *, echo: bool
     ) -> SamplingParams:
         """Return the sampling parameters; fields that are not set have their defaults."""
+        schema = self.response_format.schema_text() if self.response_format else ""
+        if schema and self.regex:
+            raise FieldError("regex", "cannot be combined with response_format")
         bias = (self.logit_bias or {}).items()
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         given: dict[str, Any] = {
@@ -137,6 +157,8 @@ class _Request(_Body):
             stop=stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
+            json_schema=schema,
+            regex=self.regex or "",
             **{name: value for name, value in given.items() if value is not None},
         )
 
@@ -293,11 +315,6 @@ def _refuse_missing_features(request: ChatRequest | CompletionRequest) -> None:
     for name, neutral in _NEUTRAL.items():
         if getattr(request, name, None) not in neutral:
             raise UnsupportedError(name, "is not supported by this server")
-    wanted = request.response_format
-    if wanted is not None and wanted.type != "text":
-        raise UnsupportedError(
-            "response_format", f"type {wanted.type!r} is not supported; only 'text' is"
-        )
 
 
 AnyRequest = TypeVar("AnyRequest", ChatRequest, CompletionRequest)

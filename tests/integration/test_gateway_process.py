@@ -80,6 +80,19 @@ async def test_texts_are_those_of_the_target_and_sigterm_finishes_streams() -> N
             spelled = b"".join(bytes(each.bytes) for each in positions)
             assert spelled.decode() == choice.message.content
 
+        shape = {"enum": ["short", "long"]}
+        wanted_format: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": shape}}
+        structured = await client.chat.completions.create(
+            messages=messages, response_format=wanted_format, **same
+        )
+        assert structured.choices[0].finish_reason == "stop"
+        assert json.loads(structured.choices[0].message.content) in ("short", "long")
+
+        broken: Any = {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(messages=messages, response_format=broken, **same)
+        assert caught.value.param == "response_format"
+
         with pytest.raises(openai.BadRequestError) as caught:
             await client.completions.create(model="target", prompt=PROMPT, max_tokens=5000)
         assert caught.value.code == "context_length_exceeded"

@@ -112,3 +112,27 @@ def test_an_unknown_field_is_named() -> None:
     with pytest.raises(FieldError) as caught:
         calls(CompletionRequest, b'{"prompt":"x","stream_options":{"include":true}}')
     assert caught.value.field == "stream_options.include"
+
+
+def test_a_response_format_is_the_schema_of_the_text() -> None:
+    schema = {"type": "object", "properties": {"é": {"type": "integer"}}}
+    for wanted, expected in (
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}, schema),
+    ):
+        body = {"prompt": "x", "response_format": wanted}
+        (call,) = calls(CompletionRequest, json.dumps(body).encode())
+        found = call.sampling.json_schema
+        assert (json.loads(found) if found else None) == expected
+
+
+def test_a_format_without_its_schema_or_beside_a_regex_is_refused() -> None:
+    wanted: dict[str, Any] = {"prompt": "x", "response_format": {"type": "json_schema"}}
+    with pytest.raises(FieldError, match="schema"):
+        calls(CompletionRequest, json.dumps(wanted).encode())
+    both = {"prompt": "x", "response_format": {"type": "json_object"}, "regex": "a+"}
+    with pytest.raises(FieldError, match="response_format"):
+        calls(CompletionRequest, json.dumps(both).encode())
+    (call,) = calls(CompletionRequest, b'{"prompt":"x","regex":"a+"}')
+    assert call.sampling.regex == "a+"
