@@ -12,8 +12,9 @@ that are stored beside the decoding sequences.
 - *Growth*: a decoding sequence gets blocks when it needs them. If none is free, the last sequence
   is preempted: it loses its blocks and waits again. The first sequence always has enough, since one
   of maximum length fits, so every sequence ends.
-- *Token budget*: beside decoding sequences, a step stores at most as many prompt tokens as it has
-  rows, so that it takes at most about twice as long, and at least one chunk.
+- *Token budget*: beside decoding sequences, a step stores as many prompt tokens as it has rows, so
+  that it takes about twice as long, or one chunk for each sequence that does not decode yet, if
+  that is more. So a batch fills within the steps of one prompt, however many prompts wait.
 
 *Same bits*: a position is always stored by a pass of the same shape. Prefills begin at multiples of
 the chunk, also after a cached beginning. A preempted sequence stores its prompt by prefills and its
@@ -366,7 +367,10 @@ class Scheduler:
             num_rows: of the decoding sequences, 0 if there are none.
         """
         chunk = self._engine.prefill_chunk
-        budget = min(self._limits.step_tokens, num_rows or self._limits.step_tokens)
+        budget = self._limits.step_tokens
+        if num_rows:
+            num_new = sum(each.num_stored < each.num_prefill for each in self._running)
+            budget = min(budget, max(num_rows, num_new * chunk))
         num_chunks = max(1, budget // chunk)
         prefills: list[Stored] = []
         shared: list[Sequence] = []

@@ -319,9 +319,13 @@ class RequestHandler:
         slot may have become free.
 
         Raises:
+            FieldError: more continuations than run and wait together would never have room.
             OverloadedError: the queue is full.
         """
         settings = self._settings
+        most = settings.max_queue + settings.max_num_seqs
+        if num_continuations > most:
+            raise FieldError("sampling.n", f"is {num_continuations}, must be in 1..{most} here")
         waiting = self._inbox.num_waiting
         room = settings.max_queue + (-waiting if waiting else settings.max_num_seqs)
         if self._num_entering + self._inbox.num_arrivals + num_continuations > room:

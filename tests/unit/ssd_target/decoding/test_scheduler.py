@@ -114,7 +114,7 @@ def test_the_token_budget_of_a_step_is_shared_by_several_prompts() -> None:
     plan = subject.plan([arrival(1, 18), arrival(2, (9,) * 30), arrival(3, 30)])
     assert [(each.first, each.last) for each in plan.prefills] == [(0, 17)]
     plan = subject.plan([])
-    assert [(each.first, each.last) for each in plan.prefills] == [(0, 8)]
+    assert [(each.first, each.last) for each in plan.prefills] == [(0, 16)]
 
 
 @pytest.mark.parametrize(("num_rows", "stored"), [(1, 8), (15, 8), (17, 16), (40, 40), (100, 48)])
@@ -125,6 +125,14 @@ def test_beside_decoding_rows_a_step_stores_as_many_tokens_within_the_budget(
     subject.plan([arrival(1, prompt=1, limit=60)])
     plan = subject.plan([arrival(2, prompt=60)], num_rows)
     assert plan.num_stored == stored
+
+
+def test_beside_one_decoding_row_each_new_prompt_stores_a_chunk_within_the_budget() -> None:
+    subject = scheduler(step_tokens=48)
+    subject.plan([arrival(1, prompt=1, limit=60)])
+    plan = subject.plan([arrival(2, prompt=40), arrival(3, (9,) * 40)], 1)
+    assert plan.num_stored == 16
+    assert ids(each.sequence for each in plan.prefills) == [2]
 
 
 def test_the_newest_is_refused_when_the_queue_is_full() -> None:

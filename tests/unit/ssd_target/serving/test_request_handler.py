@@ -19,7 +19,7 @@ from ssd.errors import (
 )
 from ssd.rpc.codec import Conversation, GenerateCall, Prompt
 from ssd.testing.clock import FakeClock
-from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode, TokenId
+from ssd.types import ChatTurn, FinishReason, GenerationChunk, Mode, SamplingParams, TokenId
 from ssd_target.decoding.inbox import Inbox
 from ssd_target.decoding.sequence import Arrival
 from ssd_target.serving import request_handler
@@ -83,8 +83,10 @@ def untraced() -> RequestTrace:
     return RequestTrace(INVALID_SPAN, NoOpTracer(), FakeClock(), {})
 
 
-async def generate(handler: RequestHandler, prompt: Prompt) -> None:
-    call = GenerateCall(prompt=prompt, max_tokens=4)
+async def generate(
+    handler: RequestHandler, prompt: Prompt, sampling: SamplingParams | None = None
+) -> None:
+    call = GenerateCall(prompt=prompt, max_tokens=4, sampling=sampling or SamplingParams())
     async for _ in handler.generate(call, "r", untraced()):
         pass
 
@@ -137,6 +139,14 @@ async def test_a_full_queue_refuses_a_request_before_its_text_is_tokenized(
     with pytest.raises(OverloadedError, match="2 requests are waiting"):
         await generate(handler, "abc")
     assert tokenizer.threads == []
+
+
+async def test_more_continuations_than_ever_have_room_are_a_field_error(
+    handler: RequestHandler,
+) -> None:
+    with pytest.raises(FieldError, match=r"is 4, must be in 1\.\.3") as caught:
+        await generate(handler, "abc", SamplingParams(n=4))
+    assert caught.value.field == "sampling.n"
 
 
 async def test_requests_whose_text_is_being_tokenized_count_as_waiting(
