@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ssd_operator.api.reserved import TLS_VOLUME
+from ssd_operator.api.reserved import TLS_VOLUME, TOKENS_VOLUME
 from ssd_operator.api.spec import GROUP, Object
 
 DRAIN_DEADLINE_ANNOTATION = f"{GROUP}/drain-deadline"
@@ -20,14 +20,16 @@ class Address:
     """Its address, without a port."""
     is_tls: bool = False
     """Whether its gRPC port has TLS."""
+    has_tokens: bool = False
+    """Whether it accepts tokens."""
 
 
 def address_of(pod: Object) -> Address | None:
     """Where the process of a pod is called; None before it has an address."""
     host = (pod.get("status") or {}).get("podIP")
-    volumes = (pod.get("spec") or {}).get("volumes") or ()
     # A pod keeps its protocol while the resource changes.
-    return Address(host, any(each["name"] == TLS_VOLUME for each in volumes)) if host else None
+    volumes = {each["name"] for each in (pod.get("spec") or {}).get("volumes") or ()}
+    return Address(host, TLS_VOLUME in volumes, TOKENS_VOLUME in volumes) if host else None
 
 
 def name_of(thing: Object) -> str:

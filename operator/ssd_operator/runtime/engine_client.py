@@ -132,20 +132,28 @@ class EngineClients:
 
     async def _follow(self, key: Key, pod: str, address: Address) -> None:
         """Call a target again and again; each report becomes a fact."""
-        credentials = self._credentials.of(key, key[1], is_tls=address.is_tls)
         endpoint = join_address(address.host, TARGET_PORT)
-        async with TargetClient(endpoint, credentials=credentials) as target:
-            while True:
-                try:
-                    async with asyncio.timeout(POLL_SECONDS):
-                        async with contextlib.aclosing(target.watch_pool()) as reports:
-                            async for status in reports:
-                                self._put(key, pool_fact(pod, status, self._now()))
-                except TimeoutError:
-                    continue  # a target without changes reports nothing: call again
-                except SSDError as error:
-                    _log.debug("target_unreachable", pod=pod, error=str(error))
-                await asyncio.sleep(RETRY_SECONDS)
+        while True:
+            # Files of credentials may have been added since the last failure.
+            credentials = self._credentials.of(key, key[1], address)
+            async with TargetClient(endpoint, credentials=credentials) as target:
+                await self._read_reports(key, pod, target)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _read_reports(self, key: Key, pod: str, target: TargetClient) -> None:
+        """Read the reports of a target until a call fails or ends."""
+        while True:
+            try:
+                async with asyncio.timeout(POLL_SECONDS):
+                    async with contextlib.aclosing(target.watch_pool()) as reports:
+                        async for status in reports:
+                            self._put(key, pool_fact(pod, status, self._now()))
+                return
+            except TimeoutError:
+                continue  # a target without changes reports nothing: call again
+            except SSDError as error:
+                _log.debug("target_unreachable", pod=pod, error=str(error))
+                return
 
     def _put(self, key: Key, fact: PoolFact) -> None:
         pools = self._pools.setdefault(key, {})
@@ -166,7 +174,7 @@ class EngineClients:
     async def _drain_draft(self, key: Key, call: DrainCall) -> str:
         """Drain one draft; returns the result."""
         service = f"{key[1]}-{Component.DRAFT}"
-        credentials = self._credentials.of(key, service, is_tls=call.address.is_tls)
+        credentials = self._credentials.of(key, service, call.address)
         endpoint = join_address(call.address.host, DRAFT_PORT)
         end = self._now() + min(call.seconds, LONGEST_DRAIN_SECONDS)
         has_begun = False

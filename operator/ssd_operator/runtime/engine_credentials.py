@@ -3,13 +3,20 @@
 from pathlib import Path
 
 from ssd.errors import SettingsError
-from ssd.rpc.credentials import ClientCredentials, TlsFiles
+from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, Reloaded, TlsFiles
 from ssd_operator.children.names import server_name
 from ssd_operator.observe.cluster import Key
+from ssd_operator.observe.pod_state import Address
+
+_FILES = ("ca.crt", "tls.crt", "tls.key", "token")
 
 
 class EngineCredentials:
-    """Credentials of calls to engines. The files are read again when they change."""
+    """Credentials of calls to engines. Files that are added, changed or removed are read again.
+
+    The token is sent only to pods that accept tokens, after their certificate has been checked:
+    every user who may create a resource selects the image that receives the call.
+    """
 
     def __init__(self, folder: str) -> None:
         """Read the files.
@@ -23,21 +30,25 @@ class EngineCredentials:
         """
         if folder and not Path(folder).is_dir():
             raise SettingsError(f"credentials: {folder} is not a folder")
-        token = _file(folder, "token")
-        tls = TlsFiles(
-            ca=_file(folder, "ca.crt"),
-            certificate=_file(folder, "tls.crt"),
-            key=_file(folder, "tls.key"),
-        )
-        self._plain = ClientCredentials(token_file=token)
-        # Without ca.crt a call to a port with TLS fails, and the status has the reason.
-        self._secure = ClientCredentials(tls, token) if tls.ca else self._plain
+        paths = [str(Path(folder) / name) for name in _FILES] if folder else []
+        self._found = Reloaded(paths, lambda: _read(paths))
 
-    def of(self, key: Key, service: str, *, is_tls: bool) -> ClientCredentials:
-        """Return the credentials for the pods behind a Service of a resource."""
-        return self._secure.of_server(server_name(key[0], service)) if is_tls else self._plain
+    def of(self, key: Key, service: str, address: Address) -> ClientCredentials:
+        """Return the credentials for a pod behind a Service of a resource."""
+        if not address.is_tls:
+            return NO_CREDENTIALS
+        without_token, with_token = self._found.current()
+        found = with_token if address.has_tokens else without_token
+        return found.of_server(server_name(key[0], service))
 
 
-def _file(folder: str, name: str) -> str:
-    path = Path(folder) / name
-    return str(path) if folder and path.exists() else ""
+def _read(paths: list[str]) -> tuple[ClientCredentials, ClientCredentials]:
+    """Return credentials without and with the token, from those of the files that exist."""
+    ca, certificate, key, token = (
+        path if Path(path).exists() else "" for path in paths or [""] * len(_FILES)
+    )
+    if not ca:
+        # A call to a port with TLS then fails, and the status has the reason.
+        return NO_CREDENTIALS, NO_CREDENTIALS
+    tls = TlsFiles(ca=ca, certificate=certificate, key=key)
+    return ClientCredentials(tls), ClientCredentials(tls, token)

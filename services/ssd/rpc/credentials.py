@@ -33,7 +33,7 @@ MAX_TOKENS = 1024
 
 _log = telemetry.get_logger(__name__)
 Value = TypeVar("Value")
-_Signature = tuple[tuple[int, int, int, int], ...]
+_Signature = tuple[tuple[int, int, int, int] | None, ...]
 
 
 class Reloaded(Generic[Value]):
@@ -80,13 +80,17 @@ class Reloaded(Generic[Value]):
             self._value = value
             _log.info("credentials_reloaded", files=names)
 
-    def _signature(self) -> _Signature | None:
-        """Return what changes with the files; None if one is missing."""
-        try:
-            found = [path.stat() for path in self._paths]
-        except OSError:
-            return None
-        return tuple((each.st_dev, each.st_ino, each.st_mtime_ns, each.st_size) for each in found)
+    def _signature(self) -> _Signature:
+        """Return what changes with the files; None for one that is missing."""
+        return tuple(map(_identity, self._paths))
+
+
+def _identity(path: Path) -> tuple[int, int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

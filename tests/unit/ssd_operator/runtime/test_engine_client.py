@@ -1,7 +1,96 @@
 """Reports of targets, as a pass reads them."""
 
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pki import Authority, put
+
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
-from ssd_operator.runtime.engine_client import pool_fact
+from ssd.rpc.security import security_of
+from ssd.rpc.server import RpcServer
+from ssd.v1 import admin_pb2, admin_pb2_grpc
+from ssd_operator.observe.pod_state import Address
+from ssd_operator.runtime import engine_client
+from ssd_operator.runtime.engine_client import EngineClients, pool_fact
+from ssd_operator.runtime.engine_credentials import EngineCredentials
+from ssd_target.settings import TargetSettings
+
+KEY = ("team-a", "demo")
+TOKEN = "token-of-the-operator"
+
+
+class Admin(admin_pb2_grpc.AdminServiceServicer):
+    """Reports once; notes what callers presented."""
+
+    def __init__(self) -> None:
+        self.presented: list[object] = []
+        self.called = asyncio.Event()
+
+    async def WatchPool(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self.presented.append(dict(context.invocation_metadata()).get("authorization"))
+        self.called.set()
+        yield admin_pb2.WatchPoolResponse()
+
+
+async def followed(
+    monkeypatch: pytest.MonkeyPatch, settings: TargetSettings
+) -> tuple[RpcServer, Admin]:
+    admin = Admin()
+    server = RpcServer("127.0.0.1", 0, security=security_of(settings, "target"))
+    server.add(
+        "ssd.v1.AdminService", partial(admin_pb2_grpc.add_AdminServiceServicer_to_server, admin)
+    )
+    await server.start()
+    server.set_serving(True)
+    monkeypatch.setattr(engine_client, "TARGET_PORT", server.port)
+    monkeypatch.setattr(engine_client, "RETRY_SECONDS", 0.01)
+    return server, admin
+
+
+async def test_a_target_without_tls_receives_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Authority().files(tmp_path, "spiffe://ssd/ns/ssd/sa/ssd-operator")
+    put(tmp_path / "token", TOKEN)
+    server, admin = await followed(monkeypatch, TargetSettings())
+    clients = EngineClients(lambda: 0.0, lambda key: None, EngineCredentials(str(tmp_path)))
+    clients.follow(KEY, {"pod": Address("127.0.0.1", has_tokens=True)}, {"pod"})
+    async with asyncio.timeout(10):
+        await admin.called.wait()
+    await clients.close()
+    await server.stop(0)
+    assert set(admin.presented) == {None}
+
+
+async def test_files_that_are_added_while_a_target_is_unreachable_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority()
+    files = authority.files(tmp_path / "target", "demo.team-a.svc")
+    settings = TargetSettings(
+        tls_certificate=files.certificate,
+        tls_key=files.key,
+        token_file=put(tmp_path / "admins", TOKEN),
+    )
+    folder = tmp_path / "operator"
+    folder.mkdir()
+    server, admin = await followed(monkeypatch, settings)
+    has_report = asyncio.Event()
+    clients = EngineClients(
+        lambda: 0.0, lambda key: has_report.set(), EngineCredentials(str(folder))
+    )
+    clients.follow(KEY, {"pod": Address("127.0.0.1", is_tls=True, has_tokens=True)}, {"pod"})
+    await asyncio.sleep(0.05)
+    put(folder / "token", TOKEN)
+    put(folder / "ca.crt", authority.pem)
+    async with asyncio.timeout(10):
+        await has_report.wait()
+    await clients.close()
+    await server.stop(0)
+    assert set(admin.presented) == {f"Bearer {TOKEN}"}
 
 
 def test_the_report_of_a_target_becomes_a_fact() -> None:
