@@ -25,7 +25,8 @@ class TargetSettings(EngineSettings):
     addresses. IP addresses and ``localhost`` are not resolved. ``dns:///host:port`` is always a
     DNS name."""
     link_ca: str = ""
-    """PEM file of the authorities of the drafts' certificates; empty: links are plain text."""
+    """PEM file of the authorities of the drafts' certificates; empty: links are plain text. Needs
+    the channel ``grpc``: the others are not encrypted."""
     link_server_name: str = ""
     """Name in the certificates of the drafts. Needed with ``link_ca`` if ``drafts`` has DNS names,
     because links use their addresses. Empty: the host of the address."""
@@ -97,6 +98,11 @@ class TargetSettings(EngineSettings):
             raise SettingsError(
                 "link_server_name: links use the addresses behind the DNS names of drafts; give "
                 "the name that is in the certificates of the drafts"
+            )
+        if self.link_ca and self.channel != "grpc":
+            raise SettingsError(
+                f"channel {self.channel} is not encrypted, and link_ca requests TLS: set channel "
+                "to grpc"
             )
         if self.fan_out == "explicit" and len(self.fan_out_split) != self.lookahead + 1:
             raise SettingsError(

@@ -302,8 +302,9 @@ class Transport(Block):
 
     channel: Literal["Grpc", "Collective"] = "Grpc"
     """How commits and tables travel. Collective: gloo beside the gRPC stream, on GPUs too; it opens
-    all TCP ports between targets and their drafts. A link that cannot use it uses Grpc, and
-    status.links has the reason. A change replaces targets."""
+    all TCP ports between targets and their drafts, and is refused with security.tls, because it is
+    not encrypted. A link that cannot use it uses Grpc, and status.links has the reason. A change
+    replaces targets."""
     max_round_trip_microseconds: Annotated[int, between(1, 1_000_000)] | None = None
     """A link with a longer measured round trip is refused, and the target serves without it; absent
     sets no limit. A change replaces targets."""
@@ -417,6 +418,10 @@ class Spec(Block):
             "!has(self.security.tls) || self.security.tls.mode != 'Mutual'"
             " || !self.gateway.enabled || has(self.gateway.tlsSecretName)",
             "gateway.tlsSecretName: targets with mode Mutual need a certificate of the gateway",
+        ),
+        (
+            "!has(self.security.tls) || self.transport.channel == 'Grpc'",
+            "transport.channel: only Grpc is encrypted: leave Collective out with security.tls",
         ),
     )
     accelerator: Accelerator = "nvidia"

@@ -285,6 +285,11 @@ async def test_replaced_certificates_apply_to_new_connections_without_a_restart(
             lambda: TargetSettings(drafts=("draft.svc:50052",), link_ca="a"),
             "link_server_name: links use the addresses behind the DNS names",
         ),
+        (
+            lambda: TargetSettings(link_ca="a", channel="collective"),
+            "channel collective is not encrypted",
+        ),
+        (lambda: TargetSettings(link_ca="a", channel="nccl"), "set channel to grpc"),
     ],
 )
 def test_settings_that_protect_less_than_they_seem_to_are_refused(make: Any, problem: str) -> None:

@@ -34,6 +34,7 @@ from ssd_operator.api.spec import (
     Source,
     Spec,
     Target,
+    Transport,
 )
 from ssd_operator.children.names import Component
 from ssd_operator.children.placement import effective_policy
@@ -367,6 +368,12 @@ def test_secrets_are_mounted_as_files_and_each_component_has_only_its_own() -> N
         for name, folder in (("ssd-tls", "/etc/ssd/tls"), ("ssd-tokens", "/etc/ssd/tokens")):
             # A mount with subPath would keep the old files after a change of the Secret.
             assert mounts[name] == {"name": name, "mountPath": folder, "readOnly": True}
+
+
+def test_a_collective_channel_is_a_setting_of_targets() -> None:
+    changed = cpu_demo().changed(transport=Transport(channel="Collective"))
+    assert values_of(both_of(resource(changed))[0])["SSD_TARGET_CHANNEL"] == "collective"
+    assert "SSD_TARGET_CHANNEL" not in values_of(both_of(resource(cpu_demo()))[0])
 
 
 def test_links_have_an_identity_that_clients_do_not_have() -> None:
