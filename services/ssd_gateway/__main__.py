@@ -37,7 +37,7 @@ def check(settings: GatewaySettings) -> None:
     Raises:
         SetupError: the process would not start.
     """
-    ApiKeys(settings.api_keys_file).load()
+    ApiKeys(settings.api_keys_file)
     credentials_of(settings)
 
 

@@ -6,39 +6,31 @@ import re
 from pathlib import Path
 
 from ssd.errors import AccessError, SettingsError
-from ssd.telemetry import get_logger
+from ssd.rpc.credentials import Reloaded
 
 MAX_KEYS = 10_000
 MAX_FILE_BYTES = 4 << 20
 _LINE = re.compile(r"([\w.@-]{1,64}):([0-9a-f]{64})")
-_log = get_logger(__name__)
 
 
 class ApiKeys:
     """The keys that clients may use. Asyncio loop.
 
-    The file is read again at the first request after it has changed. A file that cannot be read
-    any more keeps the last keys valid: a rotation replaces a file in two steps.
+    The file is read again at the first request after it has changed. If it cannot be read, or a
+    line is malformed, the last keys stay valid. If it has no keys any more, none is valid.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = Path(path) if path else None
-        self._version: tuple[int, int, int] | None = None
-        self._names: dict[bytes, str] = {}
-
-    @property
-    def are_required(self) -> bool:
-        """Whether a request needs a key."""
-        return self._path is not None
-
-    def load(self) -> None:
-        """Read the file at the start.
+        """Read the file.
 
         Raises:
-            SettingsError: the file cannot be read, or a line is not ``NAME:HASH``.
+            SettingsError: the file cannot be read, has no keys, or a line is not ``NAME:HASH``.
         """
-        if self._path is not None:
-            self._names, self._version = read_keys(self._path), _version(self._path)
+        self._names: Reloaded[dict[bytes, str]] | None = None
+        if path:
+            self._names = Reloaded((path,), lambda: read_keys(Path(path)))
+            if not self._names.current():
+                raise SettingsError(f"api_keys_file {path}: has no keys")
 
     def check(self, authorization: str | None) -> str:
         """Return the name of the key in an ``Authorization`` header; empty if none is needed.
@@ -46,30 +38,19 @@ class ApiKeys:
         Raises:
             AccessError: there is no key, or a wrong one.
         """
-        if self._path is None:
+        if self._names is None:
             return ""
-        self._reload(self._path)
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise AccessError("no API key; send the header 'Authorization: Bearer KEY'")
         found = hashlib.sha256(key.strip().encode(errors="surrogateescape")).digest()
         # Compares with every key, so the time does not depend on which one matches.
-        matches = [name for each, name in self._names.items() if hmac.compare_digest(each, found)]
+        matches = [
+            name for each, name in self._names.current().items() if hmac.compare_digest(each, found)
+        ]
         if not matches:
             raise AccessError("the API key is not valid")
         return matches[0]
-
-    def _reload(self, path: Path) -> None:
-        try:
-            version = _version(path)
-            if version == self._version:
-                return
-            self._names = read_keys(path)
-        except (OSError, SettingsError) as error:
-            _log.warning("api_keys_not_read", reason=str(error))
-            return
-        self._version = version
-        _log.info("api_keys_read", keys=len(self._names))
 
 
 def read_keys(path: Path) -> dict[bytes, str]:
@@ -97,11 +78,6 @@ def read_keys(path: Path) -> dict[bytes, str]:
                 "in 64 lower-case hexadecimal digits"
             )
         names[bytes.fromhex(match[2])] = match[1]
-    if not names or len(names) > MAX_KEYS:
-        raise SettingsError(f"api_keys_file {path}: has {len(names)} keys, must have 1..{MAX_KEYS}")
+    if len(names) > MAX_KEYS:
+        raise SettingsError(f"api_keys_file {path}: has over {MAX_KEYS} keys")
     return names
-
-
-def _version(path: Path) -> tuple[int, int, int]:
-    state = path.stat()
-    return state.st_ino, state.st_mtime_ns, state.st_size

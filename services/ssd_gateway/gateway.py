@@ -39,13 +39,13 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._keys = ApiKeys(settings.api_keys_file)
         self.targets = TargetPool(settings.targets, credentials_of(settings))
         self.port = 0
         """The port in use, once ``is_listening`` is set."""
         self.is_listening = asyncio.Event()
         self._state = State()
-        app = make_app(settings, self.targets, self._keys, clock, self._state)
+        keys = ApiKeys(settings.api_keys_file)
+        app = make_app(settings, self.targets, keys, clock, self._state)
         self._server = HttpServer(app, settings)
 
     def drain(self) -> None:
@@ -57,10 +57,9 @@ class Gateway:
         """Serve until the drain ends.
 
         Raises:
-            SetupError: the port is in use, or the file of keys cannot be read.
+            SetupError: the port is in use.
         """
         started_at = self._clock.now()
-        self._keys.load()
         with contextlib.closing(bind(self._settings)) as listening:
             self.port = listening.getsockname()[1]
             _log.info("listening", http=join_address(self._settings.host, self.port))

@@ -6,18 +6,22 @@ from pathlib import Path
 import pytest
 
 from ssd.errors import AccessError, SettingsError
+from ssd_gateway import api_keys
 from ssd_gateway.api_keys import ApiKeys, read_keys
 
 HASH = hashlib.sha256(b"secret").hexdigest()
 
 
 @pytest.fixture
-def keys(tmp_path: Path) -> ApiKeys:
-    file = tmp_path / "keys"
-    file.write_text(f"\n# all\nalice:{HASH}\n")
-    loaded = ApiKeys(str(file))
-    loaded.load()
-    return loaded
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys"
+    path.write_text(f"\n# all\nalice:{HASH}\n")
+    return path
+
+
+@pytest.fixture
+def keys(file: Path) -> ApiKeys:
+    return ApiKeys(str(file))
 
 
 def test_the_name_of_a_valid_key_is_returned(keys: ApiKeys) -> None:
@@ -37,15 +41,56 @@ def test_without_a_file_no_key_is_needed() -> None:
     assert ApiKeys("").check(None) == ""
 
 
-@pytest.mark.parametrize("content", ["", "# none", "alice:secret", f"alice {HASH}", HASH, "\0"])
-def test_a_file_without_valid_lines_is_refused(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "keys"
+@pytest.mark.parametrize("content", ["alice:secret", f"alice {HASH}", HASH, "\0"])
+def test_a_file_with_a_malformed_line_is_refused(file: Path, content: str) -> None:
     file.write_text(content)
     with pytest.raises(SettingsError, match="api_keys_file") as caught:
-        read_keys(file)
+        ApiKeys(str(file))
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "# none"])
+def test_a_file_without_keys_is_refused_at_the_start(file: Path, content: str) -> None:
+    file.write_text(content)
+    with pytest.raises(SettingsError, match="no keys"):
+        ApiKeys(str(file))
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="No such file"):
-        ApiKeys(str(tmp_path / "none")).load()
+        ApiKeys(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("content", ["", "# none"])
+def test_no_key_is_valid_after_all_are_removed(keys: ApiKeys, file: Path, content: str) -> None:
+    assert keys.check("Bearer secret") == "alice"
+    file.write_text(content)
+    with pytest.raises(AccessError):
+        keys.check("Bearer secret")
+
+
+def test_a_bad_file_keeps_the_keys_and_is_read_and_logged_once(
+    keys: ApiKeys, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.write_text("a malformed line")
+    for _ in range(3):
+        assert keys.check("Bearer secret") == "alice"
+    assert len(caplog.records) == 1
+    file.unlink()
+    for _ in range(3):
+        assert keys.check("Bearer secret") == "alice"
+    assert len(caplog.records) == 2
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced(path: Path) -> dict[bytes, str]:
+        found = read_keys(path)
+        monkeypatch.undo()
+        path.write_text(f"bob:{hashlib.sha256(b'second').hexdigest()}")
+        return found
+
+    monkeypatch.setattr(api_keys, "read_keys", replaced)
+    keys = ApiKeys(str(file))
+    assert keys.check("Bearer second") == "bob"
