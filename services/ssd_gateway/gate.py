@@ -1,6 +1,5 @@
-"""What every request passes: its id, its key, the limit of requests, metrics, slow readers."""
+"""What every request passes: its id, its key, the limit of requests, metrics."""
 
-import asyncio
 import re
 import secrets
 
@@ -8,7 +7,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ssd import telemetry
-from ssd.errors import DeadlineError, OverloadedError, SSDError
+from ssd.errors import OverloadedError, SSDError
 from ssd_gateway.api import STATUS_KEY
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.metrics import REQUESTS_TOTAL, RUNNING_REQUESTS
@@ -39,7 +38,7 @@ class Gate:
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         telemetry.request_id.set(request_id)
         telemetry.trace_headers.set(_trace_headers(headers))
-        out = _Sender(send, request_id, self._settings.stream_stall_seconds)
+        out = _Sender(send, request_id)
         path: str = scope["path"]
         if not path.startswith(API_PREFIX):
             await self._app(scope, receive, out)
@@ -73,33 +72,22 @@ class Gate:
 
 
 class _Sender:
-    """Sends the messages of a response; adds the request id; fails if the client reads nothing."""
+    """Sends the messages of a response; adds the request id."""
 
-    def __init__(self, send: Send, request_id: str, stall_seconds: float) -> None:
+    def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
-        self._stall_seconds = stall_seconds
         self.request_id = request_id
         self.status = 500
         """Status of the response; 500 without one."""
 
     async def __call__(self, message: Message) -> None:
-        """Send a message.
-
-        Raises:
-            DeadlineError: the client read nothing for too long.
-        """
+        """Send a message."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self.request_id
             headers["x-content-type-options"] = "nosniff"
-        try:
-            async with asyncio.timeout(self._stall_seconds):
-                await self._send(message)
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"the response was not read for {self._stall_seconds:g} s (stream_stall_seconds)"
-            ) from error
+        await self._send(message)
 
 
 def _trace_headers(headers: Headers) -> tuple[tuple[str, str], ...]:

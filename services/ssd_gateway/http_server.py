@@ -3,22 +3,24 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from ssd.errors import AddressError
 from ssd.rpc.listen import bindable, take_both_families
 from ssd.rpc.server import join_address
+from ssd.telemetry import get_logger
 from ssd_gateway.settings import GatewaySettings
 
-FIRST_REQUEST_SECONDS = 30.0
-"""A connection without a complete first request line and headers for this long is closed."""
+REQUEST_SECONDS = 30.0
+"""Maximum time from the first byte of a request, or the connection, to the end of the headers."""
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pause after which usual clients drop idle connections."""
 BACKLOG = 1024
+_log = get_logger(__name__)
 
 
 def bind(settings: GatewaySettings) -> socket.socket:
@@ -51,7 +53,7 @@ class HttpServer(uvicorn.Server):
     def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         config = uvicorn.Config(
             app,
-            http=_protocol(settings.max_connections),
+            http=_protocol(settings.max_connections, settings.stream_stall_seconds),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -71,20 +73,64 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def _protocol(max_connections: int) -> type[H11Protocol]:
+class _Deadline:
+    """Calls a function unless it is stopped in time. Asyncio loop."""
+
+    def __init__(self, seconds: float, act: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._act = act
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start; no effect while it runs."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._act)
+
+    def stop(self) -> None:
+        """Stop; no effect if it does not run."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _protocol(max_connections: int, stall_seconds: float) -> type[H11Protocol]:
     class Protocol(H11Protocol):
-        """Closes connections above the limit, and those that send no request."""
+        """Closes connections above the limit, and those whose client sends or reads too slowly."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self._request_deadline = _Deadline(REQUEST_SECONDS, transport.abort)
+            self._read_deadline = _Deadline(stall_seconds, self._abort_stalled)
             if len(self.connections) > max_connections:
                 transport.abort()
                 return
-            self.loop.call_later(FIRST_REQUEST_SECONDS, self._close_without_request)
+            self._request_deadline.start()
 
-        def _close_without_request(self) -> None:
-            begun: object | None = self.cycle
-            if begun is None:
-                self.transport.abort()
+        def data_received(self, data: bytes) -> None:
+            # Any byte stops uvicorn's own deadline of an idle connection.
+            super().data_received(data)
+            current: RequestResponseCycle | None = self.cycle
+            if current is None or current.response_complete:
+                self._request_deadline.start()
+            else:
+                self._request_deadline.stop()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._read_deadline.start()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            self._read_deadline.stop()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._request_deadline.stop()
+            self._read_deadline.stop()
+
+        def _abort_stalled(self) -> None:
+            _log.info("client_stalled", seconds=stall_seconds)
+            # The request receives a disconnect, as if the client had left.
+            self.transport.abort()
 
     return Protocol

@@ -28,6 +28,7 @@ from ssd.types import (
     TokenLogprob,
     TokenText,
 )
+from ssd_gateway import http_server
 
 NOTHING: tuple[GenerationChunk, ...] = ()
 JSON_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
@@ -430,6 +431,47 @@ async def test_connections_over_the_limit_are_closed() -> None:
             assert await asyncio.wait_for(reader.read(), 10) == b""
         for _, each in (*opened, (reader, writer)):
             each.close()
+
+
+@pytest.mark.parametrize("head", [b"", b"content-length: 9\r\n"], ids=["request", "body"])
+async def test_a_connection_is_closed_if_what_follows_a_response_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.2)
+    async with fronting(ScriptedTarget()) as front:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+        writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n")
+        await asyncio.wait_for(reader.readuntil(b"live\n"), 10)
+        writer.write(b"G")
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+
+
+async def test_a_client_that_reads_nothing_is_disconnected_and_its_request_cancelled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    ended = asyncio.Event()
+
+    async def endless(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        try:
+            while True:
+                yield GenerationChunk(token_ids=(1,), text="a" * 200_000)
+        finally:
+            ended.set()
+
+    async with fronting(ScriptedTarget(endless), stream_stall_seconds=0.2) as front:
+        _, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port, limit=1)
+        body = b'{"prompt":"x","stream":true}'
+        writer.write(JSON_HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await asyncio.wait_for(ended.wait(), 20)
+        async with asyncio.timeout(10):
+            while "ssd_gateway_running_requests 0.0" not in (await get(front, "/metrics"))[2]:
+                pass
+        writer.close()
+    assert [each.levelname for each in caplog.records if each.levelname == "ERROR"] == []
+    assert "client_stalled" in caplog.text
 
 
 async def test_requests_over_the_limit_are_answered_429() -> None:
