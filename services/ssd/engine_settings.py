@@ -1,11 +1,10 @@
 """The settings that target and draft share."""
 
-import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd.errors import SettingsError
-from ssd.settings import TERMINATION_LOG, parse_cpus
+from ssd.settings import TERMINATION_LOG, is_loopback, parse_cpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +41,8 @@ class EngineSettings:
     admin_names: tuple[str, ...] = ()
     """As ``caller_names``, for the calls of ``admin_token_file``."""
     allow_insecure: bool = False
-    """Listen on an address that other machines reach, although callers need neither a token nor a
-    certificate."""
+    """Listen on an address that other machines reach although callers need neither a token nor a
+    certificate, and exchange tokens with other machines in plain text."""
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Data type of weights and KV cache. ``auto`` is bfloat16 on CUDA and on CPUs with bfloat16
@@ -110,11 +109,17 @@ class EngineSettings:
                 raise SettingsError(
                     f"{name} are names in certificates of callers, which need tls_client_ca"
                 )
-        is_protected = self.token_file or self.tls_client_ca
-        if not is_protected and not self.allow_insecure and not is_loopback(self.host):
+        if self.tls_client_ca or self.allow_insecure or is_loopback(self.host):
+            return
+        if not self.token_file:
             raise SettingsError(
                 f"every machine that reaches {self.host} could call this process: set token_file "
                 "or tls_client_ca, or allow_insecure if the network protects the port"
+            )
+        if not has_tls:
+            raise SettingsError(
+                f"callers of {self.host} would send their tokens in plain text: set "
+                "tls_certificate and tls_key, or allow_insecure if the network protects the port"
             )
 
     @property
@@ -136,11 +141,3 @@ class EngineSettings:
     def num_columns(self) -> int:
         """Columns of a verification and of a tree (P = K + 1)."""
         return self.lookahead + 1
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach an address."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -11,6 +11,7 @@ import ast
 import difflib
 import functools
 import inspect
+import ipaddress
 import json
 import math
 import os
@@ -354,3 +355,16 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
     return "none" if value in ("", None) else str(value)
+
+
+def is_local(address: str) -> bool:
+    """Whether an address ``host:port`` is one of this machine alone."""
+    return is_loopback(address.removeprefix("dns:///").rpartition(":")[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -20,7 +20,7 @@ from ssd.errors import SSDError
 from ssd.launch import Deployment
 from ssd.rpc.client import READY_SECONDS
 from ssd.rpc.codec import GenerateCall
-from ssd.rpc.credentials import NO_CREDENTIALS
+from ssd.rpc.credentials import NO_CREDENTIALS, TlsFiles
 from ssd.types import Mode, SamplingParams
 from ssd_cli.chat_command import chat_command
 from ssd_cli.commands import (
@@ -45,6 +45,7 @@ from ssd_cli.generate import (
 from ssd_cli.models import AutoPrecision, auto_precision, local_models, models_in, models_table
 from ssd_cli.options import (
     MAX_SEED,
+    AllowInsecure,
     Branches,
     Debug,
     Draft,
@@ -145,6 +146,7 @@ def generate_command(
     tls_certificate: TlsCertificate = "",
     tls_key: TlsKey = "",
     token_file: TokenFile = "",
+    allow_insecure: AllowInsecure = False,
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
     mode: ModeOption = "auto",
@@ -187,7 +189,8 @@ def generate_command(
     if endpoint is not None:
         refuse_with_endpoint(context)
         check_endpoint(endpoint)
-        credentials = client_credentials(tls_ca, tls_certificate, tls_key, token_file)
+        tls = TlsFiles(certificate=tls_certificate, key=tls_key, ca=tls_ca)
+        credentials = client_credentials(endpoint, tls, token_file, allow_insecure=allow_insecure)
     else:
         refuse_without_endpoint(context)
     if logprobs is not None and not is_json:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ssd.launch import Deployment
-from ssd.rpc.credentials import NO_CREDENTIALS
+from ssd.rpc.credentials import NO_CREDENTIALS, TlsFiles
 from ssd.types import Mode
 from ssd_cli.chat import ChatSettings, chat
 from ssd_cli.commands import (
@@ -19,6 +19,7 @@ from ssd_cli.commands import (
 from ssd_cli.generate import GenerateOptions, check_endpoint
 from ssd_cli.line_input import open_lines
 from ssd_cli.options import (
+    AllowInsecure,
     Debug,
     Draft,
     Endpoint,
@@ -46,6 +47,7 @@ def chat_command(
     tls_certificate: TlsCertificate = "",
     tls_key: TlsKey = "",
     token_file: TokenFile = "",
+    allow_insecure: AllowInsecure = False,
     target: Target = "demo://target",
     draft: Draft = "demo://draft",
     num_drafts: NumDrafts = 1,
@@ -68,7 +70,8 @@ def chat_command(
     if endpoint is not None:
         refuse_with_endpoint(context)
         check_endpoint(endpoint)
-        credentials = client_credentials(tls_ca, tls_certificate, tls_key, token_file)
+        tls = TlsFiles(certificate=tls_certificate, key=tls_key, ca=tls_ca)
+        credentials = client_credentials(endpoint, tls, token_file, allow_insecure=allow_insecure)
     else:
         refuse_without_endpoint(context)
     check_temperature(temperature)

@@ -21,6 +21,7 @@ OF_A_RUNNING_TARGET = {
     "tls_certificate": "--tls-certificate",
     "tls_key": "--tls-key",
     "token_file": "--token-file",
+    "allow_insecure": "--allow-insecure",
 }
 """Parameters of a call, with their flags."""
 
@@ -108,17 +109,27 @@ TokenFile = Annotated[
         help="With --endpoint: file whose first line is your token.",
     ),
 ]
+AllowInsecure = Annotated[
+    bool,
+    typer.Option(
+        "--allow-insecure",
+        help="With --token-file: send the token to another machine in plain text.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show stack traces.")]
 
 
 def client_credentials(
-    tls_ca: str, tls_certificate: str, tls_key: str, token_file: str
+    endpoint: str, tls: TlsFiles, token_file: str, *, allow_insecure: bool
 ) -> ClientCredentials:
     """Return the credentials of these options; an error of theirs is a ``typer.BadParameter``."""
-    tls = TlsFiles(certificate=tls_certificate, key=tls_key, ca=tls_ca)
     try:
-        return ClientCredentials(tls if tls.paths else None, token_file)
+        credentials = ClientCredentials(
+            tls if tls.paths else None, token_file, allow_insecure=allow_insecure
+        )
+        credentials.check(endpoint)
+        return credentials
     except SettingsError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -5,9 +5,11 @@ from typing import Annotated
 import typer
 
 from ssd.rpc.client import TargetClient
+from ssd.rpc.credentials import TlsFiles
 from ssd_cli.commands import run_work
 from ssd_cli.generate import check_endpoint
 from ssd_cli.options import (
+    AllowInsecure,
     Debug,
     TlsCa,
     TlsCertificate,
@@ -27,6 +29,7 @@ def pool_command(
     tls_certificate: TlsCertificate = "",
     tls_key: TlsKey = "",
     token_file: TokenFile = "",
+    allow_insecure: AllowInsecure = False,
     is_once: Annotated[bool, typer.Option("--once", help="Print the present state.")] = False,
     is_json: Annotated[
         bool, typer.Option("--json", help="Print the present state as one JSON object.")
@@ -39,9 +42,10 @@ def pool_command(
     present state only.
     """
     check_endpoint(endpoint)
+    tls = TlsFiles(certificate=tls_certificate, key=tls_key, ca=tls_ca)
     client = TargetClient(
         endpoint,
-        credentials=client_credentials(tls_ca, tls_certificate, tls_key, token_file),
+        credentials=client_credentials(endpoint, tls, token_file, allow_insecure=allow_insecure),
         ready_seconds=0,
     )
     run_work(show_pool(client, is_json=is_json, is_once=is_once), is_debug=debug)

@@ -20,14 +20,20 @@ def credentials_of(settings: GatewaySettings) -> ClientCredentials:
     """Return what the gateway presents to targets, and read its files.
 
     Raises:
-        SettingsError: a file is missing or invalid.
+        SettingsError: a file is missing or invalid, or a token would be sent in plain text.
     """
     tls = TlsFiles(
         certificate=settings.target_certificate, key=settings.target_key, ca=settings.target_ca
     )
-    return ClientCredentials(
-        tls if tls.paths else None, settings.target_token_file, settings.target_server_name
+    credentials = ClientCredentials(
+        tls if tls.paths else None,
+        settings.target_token_file,
+        settings.target_server_name,
+        allow_insecure=settings.allow_insecure,
     )
+    for address in settings.targets:
+        credentials.check(address)
+    return credentials
 
 
 class Gateway:

@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd.addresses import check_address, is_literal
-from ssd.engine_settings import is_loopback
 from ssd.errors import SettingsError
-from ssd.settings import TERMINATION_LOG
+from ssd.settings import TERMINATION_LOG, is_loopback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +23,8 @@ class GatewaySettings:
     """File of API keys, one ``NAME:HASH`` per line: HASH is the SHA-256 of the key, hexadecimal.
     It is read again when it changes. Empty: requests need no key."""
     allow_insecure: bool = False
-    """Listen on an address that other machines reach, although requests need no key."""
+    """Listen on an address that other machines reach although requests need no key, and send the
+    token to targets on other machines in plain text."""
     playground: bool = True
     """Serve the playground at ``/``."""
 

@@ -227,14 +227,22 @@ def link_credentials(settings: TargetSettings) -> ClientCredentials:
     """Return what the target presents to its drafts.
 
     Raises:
-        SettingsError: a file is missing or invalid.
+        SettingsError: a file is missing or invalid, or a token would be sent in plain text.
     """
     tls = None
     if settings.link_ca:
         tls = TlsFiles(
             certificate=settings.tls_certificate, key=settings.tls_key, ca=settings.link_ca
         )
-    return ClientCredentials(tls, settings.link_token_file, settings.link_server_name)
+    credentials = ClientCredentials(
+        tls,
+        settings.link_token_file,
+        settings.link_server_name,
+        allow_insecure=settings.allow_insecure,
+    )
+    for address in settings.drafts:
+        credentials.check(address)
+    return credentials
 
 
 def hello(settings: TargetSettings, model: LocalModel, me: Peer) -> Hello:

@@ -87,6 +87,12 @@ class _Client:
     _options = OPTIONS
 
     def __init__(self, endpoint: str, credentials: ClientCredentials = NO_CREDENTIALS) -> None:
+        """Construct.
+
+        Raises:
+            SettingsError: the token would be sent to another machine in plain text.
+        """
+        credentials.check(endpoint)
         self.endpoint = endpoint
         self._credentials = credentials
         self._certificates: Pem | None = None

@@ -22,6 +22,7 @@ import grpc.aio
 
 from ssd import telemetry
 from ssd.errors import SettingsError
+from ssd.settings import is_local
 
 AUTHORIZATION_KEY = "authorization"
 _SCHEME = "Bearer "
@@ -260,7 +261,12 @@ class ClientCredentials:
     """
 
     def __init__(
-        self, tls: TlsFiles | None = None, token_file: str = "", server_name: str = ""
+        self,
+        tls: TlsFiles | None = None,
+        token_file: str = "",
+        server_name: str = "",
+        *,
+        allow_insecure: bool = False,
     ) -> None:
         """Read the files.
 
@@ -268,6 +274,7 @@ class ClientCredentials:
             tls: certificates; None for plain text.
             token_file: the first line is the token of each call; empty for none.
             server_name: name in the certificates of servers; empty for the host of the address.
+            allow_insecure: without TLS, send the token to other machines too.
 
         Raises:
             SettingsError: a file is missing or invalid.
@@ -283,6 +290,20 @@ class ClientCredentials:
             Reloaded((token_file,), lambda: _first_token(token_file)) if token_file else None
         )
         self._server_name = server_name
+        self._allow_insecure = allow_insecure
+
+    def check(self, address: str) -> None:
+        """Check that a server at ``host:port`` may receive the token.
+
+        Raises:
+            SettingsError: it is on another machine, and connections are plain text.
+        """
+        is_plain = self._tokens is not None and self._tls is None
+        if is_plain and not self._allow_insecure and not is_local(address):
+            raise SettingsError(
+                f"the token would be sent to {address} in plain text: give the file of the "
+                "servers' CA, or allow insecure connections if the network protects them"
+            )
 
     def of_server(self, name: str) -> "ClientCredentials":
         """Return the same credentials for servers with another name in their certificates."""

@@ -82,6 +82,10 @@ def serve(
     token_file: Annotated[
         str, typer.Option(envvar="SSD_TOKEN_FILE", help="With --address: file with your token.")
     ] = "",
+    allow_insecure: Annotated[
+        bool,
+        typer.Option(help="With --token-file: send it to another machine in plain text."),
+    ] = False,
     target: Annotated[str, typer.Option(help="Model folder or demo://target.")] = "demo://target",
     draft: Annotated[str, typer.Option(help="Model folder or demo://draft.")] = "demo://draft",
     num_drafts: Annotated[int, typer.Option(min=0, max=16)] = 1,
@@ -114,7 +118,9 @@ def serve(
     reach = None
     if address is not None:
         tls = TlsFiles(certificate=tls_certificate, key=tls_key, ca=tls_ca)
-        credentials = ClientCredentials(tls if tls.paths else None, token_file)
+        credentials = ClientCredentials(
+            tls if tls.paths else None, token_file, allow_insecure=allow_insecure
+        )
         reach = partial(connected, address, http_address, credentials)
     drawing = plots() if plot else None
     deployment = Deployment(target=target, draft=draft, num_drafts=num_drafts)

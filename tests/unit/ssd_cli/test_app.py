@@ -399,11 +399,19 @@ def test_the_command_imports_no_slow_library() -> None:
         (["--token-file", "t"], "--token-file is for a running target; name it with --endpoint"),
         (["--endpoint", "a:1", "--token-file", "/no/file"], "/no/file: No such file"),
         (["--endpoint", "a:1", "--tls-certificate", "c"], "give the file of the servers' CA too"),
+        (["--endpoint", "a:1", "--token-file", "token"], "the token would be sent to a:1 in plain"),
+        (["--allow-insecure"], "--allow-insecure is for a running target"),
     ],
 )
 def test_credentials_are_checked_before_a_call(
-    argv: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+    argv: list[str],
+    problem: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "token").write_text("token-of-a-client")
     assert run(["generate", "x", *argv]) == 2
     assert problem in capsys.readouterr().err
 
