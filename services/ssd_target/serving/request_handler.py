@@ -106,6 +106,11 @@ class RequestHandler:
         return len(self._streams)
 
     @property
+    def num_waiting(self) -> int:
+        """Number of sequences that wait for a slot; a request has one for each continuation."""
+        return self._num_entering + self._inbox.num_arrivals + self._inbox.num_waiting
+
+    @property
     def is_open(self) -> bool:
         """Whether requests are accepted."""
         return self.runner is not None and not self._is_draining

@@ -5,7 +5,7 @@ from collections import deque
 from ssd.ports import Clock
 
 _NUM_ENDS = 32
-"""Ended requests from which the rate is measured."""
+"""Ended sequences from which the rate is measured."""
 _DEFAULT_SECONDS = 1.0
 """Before the rate is known."""
 MIN_SECONDS, MAX_SECONDS = 0.1, 60.0
@@ -16,7 +16,7 @@ _GOLDEN = 0.6180339887498949
 class RetryHint:
     """Estimates when a request that is refused now can be accepted. Asyncio loop.
 
-    A hint is a quarter to all of the time in which the waiting requests begin. Hints of successive
+    A hint is a quarter to all of the time in which the waiting sequences begin. Hints of successive
     refusals are spread evenly over it: clients that return together would be refused together, and
     the queue would be empty in between.
     """
@@ -27,11 +27,11 @@ class RetryHint:
         self._num_refused = 0
 
     def note_end(self) -> None:
-        """Note that an accepted request has ended, which makes room for another one."""
+        """Note that a sequence has ended, which makes room for another one."""
         self._ended_at.append(self._clock.now())
 
     def seconds(self, num_waiting: int) -> float:
-        """Return the hint of a refusal, in seconds, while ``num_waiting`` requests wait."""
+        """Return the hint of a refusal, in seconds, while ``num_waiting`` sequences wait."""
         self._num_refused += 1
         if len(self._ended_at) < 2:
             return _DEFAULT_SECONDS

@@ -94,10 +94,8 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
                 contextlib.aclosing(self._handler.generate(call, request_id, trace)) as chunks,
             ):
                 finish_reason = await self._write_all(chunks, context)
-            self._retry_hint.note_end()
         except OverloadedError as error:
-            num_waiting = self._handler.num_requests - self._settings.max_num_seqs
-            error.retry_after_seconds = self._retry_hint.seconds(num_waiting)
+            error.retry_after_seconds = self._retry_hint.seconds(self._handler.num_waiting)
             raise
         except TimeoutError as error:
             raise DeadlineError(
@@ -115,6 +113,8 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         finish_reason: FinishReason | None = None
         async for chunk in chunks:
             finish_reason = chunk.finish_reason
+            if finish_reason is not None:
+                self._retry_hint.note_end()
             try:
                 async with asyncio.timeout(stall_seconds):
                     await context.write(codec.generate_response(chunk))

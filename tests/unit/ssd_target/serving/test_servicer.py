@@ -27,8 +27,9 @@ from ssd.rpc.codec import SpeculationChange
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus, pool_status
 from ssd.rpc.server import RpcServer
 from ssd.testing.clock import FakeClock
-from ssd.types import GenerationChunk, Mode
+from ssd.types import FinishReason, GenerationChunk, Mode
 from ssd.v1 import admin_pb2, generate_pb2
+from ssd_target.serving import servicer as servicer_module
 from ssd_target.serving.request_handler import RequestHandler
 from ssd_target.serving.request_trace import RequestTraces
 from ssd_target.serving.servicer import (
@@ -179,6 +180,39 @@ async def test_a_stalled_stream_is_logged_without_a_stack(
         await servicer._write_all(cast(Any, chunks()), cast(Any, StalledContext()))
     (line,) = caplog.records
     assert (line.getMessage(), line.levelname, line.exc_info) == ("stream_stalled", "INFO", None)
+
+
+class Reader:
+    """A context whose client reads everything."""
+
+    async def write(self, _message: object) -> None:
+        return
+
+
+async def test_the_retry_hint_counts_sequences_not_requests(
+    handler: FakeHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_continuations, num_waiting = 4, 40
+
+    async def chunks(*_arguments: object) -> AsyncIterator[GenerationChunk]:
+        for choice in range(num_continuations):
+            clock.advance(1.0)
+            yield GenerationChunk(token_ids=(), choice=choice, finish_reason=FinishReason.LENGTH)
+
+    def refuse(*_arguments: object) -> AsyncIterator[GenerationChunk]:
+        raise OverloadedError("full")
+
+    clock = FakeClock()
+    monkeypatch.setattr(servicer_module, "SystemClock", lambda: clock)
+    servicer = GenerateServicer(TargetSettings(), cast(RequestHandler, handler), int, UNTRACED)
+    fake = cast(Any, handler)
+    fake.num_requests, fake.num_waiting, fake.generate = 1, num_waiting, chunks
+    await servicer._run(cast(Any, None), "", cast(Any, None), cast(Any, Reader()))
+    fake.generate = refuse
+    with pytest.raises(OverloadedError) as caught:
+        await servicer._run(cast(Any, None), "", cast(Any, None), cast(Any, Reader()))
+    # One sequence ends in about a second; a quarter of the queue's time is the shortest hint.
+    assert 7.0 < caught.value.retry_after_seconds <= num_waiting
 
 
 async def test_a_watcher_receives_the_status_and_each_change(
