@@ -110,10 +110,19 @@ class GenerationEndpoint(Generic[AnyRequest]):
     async def _chunks(self, request: AnyRequest) -> Chunks:
         arrived_at: float | None = self._clock.now()
         request_id = telemetry.request_id.get() or ""
-        streams = [self._targets.generate(call, request_id) for call in request.calls()]
+        calls = request.calls()
+        # With echo, the first chunk of a continuation is a copy of the prompt.
+        copies = {
+            (prompt, choice)
+            for prompt, call in enumerate(calls)
+            for choice in range(call.sampling.n if call.sampling.echo else 0)
+        }
+        streams = [self._targets.generate(call, request_id) for call in calls]
         async with contextlib.aclosing(merged(streams)) as chunks:
             async for prompt, chunk in chunks:
-                if arrived_at is not None and chunk.token_ids:
+                if (prompt, chunk.choice) in copies:
+                    copies.remove((prompt, chunk.choice))
+                elif arrived_at is not None and chunk.token_ids:
                     FIRST_TOKEN_SECONDS.observe(self._clock.now() - arrived_at)
                     arrived_at = None
                 yield prompt, chunk

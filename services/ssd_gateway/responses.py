@@ -27,13 +27,14 @@ class Counts:
     """Token counts of a response, over its prompts and continuations."""
 
     prompts: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Prompt and cached tokens of each prompt, which its continuations share."""
+    """Prompt and cached tokens of each prompt; of its continuations, the fewest cached tokens."""
     completion_tokens: int = 0
 
     def add(self, prompt: int, usage: Usage | None) -> None:
         """Add the counts of a continuation that has ended."""
         if usage is not None:
-            self.prompts[prompt] = usage.prompt_tokens, usage.cached_tokens
+            _, cached = self.prompts.get(prompt, (0, usage.cached_tokens))
+            self.prompts[prompt] = usage.prompt_tokens, min(cached, usage.cached_tokens)
             self.completion_tokens += usage.completion_tokens
 
     def usage(self) -> dict[str, Any]:
@@ -48,6 +49,15 @@ class Counts:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Log-probabilities of one new token."""
+
+    offset: int
+    """Characters before the token, of the text that the response contains."""
+    logprobs: PositionLogprobs
+
+
 class ChatFormat:
     """Objects of ``/v1/chat/completions``."""
 
@@ -59,19 +69,19 @@ class ChatFormat:
         """Return the delta that begins a continuation."""
         return {"delta": {"role": "assistant", "content": ""}}
 
-    def delta(self, chunk: GenerationChunk, _offset: int) -> dict[str, Any]:
+    def delta(self, text: str, positions: list[Position]) -> dict[str, Any]:
         """Return the new part of a continuation."""
-        found: dict[str, Any] = {"delta": {"content": chunk.text} if chunk.text else {}}
-        if chunk.logprobs:
-            found["logprobs"] = {"content": _chat_logprobs(chunk.logprobs), "refusal": None}
+        found: dict[str, Any] = {"delta": {"content": text} if text else {}}
+        if positions:
+            found["logprobs"] = {"content": _chat_logprobs(positions), "refusal": None}
         return found
 
-    def whole(self, text: str, logprobs: list[PositionLogprobs]) -> dict[str, Any]:
+    def whole(self, text: str, positions: list[Position]) -> dict[str, Any]:
         """Return a complete continuation."""
         return {
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": {"content": _chat_logprobs(logprobs), "refusal": None}
-            if logprobs
+            "logprobs": {"content": _chat_logprobs(positions), "refusal": None}
+            if positions
             else None,
         }
 
@@ -85,14 +95,11 @@ class CompletionFormat:
     def first(self) -> None:
         """Nothing begins a continuation."""
 
-    def delta(self, chunk: GenerationChunk, offset: int) -> dict[str, Any]:
-        """Return the new part of a continuation; ``offset`` is the length of the text before it."""
-        found = _text_logprobs(chunk.logprobs, offset) if chunk.logprobs else None
-        return {"text": chunk.text, "logprobs": found}
+    def delta(self, text: str, positions: list[Position]) -> dict[str, Any]:
+        """Return the new part of a continuation."""
+        return {"text": text, "logprobs": _text_logprobs(positions) if positions else None}
 
-    def whole(self, text: str, logprobs: list[PositionLogprobs]) -> dict[str, Any]:
-        """Return a complete continuation."""
-        return {"text": text, "logprobs": _text_logprobs(logprobs, 0) if logprobs else None}
+    whole = delta
 
 
 Format = ChatFormat | CompletionFormat
@@ -103,16 +110,23 @@ class Continuation:
     """One continuation of a response, as far as it has arrived."""
 
     text: list[str] = field(default_factory=list)
-    num_characters: int = 0
-    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    positions: list[Position] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    next_offset: int = 0
 
-    def add(self, chunk: GenerationChunk) -> None:
-        """Add a chunk."""
+    def add(self, chunk: GenerationChunk) -> list[Position]:
+        """Add a chunk; return its positions."""
         self.text.append(chunk.text)
-        self.num_characters += len(chunk.text)
-        self.logprobs += chunk.logprobs
         self.finish_reason = chunk.finish_reason
+        if not chunk.logprobs:
+            # The copy of the prompt. Other text lags behind its tokens, so it is not counted.
+            self.next_offset += len(chunk.text)
+        added = []
+        for each in chunk.logprobs:
+            added.append(Position(self.next_offset, each))
+            self.next_offset += len(each.selected.text)
+        self.positions += added
+        return added
 
 
 class Assembly:
@@ -147,8 +161,7 @@ class Assembly:
             self._choices[index] = Continuation()
             parts += filter(None, [self._form.first()])
         choice = self._choices[index]
-        offset = choice.num_characters
-        choice.add(chunk)
+        positions = choice.add(chunk)
         self._counts.add(prompt, chunk.usage)
         more = extension(chunk) if self._is_extended else {}
         for name, value in more.items():
@@ -157,7 +170,7 @@ class Assembly:
             self._extension[name] = known + value if isinstance(known, list) else value
         has_news = chunk.text or chunk.logprobs or chunk.finish_reason or more
         if has_news:
-            parts.append(self._form.delta(chunk, offset))
+            parts.append(self._form.delta(chunk.text, positions))
         objects = [
             self._object(self._form.stream_name, [{"index": index, **part, "finish_reason": None}])
             for part in parts
@@ -173,7 +186,7 @@ class Assembly:
         made = []
         for index, each in sorted(self._choices.items()):
             assert each.finish_reason is not None
-            body = self._form.whole("".join(each.text), each.logprobs)
+            body = self._form.whole("".join(each.text), each.positions)
             made.append({"index": index, **body, "finish_reason": finish(each.finish_reason)})
         extended = {"ssd": self._extension} if self._is_extended else {}
         return self._object(self._form.name, made) | {"usage": self._counts.usage()} | extended
@@ -238,11 +251,11 @@ def model_object(model: str, max_model_len: int, created: int) -> dict[str, Any]
     }
 
 
-def _chat_logprobs(positions: Iterable[PositionLogprobs]) -> list[dict[str, Any]]:
+def _chat_logprobs(positions: Iterable[Position]) -> list[dict[str, Any]]:
     return [
         {
-            **_token(each.selected),
-            "top_logprobs": [_token(token) for token in each.top],
+            **_token(each.logprobs.selected),
+            "top_logprobs": [_token(token) for token in each.logprobs.top],
         }
         for each in positions
     ]
@@ -256,7 +269,7 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
     }
 
 
-def _text_logprobs(positions: Iterable[PositionLogprobs], offset: int) -> dict[str, Any]:
+def _text_logprobs(positions: Iterable[Position]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "tokens": [],
         "token_logprobs": [],
@@ -264,11 +277,11 @@ def _text_logprobs(positions: Iterable[PositionLogprobs], offset: int) -> dict[s
         "text_offset": [],
     }
     for each in positions:
-        found["tokens"].append(each.selected.text)
-        found["token_logprobs"].append(_finite(each.selected.logprob))
-        found["top_logprobs"].append({token.text: _finite(token.logprob) for token in each.top})
-        found["text_offset"].append(offset)
-        offset += len(each.selected.text)
+        selected, top = each.logprobs.selected, each.logprobs.top
+        found["tokens"].append(selected.text)
+        found["token_logprobs"].append(_finite(selected.logprob))
+        found["top_logprobs"].append({token.text: _finite(token.logprob) for token in top})
+        found["text_offset"].append(each.offset)
     return found
 
 

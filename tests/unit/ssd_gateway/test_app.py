@@ -20,6 +20,7 @@ from ssd.errors import ContextLengthError, FieldError, NotReadyError, Overloaded
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import (
     ChatTurn,
+    FinishReason,
     GenerationChunk,
     LookupResult,
     Mode,
@@ -27,6 +28,7 @@ from ssd.types import (
     Round,
     TokenLogprob,
     TokenText,
+    Usage,
 )
 from ssd_gateway import http_server
 
@@ -209,6 +211,66 @@ async def test_n_continuations_have_log_probabilities_of_their_own() -> None:
     assert shown.top_logprobs == [{"é": -0.5, "z": -9999.0}] * 3
     offsets = [part.logprobs.text_offset for part in parts if part.index == 1 and part.logprobs]
     assert offsets == [[0], [2], [4]]
+
+
+async def test_offsets_of_a_stream_are_those_of_a_whole_response() -> None:
+    async def lags(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        yield GenerationChunk(token_ids=(9,), text="prompt ")
+        texts = ["", "a ", "b c"]
+        for number, (word, text) in enumerate(zip(("a ", "b ", "c"), texts, strict=True)):
+            yield GenerationChunk(
+                token_ids=(number,),
+                text=text,
+                logprobs=(PositionLogprobs(TokenLogprob(number, -1.0, word)),),
+                finish_reason=FinishReason.LENGTH if number == 2 else None,
+            )
+
+    asked: Any = {"model": "demo", "prompt": "prompt ", "echo": True, "logprobs": 1}
+    async with fronting(ScriptedTarget(lags)) as front, front.client() as client:
+        whole = (await client.completions.create(**asked)).choices[0]
+        stream = await client.completions.create(stream=True, **asked)
+        parts = [part.choices[0].logprobs async for part in stream]
+    assert whole.text == "prompt a b c"
+    assert whole.logprobs is not None
+    assert whole.logprobs.text_offset == [7, 9, 11]
+    assert [each.text_offset for each in parts if each] == [[7], [9], [11]]
+
+
+async def test_the_time_to_the_first_token_is_not_that_of_an_echoed_prompt() -> None:
+    async def echoes(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        for choice in range(call.sampling.n):
+            yield GenerationChunk(token_ids=(9,), text="prompt", choice=choice)
+        await asyncio.Event().wait()
+
+    async def num_measured(front: Front) -> str:
+        text: str = (await get(front, "/metrics"))[2]
+        return text.partition("ssd_gateway_time_to_first_token_seconds_count ")[2].split()[0]
+
+    async with fronting(ScriptedTarget(echoes)) as front, front.client() as client:
+        before = await num_measured(front)
+        stream = await client.completions.create(
+            model="demo", prompt=["prompt"] * 2, n=2, echo=True, stream=True
+        )
+        parts = aiter(stream)
+        for _ in range(4):
+            await anext(parts)
+        assert await num_measured(front) == before
+        await stream.close()
+
+
+async def test_cached_tokens_are_those_that_all_continuations_of_a_prompt_had() -> None:
+    async def shares(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        for choice, cached in enumerate((0, 4)):
+            usage = Usage(prompt_tokens=5, completion_tokens=1, cached_tokens=cached)
+            yield GenerationChunk(
+                token_ids=(1,), choice=choice, finish_reason=FinishReason.LENGTH, usage=usage
+            )
+
+    async with fronting(ScriptedTarget(shares)) as front, front.client() as client:
+        answer = await client.completions.create(model="demo", prompt="x", n=2)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
 
 @pytest.mark.parametrize(
