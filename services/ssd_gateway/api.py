@@ -15,7 +15,7 @@ from ssd import __version__, telemetry
 from ssd.errors import DeadlineError, SSDError
 from ssd.ports import Clock
 from ssd.types import GenerationChunk
-from ssd_gateway.body import ClientLeftError, read_body, while_connected
+from ssd_gateway.body import BodyBudget, ClientLeftError, read_body, while_connected
 from ssd_gateway.merge import merged
 from ssd_gateway.metrics import BROKEN_STREAMS_TOTAL, FIRST_TOKEN_SECONDS
 from ssd_gateway.problems import problem
@@ -44,12 +44,14 @@ class GenerationEndpoint(Generic[AnyRequest]):
     def __init__(
         self,
         settings: GatewaySettings,
+        budget: BodyBudget,
         targets: TargetPool,
         clock: Clock,
         kind: type[AnyRequest],
         form: Format,
     ) -> None:
         self._settings = settings
+        self._budget = budget
         self._targets = targets
         self._clock = clock
         self._kind: type[AnyRequest] = kind
@@ -62,15 +64,17 @@ class GenerationEndpoint(Generic[AnyRequest]):
             SSDError: the request failed before the response began.
         """
         try:
-            body = await read_body(scope, receive, self._settings.max_body_bytes)
-            request = parse(self._kind, body)
-            # Frees the prompt's JSON, which is not needed while the request waits and runs.
-            del body
-            if request.stream:
-                await while_connected(receive, self._stream(request, send))
-            else:
-                response = await while_connected(receive, self._whole(request))
-                await response(scope, receive, send)
+            # Until the end of the request: its prompt stays in memory.
+            with self._budget.share() as take:
+                body = await read_body(scope, receive, self._settings.max_body_bytes, take)
+                request = parse(self._kind, body)
+                # Frees the prompt's JSON, which is not needed while the request waits and runs.
+                del body
+                if request.stream:
+                    await while_connected(receive, self._stream(request, send))
+                else:
+                    response = await while_connected(receive, self._whole(request))
+                    await response(scope, receive, send)
         except ClientLeftError:
             scope[STATUS_KEY] = CLIENT_LEFT
 

@@ -16,6 +16,7 @@ from ssd.errors import SSDError
 from ssd.ports import Clock
 from ssd_gateway.api import GenerationEndpoint
 from ssd_gateway.api_keys import ApiKeys
+from ssd_gateway.body import BodyBudget
 from ssd_gateway.gate import Gate
 from ssd_gateway.metrics import REGISTRY
 from ssd_gateway.problems import error_object, problem_response
@@ -80,9 +81,10 @@ def make_app(
     async def metrics(_request: Request) -> Response:
         return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
-    chat = GenerationEndpoint(settings, targets, clock, ChatRequest, ChatFormat())
+    budget = BodyBudget(settings.max_total_body_bytes)
+    chat = GenerationEndpoint(settings, budget, targets, clock, ChatRequest, ChatFormat())
     completions = GenerationEndpoint(
-        settings, targets, clock, CompletionRequest, CompletionFormat()
+        settings, budget, targets, clock, CompletionRequest, CompletionFormat()
     )
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", chat, methods=["POST"]),

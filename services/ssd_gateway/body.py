@@ -1,13 +1,14 @@
 """Bodies of requests, and clients that leave. Works on ASGI messages."""
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from ssd.errors import CancelledError, DeadlineError, TooLargeError
+from ssd.errors import CancelledError, DeadlineError, OverloadedError, TooLargeError
 from ssd_gateway.problems import MediaTypeError
 
 BODY_SECONDS = 30.0
@@ -22,7 +23,41 @@ class ClientLeftError(CancelledError):
         super().__init__("the client closed the connection")
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+class BodyBudget:
+    """Bounds the bytes of the bodies of all requests in progress. Asyncio loop."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+
+    @contextlib.contextmanager
+    def share(self) -> Generator[Callable[[int], None], None, None]:
+        """Yield a function that takes bytes for a request; its end returns them.
+
+        The function raises ``OverloadedError`` if too few are left.
+        """
+        taken = 0
+
+        def take(num_bytes: int) -> None:
+            nonlocal taken
+            if self._num_bytes + num_bytes > self._max_bytes:
+                raise OverloadedError(
+                    f"the bodies of the requests in progress have {self._num_bytes} bytes; with "
+                    f"this one they would pass {self._max_bytes}, the maximum of this gateway "
+                    "(max_total_body_bytes)"
+                )
+            self._num_bytes += num_bytes
+            taken += num_bytes
+
+        try:
+            yield take
+        finally:
+            self._num_bytes -= taken
+
+
+async def read_body(
+    scope: Scope, receive: Receive, max_bytes: int, take: Callable[[int], None]
+) -> bytes:
     """Return the body of a request that is declared as JSON.
 
     A page of another origin can send a request without asking the browser only if it is not
@@ -31,6 +66,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     Raises:
         MediaTypeError: it is not declared as JSON.
         TooLargeError: it is over ``max_bytes``.
+        OverloadedError: ``take`` refused its bytes.
         DeadlineError: it did not arrive in time.
         ClientLeftError: the client left.
     """
@@ -49,9 +85,11 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientLeftError
-                body += message.get("body", b"")
-                if len(body) > max_bytes:
+                part = message.get("body", b"")
+                if len(body) + len(part) > max_bytes:
                     raise too_large
+                take(len(part))
+                body += part
                 if not message.get("more_body", False):
                     return bytes(body)
     except TimeoutError as error:

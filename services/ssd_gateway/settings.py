@@ -46,6 +46,9 @@ class GatewaySettings:
     """Maximum number of connections; further ones are closed."""
     max_body_bytes: int = field(default=8 << 20, metadata={"min": 1024, "max": 64 << 20})
     """Maximum size of the body of a request; a larger one is answered 413."""
+    max_total_body_bytes: int = field(default=16 << 20, metadata={"min": 1024, "max": 16 << 30})
+    """Maximum size of the bodies of all requests in progress; above it, requests are answered 429.
+    A request needs up to 20 times the size of its body in memory."""
     request_timeout_seconds: float = field(default=600.0, metadata={"min": 0.001, "max": 86_400.0})
     """Maximum duration of a request, in seconds. It is then answered 408."""
     stream_stall_seconds: float = field(default=60.0, metadata={"min": 0.001, "max": 86_400.0})
@@ -64,6 +67,11 @@ class GatewaySettings:
             raise SettingsError("targets: is empty; name at least one host:port")
         for address in self.targets:
             check_address("targets", address)
+        if self.max_total_body_bytes < self.max_body_bytes:
+            raise SettingsError(
+                f"max_total_body_bytes: is {self.max_total_body_bytes}, less than max_body_bytes, "
+                f"which is {self.max_body_bytes}"
+            )
         if (
             self.target_ca
             and not self.target_server_name

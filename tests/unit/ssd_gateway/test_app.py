@@ -548,6 +548,27 @@ async def test_requests_over_the_limit_are_answered_429() -> None:
         await stream.close()
 
 
+async def test_bodies_of_requests_in_progress_are_limited_together() -> None:
+    async def endless(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        yield GenerationChunk(token_ids=(1,), text="a")
+        await asyncio.Event().wait()
+
+    limits = {"max_body_bytes": 2048, "max_total_body_bytes": 2048}
+    async with fronting(ScriptedTarget(endless), **limits) as front, front.client() as client:
+        for _ in range(2):
+            stream = await client.completions.create(model="demo", prompt="x" * 1200, stream=True)
+            with pytest.raises(openai.RateLimitError, match="max_total_body_bytes"):
+                await client.completions.create(model="demo", prompt="x" * 1200)
+            with pytest.raises(openai.RateLimitError, match="max_total_body_bytes"):
+                await client.chat.completions.create(
+                    model="demo", messages=[{"role": "user", "content": "x" * 1200}]
+                )
+            await stream.close()
+            async with asyncio.timeout(10):
+                while "ssd_gateway_running_requests 0.0" not in (await get(front, "/metrics"))[2]:
+                    pass
+
+
 async def test_a_request_that_takes_too_long_is_answered_408() -> None:
     async def endless(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
         await asyncio.Event().wait()
