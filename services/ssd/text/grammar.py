@@ -13,7 +13,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -21,7 +21,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from ssd.errors import FieldError
+from ssd.errors import FieldError, OverloadedError
 from ssd.ports import Tokenizer
 from ssd.types import TokenId
 
@@ -54,6 +54,16 @@ class GrammarSource:
         return f"sampling.{self.kind}"
 
 
+@dataclass(slots=True)
+class _Compiled:
+    """A compiled grammar. The texts that use it share its states."""
+
+    matcher: LLMatcher
+    """At the start of a text."""
+    is_spent: bool = field(default=False, init=False)
+    """Whether one of the texts has exceeded a limit, after which none can use it."""
+
+
 class GrammarCompiler:
     """Compiles grammars for one tokenizer, and keeps the newest ones.
 
@@ -65,16 +75,16 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._reader: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._grammars: OrderedDict[GrammarSource, LLMatcher] = OrderedDict()
+        self._grammars: OrderedDict[GrammarSource, _Compiled] = OrderedDict()
 
     def cached(self, source: GrammarSource) -> "Grammar | None":
         """Return the grammar at the start of a text, or None if it is not compiled."""
         with self._lock:
-            matcher = self._grammars.get(source)
-            if matcher is None:
+            compiled = self._grammars.get(source)
+            if compiled is None:
                 return None
             self._grammars.move_to_end(source)
-            return self._at_start(source, matcher)
+            return self._at_start(source, compiled)
 
     def compile(self, source: GrammarSource) -> "Grammar":
         """Compile a grammar; return it at the start of a text.
@@ -84,12 +94,12 @@ class GrammarCompiler:
         """
         found = self.cached(source)
         if found is None:
-            matcher = self._compiled(source)
+            compiled = _Compiled(self._compiled(source))
             with self._lock:
-                self._grammars[source] = matcher
+                self._grammars[source] = compiled
                 while len(self._grammars) > MAX_CACHED:
                     self._grammars.popitem(last=False)
-            found = self._at_start(source, matcher)
+            found = self._at_start(source, compiled)
         return found
 
     def forget(self, source: GrammarSource) -> None:
@@ -97,9 +107,9 @@ class GrammarCompiler:
         with self._lock:
             self._grammars.pop(source, None)
 
-    def _at_start(self, source: GrammarSource, matcher: LLMatcher) -> "Grammar":
+    def _at_start(self, source: GrammarSource, compiled: _Compiled) -> "Grammar":
         forget = partial(self.forget, source)
-        return Grammar(source, matcher, self._tokenizer.vocab_size, forget)
+        return Grammar(source, compiled, self._tokenizer.vocab_size, forget)
 
     def _compiled(self, source: GrammarSource) -> LLMatcher:
         if source.kind == "json_schema":
@@ -144,19 +154,20 @@ class Grammar:
     def __init__(
         self,
         source: GrammarSource,
-        compiled: LLMatcher,
+        compiled: _Compiled,
         vocab_size: int,
         forget: Callable[[], None],
     ) -> None:
         """Construct; ``forget`` is called when the grammar has become too complex."""
         self._source = source
-        # Copies share their states, and the error after which none of them can be used.
-        self._matcher = compiled.deep_copy()
+        self._compiled = compiled
+        self._matcher = compiled.matcher.deep_copy()
         self._vocab_size = vocab_size
         self._forget = forget
         self._num_tokens = 0
-        self.failure: FieldError | None = None
-        """Why no token is allowed any more: the grammar has become too complex."""
+        self.failure: FieldError | OverloadedError | None = None
+        """Why no token is allowed any more: the grammar has become too complex for this text, or
+        for another one, after which this request can be sent again."""
 
     def completes(self, token_id: TokenId) -> bool:
         """Add the next token; true if nothing but the end of the text can follow."""
@@ -202,6 +213,13 @@ class Grammar:
         return self._matcher.try_consume_tokens(list(token_ids)) if token_ids else 0
 
     def _note_failure(self) -> None:
+        if self._compiled.is_spent:
+            self.failure = OverloadedError(
+                f"{self._source.field} has become too complex for the text of another request; "
+                "send the request again"
+            )
+            return
+        self._compiled.is_spent = True
         cause = _line(self._matcher.get_error())
         self.failure = FieldError(
             self._source.field, f"is too complex after {self._num_tokens} tokens of text: {cause}"

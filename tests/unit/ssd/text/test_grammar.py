@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llguidance import LLParserLimits
 
 from ssd import demo
-from ssd.errors import FieldError
+from ssd.errors import FieldError, OverloadedError
 from ssd.ports import Tokenizer
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.text import grammar
@@ -155,10 +155,29 @@ def test_a_grammar_that_becomes_too_complex_allows_no_token_and_is_compiled_agai
             if not found.allowed((), 0, 1).any():
                 break
             assert not found.completes(token)
-        assert found.failure is not None
+        assert isinstance(found.failure, FieldError)
         assert found.failure.field == "sampling.regex"
         assert not found.allowed((), 0, 2).any()
         assert some.cached(source) is None
+
+
+def test_a_text_that_exceeds_a_limit_ends_others_of_its_grammar_with_a_retryable_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = LLParserLimits(step_lexer_fuel=2_000, verbose_errors=False)
+    monkeypatch.setattr(grammar, "_LIMITS", limits)
+    source, text = GrammarSource("regex", r"x( \d{4}){5}"), ids("x 1234 1234")
+    some = GrammarCompiler(tokenizer())
+    hostile, other = some.compile(source), some.compile(source)
+    assert not other.completes(text[0])
+    hostile.allowed(text, 0, len(text) + 1)
+    assert isinstance(hostile.failure, FieldError)
+    again = some.compile(source)
+    other.allowed((), 0, 1)
+    assert isinstance(other.failure, OverloadedError)
+    assert "another request; send the request again" in str(other.failure)
+    assert some.cached(source) is not None, "the new one stays"
+    assert again.allowed((), 0, 1).any()
 
 
 def test_a_tokenizer_that_the_library_does_not_read_is_named() -> None:

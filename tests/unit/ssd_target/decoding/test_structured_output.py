@@ -103,7 +103,7 @@ def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other(
 
     bench = make_bench()
     source = GrammarSource("regex", REGEX)
-    bench.grammar = TooComplex(source, grammar()._matcher, len(ALPHABET), lambda: None)
+    bench.grammar = TooComplex(source, grammar()._compiled, len(ALPHABET), lambda: None)
     sampling = SamplingParams(temperature=0.0, regex=REGEX)
     found = bench.submit(PROMPT, LIMIT, sampling=sampling, eos=[EOS])
     bench.grammar = None
