@@ -51,7 +51,10 @@ class CudaGraphs:
                 function()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # Calls of other threads, for example of a channel, must not end the capture.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
             result = function()
         used = free_before - torch.cuda.mem_get_info()[0]
         _log.info("graph_captured", shape=list(result.shape), bytes=used)

@@ -34,6 +34,8 @@ REQUIRED = {
     "grpc_status": "grpcio-status",
     "google.protobuf": "protobuf",
     "prometheus_client": "prometheus-client",
+    "opentelemetry.trace": "opentelemetry-api",
+    "llguidance": "llguidance",
     "typer": "typer",
     "rich": "rich",
 }

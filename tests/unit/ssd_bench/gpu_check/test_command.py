@@ -1,6 +1,8 @@
 """The command of the GPU check: what it needs, its exit codes and its files."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,3 +138,36 @@ def test_results_are_written_after_each_check(
     assert written["is_complete"] is not is_ctrl_c
     assert ("interrupted after 1 of 3 checks" in capsys.readouterr().out) is is_ctrl_c
     assert code == (130 if is_ctrl_c else 0)
+
+
+# Blocks the dependencies of the product that REQUIRED does not name, then imports the modules.
+IMPORTS_WITH_REQUIRED_PACKAGES = """
+import importlib, pkgutil, re, sys
+from importlib.metadata import packages_distributions, requires
+from ssd_bench.gpu_check.__main__ import REQUIRED
+
+def normal(requirement):
+    return re.sub("[-_.]+", "-", re.match("[A-Za-z0-9._-]+", requirement)[0]).lower()
+
+needed = {normal(each) for each in requires("ssd-serving") if "extra ==" not in each}
+missing = needed - {normal(each) for each in REQUIRED.values()}
+blocked = {
+    module
+    for module, owners in packages_distributions().items()
+    if {normal(owner) for owner in owners} & missing
+}
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"{name} is not in REQUIRED", name=name)
+
+sys.meta_path.insert(0, Finder())
+for package in ("ssd_target", "ssd_draft", "ssd_bench.gpu_check"):
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        importlib.import_module(module.name)
+"""
+
+
+def test_the_processes_and_checks_import_only_the_packages_that_are_named() -> None:
+    subprocess.run([sys.executable, "-c", IMPORTS_WITH_REQUIRED_PACKAGES], check=True, timeout=120)
