@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from tests.pki import Authority, put
 
+from ssd.rpc.credentials import ClientCredentials
 from ssd.rpc.pool_codec import LinkStatus, PoolStatus
 from ssd.rpc.security import security_of
 from ssd.rpc.server import RpcServer
 from ssd.v1 import admin_pb2, admin_pb2_grpc
+from ssd_operator.observe.cluster import Key
 from ssd_operator.observe.pod_state import Address
 from ssd_operator.runtime import engine_client
 from ssd_operator.runtime.engine_client import EngineClients, pool_fact
@@ -33,6 +35,18 @@ class Admin(admin_pb2_grpc.AdminServiceServicer):
         self.presented.append(dict(context.invocation_metadata()).get("authorization"))
         self.called.set()
         yield admin_pb2.WatchPoolResponse()
+
+
+class NotedCredentials(EngineCredentials):
+    """Notes that a call has its credentials."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self.used = asyncio.Event()
+
+    def of(self, key: Key, service: str, address: Address) -> ClientCredentials:
+        self.used.set()
+        return super().of(key, service, address)
 
 
 async def followed(
@@ -79,11 +93,11 @@ async def test_files_that_are_added_while_a_target_is_unreachable_are_used(
     folder.mkdir()
     server, admin = await followed(monkeypatch, settings)
     has_report = asyncio.Event()
-    clients = EngineClients(
-        lambda: 0.0, lambda key: has_report.set(), EngineCredentials(str(folder))
-    )
+    credentials = NotedCredentials(str(folder))
+    clients = EngineClients(lambda: 0.0, lambda key: has_report.set(), credentials)
     clients.follow(KEY, {"pod": Address("127.0.0.1", is_tls=True, has_tokens=True)}, {"pod"})
-    await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        await credentials.used.wait()
     put(folder / "token", TOKEN)
     put(folder / "ca.crt", authority.pem)
     async with asyncio.timeout(10):
