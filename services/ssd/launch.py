@@ -228,7 +228,7 @@ def _ending(code: int | None) -> str:
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
-    hint = ", as the kernel does when memory runs out" if -code == signal.SIGKILL else ""
+    hint = ", perhaps because memory ran out" if -code == signal.SIGKILL else ""
     return f"was killed by signal {-code} ({name}){hint}"
 
 

@@ -90,6 +90,7 @@ def make_app(
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/models", models),
+        Route("/v1/models/", models),
         Route("/v1/models/{name:path}", model),
         Route("/livez", livez),
         Route("/readyz", readyz),
@@ -118,10 +119,9 @@ async def _not_served(request: Request, error: Exception) -> Response:
     """Answer a path or a method that is not served."""
     status = cast(HTTPException, error).status_code
     target = f"{request.method} {request.url.path[:256]}"
-    message = (
-        f"{target}: the method is not allowed"
-        if status == 405
-        else f"Unknown request URL: {target}"
-    )
-    body = error_object(message, "invalid_request_error", code="unknown_url")
+    if status == 405:
+        message, code = f"{target}: the method is not allowed", "method_not_allowed"
+    else:
+        message, code = f"Unknown request URL: {target}", "unknown_url"
+    body = error_object(message, "invalid_request_error", code=code)
     return JSONResponse(body, status, dict(cast(HTTPException, error).headers or {}))
