@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import grpc.aio
 from hypothesis import strategies as st
@@ -38,6 +39,7 @@ INFO = ModelInfo(
     deterministic=False,
     dtype_reason="set explicitly",
 )
+HELLO: Any = [{"role": "user", "content": "hello"}]
 # Bodies of requests, most of which are not valid.
 SCALARS = st.one_of(
     st.none(),

@@ -97,3 +97,7 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Sequence[TokenId]) -> str:
         """Return the text of ids without special tokens; incomplete characters become U+FFFD."""
         ...
+
+    def token_bytes(self, token_id: TokenId) -> bytes:
+        """Return the UTF-8 of one token that is not special, also of a part of a character."""
+        ...

@@ -293,6 +293,13 @@ class TokenLogprob:
     logprob: float
     text: str = ""
     """Text of this token alone, set by the request handler."""
+    partial: bytes = b""
+    """Bytes of this token, if its text has an incomplete character; otherwise empty."""
+
+    @property
+    def encoded(self) -> bytes:
+        """UTF-8 of this token alone; a part of it if the token is part of a character."""
+        return self.partial or self.text.encode()
 
 
 @dataclass(frozen=True, slots=True)

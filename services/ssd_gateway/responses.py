@@ -124,7 +124,8 @@ class Continuation:
         added = []
         for each in chunk.logprobs:
             added.append(Position(self.next_offset, each))
-            self.next_offset += len(each.selected.text)
+            # Characters that begin in the token.
+            self.next_offset += sum(byte & 0xC0 != 0x80 for byte in each.selected.encoded)
         self.positions += added
         return added
 
@@ -265,7 +266,7 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
     return {
         "token": token.text,
         "logprob": _finite(token.logprob),
-        "bytes": list(token.text.encode()),
+        "bytes": list(token.encoded),
     }
 
 
@@ -278,11 +279,18 @@ def _text_logprobs(positions: Iterable[Position]) -> dict[str, Any]:
     }
     for each in positions:
         selected, top = each.logprobs.selected, each.logprobs.top
-        found["tokens"].append(selected.text)
+        found["tokens"].append(_name(selected))
         found["token_logprobs"].append(_finite(selected.logprob))
-        found["top_logprobs"].append({token.text: _finite(token.logprob) for token in top})
+        found["top_logprobs"].append({_name(token): _finite(token.logprob) for token in top})
         found["text_offset"].append(each.offset)
     return found
+
+
+def _name(token: TokenLogprob) -> str:
+    """Return the text of a token; that of a part of a character as OpenAI writes it."""
+    if not token.partial:
+        return token.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.partial)
 
 
 def _finite(logprob: float) -> float:

@@ -121,11 +121,13 @@ def position_logprobs(message: types_pb2.PositionLogprobs) -> PositionLogprobs:
 
 
 def _logprob_message(found: TokenLogprob) -> types_pb2.TokenLogprob:
-    return types_pb2.TokenLogprob(token_id=found.token_id, logprob=found.logprob, text=found.text)
+    return types_pb2.TokenLogprob(
+        token_id=found.token_id, logprob=found.logprob, text=found.text, partial=found.partial
+    )
 
 
 def _logprob(message: types_pb2.TokenLogprob) -> TokenLogprob:
-    return TokenLogprob(message.token_id, message.logprob, message.text)
+    return TokenLogprob(message.token_id, message.logprob, message.text, message.partial)
 
 
 def _check_stops(message: types_pb2.SamplingParams, vocab_size: int | None) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,17 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from ssd.errors import TokenizerError
+from ssd.text.detokenizer import REPLACEMENT
 from ssd.text.token_length import longest_token_bytes
 from ssd.types import TokenId
 
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+"""A token of one byte in vocabularies with byte fallback."""
+_VISIBLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_BYTES = {chr(byte): byte for byte in _VISIBLE} | {
+    chr(0x100 + index): byte for index, byte in enumerate(sorted({*range(256)} - {*_VISIBLE}))
+}
+"""Bytes of the characters of byte-level vocabularies: visible ones are themselves."""
 CONFIGS = ("generation_config.json", "config.json")
 
 
@@ -65,6 +74,18 @@ class HFTokenizer:
     def decode(self, token_ids: Sequence[TokenId]) -> str:
         """Return the text of ids, without special tokens; incomplete characters become U+FFFD."""
         return self._library.decode(list(token_ids), skip_special_tokens=True)
+
+    def token_bytes(self, token_id: TokenId) -> bytes:
+        """Return the UTF-8 of one token that is not special, also of a part of a character."""
+        text = self.decode([token_id])
+        piece = self._library.id_to_token(token_id)
+        if REPLACEMENT not in text or piece is None:
+            return text.encode()
+        if match := _BYTE_PIECE.fullmatch(piece):
+            return bytes.fromhex(match[1])
+        if not _BYTES.keys() >= {*piece}:
+            return text.encode()
+        return bytes(_BYTES[character] for character in piece)
 
 
 def load_tokenizer(folder: Path) -> HFTokenizer:

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import replace
 
 from ssd.ports import Tokenizer
-from ssd.text.detokenizer import IncrementalDetokenizer
+from ssd.text.detokenizer import REPLACEMENT, IncrementalDetokenizer
 from ssd.text.stop import StopStrings
 from ssd.types import PositionLogprobs, Round, TokenId, TokenLogprob, TokenText
 from ssd_target.decoding.sequence import StopDetector
@@ -79,7 +79,9 @@ def logprobs_with_texts(
     """Return log-probabilities with the text of each of their tokens."""
 
     def written(found: TokenLogprob) -> TokenLogprob:
-        return replace(found, text=tokenizer.decode([found.token_id]))
+        text = tokenizer.decode([found.token_id])
+        partial = tokenizer.token_bytes(found.token_id) if REPLACEMENT in text else b""
+        return replace(found, text=text, partial=partial)
 
     return tuple(
         PositionLogprobs(written(each.selected), tuple(map(written, each.top)))

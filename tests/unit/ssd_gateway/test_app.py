@@ -4,37 +4,27 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import math
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from tests.gateway import Front, ScriptedTarget, fronting, spells
+from tests.gateway import HELLO, Front, ScriptedTarget, fronting, spells
 
 from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import (
     ChatTurn,
-    FinishReason,
     GenerationChunk,
-    LookupResult,
     Mode,
-    PositionLogprobs,
-    Round,
-    TokenLogprob,
-    TokenText,
-    Usage,
 )
 from ssd_gateway import http_server
 
 NOTHING: tuple[GenerationChunk, ...] = ()
 JSON_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
 def raw(
@@ -144,98 +134,6 @@ async def test_several_prompts_are_choices_of_one_completion() -> None:
     assert found == {0: "<(1,)>", 1: "<(2,)>"}
 
 
-async def test_rounds_and_statistics_are_returned_on_request() -> None:
-    reported = Round(
-        (TokenText(1, "b"), TokenText(2, "x")),
-        1,
-        (TokenText(1, "b"), TokenText(3, "c")),
-        LookupResult.HIT,
-    )
-
-    async def reports(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        yield GenerationChunk(token_ids=(1, 3), text="bc", seed=2**64 - 1, rounds=(reported,))
-        async for chunk in spells(call, ("d",)):
-            yield chunk
-
-    async with fronting(ScriptedTarget(reports)) as front, front.client() as client:
-        more = {"report_rounds": True}
-        whole = await client.completions.create(model="demo", prompt="a", extra_body=more)
-        plain = await client.completions.create(model="demo", prompt="a")
-        stream = await client.completions.create(
-            model="demo", prompt="a", stream=True, extra_body=more
-        )
-        parts = [(chunk.model_extra or {}).get("ssd", {}) async for chunk in stream]
-    shown = {"proposed": ["b", "x"], "accepted": 1, "added": ["b", "c"], "lookup": "hit"}
-    extended: Any = (whole.model_extra or {})["ssd"]
-    assert extended["rounds"] == parts[0]["rounds"] == [shown]
-    assert parts[0]["seed"] == str(2**64 - 1)
-    assert extended["statistics"]["rounds"] == parts[-1]["statistics"]["rounds"] == 3
-    assert "ssd" not in (plain.model_extra or {})
-
-
-async def test_n_continuations_have_log_probabilities_of_their_own() -> None:
-    def position(text: str, logprob: float) -> PositionLogprobs:
-        top = (TokenLogprob(5, -0.5, "é"), TokenLogprob(6, -math.inf, "z"))
-        return PositionLogprobs(TokenLogprob(1, logprob, text), top)
-
-    async def weighs(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        found = 0
-        async for chunk in spells(call):
-            found += 1
-            yield replace(chunk, logprobs=(position(chunk.text, -float(found)),))
-
-    async with fronting(ScriptedTarget(weighs)) as front, front.client() as client:
-        chat = await client.chat.completions.create(
-            model="demo", messages=HELLO, n=2, logprobs=True, top_logprobs=2
-        )
-        text = await client.completions.create(model="demo", prompt="x", n=2, logprobs=2)
-        stream = await client.completions.create(
-            model="demo", prompt="x", n=2, logprobs=2, stream=True
-        )
-        parts = [part.choices[0] async for part in stream]
-    assert [choice.index for choice in chat.choices] == [0, 1]
-    assert chat.usage is not None
-    assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (5, 6)
-    found = chat.choices[1].logprobs
-    assert found is not None
-    assert found.content is not None
-    assert [each.logprob for each in found.content] == [-4.0, -5.0, -6.0]
-    assert found.content[0].token == "a "
-    assert found.content[0].bytes == [97, 32]
-    assert [each.logprob for each in found.content[0].top_logprobs] == [-0.5, -9999.0]
-    assert found.content[0].top_logprobs[0].bytes == [0xC3, 0xA9]
-    shown = text.choices[0].logprobs
-    assert shown is not None
-    assert shown.tokens == ["a ", "b ", "c"]
-    assert shown.text_offset == [0, 2, 4]
-    assert shown.top_logprobs == [{"é": -0.5, "z": -9999.0}] * 3
-    offsets = [part.logprobs.text_offset for part in parts if part.index == 1 and part.logprobs]
-    assert offsets == [[0], [2], [4]]
-
-
-async def test_offsets_of_a_stream_are_those_of_a_whole_response() -> None:
-    async def lags(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        yield GenerationChunk(token_ids=(9,), text="prompt ")
-        texts = ["", "a ", "b c"]
-        for number, (word, text) in enumerate(zip(("a ", "b ", "c"), texts, strict=True)):
-            yield GenerationChunk(
-                token_ids=(number,),
-                text=text,
-                logprobs=(PositionLogprobs(TokenLogprob(number, -1.0, word)),),
-                finish_reason=FinishReason.LENGTH if number == 2 else None,
-            )
-
-    asked: Any = {"model": "demo", "prompt": "prompt ", "echo": True, "logprobs": 1}
-    async with fronting(ScriptedTarget(lags)) as front, front.client() as client:
-        whole = (await client.completions.create(**asked)).choices[0]
-        stream = await client.completions.create(stream=True, **asked)
-        parts = [part.choices[0].logprobs async for part in stream]
-    assert whole.text == "prompt a b c"
-    assert whole.logprobs is not None
-    assert whole.logprobs.text_offset == [7, 9, 11]
-    assert [each.text_offset for each in parts if each] == [[7], [9], [11]]
-
-
 async def test_the_time_to_the_first_token_is_not_that_of_an_echoed_prompt() -> None:
     async def echoes(call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
         for choice in range(call.sampling.n):
@@ -256,21 +154,6 @@ async def test_the_time_to_the_first_token_is_not_that_of_an_echoed_prompt() -> 
             await anext(parts)
         assert await num_measured(front) == before
         await stream.close()
-
-
-async def test_cached_tokens_are_those_that_all_continuations_of_a_prompt_had() -> None:
-    async def shares(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        for choice, cached in enumerate((0, 4)):
-            usage = Usage(prompt_tokens=5, completion_tokens=1, cached_tokens=cached)
-            yield GenerationChunk(
-                token_ids=(1,), choice=choice, finish_reason=FinishReason.LENGTH, usage=usage
-            )
-
-    async with fronting(ScriptedTarget(shares)) as front, front.client() as client:
-        answer = await client.completions.create(model="demo", prompt="x", n=2)
-    assert answer.usage is not None
-    assert answer.usage.prompt_tokens_details is not None
-    assert answer.usage.prompt_tokens_details.cached_tokens == 0
 
 
 @pytest.mark.parametrize(

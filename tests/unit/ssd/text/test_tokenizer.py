@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -107,6 +107,23 @@ def test_pieces_of_any_ids_equal_the_text_decoded_at_once(ids: list[int]) -> Non
     detokenizer = IncrementalDetokenizer(PLAIN)
     pieces = [*(detokenizer.push([each]) for each in ids), detokenizer.finish()]
     assert "".join(pieces) == PLAIN.decode(ids)
+
+
+@given(text=st.text(max_size=20))
+@example("é日😀")
+def test_the_bytes_of_tokens_are_those_of_the_text(text: str) -> None:
+    ids = PLAIN.encode(text)[1:]
+    assert b"".join(map(PLAIN.token_bytes, ids)) == text.encode()
+
+
+def test_a_token_of_byte_fallback_is_its_byte() -> None:
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"日": 256}
+    made = LibraryTokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    made.decoder = decoders.ByteFallback()
+    tokenizer = HFTokenizer(made, frozenset())
+    ids = tokenizer.encode("é日😀")
+    assert len(ids) == 7
+    assert b"".join(map(tokenizer.token_bytes, ids)) == "é日😀".encode()
 
 
 def test_ids_that_end_a_text_come_from_all_files_that_name_them(tmp_path: Path) -> None:

@@ -3,9 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssd.rpc import sampling_codec
 from ssd.testing.tokenizer import ByteTokenizer
-from ssd.types import Round, TokenText
-from ssd_target.serving.text_output import StopStringDetector, TextWriter, with_texts
+from ssd.types import PositionLogprobs, Round, TokenLogprob, TokenText
+from ssd_target.serving.text_output import (
+    StopStringDetector,
+    TextWriter,
+    logprobs_with_texts,
+    with_texts,
+)
 
 
 def write(text: str, stop: tuple[str, ...], size: int) -> tuple[str, int]:
@@ -40,6 +46,19 @@ def test_text_ends_before_the_stop_string_for_every_grouping_of_tokens(
 
 def test_without_stop_strings_the_text_is_complete() -> None:
     assert write("déjà vu", (), 3) == ("déjà vu", 9)
+
+
+def test_tokens_with_log_probabilities_receive_the_bytes_of_parts_of_characters() -> None:
+    tokenizer = ByteTokenizer()
+    positions = [
+        PositionLogprobs(TokenLogprob(each, -1.0), (TokenLogprob(each, -1.0),))
+        for each in tokenizer.encode("aé日😀")
+    ]
+    messages = sampling_codec.logprobs_messages(logprobs_with_texts(positions, tokenizer))
+    written = list(map(sampling_codec.position_logprobs, messages))
+    assert b"".join(each.selected.encoded for each in written) == "aé日😀".encode()
+    assert b"".join(each.top[0].encoded for each in written) == "aé日😀".encode()
+    assert [each.selected.partial for each in written[:2]] == [b"", b"\xc3"]
 
 
 def test_tokens_of_rounds_receive_their_text() -> None:
