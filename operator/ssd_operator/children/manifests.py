@@ -79,7 +79,7 @@ def _network_policies(factory: ChildFactory) -> Iterator[Object]:
     targets: Object = {"podSelector": {"matchLabels": selector(resource, Component.TARGET)}}
     clients = clients_of(resource)
     gateways: Object = {"podSelector": {"matchLabels": selector(resource, GATEWAY)}}
-    # Gateways are clients, whoever else is one.
+    # Gateways are always clients.
     own = [gateways] if resource.spec.gateway.enabled and resource.spec.security.clients else []
     callers = {Component.TARGET: [*clients, *own, operator], Component.DRAFT: [targets, operator]}
     drafts: Object = {"podSelector": {"matchLabels": selector(resource, Component.DRAFT)}}

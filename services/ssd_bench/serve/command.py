@@ -169,7 +169,7 @@ def _one_load(streams: int, rate: float | None, max_num_seqs: int) -> Scenario:
     """Return a scenario of one load without a question."""
 
     async def run(served: ServedTarget, options: LoadOptions) -> ScenarioResult:
-        """Requests as the options say."""
+        """Requests by the options."""
         result = ScenarioResult("load")
         seconds = options.seconds(30.0)
         generator, workload = served.generator, options.workload()

@@ -116,7 +116,7 @@ class LoadGenerator:
     ) -> Load:
         """Keep ``streams`` requests open.
 
-        A refused client waits for as long as the refusal says, then continues.
+        A refused client waits for the retry time of the refusal, then continues.
 
         Args:
             workload: what is sent.
