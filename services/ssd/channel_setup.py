@@ -1,9 +1,11 @@
 """The tensor channel of a new link: which one target and draft use, and how they set it up.
 
-The target names the backends of its collective channel in ``Hello``, the draft chooses one in
-``Welcome``. Both then connect on a thread of their own, while ``Rendezvous`` messages pass between
-them on the stream of the link, and measure the connection. If one of them fails or is late, the
-link uses gRPC. The draft decides: it sends its ``ChannelState`` last, when it can receive frames.
+The target names the backends of its collective channel in ``Hello``, best first, and the draft
+returns those that it has too in ``Welcome``. Both then try them in this order: each end connects on
+a thread of its own, while ``Rendezvous`` messages pass between them on the stream of the link, and
+measures the connection. If one of them fails or is late, each sends its ``ChannelState`` and reads
+that of the other, and both try the next backend. After the last one, the link uses gRPC. The draft
+decides: it sends its last ``ChannelState`` when it can receive frames.
 """
 
 import asyncio
@@ -17,7 +19,7 @@ from urllib.parse import unquote
 from ssd.errors import HandshakeError, LinkError
 from ssd.rpc.link import HANDSHAKE_SECONDS, LinkCall, LinkFrames, LinkServerCall
 from ssd.speculation.table import row_width
-from ssd.telemetry import get_logger
+from ssd.telemetry import CHANNEL_FALLBACKS_TOTAL, get_logger
 from ssd.threads import in_daemon_thread
 from ssd.transport.collective_channel import CollectiveChannel
 from ssd.transport.communicator import (
@@ -37,6 +39,8 @@ from ssd.types import ChannelState, Hello, Rendezvous, Welcome
 
 _log = get_logger(__name__)
 GRPC, COLLECTIVE = "grpc", "collective"
+MAX_REASON_CHARACTERS = 200
+"""Of an error of torch, which can have a stack trace."""
 _MAPPED = "::ffff:"
 """Prefix of an IPv4 address of a socket of both families."""
 
@@ -49,7 +53,10 @@ class LinkChannel:
     name: str = GRPC
     """``grpc`` or ``collective``."""
     reason: str = ""
-    """Why it is gRPC although the target asked for a collective channel."""
+    """Why it is gRPC although the target asked for a collective channel, or why backends that were
+    tried first are not used."""
+    last_error: str = ""
+    """Why the last backend is not used; the part of ``reason`` that the draft has not sent yet."""
     quality: ChannelQuality | None = None
     """The measurement of a collective channel."""
 
@@ -76,15 +83,15 @@ class LinkShape:
         )
 
 
-def choose_backend(wanted: tuple[str, ...], device: str) -> tuple[str, str]:
-    """Return the draft's choice of the target's backends, and why it has none of them."""
+def common_backends(wanted: tuple[str, ...], device: str) -> tuple[tuple[str, ...], str]:
+    """Return those of the target's backends that the draft has, and why it has none of them."""
     if not wanted:
-        return "", ""
+        return (), ""
     available = available_backends(device)
-    if found := next((each for each in wanted if each in available), ""):
+    if found := tuple(each for each in dict.fromkeys(wanted) if each in available):
         return found, ""
     mine = ", ".join(available) or "no collective channel"
-    return "", f"the draft on {device} has {mine}, the target has {', '.join(wanted)}"
+    return (), f"the draft on {device} has {mine}, the target has {', '.join(wanted)}"
 
 
 async def offer_channel(
@@ -100,26 +107,34 @@ async def offer_channel(
         address: of the draft, ``host:port``.
 
     Raises:
-        HandshakeError: the draft chose a backend that the target does not have.
+        HandshakeError: the draft chose a backend that the target does not have, or one twice.
         LinkError: the link is lost.
     """
     shape = LinkShape(welcome.max_sessions, welcome.branches, welcome.lookahead)
     frames = GrpcChannel(LinkFrames(call), shape.tables)
-    if not welcome.backend:
+    if not welcome.backends:
         refusal = welcome.backend_refusal or "the draft does not have this channel"
         return _logged(LinkChannel(frames, reason=refusal if hello.backends else ""), address)
-    if welcome.backend not in hello.backends:
+    expected = tuple(each for each in hello.backends if each in welcome.backends)
+    if welcome.backends != expected:
         raise HandshakeError(
-            "backend", f"the draft chose {welcome.backend}, this target has {hello.backends}"
+            "backends",
+            f"the draft chose {', '.join(welcome.backends)}, this target has "
+            f"{', '.join(hello.backends)}",
         )
-    place = Place(TARGET_RANK, device, host_of(address), SETUP_SECONDS[welcome.backend])
-    async with _Setup(call, welcome.backend, place, hello.epoch, shape) as setup:
-        error = await setup.outcome(needs_theirs=False)
-        call.send(ChannelState(error))
-        theirs = await setup.their_error()
-        error = error or theirs
-        found = LinkChannel(frames, reason=error) if error else setup.take()
-    return _logged(found, address)
+    errors: list[str] = []
+    for name in welcome.backends:
+        place = Place(TARGET_RANK, device, host_of(address), SETUP_SECONDS[name])
+        async with _Setup(call, name, place, hello.epoch, shape) as setup:
+            error = await setup.outcome(needs_theirs=False)
+            call.send(ChannelState(error))
+            theirs = await setup.their_error()
+            error = error or theirs
+            if not error:
+                return _logged(setup.take(errors), address)
+        errors.append(error)
+        _note_fallback(name, error, address)
+    return _logged(LinkChannel(frames, reason="; ".join(errors)), address)
 
 
 async def accept_channel(
@@ -132,23 +147,33 @@ async def accept_channel(
     """
     shape = LinkShape(welcome.max_sessions, welcome.branches, welcome.lookahead)
     frames = GrpcChannel(LinkFrames(call), shape.tables)
-    if not welcome.backend:
+    if not welcome.backends:
         return LinkChannel(frames, reason=welcome.backend_refusal)
-    place = Place(DRAFT_RANK, device, host_of(call.name), SETUP_SECONDS[welcome.backend])
-    async with _Setup(call, welcome.backend, place, hello.epoch, shape) as setup:
-        error = await setup.outcome(needs_theirs=True)
-        found = LinkChannel(frames, reason=error) if error else setup.take()
+    errors: list[str] = []
+    for name in welcome.backends:
+        place = Place(DRAFT_RANK, device, host_of(call.name), SETUP_SECONDS[name])
+        async with _Setup(call, name, place, hello.epoch, shape) as setup:
+            error = await setup.outcome(needs_theirs=True)
+            if not error:
+                return _logged(setup.take(errors), call.name)
+            if name != welcome.backends[-1]:
+                call.send(ChannelState(error))
+                # What the target sends after its state belongs to the next backend.
+                await setup.their_error()
+        errors.append(error)
+        _note_fallback(name, error, call.name)
+    found = LinkChannel(frames, reason="; ".join(errors), last_error=errors[-1])
     return _logged(found, call.name)
 
 
 def confirm_channel(call: LinkServerCall, welcome: Welcome, found: LinkChannel) -> None:
-    """Send the target which channel the draft uses, once the draft can receive frames.
+    """Send the target the draft's last state, once the draft can receive frames.
 
     Raises:
         LinkError: the link is lost.
     """
-    if welcome.backend:
-        call.send(ChannelState(found.reason))
+    if welcome.backends:
+        call.send(ChannelState(found.last_error))
 
 
 class _Connected(NamedTuple):
@@ -179,7 +204,11 @@ class _Setup:
         self._outgoing, self._incoming = (
             (shape.commits, shape.tables) if is_target else (shape.tables, shape.commits)
         )
-        self._store = LinkStore(lambda key, value: call.send(Rendezvous(key, value)), place.seconds)
+        # An aborted attempt may still send an entry; the next backend must not take it for its own.
+        self._prefix = f"{name}/"
+        self._store = LinkStore(
+            lambda key, value: call.send(Rendezvous(self._prefix + key, value)), place.seconds
+        )
         self._lock = threading.Lock()
         self._communicator: Communicator | None = None
         self._is_aborted = False
@@ -239,13 +268,17 @@ class _Setup:
             raise LinkError(f"no ChannelState within {self._place.seconds:g} s") from late
         return f"{self._peer}: {error}" if error else ""
 
-    def take(self) -> LinkChannel:
-        """Return the channel; this end is connected."""
+    def take(self, errors: list[str]) -> LinkChannel:
+        """Return the channel; this end is connected.
+
+        Args:
+            errors: of the backends that were tried before.
+        """
         self._is_taken = True
         communicator, quality = self._mine.result()
         channel = CollectiveChannel(communicator, self._outgoing, self._incoming)
         channel.open()
-        return LinkChannel(channel, COLLECTIVE, quality=quality)
+        return LinkChannel(channel, COLLECTIVE, "; ".join(errors), quality=quality)
 
     def _error(self) -> str:
         if self._mine.done() and (failure := self._mine.exception()) is not None:
@@ -263,8 +296,8 @@ class _Setup:
             match message:
                 case None:
                     raise LinkError(f"{self._peer} closed the link while its channel was set up")
-                case Rendezvous(key, value):
-                    self._store.put(key, value)
+                case Rendezvous(key, value) if key.startswith(self._prefix):
+                    self._store.put(key.removeprefix(self._prefix), value)
                 case ChannelState(error):
                     return error
                 case _:
@@ -279,7 +312,17 @@ class _Setup:
                 self._communicator.abort()
 
     def _connect(self) -> _Connected:
-        """Connect and measure. A thread of its own."""
+        """Connect and measure. A thread of its own.
+
+        Raises:
+            LinkError: for any reason of the network or of torch, for example a GPU without memory.
+        """
+        try:
+            return self._connected()
+        except (RuntimeError, OSError, ValueError) as error:
+            raise LinkError(f"{self._name}: {error}"[:MAX_REASON_CHARACTERS]) from None
+
+    def _connected(self) -> _Connected:
         self._compare()
         communicator = backend(self._name).connect(self._store, self._place)
         with self._lock:
@@ -323,9 +366,14 @@ def _release(connecting: "asyncio.Future[_Connected]") -> None:
     threading.Thread(target=close, daemon=True).start()
 
 
+def _note_fallback(name: str, error: str, peer: str) -> None:
+    CHANNEL_FALLBACKS_TOTAL.labels(backend=name).inc()
+    _log.warning("channel_fallback", peer=peer, backend=name, reason=error)
+
+
 def _logged(found: LinkChannel, peer: str) -> LinkChannel:
     quality = found.quality
-    if found.reason:
+    if quality is None and found.reason:
         _log.warning("channel", peer=peer, channel=found.name, reason=found.reason)
     elif quality is not None:
         _log.info(

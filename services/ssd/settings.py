@@ -275,6 +275,8 @@ def _unknown(name: str, valid: Iterable[str], prefix: str, cls: type) -> str:
 def _checked(item: "Field[Any]", kind: Any, value: Any, source: str) -> Any:
     """Convert a value to the type of its field and check its bounds."""
     where = f"{item.name} ({source})"
+    if fix := item.metadata.get("removed", {}).get(str(value)):
+        raise SettingsError(f"{where}: {value!r} does not exist any more; {fix}")
     converted = _convert(where, kind, value)
     low, high = item.metadata.get("min"), item.metadata.get("max")
     if isinstance(converted, int | float) and not isinstance(converted, bool):
@@ -365,6 +367,8 @@ def is_local(address: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Whether only processes of this machine reach an address."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
-        return host == "localhost"
+        return host.removesuffix(".") == "localhost"
+    mapped = address.ipv4_mapped if address.version == 6 else None
+    return (mapped or address).is_loopback

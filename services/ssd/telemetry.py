@@ -185,6 +185,12 @@ LINK_REFUSALS_TOTAL = Counter(
     "measurement is worse than required).",
     ["reason"],
 )
+CHANNEL_FALLBACKS_TOTAL = Counter(
+    "ssd_channel_fallbacks",
+    "Backends of a collective channel that target and draft both have and could not connect; the "
+    "link uses the next one or gRPC. The reason is in the status of the link.",
+    ["backend"],
+)
 LINK_BYTES_TOTAL = Counter("ssd_link_bytes", "Bytes of frames, by direction.", ["direction"])
 COMMIT_TO_WIRE_SECONDS = Histogram(
     "ssd_commit_to_wire_seconds",
@@ -205,6 +211,13 @@ BAD_FRAMES_TOTAL = Counter(
 STALE_FRAMES_TOTAL = Counter(
     "ssd_stale_frames",
     "Frames or rows dropped because their epoch, session or base length did not match.",
+)
+TLS_CERTIFICATE_EXPIRY = Gauge(
+    "ssd_tls_certificate_expiry_timestamp_seconds",
+    "End of the validity of a certificate, in seconds since the epoch, by role: server (of the "
+    "gRPC port), client (what a gateway presents to targets). Absent without a certificate. "
+    "Seconds left: ssd_tls_certificate_expiry_timestamp_seconds - time().",
+    ["role"],
 )
 
 

@@ -210,8 +210,8 @@ class Welcome:
     peer: Peer = field(default_factory=Peer)
     max_len: int = 0
     """Sessions are shorter than this number of tokens; 0 is unknown."""
-    backend: str = ""
-    """Backend of the collective channel that both ends now set up; empty for none."""
+    backends: tuple[str, ...] = ()
+    """Backends of the collective channel that both ends now try in this order; empty for none."""
     backend_refusal: str = ""
     """Why the draft chose none of the target's backends."""
 

@@ -1,6 +1,6 @@
 """The handshake of a link: what a target must have in common with this draft."""
 
-from ssd.channel_setup import GRPC, choose_backend
+from ssd.channel_setup import GRPC, common_backends
 from ssd.errors import HandshakeError, SettingsError
 from ssd.speculation.fan_out import make_policy
 from ssd.types import Hello, LinkSettings, Welcome
@@ -15,7 +15,7 @@ _FIXES = dict.fromkeys(
 
 def welcome(hello: Hello, setup: DraftSetup) -> Welcome:
     """Return the answer to a valid Hello."""
-    backend, refusal = choose_backend(hello.backends, setup.model.engine.device)
+    backends, refusal = common_backends(hello.backends, setup.model.engine.device)
     return Welcome(
         epoch=hello.epoch,
         max_sessions=setup.settings.max_sessions,
@@ -23,7 +23,7 @@ def welcome(hello: Hello, setup: DraftSetup) -> Welcome:
         branches=setup.settings.branches,
         peer=setup.peer,
         max_len=setup.max_len,
-        backend=backend,
+        backends=backends,
         backend_refusal=refusal,
     )
 

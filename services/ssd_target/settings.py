@@ -62,12 +62,15 @@ class TargetSettings(EngineSettings):
     than the next round. Off: wait for whole tables until the table deadline."""
     circuit_breaker: bool = True
     """Suspend a link for 5 to 60 s after three consecutive rounds without any table in time."""
-    channel: Literal["grpc", "collective", "nccl"] = "grpc"
-    """How tables and commits travel. ``collective`` uses gloo beside the gRPC stream of each link,
-    on GPUs too; drafts follow. It needs TCP connections on any port between the pods, and drafts of
-    your own: a hostile one can end the target. ``nccl`` uses NCCL between GPUs instead; it is for
-    tests: it has not run on a GPU yet. A link that cannot use its channel uses gRPC, and the status
-    has the reason."""
+    channel: Literal["grpc", "collective"] = field(
+        default="grpc",
+        metadata={"removed": {"nccl": "set collective, which tries NCCL first between GPUs"}},
+    )
+    """How tables and commits travel. ``collective`` uses a connection beside the gRPC stream of
+    each link: NCCL if both ends are on GPUs and it connects, else gloo; drafts follow. It needs TCP
+    connections on any port between the pods, and drafts of your own: a hostile one can end the
+    target. NCCL has not run on a GPU yet. If none connects, the link uses gRPC. The status has the
+    reason."""
     max_round_trip_us: int = field(default=0, metadata={"min": 0, "max": 1_000_000})
     """Maximum measured round trip of a link, in microseconds; 0 sets no limit. A slower link is
     refused, and the target serves without it."""

@@ -261,22 +261,16 @@ def hello(settings: TargetSettings, model: LocalModel, me: Peer) -> Hello:
 
 
 def offered_backends(channel: str, device: str) -> tuple[str, ...]:
-    """Return the backends of a target's collective channel, none if it uses gRPC.
+    """Return the backends of a target's collective channel, best first; none if it uses gRPC.
 
     Raises:
-        SettingsError: this process does not have the backend.
+        SettingsError: this process has no backend.
     """
     if channel == GRPC:
         return ()
-    name = "nccl" if channel == "nccl" else "gloo"
-    if name not in available_backends(device):
-        needed = "GPUs at both ends" if name == "nccl" else "a torch with gloo"
-        others = "grpc or collective" if name == "nccl" else "grpc"
-        raise SettingsError(
-            f"channel {channel}: {name} is not available for device {device}: it needs {needed}; "
-            f"set channel to {others}"
-        )
-    return (name,)
+    if found := available_backends(device):
+        return found
+    raise SettingsError(f"channel {channel}: this torch has no gloo; set channel to {GRPC}")
 
 
 def server_limits(settings: TargetSettings, model: LocalModel) -> ServerLimits:

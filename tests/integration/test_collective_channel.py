@@ -102,17 +102,6 @@ def held(process: ProcessUnderTest) -> Counter[str]:
     return found
 
 
-@asynccontextmanager
-async def read(process: ProcessUnderTest) -> AsyncIterator[None]:
-    """Read what a process logs: it would stop at a full pipe, after many links."""
-    reading = asyncio.create_task(process.wait())
-    try:
-        yield
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
-
-
 async def until(is_true: Callable[[], Awaitable[bool]]) -> None:
     """Ask a process until an answer is true."""
     async with asyncio.timeout(MAX_SECONDS):
@@ -191,10 +180,7 @@ async def test_drafts_killed_at_any_moment_change_no_token_and_leave_nothing(
     moments, port = random.Random(1), unused_port()
     before: Counter[str] = Counter()
     address = f"127.0.0.1:{port}"
-    async with (
-        target(folder, [], *FLAGS, "--drafts", address) as (process, client),
-        read(process),
-    ):
+    async with target(folder, [], *FLAGS, "--drafts", address) as (process, client):
         plain, _ = await generate(client, Mode.AUTOREGRESSIVE)
 
         async def is_active() -> bool:
@@ -226,13 +212,12 @@ async def test_targets_killed_at_any_moment_leave_nothing_on_their_draft(
     await generate_until_hits(client, plain)
     before = held(draft_process)
     flags = (*FLAGS, "--drafts", draft_process.grpc_address)
-    async with read(draft_process):
-        for _ in range(num_kills):
-            async with target(folder, [], *flags) as (victim, other), asyncio.timeout(MAX_SECONDS):
-                answer = asyncio.create_task(generate(other))
-                await asyncio.sleep(moments.uniform(0.0, LONGEST_LIFE_SECONDS))
-                victim.signal(signal.SIGKILL)
-                await asyncio.gather(answer, return_exceptions=True)
+    for _ in range(num_kills):
+        async with target(folder, [], *flags) as (victim, other), asyncio.timeout(MAX_SECONDS):
+            answer = asyncio.create_task(generate(other))
+            await asyncio.sleep(moments.uniform(0.0, LONGEST_LIFE_SECONDS))
+            victim.signal(signal.SIGKILL)
+            await asyncio.gather(answer, return_exceptions=True)
     async with DraftClient(draft_process.grpc_address) as admin:
 
         async def has_only_the_link_of_the_pair() -> bool:

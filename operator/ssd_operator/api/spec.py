@@ -301,10 +301,10 @@ class Transport(Block):
     """The links between targets and drafts."""
 
     channel: Literal["Grpc", "Collective"] = "Grpc"
-    """How commits and tables travel. Collective: gloo beside the gRPC stream, on GPUs too; it opens
-    all TCP ports between targets and their drafts, and is refused with security.tls, because it is
-    not encrypted. A link that cannot use it uses Grpc, and status.links has the reason. A change
-    replaces targets."""
+    """How commits and tables travel. Collective: a connection beside the gRPC stream, NCCL between
+    GPUs if it connects, else gloo; it opens all TCP ports between targets and their drafts, and is
+    refused with security.tls, because it is not encrypted. A link that cannot use it uses Grpc.
+    status.links has what is used and the reason. A change replaces targets."""
     max_round_trip_microseconds: Annotated[int, between(1, 1_000_000)] | None = None
     """A link with a longer measured round trip is refused, and the target serves without it; absent
     sets no limit. A change replaces targets."""

@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import ssl
 import threading
+from _ssl import _test_decode_cert as decode_certificate  # type: ignore[attr-defined]
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,21 +122,23 @@ class TlsFiles:
                 f"TLS needs a certificate and its key, found only {self.certificate or self.key}"
             )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        pem = Pem(*(_content(path) if path else None for path in _fields(self)))
+        certificate, key, ca = (_content(path) if path else None for path in _fields(self))
+        expires_at = 0.0
         try:
             if self.certificate:
                 # Without a password, OpenSSL would ask for one on the terminal.
                 context.load_cert_chain(self.certificate, self.key, password="")
+                expires_at = _expires_at(self.certificate)
         except (OSError, ValueError) as error:
             raise SettingsError(
                 f"{self.certificate} and {self.key} are not a certificate and its key: {error}"
             ) from error
         try:
-            if pem.ca is not None:
-                context.load_verify_locations(cadata=pem.ca.decode())
+            if ca is not None:
+                context.load_verify_locations(cadata=ca.decode())
         except (OSError, ValueError) as error:
             raise SettingsError(f"{self.ca} contains no certificates: {error}") from error
-        return pem
+        return Pem(certificate, key, ca, expires_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +148,18 @@ class Pem:
     certificate: bytes | None
     key: bytes | None = field(repr=False)
     ca: bytes | None
+    expires_at: float = 0.0
+    """End of the certificate's validity, in seconds since the epoch; 0 without a certificate."""
 
 
 def _fields(files: TlsFiles) -> tuple[str, str, str]:
     return files.certificate, files.key, files.ca
+
+
+def _expires_at(path: str) -> float:
+    # A private function, since Python 2.6 the only one that reads a certificate without a
+    # connection. Another package for this one time would be in every image.
+    return float(ssl.cert_time_to_seconds(str(decode_certificate(path)["notAfter"])))
 
 
 def _content(path: str) -> bytes:
@@ -177,6 +188,8 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     """
     certificates = Reloaded(files.paths, files.read)
     used = certificates.current()
+    expiry = telemetry.TLS_CERTIFICATE_EXPIRY.labels(role="server")
+    expiry.set_function(lambda: certificates.current().expires_at)
 
     def fetch() -> Any:
         # A thread of gRPC, before each handshake. None keeps the certificates.
@@ -314,6 +327,12 @@ class ClientCredentials:
     def certificates(self) -> Pem | None:
         """Return the certificates of new connections: the same object until the files change."""
         return self._tls.current() if self._tls is not None else None
+
+    @property
+    def expires_at(self) -> float:
+        """End of the validity of the client's certificate, as in ``Pem``."""
+        pem = self.certificates()
+        return pem.expires_at if pem is not None else 0.0
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata of a call."""

@@ -148,13 +148,8 @@ def _hello(message: speculation_pb2.Hello) -> Hello:
         tokenizer_fingerprint=message.tokenizer_fingerprint,
         channel=message.channel,
     )
-    num_backends = len(message.backends)
-    if num_backends > MAX_BACKENDS:
-        raise HandshakeError("backends", f"has {num_backends} entries, at most {MAX_BACKENDS}")
-    for backend in message.backends:
-        _check_words(backend=backend)
     fields = shared_fields(message, Hello, "peer", "backends")
-    return Hello(peer=_peer(message.peer), backends=tuple(message.backends), **fields)
+    return Hello(peer=_peer(message.peer), backends=_backends(message), **fields)
 
 
 def _welcome(message: speculation_pb2.Welcome) -> Welcome:
@@ -162,8 +157,18 @@ def _welcome(message: speculation_pb2.Welcome) -> Welcome:
     _check_handshake("max_sessions", message.max_sessions, 0, LARGEST_ID)
     _check_handshake("lookahead", message.lookahead, 1, MAX_LOOKAHEAD)
     _check_handshake("branches", message.branches, 1, MAX_BRANCHES)
-    _check_words(backend=message.backend, backend_refusal=message.backend_refusal)
-    return Welcome(peer=_peer(message.peer), **shared_fields(message, Welcome, "peer"))
+    _check_words(backend_refusal=message.backend_refusal)
+    fields = shared_fields(message, Welcome, "peer", "backends")
+    return Welcome(peer=_peer(message.peer), backends=_backends(message), **fields)
+
+
+def _backends(message: speculation_pb2.Hello | speculation_pb2.Welcome) -> tuple[str, ...]:
+    num_backends = len(message.backends)
+    if num_backends > MAX_BACKENDS:
+        raise HandshakeError("backends", f"has {num_backends} entries, at most {MAX_BACKENDS}")
+    for backend in message.backends:
+        _check_words(backend=backend)
+    return tuple(message.backends)
 
 
 def _common_field(message: Heartbeat | Rendezvous | ChannelState) -> dict[str, Any]:

@@ -29,7 +29,8 @@ class LinkStatus:
     draft_weights: str = ""
     """Fingerprint of the draft's weights; empty before the handshake."""
     channel_reason: str = ""
-    """Why the channel is ``grpc`` although the target is set to ``collective``; else empty."""
+    """Why the channel is ``grpc`` although the target is set to ``collective``, or why a preferred
+    backend is not used; else empty."""
     channel_round_trip_seconds: float = 0.0
     """Of 4 KiB over a collective channel, when the link came up."""
     channel_bytes_per_second: float = 0.0

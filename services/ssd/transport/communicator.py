@@ -15,8 +15,8 @@ from ssd.transport.rendezvous import LinkStore
 
 TARGET_RANK = 0
 DRAFT_RANK = 1
-BACKENDS = {"gloo": "ssd.transport.gloo", "nccl": "ssd.transport.nccl"}
-"""Name to module. Each module has ``is_available`` and ``connect``."""
+BACKENDS = {"nccl": "ssd.transport.nccl", "gloo": "ssd.transport.gloo"}
+"""Name to module, the preferred one first. Each has ``is_available`` and ``connect``."""
 SETUP_SECONDS = {"nccl": 30.0, "gloo": 5.0}
 """Maximum duration of the set-up, in seconds. NCCL loads its kernels first."""
 
@@ -130,5 +130,5 @@ def backend(name: str) -> Backend:
 
 
 def available_backends(device: str) -> tuple[str, ...]:
-    """Return the names of the backends that a process with this device has."""
+    """Return the names of the backends that a process with this device has, best first."""
     return tuple(name for name in BACKENDS if backend(name).is_available(device))

@@ -7,9 +7,10 @@ for the peer. Synchronise streams and events instead. If the peer dies, the link
 and ``abort`` ends the kernels; errors of the network are polled. No call of NCCL waits for the
 peer, except ``ncclCommAbort``, which can wait for all kernels of the device.
 
-Known limits: with several links on one GPU, NCCL allocates and frees memory for one of them, and
-this waits for the posted receives of the others. The same holds for the first launch of a kernel
-that CUDA loads lazily, and for the capture of a CUDA graph.
+A process has at most one such link; others use the next backend. With several links on one GPU,
+NCCL would allocate and free memory for one of them, and this waits for the posted receives of the
+others. Known limit: the first launch of a kernel that CUDA loads lazily, and the capture of a CUDA
+graph, also wait for posted receives.
 
 *Decision*: NCCL's own functions, from the library that torch loads. *Because*: the watchdog of
 c10d's ``ProcessGroupNCCL`` ends the process when a peer dies, and the variable that prevents it is
@@ -44,6 +45,10 @@ _IN_PROGRESS = 7
 """``ncclInProgress``."""
 POLL_SECONDS = 0.001
 """Pause between two checks whether the two ranks are connected."""
+END_SECONDS = 2.0
+"""Maximum time that a new link waits for the end of the previous one, whose draft has ended."""
+_one_link = threading.Lock()
+"""Held by the communicator of this process, from its set-up until its memory is free."""
 _PATH = re.compile(r" -> .* via (\S+)")
 """How a channel of NCCL sends, in its log: ``Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM``."""
 
@@ -299,6 +304,7 @@ class NcclCommunicator:
         self._out.stream.synchronize()
         self._in.stream.synchronize()
         self._in_flight.clear()
+        _one_link.release()
 
     def _transfer(self, function: str, slot: NcclSlot, way: Direction) -> None:
         """Start to send or receive. The first message of a direction waits for the peer.
@@ -357,26 +363,45 @@ def is_available(device: str) -> bool:
 
 
 def connect(store: LinkStore, place: Place) -> NcclCommunicator:
-    """See ``Backend``."""
+    """See ``Backend``. A process that has a communicator gets no other one."""
     nccl, device = library(), torch.device(place.device)
     assert nccl is not None
+    if not _one_link.acquire(timeout=END_SECONDS):
+        raise LinkError("NCCL: another link of this process uses it or has not ended")
     directions: list[Direction] = []
-    with torch.cuda.device(device), contextlib.ExitStack() as undo:
-        undo.callback(abort_all, nccl, directions)
-        for sender in (TARGET_RANK, DRAFT_RANK):
-            unique_id = _shared_id(nccl, store, place.rank, f"nccl/{sender}")
-            stream = torch.cuda.Stream(device, priority=-1)
-            handle = nccl.communicator(unique_id, place.rank)
-            directions.append(Direction(handle, stream))
-            deadline = time.perf_counter() + place.seconds
-            while not nccl.is_ready(handle):
-                if time.perf_counter() > deadline:
-                    raise LinkError(f"NCCL: not connected within {place.seconds:g} s")
-                store.pause(POLL_SECONDS)
+    with contextlib.ExitStack() as undo:
+        undo.callback(_undo, nccl, directions)
+        with torch.cuda.device(device):
+            for sender in (TARGET_RANK, DRAFT_RANK):
+                unique_id = _shared_id(nccl, store, place.rank, f"nccl/{sender}")
+                stream = torch.cuda.Stream(device, priority=-1)
+                handle = nccl.communicator(unique_id, place.rank)
+                directions.append(Direction(handle, stream))
+                _until_ready(nccl, handle, store, place.seconds)
         undo.pop_all()
     communicator = NcclCommunicator(nccl, device, place.rank, directions)
     communicator.watch()
     return communicator
+
+
+def _until_ready(nccl: Nccl, handle: ctypes.c_void_p, store: LinkStore, seconds: float) -> None:
+    deadline = time.perf_counter() + seconds
+    while not nccl.is_ready(handle):
+        if time.perf_counter() > deadline:
+            raise LinkError(f"NCCL: not connected within {seconds:g} s")
+        store.pause(POLL_SECONDS)
+
+
+def _undo(nccl: Nccl, directions: list[Direction]) -> None:
+    """Abort a set-up; another one may begin once its memory is free. Does not wait for this."""
+    aborts = abort_all(nccl, directions)
+
+    def release() -> None:
+        for thread in aborts:
+            thread.join()
+        _one_link.release()
+
+    threading.Thread(target=release, name="nccl-undo", daemon=True).start()
 
 
 def path_of(log: str) -> str:

@@ -113,14 +113,14 @@ class SpeculateRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., open_session: _Optional[_Union[OpenSession, _Mapping]] = ..., close_session: _Optional[_Union[CloseSession, _Mapping]] = ..., link_settings: _Optional[_Union[LinkSettings, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., frame: _Optional[bytes] = ..., rendezvous: _Optional[_Union[Rendezvous, _Mapping]] = ..., channel_state: _Optional[_Union[ChannelState, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("epoch", "max_sessions", "lookahead", "branches", "peer", "max_len", "backend", "backend_refusal")
+    __slots__ = ("epoch", "max_sessions", "lookahead", "branches", "peer", "max_len", "backends", "backend_refusal")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LOOKAHEAD_FIELD_NUMBER: _ClassVar[int]
     BRANCHES_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     MAX_LEN_FIELD_NUMBER: _ClassVar[int]
-    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    BACKENDS_FIELD_NUMBER: _ClassVar[int]
     BACKEND_REFUSAL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     max_sessions: int
@@ -128,9 +128,9 @@ class Welcome(_message.Message):
     branches: int
     peer: Peer
     max_len: int
-    backend: str
+    backends: _containers.RepeatedScalarFieldContainer[str]
     backend_refusal: str
-    def __init__(self, epoch: _Optional[int] = ..., max_sessions: _Optional[int] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., max_len: _Optional[int] = ..., backend: _Optional[str] = ..., backend_refusal: _Optional[str] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., max_sessions: _Optional[int] = ..., lookahead: _Optional[int] = ..., branches: _Optional[int] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., max_len: _Optional[int] = ..., backends: _Optional[_Iterable[str]] = ..., backend_refusal: _Optional[str] = ...) -> None: ...
 
 class SessionRefused(_message.Message):
     __slots__ = ("session", "reason")

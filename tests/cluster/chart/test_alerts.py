@@ -1,12 +1,18 @@
-"""Which conditions of a resource raise an alert, evaluated by promtool."""
+"""The queries of alerts and dashboard, and which conditions of a resource raise an alert.
 
+promtool evaluates the alerts. A library parses all queries, also where promtool is not installed.
+"""
+
+import json
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
 import yaml
+from tests.cluster.kube import CHART
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -18,6 +24,27 @@ def promtool() -> str:
     if (program := shutil.which("promtool")) is None:
         pytest.skip("promtool of Prometheus, which evaluates rules, is not on PATH")
     return program
+
+
+def rules_of(render: Any) -> Any:
+    """Rendered spec of the PrometheusRule."""
+    objects = render("--set=metrics.prometheusRule.enabled=true")
+    (rule,) = [each["spec"] for each in objects if each["kind"] == "PrometheusRule"]
+    return rule
+
+
+def test_every_alert_has_a_valid_query(render: Any) -> None:
+    rules = rules_of(render)["groups"][0]["rules"]
+    for each in rules:
+        promql_parser.parse(each["expr"])
+
+
+def test_every_panel_of_the_dashboard_has_valid_queries() -> None:
+    panels = json.loads((CHART / "files" / "dashboard.json").read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    assert queries
+    for query in queries:
+        promql_parser.parse(query)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +83,7 @@ def test_an_alert_names_the_resource_and_ignores_what_is_expected(  # noqa: PLR0
     *,
     is_firing: bool,
 ) -> None:
-    objects = render("--set=metrics.prometheusRule.enabled=true")
-    (rule,) = [each["spec"] for each in objects if each["kind"] == "PrometheusRule"]
+    rule = rules_of(render)
     for each in rule["groups"][0]["rules"]:
         each.pop("annotations")
         each["labels"] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,13 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.unit.ssd.transport.gloo_pair import held, until_released
 
+from ssd import channel_setup
 from ssd.channel_setup import (
     LinkChannel,
     LinkShape,
     accept_channel,
-    choose_backend,
+    common_backends,
     confirm_channel,
     host_of,
     offer_channel,
@@ -25,7 +28,8 @@ from ssd.rpc.client import DraftClient
 from ssd.rpc.link import LinkCall, LinkServerCall
 from ssd.rpc.server import RpcServer
 from ssd.speculation.table import row_width
-from ssd.transport import communicator, gloo
+from ssd.telemetry import CHANNEL_FALLBACKS_TOTAL
+from ssd.transport import communicator, gloo, nccl
 from ssd.transport.communicator import DRAFT_RANK, TARGET_RANK, Place
 from ssd.transport.frame import Frame, FrameKind
 from ssd.transport.gloo import GlooCommunicator
@@ -43,7 +47,7 @@ HELLO = Hello(
     epoch=3,
     backends=("gloo",),
 )
-WELCOME = Welcome(epoch=3, max_sessions=3, lookahead=2, branches=4, backend="gloo")
+WELCOME = Welcome(epoch=3, max_sessions=3, lookahead=2, branches=4, backends=("gloo",))
 MAX_SECONDS = 30.0
 CONNECT = gloo.connect
 
@@ -132,8 +136,8 @@ async def test_both_ends_use_the_collective_channel_and_measure_it() -> None:
 
 
 async def test_a_target_that_asks_for_grpc_uses_it_without_a_reason() -> None:
-    async with link(replace(WELCOME, backend="")) as ends:
-        found = await ends.offer(replace(HELLO, backends=()), replace(WELCOME, backend=""))
+    async with link(replace(WELCOME, backends=())) as ends:
+        found = await ends.offer(replace(HELLO, backends=()), replace(WELCOME, backends=()))
         assert (found.name, found.reason) == ("grpc", "")
         await check_frames(ends, found)
 
@@ -143,7 +147,7 @@ async def test_a_target_that_asks_for_grpc_uses_it_without_a_reason() -> None:
     [("", "the draft does not have this channel"), ("the draft on cpu has gloo", "has gloo")],
 )
 async def test_a_draft_without_the_channel_is_served_over_grpc(refusal: str, reason: str) -> None:
-    welcome = replace(WELCOME, backend="", backend_refusal=refusal)
+    welcome = replace(WELCOME, backends=(), backend_refusal=refusal)
     async with link(welcome) as ends:
         found = await ends.offer(welcome=welcome)
         assert found.name == "grpc"
@@ -187,6 +191,96 @@ async def test_a_set_up_that_takes_too_long_makes_both_use_grpc(
         await check_frames(ends, found)
 
 
+def broken_first(
+    monkeypatch: pytest.MonkeyPatch,
+    connect: Callable[[LinkStore, Place], GlooCommunicator],
+    seconds: float = MAX_SECONDS,
+) -> None:
+    """Replace NCCL, which both ends try before gloo."""
+    monkeypatch.setattr(nccl, "connect", connect)
+    monkeypatch.setitem(communicator.SETUP_SECONDS, "nccl", seconds)
+
+
+BOTH = ("nccl", "gloo")
+
+
+@pytest.mark.parametrize("rank", [TARGET_RANK, DRAFT_RANK])
+async def test_a_backend_that_fails_at_one_end_is_replaced_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    broken_first(monkeypatch, failing(rank))
+    welcome = replace(WELCOME, backends=BOTH)
+    before = CHANNEL_FALLBACKS_TOTAL.labels(backend="nccl")._value.get()
+    async with link(welcome) as ends:
+        found = await ends.offer(replace(HELLO, backends=BOTH), welcome)
+        assert (found.name, found.channel.transport) == ("collective", "tcp")
+        assert "no such interface" in found.reason
+        assert (await ends.draft.accepted).name == "collective"
+        await check_frames(ends, found)
+    # Both ends are in this process.
+    assert CHANNEL_FALLBACKS_TOTAL.labels(backend="nccl")._value.get() == before + 2
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, OSError, ValueError])
+async def test_an_error_in_a_set_up_is_a_reason_and_not_the_end_of_the_link(
+    kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(store: LinkStore, place: Place) -> GlooCommunicator:
+        raise kind("CUDA out of memory")
+
+    broken_first(monkeypatch, connect)
+    welcome = replace(WELCOME, backends=BOTH)
+    async with link(welcome) as ends:
+        found = await ends.offer(replace(HELLO, backends=BOTH), welcome)
+        assert found.name == "collective"
+        # Either end can be the first to report it.
+        assert found.reason.removeprefix("the draft: ") == "nccl: CUDA out of memory"
+        await check_frames(ends, found)
+
+
+async def test_a_backend_that_hangs_at_one_end_is_replaced_and_its_late_entries_are_ignored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released = threading.Event()
+
+    def connect(store: LinkStore, place: Place) -> GlooCommunicator:
+        if place.rank == DRAFT_RANK:
+            released.wait(MAX_SECONDS)
+            store.set("0/late", b"of an attempt that has ended")
+        return CONNECT(store, place)
+
+    def connect_next(store: LinkStore, place: Place) -> GlooCommunicator:
+        released.set()
+        return CONNECT(store, place)
+
+    broken_first(monkeypatch, connect, seconds=0.3)
+    monkeypatch.setattr(gloo, "connect", connect_next)
+    welcome = replace(WELCOME, backends=BOTH)
+    before = held()
+    async with link(welcome) as ends:
+        found = await ends.offer(replace(HELLO, backends=BOTH), welcome)
+        assert found.name == "collective"
+        assert "within 0.3 s" in found.reason
+        await check_frames(ends, found)
+    await until_released(before)
+
+
+async def test_a_link_whose_backends_all_fail_uses_grpc_and_names_each_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def connect(store: LinkStore, place: Place) -> GlooCommunicator:
+        raise LinkError("NCCL: unhandled system error")
+
+    broken_first(monkeypatch, connect)
+    monkeypatch.setattr(gloo, "connect", failing(TARGET_RANK))
+    welcome = replace(WELCOME, backends=BOTH)
+    async with link(welcome) as ends:
+        found = await ends.offer(replace(HELLO, backends=BOTH), welcome)
+        assert found.name == "grpc"
+        assert found.reason.endswith("NCCL: unhandled system error; no such interface")
+        await check_frames(ends, found)
+
+
 async def test_ends_with_other_frame_sizes_use_grpc_and_name_them() -> None:
     async with link(replace(WELCOME, max_sessions=2)) as ends:
         found = await ends.offer()
@@ -204,8 +298,9 @@ async def test_ends_of_different_epochs_use_grpc_and_name_them() -> None:
 
 async def test_a_backend_that_the_target_did_not_offer_is_refused() -> None:
     async with link() as ends:
-        with pytest.raises(HandshakeError, match="backend: the draft chose nccl"):
-            await ends.offer(welcome=replace(WELCOME, backend="nccl"))
+        for chosen in (("nccl",), ("gloo", "gloo")):
+            with pytest.raises(HandshakeError, match=f"backends: the draft chose {chosen[0]}"):
+                await ends.offer(welcome=replace(WELCOME, backends=chosen))
 
 
 async def test_a_link_that_is_lost_during_the_set_up_leaves_nothing(
@@ -249,11 +344,17 @@ async def test_a_set_up_that_is_cancelled_leaves_nothing() -> None:
     await until_released(before)
 
 
-def test_the_first_backend_of_the_target_that_a_draft_has_is_chosen() -> None:
-    assert choose_backend((), "cpu") == ("", "")
-    assert choose_backend(("nccl", "gloo"), "cpu") == ("gloo", "")
-    backend, refusal = choose_backend(("nccl",), "cpu")
-    assert (backend, refusal) == ("", "the draft on cpu has gloo, the target has nccl")
+def test_the_backends_of_the_target_that_a_draft_has_are_tried_in_its_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert common_backends((), "cpu") == ((), "")
+    assert common_backends(("nccl", "gloo", "gloo"), "cpu") == (("gloo",), "")
+    assert common_backends(("nccl",), "cpu") == (
+        (),
+        "the draft on cpu has gloo, the target has nccl",
+    )
+    monkeypatch.setattr(channel_setup, "available_backends", lambda _device: ("gloo", "nccl"))
+    assert common_backends(("nccl", "gloo"), "cuda") == (("nccl", "gloo"), "")
 
 
 def test_the_largest_frames_hold_one_commit_and_one_table_of_each_session() -> None:

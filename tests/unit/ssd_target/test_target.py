@@ -9,6 +9,7 @@ from ssd.engine.config import EngineConfig
 from ssd.errors import FieldError, SettingsError
 from ssd.local_model import LocalModel
 from ssd.rpc.codec import SpeculationChange
+from ssd.settings import load
 from ssd.telemetry import SystemClock
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.types import Mode, Peer
@@ -39,20 +40,23 @@ async def test_a_change_of_speculation_keeps_what_is_not_set(target: Target) -> 
     assert target._pool._settings is target._settings
 
 
-def test_a_collective_channel_offers_gloo_and_nccl_only_on_request(
+def test_a_collective_channel_offers_all_backends_of_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(target_module, "available_backends", lambda _device: ("gloo", "nccl"))
+    monkeypatch.setattr(target_module, "available_backends", lambda _device: ("nccl", "gloo"))
     assert offered_backends("grpc", "cuda:0") == ()
-    assert offered_backends("collective", "cuda:0") == ("gloo",)
-    assert offered_backends("nccl", "cuda:0") == ("nccl",)
+    assert offered_backends("collective", "cuda:0") == ("nccl", "gloo")
 
 
-def test_a_channel_that_this_process_does_not_have_is_named() -> None:
-    with pytest.raises(
-        SettingsError, match="needs GPUs at both ends; set channel to grpc or collective"
-    ):
-        offered_backends("nccl", "cpu")
+def test_a_process_without_a_backend_is_told_to_use_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "available_backends", lambda _device: ())
+    with pytest.raises(SettingsError, match="has no gloo; set channel to grpc"):
+        offered_backends("collective", "cpu")
+
+
+def test_the_channel_nccl_of_earlier_versions_names_its_replacement() -> None:
+    with pytest.raises(SettingsError, match="'nccl' does not exist any more; set collective"):
+        load(TargetSettings, ["--channel", "nccl"], prefix="SSD_TARGET", environ={})
 
 
 async def test_a_drain_returns_the_number_of_requests_and_waits_for_them(target: Target) -> None:

@@ -1,8 +1,11 @@
 """Files of certificates and tokens: what is accepted, and what happens when they change."""
 
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 from tests.pki import Authority, put
 
 from ssd.errors import SettingsError
@@ -13,6 +16,7 @@ from ssd.rpc.credentials import (
     TlsFiles,
     bearer_token,
     read_tokens,
+    server_credentials,
 )
 
 ONE, TWO = "first-token-of-16", "second-token-of-16"
@@ -111,6 +115,22 @@ def test_certificate_and_key_may_be_replaced_one_after_the_other(tmp_path: Path)
     new = certificates.current()
     assert (new.certificate, new.key) == (certificate, key)
     assert certificates.current() is new
+
+
+def test_the_metric_has_the_end_of_the_certificate_that_is_in_use(tmp_path: Path) -> None:
+    def days_left() -> float:
+        labels = {"role": "server"}
+        expiry = REGISTRY.get_sample_value("ssd_tls_certificate_expiry_timestamp_seconds", labels)
+        assert expiry is not None
+        return (expiry - datetime.now(UTC).timestamp()) / 86_400
+
+    authority = Authority()
+    files = replace(authority.files(tmp_path, "localhost"), ca="")
+    server_credentials(files)
+    assert days_left() == pytest.approx(1, abs=0.01)
+    authority.days = 90
+    authority.files(tmp_path, "localhost")
+    assert days_left() == pytest.approx(90, abs=0.01)
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> None:

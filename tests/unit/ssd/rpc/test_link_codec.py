@@ -46,7 +46,7 @@ WELCOME = Welcome(
     branches=24,
     peer=Peer(pod="d", weights_fingerprint="sha256:d"),
     max_len=4096,
-    backend="gloo",
+    backends=("gloo",),
     backend_refusal="none",
 )
 OPENING = OpenSession(

@@ -307,7 +307,10 @@ def test_a_process_exports_no_metric_of_the_other_process() -> None:
         return set(re.findall(r"^# TYPE (ssd_\w+) \w+$", exposed, re.MULTILINE))
 
     in_both = {name for name in names("target") & names("draft") if not name.endswith("_created")}
-    assert in_both == {"ssd_link_bytes_total", "ssd_bad_frames_total", "ssd_stale_frames_total"}
+    assert in_both == {
+        *("ssd_link_bytes_total", "ssd_bad_frames_total", "ssd_stale_frames_total"),
+        *("ssd_channel_fallbacks_total", "ssd_tls_certificate_expiry_timestamp_seconds"),
+    }
     assert {"ssd_draft_max_sessions", "ssd_wire_to_table_seconds"} <= names("draft")
     assert {"ssd_requests_total", "ssd_queue_seconds"} <= names("target")
 
@@ -336,7 +339,7 @@ def test_metric_labels_are_few_and_known() -> None:
         label for metric in vars(telemetry).values() for label in getattr(metric, "_labelnames", ())
     }
     assert labels == {"outcome", "kind", "state", "part", "result", "position", "draft"} | {
-        *("direction", "transport", "reason", "mode")
+        *("direction", "transport", "reason", "mode", "role", "backend")
     }
 
 

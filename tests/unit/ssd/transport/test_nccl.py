@@ -115,6 +115,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> RecordedNccl:
     monkeypatch.setattr(nccl, "library", lambda: made)
     monkeypatch.setattr(nccl, "NcclSlot", HostSlot)
     monkeypatch.setattr(nccl, "WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(nccl, "_one_link", threading.Lock())
+    monkeypatch.setattr(nccl, "END_SECONDS", 0.01)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
@@ -267,6 +269,27 @@ def test_a_set_up_whose_peer_does_not_answer_ends_in_time(library: RecordedNccl)
     )
     check_ended(connecting)
     assert errors == ["NCCL: not connected within 0.01 s"]
+
+
+def test_a_process_has_one_communicator_and_another_one_after_its_end(
+    library: RecordedNccl,
+) -> None:
+    first = connected()
+    with pytest.raises(LinkError, match="another link of this process uses it"):
+        connected()
+    first.close()
+    connected().close()
+
+
+def test_a_failed_set_up_lets_another_one_begin(
+    library: RecordedNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library.problem = "unhandled system error"
+    with pytest.raises(LinkError, match="unhandled system error"):
+        connected()
+    library.problem = ""
+    monkeypatch.setattr(nccl, "END_SECONDS", MAX_SECONDS)
+    connected().close()
 
 
 def test_posted_slots_stay_until_the_streams_have_ended(
