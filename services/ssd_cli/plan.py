@@ -88,8 +88,6 @@ class BatchPlan:
 
     batch: int
     times: RoundTimes
-    backup: str
-    """The backup after a miss with which SSD is faster: ``draft`` or ``none``."""
     plain: Speed
     synchronous: Speed
     speculative: Speed
@@ -189,27 +187,20 @@ def _graph_bytes(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> int
 def _batch_plan(
     options: PlanOptions, target: ModelConfig, draft: ModelConfig, gpu: Gpu, batch: int
 ) -> BatchPlan:
-    lookahead = options.lookahead
     times = round_times(target, draft, gpu, options, batch)
-    tokens = tokens_per_round(options.acceptance, lookahead)
-    by_backup = {
-        name: Rates(
-            tokens_after_draft=tokens,
-            hit_rate=options.hit_rate,
-            tokens_after_miss=after_miss,
-            waits_after_miss=name == "draft",
-        )
-        for name, after_miss in (("draft", tokens), ("none", 1.0))
-    }
-    speeds = {name: speculative_speed(times, rates, batch) for name, rates in by_backup.items()}
-    backup = max(speeds, key=lambda name: speeds[name].tokens_per_second)
+    # The proposal after a miss depends on the text (n-grams), so none is counted.
+    rates = Rates(
+        tokens_after_draft=tokens_per_round(options.acceptance, options.lookahead),
+        hit_rate=options.hit_rate,
+        tokens_after_miss=1.0,
+        waits_after_miss=False,
+    )
     return BatchPlan(
         batch=batch,
         times=times,
-        backup=backup,
         plain=plain_speed(times, batch),
-        synchronous=synchronous_speed(times, by_backup[backup], batch),
-        speculative=speeds[backup],
+        synchronous=synchronous_speed(times, rates, batch),
+        speculative=speculative_speed(times, rates, batch),
     )
 
 
@@ -249,7 +240,7 @@ def _context(options: PlanOptions, target: ModelConfig) -> int:
 
 
 def verdicts(plan: Plan, options: PlanOptions) -> Sequence[str]:
-    """Return whether the pair fits, and for each batch size whether SSD pays, with the reason."""
+    """Return whether the pair fits; if it does, whether SSD pays for each batch size, and why."""
     lines = []
     for name, memory in (("target", plan.target), ("draft", plan.draft)):
         free = plan.gpu.memory_bytes - memory.total
@@ -258,8 +249,10 @@ def verdicts(plan: Plan, options: PlanOptions) -> Sequence[str]:
                 f"the {name} does not fit: {-free / 1e9:.1f} GB too much on each {plan.gpu.name}; "
                 + _remedy(name, plan.gpu, options)
             )
-    lines += [_pays(each, plan.gpu, options) for each in plan.batches]
-    return lines if not plan.fits else [f"the pair fits on {options.num_gpus} + 1 GPUs", *lines]
+    if not plan.fits:
+        return lines
+    fits = f"the pair fits: {options.num_gpus} GPU(s) for the target and 1 for the draft"
+    return [fits, *(_pays(each, plan.gpu, options) for each in plan.batches)]
 
 
 def _remedy(name: str, gpu: Gpu, options: PlanOptions) -> str:
@@ -332,7 +325,7 @@ def _faster_table(each: BatchPlan, gpu: Gpu, options: PlanOptions) -> str:
         return times.table <= times.verify
 
     if branches := _largest(options.branches - 1, lambda n: is_hidden(options.lookahead, n)):
-        return f"--branches {branches} would be hidden"
+        return f"with --branches {branches}, a verify would hide it"
     if lookahead := _largest(options.lookahead - 1, lambda k: is_hidden(k, options.branches)):
-        return f"--lookahead {lookahead} would be hidden"
+        return f"with --lookahead {lookahead}, a verify would hide it"
     return "use a smaller draft"

@@ -72,7 +72,8 @@ def plan_command(
     try:
         plan = make_plan(options)
     except (ModelNotFoundError, UnsupportedModelError, SettingsError) as error:
-        raise typer.BadParameter(str(error)) from None
+        # The flag of this command has a shorter name than the setting of a target.
+        raise typer.BadParameter(str(error).replace("tensor_parallel_size", "--tp")) from None
     if is_json:
         write(json.dumps(as_json(plan, options)) + "\n")
     else:
@@ -105,7 +106,9 @@ def assumptions(options: PlanOptions) -> str:
     """Return the inputs that a user should replace by measurements."""
     return (
         f"--acceptance {options.acceptance:g}, --hit-rate {options.hit_rate:g}, --overhead-ms "
-        f"{options.overhead_ms:g} (a goal), contexts of half the maximum length, bfloat16"
+        f"{options.overhead_ms:g} (a goal), no proposal after a miss, contexts of half the maximum "
+        "length, bfloat16. Acceptance and hit rate depend on the pair and its texts: measure yours "
+        "with ssd generate"
     )
 
 
@@ -147,21 +150,23 @@ def memory_table(plan: Plan, options: PlanOptions) -> Table:
 
 
 _SPEED_ROWS: tuple[tuple[str, Callable[[BatchPlan], str]], ...] = (
-    ("verify, ms", lambda each: f"{each.times.verify * 1000:.1f}"),
-    ("table, ms", lambda each: f"{each.times.table * 1000:.1f}"),
+    ("verify: pass of the target, ms", lambda each: f"{each.times.verify * 1000:.1f}"),
+    ("table: passes of the draft, ms", lambda each: f"{each.times.table * 1000:.1f}"),
     ("round of SSD, ms", lambda each: f"{each.speculative.round_seconds * 1000:.1f}"),
-    ("tokens per round", lambda each: f"{each.speculative.tokens_per_round:.2f}"),
-    ("backup after a miss", lambda each: each.backup),
-    ("tokens/s AR", lambda each: f"{each.plain.tokens_per_second:.0f}"),
-    ("tokens/s SD", lambda each: f"{each.synchronous.tokens_per_second:.0f}"),
-    ("tokens/s SSD", lambda each: f"{each.speculative.tokens_per_second:.0f}"),
-    ("efficiency of SSD", lambda each: f"{each.speculative.efficiency:.2f}"),
+    ("tokens per round and sequence", lambda each: f"{each.speculative.tokens_per_round:.2f}"),
+    ("tokens/s AR (no draft)", lambda each: f"{each.plain.tokens_per_second:.0f}"),
+    ("tokens/s SD (draft, then verify)", lambda each: f"{each.synchronous.tokens_per_second:.0f}"),
+    (
+        "tokens/s SSD (draft beside verify)",
+        lambda each: f"{each.speculative.tokens_per_second:.0f}",
+    ),
+    ("efficiency of SSD (verify / round)", lambda each: f"{each.speculative.efficiency:.2f}"),
 )
 
 
 def speed_table(plan: Plan) -> Table:
     """Return the predictions, one column for each batch size."""
-    table = _table("predicted")
+    table = _table("predicted, whole batch")
     for each in plan.batches:
         table.add_column(f"batch {each.batch}", justify="right")
     for label, cell in _SPEED_ROWS:

@@ -9,6 +9,13 @@ the winning branch only. *Because*: a step needs one token per row, and only 1 o
 ranked; ranking all rows took 40 % of a step at 8 sessions (1.7 of 4.6 ms; V = 4,096). *Not chosen*:
 keeping hidden states and running the head again, which delays the next table. *Revisit when*
 N x (K+1) x V logits of a session are large compared with its KV entries.
+
+*Decision*: on a device, the host waits for each column one step after it was chosen, in a copy with
+an event. *Because*: the next step is queued by then, so the device does not wait for the host, and
+the host is at most one step ahead. A commit can then end the tree at the next step boundary, and
+each column can be sent after its step. *Not chosen*: no wait inside a tree. The host would queue
+all K+1 steps at once: a commit that ends the tree would wait for them, up to a whole tree.
+*Revisit when* a profile on a GPU shows that the device waits between steps.
 """
 
 from collections import deque

@@ -19,6 +19,8 @@ class PagedBatch:
     num_columns_B: Tensor
     block_tables_BJ: Tensor
     """Blocks of the context in order; missing blocks are 0."""
+    slots_B: Tensor | None = None
+    """Slots of the sequences, if a token is chosen at each column; None if none is."""
 
 
 @dataclass(frozen=True, slots=True)

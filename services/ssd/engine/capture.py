@@ -18,6 +18,10 @@ Pass = Callable[[], Tensor]
 _WARM_UP_RUNS = 2
 
 
+class CaptureError(Exception):
+    """A function runs, but its operations cannot be captured."""
+
+
 class Capture(Protocol):
     """Makes replayable functions. Step thread only."""
 
@@ -25,6 +29,9 @@ class Capture(Protocol):
         """Return a function whose calls have the effect and the result of ``function``.
 
         The result stays in one place: the next call overwrites it.
+
+        Raises:
+            CaptureError: the function can still be called itself.
         """
         ...
 
@@ -40,6 +47,7 @@ class CudaGraphs:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
+        self._failed: list[torch.cuda.CUDAGraph] = []
 
     def __call__(self, function: Pass) -> Pass:
         """See ``Capture``."""
@@ -51,11 +59,23 @@ class CudaGraphs:
                 function()
         torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Calls of other threads, for example of a channel, must not end the capture.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            result = function()
+        try:
+            # The outer context restores the stream, which a failed capture does not.
+            # Calls of other threads, for example of a channel, must not end the capture.
+            with (
+                torch.cuda.stream(torch.cuda.current_stream()),
+                torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ),
+            ):
+                result = function()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            # The allocator may still refer to the graph, and to the pool as in use.
+            self._failed.append(graph)
+            self._pool = torch.cuda.graph_pool_handle()
+            raise CaptureError(str(error).partition("\n")[0]) from error
         used = free_before - torch.cuda.mem_get_info()[0]
         _log.info("graph_captured", shape=list(result.shape), bytes=used)
 

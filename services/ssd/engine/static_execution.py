@@ -12,6 +12,8 @@ pass of a GPU takes the same time for one and for sixteen short sequences. *Not 
 passes, whose launches take longer than the kernels of a small model. *Revisit when* a pass is bound
 by arithmetic.
 
+A shape that cannot be captured runs eagerly, which is slower. The log reports it once.
+
 Letters: J pages of a sequence; Y pages of the storage, of C slots.
 """
 
@@ -25,7 +27,7 @@ from torch import Tensor
 from ssd.engine.attention.dense import attend_beside
 from ssd.engine.attention.paged import Attend, PagedAttention, make_paged
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
-from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
+from ssd.engine.capture import Capture, CaptureError, CudaTimer, Pass, capture_of
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
@@ -130,8 +132,21 @@ class StaticExecution:
             inputs = Inputs(shapes, padding, self._engine.device)
             # A capture runs the function: of padding only, so that no session changes.
             inputs.write()
-            self._passes[key] = inputs, self._capture(lambda: function(inputs.device))
+            self._passes[key] = inputs, self._captured(key, lambda: function(inputs.device))
         return self._passes[key]
+
+    def _captured(self, key: tuple[Any, ...], function: Pass) -> Pass:
+        """Return the captured function of a shape, or the function itself if that fails."""
+        try:
+            return self._capture(function)
+        except CaptureError as error:
+            _log.warning(
+                "shape_not_captured",
+                shape=list(key),
+                reason=str(error),
+                consequence="slower passes",
+            )
+            return function
 
     def _paged(self, inputs: Mapping[str, Tensor], kind: str) -> Tensor:
         """Return logits [B, P, V] of a verify; of a prefill, which hidden states are finite."""

@@ -36,7 +36,8 @@ class Rates:
     tokens_after_miss: float
     """Tokens of a round after a miss."""
     waits_after_miss: bool
-    """After a miss, the draft makes a proposal while the round waits (backup ``draft``)."""
+    """After a miss, the draft makes a proposal while the round waits. Only the published engine
+    does this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

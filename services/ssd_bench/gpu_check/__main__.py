@@ -1,6 +1,7 @@
 """``python -m ssd_bench.gpu_check``, ``make gpu-check``: run the checks, print and write them.
 
-Exit code: 0 if no check failed, 1 if one did, 2 if the checks cannot run here, 130 after Ctrl-C.
+Exit code: 0 if no check failed, also if a speed target is missed; 1 if one failed, 2 if the checks
+cannot run here, 130 after Ctrl-C.
 The results are written after each check, so those of a run that was ended are there too.
 """
 
@@ -139,7 +140,7 @@ def _run(options: argparse.Namespace) -> int:
     from rich.console import Console  # noqa: PLC0415
 
     from ssd_bench.gpu_check.outcome import Environment, Outcome  # noqa: PLC0415
-    from ssd_bench.gpu_check.report import as_json, lines, table  # noqa: PLC0415
+    from ssd_bench.gpu_check.report import as_json, lines, table, target_table  # noqa: PLC0415
     from ssd_bench.gpu_check.supervisor import run_checks  # noqa: PLC0415
 
     console = Console(highlight=False, soft_wrap=True)
@@ -172,6 +173,8 @@ def _run(options: argparse.Namespace) -> int:
         code = 130
     write()
     console.print(table(outcomes, seconds))
+    console.print()
+    console.print(target_table(outcomes, options.on))
     console.print(f"written: {options.output}")
     return code or int(any(outcome.status == "failed" for outcome in outcomes.values()))
 

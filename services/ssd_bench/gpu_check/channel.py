@@ -43,7 +43,7 @@ def check_collective(environment: Environment) -> dict[str, Figure]:
         raise SkipError(f"{name} is not available for {environment.target_device}")
     figures = exchange(name, _devices(environment))
     has_own_gpus = environment.is_cuda and torch.cuda.device_count() > 1
-    return figures | _tokens(environment, "nccl" if has_own_gpus else "collective")
+    return figures | _tokens(environment, must_use_nccl=has_own_gpus)
 
 
 def _devices(environment: Environment) -> tuple[str, str]:
@@ -154,11 +154,12 @@ def _exchange(communicator: Communicator, rank: int) -> float:
     return (perf_counter() - started) / NUM_MESSAGES
 
 
-def _tokens(environment: Environment, channel: str) -> dict[str, Figure]:
+def _tokens(environment: Environment, *, must_use_nccl: bool) -> dict[str, Figure]:
     """Compare the tokens of a pair whose link uses the channel."""
-    flags = (*ONE_SHAPE, "--channel", channel)
+    flags = (*ONE_SHAPE, "--channel", "collective")
     deployment = deployment_of(*small_pair(environment), environment, flags)
     figures = asyncio.run(check_pair(deployment, counting_prompts(environment), environment))
-    if figures["channel"] != "collective":
-        raise WrongResultError(f"the link of the pair uses {figures['channel']}")
+    channel, transport = str(figures["channel"]), figures["transport"]
+    if not channel.startswith("collective") or (must_use_nccl and transport == "tcp"):
+        raise WrongResultError(f"the link of the pair uses {channel} over {transport}")
     return {f"pair_{name}": value for name, value in figures.items()}

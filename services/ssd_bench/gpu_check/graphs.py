@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ssd.engine.attention.paged import make_paged
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
-from ssd.engine.capture import Capture, CudaGraphs, run_eagerly
+from ssd.engine.capture import Capture, CaptureError, CudaGraphs, Pass, run_eagerly
 from ssd.engine.config import ModelConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.models.decoder import Decoder
@@ -18,7 +18,7 @@ from ssd.engine.static_execution import make_execution
 from ssd.engine.target_runner import TargetRunner
 from ssd.local_model import LocalModel, find_model
 from ssd_bench.gpu_check.checkpoints import small_pair
-from ssd_bench.gpu_check.models import block_tables, draft_settings, target_settings
+from ssd_bench.gpu_check.models import block_tables, draft_settings, target_settings, used_bytes
 from ssd_bench.gpu_check.outcome import Environment, Figure, SkipError, WrongResultError
 
 MAX_SEQUENCES = 4
@@ -41,8 +41,20 @@ def compare_captures(environment: Environment, capture: Capture) -> dict[str, Fi
     """Compare captured passes with eager ones.
 
     Raises:
-        WrongResultError: the logits of a pass differ.
+        WrongResultError: the logits of a pass differ, or a pass cannot be captured.
     """
+    graph_bytes = 0
+
+    def capture_or_fail(function: Pass) -> Pass:
+        nonlocal graph_bytes
+        used_before = used_bytes(environment)
+        try:
+            captured = capture(function)
+        except CaptureError as error:
+            raise WrongResultError(f"a pass cannot be captured: {error}") from error
+        graph_bytes += used_bytes(environment) - used_before
+        return captured
+
     target_model, draft_model = small_pair(environment)
     target = find_model(
         target_settings(target_model, environment, MAX_SEQUENCES),
@@ -55,7 +67,7 @@ def compare_captures(environment: Environment, capture: Capture) -> dict[str, Fi
     )
     num_passes = num_equal = 0
     worst = 0.0
-    captures = (run_eagerly, capture)
+    captures = (run_eagerly, capture_or_fail)
     for eager, replayed in (
         *zip(*(_of_target(_open(TargetRunner, target, each)) for each in captures), strict=True),
         *zip(*(_of_draft(_open(DraftRunner, draft, each)) for each in captures), strict=True),
@@ -73,6 +85,7 @@ def compare_captures(environment: Environment, capture: Capture) -> dict[str, Fi
         "passes": num_passes,
         "passes_with_equal_bits": num_equal,
         "largest_relative_difference": worst,
+        "captured_graphs_bytes": graph_bytes,
     }
 
 

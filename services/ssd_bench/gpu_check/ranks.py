@@ -26,4 +26,5 @@ def check_two_ranks(environment: Environment) -> dict[str, Figure]:
     pair = llama_pair(environment)
     target, draft = str(pair.target), str(pair.draft)
     deployment = deployment_of(target, draft, environment, (*ONE_SHAPE, *TWO_RANKS))
-    return asyncio.run(check_pair(deployment, counting_prompts(environment), environment))
+    figures = asyncio.run(check_pair(deployment, counting_prompts(environment), environment))
+    return figures | {"shares_gpu": environment.is_cuda}

@@ -7,8 +7,10 @@ from typing import Any
 from rich.table import Table
 
 from ssd_bench.gpu_check.outcome import Outcome
+from ssd_bench.gpu_check.targets import verdicts
 
 COLOURS = {"passed": "green", "failed": "red", "skipped": "yellow"}
+TARGET_COLOURS = {"met": "green", "not met": "red", "not measured": "yellow"}
 
 
 def lines(name: str, outcome: Outcome, seconds: float) -> Iterator[str]:
@@ -33,6 +35,18 @@ def table(outcomes: Mapping[str, Outcome], seconds: Mapping[str, float]) -> Tabl
     return result
 
 
+def target_table(outcomes: Mapping[str, Outcome], device: str) -> Table:
+    """Return the speed targets: the number, the bound, and whether it is met."""
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("speed target", "bound", "number", "result", "reason"):
+        result.add_column(title, overflow="fold")
+    for each in verdicts(outcomes, device):
+        number = "" if each.value is None else f"{each.value:.4g}"
+        shown = f"[{TARGET_COLOURS[each.result]}]{each.result}[/]"
+        result.add_row(each.target, each.bound, number, shown, each.reason)
+    return result
+
+
 def as_json(
     outcomes: Mapping[str, Outcome],
     seconds: Mapping[str, float],
@@ -44,6 +58,7 @@ def as_json(
     return {
         "device": device,
         "is_complete": is_complete,
+        "targets": [asdict(each) for each in verdicts(outcomes, device)],
         "checks": {
             name: asdict(outcome) | {"seconds": round(seconds[name], 1)}
             for name, outcome in outcomes.items()

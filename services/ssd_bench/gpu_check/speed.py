@@ -10,7 +10,7 @@ from statistics import median
 
 from ssd_bench.gpu_check.checkpoints import llama_pair
 from ssd_bench.gpu_check.outcome import Environment, Figure
-from ssd_bench.gpu_check.tokens import PROMPT_TOKENS, deployment_of
+from ssd_bench.gpu_check.tokens import PROMPT_TOKENS, deployment_of, shares_gpu
 from ssd_bench.metrics import BatchFigures
 from ssd_bench.runs import Cell, Plan, run
 
@@ -46,6 +46,7 @@ def check_llama_speed(environment: Environment) -> dict[str, Figure]:
     )
     results = asyncio.run(run(plan, lambda: None))
     figures: dict[str, Figure] = {
+        "shares_gpu": shares_gpu(environment),
         "texts_compared": sum(cell.num_compared for cell in results.cells),
         "texts_that_differ": sum(cell.num_different for cell in results.cells),
         "table_ms": round(results.table_seconds * 1000, 2),
@@ -62,7 +63,14 @@ def _counting(prompt: int) -> str:
 
 
 def _of_cell(cell: Cell) -> dict[str, Figure]:
-    return {
+    differences: dict[str, Figure] = {
+        f"{mode}_{cell.batch}_round_minus_verify_ms": round(
+            float(median(each.round_ms - each.verify_ms for each in repetitions)), 3
+        )
+        for mode, repetitions in cell.figures.items()
+        if mode != "ar"
+    }
+    return differences | {
         f"{mode}_{cell.batch}_{name}": round(value, 3)
         for mode, repetitions in cell.figures.items()
         for name in (OF_PLAIN_DECODING if mode == "ar" else NAMES)

@@ -90,6 +90,11 @@ def counting_prompts(environment: Environment) -> list[tuple[TokenId, ...]]:
     ]
 
 
+def shares_gpu(environment: Environment) -> bool:
+    """Whether target and draft have one GPU together, so that a table delays a verify."""
+    return environment.is_cuda and torch.cuda.device_count() == 1
+
+
 def deployment_of(
     target: str,
     draft: str,
@@ -153,6 +158,7 @@ async def check_pair(
     figures: dict[str, Figure] = {
         "device": info.device,
         "dtype": info.dtype,
+        "shares_gpu": shares_gpu(environment),
         "attention": info.attention_backend,
         "channel": link.channel + (f": {link.channel_reason}" if link.channel_reason else ""),
         "transport": link.transport,
@@ -229,6 +235,9 @@ def _speeds(texts: Sequence[Text], mode: str, temperature: float) -> dict[str, F
         f"{prefix}_tokens_per_round": middle("tokens_per_round", 2),
         f"{prefix}_verify_ms": middle("verify_ms", 2),
         f"{prefix}_round_ms": middle("round_ms", 2),
+        f"{prefix}_round_minus_verify_ms": round(
+            float(median(each.round_ms - each.verify_ms for each in measured)), 3
+        ),
     }
     if mode == "ssd":
         figures |= {

@@ -26,7 +26,7 @@ def test_the_published_pair_fits_on_four_and_one_gpus_and_pays(
     assert found["fits"] is True
     verdicts = found["verdicts"]
     assert isinstance(verdicts, list)
-    assert verdicts[0] == "the pair fits on 4 + 1 GPUs"
+    assert verdicts[0] == "the pair fits: 4 GPU(s) for the target and 1 for the draft"
     assert verdicts[1].startswith("batch 1: SSD pays: ")
     memory = found["target_memory"]
     assert isinstance(memory, dict)
@@ -50,6 +50,7 @@ def test_a_model_that_does_not_fit_ends_with_1_and_a_remedy(
     assert run(["plan", "--tp", "1"]) == 1
     shown = capsys.readouterr().out
     assert "the target does not fit: " in shown
+    assert "pays" not in shown
     # Two GPUs have too little memory too.
     assert "use --tp 4" in shown
 
@@ -95,6 +96,15 @@ def test_a_table_that_is_too_slow_is_made_faster_by_what_helps(
     run([*small, "--draft", "llama-3.2-1b", "--lookahead", "16"])
     shown = capsys.readouterr().out
     assert "--lookahead" in shown.partition("takes longer than a verify")[2]
+
+
+def test_a_miss_gives_one_token_and_a_round_waits_for_no_proposal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (one,) = plan(capsys, "--batch", "1", "--hit-rate", "0", "--overhead-ms", "0")["batches"]  # type: ignore[misc]
+    speed = one["speculative"]  # type: ignore[has-type]
+    assert speed["tokens_per_round"] == 1.0
+    assert speed["round_seconds"] == one["times"]["verify"]  # type: ignore[has-type]
 
 
 def test_the_plan_has_the_shapes_of_the_engine_for_gpus(
@@ -158,7 +168,4 @@ def test_heads_that_cannot_be_divided_are_refused(
 ) -> None:
     folder = str(write_tiny_folder(tmp_path))
     assert run(["plan", "--model", folder, "--draft", folder, "--tp", "8"]) == 2
-    assert (
-        "tensor_parallel_size 8: it does not divide the 4 attention heads"
-        in capsys.readouterr().err
-    )
+    assert "error: --tp 8: it does not divide the 4 attention heads" in capsys.readouterr().err

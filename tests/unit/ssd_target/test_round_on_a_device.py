@@ -1,18 +1,24 @@
 """A round on a GPU mixes no devices, and waits for the device once: to read the tokens."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 import torch
-from tests.fake_gpu import on_fake_gpu
+from numpy.typing import NDArray
+from tests.fake_gpu import MODEL, on_fake_gpu
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
-from ssd.engine.parallel.group import RankGroup
+from ssd.engine.parallel.group import ALONE, RankGroup
 from ssd.engine.parallel.rank_loop import SplitTarget
 from ssd.engine.parallel.shard import Shard
 from ssd.engine.target_runner import TargetRunner
 from ssd.testing.fake_device import FakeDevice, fake_device
 from ssd.testing.sink import ListSink
+from ssd.text.grammar import Grammar
 from ssd.types import Request, SamplingParams
 from ssd_target.decoding.batch_builder import BatchBuilder
 from ssd_target.decoding.sampler import KeyedSampler
@@ -21,22 +27,32 @@ from ssd_target.decoding.sequence import Arrival, Sequence
 ENGINE = EngineConfig(max_model_len=512, max_num_seqs=4, num_columns=7)
 
 
-def sequences(count: int, temperature: float) -> list[Sequence]:
-    sampling = SamplingParams(temperature=temperature, seed=2**64 - 1)
+class AnyText:
+    """A grammar that allows all tokens."""
+
+    failure = None
+
+    def allowed(
+        self, _proposed: tuple[int, ...], _first: int, num_columns: int
+    ) -> NDArray[np.bool_]:
+        return np.ones((num_columns, MODEL.vocab_size), dtype=np.bool_)
+
+
+def sequences(count: int, temperature: float, **parameters: Any) -> list[Sequence]:
+    sampling = SamplingParams(temperature=temperature, seed=2**64 - 1, **parameters)
     request = Request(request_id="", prompt_ids=(1, 2, 3), sampling=sampling)
     arrivals = [
-        Arrival(sequence_id=index, request=request, eos_token_ids=frozenset(), sink=ListSink())
+        Arrival(sequence_id=index, request=request, eos_token_ids=frozenset({7}), sink=ListSink())
         for index in range(count)
     ]
     return [Sequence(arrival=arrival, slot=slot) for slot, arrival in enumerate(arrivals)]
 
 
 def check_round(
-    device: FakeDevice, runner: TargetRunner, sampler: KeyedSampler, count: int, temperature: float
-) -> None:
-    """Run a round; assert that it reads nothing from the device but its tokens."""
+    device: FakeDevice, runner: TargetRunner, sampler: KeyedSampler, rows: list[Sequence]
+) -> int:
+    """Run a round; return how often it reads the device, which is after the verify only."""
     builder = BatchBuilder(runner.engine, runner.verify_columns)
-    rows = sequences(count, temperature)
     for row in rows:
         builder.set_blocks(row.slot, [1, 2])
         sampler.admit(row)
@@ -44,8 +60,8 @@ def check_round(
     logits_BPV = runner.verify(runner.prepare(builder.round(rows, proposals)))
     assert device.num_reads == 0
     chosen_BP = sampler.choose(rows, proposals, logits_BPV)
-    assert device.num_reads == 1
-    assert chosen_BP.shape == (count, ENGINE.num_columns)
+    assert chosen_BP.shape == (len(rows), ENGINE.num_columns)
+    return device.num_reads
 
 
 class EqualRanks(RankGroup):
@@ -72,7 +88,7 @@ class EqualRanks(RankGroup):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_round_of_rank_0_reads_only_its_tokens_and_sends_two_messages(
+def test_a_round_of_rank_0_reads_only_its_tokens_and_sends_one_message(
     count: int, temperature: float
 ) -> None:
     with fake_device() as device:
@@ -81,8 +97,8 @@ def test_a_round_of_rank_0_reads_only_its_tokens_and_sends_two_messages(
         execution = runner.execution
         assert isinstance(execution, SplitTarget)
         sampler = KeyedSampler(runner.engine, runner.model.vocab_size, execution)
-        check_round(device, runner, sampler, count, temperature)
-        assert group.num_messages == 2
+        assert check_round(device, runner, sampler, sequences(count, temperature)) == 1
+        assert group.num_messages == 1
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
@@ -90,9 +106,42 @@ def test_a_round_of_rank_0_reads_only_its_tokens_and_sends_two_messages(
 def test_a_round_reads_only_its_tokens(count: int, temperature: float) -> None:
     with fake_device() as device:
         runner = on_fake_gpu(TargetRunner, ENGINE, device)
-        check_round(
-            device, runner, KeyedSampler(runner.engine, runner.model.vocab_size), count, temperature
-        )
+        sampler = KeyedSampler(runner.engine, runner.model.vocab_size)
+        assert check_round(device, runner, sampler, sequences(count, temperature)) == 1
+
+
+ALL_STEPS: Mapping[str, Any] = {
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5,
+    "top_k": 50,
+    "top_p": 0.9,
+    "min_p": 0.01,
+    "logit_bias": ((5, 1.0), (9, -100.0)),
+    "min_tokens": 4,
+}
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("has_grammar", [False, True])
+@pytest.mark.parametrize(("logprobs", "num_reads"), [(None, 1), (5, 2)])
+def test_sampling_parameters_add_one_read_for_all_log_probabilities(
+    logprobs: int | None, num_reads: int, size: int, *, has_grammar: bool
+) -> None:
+    with fake_device() as device:
+        ranks = EqualRanks(size) if size > 1 else None
+        runner = on_fake_gpu(TargetRunner, ENGINE, device, ranks or ALONE)
+        execution: Any = runner.execution if ranks else None
+        sampler = KeyedSampler(runner.engine, runner.model.vocab_size, execution)
+        rows = sequences(3, 0.7, logprobs=logprobs, **ALL_STEPS)
+        rows[1] = sequences(2, 0.7)[1]
+        if has_grammar:
+            arrival = replace(rows[2].arrival, grammar=cast("Grammar", AnyText()))
+            rows[2] = Sequence(arrival=arrival, slot=2)
+        assert check_round(device, runner, sampler, rows) == num_reads
+        if logprobs is not None:
+            assert [len(sampler.logprobs(row)) for row in rows] == [4, 0, 1]
+        assert ranks is None or ranks.num_messages == 2
 
 
 def test_a_prefill_that_is_not_finite_reads_the_device_once() -> None:

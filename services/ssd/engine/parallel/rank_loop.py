@@ -7,7 +7,9 @@ pass are those of a rank's own token ids; ``choose`` compares the best ids of al
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -18,6 +20,9 @@ from ssd.engine.parallel.group import RankGroup
 from ssd.engine.parallel.step import Operation, StepMessage
 from ssd.engine.sampling.keyed import NoiseKeys, best_on, to_device
 from ssd.types import NO_TOKEN
+
+KeysOf = Callable[[NDArray[np.int64], NDArray[np.int64]], Tensor]
+"""Returns ``keyed.packed`` of slots and positions, [4, R]."""
 
 
 class SplitTarget:
@@ -54,7 +59,14 @@ class SplitTarget:
         self._device = engine.device
         self._best = best_on(engine.device)
         self._newest_RV = torch.empty(0)
+        self._keys_of: KeysOf | None = None
+        self._sent_4R: Tensor | None = None
+        """Keys that the ranks have received with the newest verify, until it is chosen."""
         self._message = StepMessage(engine)
+
+    def send_keys_of(self, keys_of: KeysOf) -> None:
+        """Send these keys with each verify of slots; ``choose`` must follow with the same keys."""
+        self._keys_of = keys_of
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
@@ -67,7 +79,15 @@ class SplitTarget:
 
     def verify(self, prepared: PagedBatch) -> Tensor:
         """See ``TargetExecution.verify``; the logits are those of rank 0's token ids."""
-        self._send_pass(Operation.VERIFY, prepared)
+        if prepared.slots_B is None or self._keys_of is None:
+            self._send_pass(Operation.VERIFY, prepared)
+        else:
+            columns = prepared.tokens_BP.shape[1]
+            next_B1 = prepared.first_positions_B[:, None] + 1
+            slots_R = prepared.slots_B.repeat_interleave(columns)
+            position_R = (next_B1 + torch.arange(columns)).flatten()
+            self._sent_4R = self._keys_of(slots_R.numpy(), position_R.numpy())
+            self._send_pass(Operation.VERIFY_AND_CHOOSE, prepared, self._sent_4R)
         logits_BPV = self._part.verify(self._part.prepare(prepared))
         self._newest_RV = logits_BPV.flatten(0, 1)
         return logits_BPV
@@ -84,8 +104,12 @@ class SplitTarget:
             keys_4R: of the rows, ``keyed.packed``.
             is_warm: whether some temperature is not 0.
         """
-        self._message.write_choice(keys_4R, self._deadline_ms, is_warm=is_warm)
-        self._group.send_step(self._message.numbers_W)
+        if self._sent_4R is None:
+            self._message.write_choice(keys_4R, self._deadline_ms)
+            self._group.send_step(self._message.numbers_W)
+        else:
+            assert torch.equal(self._sent_4R, keys_4R), "the ranks have other keys"
+            self._sent_4R = None
         keys = NoiseKeys.unpacked(to_device(keys_4R, self._device))
         best = self._best(logits_RV, keys, is_warm=is_warm)
         return choose_of_ranks(*best, self._group)
@@ -114,8 +138,8 @@ class SplitTarget:
     def _deadline_ms(self) -> int:
         return round(self._group.deadline_seconds * 1000)
 
-    def _send_pass(self, operation: Operation, batch: PagedBatch) -> None:
-        self._message.write_pass(operation, batch, self._deadline_ms)
+    def _send_pass(self, operation: Operation, batch: PagedBatch, *keys_4R: Tensor) -> None:
+        self._message.write_pass(operation, batch, self._deadline_ms, *keys_4R)
         self._group.send_step(self._message.numbers_W)
 
 
@@ -151,15 +175,17 @@ def follow(
         group.set_deadline(header.deadline_ms / 1000)
         if header.operation is Operation.PREFILL:
             part.prefill(message.read_pass())
-        elif header.operation is Operation.VERIFY:
+        elif header.operation in (Operation.VERIFY, Operation.VERIFY_AND_CHOOSE):
             logits_RV = part.verify(part.prepare(message.read_pass())).flatten(0, 1)
             logits_RV[:, num_valid:] = -torch.inf
         elif header.operation is Operation.GATHER:
             rows_X = message.read_gather()
             group.gather(_padded(logits_RV, rows_X, header.num_blocks, engine.device))
-        else:
-            keys = NoiseKeys.unpacked(to_device(message.read_choice(), engine.device))
-            is_warm = bool(header.num_sequences)
+        if header.operation in (Operation.CHOOSE, Operation.VERIFY_AND_CHOOSE):
+            keys_4R = message.read_choice()
+            keys = NoiseKeys.unpacked(to_device(keys_4R, engine.device))
+            # The bits of a temperature of 0 are 0.
+            is_warm = bool(keys_4R[3].any())
             found = best(logits_RV, keys, is_warm=is_warm, first_id=ids.start)
             choose_of_ranks(*found, group)
         if header.operation is not Operation.VERIFY and engine.device.startswith("cuda"):

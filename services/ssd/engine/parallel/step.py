@@ -1,5 +1,8 @@
 """What rank 0 sends to the other ranks: one message of fixed size for each step.
 
+A round is one step, with the keys of its choice. One more gathers the logits of sequences whose
+sampling parameters need them.
+
 A message is int64 numbers: a header, then the tensors of its operation one after another.
 Letter W: numbers of a message.
 """
@@ -24,8 +27,10 @@ class Operation(IntEnum):
 
     PREFILL = 1
     VERIFY = 2
-    CHOOSE = 3
-    GATHER = 4
+    VERIFY_AND_CHOOSE = 3
+    CHOOSE = 4
+    """From the newest verify; at start-up."""
+    GATHER = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,7 @@ class Header:
     deadline_ms: int
     """Deadline of the collectives of the step."""
     num_sequences: int
-    """Of a pass. For a choice: 1 if some temperature is not 0, else 0."""
+    """Of a pass."""
     num_columns: int
     """Of a pass. For a choice or a gathering of logits: rows."""
     num_blocks: int
@@ -50,19 +55,21 @@ class StepMessage:
         blocks = -(-engine.max_model_len // engine.block_size)
         rows = max(engine.max_num_seqs * engine.num_columns, engine.prefill_chunk)
         tables = engine.max_num_seqs * (blocks + 2)
-        self.numbers_W = torch.zeros(_HEADER + max(rows + tables, _KEYS * rows), dtype=torch.int64)
+        self.numbers_W = torch.zeros(_HEADER + rows + tables + _KEYS * rows, dtype=torch.int64)
         self._max_blocks = blocks
 
-    def write_pass(self, operation: Operation, batch: PagedBatch, deadline_ms: int) -> None:
-        """Write the batch of a pass."""
+    def write_pass(
+        self, operation: Operation, batch: PagedBatch, deadline_ms: int, *keys_4R: Tensor
+    ) -> None:
+        """Write the batch of a pass, and the noise keys of a choice after it."""
         tables_BJ = batch.block_tables_BJ[:, : self._max_blocks]
         header = (operation, deadline_ms, *batch.tokens_BP.shape, tables_BJ.shape[1])
         parts = (batch.tokens_BP, batch.first_positions_B, batch.num_columns_B, tables_BJ)
-        self._write(header, *parts)
+        self._write(header, *parts, *keys_4R)
 
-    def write_choice(self, keys_4R: Tensor, deadline_ms: int, *, is_warm: bool) -> None:
+    def write_choice(self, keys_4R: Tensor, deadline_ms: int) -> None:
         """Write the noise keys of the rows of the newest pass."""
-        self._write((Operation.CHOOSE, deadline_ms, is_warm, keys_4R.shape[1], 0), keys_4R)
+        self._write((Operation.CHOOSE, deadline_ms, 0, keys_4R.shape[1], 0), keys_4R)
 
     def write_gather(self, rows_X: Tensor, most_ids: int, deadline_ms: int) -> None:
         """Write the rows of the newest pass whose logits rank 0 needs."""
@@ -77,7 +84,7 @@ class StepMessage:
         """Return the batch of a pass, as copies."""
         header = self.read_header()
         batch, columns = header.num_sequences, header.num_columns
-        sizes = (batch * columns, batch, batch, batch * header.num_blocks)
+        sizes = _pass_sizes(header)
         body, bounds = self._body(sum(sizes)), (0, *accumulate(sizes))
         tokens, first_B, num_columns_B, tables = (body[a:b] for a, b in pairwise(bounds))
         return PagedBatch(
@@ -86,7 +93,10 @@ class StepMessage:
 
     def read_choice(self) -> Tensor:
         """Return the noise keys of a choice, [4, R], as a copy."""
-        return self._body(_KEYS * self.read_header().num_columns).view(_KEYS, -1)
+        header, first, rows = self.read_header(), 0, self.read_header().num_columns
+        if header.operation is Operation.VERIFY_AND_CHOOSE:
+            first, rows = sum(_pass_sizes(header)), rows * header.num_sequences
+        return self._body(first + _KEYS * rows)[first:].view(_KEYS, -1)
 
     def read_gather(self) -> Tensor:
         """Return the rows of a gathering, [X], as a copy."""
@@ -99,3 +109,9 @@ class StepMessage:
         body = torch.cat([part.flatten() for part in parts])
         self.numbers_W[:_HEADER] = torch.tensor(header)
         self.numbers_W[_HEADER : _HEADER + len(body)] = body
+
+
+def _pass_sizes(header: Header) -> tuple[int, int, int, int]:
+    """Return the sizes of tokens, first positions, numbers of columns and block tables."""
+    batch = header.num_sequences
+    return (batch * header.num_columns, batch, batch, batch * header.num_blocks)

@@ -75,8 +75,8 @@ def to_device(tensor: Tensor, device: str) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
-def gumbel_of_keys(keys: NoiseKeys, first_id: int, num_ids: int) -> Tensor:
-    """Return the noise of the tokens first_id..first_id+num_ids-1, float32 [R, num_ids].
+def words_of_keys(keys: NoiseKeys, first_id: int, num_ids: int) -> Tensor:
+    """Return the Philox words of the tokens first_id..first_id+num_ids-1, int64 [R, num_ids].
 
     Args:
         keys: of the rows; temperatures are not read.
@@ -106,7 +106,12 @@ def gumbel_of_keys(keys: NoiseKeys, first_id: int, num_ids: int) -> Tensor:
         )
         b_RQ, d_RQ = second_RQ & _MASK, first_RQ & _MASK
     words_RQ4 = torch.stack((a_RQ, b_RQ, c_RQ, d_RQ), dim=2)
-    words_RV = words_RQ4.view(num_rows, -1)[:, :num_ids].float()
+    return words_RQ4.view(num_rows, -1)[:, :num_ids]
+
+
+def gumbel_of_keys(keys: NoiseKeys, first_id: int, num_ids: int) -> Tensor:
+    """Return the noise of the tokens of ``words_of_keys``, float32 [R, num_ids]."""
+    words_RV = words_of_keys(keys, first_id, num_ids).float()
     negative_v_RV = ((words_RV + 0.5) * -(2.0**-32)).clamp(min=-_LARGEST_V)
     return -(-negative_v_RV.log1p()).log()
 
@@ -198,6 +203,7 @@ def _is_compiled_on(device: str) -> bool:
 
 
 def _compiled(function: Function) -> Function:
+    # Not fullgraph: past the limit of compilations, the choice becomes slow instead of an error.
     return cast("Function", torch.compile(function, dynamic=True))
 
 

@@ -10,9 +10,8 @@ ids, which ``transformers`` uses for top-p; it removes some of several equally l
 Letters: C columns (rows of one sequence), R rows, V token ids of the model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import starmap
 
 import numpy as np
 import torch
@@ -55,10 +54,6 @@ class Filters:
     def fields(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """All fields."""
         return (self.temperatures_R, self.top_k_R, self.top_p_R, self.min_p_R)
-
-    def rows(self) -> Iterator["Filters"]:
-        """Return the filters of each row."""
-        return starmap(Filters, zip(*(each.split(1) for each in self.fields), strict=True))
 
     @classmethod
     def repeated(cls, filters: Sequence["Filters"], counts: Sequence[int]) -> "Filters":
@@ -109,12 +104,18 @@ def filtered(logits_RV: Tensor, filters: Filters) -> Tensor:
         logits_RV: fp32; -inf where a token may not be chosen.
         filters: of the rows.
     """
-    if logits_RV.device.type == "cpu" and len(logits_RV) > 1:
-        # On a CPU, functions such as exp can differ between the vectors and the rest of an array.
-        rows = zip(logits_RV.split(1), filters.rows(), strict=True)
-        return torch.cat([filtered(row_1V, of_row) for row_1V, of_row in rows])
+    if logits_RV.device.type == "cpu":
+        # One row at a time: exp can differ between the vectors and the rest of an array.
+        lowest_R = [
+            _lowest_of_row(row_V, temperature, top_k, top_p, min_p)
+            for row_V, temperature, top_k, top_p, min_p in zip(
+                logits_RV.numpy(), *(each.tolist() for each in filters.fields), strict=True
+            )
+        ]
+        lowest_R1 = torch.tensor(lowest_R, dtype=torch.float32)[:, None]
+        return logits_RV.masked_fill(logits_RV < lowest_R1, -torch.inf)
     temperatures_R1 = filters.temperatures_R[:, None]
-    sorted_RV = _descending(logits_RV)
+    sorted_RV = logits_RV.sort(dim=1, descending=True).values
     best_R1 = sorted_RV[:, :1]
     weights_RV = (((sorted_RV - best_R1) / temperatures_R1).exp() * _UNIT_WEIGHT).long()
     mass_RV = weights_RV.cumsum(dim=1)
@@ -150,8 +151,35 @@ def best_logprobs(logits_RV: Tensor, chosen_R: Tensor, count: int) -> tuple[Tens
     return ids_RN, logits_RV.gather(1, ids_RN) - sums_R1
 
 
-def _descending(logits_RV: Tensor) -> Tensor:
-    if logits_RV.device.type != "cpu":
-        return logits_RV.sort(dim=1, descending=True).values
-    # numpy sorts with vector instructions.
-    return torch.from_numpy(np.sort(logits_RV.numpy(), axis=1)).flip(1)
+def _lowest_of_row(
+    logits_V: NDArray[np.float32], temperature: float, top_k: int, top_p: float, min_p: float
+) -> np.float32:
+    """Return the lowest logit that the filters keep; NaN, which keeps all, if none is finite."""
+    best = logits_V.max()
+    if not np.isfinite(best):
+        return np.float32(np.nan)
+    scale = np.float32(temperature)
+    with np.errstate(divide="ignore"):
+        lowest = best + scale * np.log(np.float32(min_p))
+    if 0 < top_k < len(logits_V):
+        last = np.partition(logits_V, -top_k)[-top_k]
+        lowest = max(lowest, last)
+        logits_V = logits_V[logits_V >= last]
+    if top_p < 1.0:
+        sorted_N = np.sort(logits_V)[::-1]
+        # Sums of integers below 2^53 are exact, so they have no order.
+        mass_N = _weights(sorted_N, best, scale).cumsum(dtype=np.float64)
+        lowest = max(lowest, sorted_N[np.searchsorted(mass_N, mass_N[-1] * top_p)])
+    return np.float32(lowest)
+
+
+def _weights(
+    logits_N: NDArray[np.float32], best: np.float32, scale: np.float32
+) -> NDArray[np.float32]:
+    """Return integers in proportion to the probabilities of tokens, as fp32."""
+    weights_N = logits_N - best
+    weights_N /= scale
+    np.exp(weights_N, out=weights_N)
+    weights_N *= np.float32(_UNIT_WEIGHT)
+    np.floor(weights_N, out=weights_N)
+    return weights_N

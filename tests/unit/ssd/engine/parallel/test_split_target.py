@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tests.ranks import on_ranks
 
 from ssd.engine.batch import PagedBatch
@@ -32,6 +33,12 @@ def report(stage: str, fraction: float) -> None:
     """Progress of a load."""
 
 
+def keys_of(slots_R: NDArray[np.int64], positions_R: NDArray[np.int64]) -> torch.Tensor:
+    """Keys of two sequences at temperatures 0 and .8."""
+    seed_R, choice_R = np.full(len(slots_R), 7, np.uint64), np.zeros_like(slots_R)
+    return packed(seed_R, choice_R, positions_R, np.array([0.0, 0.8], np.float32)[slots_R])
+
+
 def texts(runner: TargetRunner, model: ModelConfig) -> list[list[int]]:
     """Tokens of two sequences at temperatures 0 and .8, from rounds of P and of 1 columns."""
     prompt = [int(number) for number in torch.arange(11) * 37 % VOCAB_SIZE]
@@ -42,6 +49,8 @@ def texts(runner: TargetRunner, model: ModelConfig) -> list[list[int]]:
         zero_1 = torch.zeros(1, dtype=torch.int64)
         batch = PagedBatch(tokens_1P, zero_1, zero_1 + len(tokens) - 1, blocks_J[None])
         assert runner.prefill(batch) is None
+    if isinstance(runner.execution, SplitTarget):
+        runner.execution.send_keys_of(keys_of)
     for index in range(NUM_ROUNDS):
         columns = P if index % 2 else 1
         if columns not in runner.verify_columns:
@@ -49,13 +58,12 @@ def texts(runner: TargetRunner, model: ModelConfig) -> list[list[int]]:
         tokens_BP = torch.zeros((2, columns), dtype=torch.int64)
         tokens_BP[:, 0] = torch.tensor([tokens[-1] for tokens in sequences])
         first_B = torch.tensor([len(tokens) - 1 for tokens in sequences])
+        slots_B = torch.arange(2) if index % 3 else None  # with and without the keys of a choice
         logits_BPV = runner.verify(
-            runner.prepare(PagedBatch(tokens_BP, first_B, first_B * 0 + 1, BLOCKS))
+            runner.prepare(PagedBatch(tokens_BP, first_B, first_B * 0 + 1, BLOCKS, slots_B))
         )
         position_R = (first_B[:, None] + 1 + torch.arange(columns)).flatten().numpy()
-        temperature_R = np.repeat(np.array([0.0, 0.8], np.float32), columns)
-        seed_R, choice_R = np.full(len(position_R), 7, np.uint64), np.zeros_like(position_R)
-        keys_4R = packed(seed_R, choice_R, position_R, temperature_R)
+        keys_4R = keys_of(np.arange(2).repeat(columns), position_R)
         logits_RV, execution = logits_BPV.flatten(0, 1), runner.execution
         if isinstance(execution, SplitTarget):
             chosen_R = execution.choose(logits_RV, keys_4R, is_warm=True)

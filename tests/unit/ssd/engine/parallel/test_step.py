@@ -25,7 +25,7 @@ def test_a_pass_is_read_as_it_was_written(batch: int, columns: int, blocks: int)
     header = received.read_header()
     assert (header.operation, header.deadline_ms) == (Operation.VERIFY, 5000)
     found = received.read_pass()
-    message.write_choice(random(4, 2), 1, is_warm=True)
+    message.write_choice(random(4, 2), 1)
     received.numbers_W.copy_(message.numbers_W)
     assert torch.equal(found.tokens_BP, sent.tokens_BP)
     assert torch.equal(found.first_positions_B, sent.first_positions_B)
@@ -33,13 +33,24 @@ def test_a_pass_is_read_as_it_was_written(batch: int, columns: int, blocks: int)
     assert torch.equal(found.block_tables_BJ, sent.block_tables_BJ), "a later message changes none"
 
 
-@given(rows=st.integers(1, 35), is_warm=st.booleans())
-def test_the_keys_of_a_choice_are_read_as_they_were_written(rows: int, *, is_warm: bool) -> None:
+@given(rows=st.integers(1, 35))
+def test_the_keys_of_a_choice_are_read_as_they_were_written(rows: int) -> None:
     message = StepMessage(ENGINE)
     keys_4R = -random(4, rows)
-    message.write_choice(keys_4R, 30_000, is_warm=is_warm)
-    header = message.read_header()
-    assert (header.operation, header.num_sequences) == (Operation.CHOOSE, int(is_warm))
+    message.write_choice(keys_4R, 30_000)
+    assert message.read_header().operation is Operation.CHOOSE
+    assert torch.equal(message.read_choice(), keys_4R)
+
+
+@given(batch=st.integers(1, 5), columns=st.integers(1, 7), blocks=st.integers(1, 13))
+def test_a_round_has_its_pass_and_the_keys_of_its_choice(
+    batch: int, columns: int, blocks: int
+) -> None:
+    message, keys_4R = StepMessage(ENGINE), -random(4, batch * columns)
+    sent = PagedBatch(random(batch, columns), random(batch), random(batch), random(batch, blocks))
+    message.write_pass(Operation.VERIFY_AND_CHOOSE, sent, 5000, keys_4R)
+    assert torch.equal(message.read_pass().block_tables_BJ, sent.block_tables_BJ)
+    assert torch.equal(message.read_pass().tokens_BP, sent.tokens_BP)
     assert torch.equal(message.read_choice(), keys_4R)
 
 

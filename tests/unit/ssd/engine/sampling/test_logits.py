@@ -58,6 +58,8 @@ def run(processors: list[LogitsProcessor], logits_RV: Tensor) -> Tensor:
         (20, 0.8, 0.0),
         (5, 0.99, 0.05),
         (0, 0.5, 0.2),
+        (V - 1, 1.0, 0.0),
+        (V - 1, 0.9999, 0.0),
     ],
 )
 def test_filters_keep_the_tokens_that_transformers_keeps(
