@@ -176,7 +176,13 @@ async def test_the_tokens_of_each_mode_are_the_same_for_all_sampling_parameters(
             name: sum(each.statistics.accepted_tokens for each in found if each.case == name)
             for name in CASES
         }
-        assert sum(count > 0 for count in accepted.values()) > 0.8 * len(CASES), accepted
+        # A text with a structure can end before the first table arrives.
+        counted = [
+            accepted[name]
+            for name, sampling in CASES.items()
+            if mode is Mode.SYNCHRONOUS or not (sampling.json_schema or sampling.regex)
+        ]
+        assert sum(count > 0 for count in counted) > 0.8 * len(counted), accepted
     ended = {each.case for each in plain if each.finish_reason is FinishReason.STOP}
     assert {"regex", "end", "stop"} <= ended
     assert {each.choice for each in plain} == {0, 1, 2}

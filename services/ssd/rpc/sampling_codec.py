@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from ssd.errors import FieldError
 from ssd.rpc.bounds import (
     ABOVE_ZERO,
     LARGEST_ID,
     MAX_TEMPERATURE,
+    check_count,
     check_range,
     check_token_ids,
 )
@@ -68,9 +68,8 @@ def sampling_params(
     structure = message.WhichOneof("structure")
     if structure is not None:
         found[structure] = text = getattr(message, structure)
-        num_bytes, most = len(text.encode()), MAX_STRUCTURE_BYTES[structure]
-        if not 1 <= num_bytes <= most:
-            raise FieldError(f"sampling.{structure}", f"has {num_bytes} bytes, must have 1..{most}")
+        most = MAX_STRUCTURE_BYTES[structure]
+        check_count(f"sampling.{structure}", len(text.encode()), "bytes", 1, most)
     return SamplingParams(
         **found,
         **{name: getattr(message, name) for name in _SWITCHES},
@@ -132,16 +131,9 @@ def _logprob(message: types_pb2.TokenLogprob) -> TokenLogprob:
 
 def _check_stops(message: types_pb2.SamplingParams, vocab_size: int | None) -> None:
     for name, found in (("stop", message.stop), ("stop_token_ids", message.stop_token_ids)):
-        if len(found) > MAX_STOPS:
-            raise FieldError(
-                f"sampling.{name}", f"has {len(found)} entries, allowed are {MAX_STOPS}"
-            )
+        check_count(f"sampling.{name}", len(found), "entries", 0, MAX_STOPS)
     for index, stop in enumerate(message.stop):
-        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
-            raise FieldError(
-                f"sampling.stop[{index}]",
-                f"has {len(stop)} characters, must have 1..{MAX_STOP_CHARACTERS}",
-            )
+        check_count(f"sampling.stop[{index}]", len(stop), "characters", 1, MAX_STOP_CHARACTERS)
     check_token_ids("sampling.stop_token_ids", message.stop_token_ids, vocab_size)
 
 
@@ -150,11 +142,8 @@ def _logit_bias(
 ) -> tuple[tuple[int, float], ...]:
     """Return the biases that are not 0, by ascending id."""
     biases = message.logit_bias
-    if len(biases) > MAX_LOGIT_BIASES:
-        raise FieldError(
-            "sampling.logit_bias", f"has {len(biases)} entries, allowed are {MAX_LOGIT_BIASES}"
-        )
-    check_token_ids("sampling.logit_bias", sorted(biases), vocab_size)
+    check_count("sampling.logit_bias", len(biases), "entries", 0, MAX_LOGIT_BIASES)
+    check_token_ids("sampling.logit_bias", sorted(biases), vocab_size, is_keyed=True)
     for token_id, bias in biases.items():
         check_range(f"sampling.logit_bias[{token_id}]", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
     return tuple(sorted((token_id, bias) for token_id, bias in biases.items() if bias))

@@ -10,18 +10,19 @@ Letters: C columns of a round, V token ids of the tokenizer.
 """
 
 import json
+import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from ssd.errors import FieldError, OverloadedError
+from ssd.errors import FieldError
 from ssd.ports import Tokenizer
 from ssd.types import TokenId
 
@@ -36,9 +37,33 @@ _LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """Work and memory of a grammar: some hundred milliseconds to compile it, some milliseconds for a
-mask, at most 20 MB of states, which all texts of the grammar share."""
+mask, at most 20 MB of states, which the texts of the grammar share."""
+AGAIN_SHARE = 0.02
+"""Share of the time that the step thread may spend on compiling grammars again."""
+MAX_AGAIN_SECONDS = 0.5
+"""Time beyond ``AGAIN_SHARE`` after which no grammar is compiled again for a while."""
+WHITE_SPACE = "[ ]?"
+"""White space of JSON: at most one space where JSON allows some, so that it cannot fill a text. A
+schema changes it with the library's keyword ``x-guidance``."""
 _MAX_MESSAGE = 300
+_PLAIN: tuple[tuple[str, str], ...] = (
+    (r'^at \d+\(\d+\): invalid regex ".*" \(in regex\): ', ""),
+    (r" \d+ \| start: .*$", ""),
+    (r"^regex parse error: .*\berror: ", ""),
+    (
+        r"^lookarounds not supported yet; .* in regex ",
+        "boundaries of lines and words are not supported: ",
+    ),
+    (r"^(NoExtension(Bias)?|Unsatisfiable schema: Regex is empty: .*)$", "no text satisfies it"),
+    (r"^Unsatisfiable schema: ", "no text satisfies it: "),
+    (r"^Unimplemented keys: ", "keywords that are not supported: "),
+    (r"^(initial )?lexer (error|configuration)\b:?", "limit of complexity:"),
+    (r"^recursion limit exceeded\b", "it is nested too deeply"),
+    (r"Enable 'coerce_one_of' option to approximate oneOf with anyOf", "use anyOf"),
+)
+"""Messages of the library, and what replaces them."""
 Bools = NDArray[np.bool_]
+Words = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,23 +81,31 @@ class GrammarSource:
 
 @dataclass(slots=True)
 class _Compiled:
-    """A compiled grammar. The texts that use it share its states."""
+    """A compiled grammar. The texts that use it share its states, as copies of a matcher do."""
 
     matcher: LLMatcher
     """At the start of a text."""
+    num_texts: int = field(default=0, init=False)
+    """Texts that have used its states."""
     is_spent: bool = field(default=False, init=False)
-    """Whether one of the texts has exceeded a limit, after which none can use it."""
+    """Whether one of the texts has exceeded a limit. The library then refuses its states to all."""
 
 
 class GrammarCompiler:
     """Compiles grammars for one tokenizer, and keeps the newest ones.
 
     ``compile`` takes milliseconds, for large schemas half a second, and reads the tokenizer when it
-    is first called. One thread at a time; ``cached`` from any thread.
+    is first called. Any thread.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, now: Callable[[], float] = time.monotonic) -> None:
+        """Construct; ``now`` returns seconds."""
         self._tokenizer = tokenizer
+        self._now = now
+        self._again_seconds = 0.0
+        """Time of ``compile_again`` that ``AGAIN_SHARE`` has not yet paid for."""
+        self._again_at = now()
+        self.vocab_size = tokenizer.vocab_size
         self._reader: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._grammars: OrderedDict[GrammarSource, _Compiled] = OrderedDict()
@@ -84,7 +117,7 @@ class GrammarCompiler:
             if compiled is None:
                 return None
             self._grammars.move_to_end(source)
-            return self._at_start(source, compiled)
+        return Grammar(self, source, compiled)
 
     def compile(self, source: GrammarSource) -> "Grammar":
         """Compile a grammar; return it at the start of a text.
@@ -92,29 +125,63 @@ class GrammarCompiler:
         Raises:
             FieldError: it is malformed, too complex, or allows no text.
         """
-        found = self.cached(source)
-        if found is None:
-            compiled = _Compiled(self._compiled(source))
+        return Grammar(self, source, self.shared(source))
+
+    def compile_again(self, source: GrammarSource, *, is_shared: bool) -> _Compiled | None:
+        """Return a grammar for a text in progress; None if it cannot be compiled now. Step thread.
+
+        All streams wait meanwhile. A client could cause this again and again, so its time has a
+        limit.
+        """
+        if is_shared:
             with self._lock:
-                self._grammars[source] = compiled
+                found = self._grammars.get(source)
+            if found is not None:
+                return found
+        began_at = self._now()
+        earned = AGAIN_SHARE * (began_at - self._again_at)
+        self._again_seconds = max(0.0, self._again_seconds - earned)
+        self._again_at = began_at
+        if self._again_seconds > MAX_AGAIN_SECONDS:
+            return None
+        try:
+            return self.shared(source) if is_shared else self.alone(source)
+        except FieldError:
+            return None
+        finally:
+            self._again_seconds += self._now() - began_at
+
+    def shared(self, source: GrammarSource) -> _Compiled:
+        """Return a grammar that texts share; raises as ``compile``."""
+        with self._lock:
+            found = self._grammars.get(source)
+        if found is None:
+            found = self.alone(source)
+            with self._lock:
+                self._grammars[source] = found
                 while len(self._grammars) > MAX_CACHED:
                     self._grammars.popitem(last=False)
-            found = self._at_start(source, compiled)
         return found
 
-    def forget(self, source: GrammarSource) -> None:
+    def forget(self, source: GrammarSource, compiled: _Compiled) -> None:
         """Compile a grammar again when it is next used. Any thread."""
         with self._lock:
-            self._grammars.pop(source, None)
+            if self._grammars.get(source) is compiled:
+                del self._grammars[source]
 
-    def _at_start(self, source: GrammarSource, compiled: _Compiled) -> "Grammar":
-        forget = partial(self.forget, source)
-        return Grammar(source, compiled, self._tokenizer.vocab_size, forget)
+    def alone(self, source: GrammarSource) -> _Compiled:
+        """Compile a grammar whose states no other text uses; raises as ``compile``."""
+        return _Compiled(self._compiled(source))
+
+    def for_text(self, compiled: _Compiled) -> LLMatcher:
+        """Return a matcher at the start of one more text of a grammar. Any thread."""
+        with self._lock:
+            compiled.num_texts += 1
+        return compiled.matcher.deep_copy()
 
     def _compiled(self, source: GrammarSource) -> LLMatcher:
         if source.kind == "json_schema":
-            check_json(source)
-            grammar = LLMatcher.grammar_from_json_schema(source.text)
+            grammar = _json_grammar(source)
         else:
             grammar = LLMatcher.grammar_from_regex(source.text)
         matcher = LLMatcher(self._reader_of_tokens(source), grammar, log_level=0, limits=_LIMITS)
@@ -127,7 +194,7 @@ class GrammarCompiler:
             if matcher.try_consume_tokens(np.flatnonzero(bits)[:1].tolist()):
                 matcher.rollback(1)
         if matcher.is_error():
-            raise FieldError(source.field, f"cannot be used: {_line(matcher.get_error())}")
+            raise FieldError(source.field, f"cannot be used: {plain(matcher.get_error())}")
         return matcher
 
     def _reader_of_tokens(self, source: GrammarSource) -> LLTokenizer:
@@ -152,29 +219,25 @@ class Grammar:
     """
 
     def __init__(
-        self,
-        source: GrammarSource,
-        compiled: _Compiled,
-        vocab_size: int,
-        forget: Callable[[], None],
+        self, compiler: GrammarCompiler, source: GrammarSource, compiled: _Compiled
     ) -> None:
-        """Construct; ``forget`` is called when the grammar has become too complex."""
+        """Construct; the compiler compiles the grammar again if its states are spent."""
+        self._compiler = compiler
         self._source = source
-        self._compiled = compiled
-        self._matcher = compiled.matcher.deep_copy()
-        self._vocab_size = vocab_size
-        self._forget = forget
-        self._num_tokens = 0
-        self.failure: FieldError | OverloadedError | None = None
-        """Why no token is allowed any more: the grammar has become too complex for this text, or
-        for another one, after which this request can be sent again."""
+        self._vocab_size = compiler.vocab_size
+        self._tokens: list[TokenId] = []
+        self.failure: FieldError | None = None
+        """Why no token is allowed any more: the grammar has become too complex for this text."""
+        self._use(compiled)
 
     def completes(self, token_id: TokenId) -> bool:
         """Add the next token; true if nothing but the end of the text can follow."""
-        self._num_tokens += 1
-        if self._matcher.consume_token(token_id):
-            return self._matcher.is_stopped()
-        self._note_failure()
+        while self.failure is None:
+            if self._matcher.consume_token(token_id):
+                self._tokens.append(token_id)
+                return self._matcher.is_stopped()
+            if not self._recovers():
+                self._note_failure()
         return False
 
     def allowed(self, proposed: Sequence[TokenId], first_column: int, num_columns: int) -> Bools:
@@ -188,8 +251,21 @@ class Grammar:
             first_column: of the result; 0 is the column after the text.
             num_columns: C.
         """
-        if self.failure is not None:
-            return np.zeros((num_columns, self._vocab_size), dtype=np.bool_)
+        while self.failure is None:
+            bits_CW, num_right = self._masks(proposed, first_column, num_columns)
+            if not self._matcher.is_error():
+                return self._unpacked(bits_CW)
+            if not self._recovers():
+                self._note_failure()
+                # The columns before the failure are right, and a round may end at one of them.
+                bits_CW[num_right:] = 0
+                return self._unpacked(bits_CW)
+        return np.zeros((num_columns, self._vocab_size), dtype=np.bool_)
+
+    def _masks(
+        self, proposed: Sequence[TokenId], first_column: int, num_columns: int
+    ) -> tuple[Words, int]:
+        """Return the masks of some columns, int32 [C, V / 32], and how many are right."""
         matcher = self._matcher
         bits_CW = np.full((num_columns, -(-self._vocab_size // 32)), -1, dtype=np.int32)
         num_taken, num_right = self._take(proposed[:first_column]), 0
@@ -200,11 +276,11 @@ class Grammar:
                 if following is None or not self._take([following]):
                     break
                 num_taken += 1
-        if matcher.is_error():
-            bits_CW[num_right:] = 0
-            self._note_failure()
-        else:
+        if not matcher.is_error():
             matcher.rollback(num_taken)
+        return bits_CW, num_right
+
+    def _unpacked(self, bits_CW: Words) -> Bools:
         bits = np.unpackbits(bits_CW.view(np.uint8), axis=1, bitorder="little")
         return bits[:, : self._vocab_size].astype(np.bool_)
 
@@ -212,23 +288,36 @@ class Grammar:
         """Advance over tokens while they are allowed; return how many are."""
         return self._matcher.try_consume_tokens(list(token_ids)) if token_ids else 0
 
+    def _use(self, compiled: _Compiled) -> bool:
+        """Continue with the states of a grammar; false if it refuses the tokens of the text."""
+        self._compiled = compiled
+        self._matcher = self._compiler.for_text(compiled)
+        return self._take(self._tokens) == len(self._tokens) and not self._matcher.is_error()
+
+    def _recovers(self) -> bool:
+        """Continue with new states after a limit to whose states other texts have contributed.
+
+        False if the text alone exceeds the limit, or if the grammar cannot be compiled now.
+        """
+        spent = self._compiled
+        if spent.num_texts == 1:
+            return False
+        was_spent, spent.is_spent = spent.is_spent, True
+        self._compiler.forget(self._source, spent)
+        # The text that reaches the limit continues without others, to which it could do it again.
+        compiled = self._compiler.compile_again(self._source, is_shared=was_spent)
+        return compiled is not None and (self._use(compiled) or self._recovers())
+
     def _note_failure(self) -> None:
-        if self._compiled.is_spent:
-            self.failure = OverloadedError(
-                f"{self._source.field} has become too complex for the text of another request; "
-                "send the request again"
-            )
-            return
-        self._compiled.is_spent = True
-        cause = _line(self._matcher.get_error())
+        self._compiler.forget(self._source, self._compiled)
+        cause = plain(self._matcher.get_error())
         self.failure = FieldError(
-            self._source.field, f"is too complex after {self._num_tokens} tokens of text: {cause}"
+            self._source.field, f"is too complex after {len(self._tokens)} tokens of text: {cause}"
         )
-        self._forget()
 
 
-def check_json(source: GrammarSource) -> None:
-    """Check that a schema is a JSON object or a truth value.
+def checked_json(source: GrammarSource) -> dict[str, object] | bool:
+    """Return a schema, which is a JSON object or a truth value.
 
     Raises:
         FieldError: it is not.
@@ -239,6 +328,30 @@ def check_json(source: GrammarSource) -> None:
         raise FieldError(source.field, f"is not JSON: {_line(str(error))}") from error
     if not isinstance(schema, dict | bool):
         raise FieldError(source.field, f"is a JSON {type(schema).__name__}, must be an object")
+    return schema
+
+
+def _json_grammar(source: GrammarSource) -> str:
+    """Return the library's form of a schema; raises as ``compile``."""
+    schema = checked_json(source)
+    if schema is False:
+        raise FieldError(source.field, "cannot be used: no text satisfies it: schema is false")
+    # The library adds its options to an object.
+    text = "{}" if schema is True else source.text
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            text, defaults={"whitespace_pattern": WHITE_SPACE}
+        )
+    except ValueError as error:
+        raise FieldError(source.field, f"cannot be used: {plain(str(error))}") from error
+
+
+def plain(message: str) -> str:
+    """Return the first characters of a message of the library, on one line, in plain words."""
+    line = _line(message)
+    for found, replacement in _PLAIN:
+        line = re.sub(found, replacement, line)
+    return line
 
 
 def _line(message: str) -> str:

@@ -66,7 +66,9 @@ class BatchBuilder:
         np.maximum(proposals.tokens_BK, 0, out=tokens_BP[:, 1:])
         first_B = np.array([len(each.tokens) - 1 for each in sequences])
         slots_B = np.array([each.slot for each in sequences])
-        return self.columns(slots_B, tokens_BP, first_B, proposals.num_proposed_B + 1)
+        tables_BJ, num_columns_B = self._block_tables_SJ[slots_B], proposals.num_proposed_B + 1
+        arrays = (tokens_BP, first_B, num_columns_B, tables_BJ, slots_B)
+        return PagedBatch(*map(torch.from_numpy, arrays))
 
     def columns(
         self, slots_B: Ints, tokens_BP: Ints, first_B: Ints, num_columns_B: Ints

@@ -61,7 +61,8 @@ class LogitsSteps:
         if self._has_penalties:
             self._counts_V = torch.zeros(vocab_size, device=device)
             self._is_prompt_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            self._is_prompt_V[self._ids(sequence.tokens[: sequence.num_prompt])] = True
+            prompt_ids_I = self._ids(sequence.tokens[: sequence.num_prompt])
+            self._is_prompt_V.index_fill_(0, prompt_ids_I, True)  # noqa: FBT003 - the value
             self._num_counted = sequence.num_prompt
         self._bias_ids_I = self._ids([token_id for token_id, _ in sampling.logit_bias])
         biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float32)
@@ -100,7 +101,8 @@ class LogitsSteps:
             rows_CV[:, allowed_CV.shape[1] :] = -torch.inf
             rows_CV[:, : allowed_CV.shape[1]].masked_fill_(~allowed_CV, -torch.inf)
         elif num_banned:
-            rows_CV[:num_banned, self._ending_ids_I] = -torch.inf
+            # A number as the value of an index would be copied to the device, which waits for it.
+            rows_CV[:num_banned].index_fill_(1, self._ending_ids_I, -torch.inf)
         return rows_CV
 
     def _allowed(
@@ -119,20 +121,33 @@ class LogitsSteps:
         allowed_CV[:num_banned][can_go_on_C] = longer_CV[can_go_on_C]
         return to_device(torch.from_numpy(allowed_CV), self._device)
 
-    def note_logprobs(self, logits_CV: Tensor, chosen: Tokens[TokenId]) -> None:
-        """Keep the log-probabilities of the tokens of some rows, up to the first without a token.
+    def logprobs_of(self, logits_CV: Tensor, chosen_C: Tensor) -> Tensor:
+        """Return what ``note_logprobs`` reads, on the device: float64 [2, C, N].
 
         Args:
             logits_CV: as the model computed them.
-            chosen: token of each row.
+            chosen_C: token of each row.
+
+        Returns:
+            Ids and log-probabilities, both exact in float64: of the chosen token, then of the most
+            likely ones that the request asks for.
         """
-        count = self.sampling.logprobs
-        if count is None:
-            return
-        tokens = tuple(takewhile(lambda token: token != NO_TOKEN, chosen))
-        ids_CN, logprobs_CN = best_logprobs(logits_CV[: len(tokens)], self._ids(tokens), count)
-        rows = zip(ids_CN.tolist(), logprobs_CN.tolist(), strict=True)
-        positions = (tuple(map(TokenLogprob, ids, logprobs)) for ids, logprobs in rows)
+        assert self.sampling.logprobs is not None
+        valid_C = chosen_C.clamp(min=0)
+        ids_CN, logprobs_CN = best_logprobs(logits_CV, valid_C, self.sampling.logprobs)
+        ids_CN[:, 0] = chosen_C
+        return torch.stack((ids_CN.double(), logprobs_CN.double()))
+
+    def note_logprobs(self, found_2CN: Tensor) -> None:
+        """Keep the log-probabilities of a round, up to the first row without a token.
+
+        Args:
+            found_2CN: of ``logprobs_of``, on the CPU.
+        """
+        ids_CN, logprobs_CN = found_2CN[0].long().tolist(), found_2CN[1].tolist()
+        rows = zip(ids_CN, logprobs_CN, strict=True)
+        chosen = takewhile(lambda row: row[0][0] != NO_TOKEN, rows)
+        positions = (tuple(map(TokenLogprob, *row)) for row in chosen)
         self.logprobs = tuple(PositionLogprobs(first, tuple(top)) for first, *top in positions)
 
     def _counts_before(

@@ -41,6 +41,8 @@ from ssd_target.serving.text_output import (
 from ssd_target.serving.tokenization import Tokenization
 from ssd_target.settings import TargetSettings
 
+SEED_BITS = 53
+"""Of a seed that is drawn here. Up to it, numbers of JSON are exact, so a seed can be copied."""
 CAUSE_SECONDS = 4.0
 """Maximum time that a request whose target has lost a rank waits for the name of the rank."""
 
@@ -292,13 +294,13 @@ class RequestHandler:
         sampling = call.sampling
         stops, biased = sampling.stop_token_ids, [token_id for token_id, _ in sampling.logit_bias]
         check_token_ids("sampling.stop_token_ids", stops, self.tokenizer.vocab_size)
-        check_token_ids("sampling.logit_bias", biased, self.num_token_ids)
+        check_token_ids("sampling.logit_bias", biased, self.num_token_ids, is_keyed=True)
         if sampling.min_tokens > max_tokens:
             raise FieldError(
                 "sampling.min_tokens",
                 f"is {sampling.min_tokens}, must be in 0..{max_tokens} (max_tokens)",
             )
-        seed = secrets.randbits(64) if call.seed is None else call.seed
+        seed = secrets.randbits(SEED_BITS) if call.seed is None else call.seed
         request = Request(
             request_id=request_id,
             prompt_ids=prompt_ids,

@@ -109,21 +109,32 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         self, chunks: AsyncGenerator[GenerationChunk, None], context: Call
     ) -> FinishReason | None:
         """Write all chunks; fail if the client reads nothing for ``stream_stall_seconds``."""
-        stall_seconds = self._settings.stream_stall_seconds
         finish_reason: FinishReason | None = None
-        async for chunk in chunks:
-            finish_reason = chunk.finish_reason
-            if finish_reason is not None:
+        running: set[int] = set()
+        try:
+            async for chunk in chunks:
+                finish_reason = chunk.finish_reason
+                running.add(chunk.choice)
+                if finish_reason is not None:
+                    running.remove(chunk.choice)
+                    self._retry_hint.note_end()
+                await self._write(chunk, context)
+        finally:
+            # Those of a request that is cancelled or fails make room too.
+            for _ in running:
                 self._retry_hint.note_end()
-            try:
-                async with asyncio.timeout(stall_seconds):
-                    await context.write(codec.generate_response(chunk))
-            except TimeoutError as error:
-                _log.info("stream_stalled", seconds=stall_seconds)
-                raise DeadlineError(
-                    f"the stream was not read for {stall_seconds:g} s (stream_stall_seconds)"
-                ) from error
         return finish_reason
+
+    async def _write(self, chunk: GenerationChunk, context: Call) -> None:
+        stall_seconds = self._settings.stream_stall_seconds
+        try:
+            async with asyncio.timeout(stall_seconds):
+                await context.write(codec.generate_response(chunk))
+        except TimeoutError as error:
+            _log.info("stream_stalled", seconds=stall_seconds)
+            raise DeadlineError(
+                f"the stream was not read for {stall_seconds:g} s (stream_stall_seconds)"
+            ) from error
 
     async def Tokenize(  # noqa: N802 - the rpc's name
         self, request: generate_pb2.TokenizeRequest, _context: object

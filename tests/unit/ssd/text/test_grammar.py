@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llguidance import LLParserLimits
 
 from ssd import demo
-from ssd.errors import FieldError, OverloadedError
+from ssd.errors import FieldError
 from ssd.ports import Tokenizer
 from ssd.testing.tokenizer import ByteTokenizer
 from ssd.text import grammar
@@ -123,11 +123,22 @@ def test_texts_of_one_grammar_do_not_share_their_position() -> None:
         (GrammarSource("json_schema", "[]"), "json_schema: is a JSON list, must be an object"),
         (GrammarSource("json_schema", '{"type":"foo"}'), "Invalid type: foo"),
         (GrammarSource("json_schema", '{"$ref":"#/nope"}'), "/nope"),
-        (GrammarSource("json_schema", "false"), "Unsatisfiable"),
-        (GrammarSource("json_schema", '{"not":{}}'), '"not"'),
-        (GrammarSource("regex", "("), "regex: cannot be used: .*unclosed group"),
-        (GrammarSource("regex", "(?=a)b"), "look-ahead"),
-        (GrammarSource("regex", "((a{50}){50}){50}"), "regex: cannot be used: .*too many"),
+        (GrammarSource("json_schema", "false"), "no text satisfies it: schema is false"),
+        (GrammarSource("json_schema", '{"enum":[]}'), "no text satisfies it: anyOf is empty"),
+        (GrammarSource("json_schema", '{"$ref":"#"}'), "cannot be used: no text satisfies it$"),
+        (
+            GrammarSource("json_schema", '{"type":"string","pattern":"^a$","minLength":2}'),
+            "no text",
+        ),
+        (GrammarSource("json_schema", '{"not":{}}'), r'keywords that are not supported: \["not"\]'),
+        (GrammarSource("json_schema", '{"type":"string","format":"x"}'), "Unknown format: x"),
+        (GrammarSource("json_schema", '{"items":' * 150 + "{}" + "}" * 150), "nested too deeply"),
+        (GrammarSource("regex", "("), "regex: cannot be used: unclosed group$"),
+        (GrammarSource("regex", "(?=a)b"), "cannot be used: look-around, including look-ahead"),
+        (GrammarSource("regex", r"(a)\1"), "cannot be used: backreferences are not supported$"),
+        (GrammarSource("regex", r"\bfoo\b"), "boundaries of lines and words are not supported"),
+        (GrammarSource("regex", r"[^\s\S]"), "cannot be used: no text satisfies it$"),
+        (GrammarSource("regex", "((a{50}){50}){50}"), "limit of complexity: too many"),
         (GrammarSource("regex", "a{1000000}"), "regex: cannot be used"),
     ],
 )
@@ -161,23 +172,77 @@ def test_a_grammar_that_becomes_too_complex_allows_no_token_and_is_compiled_agai
         assert some.cached(source) is None
 
 
-def test_a_text_that_exceeds_a_limit_ends_others_of_its_grammar_with_a_retryable_error(
+def test_a_text_that_exceeds_a_limit_ends_no_other_of_its_grammar(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits = LLParserLimits(step_lexer_fuel=2_000, verbose_errors=False)
     monkeypatch.setattr(grammar, "_LIMITS", limits)
     source, text = GrammarSource("regex", r"x( \d{4}){5}"), ids("x 1234 1234")
-    some = GrammarCompiler(tokenizer())
-    hostile, other = some.compile(source), some.compile(source)
-    assert not other.completes(text[0])
+    some, undisturbed = GrammarCompiler(tokenizer()), GrammarCompiler(tokenizer()).compile(source)
+    hostile, others = some.compile(source), [some.compile(source) for _ in range(2)]
+    for each in (*others, undisturbed):
+        assert not each.completes(text[0])
     hostile.allowed(text, 0, len(text) + 1)
     assert isinstance(hostile.failure, FieldError)
-    again = some.compile(source)
-    other.allowed((), 0, 1)
-    assert isinstance(other.failure, OverloadedError)
-    assert "another request; send the request again" in str(other.failure)
-    assert some.cached(source) is not None, "the new one stays"
-    assert again.allowed((), 0, 1).any()
+    expected = undisturbed.allowed((), 0, 1)
+    for other in others:
+        assert np.array_equal(other.allowed((), 0, 1), expected)
+        assert not other.completes(text[1])
+        assert other.failure is None
+    assert some.compile(source).allowed((), 0, 1).any()
+
+
+def test_texts_that_fill_the_states_of_their_grammar_together_all_continue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammar, "_LIMITS", LLParserLimits(max_lexer_states=60))
+    source = GrammarSource("regex", r"([a-z]{12}|[0-9]{12}|[A-Z]{12})")
+    some = GrammarCompiler(tokenizer())
+    texts = {digit * 12: some.compile(source) for digit in "az09AZ"}
+    for text, found in texts.items():
+        for token in ids(text)[:-1]:
+            assert found.allowed((), 0, 1)[0, token]
+            assert not found.completes(token)
+        assert found.failure is None, found.failure
+
+
+def test_grammars_are_compiled_again_for_a_limited_share_of_the_time() -> None:
+    now = 0.0
+
+    def pass_a_second() -> float:
+        nonlocal now
+        now += 1.0
+        return now
+
+    some = GrammarCompiler(tokenizer(), pass_a_second)
+    assert some.compile_again(NUMBER, is_shared=False) is not None
+    assert some.compile_again(NUMBER, is_shared=False) is None
+    now += 1.0 / grammar.AGAIN_SHARE
+    assert some.compile_again(NUMBER, is_shared=False) is not None
+
+
+def test_a_text_ends_if_its_grammar_cannot_be_compiled_again_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = LLParserLimits(step_lexer_fuel=2_000, verbose_errors=False)
+    monkeypatch.setattr(grammar, "_LIMITS", limits)
+    monkeypatch.setattr(grammar, "MAX_AGAIN_SECONDS", -1.0)
+    some = GrammarCompiler(tokenizer())
+    hostile, other = (some.compile(GrammarSource("regex", r"x( \d{4}){5}")) for _ in range(2))
+    text = ids("x 1234 1234")
+    hostile.allowed(text, 0, len(text) + 1)
+    assert not other.allowed((), 0, 1).any()
+    assert isinstance(other.failure, FieldError)
+
+
+def test_white_space_cannot_fill_a_json_text() -> None:
+    found = compiler().compile(PERSON)
+    for token in ids('{ "name" : "bob" ,'):
+        assert found.allowed((), 0, 1)[0, token]
+        found.completes(token)
+    (space,) = ids(" ")
+    assert not found.completes(space)
+    assert allowed_texts(found) <= {'"', '"a', '"age', '"ag'}
 
 
 def test_a_tokenizer_that_the_library_does_not_read_is_named() -> None:

@@ -96,14 +96,14 @@ def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other(
     class TooComplex(Grammar):
         def allowed(self, *arguments: Any) -> Any:
             allowed_CV = super().allowed(*arguments)
-            if self._num_tokens == 3:
+            if len(self._tokens) == 3:
                 self.failure = FieldError("sampling.regex", "is too complex")
                 allowed_CV[:] = False
             return allowed_CV
 
     bench = make_bench()
     source = GrammarSource("regex", REGEX)
-    bench.grammar = TooComplex(source, grammar()._compiled, len(ALPHABET), lambda: None)
+    bench.grammar = TooComplex(compiler(), source, compiler().shared(source))
     sampling = SamplingParams(temperature=0.0, regex=REGEX)
     found = bench.submit(PROMPT, LIMIT, sampling=sampling, eos=[EOS])
     bench.grammar = None
@@ -112,3 +112,24 @@ def test_a_grammar_that_becomes_too_complex_fails_its_request_and_no_other(
     assert len(found.tokens) == 3
     assert isinstance(found.error, FieldError)
     assert len(other.tokens) == LIMIT
+
+
+def test_log_probabilities_are_those_of_the_model_before_bias_and_structure(
+    make_bench: Callable[..., Any],
+) -> None:
+    def first_position(sampling: SamplingParams, found: Grammar | None) -> Any:
+        bench = make_bench()
+        bench.grammar = found
+        sink = bench.submit(PROMPT, LIMIT, sampling=sampling, eos=[EOS])
+        bench.run()
+        return next(position for chunk in sink.chunks for position in chunk.logprobs)
+
+    plain = first_position(SamplingParams(temperature=0.0, logprobs=len(ALPHABET)), None)
+    by_token = {each.token_id: each for each in plain.top}
+    structured = first_position(
+        SamplingParams(temperature=0.0, regex="[ab]{2}", logprobs=2, logit_bias=((8, 50.0),)),
+        grammar("[ab]{2}"),
+    )
+    assert ALPHABET[structured.selected.token_id] == "a", "the bias selects it"
+    assert structured.top == plain.top[:2]
+    assert structured.selected == by_token[structured.selected.token_id]

@@ -120,7 +120,7 @@ async def test_ids_of_a_prompt_are_checked(handler: RequestHandler) -> None:
 
 
 async def test_a_prompt_contains_only_ids_that_the_model_has(handler: RequestHandler) -> None:
-    with pytest.raises(FieldError, match=r"\[1\]: token id 120 is outside 0..119"):
+    with pytest.raises(FieldError, match=r"\[1\]: is 120, must be in 0..119"):
         await generate(handler, (119, 120, 3))
     with pytest.raises(FieldError, match=r"token id 121, .* 0..119") as caught:
         await generate(handler, "x y")
@@ -167,7 +167,9 @@ async def test_requests_whose_text_is_being_tokenized_count_as_waiting(
 async def test_the_length_of_a_conversation_is_that_of_its_rendered_text(
     handler: RequestHandler, tokenizer: WatchedTokenizer
 ) -> None:
-    with pytest.raises(FieldError, match="has 65 bytes, allowed are 64 for 64 tokens") as caught:
+    with pytest.raises(
+        FieldError, match=r"has 65 bytes, must have 0\.\.64: max_model_len is 64 tokens"
+    ) as caught:
         await generate(handler, Conversation((ChatTurn("user", "12345"),)))
     assert caught.value.field == "chat"
     assert tokenizer.threads == []
@@ -184,16 +186,35 @@ async def test_the_length_of_a_conversation_is_that_of_its_rendered_text(
 async def test_a_prompt_without_room_for_new_tokens_is_refused_with_its_field(
     handler: RequestHandler, prompt: Prompt, field: str
 ) -> None:
-    with pytest.raises(ContextLengthError, match=r"66 tokens \(62 \+ 4\)") as caught:
+    with pytest.raises(
+        ContextLengthError, match="has 62 tokens and max_tokens is 4: together 66"
+    ) as caught:
         await generate(handler, prompt)
     assert caught.value.field == field
 
 
-async def begin(handler: RequestHandler, inbox: Inbox) -> tuple[asyncio.Task[None], TokenStream]:
+async def submit(handler: RequestHandler, inbox: Inbox) -> tuple[asyncio.Task[None], Arrival]:
     reading = asyncio.create_task(generate(handler, "abc"))
     await asyncio.sleep(0)
     (arrival,) = (each for each in inbox.drain() if isinstance(each, Arrival))
+    return reading, arrival
+
+
+async def begin(handler: RequestHandler, inbox: Inbox) -> tuple[asyncio.Task[None], TokenStream]:
+    reading, arrival = await submit(handler, inbox)
     return reading, cast(TokenStream, arrival.sink)
+
+
+async def test_a_drawn_seed_is_an_exact_number_of_json(
+    handler: RequestHandler, inbox: Inbox
+) -> None:
+    submitted = [await submit(handler, inbox) for _ in range(2)]
+    seeds = [arrival.request.sampling.seed for _, arrival in submitted]
+    assert all(int(float(seed)) == seed < 2**53 for seed in seeds)
+    assert len(set(seeds)) == 2
+    for reading, _ in submitted:
+        reading.cancel()
+    await asyncio.gather(*(reading for reading, _ in submitted), return_exceptions=True)
 
 
 async def test_requests_of_a_target_that_fails_end_with_the_cause_and_others_are_refused(

@@ -113,13 +113,15 @@ def generate(handler: FakeHandler) -> GenerateServicer:
 
 async def test_a_text_that_is_too_long_is_not_tokenized(generate: GenerateServicer) -> None:
     text = "é" * 35 + "x"
-    with pytest.raises(FieldError, match="text: has 71 bytes, allowed are 70 for 10 tokens"):
+    with pytest.raises(
+        FieldError, match=r"text: has 71 bytes, must have 0\.\.70: max_model_len is 10 tokens"
+    ):
         await generate.Tokenize(generate_pb2.TokenizeRequest(text=text), None)
 
 
 async def test_a_list_that_is_too_long_is_not_detokenized(generate: GenerateServicer) -> None:
     request = generate_pb2.DetokenizeRequest(token_ids=[0] * 11)
-    with pytest.raises(FieldError, match="token_ids: has 11 token ids, allowed are 10"):
+    with pytest.raises(FieldError, match=r"token_ids: has 11 token ids, must have 0\.\.10"):
         await generate.Detokenize(request, None)
 
 
@@ -213,6 +215,33 @@ async def test_the_retry_hint_counts_sequences_not_requests(
         await servicer._run(cast(Any, None), "", cast(Any, None), cast(Any, Reader()))
     # One sequence ends in about a second; a quarter of the queue's time is the shortest hint.
     assert 7.0 < caught.value.retry_after_seconds <= num_waiting
+
+
+async def test_the_retry_hint_counts_running_sequences_that_are_cancelled(
+    handler: FakeHandler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def chunks(*_arguments: object) -> AsyncIterator[GenerationChunk]:
+        clock.advance(1.0)
+        yield GenerationChunk(token_ids=(1,), choice=0)
+        yield GenerationChunk(token_ids=(1,), choice=1, finish_reason=FinishReason.STOP)
+        raise asyncio.CancelledError
+
+    def refuse(*_arguments: object) -> AsyncIterator[GenerationChunk]:
+        raise OverloadedError("full")
+
+    clock = FakeClock()
+    monkeypatch.setattr(servicer_module, "SystemClock", lambda: clock)
+    servicer = GenerateServicer(TargetSettings(), cast(RequestHandler, handler), int, UNTRACED)
+    fake = cast(Any, handler)
+    fake.num_waiting, fake.generate = 40, chunks
+    for _ in range(4):
+        with pytest.raises(asyncio.CancelledError):
+            await servicer._run(cast(Any, None), "", cast(Any, None), cast(Any, Reader()))
+    fake.generate = refuse
+    with pytest.raises(OverloadedError) as caught:
+        await servicer._run(cast(Any, None), "", cast(Any, None), cast(Any, Reader()))
+    # 8 sequences have ended within 3 seconds, so the queue of 40 empties in 15.
+    assert 3.75 <= caught.value.retry_after_seconds <= 15.0
 
 
 async def test_a_watcher_receives_the_status_and_each_change(
