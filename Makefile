@@ -69,7 +69,8 @@ bench: $(TOOLS) ## compare AR and SSD in one run; writes medians to results/
 	$(BIN)/python -m ssd_bench
 
 # Times depend on the machine and fail nothing; errors, leaks and growing memory do.
-soak: $(TOOLS) ## load on real processes for 15 minutes: streams, prefills, overload; writes results/serve.json
+soak: $(TOOLS) ## load on real processes for 20 minutes: streams, prefills, overload; writes results/serve.json
+	@$(PIP) -c constraints.txt -e '.[soak]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -m soak --timeout 1800
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/fuzz --hypothesis-profile long --timeout 3600
 	$(BIN)/python -m ssd_bench serve --scenario all --plot
@@ -91,7 +92,7 @@ gpu-check: ## check and measure a GPU machine in 8 minutes; needs torch with CUD
 	fi; $(GPU_PYTHON) -m ssd_bench.gpu_check $(GPU_CHECK_ARGS)
 
 # These tests use the cluster of KUBECONFIG, or one that SSD_CLUSTER_TOOL starts and stops.
-e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (15 minutes)
+e2e: $(TOOLS) ## test the chart on a real cluster: images, install, serve, failures, uninstall (25 minutes)
 	$(BIN)/python -m pytest tests/cluster -m "cluster and not slow" --durations 15
 
 e2e-full: $(TOOLS) ## the same with all repetitions (an hour)

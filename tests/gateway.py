@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import urllib.error
+import urllib.request
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +20,7 @@ from ssd.telemetry import SystemClock
 from ssd.types import FinishReason, GenerationChunk, Mode, SpeculationStatistics, Usage
 from ssd.v1 import generate_pb2, generate_pb2_grpc
 from ssd_gateway.gateway import Gateway
-from ssd_gateway.schemas import ChatRequest, CompletionRequest
+from ssd_gateway.schemas import MISSING_FEATURES, WITHOUT_EFFECT, ChatRequest, CompletionRequest
 from ssd_gateway.settings import GatewaySettings
 
 INFO = ModelInfo(
@@ -61,7 +63,11 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-FIELDS = sorted({alias for kind in (ChatRequest, CompletionRequest) for alias in kind.model_fields})
+FIELDS = sorted(
+    {alias for kind in (ChatRequest, CompletionRequest) for alias in kind.model_fields}
+    | MISSING_FEATURES.keys()
+    | WITHOUT_EFFECT
+)
 BODIES = st.builds(
     lambda valid, other: valid | other,
     st.sampled_from(
@@ -170,3 +176,28 @@ async def fronting(*targets: ScriptedTarget, **settings: object) -> AsyncIterato
         finally:
             gateway.drain()
             await running
+
+
+def raw(
+    front: Front, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, dict[str, str], str]:
+    """Status, headers and text of a request without the client library."""
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    if body is not None:
+        names.setdefault("content-type", "application/json")
+    request = urllib.request.Request(front.base + path, data=body, headers=names)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return (
+                answer.status,
+                {k.lower(): v for k, v in answer.headers.items()},
+                answer.read().decode(),
+            )
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            found = {k.lower(): v for k, v in refusal.headers.items()}
+            return refusal.code, found, refusal.read().decode()
+
+
+async def get(front: Front, path: str, body: bytes | None = None, **headers: str) -> Any:
+    return await asyncio.to_thread(raw, front, path, body, **headers)

@@ -1,6 +1,5 @@
 """The endpoints that generate text: read a body, run its calls, write an object or events."""
 
-import asyncio
 import contextlib
 import json
 import secrets
@@ -12,16 +11,16 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from ssd import __version__, telemetry
-from ssd.errors import DeadlineError, SSDError
+from ssd.errors import FieldError, SSDError, UnsupportedError
 from ssd.ports import Clock
 from ssd.types import GenerationChunk
 from ssd_gateway.body import BodyBudget, ClientLeftError, read_body, while_connected
+from ssd_gateway.deadlines import Deadlines
 from ssd_gateway.merge import merged
 from ssd_gateway.metrics import BROKEN_STREAMS_TOTAL, FIRST_TOKEN_SECONDS
 from ssd_gateway.problems import problem
 from ssd_gateway.responses import Assembly, Format, Head
 from ssd_gateway.schemas import AnyRequest, parse
-from ssd_gateway.settings import GatewaySettings
 from ssd_gateway.targets import TargetPool
 
 STATUS_KEY = "ssd.status"
@@ -33,6 +32,7 @@ _EVENT_HEADERS = [
     # nginx would collect the events.
     (b"x-accel-buffering", b"no"),
 ]
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _log = telemetry.get_logger(__name__)
 Chunks = AsyncGenerator[tuple[int, GenerationChunk], None]
 """Chunks of the calls of a request, with the index of the call."""
@@ -43,15 +43,15 @@ class GenerationEndpoint(Generic[AnyRequest]):
 
     def __init__(
         self,
-        settings: GatewaySettings,
         budget: BodyBudget,
+        deadlines: Deadlines,
         targets: TargetPool,
         clock: Clock,
         kind: type[AnyRequest],
         form: Format,
     ) -> None:
-        self._settings = settings
         self._budget = budget
+        self._deadlines = deadlines
         self._targets = targets
         self._clock = clock
         self._kind: type[AnyRequest] = kind
@@ -66,7 +66,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
         try:
             # Until the end of the request: its prompt stays in memory.
             with self._budget.share() as take:
-                body = await read_body(scope, receive, self._settings.max_body_bytes, take)
+                body = await read_body(scope, receive, self._budget.max_body_bytes, take)
                 request = parse(self._kind, body)
                 # Frees the prompt's JSON, which is not needed while the request waits and runs.
                 del body
@@ -80,7 +80,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
 
     async def _whole(self, request: AnyRequest) -> JSONResponse:
         assembly = self._assembly(request)
-        async with self._deadline(), contextlib.aclosing(self._chunks(request)) as chunks:
+        async with self._deadlines.bound(), self._chunks(request) as chunks:
             async for prompt, chunk in chunks:
                 assembly.add(prompt, chunk)
         return JSONResponse(assembly.whole())
@@ -89,7 +89,7 @@ class GenerationEndpoint(Generic[AnyRequest]):
         assembly = self._assembly(request)
         events = EventStream(send)
         try:
-            async with self._deadline(), contextlib.aclosing(self._chunks(request)) as chunks:
+            async with self._deadlines.bound(), self._chunks(request) as chunks:
                 async for prompt, chunk in chunks:
                     await events.write(assembly.add(prompt, chunk))
                 if request.includes_usage:
@@ -111,7 +111,10 @@ class GenerationEndpoint(Generic[AnyRequest]):
         )
         return Assembly(head, self._form, request.n or 1, is_extended=request.report_rounds)
 
-    async def _chunks(self, request: AnyRequest) -> Chunks:
+    def _chunks(self, request: AnyRequest) -> contextlib.aclosing[Chunks]:
+        return contextlib.aclosing(self._run(request))
+
+    async def _run(self, request: AnyRequest) -> Chunks:
         arrived_at: float | None = self._clock.now()
         request_id = telemetry.request_id.get() or ""
         calls = request.calls()
@@ -122,26 +125,20 @@ class GenerationEndpoint(Generic[AnyRequest]):
             for choice in range(call.sampling.n if call.sampling.echo else 0)
         }
         streams = [self._targets.generate(call, request_id) for call in calls]
-        async with contextlib.aclosing(merged(streams)) as chunks:
-            async for prompt, chunk in chunks:
-                if (prompt, chunk.choice) in copies:
-                    copies.remove((prompt, chunk.choice))
-                elif arrived_at is not None and chunk.token_ids:
-                    FIRST_TOKEN_SECONDS.observe(self._clock.now() - arrived_at)
-                    arrived_at = None
-                yield prompt, chunk
-
-    @contextlib.asynccontextmanager
-    async def _deadline(self) -> AsyncGenerator[None, None]:
-        allowed = self._settings.request_timeout_seconds
         try:
-            async with asyncio.timeout(allowed):
-                yield
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"the request ran for {allowed:g} s, the maximum of this gateway "
-                "(request_timeout_seconds); request fewer tokens"
-            ) from error
+            async with contextlib.aclosing(merged(streams)) as chunks:
+                async for prompt, chunk in chunks:
+                    if (prompt, chunk.choice) in copies:
+                        copies.remove((prompt, chunk.choice))
+                    elif arrived_at is not None and chunk.token_ids:
+                        FIRST_TOKEN_SECONDS.observe(self._clock.now() - arrived_at)
+                        arrived_at = None
+                    yield prompt, chunk
+        except (FieldError, UnsupportedError) as error:
+            names = request.names()
+            if error.field not in names:
+                raise
+            raise type(error)(names[error.field], error.description) from error
 
 
 class EventStream:
@@ -175,5 +172,4 @@ class EventStream:
 
 
 def _event(content: dict[str, Any]) -> bytes:
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return b"data: " + text.encode() + b"\n\n"
+    return b"data: " + _ENCODER.encode(content).encode() + b"\n\n"

@@ -1,5 +1,6 @@
 """The ASGI application: routes, pages and error handlers."""
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import cast
@@ -11,14 +12,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ssd import telemetry
+from ssd import __version__, telemetry
 from ssd.errors import SSDError
 from ssd.ports import Clock
 from ssd_gateway.api import GenerationEndpoint
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.body import BodyBudget
+from ssd_gateway.deadlines import Deadlines
 from ssd_gateway.gate import Gate
 from ssd_gateway.metrics import REGISTRY
+from ssd_gateway.openapi import document
 from ssd_gateway.problems import error_object, problem_response
 from ssd_gateway.responses import ChatFormat, CompletionFormat, model_object
 from ssd_gateway.schemas import ChatRequest, CompletionRequest
@@ -44,10 +47,11 @@ _PAGE_HEADERS = {
 
 
 class State:
-    """Whether the gateway drains."""
+    """Whether the gateway drains, and the deadlines of its requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_timeout_seconds: float) -> None:
         self.is_draining = False
+        self.deadlines = Deadlines(request_timeout_seconds)
 
 
 def make_app(
@@ -57,10 +61,9 @@ def make_app(
     started_at = int(datetime.now(UTC).timestamp())
 
     async def models(_request: Request) -> Response:
-        targets.model("")
         found = [
             model_object(info.model, info.max_model_len, started_at)
-            for info in targets.models.values()
+            for info in targets.models().values()
         ]
         return JSONResponse({"object": "list", "data": found})
 
@@ -75,17 +78,17 @@ def make_app(
         if state.is_draining:
             return PlainTextResponse("draining\n", 503)
         if not targets.num_ready:
-            return PlainTextResponse("no target is ready\n", 503)
+            # The log has the causes: anyone reads this page, without a key.
+            return PlainTextResponse(f"no target is ready, targets: {targets.num_targets}\n", 503)
         return PlainTextResponse(f"ready, targets: {targets.num_ready}\n")
 
     async def metrics(_request: Request) -> Response:
         return Response(generate_latest(REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
-    budget = BodyBudget(settings.max_total_body_bytes)
-    chat = GenerationEndpoint(settings, budget, targets, clock, ChatRequest, ChatFormat())
-    completions = GenerationEndpoint(
-        settings, budget, targets, clock, CompletionRequest, CompletionFormat()
-    )
+    budget = BodyBudget(settings.max_body_bytes, settings.max_total_body_bytes)
+    of_all = budget, state.deadlines, targets, clock
+    chat = GenerationEndpoint(*of_all, ChatRequest, ChatFormat())
+    completions = GenerationEndpoint(*of_all, CompletionRequest, CompletionFormat())
     routes: list[BaseRoute] = [
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
@@ -94,17 +97,22 @@ def make_app(
         Route("/v1/models/{name:path}", model),
         Route("/livez", livez),
         Route("/readyz", readyz),
+        # vLLM's names.
+        Route("/health", readyz),
+        _page("/version", json.dumps({"version": __version__}).encode(), "application/json"),
+        _page("/openapi.json", json.dumps(document()).encode(), "application/json"),
         Route("/metrics", metrics),
     ]
     if settings.playground:
-        routes += [_page(path, *page) for path, page in _PAGES.items()]
+        routes += [
+            _page(path, (_PLAYGROUND / name).read_bytes(), media_type)
+            for path, (name, media_type) in _PAGES.items()
+        ]
     handlers = {SSDError: _failed, HTTPException: _not_served, Exception: _failed}
     return Gate(Starlette(routes=routes, exception_handlers=handlers), settings, keys)
 
 
-def _page(path: str, name: str, media_type: str) -> Route:
-    content = (_PLAYGROUND / name).read_bytes()
-
+def _page(path: str, content: bytes, media_type: str) -> Route:
     async def page(_request: Request) -> Response:
         return Response(content, media_type=media_type, headers=_PAGE_HEADERS)
 

@@ -26,7 +26,9 @@ class ClientLeftError(CancelledError):
 class BodyBudget:
     """Bounds the bytes of the bodies of all requests in progress. Asyncio loop."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_body_bytes: int, max_bytes: int) -> None:
+        self.max_body_bytes = max_body_bytes
+        """Maximum size of one body."""
         self._max_bytes = max_bytes
         self._num_bytes = 0
 
@@ -64,7 +66,7 @@ async def read_body(
     declared as JSON.
 
     Raises:
-        MediaTypeError: it is not declared as JSON.
+        MediaTypeError: it is not declared as JSON, or is compressed.
         TooLargeError: it is over ``max_bytes``.
         OverloadedError: ``take`` refused its bytes.
         DeadlineError: it did not arrive in time.
@@ -73,7 +75,11 @@ async def read_body(
     headers = Headers(scope=scope)
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise MediaTypeError(f"Content-Type is {kind[:64]!r}, must be 'application/json'")
+        found = f"Content-Type is {kind[:64]!r}" if kind else "Content-Type is missing"
+        raise MediaTypeError(f"{found}; send the header 'Content-Type: application/json'")
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise MediaTypeError(f"Content-Encoding is {encoding[:64]!r}; send a body without it")
     too_large = TooLargeError(f"the body is over the limit of {max_bytes} bytes")
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:18]) > max_bytes:

@@ -7,7 +7,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ssd import telemetry
-from ssd.errors import OverloadedError, SSDError
+from ssd.errors import NotAllowedError, OverloadedError, SSDError
+from ssd.settings import is_loopback
 from ssd_gateway.api import STATUS_KEY
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.metrics import REQUESTS_TOTAL, RUNNING_REQUESTS
@@ -16,6 +17,7 @@ from ssd_gateway.settings import GatewaySettings
 
 API_PREFIX = "/v1/"
 _KNOWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models"})
+_PORT = re.compile(":[0-9]*$")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACE_PARENT = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _TRACE_STATE = re.compile(r"[\x20-\x7e]{1,512}")
@@ -29,6 +31,11 @@ class Gate:
         self._app = app
         self._settings = settings
         self._keys = keys
+        self._is_local = (
+            is_loopback(settings.host)
+            and not settings.api_keys_file
+            and not settings.allow_insecure
+        )
         self._num_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,6 +47,15 @@ class Gate:
         telemetry.trace_headers.set(_trace_headers(headers))
         out = _Sender(send, request_id)
         path: str = scope["path"]
+        host = headers.get("host", "localhost")
+        if self._is_local and not is_loopback(_PORT.sub("", host).lower()):
+            # For a browser, a page whose name resolves to the loopback has the same origin.
+            refusal = NotAllowedError(
+                f"the header Host is {host[:64]!r}, must be localhost, 127.0.0.1 or [::1], because "
+                "requests need no key; set api_keys_file, or allow_insecure for a proxy"
+            )
+            await problem_response(refusal, request_id)(scope, receive, out)
+            return
         if not path.startswith(API_PREFIX):
             await self._app(scope, receive, out)
             return
@@ -50,7 +66,8 @@ class Gate:
         finally:
             self._num_requests -= 1
             RUNNING_REQUESTS.set(self._num_requests)
-            known = path if path in _KNOWN_PATHS else "other"
+            known = path.removesuffix("/")
+            known = known if known in _KNOWN_PATHS else "other"
             status = scope.get(STATUS_KEY, out.status)
             REQUESTS_TOTAL.labels(path=known, status=str(status)).inc()
 

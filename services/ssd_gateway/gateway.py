@@ -6,7 +6,7 @@ import contextlib
 from ssd.ports import Clock
 from ssd.rpc.credentials import ClientCredentials, TlsFiles
 from ssd.rpc.server import join_address
-from ssd.telemetry import get_logger
+from ssd.telemetry import TLS_CERTIFICATE_EXPIRY, get_logger
 from ssd_gateway.api_keys import ApiKeys
 from ssd_gateway.app import State, make_app
 from ssd_gateway.http_server import HttpServer, bind
@@ -33,6 +33,9 @@ def credentials_of(settings: GatewaySettings) -> ClientCredentials:
     )
     for address in settings.targets:
         credentials.check(address)
+    if settings.target_certificate:
+        expiry = TLS_CERTIFICATE_EXPIRY.labels(role="client")
+        expiry.set_function(lambda: credentials.expires_at)
     return credentials
 
 
@@ -49,14 +52,21 @@ class Gateway:
         self.port = 0
         """The port in use, once ``is_listening`` is set."""
         self.is_listening = asyncio.Event()
-        self._state = State()
+        self._state = State(settings.request_timeout_seconds)
         keys = ApiKeys(settings.api_keys_file)
         app = make_app(settings, self.targets, keys, clock, self._state)
         self._server = HttpServer(app, settings)
 
     def drain(self) -> None:
-        """Start the drain."""
+        """Start the drain. After ``drain_seconds``, the requests that still run end with an error.
+
+        Only the first call has an effect.
+        """
+        if self._state.is_draining:
+            return
         self._state.is_draining = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._settings.drain_seconds, self._state.deadlines.pass_all)
         self._server.should_exit = True
 
     async def run(self) -> None:

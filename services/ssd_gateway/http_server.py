@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Callable, Generator
 
@@ -20,6 +21,8 @@ REQUEST_SECONDS = 30.0
 KEEP_ALIVE_SECONDS = 75
 """Longer than the pause after which usual clients drop idle connections."""
 BACKLOG = 1024
+END_SECONDS = 2
+"""After the drain: time for the errors of the requests that it ended. Then they are cancelled."""
 _log = get_logger(__name__)
 
 
@@ -63,7 +66,7 @@ class HttpServer(uvicorn.Server):
             proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+            timeout_graceful_shutdown=math.ceil(settings.drain_seconds) + END_SECONDS,
         )
         super().__init__(config)
 

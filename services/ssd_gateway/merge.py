@@ -1,6 +1,7 @@
 """Several streams as one."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import TypeVar
 
@@ -16,6 +17,12 @@ async def merged(
 
     The first error ends all streams, as ``aclose`` does.
     """
+    if len(streams) == 1:
+        # Most requests have one. They need no queue and no task.
+        async with contextlib.aclosing(streams[0]) as only:
+            async for each in only:
+                yield 0, each
+        return
     queue: asyncio.Queue[tuple[int, Item] | asyncio.Task[None]] = asyncio.Queue(_WAITING)
 
     async def read(index: int, stream: AsyncGenerator[Item, None]) -> None:

@@ -2,7 +2,10 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from ssd.telemetry import TLS_CERTIFICATE_EXPIRY
+
 REGISTRY = CollectorRegistry(auto_describe=False)
+REGISTRY.register(TLS_CERTIFICATE_EXPIRY)
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 REQUESTS_TOTAL = Counter(

@@ -1,15 +1,19 @@
 """Errors as OpenAI error objects, by the table of ``ssd.rpc.status``."""
 
+import asyncio
+import contextlib
 import math
 import re
 from typing import Any
 
 from starlette.responses import JSONResponse
+from starlette.types import Message, Receive, Scope, Send
 
 from ssd.errors import (
     AccessError,
     ContextLengthError,
     FieldError,
+    NotAllowedError,
     NotReadyError,
     OverloadedError,
     RequestError,
@@ -23,6 +27,7 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (UnknownModelError, "model_not_found"),
     (UnsupportedError, "unsupported_value"),
     (FieldError, "invalid_value"),
+    (NotAllowedError, "host_not_allowed"),
     (AccessError, "invalid_api_key"),
     (OverloadedError, "rate_limit_exceeded"),
     (NotReadyError, "service_unavailable"),
@@ -33,18 +38,19 @@ _TYPES = {
     408: "timeout_error",
     429: "rate_limit_error",
 }
-_NAMES = {
-    "text": "prompt",
-    "token_ids.ids": "prompt",
-    "token_ids": "prompt",
-    "input": None,
-    "sampling.json_schema": "response_format",
-}
-"""Fields of the target's request that have another name in OpenAI's."""
+_NAMES = (
+    (re.compile(r"(text|token_ids(\.ids)?)\b"), "prompt"),
+    (re.compile(r"chat(\.messages)?\b"), "messages"),
+    (re.compile(r"sampling\."), ""),
+)
+"""Beginnings of paths in the target's request that have another name in OpenAI's."""
+_WITHOUT_NAME = "input"
+CLOSE_SECONDS = 1.0
+"""Maximum time for which the rest of a request is discarded after its response."""
 
 
 class MediaTypeError(RequestError):
-    """The body of a request is not declared as JSON."""
+    """The body of a request is not declared as JSON, or is compressed."""
 
 
 def problem(error: Exception, request_id: str) -> tuple[int, dict[str, Any]]:
@@ -74,6 +80,7 @@ def problem_response(error: Exception, request_id: str) -> JSONResponse:
     """Return the response of a request that failed."""
     status, body = problem(error, request_id)
     headers = {}
+    make: type[JSONResponse] = JSONResponse
     pause_seconds = retry_after_seconds(error)
     if pause_seconds is not None:
         headers = {
@@ -81,11 +88,34 @@ def problem_response(error: Exception, request_id: str) -> JSONResponse:
             "retry-after-ms": str(math.ceil(pause_seconds * 1000)),
         }
     if status == 413:
-        # The rest of the body is not read.
+        make = _ClosingResponse
         headers["connection"] = "close"
     if status == 401:
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(body, status, headers)
+    return make(body, status, headers)
+
+
+class _ClosingResponse(JSONResponse):
+    """A response to a part of a request; the connection closes after it.
+
+    The rest of the request is discarded until the client stops sending, but at most for
+    ``CLOSE_SECONDS``: a connection that closes with unread bytes is reset, often before the client
+    has read the response.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+
+        async def send_part(message: Message) -> None:
+            is_body = message["type"] == "http.response.body"
+            await send({**message, "more_body": True} if is_body else message)
+
+        await super().__call__(scope, receive, send_part)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS):
+                while (await receive()).get("more_body", False):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _param(error: Exception) -> str | None:
@@ -93,9 +123,9 @@ def _param(error: Exception) -> str | None:
     if isinstance(error, UnknownModelError):
         return "model"
     name = getattr(error, "field", None)
-    if not isinstance(name, str):
+    if not isinstance(name, str) or name == _WITHOUT_NAME:
         return None
-    if name in _NAMES:
-        return _NAMES[name]
-    name = name.removeprefix("sampling.")
-    return re.sub(r"^chat(\.messages)?\b", "messages", name)
+    for beginning, replacement in _NAMES:
+        if beginning.match(name):
+            return beginning.sub(replacement, name, count=1)
+    return name

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ssd.errors import NotReadyError
 from ssd.types import FinishReason, GenerationChunk, PositionLogprobs, TokenLogprob, Usage
 
 _REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
@@ -118,9 +117,6 @@ class Continuation:
         """Add a chunk; return its positions."""
         self.text.append(chunk.text)
         self.finish_reason = chunk.finish_reason
-        if not chunk.logprobs:
-            # The copy of the prompt. Other text lags behind its tokens, so it is not counted.
-            self.next_offset += len(chunk.text)
         added = []
         for each in chunk.logprobs:
             added.append(Position(self.next_offset, each))
@@ -151,11 +147,7 @@ class Assembly:
         self._extension: dict[str, Any] = {}
 
     def add(self, prompt: int, chunk: GenerationChunk) -> list[dict[str, Any]]:
-        """Add a chunk; return the objects of a stream that it yields.
-
-        Raises:
-            NotReadyError: the target cancelled the request.
-        """
+        """Add a chunk; return the objects of a stream that it yields."""
         index = prompt * self._num_choices + chunk.choice
         parts: list[dict[str, Any]] = []
         if index not in self._choices:
@@ -208,15 +200,7 @@ class Assembly:
 
 
 def finish(reason: FinishReason) -> str:
-    """Return OpenAI's name of a finish reason.
-
-    Raises:
-        NotReadyError: the target cancelled the request: its drain passed the deadline.
-    """
-    if reason not in _REASONS:
-        raise NotReadyError(
-            "the target cancelled the request, because it stops; the text is incomplete"
-        )
+    """Return OpenAI's name of a finish reason; the client raises an error for the other ones."""
     return _REASONS[reason]
 
 

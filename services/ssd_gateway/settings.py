@@ -23,8 +23,8 @@ class GatewaySettings:
     """File of API keys, one ``NAME:HASH`` per line: HASH is the SHA-256 of the key, hexadecimal.
     It is read again when it changes. Empty: requests need no key."""
     allow_insecure: bool = False
-    """Listen on an address that other machines reach although requests need no key, and send the
-    token to targets on other machines in plain text."""
+    """Listen on an address that other machines reach although requests need no key, accept any
+    ``Host`` on the loopback, and send the token to targets on other machines in plain text."""
     playground: bool = True
     """Serve the playground at ``/``."""
 

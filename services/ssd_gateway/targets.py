@@ -9,11 +9,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
-from dataclasses import replace as replaced
 from typing import NoReturn
 
 from ssd.addresses import Addresses, Resolver, resolve
-from ssd.errors import AccessError, NotReadyError, OverloadedError, SSDError, UnknownModelError
+from ssd.errors import (
+    AccessError,
+    FieldError,
+    NotReadyError,
+    OverloadedError,
+    SSDError,
+    UnknownModelError,
+)
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import Conversation, GenerateCall, ModelInfo
 from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials
@@ -38,11 +44,17 @@ class _Target:
     client: TargetClient
     info: ModelInfo | None = None
     """Newest answer; kept while the target is not ready."""
-    is_ready: bool = False
+    reason: str = "not asked yet"
+    """Why it is not ready; empty while it is."""
     num_requests: int = 0
     check: "asyncio.Task[None] | None" = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Set for a check without a pause."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it may receive requests."""
+        return not self.reason
 
 
 class TargetPool:
@@ -83,26 +95,37 @@ class TargetPool:
         return sum(target.is_ready for target in self._targets.values())
 
     @property
-    def models(self) -> dict[str, ModelInfo]:
-        """The models of the targets that are ready, by id."""
-        found = [each.info for each in self._targets.values() if each.is_ready and each.info]
-        return {info.model: info for info in sorted(found, key=lambda info: info.model)}
+    def num_targets(self) -> int:
+        """Number of targets, ready or not."""
+        return len(self._targets)
 
-    def model(self, name: str) -> ModelInfo:
-        """Return a model that a target serves; an empty name is the first one.
+    def models(self) -> dict[str, ModelInfo]:
+        """Return the models of the targets that are ready, by id.
 
         Raises:
             NotReadyError: no target is ready.
+        """
+        found = [each.info for each in self._targets.values() if each.is_ready and each.info]
+        if not found:
+            self._refuse_without_target()
+        return {info.model: info for info in sorted(found, key=lambda info: info.model)}
+
+    def model(self, name: str) -> ModelInfo:
+        """Return a model that a target serves.
+
+        Raises:
+            NotReadyError: no target is ready.
+            FieldError: the name is empty.
             UnknownModelError: no target serves it.
         """
-        models = self.models
-        if not models:
-            self._refuse_without_target()
-        if name and name not in models:
+        models = self.models()
+        if not name:
+            raise FieldError("model", f"is required; this server has {', '.join(models)}")
+        if name not in models:
             raise UnknownModelError(
                 f"The model {name[:256]!r} does not exist; this server has {', '.join(models)}"
             )
-        return models[name or next(iter(models))]
+        return models[name]
 
     async def generate(
         self, call: GenerateCall, request_id: str
@@ -111,11 +134,12 @@ class TargetPool:
 
         Raises:
             NotReadyError: no target is ready, or the connection was lost after the first chunk.
+            FieldError: the call names no model.
             UnknownModelError: no target serves the model.
             OverloadedError: all targets are overloaded.
             SSDError: the target's own error.
         """
-        call = replaced(call, model=self.model(call.model).model)
+        self.model(call.model)
         key = prefix_key(_texts(call))
         tried: dict[str, SSDError] = {}
         while (target := self._choose(call.model, key, tried)) is not None:
@@ -168,7 +192,7 @@ class TargetPool:
     def _note_lost(self, target: _Target, error: SSDError) -> None:
         if target.is_ready:
             _log.info("target_lost", target=target.address, reason=str(error))
-        target.is_ready = False
+        target.reason = str(error)
         target.wake.set()
         self._publish()
 
@@ -210,8 +234,8 @@ class TargetPool:
                 reason = f"no answer within {ANSWER_SECONDS:g} s"
             except SSDError as error:
                 reason = str(error)
-            if target.is_ready == bool(reason):
-                target.is_ready = not reason
+            if target.reason != reason:
+                target.reason = reason
                 event = "target_not_ready" if reason else "target_ready"
                 _log.info(event, target=target.address, **({"reason": reason} if reason else {}))
                 self._publish()

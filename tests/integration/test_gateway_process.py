@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 from tests.gateway import BODIES
+from tests.pki import Authority, put
 from tests.processes import ProcessUnderTest, completed, running
 
 from ssd import demo
 from ssd.rpc.client import TargetClient
+from ssd.rpc.credentials import TlsFiles
 from ssd.text.chat_template import load_template, render_chat
 from ssd.types import ChatTurn, Mode, SamplingParams
 
@@ -80,18 +82,7 @@ async def test_texts_are_those_of_the_target_and_sigterm_finishes_streams() -> N
             spelled = b"".join(bytes(each.bytes) for each in positions)
             assert spelled.decode() == choice.message.content
 
-        shape = {"enum": ["short", "long"]}
-        wanted_format: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": shape}}
-        structured = await client.chat.completions.create(
-            messages=messages, response_format=wanted_format, **same
-        )
-        assert structured.choices[0].finish_reason == "stop"
-        assert json.loads(structured.choices[0].message.content) in ("short", "long")
-
-        broken: Any = {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}
-        with pytest.raises(openai.BadRequestError) as caught:
-            await client.chat.completions.create(messages=messages, response_format=broken, **same)
-        assert caught.value.param == "response_format"
+        await answers_have_their_structure(client, messages, same)
 
         with pytest.raises(openai.BadRequestError) as caught:
             await client.completions.create(model="target", prompt=PROMPT, max_tokens=5000)
@@ -105,6 +96,78 @@ async def test_texts_are_those_of_the_target_and_sigterm_finishes_streams() -> N
             text += part.choices[0].text
         assert text == wanted
         assert await front.wait() == 0
+
+
+async def answers_have_their_structure(client: AsyncOpenAI, messages: Any, same: Any) -> None:
+    # Characters that mean something in an expression.
+    chosen = await client.completions.create(
+        prompt=PROMPT, **same, extra_body={"guided_choice": ["a (b) - c\n", "#&~ \t<d>"]}
+    )
+    assert chosen.choices[0].text in ("a (b) - c\n", "#&~ \t<d>")
+
+    shape = {"enum": ["short", "long"]}
+    wanted_format: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": shape}}
+    structured = await client.chat.completions.create(
+        messages=messages, response_format=wanted_format, **same
+    )
+    assert structured.choices[0].finish_reason == "stop"
+    assert json.loads(structured.choices[0].message.content) in ("short", "long")
+
+    broken: Any = {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.chat.completions.create(messages=messages, response_format=broken, **same)
+    assert caught.value.param == "response_format"
+
+
+@pytest.mark.slow
+async def test_a_gateway_proves_its_identity_to_targets_and_says_why_one_refuses_it(
+    tmp_path: Path,
+) -> None:
+    authority, token, other = Authority(), "first-token-of-clients", "second-token-of-clients"
+    server = authority.files(tmp_path / "target", "127.0.0.1")
+    own = authority.files(tmp_path / "gateway", "gateway.demo")
+    foreign = Authority("another").files(tmp_path / "foreign", "gateway.demo")
+    accepted, presented = put(tmp_path / "accepted", token), put(tmp_path / "presented", token)
+    wrong = put(tmp_path / "wrong", other)
+    of_target = (
+        *("--tls-certificate", server.certificate, "--tls-key", server.key),
+        *("--tls-client-ca", server.ca, "--caller-names", "gateway.demo", "--token-file", accepted),
+    )
+
+    def identity(files: TlsFiles, token_file: str, ca: str = own.ca) -> tuple[str, ...]:
+        pair = ("--target-certificate", files.certificate, "--target-key", files.key)
+        return (*pair, "--target-ca", ca, "--target-token-file", token_file, "--port", "0")
+
+    async with AsyncExitStack() as stack:
+        process = await stack.enter_async_context(target(*of_target))
+        for flags, reason in {
+            identity(foreign, presented): "perhaps the port needs TLS or a client certificate",
+            identity(own, presented, foreign.ca): "the server's certificate is not accepted",
+            identity(own, wrong): "the token is not one of the role client",
+        }.items():
+            refused = running("ssd_gateway", "--targets", process.grpc_address, *flags)
+            front = await stack.enter_async_context(refused)
+            assert reason in str((await front.until("target_not_ready")).fields["reason"])
+            status, text = await front.probe("/readyz")
+            assert (status, text.strip()) == (503, "no target is ready, targets: 1")
+
+        flags = identity(own, presented)
+        serving = running("ssd_gateway", "--targets", process.grpc_address, *flags)
+        front = await stack.enter_async_context(serving)
+        await front.until("ready")
+        _, page = await front.probe("/metrics")
+        assert 'ssd_tls_certificate_expiry_timestamp_seconds{role="client"}' in page
+        base = f"http://{front.http_address}/v1"
+        client = AsyncOpenAI(base_url=base, api_key="none", max_retries=0)
+        await stack.enter_async_context(client)
+        request: Any = {"model": "target", "prompt": PROMPT, "max_tokens": 4}
+        assert (await client.completions.create(**request)).usage.completion_tokens == 4
+        put(Path(accepted), other)
+        with pytest.raises(openai.InternalServerError, match="refuses the credentials"):
+            await client.completions.create(**request)
+        put(Path(presented), other)
+        await front.until("target_ready")
+        assert (await client.completions.create(**request)).usage.completion_tokens == 4
 
 
 async def test_print_config_checks_the_settings() -> None:
@@ -155,7 +218,8 @@ async def test_no_request_is_answered_with_an_internal_error() -> None:
         @given(BODIES, st.sampled_from(["completions", "chat/completions"]))
         def attack(body: dict[str, Any], path: str) -> None:
             # Short texts: the test is about bodies.
-            limited = body | {"max_tokens": 4, "max_completion_tokens": 4} if body else body
+            of_all = {"max_tokens": 4, "max_completion_tokens": 4}
+            limited = {"model": "target"} | body | of_all if body else body
             if path == "completions":
                 limited.pop("max_completion_tokens", None)
             given_body = json.dumps(limited).encode()

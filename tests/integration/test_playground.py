@@ -80,6 +80,8 @@ async def test_both_lanes_show_the_same_text_and_every_round(chromium: str, them
         texts = [await page.inner_text(f"#lane-{lane} .text") for lane in ("ssd", "ar")]
         assert texts[0] == texts[1]
         assert texts[0].startswith("def read_lines(path):")
+        is_slower = float(verdict.partition("×")[0]) < 1
+        assert ("with “server chooses”" in verdict) == is_slower
         paper = await page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (max(map(int, re.findall(r"\d+", paper))) < 128) == (theme == "dark")
 

@@ -107,6 +107,7 @@ async function run() {
   if (running || !prompt.trim()) return;
   const [path, body] = composed(prompt);
   const compares = $("compare").checked;
+  const mode = $("mode").value;
   const shown = kind === "completion" ? prompt : "";
   running = new AbortController();
   setRunning(true);
@@ -114,7 +115,7 @@ async function run() {
   $("lanes").classList.toggle("single", !compares);
   lanes.ar.reset(shown);
   try {
-    await runLane(lanes.ssd, path, body, $("mode").value, shown);
+    await runLane(lanes.ssd, path, body, mode, shown);
     if (kind === "chat") {
       turns = [...body.messages, { role: "assistant", content: lanes.ssd.content }];
       $("prompt").value = "";
@@ -123,7 +124,7 @@ async function run() {
     // One after the other: together, each would slow the other down.
     if (compares) {
       await runLane(lanes.ar, path, body, "autoregressive", shown);
-      showVerdict();
+      showVerdict(mode);
     }
   } catch (error) {
     if (error.name !== "AbortError") showError(error);
@@ -142,16 +143,20 @@ function setRunning(isRunning) {
   }
 }
 
-function showVerdict() {
+function showVerdict(mode) {
   const { ssd, ar } = lanes;
   if (!ssd.speed || !ar.speed) return;
   const ratio = document.createElement("b");
-  ratio.textContent = `${(ssd.speed / ar.speed).toFixed(2)}×`;
+  const times = (ssd.speed / ar.speed).toFixed(2);
+  ratio.textContent = `${times}×`;
+  const isForced = Number(times) < 1 && mode !== "auto";
   const isSame = ssd.content === ar.content;
   $("verdict").replaceChildren(
     ratio,
     ` the speed of plain decoding · ${ssd.rounds.length} rounds instead of ${ar.rounds.length} · `,
     isSame ? "identical text ✓" : "the texts differ",
+    // The other choices of "Draft" speculate in any case.
+    isForced ? ". Slower here: with “server chooses”, the server turns the draft off when it measures this." : "",
   );
   $("verdict").hidden = false;
 }

@@ -1,9 +1,12 @@
 // A lane shows one response: its figures, its rounds as columns, the selected round, the text.
 
-const LOOKUPS = {
+const TABLES = {
   hit: "hit: prepared by the draft",
   miss: "miss: the draft had prepared other outcomes",
   late: "late: the draft's table came too late",
+};
+const LOOKUPS = {
+  ...TABLES,
   no_draft: "no draft has sent a table yet",
   none: "",
 };
@@ -75,7 +78,7 @@ export class Lane {
   }
 
   showFigures() {
-    const looked = this.rounds.filter((round) => ["hit", "miss", "late"].includes(round.lookup));
+    const looked = this.rounds.filter((round) => round.lookup in TABLES);
     const hits = looked.filter((round) => round.lookup === "hit").length;
     const speed = this.speed;
     this.figures.speed.textContent = speed === null ? "–" : speed.toFixed(speed < 100 ? 1 : 0);
@@ -113,7 +116,7 @@ export class Lane {
     column.setAttribute("aria-selected", "false");
     column.setAttribute("aria-label", summary(round, this.rounds.length));
     column.append(
-      cell(`mark ${round.lookup}`),
+      cell(`mark ${round.proposed.length || round.lookup in TABLES ? round.lookup : "plain"}`),
       ...round.added.slice(0, round.accepted).map(() => cell("cell accepted")),
       ...round.added.slice(round.accepted).map(() => cell("cell bonus")),
       ...round.proposed.slice(round.accepted).map(() => cell("cell rejected")),
@@ -173,6 +176,7 @@ function summary(round, number) {
   const parts = [`Round ${number}`, tokens];
   if (proposed) parts.push(`${round.accepted} of ${proposed} proposed accepted`);
   if (LOOKUPS[round.lookup]) parts.push(LOOKUPS[round.lookup]);
+  else if (!proposed) parts.push("no proposal");
   return parts.join(" · ");
 }
 

@@ -4,52 +4,28 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import urllib.error
-import urllib.request
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
-from tests.gateway import HELLO, Front, ScriptedTarget, fronting, spells
+from tests.gateway import HELLO, Front, ScriptedTarget, fronting, get, spells
 
-from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError
+from ssd import __version__
+from ssd.errors import NotReadyError, OverloadedError
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import (
     ChatTurn,
+    FinishReason,
     GenerationChunk,
     Mode,
 )
 from ssd_gateway import http_server
 
 NOTHING: tuple[GenerationChunk, ...] = ()
-JSON_HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-
-
-def raw(
-    front: Front, path: str, body: bytes | None = None, **headers: str
-) -> tuple[int, dict[str, str], str]:
-    """Status, headers and text of a request without the client library."""
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
-    if body is not None:
-        names.setdefault("content-type", "application/json")
-    request = urllib.request.Request(front.base + path, data=body, headers=names)
-    try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return (
-                answer.status,
-                {k.lower(): v for k, v in answer.headers.items()},
-                answer.read().decode(),
-            )
-    except urllib.error.HTTPError as refusal:
-        with refusal:
-            found = {k.lower(): v for k, v in refusal.headers.items()}
-            return refusal.code, found, refusal.read().decode()
-
-
-async def get(front: Front, path: str, body: bytes | None = None, **headers: str) -> Any:
-    return await asyncio.to_thread(raw, front, path, body, **headers)
+JSON_HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+)
 
 
 async def test_a_chat_reaches_the_target_and_returns_its_text_and_counts() -> None:
@@ -156,80 +132,6 @@ async def test_the_time_to_the_first_token_is_not_that_of_an_echoed_prompt() -> 
         await stream.close()
 
 
-@pytest.mark.parametrize(
-    ("error", "raised", "code", "param"),
-    [
-        (
-            FieldError("sampling.temperature", "is 9"),
-            openai.BadRequestError,
-            "invalid_value",
-            "temperature",
-        ),
-        (ContextLengthError(60, 9, 64), openai.BadRequestError, "context_length_exceeded", None),
-        (OverloadedError("full", 2.5), openai.RateLimitError, "rate_limit_exceeded", None),
-        (NotReadyError("draining"), openai.InternalServerError, "service_unavailable", None),
-        (RuntimeError("secret"), openai.InternalServerError, None, None),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-async def test_errors_of_a_target_are_openai_errors(
-    error: Exception, raised: type[openai.APIStatusError], code: str | None, param: str | None
-) -> None:
-    async def fails(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        for chunk in NOTHING:
-            yield chunk
-        raise error
-
-    async with fronting(ScriptedTarget(fails)) as front, front.client() as client:
-        for stream in (False, True):
-            with pytest.raises(raised) as caught:
-                await client.chat.completions.create(model="demo", messages=HELLO, stream=stream)
-            assert (caught.value.code, caught.value.param) == (code, param)
-            assert "secret" not in caught.value.message
-            assert caught.value.request_id
-            pauses = {OverloadedError: "3", NotReadyError: "1"}
-            pause = caught.value.response.headers.get("retry-after")
-            assert pause == pauses.get(type(error))
-
-
-REFUSED: list[tuple[Any, str | None, str]] = [
-    ({"prompt": "x", "temprature": 1}, "temprature", "unrecognized"),
-    ({"prompt": "x", "temperature": "1"}, "temperature", "valid number"),
-    ({"prompt": "x", "max_tokens": -1}, "max_tokens", "greater"),
-    ({"prompt": "x", "max_tokens": 2**40}, "max_tokens", "less"),
-    ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", "not a token id"),
-    ({"prompt": "x", "best_of": 3}, "best_of", "not supported"),
-    ({"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
-    ({"prompt": []}, "prompt", "1..32"),
-    ({"prompt": 7}, "prompt", ""),
-    ({}, "prompt", "required"),
-    ([], None, "JSON object"),
-    ({"messages": [], "model": "demo"}, "messages", "at least 1"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "tools"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
-    ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "king"),
-    ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools", "not supported"),
-    ({"messages": HELLO, "top_logprobs": 3}, "top_logprobs", "needs logprobs"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages[0].content[0]",
-        "image_url",
-    ),
-]
-
-
-async def test_a_request_that_is_not_valid_is_refused_with_its_field() -> None:
-    target = ScriptedTarget()
-    async with fronting(target) as front:
-        for body, param, says in REFUSED:
-            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-            status, _, text = await get(front, path, json.dumps(body).encode())
-            found = json.loads(text)["error"]
-            assert (status, found["param"]) == (400, param), body
-            assert says in found["message"], body
-    assert not [call for call in target.calls if call.prompt]
-
-
 async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_sent_again() -> None:
     async def breaks(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
         yield GenerationChunk(token_ids=(1,), text="a")
@@ -245,6 +147,29 @@ async def test_a_stream_that_breaks_ends_with_an_error_and_is_not_sent_again() -
     assert sum(len(target.calls) for target in targets) == 1
 
 
+async def test_a_stream_that_outlasts_the_drain_ends_with_an_error() -> None:
+    have_begun = asyncio.Event()
+
+    async def endless(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        if len(target.calls) == 2:
+            have_begun.set()
+        yield GenerationChunk(token_ids=(1,), text="a")
+        await asyncio.Event().wait()
+
+    target = ScriptedTarget(endless)
+    async with fronting(target, drain_seconds=0.1) as front, front.client() as client:
+        stream = await client.completions.create(model="demo", prompt="x", stream=True)
+        whole = asyncio.create_task(client.completions.create(model="demo", prompt="y"))
+        parts = aiter(stream)
+        assert (await anext(parts)).choices[0].text == "a"
+        await asyncio.wait_for(have_begun.wait(), 10)
+        front.gateway.drain()
+        with pytest.raises(openai.APIError, match="the gateway cancelled the request"):
+            await anext(parts)
+        with pytest.raises(openai.InternalServerError, match="the gateway cancelled the request"):
+            await whole
+
+
 @pytest.mark.parametrize("error", [NotReadyError("draining"), OverloadedError("full")], ids=repr)
 async def test_a_request_that_one_target_refuses_is_sent_to_another(error: Exception) -> None:
     async def refuses(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
@@ -254,6 +179,18 @@ async def test_a_request_that_one_target_refuses_is_sent_to_another(error: Excep
 
     refusing, serving = ScriptedTarget(refuses), ScriptedTarget()
     async with fronting(refusing, serving) as front, front.client() as client:
+        for _ in range(4):
+            answer = await client.completions.create(model="demo", prompt="x")
+            assert answer.choices[0].text == "a b c"
+    assert len(serving.calls) == 4
+
+
+async def test_a_request_that_a_target_cancels_while_it_waits_is_sent_to_another() -> None:
+    async def cancels(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        yield GenerationChunk(token_ids=(), seed=7, finish_reason=FinishReason.CANCELLED)
+
+    stopping, serving = ScriptedTarget(cancels), ScriptedTarget()
+    async with fronting(stopping, serving) as front, front.client() as client:
         for _ in range(4):
             answer = await client.completions.create(model="demo", prompt="x")
             assert answer.choices[0].text == "a b c"
@@ -274,12 +211,8 @@ async def test_a_client_that_leaves_cancels_its_request_on_the_target() -> None:
         ended.clear()
         async with fronting(ScriptedTarget(endless)) as front:
             reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
-            body = json.dumps({"prompt": "x", "stream": streams}).encode()
-            head = (
-                "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\n\r\n"
-            )
-            writer.write(head.encode() + body)
+            body = json.dumps({"model": "demo", "prompt": "x", "stream": streams}).encode()
+            writer.write(JSON_HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
             if streams:
                 await reader.readuntil(b'"text":"a"')
             else:
@@ -330,7 +263,9 @@ async def test_models_lists_what_ready_targets_serve() -> None:
 async def test_without_a_ready_target_the_gateway_is_not_ready_and_clients_may_retry() -> None:
     async with fronting() as front:
         assert (await get(front, "/livez"))[0] == 200
-        assert (await get(front, "/readyz"))[:1] == (503,)
+        for path in ("/readyz", "/health"):
+            status, _, text = await get(front, path)
+            assert (status, text) == (503, "no target is ready, targets: 1\n")
         status, headers, _ = await get(front, "/v1/completions", b'{"prompt":"x"}')
         assert (status, headers["retry-after"]) == (503, "1")
 
@@ -341,15 +276,19 @@ async def test_bodies_are_limited_and_must_be_json() -> None:
         assert (await get(front, "/v1/completions", large))[0] == 413
         other = await get(front, "/v1/completions", b'{"prompt":"x"}', content_type="text/plain")
         assert other[0] == 415
+        packed = await get(front, "/v1/completions", b"\x1f\x8b", content_encoding="gzip")
+        assert (packed[0], "Content-Encoding is 'gzip'" in packed[2]) == (415, True)
         assert (await get(front, "/v1/other"))[0] == 404
         assert (await get(front, "/v1/completions"))[0] == 405
+        assert (await get(front, "/health"))[0] == 200
+        assert json.loads((await get(front, "/version"))[2]) == {"version": __version__}
 
 
 @pytest.mark.parametrize(
     "sent",
     [
         b"\0" * 300 + b"\r\n\r\n",
-        b"GET / HTTP/1.1\r\nhost: x\r\na: " + b"x" * 200_000,
+        b"GET / HTTP/1.1\r\nhost: localhost\r\na: " + b"x" * 200_000,
         JSON_HEAD + b"content-length: 99999999999999999999\r\n\r\n{}",
         JSON_HEAD + b"content-length: -1\r\n\r\n{}",
         JSON_HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
@@ -366,6 +305,64 @@ async def test_broken_http_is_refused_and_the_next_connection_is_served(sent: by
             await asyncio.wait_for(reader.read(), 10)
         writer.close()
         assert (await get(front, "/livez"))[0] == 200
+
+
+async def test_a_client_that_sends_more_than_the_limit_reads_why() -> None:
+    async with fronting(ScriptedTarget(), max_body_bytes=1024) as front:
+        reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
+        writer.write(JSON_HEAD + b"transfer-encoding: chunked\r\n\r\n")
+        for _ in range(256):
+            writer.write(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+            await writer.drain()
+        answer = await asyncio.wait_for(reader.readuntil(b"1024 bytes"), 10)
+        assert answer.startswith(b"HTTP/1.1 413")
+        writer.write(b"0\r\n\r\n")
+        await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+
+
+HOSTS = {
+    200: (
+        *("localhost", "LOCALHOST:9", "127.0.0.1:8000", "[::1]:8000", "[::1]"),
+        *("localhost.", "localhost.:8000", "[::ffff:127.0.0.1]:8000"),
+    ),
+    403: (
+        *("localhost..", "[::ffff:10.0.0.1]", "rebound.example."),
+        "rebound.example:8000",
+        "localhost.example",
+        "127.0.0.1.example:80",
+        "10.0.0.1",
+        "",
+    ),
+}
+
+
+async def test_without_keys_a_page_of_another_name_cannot_use_the_api(tmp_path: Path) -> None:
+    async with fronting(ScriptedTarget()) as front:
+        for wanted, hosts in HOSTS.items():
+            for host in hosts:
+                for path in ("/", "/v1/models"):
+                    status, _, text = await get(front, path, host=host)
+                    assert status == wanted, host
+                    assert ("host_not_allowed" in text) == (wanted == 403)
+    keys = tmp_path / "keys"
+    keys.write_text(f"team:{hashlib.sha256(b'k').hexdigest()}\n")
+    for other in ({"api_keys_file": str(keys)}, {"allow_insecure": True}):
+        async with fronting(ScriptedTarget(), **other) as front:
+            assert (await get(front, "/livez", host="rebound.example"))[0] == 200
+
+
+async def test_paths_with_a_slash_at_the_end_are_counted_as_those_without() -> None:
+    name = 'ssd_gateway_requests_total{path="/v1/models",status="200"} '
+
+    async def counted(front: Front) -> float:
+        return float((await get(front, "/metrics"))[2].partition(name)[2].split()[0])
+
+    async with fronting(ScriptedTarget()) as front:
+        assert (await get(front, "/v1/models"))[0] == 200
+        before = await counted(front)
+        assert (await get(front, "/v1/models/"))[0] == 200
+        assert await counted(front) == before + 1
 
 
 async def test_connections_over_the_limit_are_closed() -> None:
@@ -385,7 +382,7 @@ async def test_a_connection_is_closed_if_what_follows_a_response_does_not_end(
     monkeypatch.setattr(http_server, "REQUEST_SECONDS", 0.2)
     async with fronting(ScriptedTarget()) as front:
         reader, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port)
-        writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\n" + head + b"\r\n")
+        writer.write(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n" + head + b"\r\n")
         await asyncio.wait_for(reader.readuntil(b"live\n"), 10)
         writer.write(b"G")
         with contextlib.suppress(ConnectionError):
@@ -408,7 +405,7 @@ async def test_a_client_that_reads_nothing_is_disconnected_and_its_request_cance
 
     async with fronting(ScriptedTarget(endless), stream_stall_seconds=0.2) as front:
         _, writer = await asyncio.open_connection("127.0.0.1", front.gateway.port, limit=1)
-        body = b'{"prompt":"x","stream":true}'
+        body = b'{"model":"demo","prompt":"x","stream":true}'
         writer.write(JSON_HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         await asyncio.wait_for(ended.wait(), 20)
         async with asyncio.timeout(10):
@@ -458,7 +455,8 @@ async def test_a_request_that_takes_too_long_is_answered_408() -> None:
         yield GenerationChunk(token_ids=())
 
     async with fronting(ScriptedTarget(endless), request_timeout_seconds=0.05) as front:
-        assert (await get(front, "/v1/completions", b'{"prompt":"x"}'))[0] == 408
+        body = b'{"model":"demo","prompt":"x"}'
+        assert (await get(front, "/v1/completions", body))[0] == 408
 
 
 async def test_the_playground_loads_nothing_from_elsewhere() -> None:

@@ -91,7 +91,6 @@ async def test_n_continuations_have_log_probabilities_of_their_own() -> None:
 
 async def test_offsets_of_a_stream_are_those_of_a_whole_response() -> None:
     async def lags(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
-        yield GenerationChunk(token_ids=(9,), text="prompt ")
         texts = ["", "a ", "b c"]
         for number, (word, text) in enumerate(zip(("a ", "b ", "c"), texts, strict=True)):
             yield GenerationChunk(
@@ -101,15 +100,15 @@ async def test_offsets_of_a_stream_are_those_of_a_whole_response() -> None:
                 finish_reason=FinishReason.LENGTH if number == 2 else None,
             )
 
-    asked: Any = {"model": "demo", "prompt": "prompt ", "echo": True, "logprobs": 1}
+    asked: Any = {"model": "demo", "prompt": "x", "logprobs": 1}
     async with fronting(ScriptedTarget(lags)) as front, front.client() as client:
         whole = (await client.completions.create(**asked)).choices[0]
         stream = await client.completions.create(stream=True, **asked)
         parts = [part.choices[0].logprobs async for part in stream]
-    assert whole.text == "prompt a b c"
+    assert whole.text == "a b c"
     assert whole.logprobs is not None
-    assert whole.logprobs.text_offset == [7, 9, 11]
-    assert [each.text_offset for each in parts if each] == [[7], [9], [11]]
+    assert whole.logprobs.text_offset == [0, 2, 4]
+    assert [each.text_offset for each in parts if each] == [[0], [2], [4]]
 
 
 async def test_tokens_that_are_parts_of_a_character_have_their_bytes() -> None:

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from tests.gateway import BODIES, VALUES
 
 from ssd.errors import FieldError, RequestError, UnsupportedError
 from ssd.rpc.codec import GenerateCall, generate_request
 from ssd.types import SamplingParams
 from ssd_gateway.problems import problem
-from ssd_gateway.schemas import ChatRequest, CompletionRequest, parse
+from ssd_gateway.schemas import WITHOUT_EFFECT, ChatRequest, CompletionRequest, parse
 
 KINDS = (ChatRequest, CompletionRequest)
 
@@ -60,7 +61,6 @@ def test_extensions_have_the_names_of_other_servers() -> None:
         "logit_bias": {"7": 1, "3": -100},
         "top_p": 0.5,
         "n": 2,
-        "logprobs": 3,
         "echo": True,
         "mode": "speculative",
         "report_rounds": True,
@@ -80,7 +80,6 @@ def test_extensions_have_the_names_of_other_servers() -> None:
         logit_bias=((3, -100.0), (7, 1.0)),
         top_p=0.5,
         n=2,
-        logprobs=3,
         echo=True,
         seed=2**64 - 1,
         max_tokens=16,
@@ -100,6 +99,31 @@ def test_missing_features_are_accepted_only_if_nothing_asks_for_them(name: str) 
     with pytest.raises(UnsupportedError) as caught:
         calls(ChatRequest, json.dumps(valid | {name: {"type": "x"}}).encode())
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+def test_accounting_and_hints_have_no_effect(name: str) -> None:
+    body = {"prompt": "x", "seed": 1}
+    assert calls(CompletionRequest, json.dumps(body | {name: {"any": [1]}}).encode()) == calls(
+        CompletionRequest, json.dumps(body).encode()
+    )
+
+
+def test_a_structure_has_the_names_of_other_servers() -> None:
+    schema = {"type": "object", "properties": {"é": {"type": "integer"}}}
+    for field, expected in (
+        ({"guided_json": schema}, (schema, "")),
+        ({"guided_json": json.dumps(schema)}, (schema, "")),
+        ({"structured_outputs": {"json": schema}}, (schema, "")),
+        ({"structured_outputs": {"json_object": True}}, ({"type": "object"}, "")),
+        ({"guided_regex": "a+"}, (None, "a+")),
+        ({"structured_outputs": {"regex": "a+"}}, (None, "a+")),
+        ({"guided_choice": ["a b", "c.d"]}, (None, r"a\ b|c\.d")),
+        ({"structured_outputs": {"choice": ["é", "|"]}}, (None, r"é|\|")),
+    ):
+        (call,) = calls(CompletionRequest, json.dumps({"prompt": "x"} | field).encode())
+        found = call.sampling.json_schema
+        assert (json.loads(found) if found else None, call.sampling.regex) == expected
 
 
 def test_a_conversation_with_tool_calls_is_refused() -> None:
@@ -132,7 +156,52 @@ def test_a_format_without_its_schema_or_beside_a_regex_is_refused() -> None:
     with pytest.raises(FieldError, match="schema"):
         calls(CompletionRequest, json.dumps(wanted).encode())
     both = {"prompt": "x", "response_format": {"type": "json_object"}, "regex": "a+"}
-    with pytest.raises(FieldError, match="response_format"):
+    with pytest.raises(FieldError, match="regex: cannot be combined with response_format"):
         calls(CompletionRequest, json.dumps(both).encode())
     (call,) = calls(CompletionRequest, b'{"prompt":"x","regex":"a+"}')
     assert call.sampling.regex == "a+"
+
+
+NUM_BAD = 10_000
+WRONG: tuple[Any, ...] = ({}, None, 1.5, True, "x", [{}])
+UNKNOWN = {f"x{number}": 1 for number in range(NUM_BAD)}
+OF_WRONG_LISTS: list[Any] = [
+    {name: [each] * NUM_BAD}
+    for name in ("prompt", "stop", "stop_token_ids", "guided_choice", "messages")
+    for each in WRONG
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_body_with_many_mistakes_has_few_errors(kind: Any) -> None:
+    of_contents = [
+        {"messages": [{"role": "user", "content": [each] * NUM_BAD}] * 3} for each in WRONG
+    ]
+    of_biases = [{"logit_bias": dict.fromkeys(map(str, range(NUM_BAD)), each)} for each in WRONG]
+    of_objects = [
+        {"structured_outputs": {"choice": [1] * NUM_BAD}},
+        *({name: UNKNOWN} for name in ("stream_options", "response_format", "structured_outputs")),
+    ]
+    for body in OF_WRONG_LISTS + of_contents + of_biases + of_objects:
+        whole = json.dumps({"messages": 1, "prompt": 1, "mode": 1} | body)
+        with pytest.raises(ValidationError) as caught:
+            kind.model_validate_json(whole)
+        assert caught.value.error_count() <= 10, whole[:80]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("regex", ""),
+        ("guided_regex", ""),
+        ("guided_json", ""),
+        ("guided_choice", [""]),
+        ("structured_outputs", {"json": ""}),
+        ("structured_outputs", {"regex": ""}),
+        ("structured_outputs", {"choice": [""]}),
+    ],
+)
+def test_a_structure_without_a_text_is_refused(name: str, value: object) -> None:
+    with pytest.raises(FieldError, match="is empty; leave it out") as caught:
+        calls(CompletionRequest, json.dumps({"prompt": "x", name: value}).encode())
+    assert caught.value.field.startswith(name)

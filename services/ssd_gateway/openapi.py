@@ -1,0 +1,169 @@
+"""The OpenAPI document of the gateway, which ``/openapi.json`` serves."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from ssd import __version__
+from ssd_gateway.schemas import MISSING_FEATURES, WITHOUT_EFFECT, ChatRequest, CompletionRequest
+
+_Schema = dict[str, Any]
+_REFS = "#/components/schemas/{model}"
+_ERRORS = {
+    400: "A field is missing, unknown, of a wrong type or out of range.",
+    401: "The API key is missing or wrong.",
+    403: "The header Host is not accepted without an API key.",
+    404: "No such model or path.",
+    408: "The request took too long.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON, or is compressed.",
+    429: "The server is overloaded; Retry-After has the seconds to wait.",
+    500: "An internal error.",
+    503: "No target is ready; Retry-After has the seconds to wait.",
+}
+_OF_MODELS = (401, 403, 404, 429, 500, 503)
+
+
+def document() -> _Schema:
+    """Return the document."""
+    schemas: _Schema = {}
+    paths = {
+        "/v1/chat/completions": _generation(ChatRequest, "ChatCompletion", schemas),
+        "/v1/completions": _generation(CompletionRequest, "Completion", schemas),
+        "/v1/models": {"get": _operation("The models of all ready targets.", "ModelList")},
+        "/v1/models/{model}": {
+            "get": _operation("A model.", "Model")
+            | {"parameters": [{"name": "model", "in": "path", "required": True, "schema": _TEXT}]}
+        },
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "SSD gateway", "version": __version__},
+        "paths": paths,
+        "components": {
+            "schemas": schemas | _RESPONSES,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _generation(kind: type[BaseModel], answer: str, schemas: _Schema) -> _Schema:
+    """Return the path of an endpoint that generates text; adds the schema of its body."""
+    body = kind.model_json_schema(ref_template=_REFS)
+    schemas |= body.pop("$defs")
+    body["properties"]["model"] = _TEXT
+    body["required"] = ["model", *body["required"]]
+    body["properties"] |= {
+        name: {"enum": list(accepted), "description": "Not supported: asks for nothing."}
+        for name, accepted in MISSING_FEATURES.items()
+    }
+    body["properties"] |= {name: {"description": "No effect."} for name in sorted(WITHOUT_EFFECT)}
+    body["additionalProperties"] = False
+    schemas[kind.__name__] = body
+    found = _operation("Text, whole or as a stream of events.", answer, tuple(_ERRORS))
+    found["responses"]["200"]["content"]["text/event-stream"] = {"schema": _TEXT}
+    content = {"application/json": {"schema": _ref(kind.__name__)}}
+    return {"post": found | {"requestBody": {"required": True, "content": content}}}
+
+
+def _operation(summary: str, answer: str, errors: tuple[int, ...] = _OF_MODELS) -> _Schema:
+    responses = {str(status): _response(_ERRORS[status], "Error") for status in errors}
+    return {"summary": summary, "responses": {"200": _response(summary, answer), **responses}}
+
+
+def _response(description: str, name: str) -> _Schema:
+    return {
+        "description": description,
+        "content": {"application/json": {"schema": _ref(name)}},
+    }
+
+
+def _ref(name: str) -> _Schema:
+    return {"$ref": _REFS.format(model=name)}
+
+
+def _object(optional: _Schema | None = None, **required: _Schema) -> _Schema:
+    return {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": sorted(required),
+        "additionalProperties": False,
+    }
+
+
+def _or_null(schema: _Schema) -> _Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _list(items: _Schema) -> _Schema:
+    return {"type": "array", "items": items}
+
+
+_TEXT: _Schema = {"type": "string"}
+_COUNT: _Schema = {"type": "integer", "minimum": 0}
+_NUMBER: _Schema = {"type": "number"}
+_LOGPROB = {"token": _TEXT, "logprob": _NUMBER, "bytes": _list(_COUNT)}
+_CHOICE = {"index": _COUNT, "finish_reason": {"enum": ["stop", "length"]}}
+
+
+def _answer(name: str, choice: _Schema) -> _Schema:
+    usage = _object(
+        prompt_tokens=_COUNT,
+        completion_tokens=_COUNT,
+        total_tokens=_COUNT,
+        prompt_tokens_details=_object(cached_tokens=_COUNT),
+    )
+    return _object(
+        {"ssd": {"type": "object"}},
+        id=_TEXT,
+        object={"const": name},
+        created=_COUNT,
+        model=_TEXT,
+        system_fingerprint=_TEXT,
+        choices=_list(choice),
+        usage=usage,
+    )
+
+
+_RESPONSES: _Schema = {
+    "ChatCompletion": _answer(
+        "chat.completion",
+        _object(
+            **_CHOICE,
+            message=_object(role={"const": "assistant"}, content=_TEXT, refusal={"type": "null"}),
+            logprobs=_or_null(
+                _object(
+                    content=_list(_object(**_LOGPROB, top_logprobs=_list(_object(**_LOGPROB)))),
+                    refusal={"type": "null"},
+                )
+            ),
+        ),
+    ),
+    "Completion": _answer(
+        "text_completion",
+        _object(
+            **_CHOICE,
+            text=_TEXT,
+            logprobs=_or_null(
+                _object(
+                    tokens=_list(_TEXT),
+                    token_logprobs=_list(_NUMBER),
+                    top_logprobs=_list({"type": "object", "additionalProperties": _NUMBER}),
+                    text_offset=_list(_COUNT),
+                )
+            ),
+        ),
+    ),
+    "Model": _object(
+        id=_TEXT,
+        object={"const": "model"},
+        created=_COUNT,
+        owned_by=_TEXT,
+        max_model_len=_COUNT,
+    ),
+    "ModelList": _object(object={"const": "list"}, data=_list(_ref("Model"))),
+    "Error": _object(
+        error=_object(message=_TEXT, type=_TEXT, param=_or_null(_TEXT), code=_or_null(_TEXT))
+    ),
+}

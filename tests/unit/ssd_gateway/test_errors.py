@@ -1,0 +1,137 @@
+"""Error objects of the API, of the gateway itself and of its targets."""
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import openai
+import pytest
+from tests.gateway import HELLO, ScriptedTarget, fronting, get
+
+from ssd.errors import ContextLengthError, FieldError, NotReadyError, OverloadedError
+from ssd.rpc.codec import GenerateCall
+from ssd.types import GenerationChunk
+
+NOTHING: tuple[GenerationChunk, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "code", "param"),
+    [
+        (
+            FieldError("sampling.temperature", "is 9"),
+            openai.BadRequestError,
+            "invalid_value",
+            "temperature",
+        ),
+        (
+            FieldError("token_ids.ids[3]", "is 9, must be in 0..7"),
+            openai.BadRequestError,
+            "invalid_value",
+            "prompt[3]",
+        ),
+        (ContextLengthError(60, 9, 64), openai.BadRequestError, "context_length_exceeded", None),
+        (OverloadedError("full", 2.5), openai.RateLimitError, "rate_limit_exceeded", None),
+        (NotReadyError("draining"), openai.InternalServerError, "service_unavailable", None),
+        (RuntimeError("secret"), openai.InternalServerError, None, None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_errors_of_a_target_are_openai_errors(
+    error: Exception, raised: type[openai.APIStatusError], code: str | None, param: str | None
+) -> None:
+    async def fails(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        for chunk in NOTHING:
+            yield chunk
+        raise error
+
+    async with fronting(ScriptedTarget(fails)) as front, front.client() as client:
+        for stream in (False, True):
+            with pytest.raises(raised) as caught:
+                await client.chat.completions.create(model="demo", messages=HELLO, stream=stream)
+            assert (caught.value.code, caught.value.param) == (code, param)
+            assert "secret" not in caught.value.message
+            assert caught.value.request_id
+            pauses = {OverloadedError: "3", NotReadyError: "1"}
+            pause = caught.value.response.headers.get("retry-after")
+            assert pause == pauses.get(type(error))
+
+
+REFUSED: list[tuple[Any, str | None, str]] = [
+    ({"prompt": "x", "temprature": 1}, "temprature", "unrecognized"),
+    ({"prompt": "x", "temperature": "1"}, "temperature", "must be a number"),
+    ({"prompt": "x", "max_tokens": -1}, "max_tokens", "is -1, must be at least 1"),
+    ({"prompt": "x", "max_tokens": 0}, "max_tokens", "is 0, must be at least 1"),
+    ({"prompt": "x", "max_tokens": 2**40}, "max_tokens", "must be at most 2147483647"),
+    ({"prompt": "x", "echo": True, "logprobs": 0}, "echo", "cannot be combined with logprobs"),
+    ({"prompt": "x", "stop": ["y"] * 17}, "stop", "has 17 entries, must have at most 16"),
+    ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", "not a token id"),
+    ({"prompt": "x", "best_of": 3}, "best_of", "not supported"),
+    ({"prompt": "x", "suffix": "y"}, "suffix", "not supported"),
+    ({"prompt": []}, "prompt", "1..32"),
+    ({"prompt": 7}, "prompt", "must be a text, a list of texts"),
+    ({"prompt": [1, -1]}, "prompt[1]", "is -1, must be at least 0"),
+    ({"prompt": "x", "stop": [7]}, "stop", "must be a text or a list of texts"),
+    ({"prompt": "x", "mode": "fast"}, "mode", "is 'fast', must be one of auto, autoregressive"),
+    ({"prompt": "x", "use_beam_search": True}, "use_beam_search", "not supported"),
+    ({}, "prompt", "required"),
+    ([], None, "JSON object"),
+    ({"prompt": "x", "model": None}, "model", "required; this server has demo"),
+    ({"prompt": "x", "model": ""}, "model", "required; this server has demo"),
+    ({"messages": []}, "messages", "is empty; it must have at least 1 entry"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]", "tools"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
+    (
+        {"messages": [{"role": "king", "content": "x"}]},
+        "messages[0].role",
+        "must be one of developer, system",
+    ),
+    ({"messages": HELLO, "tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"messages": HELLO, "top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0]",
+        "image_url",
+    ),
+]
+
+
+REFUSED_BY_TARGETS: list[tuple[dict[str, Any], str, str]] = [
+    ({"guided_json": {"type": "x"}}, "guided_json", "json_schema"),
+    ({"guided_choice": ["a"]}, "guided_choice", "regex"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "regex"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "json_schema"),
+    ({"logprobs": True, "top_logprobs": 2}, "top_logprobs", "logprobs"),
+    ({"max_completion_tokens": 7}, "max_completion_tokens", "max_tokens"),
+    ({"max_tokens": 7}, "max_tokens", "max_tokens"),
+]
+
+
+async def test_a_refusal_of_the_target_names_the_field_of_the_body() -> None:
+    field = ""
+
+    async def refuses(_call: GenerateCall) -> AsyncGenerator[GenerationChunk, None]:
+        for chunk in NOTHING:
+            yield chunk
+        raise FieldError(f"sampling.{field}", "is wrong")
+
+    async with fronting(ScriptedTarget(refuses)) as front:
+        for body, param, each in REFUSED_BY_TARGETS:
+            field = each
+            whole = json.dumps({"model": "demo", "messages": HELLO, **body}).encode()
+            status, _, text = await get(front, "/v1/chat/completions", whole)
+            error = json.loads(text)["error"]
+            assert (status, error["param"], error["message"]) == (400, param, f"{param}: is wrong")
+
+
+async def test_a_request_that_is_not_valid_is_refused_with_its_field() -> None:
+    target = ScriptedTarget()
+    async with fronting(target) as front:
+        for body, param, says in REFUSED:
+            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+            whole = {"model": "demo", **body} if isinstance(body, dict) else body
+            status, _, text = await get(front, path, json.dumps(whole).encode())
+            found = json.loads(text)["error"]
+            assert (status, found["param"]) == (400, param), body
+            assert says in found["message"], body
+    assert not [call for call in target.calls if call.prompt]

@@ -1,0 +1,11 @@
+"""The OpenAPI document; ``make soak`` compares the answers with it."""
+
+from ssd_gateway.openapi import document
+from ssd_gateway.schemas import MISSING_FEATURES, WITHOUT_EFFECT, ChatRequest, CompletionRequest
+
+
+def test_the_document_has_every_field_that_is_accepted() -> None:
+    schemas = document()["components"]["schemas"]
+    for kind in (ChatRequest, CompletionRequest):
+        fields = schemas[kind.__name__]["properties"].keys()
+        assert fields == kind.model_fields.keys() | MISSING_FEATURES.keys() | WITHOUT_EFFECT
