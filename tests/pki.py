@@ -14,9 +14,10 @@ from ssd.rpc.credentials import TlsFiles
 
 
 class Authority:
-    """Signs certificates of a day."""
+    """Signs certificates of a day, or of ``days``."""
 
     def __init__(self, name: str = "authority") -> None:
+        self.days = 1
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         constraint = x509.BasicConstraints(ca=True, path_length=None)
@@ -52,7 +53,7 @@ class Authority:
             x509.CertificateBuilder(issuer_name=self._name, subject_name=subject, public_key=key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + timedelta(days=1))
+            .not_valid_after(now + timedelta(days=self.days))
             .add_extension(extension, critical=False)
         )
         return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

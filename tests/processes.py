@@ -12,14 +12,17 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import BinaryIO
 
 from ssd.child import PR_SET_PDEATHSIG
 from ssd.telemetry import Event, parse_event
@@ -29,12 +32,20 @@ _READ_BYTES = 1 << 16
 
 
 class ProcessUnderTest:
-    """One process and the events that it has logged so far. Any asyncio loop, one at a time."""
+    """One process and the events that were read of its log. Any asyncio loop, one at a time.
+
+    A thread reads its standard error all the time, because a process stops at a full pipe.
+    """
 
     def __init__(self, process: BaseProcess, stderr: Connection) -> None:
         self._process = process
-        self._stderr = stderr
-        self._unread = b""
+        self._lines: deque[bytes] = deque()
+        """Lines that are not yet in ``events``, then an empty one at the end of the log."""
+        self._has_lines = os.eventfd(0, os.EFD_NONBLOCK)
+        # A descriptor of its own: the caller's is closed at the end of the process.
+        log = os.fdopen(os.dup(stderr.fileno()), "rb")
+        self._reader = threading.Thread(target=self._read_all, args=(log,), daemon=True)
+        self._reader.start()
         self.events: list[Event] = []
 
     @property
@@ -86,14 +97,26 @@ class ProcessUnderTest:
 
     async def _read_line(self) -> bytes:
         """Return the next line of standard error, empty at its end."""
-        while b"\n" not in self._unread:
-            await _until_readable(self._stderr.fileno())
-            read = os.read(self._stderr.fileno(), _READ_BYTES)
-            if not read:
-                break
-            self._unread += read
-        line, newline, self._unread = self._unread.partition(b"\n")
-        return line + newline
+        while not self._lines:
+            await _until_readable(self._has_lines)
+            os.eventfd_read(self._has_lines)
+        # The end stays, for the next caller.
+        return self._lines.popleft() if self._lines[0] else b""
+
+    def _read_all(self, log: BinaryIO) -> None:
+        with log:
+            for line in log:
+                self._add(line)
+        self._add(b"")
+
+    def _add(self, line: bytes) -> None:
+        self._lines.append(line)
+        os.eventfd_write(self._has_lines, 1)
+
+    def close(self) -> None:
+        """Release what reads the log; after the end of the process."""
+        self._reader.join()
+        os.close(self._has_lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +131,23 @@ class Ended:
 @asynccontextmanager
 async def running(module: str, *flags: str) -> AsyncIterator[ProcessUnderTest]:
     """Start ``python -m MODULE FLAGS``; it is killed at the end, if it still runs."""
-    with _started(["-m", module, *flags]) as (process, _, stderr):
-        yield ProcessUnderTest(process, stderr)
+    with _process_under_test(["-m", module, *flags]) as process:
+        yield process
 
 
 @asynccontextmanager
 async def running_code(code: str, *flags: str) -> AsyncIterator[ProcessUnderTest]:
     """Start ``python -c CODE FLAGS``; it is killed at the end, if it still runs."""
-    with _started(["-c", code, *flags]) as (process, _, stderr):
-        yield ProcessUnderTest(process, stderr)
+    with _process_under_test(["-c", code, *flags]) as process:
+        yield process
+
+
+@contextmanager
+def _process_under_test(arguments: Sequence[str]) -> Iterator[ProcessUnderTest]:
+    with contextlib.ExitStack() as after_the_end, _started(arguments) as (process, _, stderr):
+        found = ProcessUnderTest(process, stderr)
+        after_the_end.callback(found.close)
+        yield found
 
 
 def completed(module: str, *flags: str) -> Ended:

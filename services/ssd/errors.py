@@ -9,7 +9,7 @@
     │   └── UnsupportedError      not implemented yet; ``field`` names it
     ├── OverloadedError           a bound is reached; retry after ``retry_after_seconds``
     ├── NotReadyError             loading or draining
-    │   └── IncompleteTextError   client only: the connection was lost during a response
+    │   └── IncompleteTextError   client only: the text ended early
     ├── AccessError               missing or wrong credentials
     │   └── NotAllowedError       valid credentials without the right to make this call
     ├── CancelledError            the request was cancelled by its client or by a drain
@@ -67,8 +67,8 @@ class ContextLengthError(RequestError):
         self, prompt_tokens: int, max_tokens: int, max_model_len: int, field: str = "input"
     ) -> None:
         super().__init__(
-            f"the prompt and max_tokens need {prompt_tokens + max_tokens} tokens ({prompt_tokens} "
-            f"+ {max_tokens}), over max_model_len {max_model_len}; shorten either"
+            f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}: together "
+            f"{prompt_tokens + max_tokens}, over max_model_len {max_model_len}; shorten either"
         )
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
@@ -110,7 +110,7 @@ class NotReadyError(SSDError):
 
 
 class IncompleteTextError(NotReadyError):
-    """The connection was lost after the first token of a response. Only clients raise it."""
+    """The connection was lost after the first token, or the target stops. Only clients raise it."""
 
 
 class AccessError(SSDError):

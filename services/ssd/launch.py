@@ -17,6 +17,7 @@ from itertools import takewhile
 from ssd import errors
 from ssd.cpu_plan import CpuPlan, plan_cpus
 from ssd.errors import InternalError, NotReadyError, SettingsError, SetupError
+from ssd.settings import find_text
 from ssd.telemetry import Event, parse_event
 
 TARGET = "target"
@@ -246,6 +247,9 @@ class Deployment:
     """gRPC port of the target; the drafts use the next ones. 0: any free ports."""
     http_port: int = 0
     """HTTP port of the target; the drafts use the next ones."""
+    is_shared: bool = False
+    """Other processes call the target too, with the credentials that its settings require. Without,
+    only this process calls it, and has no credentials."""
     gateway_port: int | None = None
     """HTTP port of a gateway, 0 for any free port; None: no gateway."""
     common_flags: tuple[str, ...] = ()
@@ -329,8 +333,10 @@ async def deployed(
 
     Raises:
         SetupError: a process could not start, with its own message; target and draft do not match;
-            or the target ended while a client used it.
+            the target ended while a client used it; or it would refuse this process.
     """
+    if not deployment.is_shared:
+        _refuse_credentials()
     plan = deployment.plan()
     drafts = [
         draft_process(deployment, plan, index, on_event) for index in range(deployment.num_drafts)
@@ -368,6 +374,24 @@ async def deployed(
         for result in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
+
+
+def _refuse_credentials() -> None:
+    """Check that a target that is started here accepts calls in plain text and without a token.
+
+    Raises:
+        SettingsError: names the variables with which it does not.
+    """
+    secured = [
+        f"SSD_TARGET_{name.upper()}"
+        for name in ("tls_certificate", "token_file")
+        if find_text(name, (), prefix="SSD_TARGET")
+    ]
+    if secured:
+        raise SettingsError(
+            f"a temporary target has no TLS and no tokens, but the environment contains "
+            f"{' and '.join(secured)}: remove them from it, or call a running target ('ssd up')"
+        )
 
 
 def draft_process(

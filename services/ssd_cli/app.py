@@ -72,19 +72,24 @@ from ssd_cli.options import (
 from ssd_cli.plan_command import plan_command
 from ssd_cli.pool_command import pool_command
 from ssd_cli.sampling_options import (
+    Echo,
     FrequencyPenalty,
     IgnoreEos,
     JsonSchema,
+    LogitBias,
     Logprobs,
     MinP,
     MinTokens,
     NumTexts,
     PresencePenalty,
+    Priority,
     Regex,
     RepetitionPenalty,
+    StopTokenId,
     TopK,
     TopP,
     checked,
+    logit_biases,
     schema_text,
 )
 from ssd_cli.up import up
@@ -98,6 +103,8 @@ app = typer.Typer(
 BENCH = "import sys; from ssd_bench.__main__ import main; sys.exit(main(prog_name='ssd bench'))"
 """Like ``python -m ssd_bench``, with the name ``ssd bench`` in usage errors."""
 _TYPER_PREFIX = re.compile(r"^Invalid value(?: for '([^']+)')?: (?:Value error, )?")
+_TYPER_RANGE = re.compile(r"\bInput should be (less|greater) than or equal to\b")
+"""Words of a number out of its range; the gateway has the same replacement."""
 
 
 def _show_version(is_requested: bool) -> None:  # noqa: FBT001
@@ -164,10 +171,14 @@ def generate_command(
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop before this text; can be repeated.")
     ] = None,
+    stop_token_id: StopTokenId = None,
+    logit_bias: LogitBias = None,
     json_schema: JsonSchema = None,
     regex: Regex = "",
     n: NumTexts = 1,
+    echo: Echo = False,
     logprobs: Logprobs = None,
+    priority: Priority = 0,
     lookahead: Lookahead = 6,
     branches: Branches = 24,
     num_drafts: NumDrafts = 1,
@@ -210,15 +221,19 @@ def generate_command(
                 min_tokens=min_tokens,
                 ignore_eos=ignore_eos,
                 stop=tuple(stop or ()),
+                stop_token_ids=tuple(stop_token_id or ()),
+                logit_bias=logit_biases(logit_bias),
                 json_schema=schema_text(json_schema, regex),
                 regex=regex,
                 n=n,
+                echo=echo,
                 logprobs=logprobs,
             )
         ),
         seed=seed,
         max_tokens=max_tokens,
         mode=Mode(mode),
+        priority=priority,
     )
     options = GenerateOptions(
         endpoint=endpoint,
@@ -237,7 +252,7 @@ def generate_command(
     if endpoint is None:
         check_models(options.deployment, tensor_parallel_size)
         warn_about_one_cpu(options.deployment)
-    collector = Collector()
+    collector = Collector(is_echo=echo)
     show = partial(show_generation, is_json=is_json, shows_seed=temperature > 0)
     try:
         hint = run_work(_generated(options, call, collector, is_json=is_json), is_debug=debug)
@@ -320,6 +335,7 @@ def up_command(
         is_synchronous=mode == "synchronous",
         port=port,
         http_port=http_port,
+        is_shared=True,
         gateway_port=gateway_port if gateway else None,
         common_flags=_common_flags(lookahead, branches, dtype, engine),
         target_flags=("--tensor-parallel-size", str(tensor_parallel_size)),
@@ -429,7 +445,10 @@ def _usage_problem(message: str, command: str) -> str:
     """Return typer's message as ``--flag: problem``."""
     if command == "ssd generate" and message.startswith("No such option"):
         return f"{message}; write -- before a prompt that begins with -"
-    return _TYPER_PREFIX.sub(lambda found: f"{found[1]}: " if found[1] else "", message)
+    message = _TYPER_PREFIX.sub(lambda found: f"{found[1]}: " if found[1] else "", message)
+    return _TYPER_RANGE.sub(
+        lambda found: f"must be at {'most' if found[1] == 'less' else 'least'}", message
+    )
 
 
 def run(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """``ssd chat``: a conversation with a running target or with a temporary one.
 
-Ctrl-C stops the answer, and at the prompt it clears the line. Ctrl-D, or the end of the input, ends
-the program. Lines that begin with / are commands.
+Ctrl-C stops the answer, and at the prompt it clears the line. Ctrl-D at the prompt, or the end of
+the input, ends the program. Lines that begin with / are commands, except with //.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from ssd.errors import SSDError
+from ssd.errors import ContextLengthError, SSDError
 from ssd.rpc.client import TargetClient
 from ssd.rpc.codec import Conversation, GenerateCall
 from ssd.types import ChatTurn, Mode, SamplingParams
@@ -28,7 +28,8 @@ HELP = """\
 /stats                                               figures of the last two answers
 /reset                                               begin a new conversation
 /help                                                this list
-Ctrl-C stops an answer; Ctrl-D ends the program."""
+//TEXT                                               sends /TEXT as a message
+Ctrl-C stops an answer; Ctrl-D at the prompt ends the program."""
 
 
 class CommandError(SSDError):
@@ -91,13 +92,15 @@ class Chat:
         Cancelling it stops the answer. The conversation keeps the text so far.
         """
         try:
-            if line.startswith("/"):
+            if line.startswith("/") and not line.startswith("//"):
                 self._run_command(*line[1:].split())
             elif line:
-                await self._answer(line)
+                await self._answer(line[1:] if line.startswith("//") else line)
         except SSDError as error:
             self.num_errors += 1
-            report("error", str(error), "red")
+            is_full = isinstance(error, ContextLengthError) and self.turns
+            remedy = "; /reset begins a new conversation" if is_full else ""
+            report("error", f"{error}{remedy}", "red")
 
     def _run_command(self, name: str = "", *values: str) -> None:
         match name:

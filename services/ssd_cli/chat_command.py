@@ -62,7 +62,8 @@ def chat_command(
 ) -> None:
     """Chat with a model.
 
-    /help lists the commands. Ctrl-C stops an answer, Ctrl-D ends the program.
+    /help lists the commands. Ctrl-C stops an answer, Ctrl-D at the prompt ends
+    the program.
     Without a terminal, each line of standard input is a message or a command;
     the exit code is 1 if one of them had an error.
     """

@@ -145,9 +145,15 @@ def metrics_line(figures: Figures) -> str:
     if figures.tokens_per_round is not None:
         parts.append(f"{figures.tokens_per_round:.2f} tokens per round")
     if figures.hit_rate is not None:
-        parts.append(f"hits {figures.hit_rate:.0%}")
+        tables = sum(filter(None, (figures.hits, figures.misses, figures.late)))
+        parts.append(f"hits {figures.hit_rate:.0%} of {tables} tables")
+    if figures.late:
+        parts.append(f"{figures.late} late")
     if figures.mode is not None:
         parts.append(figures.mode)
+    if figures.paused_rounds:
+        share = _percent(_share(figures.paused_rounds, figures.rounds))
+        parts.append(f"off in {share} of rounds: slower here")
     return ", ".join(parts)
 
 

@@ -92,6 +92,8 @@ class Collector:
     """Collects the chunks of a continuation, and those of the others of its prompt."""
 
     clock: Clock = field(default_factory=SystemClock)
+    is_echo: bool = False
+    """Whether the first chunk of each continuation is the prompt; its tokens are not counted."""
     texts: list[str] = field(default_factory=list)
     token_ids: list[TokenId] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
@@ -111,18 +113,20 @@ class Collector:
         """Add the next chunk."""
         if chunk.choice:
             other = self.others.setdefault(
-                chunk.choice, Collector(self.clock, started_at=self.started_at)
+                chunk.choice, Collector(self.clock, self.is_echo, started_at=self.started_at)
             )
             other.add(replace(chunk, choice=0))
+            return
+        self.texts.append(chunk.text)
+        if chunk.seed is not None:
+            self.seed = chunk.seed
+        if self.is_echo and len(self.texts) == 1:
             return
         self.last_at = self.clock.now()
         if not self.token_ids:
             self.first_at = self.last_at
-        self.texts.append(chunk.text)
         self.token_ids.extend(chunk.token_ids)
         self.logprobs.extend(chunk.logprobs)
-        if chunk.seed is not None:
-            self.seed = chunk.seed
         self.last = chunk
 
     def finish(self) -> Generation:

@@ -61,8 +61,8 @@ def pool_lines(pool: PoolStatus) -> list[Text]:
             f"drafts needed {pool.desired_draft_replicas:.1f}"
         ),
         Text(
-            f"rounds     {pool.tokens_per_round:.2f} tokens, hits {pool.hit_rate:.0%}, "
-            f"efficiency {pool.efficiency:.2f}"
+            f"rounds     {pool.tokens_per_round:.2f} tokens, efficiency {pool.efficiency:.2f}; "
+            f"hits {pool.hit_rate:.0%} of all tables since the start"
         ),
         Text(f"mode auto  speculation {choice}), proposals of at most {pool.max_proposed_tokens}"),
     ]
@@ -73,7 +73,7 @@ def links_table(links: Sequence[LinkStatus]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("draft")
     table.add_column("state")
-    for title in ("sessions", "hits", "late", "round trip"):
+    for title in ("sessions", "sustainable", "hits", "late", "round trip"):
         table.add_column(title, justify="right")
     table.add_column("channel")
     table.add_column("reason")
@@ -83,7 +83,8 @@ def links_table(links: Sequence[LinkStatus]) -> Table:
         table.add_row(
             Text(link.draft_pod or link.address),
             Text(link.state, style=_STYLES.get(link.state, "yellow")),
-            f"{link.sessions} of {link.sustainable_sessions}",
+            str(link.sessions),
+            str(link.sustainable_sessions),
             f"{link.hits / looked_up:.0%}" if looked_up else UNKNOWN,
             f"{link.late / looked_up:.0%}" if looked_up else UNKNOWN,
             f"{link.round_trip_seconds * 1e3:.2f} ms" if is_known else UNKNOWN,

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ssd.errors import FieldError
+from ssd.rpc.codec import MAX_PRIORITY
 from ssd.rpc.sampling_codec import sampling_message, sampling_params
 from ssd.types import SamplingParams
 
@@ -36,6 +37,22 @@ Logprobs = Annotated[
         help="With --json: log-probabilities of each token and of this many most likely ones."
     ),
 ]
+LogitBias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ID=BIAS", help="Add to the logit of a token id, -100..100; can be repeated."
+    ),
+]
+StopTokenId = Annotated[
+    list[int] | None, typer.Option(help="Stop after this token id; can be repeated.")
+]
+Echo = Annotated[bool, typer.Option("--echo", help="Print the prompt before the text.")]
+Priority = Annotated[
+    int,
+    typer.Option(
+        min=-MAX_PRIORITY, max=MAX_PRIORITY, help="Requests with higher values run earlier."
+    ),
+]
 JsonSchema = Annotated[
     Path | None,
     typer.Option(
@@ -61,6 +78,28 @@ def schema_text(file: Path | None, regex: str) -> str:
         raise typer.BadParameter(f"--json-schema {file} is not UTF-8") from None
 
 
+def logit_biases(given: list[str] | None) -> tuple[tuple[int, float], ...]:
+    """Return the biases of ``--logit-bias``, by token id.
+
+    Raises:
+        typer.BadParameter: an entry is not ``ID=BIAS``, or an id has several.
+    """
+    found: dict[int, float] = {}
+    for entry in given or ():
+        token_id, _, bias = entry.partition("=")
+        try:
+            number = int(token_id)
+            is_new = number >= 0 and number not in found
+            found[number] = float(bias)
+        except ValueError:
+            is_new = False
+        if not is_new:
+            raise typer.BadParameter(
+                f"--logit-bias {entry!r} is not ID=BIAS with a new token id, for example 5=-100"
+            )
+    return tuple(sorted(found.items()))
+
+
 def checked(sampling: SamplingParams) -> SamplingParams:
     """Return parameters within the bounds of a request.
 
@@ -70,7 +109,10 @@ def checked(sampling: SamplingParams) -> SamplingParams:
     try:
         return sampling_params(sampling_message(sampling, None, None))
     except FieldError as error:
-        flag = error.field.removeprefix("sampling.").replace("_", "-")
-        raise typer.BadParameter(f"--{flag} {error.description}") from None
+        name, bracket, entry = error.field.removeprefix("sampling.").partition("[")
+        flag = name.replace("_ids", "_id").replace("_", "-")
+        # Of a bias, the token id; of a list, the place.
+        place = f" {entry.removesuffix(']')}" if bracket else ""
+        raise typer.BadParameter(f"--{flag}{place} {error.description}") from None
     except ValueError as error:
         raise typer.BadParameter(f"a flag cannot be sent: {error}") from None

@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import json
+import shlex
 import signal
 import socket
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,7 @@ from rich.text import Text
 from ssd.cpu_plan import CpuPlan
 from ssd.errors import AddressError
 from ssd.launch import (
+    DRAIN_SECONDS,
     ChildProcess,
     Deployment,
     EventListener,
@@ -25,6 +27,7 @@ from ssd.launch import (
     draft_process,
     gateway_process,
 )
+from ssd.settings import find_text
 from ssd.telemetry import Event, SystemClock
 from ssd_cli.display import err, report, startup_progress, write
 
@@ -58,7 +61,8 @@ async def up(deployment: Deployment, *, is_json: bool, is_debug: bool = False) -
     try:
         await asyncio.wait({signalled, work}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done() and not is_json:
-            err.print("stopping")
+            streams = f"; streams have {DRAIN_SECONDS:g} s to end" if is_ready.is_set() else ""
+            err.print(f"stopping{streams}")
     finally:
         signalled.cancel()
         # The cancelled task stops the processes and waits for them.
@@ -139,7 +143,36 @@ def _announce(running: RunningDeployment, *, is_json: bool) -> None:
     if running.gateway is not None:
         base = f"http://{running.gateway.http_address}"
         err.print(f"[bold]gateway[/bold] {base}/v1  playground {base}/")
-    err.print(f'try: ssd generate --endpoint {running.target.grpc_address} "def fib(n):"')
+    flags = credential_flags()
+    command = f"ssd generate --endpoint {running.target.grpc_address} {flags}"
+    err.print(f'try: {command}"def fib(n):"', markup=False, emoji=False)
+
+
+def credential_flags(environ: Mapping[str, str] | None = None) -> str:
+    """Return the flags with which ``ssd generate`` calls a target with this environment.
+
+    Those that the command reads from the environment are left out. A file that the environment does
+    not name is in capitals.
+
+    Args:
+        environ: the environment; the process's own when None.
+    """
+    find = partial(find_text, argv=(), environ=environ)
+    is_mutual = find("tls_client_ca", prefix="SSD_TARGET")
+    own = ("tls_certificate", "certificate", is_mutual), ("tls_key", "key", is_mutual)
+    known = ("tls_ca", "ca", find("tls_certificate", prefix="SSD_TARGET")), *own
+    found = {
+        name: find(f"target_{of_gateway}", prefix="SSD_GATEWAY", default=f"{name.upper()}.PEM")
+        for name, of_gateway, is_needed in known
+        if is_needed
+    }
+    if token_file := find("token_file", prefix="SSD_TARGET"):
+        found["token_file"] = token_file
+    return "".join(
+        f"--{name.replace('_', '-')} {shlex.quote(file)} "
+        for name, file in found.items()
+        if not find(name, prefix="SSD")
+    )
 
 
 @contextlib.asynccontextmanager

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 import pytest
+from openai import AsyncOpenAI
+from tests.pki import Authority, put
 
 import ssd
 from ssd.errors import SetupError
@@ -226,6 +228,43 @@ async def test_up_starts_a_gateway_and_restarts_it_at_its_address(pair: tuple[st
         assert b"restarting it in 1 s" in await process.stderr.readline()
         assert await process.stderr.readline() == b"gateway: ready again\n"
         assert await asyncio.to_thread(probe) == 200
+
+
+@pytest.mark.slow
+async def test_settings_in_the_environment_secure_all_processes_of_up(
+    pair: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Authority().files(tmp_path / "tls", "127.0.0.1")
+    clients = put(tmp_path / "clients", "a-token-of-clients")
+    links = put(tmp_path / "links", "a-token-of-links")
+    for name, value in {
+        "SSD_TARGET_TLS_CERTIFICATE": files.certificate,
+        "SSD_TARGET_TLS_KEY": files.key,
+        "SSD_TARGET_TOKEN_FILE": clients,
+        "SSD_TARGET_LINK_CA": files.ca,
+        "SSD_TARGET_LINK_TOKEN_FILE": links,
+        "SSD_DRAFT_TLS_CERTIFICATE": files.certificate,
+        "SSD_DRAFT_TLS_KEY": files.key,
+        "SSD_DRAFT_TOKEN_FILE": links,
+        "SSD_GATEWAY_TARGET_CA": files.ca,
+        "SSD_GATEWAY_TARGET_TOKEN_FILE": clients,
+    }.items():
+        monkeypatch.setenv(name, value)
+    async with up(*pair, "--gateway", "--gateway-port", "0") as (_, addresses, _):
+        base = f"http://{addresses['gateway']['http']}/v1"
+        async with AsyncOpenAI(base_url=base, api_key="none", max_retries=0) as client:
+            (model,) = (await client.models.list()).data
+            answer = await client.completions.create(model=model.id, prompt="a", max_tokens=4)
+        assert answer.choices[0].finish_reason
+        endpoint = ("--endpoint", addresses["target"]["grpc"], "--tls-ca", files.ca)
+        own = (*endpoint, "--token-file", clients)
+        code, out, _ = await completed("generate", "a", "--max-tokens", "4", "--json", *own)
+        assert (code, bool(json.loads(out)["text"])) == (0, True)
+        _, out, _ = await completed("pool", "--json", *own)
+        assert [link["state"] for link in json.loads(out)["links"]] == ["active"]
+        for token in ((), ("--token-file", links)):
+            code, _, err = await completed("generate", "a", *endpoint, *token)
+            assert (code, "token" in err) == (1, True)
 
 
 async def test_demo_fails_if_no_draft_is_linked(

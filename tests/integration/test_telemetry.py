@@ -37,6 +37,8 @@ ONE_AT_A_TIME = ("--max-num-seqs", "1", "--channel", "collective")
 RARE = {
     "ssd_draft_max_sessions",  # a setting
     *("ssd_link_refusals", "ssd_bad_frames", "ssd_stale_frames", "ssd_preemptions"),
+    # Only with the channel collective, and with TLS.
+    *("ssd_channel_fallbacks", "ssd_tls_certificate_expiry_timestamp_seconds"),
     # The choice of the controller does not change in a short time.
     *("ssd_speculation_active", "ssd_speculation_speed_up", "ssd_speculation_reason"),
 }
@@ -139,7 +141,7 @@ async def test_metrics_and_spans_show_what_a_target_and_a_draft_do(folder: Path)
                 running_on = client.generate(PROMPT, ENDLESS, Mode.SPECULATIVE)
                 await anext(running_on)
                 waiting = asyncio.create_task(anext(client.generate(PROMPT, LONG)))
-                busy = await until(target, ssd_waiting_sequences=1)
+                busy = await until(target, ssd_waiting_sequences=1, ssd_open_sessions=1)
                 there = await scrape(draft)
                 await running_on.aclose()
                 await waiting

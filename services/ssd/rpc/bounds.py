@@ -61,6 +61,16 @@ def check_range(name: str, found: float, lowest: float, highest: float) -> None:
         raise FieldError(name, f"is {_shown(found)}, must be {_range_text(lowest, highest)}")
 
 
+def check_count(name: str, found: int, unit: str, lowest: int, highest: int) -> None:
+    """Refuse a list or a text with too few or too many parts.
+
+    Raises:
+        FieldError: names the field, the count, its unit and the range.
+    """
+    if not lowest <= found <= highest:
+        raise FieldError(name, f"has {found} {unit}, must have {lowest}..{highest}")
+
+
 def _range_text(lowest: float, highest: float) -> str:
     if lowest != ABOVE_ZERO:
         return f"in {_shown(lowest)}..{_shown(highest)}"
@@ -78,8 +88,7 @@ def check_length(name: str, token_ids: Sized, bounds: PromptBounds = ANY_MODEL) 
     Raises:
         FieldError: names the field, the length and the bound.
     """
-    if len(token_ids) > bounds.tokens:
-        raise FieldError(name, f"has {len(token_ids)} token ids, allowed are {bounds.tokens}")
+    check_count(name, len(token_ids), "token ids", 0, bounds.tokens)
 
 
 def check_text(name: str, *texts: str, bounds: PromptBounds = ANY_MODEL) -> None:
@@ -92,12 +101,21 @@ def check_text(name: str, *texts: str, bounds: PromptBounds = ANY_MODEL) -> None
     if num_bytes > bounds.text_bytes:
         raise FieldError(
             name,
-            f"has {num_bytes} bytes, allowed are {bounds.text_bytes} for {bounds.tokens} tokens",
+            f"has {num_bytes} bytes, must have 0..{bounds.text_bytes}: max_model_len is "
+            f"{bounds.tokens} tokens",
         )
 
 
-def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int | None) -> None:
+def check_token_ids(
+    name: str, token_ids: Sequence[int], vocab_size: int | None, *, is_keyed: bool = False
+) -> None:
     """Refuse ids outside the vocabulary.
+
+    Args:
+        name: path of the list, or of the map if ``is_keyed``.
+        token_ids: the entries of the list, or the keys of the map.
+        vocab_size: None: 2^31.
+        is_keyed: the path of an entry contains its key instead of its place.
 
     Raises:
         FieldError: names the first one.
@@ -106,4 +124,5 @@ def check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int | None)
     if not token_ids or max(token_ids) < limit:
         return
     index = next(index for index, token_id in enumerate(token_ids) if token_id >= limit)
-    raise FieldError(f"{name}[{index}]", f"token id {token_ids[index]} is outside 0..{limit - 1}")
+    place = token_ids[index] if is_keyed else index
+    check_range(f"{name}[{place}]", token_ids[index], 0, limit - 1)

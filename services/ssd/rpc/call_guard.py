@@ -113,6 +113,8 @@ class CallGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._access.check(method, call)
             with self._count(method):
                 await self._run(handler, requests, call)
+            # A behaviour may end while its first write is cancelled but pending.
+            await call.settle()
             return
         except grpc.aio.AbortError as error:
             # Raised by a servicer of another package. gRPC raises it again without the old frames.

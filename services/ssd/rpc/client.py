@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -38,7 +39,7 @@ from ssd.rpc.credentials import NO_CREDENTIALS, ClientCredentials, Pem
 from ssd.rpc.link import MAX_OUTGOING, LinkCall
 from ssd.rpc.pool_codec import DraftStatus, PoolStatus, draft_status, pool_status
 from ssd.rpc.status import REQUEST_ID_KEY, from_rpc_error
-from ssd.types import GenerationChunk, Mode, SamplingParams, TokenId
+from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, TokenId
 from ssd.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -240,7 +241,8 @@ class TargetClient(_Client):
 
         Raises:
             NotReadyError: no target was ready within ``ready_seconds`` or ``timeout_seconds``.
-            IncompleteTextError: the connection was lost after the first chunk.
+            IncompleteTextError: the connection was lost after the first chunk, or the target, which
+                stops, cancelled the request.
             SSDError: see the module.
         """
         if isinstance(prompt, GenerateCall):
@@ -267,9 +269,12 @@ class TargetClient(_Client):
                     )
                     try:
                         async for message in call:
-                            has_begun, chunk = True, generation_chunk(message)
+                            chunk = generation_chunk(message)
+                            _check_start(chunk, has_begun=has_begun)
+                            has_begun = True
                             num_tokens += len(chunk.token_ids)
-                            yield chunk
+                            yield _without_cancellation(chunk)
+                            _check_end(chunk)
                     finally:
                         call.cancel()
                 return
@@ -401,8 +406,31 @@ class _CallContext(contextlib.AbstractAsyncContextManager[Any, None]):
             raise converted from error
 
 
+def _without_cancellation(chunk: GenerationChunk) -> GenerationChunk:
+    is_cancelled = chunk.finish_reason is FinishReason.CANCELLED
+    return replace(chunk, finish_reason=None) if is_cancelled else chunk
+
+
+def _check_start(chunk: GenerationChunk, *, has_begun: bool) -> None:
+    """Raise ``NotReadyError`` if the target cancelled the request while it waited."""
+    is_waiting = not (has_begun or chunk.token_ids or chunk.text)
+    if is_waiting and chunk.finish_reason is FinishReason.CANCELLED:
+        raise NotReadyError("the target stops; it cancelled the request before the first token")
+
+
+def _check_end(chunk: GenerationChunk) -> None:
+    """Raise ``NotReadyError`` if the target cancelled the request: a drain passed its deadline."""
+    if chunk.finish_reason is FinishReason.CANCELLED:
+        raise NotReadyError(
+            "the target cancelled the request, because it stops or its tokens were read too late; "
+            "the text is incomplete"
+        )
+
+
 def _incomplete(endpoint: str, num_tokens: int, error: NotReadyError) -> IncompleteTextError:
     cause = error.__cause__
+    if cause is None:
+        return IncompleteTextError(str(error))
     reason = cause.details() if isinstance(cause, grpc.aio.AioRpcError) else str(error)
     return IncompleteTextError(
         f"the connection to {endpoint} was lost after {num_tokens} tokens, "

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd.errors import ContextLengthError, FieldError
-from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_range, check_text
+from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_count, check_range, check_text
 from ssd.rpc.fields import shared_fields
 from ssd.rpc.sampling_codec import (
     logprobs_messages,
@@ -196,10 +196,7 @@ def generate_call(
         FieldError: a field is missing or out of range.
         ContextLengthError: a list of token ids leaves no room for a new token.
     """
-    if len(request.model) > MAX_NAME_CHARACTERS:
-        raise FieldError(
-            "model", f"has {len(request.model)} characters, allowed are {MAX_NAME_CHARACTERS}"
-        )
+    check_count("model", len(request.model), "characters", 0, MAX_NAME_CHARACTERS)
     prompt = _prompt(request, bounds)
     sampling = request.sampling
     params = sampling_params(sampling, vocab_size)
@@ -350,10 +347,7 @@ def _prompt(request: generate_pb2.GenerateRequest, bounds: PromptBounds) -> Prom
             return tuple(ids)
         case "chat":
             num_turns = len(request.chat.messages)
-            if not 1 <= num_turns <= MAX_TURNS:
-                raise FieldError(
-                    "chat.messages", f"has {num_turns} turns, must have 1..{MAX_TURNS}"
-                )
+            check_count("chat.messages", num_turns, "turns", 1, MAX_TURNS)
             turns = tuple(ChatTurn(turn.role, turn.content) for turn in request.chat.messages)
             for index, turn in enumerate(turns):
                 if turn.role not in ROLES:
@@ -374,14 +368,7 @@ def _mode(number: types_pb2.Mode) -> Mode:
 
 def _check_request_extras(request: generate_pb2.GenerateRequest) -> None:
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    if len(request.metadata) > MAX_METADATA_ENTRIES:
-        raise FieldError(
-            "metadata",
-            f"has {len(request.metadata)} entries, allowed are {MAX_METADATA_ENTRIES}",
-        )
+    check_count("metadata", len(request.metadata), "entries", 0, MAX_METADATA_ENTRIES)
     for key, text in request.metadata.items():
-        if max(len(key), len(text)) > MAX_METADATA_CHARACTERS:
-            raise FieldError(
-                f"metadata[{key[:32]}]",
-                f"has {max(len(key), len(text))} characters, allowed are {MAX_METADATA_CHARACTERS}",
-            )
+        longest = max(len(key), len(text))
+        check_count(f"metadata[{key[:32]}]", longest, "characters", 0, MAX_METADATA_CHARACTERS)

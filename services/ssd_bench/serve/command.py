@@ -33,6 +33,8 @@ from ssd_bench.serve.served_target import ServedTarget, connected, started
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 MAX_NUM_SEQS = 256
+LOAD_SECONDS = 30.0
+"""Duration of a load without a scenario."""
 Reach = Callable[[], AbstractAsyncContextManager[ServedTarget]]
 """Connects to a target that runs already."""
 
@@ -126,7 +128,8 @@ def serve(
     deployment = Deployment(target=target, draft=draft, num_drafts=num_drafts)
     results = []
     for name, each in chosen.items():
-        err.print(f"{name}: {(each.run.__doc__ or '').splitlines()[0]}")
+        of_load = f"{_label(streams, rate)} for {options.seconds(LOAD_SECONDS):g} s"
+        err.print(f"{name}: {(each.run.__doc__ or of_load).splitlines()[0]}")
         results.append(asyncio.run(_run(each, options, reach, deployment)))
         if not is_json:
             for table in tables(results[-1]):
@@ -165,13 +168,16 @@ def _chosen(names: str | None) -> dict[str, Scenario]:
     return {name: SCENARIOS[name] for name in names.split(",")}
 
 
+def _label(streams: int, rate: float | None) -> str:
+    return f"{streams} streams" if rate is None else f"{rate:g} requests/s"
+
+
 def _one_load(streams: int, rate: float | None, max_num_seqs: int) -> Scenario:
     """Return a scenario of one load without a question."""
 
     async def run(served: ServedTarget, options: LoadOptions) -> ScenarioResult:
-        """Requests by the options."""
         result = ScenarioResult("load")
-        seconds = options.seconds(30.0)
+        seconds = options.seconds(LOAD_SECONDS)
         generator, workload = served.generator, options.workload()
         async with recorded_memory(served.pids, served.clock) as log:
             if rate is None:
@@ -185,8 +191,7 @@ def _one_load(streams: int, rate: float | None, max_num_seqs: int) -> Scenario:
                 load = await generator.open_loop(
                     workload, rate=rate, seconds=seconds, warm_up_seconds=WARM_UP_SECONDS
                 )
-        label = f"{streams} streams" if rate is None else f"{rate:g} requests/s"
-        result.loads[label] = load_figures(load)
+        result.loads[_label(streams, rate)] = load_figures(load)
         result.memory = log.figures()
         result.series.append((load, log))
         return result

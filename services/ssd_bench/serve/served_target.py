@@ -16,8 +16,6 @@ from ssd_bench.serve.load import LoadGenerator
 
 NUM_CONNECTIONS = 4
 """Connections of the clients: thousands of streams on one would wait for its writer."""
-READY_SECONDS = 10.0
-"""Maximum time that a target at an address has to become ready."""
 SETTLE_SECONDS = 15.0
 """Maximum time after a load in which a target frees everything."""
 _POLL_SECONDS = 0.1
@@ -108,7 +106,7 @@ async def connected(
     """
     async with contextlib.AsyncExitStack() as stack:
         clients = await _connect(address, stack, credentials)
-        await clients[0].wait_ready(READY_SECONDS)
+        await clients[0].model_info()
         yield ServedTarget(clients=clients, http_address=http_address)
 
 

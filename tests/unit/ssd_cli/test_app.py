@@ -16,7 +16,7 @@ import ssd
 from ssd.errors import IncompleteTextError, NotReadyError
 from ssd.rpc.codec import GenerateCall
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, SpeculationStatistics
+from ssd.types import GenerationChunk
 from ssd_cli import app
 from ssd_cli.app import run
 from ssd_cli.figures import Collector
@@ -80,9 +80,16 @@ def test_bad_usage_prints_one_line_with_a_hint_and_exits_with_2(
             "--wait is for a running target; name it with --endpoint",
         ),
         (["generate", "x", "--mode", "fast"], "--mode: 'fast' is not one of 'auto'"),
-        (["generate", "x", "--temperature", "9"], "--temperature: "),
+        (["generate", "x", "--temperature", "9"], "--temperature: must be at most 2"),
         (["generate", "x", "--top-p", "1.5"], "--top-p is 1.5, must be above 0 and at most 1"),
         (["generate", "x", "--logprobs", "2"], "--logprobs needs --json"),
+        (["up", "--lookahead", "99"], "--lookahead: must be at most 16"),
+        (["generate", "x", "--n", "9"], "--n is 9, must be in 1..8"),
+        (["generate", "x", "--stop", ""], "--stop 0 has 0 characters, must have 1..256"),
+        (["generate", "x", "--logit-bias", "5"], "--logit-bias '5' is not ID=BIAS"),
+        (["generate", "x", "--logit-bias", "-5=1"], "--logit-bias '-5=1' is not ID=BIAS"),
+        (["generate", "x", "--logit-bias", "5=101"], "--logit-bias 5 is 101, must be in -100..100"),
+        (["generate", "x", "--priority", "101"], "--priority: must be at most 100"),
         (["generate", "-x"], "No such option: -x; write -- before a prompt that begins with -"),
     ],
 )
@@ -414,66 +421,3 @@ def test_credentials_are_checked_before_a_call(
     (tmp_path / "token").write_text("token-of-a-client")
     assert run(["generate", "x", *argv]) == 2
     assert problem in capsys.readouterr().err
-
-
-def test_flags_are_the_sampling_parameters_of_the_request(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    schema = tmp_path / "schema.json"
-    schema.write_text('{"type": "object"}\n')
-    calls: list[GenerateCall] = []
-
-    async def generate(_options: object, call: GenerateCall, *_others: object) -> None:
-        calls.append(call)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(app, "generate", generate)
-    flags = "--top-k 5 --top-p 0.5 --min-p 0.25 --repetition-penalty 1.5 --presence-penalty 0.5"
-    flags += " --frequency-penalty -0.5 --min-tokens 2 --ignore-eos --n 2 --stop x --json"
-    flags += f" --logprobs 3 --json-schema {schema}"
-    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", *flags.split()]) == 130
-    assert calls[0].sampling == SamplingParams(
-        temperature=1.0,
-        top_k=5,
-        top_p=0.5,
-        min_p=0.25,
-        repetition_penalty=1.5,
-        presence_penalty=0.5,
-        frequency_penalty=-0.5,
-        min_tokens=2,
-        ignore_eos=True,
-        stop=("x",),
-        json_schema='{"type": "object"}',
-        n=2,
-        logprobs=3,
-    )
-
-
-@pytest.mark.parametrize("form", [(), ("--json",)])
-def test_all_continuations_are_printed(
-    form: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    statistics = SpeculationStatistics(mode=Mode.AUTO, rounds=1)
-
-    async def generate(
-        _options: object, _call: object, collector: Collector, on_text: Callable[[str], None]
-    ) -> str:
-        collector.start()
-        for choice, text in enumerate(("ab", "cd")):
-            chunk = GenerationChunk(token_ids=(choice,), text=text, choice=choice)
-            last = GenerationChunk(
-                token_ids=(), choice=choice, finish_reason=FinishReason.STOP, statistics=statistics
-            )
-            collector.add(chunk)
-            collector.add(last)
-        on_text("ab")
-        return ""
-
-    monkeypatch.setattr(app, "generate", generate)
-    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--n", "2", *form]) == 0
-    shown = capsys.readouterr().out
-    if form:
-        found = json.loads(shown)
-        assert (found["text"], found["choices"][0]["text"]) == ("ab", "cd")
-    else:
-        assert shown == "ab\n\n--- 2 of 2 ---\ncd\n"

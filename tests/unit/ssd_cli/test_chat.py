@@ -13,7 +13,7 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from ssd.errors import RequestError
+from ssd.errors import ContextLengthError, RequestError
 from ssd.launch import Deployment
 from ssd.rpc import codec
 from ssd.rpc.client import TargetClient
@@ -32,7 +32,10 @@ SETTINGS = ChatSettings(temperature=0.0)
 
 
 class Scripted(generate_pb2_grpc.GenerateServiceServicer):
-    """Answers "ok"; a message "wait" gets two tokens and no end, "fail" gets an error."""
+    """Answers "ok"; a message "wait" gets two tokens and no end, "fail" gets an error.
+
+    "cut" gets an answer that the target cancels; "full" has no room in the context.
+    """
 
     def __init__(self) -> None:
         self.requests: list[generate_pb2.GenerateRequest] = []
@@ -49,6 +52,8 @@ class Scripted(generate_pb2_grpc.GenerateServiceServicer):
     async def _answer(self, message: str, context: Any) -> None:
         if message == "fail":
             raise RequestError("a sensible reason")
+        if message == "full":
+            raise ContextLengthError(2000, 512, 2048, "chat")
         await context.write(
             codec.generate_response(GenerationChunk(token_ids=(1,), text="o", seed=3))
         )
@@ -58,7 +63,7 @@ class Scripted(generate_pb2_grpc.GenerateServiceServicer):
         end = GenerationChunk(
             token_ids=(2,),
             text="k",
-            finish_reason=FinishReason.STOP,
+            finish_reason=FinishReason.CANCELLED if message == "cut" else FinishReason.STOP,
             usage=Usage(prompt_tokens=1, completion_tokens=2),
             statistics=SpeculationStatistics(
                 mode=Mode.SPECULATIVE, rounds=1, hits=3, misses=1, decode_seconds=0.5
@@ -188,6 +193,34 @@ async def test_a_failed_answer_ends_neither_the_chat_nor_the_conversation(
     output = capsys.readouterr()
     assert output.err == "error: a sensible reason\n"
     assert output.out == "ok\nok\n"
+
+
+async def test_an_answer_that_the_target_cancels_is_kept_and_reported(
+    talk: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await talk.handle("cut")
+    shown = capsys.readouterr()
+    assert "error: the target cancelled the request, because it stops" in shown.err
+    assert (shown.out, talk.turns[-1].content, talk.num_errors) == ("ok\n", "ok", 1)
+
+
+async def test_a_full_context_names_the_command_that_begins_a_new_conversation(
+    talk: Chat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await talk.handle("full")
+    assert "/reset" not in capsys.readouterr().err, "the message alone is too long"
+    await talk.handle("hello")
+    await talk.handle("full")
+    assert "/reset begins a new conversation" in capsys.readouterr().err
+
+
+async def test_a_message_after_two_slashes_begins_with_one(
+    talk: Chat, service: Scripted, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await talk.handle("//reset this")
+    assert service.contents() == ["/reset this"]
+    await talk.handle("/help")
+    assert "//TEXT" in capsys.readouterr().err
 
 
 async def test_at_a_terminal_an_error_does_not_change_the_exit_code(

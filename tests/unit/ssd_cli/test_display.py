@@ -136,3 +136,11 @@ def test_late_tables_and_the_seed_have_a_row_if_they_matter() -> None:
     found = shown(replace(calm, late=8), shows_seed=True)
     assert re.search(r"^late tables +8 *$", found, re.MULTILINE)
     assert re.search(rf"^seed +{2**64 - 1} *$", found, re.MULTILINE)
+
+
+def test_the_line_of_an_answer_shows_late_tables_and_rounds_without_speculation() -> None:
+    rounds = SpeculationStatistics(
+        mode=Mode.SPECULATIVE, rounds=20, hits=1, misses=2, late=1, paused_rounds=18
+    )
+    line = display.metrics_line(figures(20, 0, rounds))
+    assert "hits 25% of 4 tables, 1 late, speculative, off in 90% of rounds: slower here" in line

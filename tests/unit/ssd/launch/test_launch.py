@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssd.errors import AddressError, SettingsError, SetupError
-from ssd.launch import ChildProcess, LinkWatch, setup_error
+from ssd.launch import ChildProcess, Deployment, LinkWatch, deployed, setup_error
 from ssd.telemetry import Event
 
 FAKE_CHILD = """
@@ -172,3 +172,14 @@ async def test_a_pair_that_does_not_match_is_refused_with_the_field() -> None:
 @pytest.mark.parametrize("num_drafts", [0, 1])
 async def test_missing_drafts_are_no_error(num_drafts: int) -> None:
     await LinkWatch(num_drafts, ignore_event).linked(0.001)
+
+
+async def test_a_temporary_target_that_would_refuse_its_caller_is_not_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SSD_TARGET_TLS_CERTIFICATE", "tls.crt")
+    monkeypatch.setenv("SSD_TARGET_TOKEN_FILE", "clients")
+    names = "SSD_TARGET_TLS_CERTIFICATE and SSD_TARGET_TOKEN_FILE"
+    with pytest.raises(SettingsError, match=names):
+        async with deployed(Deployment()):
+            pass

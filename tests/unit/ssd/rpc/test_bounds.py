@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from ssd.errors import ContextLengthError, FieldError
-from ssd.rpc.bounds import LARGEST_ID, PromptBounds
+from ssd.rpc.bounds import LARGEST_ID, PromptBounds, check_token_ids
 from ssd.rpc.codec import generate_call
 from ssd.v1 import generate_pb2, types_pb2
 
@@ -31,7 +31,9 @@ def test_too_many_token_ids_are_refused_before_they_are_copied() -> None:
         token_ids=SimpleNamespace(ids=Unreadable([1] * 64)),
         WhichOneof=lambda _name: "token_ids",
     )
-    with pytest.raises(ContextLengthError, match=r"71 tokens \(64 \+ 7\)") as caught:
+    with pytest.raises(
+        ContextLengthError, match="has 64 tokens and max_tokens is 7: together 71"
+    ) as caught:
         generate_call(cast(generate_pb2.GenerateRequest, message), VOCAB, bounds)
     assert caught.value.field == "token_ids.ids"
 
@@ -39,7 +41,9 @@ def test_too_many_token_ids_are_refused_before_they_are_copied() -> None:
 def test_the_longest_text_of_a_model_is_accepted_and_one_byte_more_is_not() -> None:
     bounds = PromptBounds.of_model(max_model_len=10, longest_token_bytes=7)
     assert generate_call(request(text="é" * 35), VOCAB, bounds).prompt == "é" * 35
-    with pytest.raises(FieldError, match="has 71 bytes, allowed are 70 for 10 tokens") as caught:
+    with pytest.raises(
+        FieldError, match=r"has 71 bytes, must have 0\.\.70: max_model_len is 10 tokens"
+    ) as caught:
         generate_call(request(text="é" * 35 + "x"), VOCAB, bounds)
     assert caught.value.field == "text"
 
@@ -84,3 +88,15 @@ def test_a_number_and_its_range_are_written_out(sampling: Sampling, text: str) -
     with pytest.raises(FieldError) as caught:
         generate_call(request(sampling), VOCAB)
     assert str(caught.value) == f"sampling.{text}"
+
+
+def test_a_bias_of_an_unknown_token_is_named_by_its_id() -> None:
+    with pytest.raises(FieldError, match=r"^b\[9\]: is 9, must be in 0\.\.7$"):
+        check_token_ids("b", [1, 9], 8, is_keyed=True)
+    with pytest.raises(FieldError, match=r"^ids\[1\]: is 9, must be in 0\.\.7$"):
+        check_token_ids("ids", [1, 9], 8)
+
+
+def test_the_error_of_a_length_has_its_three_numbers() -> None:
+    message = "the prompt has 60 tokens and max_tokens is 9: together 69, over max_model_len 64"
+    assert message in str(ContextLengthError(60, 9, 64))

@@ -1,6 +1,7 @@
 """Resources that a server keeps for a call: memory, concurrency, pending writes."""
 
 import asyncio
+import contextlib
 import gc
 import logging
 import weakref
@@ -28,6 +29,8 @@ METHOD = "/test.Service/Method"
 WINDOW = (("grpc.http2.lookahead_bytes", 1), ("grpc.http2.bdp_probe", 0))
 """Options of a client that receives nothing until it reads."""
 LONG = b"x" * 1_000_000
+ANSWER_SECONDS = 10.0
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -215,6 +218,27 @@ async def test_a_stalled_reader_receives_its_status_when_it_resumes(
         with pytest.raises(grpc.aio.AioRpcError, match="the stream was not read") as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert new_records(caplog) == []
+
+
+async def test_a_stalled_reader_receives_the_end_of_a_call_that_stopped_writing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gave_up = asyncio.Event()
+
+    async def write_or_end(_request: Payload, context: Any) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await context.write(LONG)
+        gave_up.set()
+
+    async with serving(write_or_end) as server, channel_to(server, *WINDOW) as channel:
+        call = channel.unary_stream(METHOD)(b"x", timeout=ANSWER_SECONDS)
+        await gave_up.wait()
+        assert await is_healthy(server)
+        assert await call.read() == LONG
+        assert await call.read() is EOF
+        assert await call.code() is grpc.StatusCode.OK
     assert new_records(caplog) == []
 
 

@@ -51,6 +51,18 @@ class Target(generate_pb2_grpc.GenerateServiceServicer):
                     await asyncio.Event().wait()
                 if character == "!":
                     raise CancelledError("the target drained")
+                if character == "#":
+                    chunk = GenerationChunk(
+                        token_ids=(35,), text="#", finish_reason=FinishReason.CANCELLED
+                    )
+                    await context.write(codec.generate_response(chunk))
+                    return
+                if character == "~" and len(self.calls) == 1:
+                    waited = GenerationChunk(
+                        token_ids=(), seed=7, finish_reason=FinishReason.CANCELLED
+                    )
+                    await context.write(codec.generate_response(waited))
+                    return
                 if character == "?":
                     raise NotReadyError("the target drains")
                 if character == "-":
@@ -245,6 +257,24 @@ async def test_a_request_is_not_sent_again_after_its_first_token(
 ) -> None:
     with pytest.raises(IncompleteTextError, match="the target drains"):
         await text_of(client, "a?")
+    assert len(target.calls) == 1
+
+
+async def test_a_request_that_the_stopping_target_cancels_while_it_waits_is_sent_again(
+    target: Target, client: TargetClient
+) -> None:
+    assert await text_of(client, "~a") == "~a"
+    assert len(target.calls) == 2
+
+
+async def test_a_text_that_the_stopping_target_cancels_is_an_error_after_its_tokens(
+    target: Target, client: TargetClient
+) -> None:
+    chunks = client.generate("a#")
+    received = [await anext(chunks), await anext(chunks)]
+    assert [(each.text, each.finish_reason) for each in received] == [("a", None), ("#", None)]
+    with pytest.raises(IncompleteTextError, match="cancelled the request, because"):
+        await anext(chunks)
     assert len(target.calls) == 1
 
 

@@ -296,7 +296,6 @@ async def test_replaced_certificates_apply_to_new_connections_without_a_restart(
             lambda: TargetSettings(link_ca="a", channel="collective"),
             "channel collective is not encrypted",
         ),
-        (lambda: TargetSettings(link_ca="a", channel="nccl"), "set channel to grpc"),
     ],
 )
 def test_settings_that_protect_less_than_they_seem_to_are_refused(make: Any, problem: str) -> None:

@@ -4,6 +4,7 @@ import io
 import json
 from array import array
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -15,7 +16,7 @@ from ssd_bench.serve.figures import load_figures
 from ssd_bench.serve.load import Load, RequestRecord
 from ssd_bench.serve.memory import MIB, MemoryLog
 from ssd_bench.serve.report import records, tables
-from ssd_bench.serve.scenarios import Check, ScenarioResult
+from ssd_bench.serve.scenarios import Check, LoadOptions, ScenarioResult, modes, overload
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,31 @@ def result() -> ScenarioResult:
         ],
         series=[(load, log)],
     )
+
+
+class TargetWithoutAnEnd:
+    """A target on which no request ends within a load."""
+
+    clock = None
+
+    @property
+    def generator(self) -> "TargetWithoutAnEnd":
+        return self
+
+    async def closed_loop(self, *_arguments: object, **_options: object) -> Load:
+        return Load(0.0, 10.0, [RequestRecord(sent_at=0.0)], array("d"))
+
+    async def leftovers(self) -> dict[str, float]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "failed"),
+    [(overload, "requests that ended at the peak"), (modes, "1 streams, auto: errors")],
+)
+async def test_a_target_on_which_nothing_ends_fails_a_check(scenario: Any, failed: str) -> None:
+    found = await scenario(cast(Any, TargetWithoutAnEnd()), LoadOptions())
+    assert failed in [each.name for each in found.checks if not each.is_met]
 
 
 def test_a_result_is_shown_with_failed_checks_and_their_cause(result: ScenarioResult) -> None:
@@ -94,10 +120,10 @@ def test_bad_usage_is_refused_before_a_process_starts(
     assert message in capsys.readouterr().err
 
 
-def test_an_address_without_a_target_is_an_error_of_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_an_address_without_a_target_is_an_error_at_once(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("ssd_bench.serve.served_target.READY_SECONDS", 0.1)
-    assert main(["serve", "--address", "127.0.0.1:1"], "ssd bench") == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: 127.0.0.1:1 is not ready after 0.1 s")
+    assert main(["serve", "--address", "127.0.0.1:1", "--streams", "3"], "ssd bench") == 1
+    begin, *_, error = capsys.readouterr().err.splitlines()
+    assert begin == "load: 3 streams for 30 s"
+    assert error.startswith("error: 127.0.0.1:1 cannot be reached")

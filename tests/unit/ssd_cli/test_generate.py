@@ -1,0 +1,103 @@
+"""``ssd generate``: its request and its output, without a process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ssd.rpc.codec import GenerateCall
+from ssd.types import FinishReason, GenerationChunk, Mode, SamplingParams, SpeculationStatistics
+from ssd_cli import app
+from ssd_cli.app import run
+from ssd_cli.figures import Collector
+
+
+def test_flags_are_the_sampling_parameters_of_the_request(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "object"}\n')
+    calls: list[GenerateCall] = []
+
+    async def generate(_options: object, call: GenerateCall, *_others: object) -> None:
+        calls.append(call)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "generate", generate)
+    flags = "--top-k 5 --top-p 0.5 --min-p 0.25 --repetition-penalty 1.5 --presence-penalty 0.5"
+    flags += " --frequency-penalty -0.5 --min-tokens 2 --ignore-eos --n 2 --stop x --json"
+    flags += f" --logprobs 3 --json-schema {schema} --echo --priority -7 --stop-token-id 4"
+    flags += " --logit-bias 9=1.5 --logit-bias 3=-100"
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", *flags.split()]) == 130
+    assert calls[0].sampling == SamplingParams(
+        temperature=1.0,
+        top_k=5,
+        top_p=0.5,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        min_tokens=2,
+        ignore_eos=True,
+        stop=("x",),
+        json_schema='{"type": "object"}',
+        n=2,
+        logprobs=3,
+        echo=True,
+        stop_token_ids=(4,),
+        logit_bias=((3, -100.0), (9, 1.5)),
+    )
+    assert calls[0].priority == -7
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_all_continuations_are_printed(
+    form: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    statistics = SpeculationStatistics(mode=Mode.AUTO, rounds=1)
+
+    async def generate(
+        _options: object, _call: object, collector: Collector, on_text: Callable[[str], None]
+    ) -> str:
+        collector.start()
+        for choice, text in enumerate(("ab", "cd")):
+            chunk = GenerationChunk(token_ids=(choice,), text=text, choice=choice)
+            last = GenerationChunk(
+                token_ids=(), choice=choice, finish_reason=FinishReason.STOP, statistics=statistics
+            )
+            collector.add(chunk)
+            collector.add(last)
+        on_text("ab")
+        return ""
+
+    monkeypatch.setattr(app, "generate", generate)
+    assert run(["generate", "x", "--endpoint", "127.0.0.1:1", "--n", "2", *form]) == 0
+    shown = capsys.readouterr().out
+    if form:
+        found = json.loads(shown)
+        assert (found["text"], found["choices"][0]["text"]) == ("ab", "cd")
+    else:
+        assert shown == "ab\n\n--- 2 of 2 ---\ncd\n"
+
+
+def test_the_echoed_prompt_is_printed_and_not_counted() -> None:
+    collector = Collector(is_echo=True)
+    collector.start()
+    statistics = SpeculationStatistics(mode=Mode.AUTO, rounds=1)
+    for choice in (0, 1):
+        collector.add(GenerationChunk(token_ids=(7, 8), text="def ", choice=choice, seed=3))
+        collector.add(
+            GenerationChunk(
+                token_ids=(9,),
+                text="f",
+                choice=choice,
+                finish_reason=FinishReason.STOP,
+                statistics=statistics,
+            )
+        )
+    found = collector.finish()
+    for each in (found, *found.others):
+        assert (each.text, each.token_ids) == ("def f", (9,))
+        assert each.figures.tokens == 1
+    assert found.figures.seed == 3
