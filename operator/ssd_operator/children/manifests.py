@@ -93,7 +93,7 @@ def _network_policies(factory: ChildFactory) -> Iterator[Object]:
                 {"from": callers[each], "ports": [tcp(PORTS[each])]},
                 # Metrics and probes, which contain no prompt and no secret.
                 {"from": [ANY_POD], "ports": [tcp(HTTP_PORT)]},
-                # gloo listens on ports that the system selects.
+                # gloo and NCCL listen on ports that the system selects.
                 *([{"from": [peers[each]], "ports": [_ANY_TCP_PORT]}] if is_collective else []),
             ],
         }

@@ -47,7 +47,7 @@ class RefusedError(ClusterError):
 
 
 class ForbiddenError(ClusterError):
-    """401, 403: no right to it, a quota or a policy.
+    """403: no right to it, a quota or a policy.
 
     Attributes:
         is_namespace_terminating: whether the namespace of the object is being deleted.
@@ -59,7 +59,10 @@ class ForbiddenError(ClusterError):
 
 
 class BusyError(ClusterError):
-    """429, 5xx, no answer in time, no connection: the same call may succeed later."""
+    """401, 429, 5xx, no answer in time, no connection: the same call may succeed later.
+
+    The kubelet renews the token of a pod, so a 401 says nothing about rights.
+    """
 
 
 class Cluster(Protocol):

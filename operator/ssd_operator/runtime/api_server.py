@@ -207,7 +207,7 @@ def _error(code: int, answer: Object, what: str, retry_after: str) -> ClusterErr
     # A write with the uid of another object: the uid cannot change.
     if any(cause.get("field") == "metadata.uid" for cause in causes):
         return ConflictError(message)
-    if code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+    if code == HTTPStatus.FORBIDDEN:
         is_namespace_terminating = any(
             cause.get("reason") == "NamespaceTerminating" for cause in causes
         )

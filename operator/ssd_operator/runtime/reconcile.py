@@ -1,5 +1,6 @@
 """One pass over one resource: observe, plan, carry out, report. Level-triggered."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +42,8 @@ class _Record:
     uid: str
     resource: Resource | None = None
     """As it was read last."""
+    readable_spec: Object = field(default_factory=dict)
+    """Of that resource, as it was stored."""
     spec_problem: str = ""
     """Why it cannot be read as it is now."""
     memory: Memory = field(default_factory=Memory)
@@ -213,15 +216,34 @@ class Reconciler:
 
 
 def _read(found: Object, record: _Record) -> Resource | None:
-    """The resource, parsed; of one that cannot be read, the last version that could."""
+    """The resource, parsed; of one that cannot be read, the last version that could.
+
+    That one is paused and scaled as the newest says, if these two fields are valid.
+    """
     try:
         record.resource, record.spec_problem = parse(found), ""
+        record.readable_spec = found["spec"]
     except SpecError as error:
         record.spec_problem = str(error)
         if record.resource is not None:
             generation = found["metadata"]["generation"]
             record.resource = replace(record.resource, generation=generation)
+            scaled = found | {"spec": _scaled(record.readable_spec, found.get("spec") or {})}
+            with contextlib.suppress(SpecError):
+                record.resource = replace(record.resource, spec=parse(scaled).spec)
     return record.resource
+
+
+def _scaled(readable: Object, given: Object) -> Object:
+    """A spec that can be read, with the pause and the number of drafts of one that cannot."""
+    draft = dict(readable["draft"])
+    found = given.get("draft")
+    if isinstance(found, dict) and isinstance(found.get("replicas"), int):
+        draft["replicas"] = found["replicas"]
+    paused = given.get("paused", False)
+    if not isinstance(paused, bool):
+        paused = readable.get("paused", False)
+    return readable | {"draft": draft, "paused": paused}
 
 
 def _addresses(snapshot: Snapshot) -> dict[str, Address]:

@@ -1,6 +1,7 @@
 """The definition on a real API server: what it accepts and rejects, and what kubectl shows."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tests.cluster.kube import Kube
 
 from ssd_operator.api.parse import parse
 from ssd_operator.api.schema import crd
+from ssd_operator.settings import UNTOUCHED_NAMESPACE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -20,6 +22,8 @@ BAD = sorted((HERE / "bad").glob("*.yaml"))
 DRY_RUN = "--dry-run=server"
 STATUS = ("--server-side", "--subresource=status")
 DEMO = yaml.safe_load((SAMPLES / "demo-cpu.yaml").read_text())
+# An operator of the cluster creates no pods for it, for which the end of the namespace would wait.
+DEMO["spec"]["paused"] = True
 
 Object = dict[str, Any]
 
@@ -37,9 +41,18 @@ def with_status(name: str, status: Object) -> Object:
 
 
 @pytest.fixture(scope="module")
-def shown(api_server: Kube) -> Object:
+def unwatched(api_server: Kube) -> Iterator[Kube]:
+    """A namespace in which no operator of the cluster writes: it would replace the status."""
+    kube = Kube(UNTOUCHED_NAMESPACE)
+    kube("delete", "ssd", "shown", "--ignore-not-found")
+    yield kube
+    kube("delete", "ssd", "shown", "--ignore-not-found")
+
+
+@pytest.fixture(scope="module")
+def shown(unwatched: Kube) -> Object:
     """A resource as it is stored, with a status that the operator would write."""
-    made = api_server.send("create", named_demo("shown"))
+    made = unwatched.send("create", named_demo("shown"))
     assert made.returncode == 0, made.stderr
     now = "2026-01-01T00:00:00Z"
     conditions = [
@@ -63,9 +76,9 @@ def shown(api_server: Kube) -> Object:
         "transport": {"effective": "TCP"},
         "links": [{"target": "t", "draft": "d", "roundTripMicroseconds": 120}],
     }
-    written = api_server.send("apply", with_status("shown", status), *STATUS)
+    written = unwatched.send("apply", with_status("shown", status), *STATUS)
     assert written.returncode == 0, written.stderr
-    found: Object = json.loads(api_server("get", "ssd", "shown", "--output=json"))
+    found: Object = json.loads(unwatched("get", "ssd", "shown", "--output=json"))
     return found
 
 
@@ -129,27 +142,27 @@ def test_every_field_has_an_explanation(api_server: Kube) -> None:
     assert "<no description>" not in api_server("explain", "ssd", "--recursive")
 
 
-def test_columns_show_the_state(api_server: Kube, shown: Object) -> None:
-    head, row = api_server("get", "ssd", "shown").splitlines()
+def test_columns_show_the_state(unwatched: Kube, shown: Object) -> None:
+    head, row = unwatched("get", "ssd", "shown").splitlines()
     assert head.split() == [
         *("NAME", "READY", "TARGETS", "DRAFTS", "SPECULATION", "TRANSPORT", "AGE"),
     ]
     assert row.split()[:-1] == ["shown", "True", "1/1", "2/2", "True", "TCP"]
 
 
-def test_wide_columns_show_reason_and_endpoint(api_server: Kube, shown: Object) -> None:
-    head, row = api_server("get", "ssd", "shown", "--output=wide").splitlines()
+def test_wide_columns_show_reason_and_endpoint(unwatched: Kube, shown: Object) -> None:
+    head, row = unwatched("get", "ssd", "shown", "--output=wide").splitlines()
     assert head.split()[-3:] == ["MODEL", "REASON", "ENDPOINT"]
     assert row.split()[-3:] == ["tiny", "Serving", "shown.here.svc:50051"]
 
 
-def test_the_category_lists_it(api_server: Kube, shown: Object) -> None:
-    assert "shown" in api_server("get", "inference")
+def test_the_category_lists_it(unwatched: Kube, shown: Object) -> None:
+    assert "shown" in unwatched("get", "inference")
 
 
-def test_the_scale_subresource_counts_drafts(api_server: Kube, shown: Object) -> None:
-    path = f"/apis/ssd.dev/v1alpha1/namespaces/{api_server.namespace}/ssddeployments/shown/scale"
-    scale = json.loads(api_server("get", "--raw", path))
+def test_the_scale_subresource_counts_drafts(unwatched: Kube, shown: Object) -> None:
+    path = f"/apis/ssd.dev/v1alpha1/namespaces/{unwatched.namespace}/ssddeployments/shown/scale"
+    scale = json.loads(unwatched("get", "--raw", path))
     assert scale["spec"]["replicas"] == 2
     assert scale["status"] == {"replicas": 2, "selector": "ssd.dev/name=shown"}
 
@@ -171,8 +184,8 @@ def test_kubectl_scale_changes_the_number_of_drafts_within_its_bounds(api_server
     assert "should be less than or equal to 64" in refused.stderr
 
 
-def test_a_write_of_the_spec_does_not_change_the_status(api_server: Kube, shown: Object) -> None:
-    answer = api_server.send(
+def test_a_write_of_the_spec_does_not_change_the_status(unwatched: Kube, shown: Object) -> None:
+    answer = unwatched.send(
         "apply",
         with_status("shown", {"model": {"name": "forged"}}),
         "--server-side",
@@ -183,9 +196,9 @@ def test_a_write_of_the_spec_does_not_change_the_status(api_server: Kube, shown:
     assert json.loads(answer.stdout)["status"] == shown["status"]
 
 
-def test_a_partial_status_keeps_the_other_conditions(api_server: Kube, shown: Object) -> None:
+def test_a_partial_status_keeps_the_other_conditions(unwatched: Kube, shown: Object) -> None:
     other = {**shown["status"]["conditions"][0], "type": "DraftReady"}
-    answer = api_server.send(
+    answer = unwatched.send(
         "apply",
         with_status("shown", {"conditions": [other]}),
         *(*STATUS, "--field-manager=another", DRY_RUN),

@@ -15,6 +15,7 @@ from tests.cluster.load import JOBS, Job, Load, attempt
 
 from ssd.errors import NotReadyError
 from ssd.rpc.client import TargetClient
+from ssd.rpc.pool_codec import LinkStatus
 from ssd.types import Mode
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
@@ -111,6 +112,51 @@ def test_a_draft_pod_deleted_by_force_fails_no_request(
         load.go_on(4)
     figures[f"draft pod deleted: linked again, s (worst of {rounds})"] = round(max(seconds), 1)
     load.assert_undisturbed()
+
+
+def test_pods_link_by_gloo_and_a_killed_draft_links_again(
+    kube: Kube, expected: Mapping[Job, Sequence[int]]
+) -> None:
+    document = sample("collective", drafts=1)
+    document["spec"]["transport"] = {"channel": "Collective"}
+    with kube.applied(document) as name:
+        kube.wait_ready(name)
+        kube.wait_linked(name, 1)
+        (before,) = links_of(kube, name)
+        assert (before.channel, before.transport) == ("collective", "tcp"), before.channel_reason
+        assert before.channel_bytes_per_second > 0.0
+        (shown,) = kube.get("ssd", name)["status"]["links"]
+        assert (shown["channel"], shown["transport"]) == ("Collective", "TCP")
+        # With gRPC too, texts are those of plain decoding.
+        with Load(kube.endpoint(name), expected) as load:
+            load.go_on(8)
+            (pod,) = kube.pods(name, "draft")
+            os.kill(process_of(pod), signal.SIGKILL)
+            wait_restarted(kube, pod, 1)
+            eventually(lambda: is_linked_again(kube, name, before), "it is linked again", 90)
+            load.go_on(8)
+            load.assert_undisturbed()
+        (after,) = links_of(kube, name)
+        assert (after.channel, after.transport) == ("collective", "tcp"), after.channel_reason
+        assert after.hits > 0
+
+
+def is_linked_again(kube: Kube, name: str, before: LinkStatus) -> bool:
+    """Whether the only draft has an active link, newer than the one before."""
+    # A draft that restarts is absent.
+    return any(
+        link.state == "active" and link.epoch > before.epoch for link in links_of(kube, name)
+    )
+
+
+def links_of(kube: Kube, name: str) -> Sequence[LinkStatus]:
+    """The links of a target."""
+
+    async def read() -> Sequence[LinkStatus]:
+        async with TargetClient(kube.endpoint(name)) as client:
+            return (await client.pool_status()).links
+
+    return asyncio.run(read())
 
 
 def test_a_killed_target_fails_only_its_open_streams_and_repeats_give_the_same_text(

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import openai
 import pytest
 from tests.cluster.kube import EVERYWHERE, Kube, Object, Release, eventually, install, sample
 from tests.pki import Authority, put
@@ -52,6 +53,16 @@ class Secured:
 
         return asyncio.run(_bounded(call()))
 
+    def generate_over_http(self) -> str:
+        """The text of a request to the gateway, which needs no key."""
+        service = self.kube.get("service", f"{NAME}-gateway")
+        base = f"http://{service['spec']['clusterIP']}:8000/v1"
+        with openai.OpenAI(base_url=base, api_key="none", max_retries=0) as client:
+            found = client.completions.create(
+                model=NAME, prompt="def f", max_tokens=GREEDY.max_tokens, temperature=0.0
+            )
+        return found.choices[0].text
+
 
 async def _bounded(call: Awaitable[str]) -> str:
     async with asyncio.timeout(60):
@@ -80,6 +91,7 @@ def secured_resource() -> Object:
     document = sample(NAME, drafts=1)
     tls = {"mode": "Mutual", "targetSecretName": "target-tls", "draftSecretName": "draft-tls"}
     document["spec"]["security"] = {"tls": tls, "tokenSecretName": "tokens"}
+    document["spec"]["gateway"] = {"enabled": True, "tlsSecretName": "gateway-tls"}
     return document
 
 
@@ -90,6 +102,7 @@ def secured(
     authority = Authority()
     put_secret(kube, "target-tls", tls_secret(authority, *target_names(kube.namespace)))
     put_secret(kube, "draft-tls", tls_secret(authority, f"{NAME}-draft.{kube.namespace}.svc"))
+    put_secret(kube, "gateway-tls", tls_secret(authority, "gateway.example"))
     put_secret(kube, "tokens", TOKENS)
     operator = tls_secret(authority, spiffe(release.namespace, "ssd-operator"))
     own = Kube(release.namespace)
@@ -100,9 +113,10 @@ def secured(
         kube.wait_ready(NAME)
         # The operator reads the links of the target, so it is admitted too.
         kube.wait_linked(NAME, 1)
+        kube.wait_for(NAME, "GatewayReady", "True", timeout=120)
         yield Secured(kube, authority, tmp_path_factory.mktemp("credentials"))
     install(release.name, release.namespace, *EVERYWHERE)
-    for each in ("target-tls", "draft-tls", "tokens"):
+    for each in ("target-tls", "draft-tls", "gateway-tls", "tokens"):
         kube("delete", "secret", each)
     own("delete", "secret", "credentials")
 
@@ -117,6 +131,11 @@ def test_a_client_needs_a_certificate_and_a_token_of_clients(secured: Secured) -
     without = ClientCredentials(files, token_file, f"{NAME}.{secured.kube.namespace}.svc")
     with pytest.raises(NotReadyError, match="a client certificate"):
         secured.generate(without)
+
+
+def test_a_gateway_presents_its_certificate_and_a_token_to_the_target(secured: Secured) -> None:
+    direct = secured.generate(secured.credentials(TOKENS["clients"]))
+    assert secured.generate_over_http() == direct
 
 
 def test_only_the_identity_of_the_target_opens_a_link(secured: Secured) -> None:
@@ -146,7 +165,7 @@ def test_changed_secrets_apply_without_a_restart(
     secured: Secured, figures: dict[str, object]
 ) -> None:
     kube = secured.kube
-    before = kube.uids(NAME, "target", "draft")
+    before = kube.uids(NAME, "target", "draft", "gateway")
     old = served_certificate(secured)
     put_secret(kube, "target-tls", tls_secret(secured.authority, *target_names(kube.namespace)))
     put_secret(kube, "tokens", TOKENS | {"clients": "another-token-of-clients"})
@@ -161,8 +180,15 @@ def test_changed_secrets_apply_without_a_restart(
     figures["a changed Secret is in use, s"] = round(seconds, 1)
     with pytest.raises(AccessError):
         secured.generate(secured.credentials(TOKENS["clients"]))
-    assert kube.uids(NAME, "target", "draft") == before
-    for component in ("target", "draft"):
+
+    def is_served_over_http() -> bool:
+        with contextlib.suppress(openai.APIStatusError):
+            return bool(secured.generate_over_http())
+        return False
+
+    eventually(is_served_over_http, "the gateway presents the new token", CHANGE_SECONDS)
+    assert kube.uids(NAME, "target", "draft", "gateway") == before
+    for component in ("target", "draft", "gateway"):
         (pod,) = kube.pods(NAME, component)
         assert [each["restartCount"] for each in pod["status"]["containerStatuses"]] == [0]
     kube.wait_linked(NAME, 1)

@@ -43,8 +43,24 @@ async def test_the_status_of_an_invalid_resource_stays_current() -> None:
     assert world.condition("SpecValid") == INVALID
 
 
-async def test_a_resource_that_cannot_be_read_is_neither_scaled_nor_paused() -> None:
-    world = await invalid(paused=True, draft={"replicas": 1})
+async def test_a_resource_that_cannot_be_read_is_scaled() -> None:
+    world = await invalid(draft={"replicas": 1})
+    assert len(world.ready_pods("draft")) == 1
+
+
+async def test_a_resource_that_cannot_be_read_is_paused_and_continues() -> None:
+    world = await invalid(paused=True)
+    world.remove(SERVICE)
+    await world.come_to_rest()
+    assert SERVICE not in world
+    world.edit_spec(paused=False)
+    await world.come_to_rest()
+    assert SERVICE in world
+    assert world.condition("SpecValid") == INVALID
+
+
+async def test_an_invalid_number_of_drafts_is_ignored() -> None:
+    world = await invalid(draft={"replicas": -1})
     assert len(world.ready_pods("draft")) == 2
 
 

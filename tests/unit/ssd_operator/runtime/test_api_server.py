@@ -70,6 +70,12 @@ async def test_a_page_of_a_proxy_in_place_of_a_list_is_an_error_that_is_tried_ag
             await cluster.list_all("Pod", "")
 
 
+async def test_an_expired_token_says_nothing_about_rights() -> None:
+    async with answering({"code": 401, "message": "Unauthorized"}) as (cluster, _):
+        with pytest.raises(BusyError, match="401 Unauthorized"):
+            await cluster.list_all("PodMonitor", "here")
+
+
 GONE = {
     "code": 409,
     "message": "uid mismatch: the provided object specified uid uid-1, and no existing object was "
