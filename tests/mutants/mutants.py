@@ -371,8 +371,8 @@ MUTANTS = (
     Mutant(
         "a branch takes the noise of the position before",
         "ssd_draft/tree.py",
-        "(build.lengths_B[:, None] + 2 + build.accepted_BN + step)",
-        "(build.lengths_B[:, None] + 1 + build.accepted_BN + step)",
+        "build.lengths_B[:, None] + 2 + build.accepted_BN + step",
+        "build.lengths_B[:, None] + 1 + build.accepted_BN + step",
         (WORKER,),
     ),
     Mutant(
@@ -385,8 +385,8 @@ MUTANTS = (
     Mutant(
         "forks are read from the logits of the branch before",
         "ssd_draft/tree.py",
-        "self._branch_logits_XNPV[slots_X, branch_B]",
-        "self._branch_logits_XNPV[slots_X, branch_B - 1]",
+        "self._branch_logits_XNPV[where[0], where[1]]",
+        "self._branch_logits_XNPV[where[0], where[1] - 1]",
         (WORKER,),
     ),
     Mutant(
