@@ -1,7 +1,9 @@
 """Helm, and the rendered chart."""
 
+import fcntl
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +33,10 @@ def helm() -> Helm:
 def helm_of_the_cluster_tool() -> str:
     if not TOOL.is_file():
         pytest.skip(f"helm is not on PATH, and no cluster tool is at {TOOL} (SSD_CLUSTER_TOOL)")
-    subprocess.run([TOOL, "install"], check=True)
+    # The workers of a test run start at the same time, and the tool unpacks into one folder.
+    with (Path(tempfile.gettempdir()) / "ssd-cluster-install.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([TOOL, "install"], check=True)
     return tool_environment()["PATH"].partition(":")[0] + "/helm"
 
 
