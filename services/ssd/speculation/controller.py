@@ -9,6 +9,10 @@ count as much as forward passes.
 - **Trials.** The choice that is not in use is measured in short trials. Their loss, and that of
   wrong changes, is at most ``LOSS_SHARE`` of the time. A trial of speculation ends as soon as its
   result is clear.
+- **Noise.** Other work on the machine slows both choices for moments. A trial is therefore compared
+  with the rounds just before it, and the median of the newest ``NUM_TRIALS`` trials decides. Until
+  they agree, trials follow each other sooner, for ``UNSURE_LOSS_SHARE`` of the time, and the loss
+  of speculation that they report is not counted: it may be noise.
 - **Hysteresis.** Speculation is turned off when it is slower than plain decoding, and on when it is
   faster by ``MIN_GAIN``. Between these bounds the choice stays.
 - **Prompts.** A draft that shares a CPU with the target works during the chunk of a prompt that is
@@ -25,23 +29,28 @@ the hit rate for both choices, which needs no trials. *Revisit when* trials cost
 gain, for example where a session takes minutes to open.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 
-from ssd.speculation.round_samples import (
-    Calibration,
-    Mean,
-    PromptTimes,
-    RoundSample,
-    SpeedUp,
+from ssd.speculation.load_estimates import (
+    FIRST_TRIAL_SECONDS,
+    LOSS_ROUNDS,
+    PLAIN_WINDOW,
+    WINDOW,
+    Load,
+    Stage,
+    is_far,
+    load_key,
 )
+from ssd.speculation.round_samples import Calibration, Mean, PromptTimes, RoundSample
 
 LOSS_SHARE = 0.005
 """Largest share of the time that trials and wrong changes may lose."""
-FIRST_TRIAL_SECONDS = 1.0
-"""Time of rounds before the first trial, and between trials whose results differ."""
+UNSURE_LOSS_SHARE = 0.01
+"""The same until the newest trials agree."""
 MAX_TRIAL_SECONDS = 30.0
 """Longest time of rounds between two trials, unless ``LOSS_SHARE`` requires more."""
 MIN_GAIN = 1.03
@@ -61,19 +70,13 @@ given up earlier if opening sessions has slowed the target by ``LOSS_ROUNDS``.""
 HALF_OPEN_ROUNDS = 16
 """Rounds from the first table on after which speculation is measured, even if most sessions are
 still opening."""
-LOSS_ROUNDS = 16
-"""Rounds of plain decoding whose time speculation may lose before a trial of plain decoding."""
-HOPELESS_ROUNDS = 2
-HOPELESS_SPEED_UP = 0.5
-"""Speculation below this speed-up that has lost ``LOSS_ROUNDS`` is judged after
-``HOPELESS_ROUNDS``."""
 LOAD_ROUNDS = 16
 """Rounds at another load after which its choice applies. The prompts of a batch are stored one a
 round, so a load often lasts for a few rounds only."""
 LENGTH_ROUNDS = 32
 """Rounds between two choices of the length of proposals."""
-_WINDOW = 256
-_PLAIN_WINDOW = 64
+LEAST_SPEED_UP = 0.01
+"""Trials with a smaller result, or without a token, count as this one."""
 _CLEAR = 2.0
 """Standard errors by which a clear result differs from 1."""
 
@@ -110,67 +113,6 @@ class Report:
     max_proposed: int
 
 
-@dataclass(slots=True)
-class _Load:
-    """Estimates and choice of one range of running sequences."""
-
-    max_proposed: int
-    is_on: bool = True
-    is_judged: bool = False
-    judged_speed_up: float = 0.0
-    """The speed-up by which the choice was last judged; 0 before the first time."""
-    plain: Mean = field(default_factory=lambda: Mean(_PLAIN_WINDOW))
-    """Seconds of a round of plain decoding, over the calibrated time of its verify."""
-    speed_up: SpeedUp = field(default_factory=lambda: SpeedUp(_WINDOW))
-    verify: dict[int, Mean] = field(default_factory=dict)
-    """Seconds of a verify by columns, over the calibrated time."""
-    host: Mean = field(default_factory=lambda: Mean(_PLAIN_WINDOW, 0.0))
-    """Seconds of a round beside its verify."""
-    accepted_K: list[Mean] = field(default_factory=list)
-    """Share of the sequences whose proposed token at a position was accepted."""
-    rounds: int = 0
-    """Measured rounds of speculation since its last change."""
-    plain_seconds: float = 0.0
-    """Time of a round of plain decoding."""
-    loss_seconds: float = 0.0
-    """Time that speculation has lost against plain decoding, less the time that it then gained."""
-    trial_pause: float = FIRST_TRIAL_SECONDS
-
-    @property
-    def ratio(self) -> float:
-        return self.speed_up.ratio(self.plain.value)
-
-    @property
-    def error(self) -> float:
-        return self.speed_up.error(self.plain.value)
-
-
-@dataclass(slots=True)
-class _Stage:
-    """The rounds since the last change of the choice in use."""
-
-    is_trial: bool = False
-    rounds: int = 0
-    seconds: float = 0.0
-    plain_seconds: float = 0.0
-    """Time of plain decoding for the same tokens."""
-    answered_rounds: int = 0
-    """Rounds from the first one with a table on."""
-    is_measured: bool = False
-    """Whether most sessions are open, so that rounds of speculation count."""
-    open_rounds: int = 0
-    """Rounds since then."""
-    is_length_chosen: bool = False
-    """Whether the length was chosen again because speculation seemed slower."""
-    plain: list[float] = field(default_factory=list)
-    """Rounds of a trial of plain decoding, over the calibrated time of their verify."""
-
-    @property
-    def loss_seconds(self) -> float:
-        """Time lost against plain decoding."""
-        return max(0.0, self.seconds - self.plain_seconds)
-
-
 class Controller:
     """Chooses between speculation and plain decoding. One thread."""
 
@@ -187,12 +129,12 @@ class Controller:
         self._columns = columns
         self._lookahead = lookahead
         self._calibration = calibration or Calibration()
-        self._loads: dict[int, _Load] = {}
+        self._loads: dict[int, Load] = {}
         self._load_key = 0
         self._load = self._load_of(0)
         self._reported = self._load
         self._rounds_elsewhere = 0
-        self._stage = _Stage()
+        self._stage = Stage()
         self._prompts = PromptTimes()
         self._since_trial = 0.0
         """Seconds of rounds since the last trial."""
@@ -225,7 +167,8 @@ class Controller:
                 return
             seconds = sample.seconds + self._prompts.lost_seconds(sample)
             sample = replace(sample, seconds=max(sample.verify_seconds, seconds))
-        self._debt = max(0.0, self._debt - LOSS_SHARE * sample.seconds)
+        share = LOSS_SHARE if self._load.is_sure else UNSURE_LOSS_SHARE
+        self._debt = max(0.0, self._debt - share * sample.seconds)
         self._since_trial += sample.seconds
         key = load_key(sample.num_sequences)
         load = self._load_of(key)
@@ -245,7 +188,7 @@ class Controller:
             self._note_plain_trial(load, sample)
         elif self._may_try(load):
             self._choose_length(load, sample.num_sequences)
-            self._measure_again(load)
+            load.speed_up.clear()
             self._begin(is_trial=True)
 
     def _note_unknown(self, sample: RoundSample) -> None:
@@ -262,7 +205,7 @@ class Controller:
         elif not stage.is_trial and self._may_try(load):
             self._begin(is_trial=True)
 
-    def _note_speculation(self, load: _Load, sample: RoundSample) -> None:
+    def _note_speculation(self, load: Load, sample: RoundSample) -> None:
         stage = self._stage
         if not stage.is_measured:
             self._note_opening(load, sample)
@@ -289,7 +232,7 @@ class Controller:
         if seems_slower or self._may_try(load):
             self._begin(is_trial=True)
 
-    def _note_opening(self, load: _Load, sample: RoundSample) -> None:
+    def _note_opening(self, load: Load, sample: RoundSample) -> None:
         """Wait until the drafts answer; the first round with tables has no proposals yet."""
         stage = self._stage
         stage.answered_rounds += stage.answered_rounds > 0 or sample.num_answered > 0
@@ -307,7 +250,7 @@ class Controller:
         elif load.is_judged:
             self._debt += max(0.0, sample.seconds * (1.0 - 1.0 / max(1.0, load.ratio)))
 
-    def _measure(self, load: _Load, sample: RoundSample) -> None:
+    def _measure(self, load: Load, sample: RoundSample) -> None:
         plain = self._plain_time(sample)
         load.rounds += 1
         load.plain_seconds = self._plain_unit(sample) * load.plain.value
@@ -316,7 +259,7 @@ class Controller:
         load.loss_seconds = max(0.0, load.loss_seconds + lost)
         columns = next(count for count in self._columns if count >= sample.columns)
         calibrated = self._calibration.verify_seconds(columns, sample.num_sequences)
-        verify = load.verify.setdefault(columns, Mean(_PLAIN_WINDOW))
+        verify = load.verify.setdefault(columns, Mean(PLAIN_WINDOW))
         verify.note(sample.verify_seconds / calibrated)
         load.host.note(sample.seconds - sample.verify_seconds)
         for position, mean in enumerate(load.accepted_K[: load.max_proposed]):
@@ -324,85 +267,76 @@ class Controller:
             count = accepted[position] if position < len(accepted) else 0
             mean.note(count / sample.num_sequences)
 
-    def _seems_slower(self, load: _Load) -> bool:
+    def _seems_slower(self, load: Load) -> bool:
         """Whether recent rounds of speculation suggest a trial of plain decoding."""
         if not load.plain.count and not self._calibration.seconds:
             return load.rounds >= PLAIN_ROUNDS
-        if self._is_hopeless(load, load.loss_seconds):
+        if load.is_hopeless(load.loss_seconds):
             return True
         if load.rounds < LENGTH_ROUNDS and load.is_judged:
             return False
         if load.speed_up.count < MIN_ROUNDS:
             return False
-        has_lost = load.loss_seconds > LOSS_ROUNDS * load.plain_seconds
-        if has_lost and load.ratio >= 1.0:
-            # The newest rounds have lost, older ones have not: the older ones no longer count.
-            self._measure_again(load)
-            return False
-        return has_lost or load.ratio + _CLEAR * load.error < 1.0
+        if load.has_lost:
+            # Older rounds may have been faster.
+            return load.recent_ratio < 1.0
+        return load.ratio + _CLEAR * load.error < 1.0
 
-    def _measure_again(self, load: _Load) -> None:
-        """Begin to measure the speed-up again."""
-        load.speed_up.clear()
-        self._debt += load.loss_seconds
-        load.loss_seconds = 0.0
-
-    def _is_hopeless(self, load: _Load, loss_seconds: float) -> bool:
-        """Whether few rounds have lost so much that no more are needed."""
-        return (
-            load.rounds >= HOPELESS_ROUNDS
-            and load.ratio < HOPELESS_SPEED_UP
-            and loss_seconds > LOSS_ROUNDS * load.plain_seconds
-        )
-
-    def _may_try(self, load: _Load) -> bool:
+    def _may_try(self, load: Load) -> bool:
         is_due = self._since_trial >= load.trial_pause
         is_start = load.is_on and not load.is_judged
         return is_due and (self._debt <= 0.0 or is_start)
 
-    def _note_plain_trial(self, load: _Load, sample: RoundSample) -> None:
+    def _note_plain_trial(self, load: Load, sample: RoundSample) -> None:
         stage = self._stage
         if stage.rounds > SETTLE_ROUNDS and sample.is_plain:
             stage.plain.append(sample.seconds / self._plain_unit(sample))
         if len(stage.plain) >= PLAIN_ROUNDS:
-            # One round that other work has interrupted would double the mean of so few.
-            load.plain = Mean(_PLAIN_WINDOW, median(stage.plain), PLAIN_ROUNDS)
+            load.plain.replace(stage.plain)
             if load.speed_up.count < 1.0:
                 # Speculation is measured from now on: the plain time of chunks is known.
                 self._end_trial(load, is_on=load.is_on)
                 return
-            if load.ratio >= 1.0:
-                self._debt += max(0.0, stage.seconds * (1.0 - 1.0 / load.ratio))
-            else:
-                self._debt += load.loss_seconds
-                load.loss_seconds = 0.0
-            load.judged_speed_up = load.ratio
-            load.is_judged = True
-            self._end_trial(load, is_on=load.ratio >= 1.0)
+            speed_up = load.recent_ratio
+            self._debt += max(0.0, stage.seconds * (1.0 - 1.0 / max(1.0, speed_up)))
+            self._judge(load, speed_up, 1.0)
         elif stage.rounds >= 4 * PLAIN_ROUNDS:
             # Requests that force speculation run beside: plain decoding cannot be measured.
             self._end_trial(load, is_on=load.is_on)
 
-    def _judge_trial(self, load: _Load, num_sequences: int) -> None:
+    def _judge_trial(self, load: Load, num_sequences: int) -> None:
         """End a trial of speculation when its result is clear, or when it has taken long."""
         count, ratio, error = load.speed_up.count, load.ratio, load.error
-        is_hopeless = self._is_hopeless(load, self._stage.loss_seconds)
+        is_hopeless = load.is_hopeless(self._stage.loss_seconds)
         if load.rounds < MIN_ROUNDS and not is_hopeless:
             return
         is_clear = (
             is_hopeless or ratio + _CLEAR * error < MIN_GAIN or ratio - _CLEAR * error > MIN_GAIN
         )
         if is_clear or count * num_sequences >= MAX_TRIAL_SEQUENCE_ROUNDS:
-            load.is_judged = True
-            load.judged_speed_up = ratio
             self._debt += self._stage.loss_seconds
-            load.loss_seconds = 0.0
-            self._end_trial(load, is_on=ratio > MIN_GAIN)
+            self._judge(load, ratio, MIN_GAIN)
 
-    def _end_trial(self, load: _Load, *, is_on: bool) -> None:
+    def _judge(self, load: Load, speed_up: float, least: float) -> None:
+        """End a trial with its result: speculation needs a speed-up of ``least``."""
+        load.trials.append(max(speed_up, LEAST_SPEED_UP))
+        load.judged_speed_up = math.exp(median(map(math.log, load.trials)))
+        load.is_judged = True
+        is_on = load.judged_speed_up >= least
+        if not is_on and (load.is_sure or is_far(speed_up)):
+            self._debt += load.loss_seconds
+        if not is_on or (speed_up >= least and not load.has_lost):
+            load.loss_seconds = 0.0
+        else:
+            # Older rounds were faster, or something disturbed the trial: the next one has rounds of
+            # its own.
+            load.speed_up.clear()
+        self._end_trial(load, is_on=is_on, is_sure=load.is_sure)
+
+    def _end_trial(self, load: Load, *, is_on: bool, is_sure: bool = True) -> None:
         """Keep the choice that was tried, or return to the other one."""
         was_measured = self._stage.is_measured and is_on and not load.is_on
-        if is_on is load.is_on:
+        if is_on is load.is_on and is_sure:
             load.trial_pause = min(2.0 * load.trial_pause, MAX_TRIAL_SECONDS)
         else:
             load.trial_pause = FIRST_TRIAL_SECONDS
@@ -417,9 +351,9 @@ class Controller:
 
     def _begin(self, *, is_trial: bool, is_measured: bool = False) -> None:
         self._load.rounds = 0
-        self._stage = _Stage(is_trial=is_trial, is_measured=is_measured)
+        self._stage = Stage(is_trial=is_trial, is_measured=is_measured)
 
-    def _choose_length(self, load: _Load, num_sequences: int) -> bool:
+    def _choose_length(self, load: Load, num_sequences: int) -> bool:
         """Choose the length of proposals with most tokens per second; true if it has changed."""
         if load.accepted_K[0].count < PLAIN_ROUNDS:
             return False
@@ -428,10 +362,10 @@ class Controller:
         if rates[best] <= MIN_LENGTH_GAIN * rates.get(load.max_proposed, 0.0):
             return False
         load.max_proposed = best
-        self._measure_again(load)
+        load.speed_up.clear()
         return True
 
-    def _rates(self, load: _Load, num_sequences: int) -> Mapping[int, float]:
+    def _rates(self, load: Load, num_sequences: int) -> Mapping[int, float]:
         """Return tokens per second of a sequence by the largest length of its proposals."""
         known = [mean.value for mean in load.verify.values()]
         usual = sum(known) / len(known)
@@ -477,10 +411,10 @@ class Controller:
             nearest = min(judged, key=lambda other: abs(other - key))
             self._load.is_on = self._loads[nearest].is_on
 
-    def _load_of(self, key: int) -> _Load:
+    def _load_of(self, key: int) -> Load:
         if key not in self._loads:
-            load = _Load(self._lookahead)
-            load.accepted_K = [Mean(_WINDOW, 0.0) for _ in range(self._lookahead)]
+            load = Load(self._lookahead)
+            load.accepted_K = [Mean(WINDOW, 0.0) for _ in range(self._lookahead)]
             self._loads[key] = load
         return self._loads[key]
 
@@ -491,8 +425,3 @@ class Controller:
     def _plain_time(self, sample: RoundSample) -> float:
         """Return the calibrated seconds of plain decoding for the tokens of a round."""
         return self._plain_unit(sample) * sample.num_tokens / sample.num_sequences
-
-
-def load_key(num_sequences: int) -> int:
-    """Return the number of the load: 1, 2, 3 to 4, 5 to 8, 9 to 16 sequences, and so on."""
-    return (num_sequences - 1).bit_length()

@@ -5,12 +5,16 @@ sequences are comparable. Letters: **B** sequences, **K** proposed tokens.
 """
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 
 _PROMPT_WINDOW = 64
+_TOKEN_ROUNDS = 64
+_CLIP = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +100,40 @@ class Mean:
         self.value += (sample - self.value) / min(self.count, self.window)
 
 
+def clipped_mean(samples: Sequence[float]) -> float:
+    """Return the mean of some samples, of which those above ``_CLIP`` medians count as so much.
+
+    A round that other work on the machine has interrupted would double the mean of a few.
+    """
+    largest = _CLIP * median(samples)
+    return sum(min(each, largest) for each in samples) / len(samples)
+
+
+class Recent:
+    """The clipped mean of the newest samples; 1 without any."""
+
+    def __init__(self, window: int) -> None:
+        """Construct; ``window`` is the number of samples that count."""
+        self._samples: deque[float] = deque(maxlen=window)
+        self.value = 1.0
+
+    @property
+    def count(self) -> int:
+        """Samples that count."""
+        return len(self._samples)
+
+    def note(self, sample: float) -> None:
+        """Add a sample."""
+        self._samples.append(sample)
+        self.value = clipped_mean(self._samples)
+
+    def replace(self, samples: Iterable[float]) -> None:
+        """Drop all samples and add others."""
+        self._samples.clear()
+        self._samples.extend(samples)
+        self.value = clipped_mean(self._samples)
+
+
 class SpeedUp:
     """The ratio of two sums over recent rounds, and its standard error.
 
@@ -106,10 +144,12 @@ class SpeedUp:
     def __init__(self, window: int) -> None:
         """Construct an empty estimate; ``window`` is the number of rounds that it remembers."""
         self._keep = 1.0 - 1.0 / window
+        self._newest: deque[tuple[float, float]] = deque(maxlen=_TOKEN_ROUNDS)
         self.clear()
 
     def clear(self) -> None:
         """Drop all rounds."""
+        self._newest.clear()
         self.count = 0.0
         """Rounds, the older ones with less weight."""
         self._plain = self._seconds = 0.0
@@ -117,6 +157,7 @@ class SpeedUp:
 
     def note(self, plain: float, seconds: float) -> None:
         """Add a round: its time in plain decoding, in multiples of a unit, and its own time."""
+        self._newest.append((plain, seconds))
         keep = self._keep
         self.count = keep * self.count + 1.0
         self._plain = keep * self._plain + plain
@@ -128,6 +169,19 @@ class SpeedUp:
     def ratio(self, unit: float) -> float:
         """Return the speed-up over plain decoding; ``unit`` is that of ``note``, in seconds."""
         return self._plain * unit / self._seconds if self._seconds > 0 else 1.0
+
+    def recent_ratio(self, unit: float, rounds: int) -> float:
+        """Return the speed-up at the speed that the machine had in the newest rounds.
+
+        Their number is too small for a mean of tokens, or of rare delays. So the ratio is that of
+        ``_TOKEN_ROUNDS`` rounds, and their time is scaled by how fast the newest ones were.
+        """
+        if not self._newest:
+            return 1.0
+        plain, seconds = zip(*self._newest, strict=True)
+        slowness = clipped_mean(seconds[-rounds:]) / clipped_mean(seconds)
+        ratio: float = sum(plain) * unit / (sum(seconds) * slowness)
+        return ratio
 
     def error(self, unit: float) -> float:
         """Return the standard error of the speed-up."""

@@ -38,6 +38,12 @@ class World:
     """Time of a chunk of ``PROMPT_TOKENS``."""
     chunk_factor: float = 1.0
     """Factor on it while a draft works."""
+    burst_seconds: float = 0.0
+    """Mean time for which other work slows the machine."""
+    calm_seconds: float = math.inf
+    """Mean time between two such bursts."""
+    burst_factor: float = 1.0
+    """Factor on all times of the target in a burst."""
 
     def verify_seconds(self, columns: int) -> float:
         share = (columns - 1) / LOOKAHEAD
@@ -68,6 +74,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
+        self.bursts = random.Random(self.seed + 1)
+        self.is_burst, self.changes_at = False, 0.0
         self.controller = Controller(COLUMNS, LOOKAHEAD, self.world.calibration())
         self.rounds_on = 0
         self.proposed = [0] * self.world.batch
@@ -78,6 +86,16 @@ class Run:
         while self.seconds < seconds_before + seconds:
             self.round()
         return (self.tokens - tokens_before) / (self.seconds - seconds_before)
+
+    def burst_factor(self) -> float:
+        world = self.world
+        if math.isinf(world.calm_seconds):
+            return 1.0
+        while self.seconds >= self.changes_at:
+            self.is_burst = not self.is_burst
+            mean = world.burst_seconds if self.is_burst else world.calm_seconds
+            self.changes_at += self.bursts.expovariate(1.0 / mean)
+        return world.burst_factor if self.is_burst else 1.0
 
     def round(self) -> None:
         world, draw = self.world, self.random.random
@@ -93,7 +111,7 @@ class Run:
         proposed = self.proposed
         columns = next(each for each in COLUMNS if each > max(proposed))
         noise = self.random.lognormvariate(0.0, world.noise)
-        factor = noise * (world.shared_core if is_on else 1.0)
+        factor = noise * (world.shared_core if is_on else 1.0) * self.burst_factor()
         verify = world.verify_seconds(columns) * factor
         accepted_K = [0] * LOOKAHEAD
         num_tokens = 0

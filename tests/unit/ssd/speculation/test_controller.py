@@ -40,6 +40,23 @@ simulated = settings(
 )
 
 
+class FixedLength(Controller):
+    """Always speculates, with proposals of at most ``length`` tokens."""
+
+    length = LOOKAHEAD
+
+    def choose(self, _num_sequences: int) -> Choice:
+        return Choice(is_on=self.length > 0, max_proposed=self.length)
+
+
+def fixed(world: World, length: int, seed: int = 0) -> Run:
+    """A run that makes one choice, plain decoding if the length is 0."""
+    run = Run(world, seed)
+    run.controller = FixedLength(COLUMNS, LOOKAHEAD)
+    run.controller.length = length
+    return run
+
+
 @simulated
 @given(world=worlds, seed=st.integers(0, 1000))
 def test_after_its_start_it_is_never_slower_than_98_percent_of_plain_decoding(
@@ -128,6 +145,28 @@ def test_a_slower_machine_does_not_turn_speculation_off() -> None:
     assert run.controller.report().is_on
 
 
+def in_bursts(world: World, length: int) -> float:
+    """Mean tokens/s over those of one choice, while other work slows the machine in bursts."""
+    noisy = replace(world, burst_seconds=0.2, calm_seconds=0.5, burst_factor=4.0)
+    ratios = []
+    for seed in range(8):
+        run = Run(noisy, seed)
+        run.run(START_SECONDS)
+        ratios.append(run.run(60.0) / fixed(noisy, length, seed).run(60.0))
+    return sum(ratios) / len(ratios)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_speculation_that_pays_stays_on_beside_other_work_in_bursts(batch: int) -> None:
+    assert in_bursts(replace(GOOD, batch=batch), LOOKAHEAD) > 0.9
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_speculation_that_does_not_pay_stays_off_beside_other_work_in_bursts(batch: int) -> None:
+    slower = World(batch=batch, acceptance=0.35, hit_rate=0.6, wide_factor=2.0, table_factor=1.0)
+    assert in_bursts(slower, 0) > 0.98
+
+
 def test_sessions_that_never_open_on_a_shared_core_cost_at_most_two_percent() -> None:
     run = Run(GOOD)
     run.run(5.0)
@@ -163,15 +202,6 @@ def test_rejected_positions_are_not_proposed() -> None:
     assert report.max_proposed < LOOKAHEAD
 
 
-class FixedLength(Controller):
-    """Always speculates, with proposals of at most ``length`` tokens."""
-
-    length = LOOKAHEAD
-
-    def choose(self, _num_sequences: int) -> Choice:
-        return Choice(is_on=True, max_proposed=self.length)
-
-
 @pytest.mark.parametrize(
     "world",
     [
@@ -185,10 +215,7 @@ class FixedLength(Controller):
 def test_it_is_within_8_percent_of_the_best_fixed_choice(world: World) -> None:
     oracle = world.plain_rate()
     for columns in COLUMNS[1:]:
-        fixed = Run(world)
-        fixed.controller = FixedLength(COLUMNS, LOOKAHEAD)
-        fixed.controller.length = columns - 1
-        oracle = max(oracle, fixed.run(10.0))
+        oracle = max(oracle, fixed(world, columns - 1).run(10.0))
     run = Run(world)
     run.run(START_SECONDS)
     assert run.run(30.0) > 0.92 * oracle
