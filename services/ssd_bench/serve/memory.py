@@ -49,6 +49,12 @@ class MemoryLog:
     num_bytes: dict[str, list[int]] = field(default_factory=dict)
     """By the name of the process, one for each time."""
 
+    def extend(self, later: "MemoryLog") -> None:
+        """Add the samples of a later load on the same processes."""
+        self.taken_at += later.taken_at
+        for name, found in later.num_bytes.items():
+            self.num_bytes.setdefault(name, []).extend(found)
+
     def figures(self) -> dict[str, MemoryFigures]:
         """Return the figures of each process; none of a load that is too short."""
         return {

@@ -17,6 +17,15 @@ def test_memory_that_grows_all_the_time_is_not_flat() -> None:
     assert found.growth_bytes > found.allowed_growth_bytes
 
 
+def test_buffers_of_the_first_of_two_loads_are_no_growth_over_both() -> None:
+    first = MemoryLog(num_bytes={"draft 0": [*[100 * MIB] * 40, *[140 * MIB] * 20]})
+    both = MemoryLog()
+    both.extend(first)
+    both.extend(MemoryLog(num_bytes={"draft 0": [140 * MIB] * 60}))
+    assert first.figures()["draft 0"].growth_bytes == 40 * MIB
+    assert both.figures()["draft 0"].growth_bytes == 0
+
+
 def test_a_short_load_has_no_figures() -> None:
     assert MemoryLog(num_bytes={"target": [1, 2, 3]}).figures() == {}
 
