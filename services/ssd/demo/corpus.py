@@ -5,8 +5,10 @@ model can complete it. About 5 % of the bytes are in held-out modules. These are
 training and supply the prompts of benchmarks.
 """
 
+import functools
 import hashlib
 import sysconfig
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -43,11 +45,14 @@ def held_out(path: PurePosixPath) -> bool:
     return int.from_bytes(digest[:8], "big") % 1000 < HELD_OUT_PER_MILLE
 
 
-def read_modules(root: Path | None = None) -> list[Module]:
-    """Read every module of the corpus, held out or not, sorted by path.
+def read_modules(
+    root: Path | None = None, is_wanted: Callable[[PurePosixPath], bool] = lambda _path: True
+) -> list[Module]:
+    """Read modules of the corpus, by default all of them, sorted by path.
 
     Args:
         root: Another folder to read instead of the standard library.
+        is_wanted: Which modules, by their relative path; the others are not read.
 
     Returns:
         Modules that are valid UTF-8 and not empty.
@@ -56,7 +61,7 @@ def read_modules(root: Path | None = None) -> list[Module]:
     modules: list[Module] = []
     for file in sorted(folder.rglob("*.py")):
         path = PurePosixPath(file.relative_to(folder).as_posix())
-        if SKIPPED_FOLDERS.intersection(path.parts[:-1]):
+        if SKIPPED_FOLDERS.intersection(path.parts[:-1]) or not is_wanted(path):
             continue
         try:
             text = file.read_bytes().decode("utf-8")
@@ -70,12 +75,13 @@ def read_modules(root: Path | None = None) -> list[Module]:
 
 def training_modules(root: Path | None = None) -> list[Module]:
     """Return the modules for training."""
-    return [module for module in read_modules(root) if not held_out(module.path)]
+    return read_modules(root, lambda path: not held_out(path))
 
 
-def held_out_modules(root: Path | None = None) -> list[Module]:
-    """Return the held-out modules."""
-    return [module for module in read_modules(root) if held_out(module.path)]
+@functools.cache
+def held_out_modules(root: Path | None = None) -> tuple[Module, ...]:
+    """Return the held-out modules; the first call reads them."""
+    return tuple(read_modules(root, held_out))
 
 
 def held_out_prompts(count: int, *, num_chars: int = 1200, root: Path | None = None) -> list[str]:
