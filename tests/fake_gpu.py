@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ssd.engine.attention.paged import PagedAttention
 from ssd.engine.attention.paged_reference import PagedReference
-from ssd.engine.capture import run_eagerly
+from ssd.engine.capture import Capture
 from ssd.engine.config import STATIC, EngineConfig, ModelConfig
 from ssd.engine.models.decoder import Decoder
 from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
@@ -58,7 +58,7 @@ def on_fake_gpu(
     attention = attention or PagedReference()
     part = model_of(model, group.shard)
     decoder = Decoder(part, _weights(part, device.name), group)
-    execution: Any = make_execution(decoder, part, engine, attention, run_eagerly, group)
+    execution: Any = make_execution(decoder, part, engine, attention, Capture(), group)
     if isinstance(group, RankGroup):
         execution = SplitTarget(execution, group, engine, ids_of_ranks(MODEL, group.shard.size))
     return kind(execution, model, engine)

@@ -12,7 +12,8 @@ pass of a GPU takes the same time for one and for sixteen short sequences. *Not 
 passes, whose launches take longer than the kernels of a small model. *Revisit when* a pass is bound
 by arithmetic.
 
-A shape that cannot be captured runs eagerly, which is slower. The log reports it once.
+A shape that cannot be captured is captured without its attention to pages, or runs eagerly, which
+is slower. The log reports it once.
 
 Letters: J pages of a sequence; Y pages of the storage, of C slots.
 """
@@ -27,7 +28,7 @@ from torch import Tensor
 from ssd.engine.attention.dense import attend_beside
 from ssd.engine.attention.paged import Attend, PagedAttention, make_paged
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
-from ssd.engine.capture import Capture, CaptureError, CudaTimer, Pass, capture_of
+from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
@@ -80,13 +81,14 @@ class StaticExecution:
         self.attention_name = attention.name
         self.num_blocks = storage.entries.num_blocks
         self.num_parameters = 0
+        self.capture = capture
+        """Knows how each shape runs."""
         self.sequence_counts: Sequence[int] = sequence_buckets(engine)
         self._engine = engine
         self._decoder = decoder
         self._attention = attention
         self._storage = storage
         self._entries = storage.entries
-        self._capture = capture
         self._last_position = engine.max_model_len - 1
         # Padding columns of a last pass are beyond the last position.
         chunk = engine.prefill_chunk
@@ -132,21 +134,8 @@ class StaticExecution:
             inputs = Inputs(shapes, padding, self._engine.device)
             # A capture runs the function: of padding only, so that no session changes.
             inputs.write()
-            self._passes[key] = inputs, self._captured(key, lambda: function(inputs.device))
+            self._passes[key] = inputs, self.capture(key, lambda: function(inputs.device))
         return self._passes[key]
-
-    def _captured(self, key: tuple[Any, ...], function: Pass) -> Pass:
-        """Return the captured function of a shape, or the function itself if that fails."""
-        try:
-            return self._capture(function)
-        except CaptureError as error:
-            _log.warning(
-                "shape_not_captured",
-                shape=list(key),
-                reason=str(error),
-                consequence="slower passes",
-            )
-            return function
 
     def _paged(self, inputs: Mapping[str, Tensor], kind: str) -> Tensor:
         """Return logits [B, P, V] of a verify; of a prefill, which hidden states are finite."""
@@ -189,7 +178,7 @@ class StaticExecution:
         size = self.num_blocks * self._engine.block_size
         keys_YCGE = self._storage.keys[layer][:size].unflatten(0, shape)
         values_YCGE = self._storage.values[layer][:size].unflatten(0, shape)
-        return attend(queries_BQHE, keys_YCGE, values_YCGE)
+        return self.capture.outside(lambda: attend(queries_BQHE, keys_YCGE, values_YCGE))
 
     def _logits(self, hidden_RD: Tensor, count: int) -> Tensor:
         logits_RV = self._decoder.logits(hidden_RD)

@@ -1,13 +1,13 @@
 """Replays of CUDA graphs against eager passes: the same model, the same inputs, two KV caches."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from ssd.engine.attention.paged import make_paged
+from ssd.engine.attention.paged import Attend, PagedAttention, make_paged
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
-from ssd.engine.capture import Capture, CaptureError, CudaGraphs, Pass, run_eagerly
+from ssd.engine.capture import Capture, CaptureError, CudaGraphs, Graphs, Kind, is_capturing
 from ssd.engine.config import ModelConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.models.decoder import Decoder
@@ -18,7 +18,7 @@ from ssd.engine.static_execution import make_execution
 from ssd.engine.target_runner import TargetRunner
 from ssd.local_model import LocalModel, find_model
 from ssd_bench.gpu_check.checkpoints import small_pair
-from ssd_bench.gpu_check.models import block_tables, draft_settings, target_settings, used_bytes
+from ssd_bench.gpu_check.models import block_tables, draft_settings, target_settings
 from ssd_bench.gpu_check.outcome import Environment, Figure, SkipError, WrongResultError
 
 MAX_SEQUENCES = 4
@@ -37,24 +37,48 @@ def check_graphs(environment: Environment) -> dict[str, Figure]:
     return compare_captures(environment, CudaGraphs())
 
 
-def compare_captures(environment: Environment, capture: Capture) -> dict[str, Figure]:
-    """Compare captured passes with eager ones.
+class NotCapturable:
+    """Attention that no graph can contain, so that passes are captured in pieces."""
+
+    def __init__(self, attention: PagedAttention) -> None:
+        self.name = attention.name
+        self.block_size = attention.block_size
+        self._attention = attention
+
+    def prepare(
+        self,
+        block_tables_BJ: Tensor,
+        lengths_B: Tensor,
+        *,
+        num_queries: int,
+        num_pages: int,
+        is_causal: bool,
+    ) -> Attend:
+        """See ``PagedAttention.prepare``."""
+        attend = self._attention.prepare(
+            block_tables_BJ,
+            lengths_B,
+            num_queries=num_queries,
+            num_pages=num_pages,
+            is_causal=is_causal,
+        )
+
+        def attend_eagerly(
+            queries_BQHE: Tensor, keys_YCGE: Tensor, values_YCGE: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            if is_capturing():
+                raise CaptureError("this attention is not captured")
+            return attend(queries_BQHE, keys_YCGE, values_YCGE)
+
+        return attend_eagerly
+
+
+def compare_captures(environment: Environment, graphs: Graphs) -> dict[str, Figure]:
+    """Compare passes that are captured whole and in pieces with eager ones.
 
     Raises:
-        WrongResultError: the logits of a pass differ, or a pass cannot be captured.
+        WrongResultError: the logits of a pass differ.
     """
-    graph_bytes = 0
-
-    def capture_or_fail(function: Pass) -> Pass:
-        nonlocal graph_bytes
-        used_before = used_bytes(environment)
-        try:
-            captured = capture(function)
-        except CaptureError as error:
-            raise WrongResultError(f"a pass cannot be captured: {error}") from error
-        graph_bytes += used_bytes(environment) - used_before
-        return captured
-
     target_model, draft_model = small_pair(environment)
     target = find_model(
         target_settings(target_model, environment, MAX_SEQUENCES),
@@ -65,35 +89,65 @@ def compare_captures(environment: Environment, capture: Capture) -> dict[str, Fi
         max_num_seqs=SESSIONS,
         branches=BRANCHES,
     )
-    num_passes = num_equal = 0
-    worst = 0.0
-    captures = (run_eagerly, capture_or_fail)
-    for eager, replayed in (
-        *zip(*(_of_target(_open(TargetRunner, target, each)) for each in captures), strict=True),
-        *zip(*(_of_draft(_open(DraftRunner, draft, each)) for each in captures), strict=True),
-    ):
-        num_passes += 1
-        num_equal += torch.equal(eager, replayed)
-        difference = float((replayed - eager).norm() / eager.norm())
-        worst = max(worst, difference)
-        if not difference <= LARGEST_DIFFERENCE[target.engine.dtype]:
-            raise WrongResultError(
-                f"pass {num_passes}: a replay differs from the eager pass by {difference:.3g} of "
-                f"its norm; allowed: {LARGEST_DIFFERENCE[target.engine.dtype]}"
-            )
+    allowed = LARGEST_DIFFERENCE[target.engine.dtype]
+    eager = list(_logits(target, draft, (Capture(), Capture()), lambda attention: attention))
+    figures: dict[str, Figure] = {"passes": len(eager)}
+    for way, wrap in (("", lambda attention: attention), ("_in_pieces", NotCapturable)):
+        captures = Capture(graphs), Capture(graphs)
+        replayed = list(_logits(target, draft, captures, wrap))
+        worst = 0.0
+        for index, (expected, found) in enumerate(zip(eager, replayed, strict=True)):
+            difference = float((found - expected).norm() / expected.norm())
+            worst = max(worst, difference)
+            if not difference <= allowed:
+                raise WrongResultError(
+                    f"pass {index + 1}: a replay differs from the eager pass by {difference:.3g} "
+                    f"of its norm; allowed: {allowed}{way and ' (captured in pieces)'}"
+                )
+        figures |= {
+            f"passes_with_equal_bits{way}": sum(map(torch.equal, eager, replayed)),
+            f"largest_relative_difference{way}": worst,
+            f"captured_graphs{way}_bytes": sum(each.num_bytes for each in captures),
+        }
+        if not way:
+            figures |= shapes_by_kind(*captures)
+    return figures
+
+
+def shapes_by_kind(*captures: Capture) -> dict[str, Figure]:
+    """Return the names of the shapes that run in pieces or without a graph."""
+
+    def names(kind: Kind) -> str:
+        keys = [key for each in captures for key, found in each.kinds.items() if found is kind]
+        return ", ".join(" ".join(map(str, key)) for key in keys) or "none"
+
     return {
-        "passes": num_passes,
-        "passes_with_equal_bits": num_equal,
-        "largest_relative_difference": worst,
-        "captured_graphs_bytes": graph_bytes,
+        "shapes_in_pieces": names(Kind.PIECES),
+        "shapes_without_graph": names(Kind.EAGER),
     }
 
 
-def _open(kind: type[AnyRunner], local: LocalModel, capture: Capture) -> AnyRunner:
+def _logits(
+    target: LocalModel,
+    draft: LocalModel,
+    captures: tuple[Capture, Capture],
+    wrap: Callable[[PagedAttention], PagedAttention],
+) -> Iterator[Tensor]:
+    """Return the logits of all passes of a new target and a new draft."""
+    yield from _of_target(_open(TargetRunner, target, captures[0], wrap))
+    yield from _of_draft(_open(DraftRunner, draft, captures[1], wrap))
+
+
+def _open(
+    kind: type[AnyRunner],
+    local: LocalModel,
+    capture: Capture,
+    wrap: Callable[[PagedAttention], PagedAttention],
+) -> AnyRunner:
     engine, model = local.engine, ModelConfig.from_folder(local.folder)
     dtype = DTYPES[engine.dtype]
     weights, _ = open_weights(local.folder, model, dtype, engine.device, lambda _fraction: None)
-    attention = make_paged(engine.attention, engine.device, engine.dtype).attention
+    attention = wrap(make_paged(engine.attention, engine.device, engine.dtype).attention)
     decoder = Decoder(model, weights)
     return kind(make_execution(decoder, model, engine, attention, capture), model, engine)
 
@@ -110,7 +164,7 @@ def _of_target(runner: TargetRunner) -> Iterator[Tensor]:
             tokens_BP = _tokens(runner, count, columns, 10 * count + repetition)
             used_B = torch.full((count,), columns)
             batch = PagedBatch(tokens_BP, first_B, used_B, tables_BJ[:count])
-            yield runner.forward(batch).cpu()
+            yield runner.forward(batch).to("cpu", copy=True)
 
 
 def _of_draft(runner: DraftRunner) -> Iterator[Tensor]:
@@ -125,7 +179,7 @@ def _of_draft(runner: DraftRunner) -> Iterator[Tensor]:
         lengths_B = torch.full((count,), PROMPT_TOKENS)
         tokens_BP = _tokens(runner, count, columns, count)
         proposals = ProposalBatch(slots_B, tokens_BP, used_B, lengths_B, tables_BJ[:count])
-        yield runner.run_proposals(proposals).cpu()
+        yield runner.run_proposals(proposals).to("cpu", copy=True)
         accepted_BN = torch.arange(branches).expand(count, -1) % columns
         for tree in range(2):
             for step in range(columns):
@@ -133,7 +187,7 @@ def _of_draft(runner: DraftRunner) -> Iterator[Tensor]:
                 batch = BranchBatch(
                     slots_B, tokens_BN, accepted_BN, step, lengths_B, tables_BJ[:count]
                 )
-                yield runner.run_branches(batch).cpu()
+                yield runner.run_branches(batch).to("cpu", copy=True)
             # The commit of branch 1, whose outcome accepts one token.
             runner.append_proposal(slots_B, used_B * 0 + 2, lengths_B, tables_BJ[:count])
             runner.promote_branches(slots_B, used_B * 0 + 1)

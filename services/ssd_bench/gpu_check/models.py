@@ -60,14 +60,6 @@ def draft_settings(
     )
 
 
-def used_bytes(environment: Environment) -> int:
-    """Return the occupied memory of the target's GPU, of all processes; 0 without a GPU."""
-    if not environment.is_cuda:
-        return 0
-    free, total = torch.cuda.mem_get_info(environment.target_device)
-    return total - free
-
-
 def open_target(folder: Path, environment: Environment, max_num_seqs: int) -> TargetRunner:
     """Load and warm up a target."""
     settings = target_settings(str(folder), environment, max_num_seqs)

@@ -6,11 +6,14 @@ The least time of a verify is that of reading the weights at the bandwidth of a 
 import torch
 
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.capture import Capture
 from ssd.engine.config import DTYPE_BYTES
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.sizes import pass_weights
+from ssd.engine.static_execution import StaticExecution
 from ssd.engine.target_runner import TargetRunner
 from ssd_bench.gpu_check.checkpoints import llama_pair
+from ssd_bench.gpu_check.graphs import shapes_by_kind
 from ssd_bench.gpu_check.machine import copy_bandwidth
 from ssd_bench.gpu_check.models import block_tables, open_draft, open_target, release_memory
 from ssd_bench.gpu_check.outcome import Environment, Figure
@@ -37,13 +40,21 @@ def check_llama_passes(environment: Environment) -> dict[str, Figure]:
         verify_ms = verify_seconds(target, batch, environment) * 1000
         figures[f"verify_{batch}_ms"] = round(verify_ms, 3)
         figures[f"verify_{batch}_over_weights"] = round(verify_ms / least_ms, 3)
+    captures = [capture_of(target)]
     del target
     release_memory()
     draft = open_draft(pair.draft, environment, max(SESSIONS[environment.device]), BRANCHES)
     for sessions in SESSIONS[environment.device]:
         seconds = table_seconds(draft, sessions, environment)
         figures[f"table_{sessions}_ms"] = round(seconds * 1000, 3)
-    return figures
+    return figures | shapes_by_kind(*captures, capture_of(draft))
+
+
+def capture_of(runner: TargetRunner | DraftRunner) -> Capture:
+    """Return what has captured the passes of a runner on a GPU."""
+    execution = runner.execution
+    assert isinstance(execution, StaticExecution)
+    return execution.capture
 
 
 def verify_seconds(runner: TargetRunner, batch: int, environment: Environment) -> float:

@@ -11,13 +11,14 @@ from tests.engines import on
 from tools.distill.model import TrainableLlama, load_model
 
 from ssd.engine import static_execution
+from ssd.engine.capture import Capture
 from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import load_runner
 from ssd.speculation.fan_out import Adaptive
 from ssd.speculation.noise import gumbel_noise
+from ssd.testing.recorded_graphs import RecordedGraphs
 from ssd.testing.tiny_folder import VOCAB_SIZE, write_tiny_folder
-from ssd.testing.traced_capture import trace
 from ssd_draft.sessions import Move
 from ssd_draft.token_choice import KeyedChoice, RingChoice
 from ssd_draft.tree import NewSession, TableBatch, TableBuild, Tree, TreeShape
@@ -46,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def runner(folder: Path, request: pytest.FixtureRequest) -> DraftRunner:
     engine = on(request.param, ENGINE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(static_execution, "capture_of", lambda _device: trace)
+        patch.setattr(static_execution, "capture_of", lambda _device: Capture(RecordedGraphs()))
         return load_runner(DraftRunner, folder, engine, lambda _stage, _fraction: None)
 
 

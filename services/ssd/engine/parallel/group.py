@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import (
     TCPStore,
 )
 
+from ssd.engine.capture import CaptureError, is_capturing
 from ssd.engine.parallel.shard import WHOLE, Shard
 from ssd.errors import RankError
 
@@ -237,6 +238,11 @@ def _communicator(store: Store, shard: Shard, device: str) -> ProcessGroup:
 def _collective(shard: Shard) -> Iterator[None]:
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         cause = str(error).partition("\n")[0]
+        if is_capturing():
+            # It has waited for no rank: it can still run, outside of a graph.
+            raise CaptureError(f"a collective is not captured: {cause}") from error
         raise RankError(f"rank {shard.rank} has lost another rank: {cause}") from error

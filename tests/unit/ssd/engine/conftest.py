@@ -10,12 +10,13 @@ from torch import Tensor
 
 from ssd.engine import static_execution
 from ssd.engine.batch import PagedBatch
+from ssd.engine.capture import Capture
 from ssd.engine.config import EngineConfig
 from ssd.engine.draft_runner import DraftRunner
 from ssd.engine.runner import ModelRunner, load_runner
 from ssd.engine.target_runner import TargetRunner
+from ssd.testing.recorded_graphs import RecordedGraphs
 from ssd.testing.tiny_folder import write_tiny_folder
-from ssd.testing.traced_capture import trace
 
 MakeRunner = Callable[[EngineConfig], TargetRunner]
 MakeDraftRunner = Callable[[EngineConfig], DraftRunner]
@@ -53,7 +54,7 @@ def one_thread() -> Iterator[None]:
 def graphs_without_a_gpu() -> Iterator[None]:
     """The static engine replays recorded operations, as it replays CUDA graphs on a GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(static_execution, "capture_of", lambda _device: trace)
+        patch.setattr(static_execution, "capture_of", lambda _device: Capture(RecordedGraphs()))
         yield
 
 

@@ -8,16 +8,13 @@ import torch
 from tests.engines import CPU_ENGINES, inside, on
 from torch import Tensor
 
-from ssd.engine import static_execution
 from ssd.engine.attention.context import MAX_CHUNKS_A_CALL
 from ssd.engine.batch import PagedBatch
-from ssd.engine.capture import CaptureError, Pass
 from ssd.engine.config import EngineConfig, sequence_buckets
 from ssd.engine.models.decoder import Attends
 from ssd.engine.models.registry import CausalModel
 from ssd.engine.runner import ModelRunner
 from ssd.engine.target_runner import TargetRunner
-from ssd.testing.traced_capture import trace
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
 Plain = Callable[[Sequence[int]], Tensor]
@@ -180,30 +177,6 @@ def test_greedy_tokens_do_not_depend_on_the_padding_of_the_batch(
     alone = [greedy(runner, store, [prompt], tables_BJ)[0] for prompt in prompts]
     for count in (2, 3, 4):
         assert greedy(runner, store, prompts[:count], tables_BJ) == alone[:count]
-
-
-def test_a_shape_that_cannot_be_captured_runs_eagerly_and_is_reported_once(
-    make_runner: Make, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried, warnings = [], []
-
-    def capture(function: Pass) -> Pass:
-        tried.append(shape := tuple(function().shape))
-        if shape[:2] == (2, P):
-            raise CaptureError("operation not permitted")
-        return trace(function)
-
-    prompts, tables_BJ = [text(length, seed=5) for length in (61, 3, 130)], tables(4)
-    captured = make_runner(on("static", ENGINE))
-    monkeypatch.setattr(static_execution, "capture_of", lambda _device: capture)
-    monkeypatch.setattr(static_execution._log, "warning", lambda *_, **f: warnings.append(f))
-    runner = make_runner(on("static", ENGINE))
-    for count in (2, 1, 3):
-        found = greedy(runner, store, prompts[:count], tables_BJ)
-        assert found == greedy(captured, store, prompts[:count], tables_BJ)
-    assert len(tried) == len(set(tried)) == 4, "a prefill and verifies of 1, 2 and 4 sequences"
-    (warning,) = warnings
-    assert (warning["shape"], warning["reason"]) == (["verify", 2], "operation not permitted")
 
 
 def greedy(

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from ssd.engine.batch import ProposalBatch
-from ssd.engine.capture import Pass
+from ssd.engine.capture import Capture
 from ssd.engine.target_runner import TargetRunner
-from ssd.testing.traced_capture import trace
+from ssd.testing.recorded_graphs import RecordedGraph, RecordedGraphs
 from ssd_bench.gpu_check.checkpoints import llama_pair
 from ssd_bench.gpu_check.checks import CHECKS
 from ssd_bench.gpu_check.child import run_check
-from ssd_bench.gpu_check.graphs import compare_captures
+from ssd_bench.gpu_check.graphs import compare_captures, shapes_by_kind
 from ssd_bench.gpu_check.models import block_tables, open_draft
 from ssd_bench.gpu_check.outcome import Environment, Outcome, WrongResultError
 
@@ -48,17 +48,35 @@ def test_a_check_passes_on_a_cpu_or_names_what_it_needs(
 
 def test_replays_of_recorded_passes_equal_eager_passes(environment: Environment) -> None:
     """What Python computes is fixed at the first pass of a shape, as in a CUDA graph."""
-    figures = compare_captures(environment, trace)
-    assert figures["passes"] == figures["passes_with_equal_bits"] == 12 + 2 * (1 + 2 * 8)
+    figures = compare_captures(environment, RecordedGraphs())
+    assert figures["passes"] == 12 + 2 * (1 + 2 * 8)
+    assert figures["passes_with_equal_bits"] == figures["passes"]
+    assert figures["passes_with_equal_bits_in_pieces"] == figures["passes"]
+    assert figures["shapes_in_pieces"] == figures["shapes_without_graph"] == "none"
 
 
-def test_a_replay_of_the_wrong_inputs_fails(environment: Environment) -> None:
-    def keep_first_result(function: Pass) -> Pass:
-        first = function().clone()
-        return lambda: first
-
+def test_a_replay_of_the_wrong_inputs_fails(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RecordedGraph, "replay", lambda _graph: None)
     with pytest.raises(WrongResultError, match="a replay differs from the eager pass by"):
-        compare_captures(environment, keep_first_result)
+        compare_captures(environment, RecordedGraphs())
+
+
+def test_shapes_that_no_graph_contains_are_named(environment: Environment) -> None:
+    capture = Capture(RecordedGraphs())
+    capture(("verify", 1), lambda: torch.zeros(1))
+    capture(("verify", 2), lambda: torch.full((1,), torch.ones(1).item()))
+    capture(("verify", 4), lambda: capture.outside(read_on_host)[0])
+    assert shapes_by_kind(capture) == {
+        "shapes_in_pieces": "verify 4",
+        "shapes_without_graph": "verify 2",
+    }
+
+
+def read_on_host() -> tuple[torch.Tensor, torch.Tensor]:
+    number = torch.ones(1).item()
+    return torch.full((1,), number), torch.zeros(1)
 
 
 def test_wrong_logits_fail(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> None:

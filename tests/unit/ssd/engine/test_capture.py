@@ -1,0 +1,241 @@
+"""Passes give the same bits eagerly, as one graph and as graphs between attentions."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engines import on
+from tests.ranks import on_ranks
+from torch import Tensor
+
+from ssd.engine import capture as capture_module
+from ssd.engine.attention.paged import PagedAttention
+from ssd.engine.attention.paged_reference import PagedReference
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.capture import Capture, Kind, Pass, is_capturing
+from ssd.engine.config import EngineConfig, ModelConfig
+from ssd.engine.models.decoder import Decoder
+from ssd.engine.models.registry import open_weights
+from ssd.engine.parallel.group import ALONE, Group, RankGroup
+from ssd.engine.parallel.shard import ids_of, model_of
+from ssd.engine.static_execution import make_execution
+from ssd.testing.recorded_graphs import RecordedGraph, RecordedGraphs
+from ssd_bench.gpu_check.graphs import NotCapturable
+
+P, N = 4, 4
+ENGINE = on(
+    "static",
+    EngineConfig(max_model_len=128, max_num_seqs=2, num_columns=P, block_size=16, prefill_chunk=32),
+)
+WAYS: dict[Kind, PagedAttention] = {
+    Kind.WHOLE: PagedReference(),
+    Kind.PIECES: NotCapturable(PagedReference()),
+}
+
+
+def execution(
+    folder: Path, engine: EngineConfig, kind: Kind, group: Group = ALONE
+) -> tuple[Any, Capture]:
+    model = ModelConfig.from_folder(folder)
+    weights, _ = open_weights(folder, model, torch.float32, "cpu", lambda _: None, group.shard)
+    part = model_of(model, group.shard)
+    decoder = Decoder(part, weights, group, ids_of(model, group.shard).start)
+    capture = Capture(None if kind is Kind.EAGER else RecordedGraphs())
+    attention = WAYS.get(kind, PagedReference())
+    return make_execution(decoder, part, engine, attention, capture, group), capture
+
+
+def tokens(rows: int, columns: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 257, (rows, columns), generator=generator)
+
+
+def verifies(target: Any) -> list[Tensor]:
+    """Prefills, and verifies of other lengths, tables and tokens in each round."""
+    tables_BJ = torch.randperm(12, generator=torch.Generator().manual_seed(1)).view(2, 6) + 1
+    found: list[Tensor] = []
+    for row in range(2):
+        first_1 = torch.zeros(1, dtype=torch.int64)
+        for chunk in range(2):
+            batch = PagedBatch(
+                tokens(1, 32, 10 * row + chunk),
+                first_1 + 32 * chunk,
+                first_1 + 32,
+                tables_BJ[row : row + 1],
+            )
+            found.append(target.prefill(batch).clone())
+    for count, columns in ((2, P), (1, P), (2, 2), (2, P)):
+        first_B = torch.tensor([40 + 3 * len(found), 11])[:count]
+        batch = PagedBatch(
+            tokens(count, columns, len(found)), first_B, first_B * 0 + columns, tables_BJ[:count]
+        )
+        found.append(target.verify(batch).clone())
+        tables_BJ = tables_BJ.flip(0)
+    return found
+
+
+def trees(draft: Any) -> list[Tensor]:
+    """Proposals and branches of one and two sessions, with commits between them."""
+    tables_BJ = torch.randperm(12, generator=torch.Generator().manual_seed(2)).view(2, 6) + 1
+    found: list[Tensor] = []
+    for count in (2, 1, 2):
+        slots_B = torch.arange(count)
+        lengths_B = torch.tensor([20, 3])[:count] + len(found) // 4
+        proposals = ProposalBatch(
+            slots_B, tokens(count, P, len(found)), slots_B * 0 + P, lengths_B, tables_BJ[:count]
+        )
+        found.append(draft.run_proposals(proposals).clone())
+        accepted_BN = tokens(count, N, len(found)) % P
+        for step in range(P):
+            batch = BranchBatch(
+                slots_B, tokens(count, N, step), accepted_BN, step, lengths_B, tables_BJ[:count]
+            )
+            found.append(draft.run_branches(batch).clone())
+        draft.append_proposal(slots_B, slots_B * 0 + 2, lengths_B, tables_BJ[:count])
+        draft.promote_branches(slots_B, slots_B * 0 + 1)
+        tables_BJ = tables_BJ.flip(0)
+    return found
+
+
+@pytest.mark.parametrize("kind", WAYS)
+@pytest.mark.parametrize(
+    ("engine", "run", "num_shapes"),
+    [(ENGINE, verifies, 3), (replace(ENGINE, branches=N), trees, 8)],
+    ids=["target", "draft"],
+)
+def test_replays_have_the_bits_of_eager_passes_for_all_inputs(
+    folder: Path,
+    kind: Kind,
+    engine: EngineConfig,
+    run: Callable[[Any], list[Tensor]],
+    num_shapes: int,
+) -> None:
+    eager, _ = execution(folder, engine, Kind.EAGER)
+    replayed, capture = execution(folder, engine, kind)
+    for expected, found in zip(run(eager), run(replayed), strict=True):
+        assert torch.equal(found, expected)
+    assert len(capture.kinds) == num_shapes
+    with_attention = {kind for key, kind in capture.kinds.items() if key[0] not in COPIES}
+    assert with_attention == {kind}
+
+
+COPIES = {"append", "promote"}
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_replays_of_ranks_contain_their_collectives(folder: Path, kind: Kind) -> None:
+    def run(group: RankGroup, kind: Kind) -> list[Tensor]:
+        target, capture = execution(folder, ENGINE, kind, group)
+        logits = verifies(target)
+        assert set(capture.kinds.values()) == {kind}
+        return logits
+
+    expected = on_ranks(2, lambda group: run(group, Kind.EAGER))
+    found = on_ranks(2, lambda group: run(group, kind))
+    for expected_of_rank, found_of_rank in zip(expected, found, strict=True):
+        for one, other in zip(expected_of_rank, found_of_rank, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    events: list[tuple[str, dict[str, Any]]] = []
+    for level in ("info", "warning"):
+        monkeypatch.setattr(
+            capture_module._log, level, lambda event, **fields: events.append((event, fields))
+        )
+    return events
+
+
+def test_a_shape_that_is_not_one_graph_is_reported_once_with_what_runs_instead(
+    folder: Path, logged: list[tuple[str, dict[str, Any]]]
+) -> None:
+    target, _ = execution(folder, ENGINE, Kind.PIECES)
+    verifies(target)
+    verifies(target)
+    warnings = [fields for event, fields in logged if event == "shape_not_captured"]
+    assert [fields["shape"] for fields in warnings] == [
+        ["prefill", 1],
+        ["verify", 2],
+        ["verify", 1],
+    ]
+    assert {fields["instead"] for fields in warnings} == {"graphs between attentions"}
+    assert {fields["reason"] for fields in warnings} == {"this attention is not captured"}
+    captured = [fields for event, fields in logged if event == "graph_captured"]
+    layers = ModelConfig.from_folder(folder).num_layers
+    assert [fields["graphs"] for fields in captured] == [layers + 1] * 3
+
+
+def read_on_host() -> Tensor:
+    return torch.full((1,), torch.ones(1).item())
+
+
+def test_a_pass_without_a_graph_runs_eagerly(logged: list[tuple[str, dict[str, Any]]]) -> None:
+    capture = Capture(RecordedGraphs())
+    assert capture(("verify", 1), read_on_host) is read_on_host
+    ((event, fields),) = logged
+    assert event == "shape_not_captured"
+    assert fields["instead"] == "no graph"
+    assert fields["reason"] == "operation not permitted when stream is capturing"
+    assert not is_capturing()
+
+
+def fail(error: Exception) -> Pass:
+    def function() -> Tensor:
+        if is_capturing():
+            raise error
+        return torch.zeros(1)
+
+    return function
+
+
+def test_missing_memory_is_not_a_reason_to_run_eagerly() -> None:
+    capture = Capture(RecordedGraphs())
+    with pytest.raises(torch.OutOfMemoryError):
+        capture(("verify", 1), fail(torch.OutOfMemoryError("no memory")))
+    assert not is_capturing()
+    assert capture(("verify", 1), lambda: torch.zeros(1))().item() == 0
+
+
+def test_a_graph_that_cannot_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up: list[object] = []
+    ended = RecordedGraph.end
+
+    def end(graph: RecordedGraph) -> None:
+        with contextlib.suppress(ValueError):
+            ended(graph)
+        raise RuntimeError("the capture is not valid")
+
+    monkeypatch.setattr(RecordedGraphs, "give_up", lambda _graphs, graph: given_up.append(graph))
+    capture = Capture(RecordedGraphs())
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordedGraph, "end", end)
+        patch.setattr(RecordedGraph, "__exit__", lambda *_: None)
+        patch.setattr(RecordedGraph, "__enter__", lambda *_: None)
+        run = capture(("verify", 1), lambda: torch.zeros(1))
+    assert run().item() == 0
+    assert capture.kinds == {("verify", 1): Kind.EAGER}
+    assert len(given_up) == 2
+
+
+def test_a_collective_that_is_refused_during_a_capture_is_no_lost_rank() -> None:
+    def run(group: RankGroup) -> tuple[Kind, list[float]]:
+        tensors = group._tensors
+
+        class Refusing:
+            def all_gather_single(self, *arguments: Any) -> Any:
+                if is_capturing():
+                    raise RuntimeError("operation not permitted when stream is capturing")
+                return tensors.all_gather_single(*arguments)
+
+        group._tensors = Refusing()  # type: ignore[assignment]
+        capture = Capture(RecordedGraphs())
+        number_1 = torch.ones(1) + group.shard.rank
+        replay = capture(("verify", 1), lambda: group.add(number_1))
+        return capture.kinds["verify", 1], [replay().item(), replay().item()]
+
+    assert on_ranks(2, run) == [(Kind.EAGER, [3.0, 3.0])] * 2
