@@ -10,7 +10,7 @@ from enum import StrEnum
 
 TokenId = int
 SequenceId = int
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """Version of messages and frames on a link; both ends must have the same."""
 NO_TOKEN = -1
 """Replaces a token id at padding and at rows whose logits are not finite."""

@@ -300,11 +300,14 @@ class NcclCommunicator:
         self.abort()
         for thread in self._aborts:
             thread.join()
-        # Kernels and copies have ended or end now; then their buffers may be freed.
-        self._out.stream.synchronize()
-        self._in.stream.synchronize()
-        self._in_flight.clear()
-        _one_link.release()
+        try:
+            # Kernels and copies have ended or end now; then their buffers may be freed.
+            self._out.stream.synchronize()
+            self._in.stream.synchronize()
+        finally:
+            # Also after an error of the device, so that the next link reports that one.
+            self._in_flight.clear()
+            _one_link.release()
 
     def _transfer(self, function: str, slot: NcclSlot, way: Direction) -> None:
         """Start to send or receive. The first message of a direction waits for the peer.
@@ -378,9 +381,9 @@ def connect(store: LinkStore, place: Place) -> NcclCommunicator:
                 handle = nccl.communicator(unique_id, place.rank)
                 directions.append(Direction(handle, stream))
                 _until_ready(nccl, handle, store, place.seconds)
+        communicator = NcclCommunicator(nccl, device, place.rank, directions)
+        communicator.watch()
         undo.pop_all()
-    communicator = NcclCommunicator(nccl, device, place.rank, directions)
-    communicator.watch()
     return communicator
 
 

@@ -292,6 +292,35 @@ def test_a_failed_set_up_lets_another_one_begin(
     connected().close()
 
 
+def test_a_link_without_a_thread_lets_another_one_begin(
+    library: RecordedNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_ends: NcclCommunicator) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NcclCommunicator, "watch", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            connected()
+    monkeypatch.setattr(nccl, "END_SECONDS", MAX_SECONDS)
+    connected().close()
+    assert [each[0] for each in library.calls].count("ncclCommAbort") == 4
+
+
+def test_a_link_whose_device_fails_at_its_end_lets_another_one_begin(
+    library: RecordedNccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_stream: Stream) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    first = connected()
+    with monkeypatch.context() as patch:
+        patch.setattr(Stream, "synchronize", fail)
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            first.close()
+    connected().close()
+
+
 def test_posted_slots_stay_until_the_streams_have_ended(
     library: RecordedNccl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
