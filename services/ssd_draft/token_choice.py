@@ -2,6 +2,15 @@
 
 Both give the same tokens, and the same as the target's sampler: the noise has the same words, and
 values that agree to 2e-6. A difference costs a hit at most.
+
+*Decision*: a draft chooses without the top-k, top-p and min-p of a request. *Because*: with them,
+tables take longer than the rounds that they save. Embedded pair, two cores that other work shares,
+engine openvino, 16 prompts of 128 tokens, 8 at a time, K = 6, N = 24, temperature 1, top-p .9: 2.40
+tokens per round without and 2.58 with filters, but 12 s and 22 s, the same in two interleaved runs.
+A row of 4,096 logits takes .06 to .1 ms, for 192 rows in each step. *Not chosen*: to rank forks
+with filters too, which lowered the hit rate at top-p .9 from .88 to .84: the target keeps tokens
+that the draft's filters remove. *Revisit when* the filter of a row takes some us. Tokens per round
+would be 1.95 and 2.33 at top-k 20, and 2.09 and 2.61 at min-p .05.
 """
 
 from typing import Protocol
