@@ -45,8 +45,9 @@ class EngineSettings:
     certificate, and exchange tokens with other machines in plain text."""
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Data type of weights and KV cache. ``auto`` is bfloat16 on CUDA and on CPUs with bfloat16
-    arithmetic (AVX512-BF16, AMX, AVX-NE-CONVERT), else float32. Target and drafts may differ."""
+    """Data type of weights and KV cache. ``auto`` is bfloat16 on CUDA and, for models of at least
+    32M weights, on CPUs with bfloat16 arithmetic (AVX512-BF16, AMX, AVX-NE-CONVERT), else float32.
+    Target and drafts may differ."""
     device: str = "cpu"
     """Device of the model: ``cpu``, ``cuda:0``."""
     engine: Literal["auto", "openvino", "static", "torch"] = "auto"

@@ -16,6 +16,7 @@ from ssd.engine.config import (
 )
 from ssd.engine.engine_choice import EngineChoice, choose_engine
 from ssd.engine.parallel.shard import check_shards
+from ssd.engine.sizes import num_weights
 from ssd.engine_settings import EngineSettings
 from ssd.model_name import local_folder, local_shape
 from ssd.model_source import resolve
@@ -84,7 +85,8 @@ def _engine_config(
 ) -> EngineConfig:
     size = settings.num_ranks
     choice = choose_engine(
-        settings.engine, settings.dtype, settings.device, settings.attention, size
+        *(settings.engine, settings.dtype, settings.device, settings.attention, size),
+        num_weights=num_weights(model),
     )
     return EngineConfig(
         device=settings.device,

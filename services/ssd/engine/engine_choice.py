@@ -2,12 +2,16 @@
 
 A GPU has one engine, ``static``. It also runs on CPUs, where it is slow, to be tried and tested.
 
-*Decision*: ``auto`` is OpenVINO on a CPU in float32, else torch. *Because*: an OpenVINO pass is one
-graph, and eager torch spends half of a small pass between its operations. One AVX-512 core,
-embedded pair, context 200: verifies of 1 and 7 rows took 7.0 and 9.2 ms, with torch 14.9 and 15.3;
-a step of 24 branches 1.6 ms, with torch 3.4. In bfloat16, the equality of bits for every number of
-rows has not been measured. *Not chosen*: OpenVINO in float32 on CPUs with bfloat16 arithmetic,
-which reads twice the bytes. *Revisit when* bfloat16 graphs have been measured on such a CPU.
+*Decision*: ``auto`` is OpenVINO on a CPU in float32, else torch; a model below ``SMALL_MODEL`` is
+float32 on every CPU. *Because*: an OpenVINO pass is one graph, and eager torch spends half of a
+small pass between its operations. One AVX-512 core, embedded pair, context 200: verifies of 1 and 7
+rows took 7.0 and 9.2 ms, with torch 14.9 and 15.3; a step of 24 branches 1.6 ms, with torch 3.4.
+On a CPU with AVX512-BF16, OpenVINO in float32 against torch in bfloat16 (two cores of a busy
+machine, fastest of three, ms at 1 and 7 rows): 14M weights 4.6 and 4.7 against 7.3 and 7.2, 50M
+11.8 and 15.7 against 15.6 and 13.6, 208M 35.5 and 46.7 against 49.7 and 37.1. *Not chosen*:
+float32 for larger models on such CPUs, whose verifies are slower and which need twice the memory;
+bfloat16 in OpenVINO, where the equality of bits for every number of rows has not been measured.
+*Revisit when* it has been, or on a CPU with AMX.
 """
 
 from dataclasses import dataclass
@@ -17,7 +21,7 @@ from ssd.engine.attention.backend import AUTO as AUTO_ATTENTION
 from ssd.engine.attention.backend import DEFAULT as CPU_ATTENTION
 from ssd.engine.attention.choice import check_attention
 from ssd.engine.config import STATIC
-from ssd.engine.precision import AUTO, Precision, choose_precision
+from ssd.engine.precision import AUTO, SMALL_MODEL, Precision, choose_precision
 from ssd.errors import SettingsError
 
 OPENVINO = "openvino"
@@ -36,7 +40,13 @@ class EngineChoice:
 
 
 def choose_engine(
-    requested: str, dtype: str, device: str, attention: str, tensor_parallel_size: int = 1
+    requested: str,
+    dtype: str,
+    device: str,
+    attention: str,
+    tensor_parallel_size: int = 1,
+    *,
+    num_weights: int,
 ) -> EngineChoice:
     """Return the engine and the dtype to run with.
 
@@ -46,6 +56,7 @@ def choose_engine(
         device: ``cpu``, ``cuda:0``.
         attention: backend of the torch engine.
         tensor_parallel_size: number of ranks.
+        num_weights: of the model.
 
     Raises:
         SettingsError: the engine cannot run with the other settings or is not installed; or the
@@ -54,12 +65,14 @@ def choose_engine(
     problem = _openvino_problem(dtype, attention)
     if tensor_parallel_size > 1:
         problem = f"it runs on one rank, and tensor_parallel_size is {tensor_parallel_size}"
-    choice = _choose(requested, dtype, device, problem)
+    choice = _choose(requested, dtype, device, problem, is_small=num_weights < SMALL_MODEL)
     check_attention(attention, device, choice.precision.dtype)
     return choice
 
 
-def _choose(requested: str, dtype: str, device: str, problem: str | None) -> EngineChoice:
+def _choose(
+    requested: str, dtype: str, device: str, problem: str | None, *, is_small: bool
+) -> EngineChoice:
     """Return the choice; ``problem`` excludes OpenVINO on a CPU."""
     if requested == STATIC:
         return EngineChoice(STATIC, "set explicitly", choose_precision(dtype, device))
@@ -81,6 +94,8 @@ def _choose(requested: str, dtype: str, device: str, problem: str | None) -> Eng
     precision = choose_precision(dtype, device)
     if requested == TORCH:
         return EngineChoice(TORCH, "set explicitly", precision)
+    if problem is None and dtype == AUTO and precision.dtype != "float32" and is_small:
+        precision = Precision("float32", f"the model has fewer than {SMALL_MODEL:,} weights")
     if problem is None and precision.dtype != "float32":
         problem = f"the OpenVINO engine computes in float32, and dtype auto is {precision.dtype}"
     if problem is not None:

@@ -13,7 +13,7 @@ more.
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -22,6 +22,9 @@ from ssd.engine.layers.linear import packing_problem
 AUTO = "auto"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """The data types of torch, by their names in the settings."""
+SMALL_MODEL = 32_000_000
+"""Weights below which a model is faster in float32, with OpenVINO, on every CPU; see
+``engine_choice``."""
 BFLOAT16_ARITHMETIC = ("avx512_bf16", "amx_bf16", "avx_ne_convert")
 """Names in ``torch.cpu.get_capabilities``. The last one has not been measured alone."""
 
@@ -59,4 +62,8 @@ def choose_precision(requested: str, device: str) -> Precision:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(choose_precision(AUTO, "cpu"))) + "\n")
+    found = choose_precision(AUTO, "cpu")
+    if found.dtype != "float32":
+        small = f"; models of fewer than {SMALL_MODEL:,} weights are float32"
+        found = replace(found, reason=found.reason + small)
+    sys.stdout.write(json.dumps(asdict(found)) + "\n")
