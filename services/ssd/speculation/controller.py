@@ -12,7 +12,8 @@ count as much as forward passes.
 - **Noise.** Other work on the machine slows both choices for moments. A trial is therefore compared
   with the rounds just before it, and the median of the newest ``NUM_TRIALS`` trials decides. Until
   they agree, trials follow each other sooner, for ``UNSURE_LOSS_SHARE`` of the time, and the loss
-  of speculation that they report is not counted: it may be noise.
+  of speculation that they report is not counted: it may be noise. Trials and losses of more than
+  ``LONG_SECONDS`` are not doubted.
 - **Hysteresis.** Speculation is turned off when it is slower than plain decoding, and on when it is
   faster by ``MIN_GAIN``. Between these bounds the choice stays.
 - **Prompts.** A draft that shares a CPU with the target works during the chunk of a prompt that is
@@ -75,6 +76,8 @@ LOAD_ROUNDS = 16
 round, so a load often lasts for a few rounds only."""
 LENGTH_ROUNDS = 32
 """Rounds between two choices of the length of proposals."""
+LONG_SECONDS = 2.0
+"""Longer than most disturbances by other work: a trial from this time on decides alone."""
 LEAST_SPEED_UP = 0.01
 """Trials with a smaller result, or without a token, count as this one."""
 _CLEAR = 2.0
@@ -273,13 +276,15 @@ class Controller:
             return load.rounds >= PLAIN_ROUNDS
         if load.is_hopeless(load.loss_seconds):
             return True
-        if load.rounds < LENGTH_ROUNDS and load.is_judged:
-            return False
-        if load.speed_up.count < MIN_ROUNDS:
+        waits = load.rounds < LENGTH_ROUNDS and load.is_sure and not load.has_lost
+        if waits or load.speed_up.count < MIN_ROUNDS:
             return False
         if load.has_lost:
-            # Older rounds may have been faster.
-            return load.recent_ratio < 1.0
+            is_slower = load.recent_ratio < 1.0
+            if not is_slower and load.loss_seconds > LONG_SECONDS:
+                # The newest rounds have lost, and older ones have not. These no longer count.
+                load.speed_up.clear()
+            return is_slower
         return load.ratio + _CLEAR * load.error < 1.0
 
     def _may_try(self, load: Load) -> bool:
@@ -319,6 +324,8 @@ class Controller:
 
     def _judge(self, load: Load, speed_up: float, least: float) -> None:
         """End a trial with its result: speculation needs a speed-up of ``least``."""
+        if self._stage.seconds > LONG_SECONDS:
+            load.trials.clear()
         load.trials.append(max(speed_up, LEAST_SPEED_UP))
         load.judged_speed_up = math.exp(median(map(math.log, load.trials)))
         load.is_judged = True

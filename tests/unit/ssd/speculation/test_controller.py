@@ -13,6 +13,7 @@ from ssd.speculation.round_samples import Calibration, Mean, SpeedUp
 
 START_SECONDS = 6.0
 GOOD = World()
+SLOWER = World(acceptance=0.35, hit_rate=0.6, wide_factor=2.0, table_factor=1.0)
 USELESS = World(acceptance=0.02, hit_rate=0.3, table_factor=2.0)
 
 worlds = st.builds(
@@ -137,6 +138,16 @@ def test_it_turns_off_within_two_seconds_of_a_draft_that_becomes_useless(batch: 
     assert not run.controller.report().is_on
 
 
+@pytest.mark.parametrize("batch", [1, 16])
+def test_where_rounds_are_long_one_trial_turns_it_off(batch: int) -> None:
+    run = Run(replace(GOOD, batch=batch, plain_seconds=0.4))
+    run.run(600.0)
+    run.world = replace(SLOWER, batch=batch, plain_seconds=0.4)
+    for _ in range(60):
+        run.round()
+    assert not run.controller.report().is_on
+
+
 def test_a_slower_machine_does_not_turn_speculation_off() -> None:
     run = Run(GOOD)
     run.run(20.0)
@@ -163,8 +174,7 @@ def test_speculation_that_pays_stays_on_beside_other_work_in_bursts(batch: int) 
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_speculation_that_does_not_pay_stays_off_beside_other_work_in_bursts(batch: int) -> None:
-    slower = World(batch=batch, acceptance=0.35, hit_rate=0.6, wide_factor=2.0, table_factor=1.0)
-    assert in_bursts(slower, 0) > 0.98
+    assert in_bursts(replace(SLOWER, batch=batch), 0) > 0.98
 
 
 def test_sessions_that_never_open_on_a_shared_core_cost_at_most_two_percent() -> None:
