@@ -57,6 +57,9 @@ class EngineSettings:
     """Attention of the engines torch and static. ``auto`` is ``flash_attn`` on GPUs if the package
     flash-attn is installed and the dtype is bfloat16, else ``flex``. On CPUs it is ``cpu``, with
     static ``reference``, which is slow and runs everywhere."""
+    compile_layers: bool = False
+    """Compile the parts of each layer around its attention with torch.compile, which fuses small
+    kernels and takes time at start-up. Only with the engine static."""
     deterministic: bool = False
     """Run every forward pass at one shape. Tokens of a target then never depend on other requests;
     on a draft it has no use except repeatable tables."""

@@ -103,6 +103,7 @@ def _engine_config(
         num_columns=settings.num_columns,
         prefill_chunk=settings.prefill_chunk or PREFILL_CHUNKS[choice.engine],
         kv_cache_bytes=settings.kv_cache_bytes or None,
+        compile_layers=settings.compile_layers,
         deterministic=settings.deterministic,
         num_token_ids=usable_token_ids(tokenizer.vocab_size, model),
         branches=branches,

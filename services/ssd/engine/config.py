@@ -206,6 +206,8 @@ class EngineConfig:
     """Size of the KV cache of each rank; None takes ``kv_cache_fraction`` of the free memory, at
     most what ``max_num_seqs`` sequences of ``max_model_len`` need."""
     kv_cache_fraction: float = 0.5
+    compile_layers: bool = False
+    """Whether the engine static compiles the parts of a layer around its attention."""
     deterministic: bool = False
     """Every verify has one shape, so that the bits of a row depend on its sequence only."""
     num_token_ids: int | None = None
@@ -220,6 +222,10 @@ class EngineConfig:
             raise SettingsError(
                 f"engine openvino has one rank, not tensor_parallel_size "
                 f"{self.tensor_parallel_size}; set engine to torch"
+            )
+        if self.compile_layers and self.engine != STATIC:
+            raise SettingsError(
+                f"compile_layers needs engine static, not {self.engine}; set it to false"
             )
         if self.context_chunk % self.block_size:
             raise SettingsError(

@@ -481,7 +481,8 @@ def load(
     _log.info("attention", name=chosen.attention.name, reason=chosen.reason)
     weights, reader = open_weights(folder, model, dtype, engine.device, on_progress, shard)
     part = model_of(model, shard)
-    decoder = Decoder(part, weights, group, ids_of(model, shard).start)
+    first_id = ids_of(model, shard).start
+    decoder = Decoder(part, weights, group, first_id, is_compiled=engine.compile_layers)
     capture = capture_of(engine.device)
     execution = make_execution(decoder, part, engine, chosen.attention, capture, group)
     execution.num_parameters = reader.num_parameters

@@ -25,6 +25,11 @@ class RecordedGraph(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._operations: list[tuple[Any, Any, Any, Any]] = []
 
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Run compiled functions too: the compiler refuses all other modes."""
+        return True
+
     def begin(self) -> None:
         """See ``Graph``."""
         self.__enter__()  # type: ignore[no-untyped-call]

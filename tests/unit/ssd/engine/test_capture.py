@@ -43,7 +43,8 @@ def execution(
     model = ModelConfig.from_folder(folder)
     weights, _ = open_weights(folder, model, torch.float32, "cpu", lambda _: None, group.shard)
     part = model_of(model, group.shard)
-    decoder = Decoder(part, weights, group, ids_of(model, group.shard).start)
+    first_id = ids_of(model, group.shard).start
+    decoder = Decoder(part, weights, group, first_id, is_compiled=engine.compile_layers)
     capture = Capture(None if kind is Kind.EAGER else RecordedGraphs())
     attention = WAYS.get(kind, PagedReference())
     return make_execution(decoder, part, engine, attention, capture, group), capture
@@ -121,6 +122,21 @@ def test_replays_have_the_bits_of_eager_passes_for_all_inputs(
     assert len(capture.kinds) == num_shapes
     with_attention = {kind for key, kind in capture.kinds.items() if key[0] not in COPIES}
     assert with_attention == {kind}
+
+
+@pytest.mark.parametrize("kind", [Kind.WHOLE, Kind.PIECES])
+@pytest.mark.parametrize(
+    ("engine", "run"), [(ENGINE, verifies), (replace(ENGINE, branches=N), trees)]
+)
+def test_compiled_layers_compute_the_same_and_are_captured(
+    folder: Path, kind: Kind, engine: EngineConfig, run: Callable[[Any], list[Tensor]]
+) -> None:
+    plain, _ = execution(folder, engine, Kind.EAGER)
+    compiled, capture = execution(folder, replace(engine, compile_layers=True), kind)
+    for expected, found in zip(run(plain), run(compiled), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+        assert torch.equal(found.float().argmax(-1), expected.float().argmax(-1))
+    assert {found for key, found in capture.kinds.items() if key[0] not in COPIES} == {kind}
 
 
 COPIES = {"append", "promote"}
