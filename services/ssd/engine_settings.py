@@ -59,7 +59,8 @@ class EngineSettings:
     static ``reference``, which is slow and runs everywhere."""
     compile_layers: bool = False
     """Compile the parts of each layer around its attention with torch.compile, which fuses small
-    kernels and takes time at start-up. Only with the engine static."""
+    kernels and takes time at start-up. Only with the engine static. On GPUs it needs a C compiler;
+    on a CPU no kernels are generated, so nothing is faster."""
     deterministic: bool = False
     """Run every forward pass at one shape. Tokens of a target then never depend on other requests;
     on a draft it has no use except repeatable tables."""

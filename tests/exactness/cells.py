@@ -34,6 +34,8 @@ class Size:
     """With ``--deterministic``, each pass has the rows of as many sequences."""
     max_tokens: int = 48
     """Of each text."""
+    flags: tuple[str, ...] = ()
+    """Of target and drafts, also without speculation."""
 
     @property
     def prompts(self) -> tuple[str, ...]:
@@ -45,7 +47,7 @@ class Size:
         """Flags of target and drafts."""
         return (
             *("--dtype", "float32", "--max-model-len", "512", "--lookahead", str(self.lookahead)),
-            *("--threads", str(self.num_threads), "--engine", self.engine),
+            *("--threads", str(self.num_threads), "--engine", self.engine, *self.flags),
         )
 
 

@@ -29,6 +29,7 @@ from ssd.engine.attention.dense import attend_beside
 from ssd.engine.attention.paged import Attend, PagedAttention, make_paged
 from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.capture import Capture, CudaTimer, Pass, capture_of
+from ssd.engine.compiler import require_compiler
 from ssd.engine.config import EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
@@ -476,6 +477,8 @@ def load(
     group: Group,
 ) -> StaticTarget | StaticDraft:
     """Read a model folder and allocate its KV storage; see ``execution.load_execution``."""
+    if engine.compile_layers:
+        require_compiler(engine.device)
     dtype, shard = DTYPES[engine.dtype], group.shard
     chosen = make_paged(engine.attention, engine.device, engine.dtype)
     _log.info("attention", name=chosen.attention.name, reason=chosen.reason)

@@ -14,7 +14,6 @@ up.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from shutil import which
 from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
@@ -22,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ssd.engine.compiler import has_c_compiler
 from ssd.engine.sampling.choose import top_candidates
 from ssd.telemetry import get_logger
 from ssd.types import NO_TOKEN
@@ -195,8 +195,7 @@ def best_on(device: str) -> Best:
 def _is_compiled_on(device: str) -> bool:
     if not device.startswith("cuda"):
         return False
-    if which("cc") is None and which("gcc") is None:
-        # Triton builds its launchers with it.
+    if not has_c_compiler():
         _log.warning("choice_not_compiled", reason="there is no C compiler", consequence="slower")
         return False
     return True

@@ -157,6 +157,19 @@ def test_replays_of_ranks_contain_their_collectives(folder: Path, kind: Kind) ->
             assert torch.equal(one, other)
 
 
+def test_compiled_layers_of_ranks_compute_the_same(folder: Path) -> None:
+    compiled = replace(ENGINE, compile_layers=True)
+
+    def run(group: RankGroup, engine: EngineConfig, kind: Kind) -> list[Tensor]:
+        return verifies(execution(folder, engine, kind, group)[0])
+
+    expected = on_ranks(2, lambda group: run(group, ENGINE, Kind.EAGER))
+    found = on_ranks(2, lambda group: run(group, compiled, Kind.WHOLE))
+    for expected_of_rank, found_of_rank in zip(expected, found, strict=True):
+        for one, other in zip(expected_of_rank, found_of_rank, strict=True):
+            torch.testing.assert_close(other, one, atol=1e-4, rtol=0)
+
+
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     events: list[tuple[str, dict[str, Any]]] = []

@@ -94,3 +94,9 @@ def test_an_unknown_dtype_or_an_invalid_chunk_is_refused() -> None:
         EngineConfig(max_model_len=64, dtype="float16")
     with pytest.raises(SettingsError, match="context_chunk 100 is not a multiple of block_size 16"):
         EngineConfig(max_model_len=64, context_chunk=100)
+
+
+@pytest.mark.parametrize("engine", ["openvino", "torch"])
+def test_only_the_engine_static_compiles_layers(engine: str) -> None:
+    with pytest.raises(SettingsError, match=f"compile_layers needs engine static, not {engine}"):
+        EngineConfig(max_model_len=64, engine=engine, compile_layers=True)
