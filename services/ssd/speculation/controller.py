@@ -74,6 +74,9 @@ still opening."""
 LOAD_ROUNDS = 16
 """Rounds at another load after which its choice applies. The prompts of a batch are stored one a
 round, so a load often lasts for a few rounds only."""
+TRIAL_LOAD_ROUNDS = 64
+"""The same during a trial of plain decoding: it continues when the load returns. Otherwise no trial
+would end where batches end after a few rounds."""
 LENGTH_ROUNDS = 32
 """Rounds between two choices of the length of proposals."""
 LONG_SECONDS = 2.0
@@ -394,7 +397,8 @@ class Controller:
             self._rounds_elsewhere = 0
             return
         self._rounds_elsewhere += 1
-        if self._rounds_elsewhere < LOAD_ROUNDS and self._stage.rounds:
+        patience = TRIAL_LOAD_ROUNDS if self._stage.is_trial and self._load.is_on else LOAD_ROUNDS
+        if self._rounds_elsewhere < patience and self._stage.rounds:
             return
         was_on = self._load.is_on is not self._stage.is_trial
         if self._stage.is_trial:

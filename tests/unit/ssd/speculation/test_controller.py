@@ -265,6 +265,22 @@ def test_batches_that_fill_and_drain_lose_at_most_two_percent() -> None:
     assert plain_seconds > 0.98 * measured_seconds
 
 
+@pytest.mark.parametrize("full_rounds", [10, 11, 14, 16])
+def test_where_batches_are_full_for_a_few_rounds_only_trials_still_end(full_rounds: int) -> None:
+    run = Run(replace(USELESS, batch=16))
+    plain_seconds = measured_seconds = 0.0
+    for repetition in range(90):
+        for batch, rounds in ((2, 3), (4, 5), (7, 9), (16, full_rounds), (5, 10), (2, 4)):
+            run.world = replace(USELESS, batch=batch)
+            tokens, seconds = run.tokens, run.seconds
+            for _ in range(rounds):
+                run.round()
+            if repetition >= 30:
+                plain_seconds += (run.tokens - tokens) / run.world.plain_rate()
+                measured_seconds += run.seconds - seconds
+    assert plain_seconds > 0.96 * measured_seconds
+
+
 def test_a_short_change_of_load_keeps_the_choice() -> None:
     controller = Controller((1, 7), LOOKAHEAD)
     assert controller.choose(1) == Choice(is_on=True, max_proposed=LOOKAHEAD)
