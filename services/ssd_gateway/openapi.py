@@ -1,11 +1,18 @@
 """The OpenAPI document of the gateway, which ``/openapi.json`` serves."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from ssd import __version__
-from ssd_gateway.schemas import MISSING_FEATURES, WITHOUT_EFFECT, ChatRequest, CompletionRequest
+from ssd_gateway.schemas import (
+    MISSING_FEATURES,
+    MISSING_STRUCTURES,
+    WITHOUT_EFFECT,
+    ChatRequest,
+    CompletionRequest,
+)
 
 _Schema = dict[str, Any]
 _REFS = "#/components/schemas/{model}"
@@ -54,10 +61,8 @@ def _generation(kind: type[BaseModel], answer: str, schemas: _Schema) -> _Schema
     schemas |= body.pop("$defs")
     body["properties"]["model"] = _TEXT
     body["required"] = ["model", *body["required"]]
-    body["properties"] |= {
-        name: {"enum": list(accepted), "description": "Not supported: asks for nothing."}
-        for name, accepted in MISSING_FEATURES.items()
-    }
+    body["properties"] |= _missing(MISSING_FEATURES)
+    schemas["StructuredOutputs"]["properties"] |= _missing(MISSING_STRUCTURES)
     body["properties"] |= {name: {"description": "No effect."} for name in sorted(WITHOUT_EFFECT)}
     body["additionalProperties"] = False
     schemas[kind.__name__] = body
@@ -65,6 +70,14 @@ def _generation(kind: type[BaseModel], answer: str, schemas: _Schema) -> _Schema
     found["responses"]["200"]["content"]["text/event-stream"] = {"schema": _TEXT}
     content = {"application/json": {"schema": _ref(kind.__name__)}}
     return {"post": found | {"requestBody": {"required": True, "content": content}}}
+
+
+def _missing(features: Mapping[str, tuple[object, ...]]) -> _Schema:
+    """Return the schemas of fields that are accepted only with neutral values."""
+    return {
+        name: {"enum": list(accepted), "description": "Not supported: asks for nothing."}
+        for name, accepted in features.items()
+    }
 
 
 def _operation(summary: str, answer: str, errors: tuple[int, ...] = _OF_MODELS) -> _Schema:

@@ -66,6 +66,16 @@ MISSING_FEATURES: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (None, False),
 }
 """Fields of features that are missing, with the values that do not ask for them."""
+MISSING_STRUCTURES: Mapping[str, tuple[object, ...]] = {
+    "disable_additional_properties": (None, False),
+    "disable_any_whitespace": (None, False),
+    "disable_fallback": (None, False),
+    "grammar": (None,),
+    "structural_tag": (None,),
+    "whitespace_pattern": (None,),
+}
+"""The same of ``structured_outputs``."""
+_MISSING_PATHS = frozenset(f"structured_outputs.{name}" for name in MISSING_STRUCTURES)
 
 WITHOUT_EFFECT = frozenset(
     {
@@ -76,6 +86,13 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 """Fields that are accepted with any value: accounting and hints."""
+
+
+def _is_one_of(value: object, neutral: tuple[object, ...]) -> bool:
+    """Whether JSON's equality finds a value; Python's true also equals 1."""
+    return any(
+        value == each and isinstance(value, bool) == isinstance(each, bool) for each in neutral
+    )
 
 
 def _with_few_entries(value: object) -> object:
@@ -153,6 +170,18 @@ class StructuredOutputs(_Part):
     json_object: bool | None = None
     regex: str | None = None
     choice: Choices | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, value: object) -> object:
+        """Drop fields of missing features that do not ask for them."""
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: each
+            for name, each in value.items()
+            if not _is_one_of(each, MISSING_STRUCTURES.get(name, ()))
+        }
 
 
 class _Request(_Body):
@@ -441,11 +470,18 @@ def parse(kind: type[AnyRequest], body: bytes) -> AnyRequest:
     try:
         request = kind.model_validate_json(body)
     except ValidationError as error:
-        raise refusal(error) from None
+        found = refusal(error)
+        if isinstance(found, FieldError) and found.field in _MISSING_PATHS:
+            raise _unsupported(found.field) from None
+        raise found from None
     for name, value in (request.model_extra or {}).items():
-        if name in WITHOUT_EFFECT or value in MISSING_FEATURES.get(name, ()):
+        if name in WITHOUT_EFFECT or _is_one_of(value, MISSING_FEATURES.get(name, ())):
             continue
         if name in MISSING_FEATURES:
-            raise UnsupportedError(name, "is not supported by this server")
+            raise _unsupported(name)
         raise FieldError(name, "unrecognized request argument")
     return request
+
+
+def _unsupported(name: str) -> UnsupportedError:
+    return UnsupportedError(name, "is not supported by this server")

@@ -1,7 +1,13 @@
 """The OpenAPI document; ``make soak`` compares the answers with it."""
 
 from ssd_gateway.openapi import document
-from ssd_gateway.schemas import MISSING_FEATURES, WITHOUT_EFFECT, ChatRequest, CompletionRequest
+from ssd_gateway.schemas import (
+    MISSING_FEATURES,
+    MISSING_STRUCTURES,
+    WITHOUT_EFFECT,
+    ChatRequest,
+    CompletionRequest,
+)
 
 
 def test_the_document_has_every_field_that_is_accepted() -> None:
@@ -9,3 +15,5 @@ def test_the_document_has_every_field_that_is_accepted() -> None:
     for kind in (ChatRequest, CompletionRequest):
         fields = schemas[kind.__name__]["properties"].keys()
         assert fields == kind.model_fields.keys() | MISSING_FEATURES.keys() | WITHOUT_EFFECT
+    of_structures = schemas["StructuredOutputs"]["properties"].keys()
+    assert of_structures >= MISSING_STRUCTURES.keys() | {"json", "regex"}
