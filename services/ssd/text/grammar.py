@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ssd.errors import FieldError
 from ssd.ports import Tokenizer
+from ssd.text.endless_schema import endless_place
 from ssd.types import TokenId
 
 MAX_CACHED = 32
@@ -195,6 +196,8 @@ class GrammarCompiler:
                 matcher.rollback(1)
         if matcher.is_error():
             raise FieldError(source.field, f"cannot be used: {plain(matcher.get_error())}")
+        if source.kind == "json_schema":
+            _check_ends(source)
         return matcher
 
     def _reader_of_tokens(self, source: GrammarSource) -> LLTokenizer:
@@ -329,6 +332,18 @@ def checked_json(source: GrammarSource) -> dict[str, object] | bool:
     if not isinstance(schema, dict | bool):
         raise FieldError(source.field, f"is a JSON {type(schema).__name__}, must be an object")
     return schema
+
+
+def _check_ends(source: GrammarSource) -> None:
+    """Refuse a schema whose texts never end; raises as ``compile``."""
+    schema = checked_json(source)
+    place = endless_place(schema) if isinstance(schema, dict) else None
+    if place is not None:
+        raise FieldError(
+            source.field,
+            "cannot be used: no finite text satisfies it: each text of "
+            f"{_line(place)} contains another one; make a property or an item optional",
+        )
 
 
 def _json_grammar(source: GrammarSource) -> str:

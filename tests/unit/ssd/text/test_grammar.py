@@ -259,3 +259,10 @@ def test_the_newest_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert some.cached(sources[0]) is not None
     some.compile(sources[2])
     assert [some.cached(each) is not None for each in sources] == [True, False, True]
+
+
+def test_a_schema_without_a_finite_text_is_refused_with_the_cause() -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    with pytest.raises(FieldError, match=r"no finite text .*each text of # contains") as caught:
+        compiler().compile(GrammarSource("json_schema", json.dumps(schema)))
+    assert caught.value.field == "sampling.json_schema"
