@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
-from ssd.errors import FieldError, NotReadyError
+from ssd.errors import NotReadyError
+from ssd.rpc.bounds import check_range
 from ssd.rpc.link import LinkServerCall
 from ssd.rpc.pool_codec import DraftStatus, draft_status_response
 from ssd.rpc.server import RpcServer
@@ -59,6 +60,5 @@ class SpeculationServicer(speculation_pb2_grpc.SpeculationServiceServicer):
     ) -> pb2.DrainDraftResponse:
         """Begin to drain; returns at once."""
         del context
-        if request.deadline_ms > MAX_DRAIN_MS:
-            raise FieldError("deadline_ms", f"is {request.deadline_ms}, at most {MAX_DRAIN_MS}")
+        check_range("deadline_ms", request.deadline_ms, 0, MAX_DRAIN_MS)
         return pb2.DrainDraftResponse(sessions=self._drain(request.deadline_ms / 1000))

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ssd.errors import ContextLengthError, FieldError
-from ssd.rpc.bounds import ANY_MODEL, PromptBounds, check_count, check_range, check_text
+from ssd.rpc.bounds import (
+    ABOVE_ZERO,
+    ANY_MODEL,
+    PromptBounds,
+    check_count,
+    check_range,
+    check_text,
+)
 from ssd.rpc.fields import shared_fields
 from ssd.rpc.sampling_codec import (
     logprobs_messages,
@@ -147,11 +154,8 @@ def speculation_change(request: admin_pb2.SetSpeculationRequest) -> SpeculationC
         FieldError: a value is unknown or out of bounds.
     """
     deadline_ms = request.draft_deadline_ms if request.HasField("draft_deadline_ms") else None
-    if deadline_ms is not None and not 0.0 < deadline_ms <= MAX_DRAFT_DEADLINE_MS:
-        raise FieldError(
-            "draft_deadline_ms",
-            f"is {deadline_ms:g}, must be over 0 and at most {MAX_DRAFT_DEADLINE_MS:g}",
-        )
+    if deadline_ms is not None:
+        check_range("draft_deadline_ms", deadline_ms, ABOVE_ZERO, MAX_DRAFT_DEADLINE_MS)
     _check_name("fan_out_policy", request.fan_out_policy, FAN_OUT_POLICIES)
     _check_name("backup", request.backup, _BACKUPS)
     return SpeculationChange(

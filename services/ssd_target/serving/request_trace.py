@@ -63,6 +63,11 @@ class RequestTrace:
         """Note a sequence of the request."""
         self._arrivals.append(arrival)
 
+    @property
+    def num_admitted(self) -> int:
+        """Number of sequences that have left the queue; their prompts may still be stored."""
+        return sum(arrival.times.admitted_at > 0 for arrival in self._arrivals)
+
     def observe(self, chunk: GenerationChunk) -> None:
         """Note a chunk that has arrived, and its rounds as events."""
         self._num_tokens += len(chunk.token_ids)

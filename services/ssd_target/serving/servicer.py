@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from ssd import __version__, telemetry
-from ssd.errors import DeadlineError, FieldError, OverloadedError, UnknownModelError
+from ssd.errors import DeadlineError, OverloadedError, UnknownModelError
 from ssd.rpc import bounds, codec
 from ssd.rpc.call_guard import Call, current_request_id
 from ssd.rpc.pool_codec import PoolStatus, pool_status_response
@@ -93,7 +93,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
                 asyncio.timeout(allowed),
                 contextlib.aclosing(self._handler.generate(call, request_id, trace)) as chunks,
             ):
-                finish_reason = await self._write_all(chunks, context)
+                finish_reason = await self._write_all(chunks, trace, context)
         except OverloadedError as error:
             error.retry_after_seconds = self._retry_hint.seconds(self._handler.num_waiting)
             raise
@@ -106,22 +106,21 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
         return finish_reason
 
     async def _write_all(
-        self, chunks: AsyncGenerator[GenerationChunk, None], context: Call
+        self, chunks: AsyncGenerator[GenerationChunk, None], trace: RequestTrace, context: Call
     ) -> FinishReason | None:
         """Write all chunks; fail if the client reads nothing for ``stream_stall_seconds``."""
         finish_reason: FinishReason | None = None
-        running: set[int] = set()
+        num_ended = 0
         try:
             async for chunk in chunks:
                 finish_reason = chunk.finish_reason
-                running.add(chunk.choice)
                 if finish_reason is not None:
-                    running.remove(chunk.choice)
+                    num_ended += 1
                     self._retry_hint.note_end()
                 await self._write(chunk, context)
         finally:
-            # Those of a request that is cancelled or fails make room too.
-            for _ in running:
+            # Those of a request that is cancelled or fails make room too, unless they still wait.
+            for _ in range(trace.num_admitted - num_ended):
                 self._retry_hint.note_end()
         return finish_reason
 
@@ -237,8 +236,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.DrainTargetRequest, _context: object
     ) -> admin_pb2.DrainTargetResponse:
         """Start the drain."""
-        if request.deadline_ms > MAX_DRAIN_MS:
-            raise FieldError("deadline_ms", f"is {request.deadline_ms}, at most {MAX_DRAIN_MS}")
+        bounds.check_range("deadline_ms", request.deadline_ms, 0, MAX_DRAIN_MS)
         return admin_pb2.DrainTargetResponse(requests=self._drain(request.deadline_ms / 1000))
 
 
