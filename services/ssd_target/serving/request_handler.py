@@ -30,7 +30,7 @@ from ssd_target.serving.continuations import merged
 from ssd_target.serving.grammars import Grammars
 from ssd_target.serving.request_trace import RequestTrace
 from ssd_target.serving.stream_metrics import StreamMetrics
-from ssd_target.serving.streams import TokenStream, Wakeups
+from ssd_target.serving.streams import LastTake, TokenStream, Wakeups
 from ssd_target.serving.text_output import (
     AllDetectors,
     StopStringDetector,
@@ -171,9 +171,13 @@ class RequestHandler:
         arrived_at = self._clock.now()
         noted = replace(call, report_rounds=call.report_rounds or trace.is_recording)
         request, text = await self._request(noted, request_id, runner.engine.max_model_len)
+        last_take = LastTake()
         continuations = [
             self._continuation(
-                replace(request, choice=choice), await self._grammar(request.sampling), arrived_at
+                replace(request, choice=choice),
+                await self._grammar(request.sampling),
+                arrived_at,
+                last_take,
             )
             for choice in range(request.sampling.n)
         ]
@@ -205,7 +209,7 @@ class RequestHandler:
         return None
 
     def _continuation(
-        self, request: Request, grammar: Grammar | None, arrived_at: float
+        self, request: Request, grammar: Grammar | None, arrived_at: float, last_take: LastTake
     ) -> tuple[Arrival, TokenStream]:
         """Return what the step thread receives, and the stream of its tokens."""
         assert self._wakeups is not None
@@ -214,6 +218,7 @@ class RequestHandler:
             self._clock,
             buffer_tokens=self._settings.stream_buffer_tokens,
             stall_seconds=self._settings.stream_stall_seconds,
+            last_take=last_take,
         )
         stop = request.sampling.stop
         detectors: list[StopDetector] = [StopStringDetector(self.tokenizer, stop)] if stop else []

@@ -7,7 +7,7 @@ sequence.
 
 import asyncio
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ssd.ports import Clock
 from ssd.threads import post
@@ -45,16 +45,31 @@ class Wakeups:
             stream.wake()
 
 
+@dataclass(slots=True)
+class LastTake:
+    """When the reader of a request last took a chunk, of any of its streams."""
+
+    at: float = 0.0
+
+
 class TokenStream:
-    """The tokens of one request. It is a ``TokenSink`` of the step thread; one task calls ``take``.
+    """The tokens of one continuation, a ``TokenSink`` of the step thread; one task calls ``take``.
 
     The stream is abandoned if more than ``buffer_tokens`` wait, or if the reader takes nothing for
-    ``stall_seconds`` while tokens wait. The alternatives of log-probabilities count as tokens.
+    ``stall_seconds`` while tokens wait. All continuations of a request have one reader, so a chunk
+    that it takes of one is progress of all. The alternatives of log-probabilities count as tokens.
     """
 
     def __init__(
-        self, wakeups: Wakeups, clock: Clock, *, buffer_tokens: int, stall_seconds: float
+        self,
+        wakeups: Wakeups,
+        clock: Clock,
+        *,
+        buffer_tokens: int,
+        stall_seconds: float,
+        last_take: LastTake | None = None,
     ) -> None:
+        """Construct; continuations of one request share ``last_take``."""
         self._wakeups = wakeups
         self._clock = clock
         self._buffer_tokens = buffer_tokens
@@ -64,6 +79,7 @@ class TokenStream:
         self._num_taken_tokens = 0
         """Only the loop changes this, and only the step thread the number before it."""
         self._waiting_since = 0.0
+        self._last_take = last_take or LastTake()
         self._error: Exception | None = None
         self._is_abandoned = False
         self._ready = asyncio.Event()
@@ -81,7 +97,7 @@ class TokenStream:
         self._num_put_tokens += _num_tokens(chunk)
         self._chunks.append(chunk)
         overflows = self._num_put_tokens - self._num_taken_tokens > self._buffer_tokens
-        if overflows or now - self._waiting_since > self._stall_seconds:
+        if overflows or now - max(self._waiting_since, self._last_take.at) > self._stall_seconds:
             self._is_abandoned = True
         self._wakeups.mark(self)
 
@@ -140,7 +156,7 @@ class TokenStream:
             if not self._chunks or num_tokens + _num_tokens(self._chunks[0]) > MAX_MERGED_TOKENS:
                 break
         self._num_taken_tokens += num_tokens
-        self._waiting_since = self._clock.now()
+        self._last_take.at = self._clock.now()
         return replace(
             chunk, token_ids=tuple(token_ids), logprobs=tuple(logprobs), rounds=tuple(rounds)
         )

@@ -10,7 +10,7 @@ import pytest
 from ssd.errors import OverloadedError
 from ssd.testing.clock import FakeClock
 from ssd.types import FinishReason, GenerationChunk, PositionLogprobs, TokenLogprob
-from ssd_target.serving.streams import MAX_MERGED_TOKENS, TokenStream, Wakeups
+from ssd_target.serving.streams import MAX_MERGED_TOKENS, LastTake, TokenStream, Wakeups
 
 
 def chunk(*token_ids: int, reason: FinishReason | None = None) -> GenerationChunk:
@@ -149,6 +149,29 @@ async def test_a_stream_whose_reader_stalls_is_abandoned() -> None:
     ends.clock.advance(2.0)
     ends.stream.put(chunk(3))
     assert ends.stream.is_abandoned
+
+
+async def test_a_reader_of_another_continuation_of_the_request_is_not_stalled() -> None:
+    clock, last_take = FakeClock(), LastTake()
+    one, other = (
+        TokenStream(
+            Wakeups(asyncio.get_running_loop()),
+            clock,
+            buffer_tokens=100,
+            stall_seconds=60.0,
+            last_take=last_take,
+        )
+        for _ in range(2)
+    )
+    for token_id in range(3):
+        one.put(chunk(token_id))
+        other.put(chunk(token_id))
+        clock.advance(40.0)
+        await one.take()
+    assert not other.is_abandoned
+    clock.advance(61.0)
+    other.put(chunk(4))
+    assert other.is_abandoned
 
 
 async def test_a_stream_whose_reader_continues_is_not_abandoned() -> None:
