@@ -12,7 +12,6 @@ import hashlib
 import hmac
 import ssl
 import threading
-from _ssl import _test_decode_cert as decode_certificate  # type: ignore[attr-defined]
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ import grpc.aio
 
 from ssd import telemetry
 from ssd.errors import SettingsError
+from ssd.rpc.certificate import expiry_of
 from ssd.settings import is_local
 
 AUTHORIZATION_KEY = "authorization"
@@ -128,7 +128,8 @@ class TlsFiles:
             if self.certificate:
                 # Without a password, OpenSSL would ask for one on the terminal.
                 context.load_cert_chain(self.certificate, self.key, password="")
-                expires_at = _expires_at(self.certificate)
+                assert certificate is not None
+                expires_at = expiry_of(certificate)
         except (OSError, ValueError) as error:
             raise SettingsError(
                 f"{self.certificate} and {self.key} are not a certificate and its key: {error}"
@@ -154,12 +155,6 @@ class Pem:
 
 def _fields(files: TlsFiles) -> tuple[str, str, str]:
     return files.certificate, files.key, files.ca
-
-
-def _expires_at(path: str) -> float:
-    # A private function, since Python 2.6 the only one that reads a certificate without a
-    # connection. Another package for this one time would be in every image.
-    return float(ssl.cert_time_to_seconds(str(decode_certificate(path)["notAfter"])))
 
 
 def _content(path: str) -> bytes:
