@@ -61,7 +61,7 @@ class ForbiddenError(ClusterError):
 class BusyError(ClusterError):
     """401, 429, 5xx, no answer in time, no connection: the same call may succeed later.
 
-    The kubelet renews the token of a pod, so a 401 says nothing about rights.
+    The kubelet renews the token of a pod, so a 401 is no sign of missing rights.
     """
 
 

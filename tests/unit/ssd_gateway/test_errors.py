@@ -127,11 +127,11 @@ async def test_a_refusal_of_the_target_names_the_field_of_the_body() -> None:
 async def test_a_request_that_is_not_valid_is_refused_with_its_field() -> None:
     target = ScriptedTarget()
     async with fronting(target) as front:
-        for body, param, says in REFUSED:
+        for body, param, words in REFUSED:
             path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
             whole = {"model": "demo", **body} if isinstance(body, dict) else body
             status, _, text = await get(front, path, json.dumps(whole).encode())
             found = json.loads(text)["error"]
             assert (status, found["param"]) == (400, param), body
-            assert says in found["message"], body
+            assert words in found["message"], body
     assert not [call for call in target.calls if call.prompt]
