@@ -88,11 +88,11 @@ class Reconciler:
             return None
         found = self._cache.resource(key)
         if found is None or is_terminating(found):
-            self._forget(key)
+            self._end_record(key)
             return None
         record = self._records.get(key)
         if record is None or record.uid != found["metadata"]["uid"]:
-            self._forget(key)
+            self._end_record(key)
             record = self._records[key] = _Record(found["metadata"]["uid"])
         try:
             return await self._pass(key, found, record)
@@ -196,9 +196,9 @@ class Reconciler:
     def _drop(self, key: Key, found: Object) -> None:
         """Drop a resource that is gone, although the watch has not reported it yet."""
         self._cache.mark_deleted(found)
-        self._forget(key)
+        self._end_record(key)
 
-    def _forget(self, key: Key) -> None:
+    def _end_record(self, key: Key) -> None:
         self._engines.follow(key, {}, frozenset())
         self._records.pop(key, None)
         metrics.set_conditions(key, ())
@@ -216,9 +216,9 @@ class Reconciler:
 
 
 def _read(found: Object, record: _Record) -> Resource | None:
-    """The resource, parsed; of one that cannot be read, the last version that could.
+    """Return the parsed resource; if it cannot be parsed, its last version that could be.
 
-    That one is paused and scaled as the newest says, if these two fields are valid.
+    Pause and replicas are those of the newest version, if these two fields are valid.
     """
     try:
         record.resource, record.spec_problem = parse(found), ""

@@ -225,7 +225,7 @@ class Call:
         """Send a response. A cancelled first write is still sent."""
         if self._first is None:
             self._first = asyncio.create_task(self._context.write(message))
-            self._first.add_done_callback(_forget_result)
+            self._first.add_done_callback(_ignore_result)
             await asyncio.shield(self._first)
         else:
             await self._context.write(message)
@@ -257,7 +257,7 @@ class Call:
         return CancelledError("the caller cancelled the call")
 
 
-def _forget_result(write: "asyncio.Task[None]") -> None:
+def _ignore_result(write: "asyncio.Task[None]") -> None:
     """Read the error of a write that no task waits for, so that asyncio does not log it."""
     if not write.cancelled():
         write.exception()

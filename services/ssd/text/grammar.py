@@ -164,7 +164,7 @@ class GrammarCompiler:
                     self._grammars.popitem(last=False)
         return found
 
-    def forget(self, source: GrammarSource, compiled: _Compiled) -> None:
+    def drop(self, source: GrammarSource, compiled: _Compiled) -> None:
         """Compile a grammar again when it is next used. Any thread."""
         with self._lock:
             if self._grammars.get(source) is compiled:
@@ -306,13 +306,13 @@ class Grammar:
         if spent.num_texts == 1:
             return False
         was_spent, spent.is_spent = spent.is_spent, True
-        self._compiler.forget(self._source, spent)
+        self._compiler.drop(self._source, spent)
         # The text that reaches the limit continues without others, to which it could do it again.
         compiled = self._compiler.compile_again(self._source, is_shared=was_spent)
         return compiled is not None and (self._use(compiled) or self._recovers())
 
     def _note_failure(self) -> None:
-        self._compiler.forget(self._source, self._compiled)
+        self._compiler.drop(self._source, self._compiled)
         cause = plain(self._matcher.get_error())
         self.failure = FieldError(
             self._source.field, f"is too complex after {len(self._tokens)} tokens of text: {cause}"

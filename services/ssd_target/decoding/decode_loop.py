@@ -149,11 +149,11 @@ class DecodeLoop:
             arrival.sink.fail(error)
         for sequence in plan.dropped:
             self._end(sequence, FinishReason.CANCELLED)
-            self._forget(sequence)
+            self._drop(sequence)
         for sequence in plan.cancelled:
             self._end(sequence, FinishReason.CANCELLED)
             self._leave(sequence)
-            self._forget(sequence)
+            self._drop(sequence)
         for sequence in plan.preempted:
             self._leave(sequence)
         if plan.preempted:
@@ -323,7 +323,7 @@ class DecodeLoop:
         """Free the resources of a running sequence that has ended."""
         self._scheduler.finish(sequence)
         self._leave(sequence)
-        self._forget(sequence)
+        self._drop(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """Release what belongs to the slot of a sequence."""
@@ -332,10 +332,10 @@ class DecodeLoop:
             self._drafter.release(sequence)
         self._proposed.pop(sequence.sequence_id, None)
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _drop(self, sequence: Sequence) -> None:
         """Release the rest of a sequence that has ended."""
         self._drafts.close(sequence.sequence_id)
-        self._reports.forget(sequence.sequence_id)
+        self._reports.drop(sequence.sequence_id)
         self._request_statistics.pop(sequence.sequence_id, None)
 
     def _end(

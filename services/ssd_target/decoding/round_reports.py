@@ -19,7 +19,7 @@ class RoundReports:
         if sequence.arrival.request.report_rounds:
             self._lookups[sequence.sequence_id] = LookupResult.NONE
 
-    def forget(self, sequence_id: SequenceId) -> None:
+    def drop(self, sequence_id: SequenceId) -> None:
         """Forget a sequence that has ended. Idempotent."""
         self._lookups.pop(sequence_id, None)
 

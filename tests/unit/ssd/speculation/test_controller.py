@@ -298,7 +298,7 @@ def test_calibrated_times_are_interpolated() -> None:
     assert Calibration().verify_seconds(4, 8) == 1.0
 
 
-def test_a_mean_forgets_old_samples() -> None:
+def test_old_samples_lose_their_weight_in_a_mean() -> None:
     mean = Mean(4)
     for sample in [8.0] * 10 + [2.0] * 100:
         mean.note(sample)
