@@ -45,14 +45,19 @@ class EngineSettings:
     certificate, and exchange tokens with other machines in plain text."""
 
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """Data type of weights and KV cache. ``auto`` is bfloat16 on CUDA and, for models of at least
-    32M weights, on CPUs with bfloat16 arithmetic (AVX512-BF16, AMX, AVX-NE-CONVERT), else float32.
-    Target and drafts may differ."""
+    """Data type of arithmetic and KV cache. ``auto`` is bfloat16 on CUDA and, for models of at
+    least 32M weights, on CPUs with bfloat16 arithmetic (AVX512-BF16, AMX), else float32. Target and
+    drafts may differ."""
+    weights: Literal["auto", "same", "int8", "int4"] = "auto"
+    """Format of the weights on a CPU, computed at load: ``same`` as the dtype, ``int8`` with one
+    scale a row, or ``int4`` with one for 64 inputs. int8 and int4 change the model slightly and
+    make passes two to four times faster. ``auto`` is ``same`` for a target, and int8 for a draft on
+    CPUs with instructions for it (VNNI, AMX)."""
     device: str = "cpu"
     """Device of the model: ``cpu``, ``cuda:0``."""
     engine: Literal["auto", "openvino", "static", "torch"] = "auto"
-    """What executes the forward passes. ``auto`` is ``openvino`` on CPUs in float32, ``torch`` on
-    other CPUs, and ``static`` on GPUs. Target and drafts may differ."""
+    """What executes the forward passes. ``auto`` is ``openvino`` on CPUs, ``torch`` for several
+    ranks on CPUs, and ``static`` on GPUs. Target and drafts may differ."""
     attention: Literal["auto", "cpu", "flash_attn", "flex", "reference"] = "auto"
     """Attention of the engines torch and static. ``auto`` is ``flash_attn`` on GPUs if the package
     flash-attn is installed and the dtype is bfloat16, else ``flex``. On CPUs it is ``cpu``, with

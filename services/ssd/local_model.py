@@ -14,7 +14,7 @@ from ssd.engine.config import (
     length_limit,
     usable_token_ids,
 )
-from ssd.engine.engine_choice import EngineChoice, choose_engine
+from ssd.engine.engine_choice import EngineChoice, EngineRequest, choose_engine
 from ssd.engine.parallel.shard import check_shards
 from ssd.engine.sizes import num_weights
 from ssd.engine_settings import EngineSettings
@@ -85,8 +85,16 @@ def _engine_config(
 ) -> EngineConfig:
     size = settings.num_ranks
     choice = choose_engine(
-        *(settings.engine, settings.dtype, settings.device, settings.attention, size),
-        num_weights=num_weights(model),
+        EngineRequest(
+            engine=settings.engine,
+            dtype=settings.dtype,
+            weights=settings.weights,
+            device=settings.device,
+            attention=settings.attention,
+            tensor_parallel_size=size,
+            num_weights=num_weights(model),
+            is_draft=branches > 0,
+        )
     )
     return EngineConfig(
         device=settings.device,
@@ -94,6 +102,7 @@ def _engine_config(
         engine_reason=choice.reason,
         dtype=choice.precision.dtype,
         dtype_reason=choice.precision.reason,
+        weights=choice.weights,
         threads=max(1, settings.threads // size),
         tensor_parallel_size=size,
         attention=settings.attention,

@@ -16,7 +16,12 @@ from ssd_bench.machine import count_weights, peak_memory_bytes
 from ssd_bench.metrics import BatchFigures, Continuation, batch_figures
 from ssd_bench.round_parts import mean_ms, read_rounds
 
-BYTES_PER_WEIGHT = {"bfloat16": 2, "float32": 4}
+BYTES_PER_WEIGHT = {
+    "bfloat16": 2,
+    "float32": 4,
+    "float32, int8 weights": 1,
+    "float32, int4 weights": 0.5,
+}
 MODES = {"ar": Mode.AUTOREGRESSIVE, "sd": Mode.SYNCHRONOUS, "ssd": Mode.SPECULATIVE}
 ON_ALL_CPUS = {"ar-all": Mode.AUTOREGRESSIVE, "sd-all": Mode.SYNCHRONOUS}
 """Modes of a second target, which uses the CPUs of the first one and of its drafts."""
@@ -113,7 +118,7 @@ async def run(plan: Plan, on_batch: Callable[[], None]) -> Results:
         info = await client.model_info()
         results.dtype, results.dtype_reason = info.dtype, info.dtype_reason
         num_weights = count_weights(plan.target_folder)
-        results.weight_bytes = num_weights * BYTES_PER_WEIGHT[info.dtype]
+        results.weight_bytes = int(num_weights * BYTES_PER_WEIGHT[info.dtype])
         if info.active_drafts == 0:
             raise NoHitsError("no draft is linked to the target, so there is nothing to compare")
         contenders = _contenders(plan, running, client)

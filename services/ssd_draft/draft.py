@@ -66,7 +66,7 @@ class Draft:
             links=self._links.num_links,
             draining=self._life_cycle.is_draining,
             table_seconds=self._worker.table_seconds if self._worker is not None else 0.0,
-            dtype=engine.dtype,
+            dtype=engine.precision,
             dtype_reason=engine.dtype_reason,
         )
 

@@ -206,7 +206,7 @@ class Target:
         return replace(
             status,
             weights_fingerprint=self._me.weights_fingerprint,
-            dtype=self._model.engine.dtype,
+            dtype=self._model.engine.precision,
             dtype_reason=self._model.engine.dtype_reason,
         )
 

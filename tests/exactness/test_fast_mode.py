@@ -1,13 +1,13 @@
 """Without ``--deterministic``: one row per sequence in plain decoding, K+1 in verification.
 
-OpenVINO and packed linears compute the same bits of a row in both cases. So the tokens are the
-same, whenever other prompts of a batch begin and end.
+Each engine proves at start that a row has the same bits in both cases, or runs one shape. So the
+tokens are the same, whenever other prompts of a batch begin and end.
 """
 
 import pytest
 from tests.exactness.cells import Report, Size, complete_all, pair
-from tests.packing import needs_packed_bfloat16
 
+from ssd.engine.precision import has_bfloat16
 from ssd.types import Mode
 
 WAITS_FOR_TABLES = (
@@ -29,7 +29,12 @@ LEAST_ACCEPTED = 0.28
         ("openvino", "float32"),
         pytest.param("static", "float32", marks=pytest.mark.slow),
         pytest.param("torch", "float32", marks=pytest.mark.slow),
-        pytest.param("torch", "bfloat16", marks=[needs_packed_bfloat16, pytest.mark.slow]),
+        pytest.param("torch", "bfloat16", marks=pytest.mark.slow),
+        pytest.param(
+            "openvino",
+            "bfloat16",
+            marks=pytest.mark.skipif(not has_bfloat16(), reason="no bfloat16 arithmetic"),
+        ),
     ],
 )
 async def test_plain_decoding_of_one_row_writes_the_tokens_of_verification(

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.packing import needs_packed_bfloat16
 from tests.processes import ProcessUnderTest, running
 
 from ssd.rpc.client import DraftClient, TargetClient
@@ -23,13 +22,6 @@ WARM = SamplingParams(temperature=0.7, seed=11, max_tokens=80, ignore_eos=True)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("pair"), seed=1)
-
-
-@pytest.fixture
-def without_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make processes that are started use only the instructions of a CPU with AVX2."""
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
 
 
 @asynccontextmanager
@@ -73,58 +65,20 @@ def events(process: ProcessUnderTest, name: str) -> list[dict[str, object]]:
     return [dict(event.fields) for event in process.events if event.name == name]
 
 
-@pytest.mark.usefixtures("without_avx512")
-async def test_the_default_dtype_serves_on_a_cpu_that_cannot_pack_bfloat16(folder: Path) -> None:
-    async with (
-        pair(folder) as (target, draft),
-        TargetClient(target.grpc_address) as client,
-        DraftClient(draft.grpc_address) as draft_process,
-    ):
-        await assert_speculation_changes_no_token(client)
-        info, pool = await client.model_info(), await client.pool_status()
-        status = await draft_process.get_status()
-        assert (info.dtype, pool.dtype, status.dtype) == ("float32",) * 3
-        reason = info.dtype_reason
-        assert reason.startswith("this CPU cannot pack bfloat16 weights: mkldnn_")
-        assert reason == pool.dtype_reason == status.dtype_reason
-        for process in (target, draft):
-            (start,) = events(process, "engine")
-            assert start["dtype"] == "float32"
-            assert start["dtype_reason"] == reason
-            assert events(process, "plain_linears") == []
-            assert events(process, "narrow_verify_off") == []
-
-
-@pytest.mark.usefixtures("without_avx512")
-async def test_explicit_bfloat16_uses_plain_linears_and_logs_one_warning(
-    folder: Path,
-) -> None:
-    flags = ("--dtype", "bfloat16")
-    async with (
-        pair(folder, flags, flags) as (target, draft),
-        TargetClient(target.grpc_address) as client,
-    ):
-        await assert_speculation_changes_no_token(client)
-        info = await client.model_info()
-        assert (info.dtype, info.dtype_reason) == ("bfloat16", "set explicitly")
-        for process in (target, draft):
-            (warning,) = events(process, "plain_linears")
-            assert "bf16 path needs the cpu support" in str(warning["reason"])
-
-
 @pytest.mark.parametrize(
     ("of_target", "of_draft"),
     [
-        pytest.param("float32", "bfloat16", marks=needs_packed_bfloat16),
-        pytest.param("bfloat16", "float32", marks=needs_packed_bfloat16),
-        pytest.param("auto", "auto"),
+        ("float32", "bfloat16"),
+        ("bfloat16", "float32"),
+        ("auto", "auto"),
     ],
 )
 async def test_a_target_and_a_draft_of_different_dtypes_generate_identical_tokens(
     folder: Path, of_target: str, of_draft: str
 ) -> None:
+    of_drafts = ("--dtype", of_draft, "--weights", "same")
     async with (
-        pair(folder, ("--dtype", of_target), ("--dtype", of_draft)) as (target, draft),
+        pair(folder, ("--dtype", of_target), of_drafts) as (target, draft),
         TargetClient(target.grpc_address) as client,
         DraftClient(draft.grpc_address) as draft_process,
     ):

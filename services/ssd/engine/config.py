@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
 from ssd.telemetry import get_logger
@@ -189,6 +189,8 @@ class EngineConfig:
     """``bfloat16`` or ``float32``; see ``ssd.engine.precision`` for ``auto``."""
     dtype_reason: str = "set explicitly"
     """Reason of the dtype, for logs and status."""
+    weights: Literal["same", "int8", "int4"] = "same"
+    """Format of the matrices: ``same`` as the dtype, ``int8`` or ``int4``."""
     threads: int = 1
     """Threads of a pass on a CPU, of each rank; torch takes those of its process."""
     tensor_parallel_size: int = 1
@@ -216,8 +218,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_BYTES:
             raise SettingsError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPE_BYTES)}")
-        if self.engine == "openvino" and self.dtype != "float32":
-            raise SettingsError(f"engine openvino computes in float32, not {self.dtype}")
+        if self.weights != "same" and self.engine != "openvino":
+            raise SettingsError(f"weights {self.weights} needs engine openvino, not {self.engine}")
         if self.engine == "openvino" and self.tensor_parallel_size > 1:
             raise SettingsError(
                 f"engine openvino has one rank, not tensor_parallel_size "
@@ -232,6 +234,16 @@ class EngineConfig:
                 f"context_chunk {self.context_chunk} is not a multiple of block_size "
                 f"{self.block_size}"
             )
+
+    @property
+    def precision(self) -> str:
+        """The dtype and the format of the weights, for status."""
+        return self.dtype if self.weights == "same" else f"{self.dtype}, {self.weights} weights"
+
+    @property
+    def kv_dtype(self) -> str:
+        """Data type of the KV entries. The graphs of a draft read them in float32."""
+        return "float32" if self.branches and self.engine == "openvino" else self.dtype
 
     @property
     def branch_counts(self) -> tuple[int, ...]:

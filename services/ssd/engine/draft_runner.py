@@ -4,14 +4,12 @@ A session's KV entries are its trunk (pages), its proposal segment and its own s
 ``kv_cache/storage.py``. The number of sessions is not padded, so each number is a shape.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from ssd.engine.batch import BranchBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
 from ssd.engine.execution import DraftExecution
-from ssd.engine.runner import ModelRunner
+from ssd.engine.runner import ModelRunner, Progress
 
 
 class DraftRunner(ModelRunner):
@@ -47,10 +45,17 @@ class DraftRunner(ModelRunner):
         """Copy the own entries of one branch of each session into its proposal segment."""
         self.execution.promote_branches(slots_B, branches_B)
 
-    def _warm_up_counts(self) -> Sequence[int]:
-        return range(1, self.engine.max_num_seqs + 1)
+    def warm_up(self, on_progress: Progress) -> None:
+        """See ``ModelRunner.warm_up``."""
+        zero_B = torch.zeros(1, dtype=torch.int64)
+        tokens_BP = torch.zeros((1, self.engine.prefill_chunk), dtype=torch.int64)
+        self.prefill(PagedBatch(tokens_BP, zero_B, zero_B, zero_B[:, None]))
+        for count in range(1, self.engine.max_num_seqs + 1):
+            self._warm_up(count)
+            on_progress("warm-up", count / self.engine.max_num_seqs)
 
     def _warm_up(self, count: int) -> None:
+        """Run the passes of ``count`` sessions once."""
         slot_B, zero_B = torch.arange(count), torch.zeros(count, dtype=torch.int64)
         table_B1 = zero_B[:, None]
         tokens_BP = zero_B[:, None].expand(-1, self.engine.num_columns)

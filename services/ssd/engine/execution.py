@@ -39,14 +39,15 @@ class Execution(Protocol):
 class TargetExecution(Execution, Protocol):
     """The passes of a target."""
 
-    is_narrow_exact: bool
-    """Whether one column may have the bits of the same column among K+1. Necessary, not sufficient:
-    the warm-up compares both."""
     packs_rows: bool
     """Whether a verify runs only the rows of each sequence, so that shorter proposals take less
-    time. Otherwise all sequences of a pass have the same number of rows."""
+    time. Otherwise each sequence of a pass has K+1 rows."""
     sequence_counts: Sequence[int]
-    """Numbers of sequences that the warm-up runs, ascending."""
+    """Numbers of sequences that are shapes of their own, ascending."""
+
+    def use_one_shape(self) -> None:
+        """Run all verifies with the largest number of sequences and K+1 rows each from now on."""
+        ...
 
     def prepare(self, batch: PagedBatch) -> Any:
         """Compute what ``verify`` needs besides the model."""

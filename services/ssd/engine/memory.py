@@ -48,7 +48,7 @@ def plan_blocks(model: ModelConfig, engine: EngineConfig) -> int:
     Raises:
         MemoryBudgetError: not one such sequence fits; the message contains the numbers.
     """
-    entry_bytes = bytes_per_entry(model, engine.dtype)
+    entry_bytes = bytes_per_entry(model, engine.kv_dtype)
     block_bytes = entry_bytes * engine.block_size
     per_sequence = -(-engine.max_model_len // engine.block_size)
     useful = 1 + engine.max_num_seqs * per_sequence
@@ -83,4 +83,4 @@ def allocate_storage(model: ModelConfig, engine: EngineConfig, group: Group = AL
     num_blocks = group.smallest(plan_blocks(model, engine))
     sessions = segment_sessions(engine)
     entries = EntryMap(num_blocks, engine.block_size, engine.num_columns, engine.branches, sessions)
-    return KVStorage(model, entries, DTYPES[engine.dtype], engine.device)
+    return KVStorage(model, entries, DTYPES[engine.kv_dtype], engine.device)

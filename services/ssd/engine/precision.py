@@ -1,32 +1,36 @@
-"""The dtype of weights and KV cache: that of the settings, or the fastest of the device.
+"""The dtype of arithmetic and KV cache, and the format of the weights.
 
 ``python -m ssd.engine.precision`` prints the choice of ``auto`` on this machine's CPU as JSON, for
 processes that do not import torch.
 
-*Decision*: ``auto`` is float32 on a CPU that packs bf16 weights but has no bf16 arithmetic.
-*Because*: such a CPU converts the weights in each product. Passes of 7 or 56 rows (pair widened 4x)
-took 220 and 1,089 ms in bf16, 130 and 325 ms in float32 (fastest of 40 / 12, CPU time of one
-thread, AVX-512 without AVX512-BF16, busy machine). *Not chosen*: timing both, since a busy machine
-could then change the dtype, and with it the tokens, at each start. *Revisit when* memory matters
-more.
+*Decision*: ``auto`` is float32 on a CPU without bfloat16 arithmetic, and for models below
+``SMALL_MODEL`` weights on every CPU. *Because*: without it, a CPU converts the weights in each
+product, and passes of 7 and 56 rows took 220 and 1,089 ms instead of 130 and 325 (208M weights,
+AVX-512, torch); in small models, passes of many rows are slower in bfloat16 (embedded target, 56
+rows, AVX512-BF16: 27 ms instead of 20). *Not chosen*: timing both, since a busy machine could then
+change the dtype, and with it the tokens, at each start. *Revisit when* memory matters more.
+
+*Decision*: ``auto`` keeps the weights of a target, and is int8 for a draft on a CPU with
+instructions for it. *Because*: a target's tokens are the product, and those of a draft are guesses.
+``matrix`` has the times of the formats.
 """
 
 import json
 import sys
 from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 import torch
 
-from ssd.engine.layers.linear import packing_problem
-
+Weights = Literal["same", "int8", "int4"]
 AUTO = "auto"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """The data types of torch, by their names in the settings."""
 SMALL_MODEL = 32_000_000
-"""Weights below which a model is faster in float32, with OpenVINO, on every CPU; see
-``engine_choice``."""
-BFLOAT16_ARITHMETIC = ("avx512_bf16", "amx_bf16", "avx_ne_convert")
-"""Names in ``torch.cpu.get_capabilities``. The last one has not been measured alone."""
+"""Weights below which a model is faster in float32."""
+BFLOAT16_ARITHMETIC = ("avx512_bf16", "amx_bf16")
+"""Names in ``torch.cpu.get_capabilities``. OpenVINO's attention in bfloat16 needs AVX-512."""
+INT8_ARITHMETIC = ("avx512_vnni", "avx_vnni", "amx_int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +48,39 @@ def choose_precision(requested: str, device: str) -> Precision:
 
     Args:
         requested: ``auto``, ``bfloat16`` or ``float32``.
-        device: ``cpu``, ``cuda:0``. On a CPU, ``auto`` needs packed weights and bf16 arithmetic for
-            bf16: without them, it is several times slower than packed float32.
+        device: ``cpu``, ``cuda:0``.
     """
     if requested != AUTO:
         return Precision(requested, "set explicitly")
     if not device.startswith("cpu"):
         return Precision("bfloat16", f"the default on {device}")
-    problem = packing_problem(torch.bfloat16)
-    if problem is not None:
-        return Precision("float32", f"this CPU cannot pack bfloat16 weights: {problem}")
-    has = torch.cpu.get_capabilities()
-    if not any(has.get(name, False) for name in BFLOAT16_ARITHMETIC):
+    if not has_bfloat16():
         names = ", ".join(BFLOAT16_ARITHMETIC)
         return Precision("float32", f"this CPU has no bfloat16 arithmetic (none of {names})")
-    return Precision("bfloat16", "the CPU has packed weights and arithmetic for bfloat16")
+    return Precision("bfloat16", "this CPU has bfloat16 arithmetic")
+
+
+def has_bfloat16() -> bool:
+    """Return whether the CPU computes in bfloat16."""
+    return _has_any(BFLOAT16_ARITHMETIC)
+
+
+def choose_weights(requested: str, *, is_draft: bool) -> Weights:
+    """Return the format of the weights of a model on a CPU, with the engine openvino.
+
+    Args:
+        requested: ``auto``, ``same``, ``int8`` or ``int4``.
+        is_draft: whether the tokens of the model are guesses.
+    """
+    if requested == "int4":
+        return "int4"
+    is_default = requested == AUTO and is_draft and _has_any(INT8_ARITHMETIC)
+    return "int8" if requested == "int8" or is_default else "same"
+
+
+def _has_any(names: tuple[str, ...]) -> bool:
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name, False) for name in names)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +31,8 @@ class ModelRunner(ABC):
     """
 
     execution: Execution
+    folder: Path | None = None
+    """The model folder; None if the weights were not read from one."""
     _joins_chunks = False
     """Whether several chunks of a prompt run in one pass, with the same bits."""
 
@@ -71,27 +73,13 @@ class ModelRunner(ABC):
                 return first + int(is_finite_R.long().argmin())
         return None
 
+    @abstractmethod
     def warm_up(self, on_progress: Progress) -> None:
         """Run every shape once, so that no request pays for kernel compilation.
 
         Args:
             on_progress: called with ("warm-up", 0..1).
         """
-        zero_B = torch.zeros(1, dtype=torch.int64)
-        tokens_BP = torch.zeros((1, self.engine.prefill_chunk), dtype=torch.int64)
-        self.prefill(PagedBatch(tokens_BP, zero_B, zero_B, zero_B[:, None]))
-        counts = self._warm_up_counts()
-        for index, count in enumerate(counts):
-            self._warm_up(count)
-            on_progress("warm-up", (index + 1) / len(counts))
-
-    @abstractmethod
-    def _warm_up_counts(self) -> Sequence[int]:
-        """Return the numbers of sequences that are shapes of their own, ascending."""
-
-    @abstractmethod
-    def _warm_up(self, count: int) -> None:
-        """Run the passes of ``count`` sequences once."""
 
     def _without_padding_ids(self, logits_BQV: Tensor) -> Tensor:
         if self.engine.num_token_ids is not None:
@@ -146,6 +134,7 @@ def load_runner(
         engine_reason=engine.engine_reason,
         dtype=engine.dtype,
         dtype_reason=engine.dtype_reason,
+        weights=engine.weights,
         device=engine.device,
         attention=engine.attention,
         tensor_parallel_size=engine.tensor_parallel_size,
@@ -157,4 +146,6 @@ def load_runner(
     )
     if isinstance(group, RankGroup):
         execution = SplitTarget(execution, group, engine, ids_of_ranks(model, group.shard.size))
-    return kind(execution, model, engine)
+    runner = kind(execution, model, engine)
+    runner.folder = folder
+    return runner

@@ -192,9 +192,12 @@ class StaticExecution:
 class StaticTarget(StaticExecution):
     """Verifies over pages. Every verify of a count of sequences has K+1 columns."""
 
-    is_narrow_exact = False
     packs_rows = False
     _timer: CudaTimer | None = None
+
+    def use_one_shape(self) -> None:
+        """See ``TargetExecution.use_one_shape``."""
+        self.sequence_counts = self.sequence_counts[-1:]
 
     def prepare(self, batch: PagedBatch) -> PagedBatch:
         """See ``TargetExecution.prepare``."""

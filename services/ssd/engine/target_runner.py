@@ -1,21 +1,9 @@
 """The target's forward passes: ``verify``, of which plain decoding is the case with one column.
 
-*Same shape, same bits*: a verify has P columns, or one if no sequence has a proposal. Sequences are
-padded to a few counts. Attention runs over context chunks of fixed width, merged in a fixed order.
-In deterministic mode there is one shape only, so the bits of a row do not depend on its column, on
-the other sequences of the batch or on speculation.
-
-*Decision*: the fast mode has the one-column shape where all linears are packed and the warm-up
-finds the same bits in both shapes. *Because*: with the pair widened 4x, 8 sequences took 31 ms
-instead of 91 in bf16. Packed linears sum in one order from 2 rows on (bf16 and fp32, AVX-512 and
-AVX2, weights up to 1024 x 14336); plain ones do not: 7 and 16 rows differ. *Not chosen*: packing as
-the only condition, which is proved for the measured CPUs only; the comparison as the only
-condition, since rounding to bf16 hides rare differences; one shape for each proposal length, since
-start-up time and the number of CUDA graphs grow with it. *Revisit when* most proposals are shorter
-than K.
+*Same bits*: the warm-up proves that a row has the same bits in every pass; see ``same_bits``. Where
+it has not, all verifies have one shape: K+1 columns of ``max_num_seqs`` sequences.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,10 +13,10 @@ from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.execution import TargetExecution
 from ssd.engine.runner import ModelRunner, Progress
+from ssd.engine.same_bits import find_difference, proved
 from ssd.telemetry import get_logger
 
 _log = get_logger("ssd.engine")
-DIFFERENT_BITS = "one column has other logits than the same column among K+1"
 
 
 class TargetRunner(ModelRunner):
@@ -41,13 +29,18 @@ class TargetRunner(ModelRunner):
     ) -> None:
         super().__init__(execution, model, engine)
         self._joins_chunks = execution.packs_rows
-        self.verify_columns: tuple[int, ...] = (engine.num_columns,)
+
+    @property
+    def verify_columns(self) -> tuple[int, ...]:
         """Column counts that a verify may have, ascending; the last one fits every proposal."""
+        if self.execution.packs_rows:
+            return self.engine.verify_columns
+        return (self.engine.num_columns,)
 
     @property
     def row_counts(self) -> tuple[int, ...]:
         """Numbers of rows of a sequence whose times differ, ascending; their bits are the same."""
-        if self.execution.packs_rows and len(self.verify_columns) > 1:
+        if self.execution.packs_rows:
             return tuple(range(1, self.engine.num_columns + 1))
         return self.verify_columns
 
@@ -75,34 +68,21 @@ class TargetRunner(ModelRunner):
         """See ``TargetExecution.verify_seconds``."""
         return self.execution.verify_seconds()
 
+    @torch.inference_mode()
     def warm_up(self, on_progress: Progress) -> None:
-        """Run every shape once, and compare verifies of one column with those of P columns.
+        """Run every shape once, and prove that the bits of rows do not depend on it."""
 
-        Afterwards ``verify_columns`` contains both if the engine allows it and the bits are the
-        same.
-        """
-        self.verify_columns = (self.engine.num_columns,)
-        if self.execution.is_narrow_exact:
-            self.verify_columns = self.engine.verify_columns
-        super().warm_up(on_progress)
+        def find() -> str | None:
+            counts = self.execution.sequence_counts
+            return find_difference(self, counts, lambda share: on_progress("warm-up", share))
 
-    def _warm_up_counts(self) -> Sequence[int]:
-        return self.execution.sequence_counts
-
-    def _warm_up(self, count: int) -> None:
-        """Verify ``count`` copies of one text: with P columns, then its last column alone."""
-        columns = self.engine.num_columns
-        zero_B = torch.zeros(count, dtype=torch.int64)
-        tokens_BP = (torch.arange(columns) * 7919 % self.model.vocab_size).expand(count, -1)
-        # No sequence exists yet, so the first blocks are free.
-        blocks_J = torch.arange(1, self.num_blocks)[: -(-columns // self.engine.block_size)]
-        tables_BJ = blocks_J.expand(count, -1)
-        wide_BPV = self.forward(PagedBatch(tokens_BP, zero_B, zero_B + columns, tables_BJ))
-        if 1 not in self.verify_columns:
-            return
-        narrow_B1V = self.forward(
-            PagedBatch(tokens_BP[:, -1:], zero_B + columns - 1, zero_B + 1, tables_BJ)
-        )
-        if not torch.equal(narrow_B1V[:, 0], wide_BPV[:, -1]):
-            self.verify_columns = (columns,)
-            _log.info("narrow_verify_off", sequences=count, reason=DIFFERENT_BITS)
+        is_graph = self.execution.packs_rows and self.folder is not None
+        # The other engines prepare their shapes with these passes.
+        difference = proved(self.folder, self.engine, find) if is_graph else find()
+        if difference is not None and not self.engine.deterministic:
+            _log.warning("one_shape", reason=difference, consequence="slower forward passes")
+            self.execution.use_one_shape()
+            self._joins_chunks = False
+            difference = find()
+        if difference is not None:
+            _log.error("different_bits", reason=difference, consequence="texts can differ")

@@ -1,4 +1,4 @@
-"""Passes in eager torch: the engine for GPUs, and the reference on CPUs.
+"""Passes in eager torch: the reference with which the other engines are compared.
 
 All passes have fixed shapes. They differ in which entries the queries see and in where new entries
 are written. The model and the attention kernel are the same.
@@ -29,11 +29,6 @@ from ssd.engine.models.registry import CausalModel, open_weights
 from ssd.engine.parallel.group import ALONE, Group
 from ssd.engine.parallel.shard import ids_of, model_of
 from ssd.engine.precision import DTYPES
-
-MIN_ROWS = 2
-"""Smallest number of rows of a pass. One row uses matrix-vector kernels, which sum in another
-order: on AVX-512, packed fp32 linears of 1,536 inputs and more, and most bf16 ones, give other
-bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +86,7 @@ class TorchExecution:
         # Chunks are absolute ranges of positions, so they do not depend on the rest of the batch.
         entries_XBS = paged_BS.view(-1, num_chunks, width).transpose(0, 1)
         seen_XS = torch.arange(num_chunks * width).view(num_chunks, width)
-        # The kernel's bits depend on its number of queries, so one column is expanded to P.
-        query_BP = position_BP.expand(-1, self._engine.num_columns) if columns == 1 else position_BP
-        visible_XBQS = seen_XS[:, None, None] <= query_BP[:, :, None]
+        visible_XBQS = seen_XS[:, None, None] <= position_BP[:, :, None]
         runs = [
             self._context(
                 entries_XBS[first : first + MAX_CHUNKS_A_CALL],
@@ -154,17 +147,19 @@ class TorchTarget(TorchExecution):
         storage: KVStorage,
     ) -> None:
         super().__init__(decoder, model, engine, backend, storage)
-        self.is_narrow_exact = decoder.is_packed
         self.packs_rows = False
         self.sequence_counts: Sequence[int] = sequence_buckets(engine)
+
+    def use_one_shape(self) -> None:
+        """See ``TargetExecution.use_one_shape``."""
+        self.sequence_counts = self.sequence_counts[-1:]
 
     @torch.inference_mode()
     def prepare(self, batch: PagedBatch) -> PreparedPass:
         """Pad the batch, compute its entries and masks."""
-        num_sequences, columns = batch.tokens_BP.shape
-        return self._prepare(
-            pad_sequences(batch, self._bucket(num_sequences, columns)), num_sequences
-        )
+        num_sequences = len(batch.tokens_BP)
+        bucket = next(count for count in self.sequence_counts if count >= num_sequences)
+        return self._prepare(pad_sequences(batch, bucket), num_sequences)
 
     @torch.inference_mode()
     def verify(self, prepared: PreparedPass) -> Tensor:
@@ -176,10 +171,6 @@ class TorchTarget(TorchExecution):
     def verify_seconds(self) -> None:
         """See ``TargetExecution.verify_seconds``."""
         return
-
-    def _bucket(self, num_sequences: int, columns: int) -> int:
-        bucket = next(count for count in self.sequence_counts if count >= num_sequences)
-        return max(bucket, MIN_ROWS) if columns == 1 else bucket
 
 
 class TorchDraft(TorchExecution):

@@ -29,7 +29,6 @@ class TinyModel:
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         shape = (vocab_size, NUM_STATES, vocab_size)
-        self.is_packed = True  # Without products, the bits of a row are always the same.
         self.vocab_size = vocab_size
         self.dtype = dtype
         self.table_VMV = torch.randn(shape, generator=generator) * 1.5

@@ -164,7 +164,7 @@ class GenerateServicer(generate_pb2_grpc.GenerateServiceServicer):
             num_parameters=runner.num_parameters,
             vocab_size=self._handler.num_token_ids,
             max_model_len=runner.engine.max_model_len,
-            dtype=runner.engine.dtype,
+            dtype=runner.engine.precision,
             dtype_reason=runner.engine.dtype_reason,
             attention_backend=runner.attention_name,
             device=runner.engine.device,

@@ -54,11 +54,6 @@ class DecoderLayer:
     gate_up: Linear
     down: Linear
 
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """All linears of the layer."""
-        return (self.qkv, self.output, self.gate_up, self.down)
-
 
 class Decoder:
     """A dense decoder over token ids, or a rank's part of one; independent of the KV cache."""
@@ -86,9 +81,7 @@ class Decoder:
         self._group = group
         self._embedding_VD = weights.embedding_VD
         self._embedding = Embedding(weights.embedding_VD, group, first_id)
-        self._layers = [
-            _layer(layer, config.rms_norm_eps, packed=not is_compiled) for layer in weights.layers
-        ]
+        self._layers = [_layer(layer, config.rms_norm_eps) for layer in weights.layers]
         self._before, self._after = before_attention, after_attention
         if is_compiled:
             device = weights.embedding_VD.device
@@ -97,8 +90,6 @@ class Decoder:
         self._norm = RMSNorm(weights.norm_D, config.rms_norm_eps)
         head_VD = weights.head_VD
         self._head = Linear(weights.embedding_VD if head_VD is None else head_VD)
-        linears = [each for layer in self._layers for each in layer.linears]
-        self.is_packed = all(linear.is_packed for linear in (*linears, self._head))
         self.rotary: RotaryTable | None = None
 
     def prepare(self, max_len: int) -> None:
@@ -182,15 +173,15 @@ def _compiled(function: Function, device: torch.device) -> Function:
     return cast("Function", compiled)
 
 
-def _layer(weights: LayerWeights, epsilon: float, *, packed: bool) -> DecoderLayer:
+def _layer(weights: LayerWeights, epsilon: float) -> DecoderLayer:
     query_E, key_E = weights.query_norm_E, weights.key_norm_E
     return DecoderLayer(
         input_norm=RMSNorm(weights.input_norm_D, epsilon),
-        qkv=Linear(weights.qkv_OD, packed=packed),
+        qkv=Linear(weights.qkv_OD),
         query_norm=None if query_E is None else RMSNorm(query_E, epsilon),
         key_norm=None if key_E is None else RMSNorm(key_E, epsilon),
-        output=Linear(weights.output_DO, packed=packed),
+        output=Linear(weights.output_DO),
         mlp_norm=RMSNorm(weights.mlp_norm_D, epsilon),
-        gate_up=Linear(weights.gate_up_ID, packed=packed),
-        down=Linear(weights.down_DI, packed=packed),
+        gate_up=Linear(weights.gate_up_ID),
+        down=Linear(weights.down_DI),
     )

@@ -19,9 +19,6 @@ from ssd.engine.parallel.shard import WHOLE, Shard
 class CausalModel(Protocol):
     """A next-token model over token ids. Step thread only."""
 
-    is_packed: bool
-    """Whether all linears are packed: a row has the same bits in any batch of 2 rows or more."""
-
     def prepare(self, max_len: int) -> None:
         """Prepare for positions below ``max_len``; called once."""
         ...

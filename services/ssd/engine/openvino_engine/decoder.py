@@ -14,26 +14,26 @@ from ssd.engine.openvino_engine.layers import (
     Rotation,
     ints,
     port,
-    product_with_transposed,
     reshape,
     rms_norm,
     rows_of,
-    weight,
 )
+from ssd.engine.openvino_engine.matrix import GROUP_OF_INPUTS, Matrix, outer
+from ssd.engine.precision import Weights
 from ssd.errors import SetupError
 
+PRECISIONS = {"bfloat16": ElementType.bf16, "float32": ElementType.f32}
 Attend = Callable[[int, Node, Node, Node], Node]
 """(layer, queries [R, H*E], keys [R, G*E], values [R, G*E]) -> [R, H*E]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The nodes that the attention of a graph adds around the rotation."""
+    """The parts in which graphs differ: positions, attention, and the format of the matrices."""
 
     rotation: Rotation
-    spread: Callable[[Node], Node]
-    """Applied to queries and keys before the rotation, and to values."""
     attend: Attend
+    stored: Weights
 
 
 def build_decoder(
@@ -46,20 +46,20 @@ def build_decoder(
         weights: read once.
         tokens_R: int32 ids of the rows.
         logit_rows: int32 numbers of the rows that need logits.
-        seen: the attention.
+        seen: the attention, and the format of the matrices.
 
     Returns:
         Logits of the rows of ``logit_rows``, and the sum of each row's hidden state, which is
         finite if the hidden state is.
     """
-    embedding = weight(weights.embedding_VD)
-    head = embedding if weights.head_VD is None else weight(weights.head_VD)
-    hidden = rows_of(embedding, tokens_R)
+    embedding = Matrix(weights.embedding_VD, outer(seen.stored))
+    head = embedding if weights.head_VD is None else Matrix(weights.head_VD, outer(seen.stored))
+    hidden = embedding.rows(tokens_R)
     for index, layer in enumerate(weights.layers):
         hidden = _layer(config, index, layer, hidden, seen)
     total_R = opset15.reduce_sum(hidden, ints(-1))
     normed = rms_norm(rows_of(hidden, logit_rows), weights.norm_D, config.rms_norm_eps)
-    return product_with_transposed(normed, head), total_R
+    return head.times(normed), total_R
 
 
 def _layer(config: ModelConfig, index: int, layer: LayerWeights, hidden: Node, seen: Seen) -> Node:
@@ -69,8 +69,8 @@ def _layer(config: ModelConfig, index: int, layer: LayerWeights, hidden: Node, s
     normed = rms_norm(hidden, layer.input_norm_D, epsilon)
     # Separate products need no split of their result, which copies it.
     rotated_OD, values_OD = layer.qkv_OD.tensor_split([num_rotated * width])
-    heads = seen.spread(product_with_transposed(normed, weight(rotated_OD)))
-    values = seen.spread(product_with_transposed(normed, weight(values_OD)))
+    heads = Matrix(rotated_OD, seen.stored).times(normed)
+    values = Matrix(values_OD, seen.stored).times(normed)
     if layer.query_norm_E is not None and layer.key_norm_E is not None:
         queries, keys = _split_heads(config, heads)
         heads = opset15.concat(
@@ -81,17 +81,15 @@ def _layer(config: ModelConfig, index: int, layer: LayerWeights, hidden: Node, s
             1,
         )
     queries, keys = _split_heads(config, seen.rotation.rotate(heads, num_rotated))
-    hidden = opset15.add(
-        hidden,
-        product_with_transposed(seen.attend(index, queries, keys, values), weight(layer.output_DO)),
-    )
+    attended = seen.attend(index, queries, keys, values)
+    hidden = opset15.add(hidden, Matrix(layer.output_DO, seen.stored).times(attended))
     normed = rms_norm(hidden, layer.mlp_norm_D, epsilon)
     # One product: alone, the gate's would fuse with swish, in kernels that depend on the rows.
-    both = product_with_transposed(normed, weight(layer.gate_up_ID))
+    both = Matrix(layer.gate_up_ID, seen.stored).times(normed)
     width = config.intermediate_size
     halves = opset15.variadic_split(both, opset15.constant(1), ints(width, width))
     gated = opset15.multiply(opset15.swish(halves.output(0)), halves.output(1))
-    return opset15.add(hidden, product_with_transposed(gated, weight(layer.down_DI)))
+    return opset15.add(hidden, Matrix(layer.down_DI, seen.stored).times(gated))
 
 
 def _split_heads(config: ModelConfig, heads: Node) -> tuple[Node, Node]:
@@ -134,8 +132,9 @@ def compile_graph(
         num_copies = 1
     options = {
         "INFERENCE_NUM_THREADS": engine.threads,
-        "INFERENCE_PRECISION_HINT": ElementType.f32,
-        "KV_CACHE_PRECISION": ElementType.f32,
+        "INFERENCE_PRECISION_HINT": PRECISIONS[engine.dtype],
+        "KV_CACHE_PRECISION": PRECISIONS[engine.dtype],
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP_OF_INPUTS,
         "PERFORMANCE_HINT": "LATENCY",
         "NUM_STREAMS": 1,
         # The step thread is pinned by its process; its helpers inherit the CPUs.

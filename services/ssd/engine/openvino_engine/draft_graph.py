@@ -165,8 +165,8 @@ def build_graphs(
 
     graph_parts = Seen(
         rotation=Rotation(model, engine.max_model_len, inputs["positions"]),
-        spread=lambda rows: rows,
         attend=attend,
+        stored=engine.weights,
     )
     outputs = build_decoder(model, weights, inputs["tokens"], inputs["logit_rows"], graph_parts)
     requests = compile_graph(

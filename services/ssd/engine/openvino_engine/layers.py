@@ -1,12 +1,12 @@
 """The layers of a decoder as nodes of an OpenVINO graph.
 
-Rows stay flat: [R, D]. Weights are constants that share the memory of the tensors that were read.
+Rows stay flat: [R, D]. ``matrix`` has the products with weights.
 """
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from openvino import Node, Output, Type, opset15
+from openvino import Node, Output, opset15
 from torch import Tensor
 
 from ssd.engine.config import ModelConfig
@@ -26,11 +26,6 @@ def ints(*values: int) -> Node:
 def number(value: float) -> Node:
     """Return a constant float32 scalar."""
     return opset15.constant(np.float32(value))
-
-
-def weight(tensor: Tensor) -> Node:
-    """Return a constant that shares the memory of a float32 tensor."""
-    return opset15.constant(tensor.numpy(), dtype=Type.f32, shared_memory=True)
 
 
 def reshape(x: Node, *shape: int) -> Node:
@@ -53,7 +48,7 @@ def rms_norm(x: Node, weight_D: Tensor, epsilon: float) -> Node:
     square = opset15.power(x, number(2))
     mean = opset15.reduce_mean(square, ints(-1), keep_dims=True)
     scale = opset15.divide(number(1), opset15.sqrt(opset15.add(mean, number(epsilon))))
-    return opset15.multiply(opset15.multiply(x, scale), weight(weight_D))
+    return opset15.multiply(opset15.multiply(x, scale), opset15.constant(weight_D.float().numpy()))
 
 
 def rows_of(x: Node, index: Node) -> Node:

@@ -50,7 +50,6 @@ class SplitTarget:
         self.attention_name = part.attention_name
         self.num_blocks = part.num_blocks
         self.num_parameters = part.num_parameters
-        self.is_narrow_exact = part.is_narrow_exact
         self.packs_rows = part.packs_rows
         self.sequence_counts: Sequence[int] = part.sequence_counts
         self._part = part
@@ -67,6 +66,13 @@ class SplitTarget:
     def send_keys_of(self, keys_of: KeysOf) -> None:
         """Send these keys with each verify of slots; ``choose`` must follow with the same keys."""
         self._keys_of = keys_of
+
+    def use_one_shape(self) -> None:
+        """See ``TargetExecution.use_one_shape``."""
+        self._message.write_one_shape(self._deadline_ms)
+        self._group.send_step(self._message.numbers_W)
+        self._part.use_one_shape()
+        self.sequence_counts = self._part.sequence_counts
 
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
@@ -173,7 +179,9 @@ def follow(
             group.receive_step(message.numbers_W)
         header = message.read_header()
         group.set_deadline(header.deadline_ms / 1000)
-        if header.operation is Operation.PREFILL:
+        if header.operation is Operation.USE_ONE_SHAPE:
+            part.use_one_shape()
+        elif header.operation is Operation.PREFILL:
             part.prefill(message.read_pass())
         elif header.operation in (Operation.VERIFY, Operation.VERIFY_AND_CHOOSE):
             logits_RV = part.verify(part.prepare(message.read_pass())).flatten(0, 1)

@@ -31,6 +31,8 @@ class Operation(IntEnum):
     CHOOSE = 4
     """From the newest verify; at start-up."""
     GATHER = 5
+    USE_ONE_SHAPE = 6
+    """At start-up; see ``TargetExecution.use_one_shape``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,10 @@ class StepMessage:
     def write_gather(self, rows_X: Tensor, most_ids: int, deadline_ms: int) -> None:
         """Write the rows of the newest pass whose logits rank 0 needs."""
         self._write((Operation.GATHER, deadline_ms, 0, len(rows_X), most_ids), rows_X)
+
+    def write_one_shape(self, deadline_ms: int) -> None:
+        """Write that all verifies have one shape from now on."""
+        self.numbers_W[:_HEADER] = torch.tensor((Operation.USE_ONE_SHAPE, deadline_ms, 0, 0, 0))
 
     def read_header(self) -> Header:
         """Return the header of the newest message."""

@@ -1,20 +1,23 @@
-"""What only the OpenVINO engine has: its errors, its check of bits, packed rows."""
+"""What only the OpenVINO engine has: its errors, packed rows, quantised weights."""
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 
+import numpy as np
 import openvino
 import pytest
 import torch
+from openvino import opset15
 from tests.engines import on
 
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig
 from ssd.engine.openvino_engine.draft import group_by_width
-from ssd.engine.openvino_engine.target import OpenVinoTarget
-from ssd.engine.runner import load_runner
+from ssd.engine.openvino_engine.matrix import Matrix
+from ssd.engine.precision import Weights
+from ssd.engine.same_bits import find_difference
 from ssd.engine.target_runner import TargetRunner
-from ssd.errors import SettingsError, SetupError
+from ssd.errors import SetupError
 
 Make = Callable[[EngineConfig], TargetRunner]
 P = 4
@@ -34,19 +37,15 @@ def test_a_graph_that_cannot_be_compiled_is_a_setup_error_with_the_reason(
         make_runner(ENGINE)
 
 
-def test_another_dtype_is_refused() -> None:
-    with pytest.raises(SettingsError, match="float32, not bfloat16"):
-        on("openvino", EngineConfig(max_model_len=128, dtype="bfloat16"))
-
-
 def test_a_pass_has_as_many_rows_as_its_sequences_have_columns(make_runner: Make) -> None:
     counts_B = torch.tensor([1, 4, 2])
     tables_BJ = torch.arange(1, 4)[:, None]
     batch = PagedBatch(torch.ones((3, P)).long(), counts_B * 0, counts_B, tables_BJ)
     packed = make_runner(ENGINE).prepare(batch)
     assert packed.inputs["tokens"].size == 7
-    # The attention has no sequence of one row.
-    assert packed.shape.inputs["subsequence_begins"].data.tolist() == [0, 2, 6, 8]
+    # Each row is a sequence of the attention; the last sequence is empty.
+    assert packed.inputs["subsequence_begins"].data.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7]
+    assert packed.inputs["past_lens"].data.tolist() == [0, 0, 1, 2, 3, 0, 1, 0]
 
 
 def test_sessions_share_a_pass_unless_padding_takes_longer() -> None:
@@ -59,12 +58,37 @@ def test_sessions_share_a_pass_unless_padding_takes_longer() -> None:
     assert groups(1500, 1800, 900) == [[0, 1, 2]]
 
 
-def test_bits_that_depend_on_the_rows_select_one_shape(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("inputs", [48, 128])
+def test_a_quantised_product_is_near_the_product_of_its_weight(
+    weights: Weights, inputs: int
 ) -> None:
-    monkeypatch.setattr(OpenVinoTarget, "_has_same_bits", lambda *_: False)
-    runner = load_runner(TargetRunner, folder, ENGINE, lambda _stage, _fraction: None)
-    runner.warm_up(lambda _stage, _fraction: None)
+    generator = torch.Generator().manual_seed(1)
+    weight_OI = torch.randn((96, inputs), generator=generator)
+    input_RI = torch.randn((5, inputs), generator=generator)
+    rows = opset15.parameter([-1, inputs], np.float32)
+    graph = openvino.Model([Matrix(weight_OI, weights).times(rows).output(0)], [rows], "product")
+    compiled = openvino.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found_RO = torch.from_numpy(compiled([input_RI.numpy()])[0])
+    expected_RO = input_RI @ weight_OI.mT
+    error = (found_RO - expected_RO).norm() / expected_RO.norm()
+    # Values have 8 or 4 bits; a row without whole groups stays int8.
+    assert error < (0.02 if weights == "int8" or inputs == 48 else 0.15)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_row_has_the_same_bits_in_every_pass_of_quantised_weights(
+    make_runner: Make, weights: Weights
+) -> None:
+    runner = make_runner(replace(ENGINE, weights=weights))
+    counts = runner.execution.sequence_counts
+    assert find_difference(runner, counts, lambda _share: None) is None
+    assert runner.row_counts == (1, 2, 3, 4)
+
+
+def test_at_one_shape_all_rows_run(make_runner: Make) -> None:
+    runner = make_runner(ENGINE)
+    runner.execution.use_one_shape()
     assert runner.verify_columns == (P,)
     one_B = torch.ones(1).long()
     batch = PagedBatch(one_B[:, None].expand(-1, P), one_B - 1, one_B, one_B[:, None])

@@ -1,75 +1,68 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from tests.packing import AVX2_ERROR, fail_to_pack_bfloat16, needs_packed_bfloat16
 
 import ssd
-from ssd.engine import precision
-from ssd.engine.layers.linear import packing_problem
-from ssd.engine.precision import Precision, choose_precision
+from ssd.engine.precision import Precision, choose_precision, choose_weights
 
 
-@pytest.fixture
-def avx2(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A CPU that cannot pack bfloat16 weights."""
-    fail_to_pack_bfloat16(monkeypatch)
-    yield
-    monkeypatch.undo()
-    packing_problem.cache_clear()
+def with_cpu(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, True))
 
 
-@needs_packed_bfloat16
 @pytest.mark.parametrize(
-    ("capabilities", "dtype", "reason"),
+    ("capability", "dtype", "reason"),
     [
-        (
-            {"avx512_bf16": True},
-            "bfloat16",
-            "has packed weights and arithmetic for bfloat16",
-        ),
-        ({"avx512_bf16": False, "amx_bf16": True}, "bfloat16", "and arithmetic for bfloat16"),
-        ({"avx512_bw": True, "avx512_bf16": False}, "float32", "has no bfloat16 arithmetic"),
-        ({}, "float32", "none of avx512_bf16, amx_bf16, avx_ne_convert"),
+        ("avx512_bf16", "bfloat16", "has bfloat16 arithmetic"),
+        ("amx_bf16", "bfloat16", "has bfloat16 arithmetic"),
+        ("avx512_bw", "float32", "none of avx512_bf16, amx_bf16"),
+        ("avx_ne_convert", "float32", "none of avx512_bf16, amx_bf16"),
     ],
 )
-def test_auto_is_bfloat16_if_the_cpu_packs_it_and_has_its_arithmetic(
-    capabilities: dict[str, bool], dtype: str, reason: str, monkeypatch: pytest.MonkeyPatch
+def test_auto_is_bfloat16_if_the_cpu_has_its_arithmetic(
+    capability: str, dtype: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    with_cpu(monkeypatch, capability)
     found = choose_precision("auto", "cpu")
     assert found.dtype == dtype
     assert reason in found.reason
 
 
-@pytest.mark.usefixtures("avx2")
-def test_auto_is_float32_with_the_reason_if_the_cpu_cannot_pack_bfloat16() -> None:
-    cause = AVX2_ERROR.partition("\n")[0]
-    assert choose_precision("auto", "cpu") == Precision(
-        "float32", f"this CPU cannot pack bfloat16 weights: {cause}"
-    )
-
-
-@pytest.mark.usefixtures("avx2")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_an_explicit_dtype_is_used_on_every_cpu(dtype: str) -> None:
+def test_an_explicit_dtype_is_used_on_every_cpu(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cpu(monkeypatch)
     assert choose_precision(dtype, "cpu") == Precision(dtype, "set explicitly")
 
 
-@pytest.mark.parametrize(("requested", "device"), [("auto", "cuda:0"), ("float32", "cpu")])
-def test_the_cpu_is_tested_only_if_the_result_is_needed(
-    requested: str, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_dtype: object) -> None:
-        raise AssertionError("probed")
+def test_auto_is_bfloat16_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_cpu(monkeypatch)
+    assert choose_precision("auto", "cuda:0").dtype == "bfloat16"
 
-    monkeypatch.setattr(precision, "packing_problem", fail)
-    expected = "bfloat16" if device == "cuda:0" else "float32"
-    assert choose_precision(requested, device).dtype == expected
+
+@pytest.mark.parametrize("capability", ["avx512_vnni", "avx_vnni", "amx_int8"])
+def test_auto_weights_are_int8_for_a_draft_and_unchanged_for_a_target(
+    capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cpu(monkeypatch, capability)
+    assert choose_weights("auto", is_draft=True) == "int8"
+    assert choose_weights("auto", is_draft=False) == "same"
+    with_cpu(monkeypatch, "avx2")
+    assert choose_weights("auto", is_draft=True) == "same"
+
+
+@pytest.mark.parametrize("is_draft", [False, True])
+@pytest.mark.parametrize("requested", ["same", "int8", "int4"])
+def test_explicit_weights_are_used_on_every_cpu(
+    requested: str, monkeypatch: pytest.MonkeyPatch, *, is_draft: bool
+) -> None:
+    with_cpu(monkeypatch)
+    assert choose_weights(requested, is_draft=is_draft) == requested
 
 
 def test_the_module_prints_the_choice_of_auto_as_json() -> None:

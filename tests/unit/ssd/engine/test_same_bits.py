@@ -8,18 +8,20 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.packing import needs_packed_bfloat16
 from torch import Tensor
 
+from ssd.engine import same_bits, target_runner
 from ssd.engine.batch import PagedBatch
 from ssd.engine.config import EngineConfig, ModelConfig
-from ssd.engine.layers import linear
 from ssd.engine.models.llama import shapes
+from ssd.engine.precision import has_bfloat16
 from ssd.engine.runner import ModelRunner, load_runner
+from ssd.engine.same_bits import find_difference, proved
 from ssd.engine.target_runner import TargetRunner
 
 Store = Callable[[ModelRunner, Sequence[int], Tensor], None]
@@ -56,49 +58,42 @@ def wide_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-PACKED = [
-    pytest.param(("bfloat16", True), id="bfloat16-packed", marks=needs_packed_bfloat16),
-    pytest.param(("float32", True), id="float32-packed"),
-]
-OPENVINO = pytest.param(("float32", None), id="openvino")
-PLAIN = [
-    pytest.param(("bfloat16", False), id="bfloat16-plain"),
-    pytest.param(("float32", False), id="float32-plain"),
+ENGINES = [
+    pytest.param(("torch", "bfloat16"), id="torch-bfloat16"),
+    pytest.param(("torch", "float32"), id="torch-float32"),
+    pytest.param(("openvino", "float32"), id="openvino-float32"),
+    pytest.param(
+        ("openvino", "bfloat16"),
+        id="openvino-bfloat16",
+        marks=pytest.mark.skipif(not has_bfloat16(), reason="this CPU has no bfloat16 arithmetic"),
+    ),
 ]
 
 
-@pytest.fixture(scope="module", params=[*PACKED, *PLAIN, OPENVINO])
+def load(folder: Path, engine: str, dtype: str, **settings: Any) -> TargetRunner:
+    config = EngineConfig(
+        max_model_len=BLOCKS * BLOCK_SIZE,
+        num_columns=P,
+        engine=engine,
+        dtype=dtype,
+        block_size=BLOCK_SIZE,
+        **settings,
+    )
+    return load_runner(TargetRunner, folder, config, lambda _stage, _fraction: None)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
 def runner(wide_folder: Path, request: pytest.FixtureRequest) -> TargetRunner:
-    """All passes of one shape, whatever the linears are."""
-    dtype, is_packed = request.param
-    engine = EngineConfig(
-        max_model_len=BLOCKS * BLOCK_SIZE,
-        max_num_seqs=4,
-        num_columns=P,
-        engine="openvino" if is_packed is None else "torch",
-        dtype=dtype,
-        block_size=BLOCK_SIZE,
-        deterministic=True,
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        if is_packed is False:
-            patch.setattr(linear, "_pack_or_warn", lambda _weight: None)
-        return load_runner(TargetRunner, wide_folder, engine, lambda _stage, _fraction: None)
+    """All passes of one shape."""
+    return load(wide_folder, *request.param, max_num_seqs=4, deterministic=True)
 
 
-@pytest.fixture(scope="module", params=[*PACKED, OPENVINO])
+@pytest.fixture(scope="module", params=ENGINES)
 def fast_runner(wide_folder: Path, request: pytest.FixtureRequest) -> TargetRunner:
-    """The shapes of the fast mode."""
-    dtype, is_packed = request.param
-    engine = EngineConfig(
-        max_model_len=BLOCKS * BLOCK_SIZE,
-        max_num_seqs=8,
-        num_columns=P,
-        engine="openvino" if is_packed is None else "torch",
-        dtype=dtype,
-        block_size=BLOCK_SIZE,
-    )
-    return load_runner(TargetRunner, wide_folder, engine, lambda _stage, _fraction: None)
+    """The shapes of the fast mode, as far as the warm-up proves them."""
+    found = load(wide_folder, *request.param, max_num_seqs=8)
+    found.warm_up(lambda _stage, _fraction: None)
+    return found
 
 
 def text(length: int) -> list[int]:
@@ -167,32 +162,12 @@ def assert_same_bits_of_one_column(
         ones = [(tokens[column : column + 1], first + column, row) for tokens, first, row in rows]
         for turned in (ones, ones[::-1]):
             batch = stack(turned)
-            narrow = replace(batch, tokens_BP=batch.tokens_BP[:, :1])
+            narrow = replace(batch, tokens_BP=batch.tokens_BP[:, : fast_runner.verify_columns[0]])
             narrow_BV = fast_runner.forward(narrow)[:, 0]
             order = [row for _, _, row in turned]
             assert torch.equal(narrow_BV, wide_BPV[order, column])
     alone_PV = fast_runner.forward(stack(rows[-1:]))[0]
     assert torch.equal(alone_PV, wide_BPV[-1])
-
-
-def test_one_plain_linear_prevents_narrow_verifies(
-    wide_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pack = linear._pack_or_warn
-    monkeypatch.setattr(
-        linear,
-        "_pack_or_warn",
-        lambda weight_OI: None if len(weight_OI) == VOCAB else pack(weight_OI),
-    )
-    engine = EngineConfig(max_model_len=BLOCKS * BLOCK_SIZE, max_num_seqs=1, num_columns=P)
-    plain = load_runner(TargetRunner, wide_folder, engine, lambda _stage, _fraction: None)
-    plain.warm_up(lambda _stage, _fraction: None)
-    assert plain.verify_columns == (P,)
-
-
-def test_packed_linears_and_graphs_allow_narrow_verifies(fast_runner: TargetRunner) -> None:
-    fast_runner.warm_up(lambda _stage, _fraction: None)
-    assert fast_runner.verify_columns == (1, P)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -229,9 +204,76 @@ def test_rows_of_sequences_with_fewer_columns_have_the_same_bits(
 def test_an_execution_that_packs_rows_has_a_row_count_for_each_length(
     fast_runner: TargetRunner,
 ) -> None:
-    fast_runner.warm_up(lambda _stage, _fraction: None)
     is_packed = fast_runner.attention_name == "openvino"
-    assert fast_runner.row_counts == (tuple(range(1, P + 1)) if is_packed else (1, P))
+    assert fast_runner.row_counts == (tuple(range(1, P + 1)) if is_packed else (P,))
+
+
+class Faulty:
+    """The passes of a runner, with other bits in those of some shapes."""
+
+    def __init__(
+        self, runner: TargetRunner, is_faulty: Callable[[PagedBatch], bool], *, prefills: bool
+    ) -> None:
+        self._runner = runner
+        self._is_faulty = is_faulty
+        self._prefills = prefills
+        self._is_stored_wrong = False
+        self.model, self.engine = runner.model, runner.engine
+        self.num_blocks = runner.num_blocks
+        self.verify_columns, self.row_counts = runner.verify_columns, runner.row_counts
+
+    def prefill(self, batch: PagedBatch) -> int | None:
+        self._is_stored_wrong = self._prefills and self._is_faulty(batch)
+        return self._runner.prefill(batch)
+
+    def forward(self, batch: PagedBatch) -> Tensor:
+        logits_BPV = self._runner.forward(batch)
+        if self._is_stored_wrong or (not self._prefills and self._is_faulty(batch)):
+            return torch.nextafter(logits_BPV, logits_BPV + 1)
+        return logits_BPV
+
+
+@pytest.mark.parametrize(
+    ("is_faulty", "prefills", "found"),
+    [
+        (lambda batch: len(batch.tokens_BP) * batch.tokens_BP.shape[1] > 33, False, "8 x 7 rows"),
+        (lambda batch: batch.num_columns_B[0] == 1, False, "column 0 alone"),
+        (lambda batch: batch.num_columns_B[0] == 3, False, "column 4 first"),
+        (lambda batch: batch.num_columns_B[0] == 16, True, "a prompt in chunks"),
+        (lambda _batch: False, False, None),
+    ],
+    ids=["more rows", "one row", "three columns", "chunks", "none"],
+)
+def test_a_pass_with_other_bits_is_found(
+    wide_folder: Path, is_faulty: Callable[[PagedBatch], bool], found: str | None, *, prefills: bool
+) -> None:
+    runner = load(wide_folder, "openvino", "float32", max_num_seqs=8, prefill_chunk=16)
+    faulty = Faulty(runner, is_faulty, prefills=prefills)
+    assert find_difference(faulty, (1, 2, 4, 8), lambda _share: None) == found
+
+
+def test_passes_have_one_shape_after_a_difference(
+    wide_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = iter(("8 x 7 rows", None))
+    monkeypatch.setattr(target_runner, "find_difference", lambda *_: next(results))
+    runner = load(wide_folder, "openvino", "float32", max_num_seqs=8)
+    runner.warm_up(lambda _stage, _fraction: None)
+    assert runner.row_counts == runner.verify_columns == (P,)
+    assert list(runner.execution.sequence_counts) == [8]
+
+
+def test_the_result_of_a_long_proof_is_kept(
+    wide_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    engine = EngineConfig(max_model_len=64)
+    results = iter(("a", "b", None))
+    assert proved(wide_folder, engine, lambda: next(results)) == "a"
+    monkeypatch.setattr(same_bits, "LONG_SECONDS", 0.0)
+    assert proved(wide_folder, engine, lambda: next(results)) == "b"
+    assert proved(wide_folder, engine, lambda: next(results)) == "b"
+    assert proved(wide_folder, replace(engine, threads=2), lambda: next(results)) is None
 
 
 @pytest.mark.parametrize("shared", [128, 512])
