@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.unit.ssd.speculation.controller_world import COLUMNS, LOOKAHEAD, Run, World
 
 from ssd.speculation.controller import Choice, Controller, Reason
-from ssd.speculation.round_samples import Calibration, Mean, SpeedUp
+from ssd.speculation.round_samples import Calibration, Mean
 
 START_SECONDS = 6.0
 GOOD = World()
@@ -303,11 +303,3 @@ def test_old_samples_lose_their_weight_in_a_mean() -> None:
     for sample in [8.0] * 10 + [2.0] * 100:
         mean.note(sample)
     assert mean.value == pytest.approx(2.0)
-
-
-def test_the_speed_up_of_equal_rounds_has_no_error() -> None:
-    speed_up = SpeedUp(100)
-    for _ in range(10):
-        speed_up.note(3.0, 2.0)
-    assert speed_up.ratio(1.0) == pytest.approx(1.5)
-    assert speed_up.error(1.0) == pytest.approx(0.0)
