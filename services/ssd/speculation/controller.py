@@ -356,7 +356,6 @@ class Controller:
         best = max(rates, key=lambda length: rates[length])
         if rates[best] > MIN_LENGTH_GAIN * rates.get(load.max_proposed, 0.0):
             load.max_proposed = best
-            load.balance = Balance()
 
     def _rates(self, load: Load, num_sequences: int) -> Mapping[int, float]:
         """Return tokens per second of a sequence by the largest length of its proposals."""
