@@ -48,10 +48,10 @@ PAUSE_PER_LOSS = 100
 """Rounds before the next trial for each round that a trial has lost."""
 PLAIN_ROUNDS = 8
 """Measured rounds of a trial of plain decoding."""
-CLEAR = 2.0
-"""Multiple of ``most_loss`` that noise does not explain."""
 MAX_CHANGE = 1.25
 """A trial in which plain decoding is slower than before by this factor is repeated soon."""
+CLEAR = 2.0
+"""Multiple of ``most_loss`` that noise does not explain."""
 SETTLE_ROUNDS = 2
 """Rounds after a change that are not measured: a draft may still compute, or tables are missing."""
 MIN_ROUNDS, MAX_ROUNDS = 8, 96
@@ -59,24 +59,18 @@ MIN_ROUNDS, MAX_ROUNDS = 8, 96
 which it needs a speed-up of ``MIN_GAIN``."""
 MIN_GAIN = 1.03
 OPENING_ROUNDS = 128
-"""Rounds without tables, after which a trial of speculation is given up. It is given up earlier if
-opening sessions has lost ``most_loss``."""
-HALF_OPEN_ROUNDS = 16
-"""Rounds from the first table on after which a trial measures speculation, even if most sessions
-are still opening."""
+"""Rounds after which a trial of speculation is given up if most sessions are still opening. It is
+given up earlier if opening has lost ``most_loss``."""
 LOAD_ROUNDS = 16
 """Rounds at another load after which its choice applies. The prompts of a batch are stored one a
 round, so a load often lasts for a few rounds only."""
 LENGTH_ROUNDS = 32
 """Rounds between two choices of the length of proposals."""
 MIN_LENGTH_GAIN = 1.03
-MIN_CHUNKS = 1 / 32
-"""Share of rounds with a chunk from which the time of chunks matters: the first trial of plain
-decoding then waits for one."""
 MAX_TIMES = 4.0
 """A longer round of speculation counts as so many of its mean time."""
-_WINDOW, _TIME_WINDOW, _PLAIN_WINDOW = 256, 64, 16
-"""Rounds in the means of acceptance, of times and of plain decoding."""
+_WINDOW, _PLAIN_WINDOW = 64, 16
+"""Rounds in the means of speculation, and of plain decoding."""
 
 
 class Reason(StrEnum):
@@ -154,28 +148,24 @@ class Load:
     """All rounds since the choice in use has changed."""
     balance: Balance = field(default_factory=Balance)
     """Rounds of speculation that count for the next decision."""
-    answered_rounds: int = 0
-    """Rounds of a trial of speculation from the first table on."""
     open_rounds: int = 0
-    """Its rounds with most sessions open."""
+    """Rounds of a trial of speculation since most sessions are open."""
     plain_before: float = 1.0
-    """``plain`` before a trial of plain decoding, which begins to measure it again."""
-    tokens: Mean = field(default_factory=lambda: Mean(_TIME_WINDOW))
+    """``plain`` before a trial of plain decoding, which measures it again."""
+    tokens: Mean = field(default_factory=lambda: Mean(_WINDOW))
     """Tokens of a sequence in a round of speculation."""
-    time: Mean = field(default_factory=lambda: Mean(_TIME_WINDOW))
+    time: Mean = field(default_factory=lambda: Mean(_WINDOW))
     """Time of such a round."""
-    chunks: Mean = field(default_factory=lambda: Mean(_TIME_WINDOW, 0.0))
-    """Share of its rounds that stored a chunk of a prompt first."""
     verify: dict[int, Mean] = field(default_factory=dict)
     """Seconds of a verify by columns, over the calibrated time."""
-    host: Mean = field(default_factory=lambda: Mean(_TIME_WINDOW, 0.0))
+    host: Mean = field(default_factory=lambda: Mean(_WINDOW, 0.0))
     """Seconds of a round beside its verify."""
 
     def begin(self, *, is_trial: bool) -> None:
         """Begin a stage: a trial of the other choice, or the choice itself."""
         self.is_trial = is_trial
         self.stage = Balance()
-        self.answered_rounds = self.open_rounds = 0
+        self.open_rounds = 0
         if is_trial and self.is_on:
             self.plain_before = self.plain.value
             self.plain.clear()
@@ -214,9 +204,7 @@ class Controller:
         load = self._load
         if not load.speculates:
             return Choice(is_on=False, max_proposed=0)
-        # Until most sessions are open, a long verify would serve few proposals.
-        waits = load.is_trial and num_sequences > 1 and not load.open_rounds
-        return Choice(is_on=True, max_proposed=0 if waits else load.max_proposed)
+        return Choice(is_on=True, max_proposed=load.max_proposed)
 
     def report(self) -> Report:
         """Return the choice for the newest load that was judged, without trials."""
@@ -265,26 +253,22 @@ class Controller:
         if not load.is_trial:
             if load.stage.rounds >= load.pauses[False]:
                 load.balance = Balance()
-                load.tokens, load.time = Mean(_TIME_WINDOW), Mean(_TIME_WINDOW)
+                load.tokens, load.time = Mean(_WINDOW), Mean(_WINDOW)
                 load.begin(is_trial=True)
             return
-        is_long = load.stage.rounds >= 4 * PLAIN_ROUNDS
-        has_chunk = self._prompts.is_known or load.chunks.value < MIN_CHUNKS
-        if load.plain.count >= PLAIN_ROUNDS and (has_chunk or is_long):
+        if load.plain.count >= PLAIN_ROUNDS:
             loss = -load.balance.gain(load.plain.value)
             self._judge(load, is_on=loss <= load.most_loss / 2.0)
             if load.plain.value > MAX_CHANGE * load.plain_before:
                 # Perhaps other work has slowed these rounds only.
                 load.pauses[True] = FIRST_PAUSE
-        elif is_long:
+        elif load.stage.rounds >= 4 * PLAIN_ROUNDS:
             # Requests that force speculation run beside: plain decoding cannot be measured.
             self._end_trial(load, is_on=True)
 
     def _note_trial(self, load: Load, sample: RoundSample, time: float) -> None:
         """Note a round of a trial of speculation."""
-        load.answered_rounds += load.answered_rounds > 0 or sample.num_answered > 0
         is_open = 2 * sample.num_answered >= sample.num_auto
-        is_open = is_open or load.answered_rounds >= HALF_OPEN_ROUNDS
         load.open_rounds += load.open_rounds > 0 or is_open
         if load.open_rounds <= SETTLE_ROUNDS or not sample.num_sessions:
             is_unserved = not sample.num_sessions and load.stage.rounds >= LOAD_ROUNDS
@@ -309,11 +293,10 @@ class Controller:
         tokens = sample.num_tokens / sample.num_sequences
         load.balance.add(tokens, time)
         load.tokens.note(tokens)
-        load.chunks.note(sample.prompt_tokens > 0)
         load.time.note(time)
         columns = next(count for count in self._columns if count >= sample.columns)
         calibrated = self._calibration.verify_seconds(columns, sample.num_sequences)
-        verify = load.verify.setdefault(columns, Mean(_TIME_WINDOW))
+        verify = load.verify.setdefault(columns, Mean(_WINDOW))
         verify.note(sample.verify_seconds / calibrated)
         load.host.note(sample.seconds - sample.verify_seconds)
         if sample.num_proposed:
@@ -335,23 +318,23 @@ class Controller:
         kept = load.is_on and is_on
         if kept:
             loss = load.stage.rounds * (1.0 - 1.0 / max(1.0, load.speed_up))
-            # The acceptance of positions beyond a shorter length is measured again.
-            load.max_proposed = self._lookahead
         elif load.is_on:
-            # Few rounds that have lost much more are no noise: no trial follows soon.
+            # A few rounds that have lost much more are no noise: no trial follows soon.
             loss = -load.balance.gain(load.plain.value) - CLEAR * load.most_loss
         else:
             loss = -load.stage.gain(load.plain.value)
         is_doubted = load.pauses[False] > FIRST_PAUSE
-        grown = PAUSE_GROWTH if kept or not load.is_on or is_doubted else 1
-        pause = min(grown * load.pauses[kept], MAX_PAUSE)
-        load.pauses[kept] = max(pause, round(PAUSE_PER_LOSS * loss))
+        growth = PAUSE_GROWTH if kept or not load.is_on or is_doubted else 1
+        grown = min(growth * load.pauses[kept], MAX_PAUSE)
+        load.pauses[kept] = max(grown, round(PAUSE_PER_LOSS * loss))
         load.pauses[not kept] = FIRST_PAUSE
         load.is_on = is_on
         load.begin(is_trial=False)
 
     def _choose_length(self, load: Load, num_sequences: int) -> None:
         """Choose the length of proposals with most tokens per second."""
+        if load.accepted_K[0].count < PLAIN_ROUNDS:
+            return
         rates = self._rates(load, num_sequences)
         best = max(rates, key=lambda length: rates[length])
         if rates[best] > MIN_LENGTH_GAIN * rates.get(load.max_proposed, 0.0):
@@ -361,6 +344,12 @@ class Controller:
         """Return tokens per second of a sequence by the largest length of its proposals."""
         known = [mean.value for mean in load.verify.values()]
         usual = sum(known) / len(known)
+        accepted_K = [mean.value for mean in load.accepted_K[: load.max_proposed]]
+        # Positions beyond are not measured: they are expected to lose as much as the last one.
+        before = accepted_K[-2] if len(accepted_K) > 1 else 1.0
+        kept = accepted_K[-1] / before if before else 0.0
+        while len(accepted_K) < self._lookahead:
+            accepted_K.append(accepted_K[-1] * kept)
         rates: dict[int, float] = {}
         for columns in self._columns:
             length = min(columns - 1, self._lookahead)
@@ -369,7 +358,7 @@ class Controller:
             verify = load.verify.get(columns)
             factor = verify.value if verify and verify.count >= PLAIN_ROUNDS else usual
             seconds = factor * self._calibration.verify_seconds(columns, num_sequences)
-            tokens = 1.0 + sum(mean.value for mean in load.accepted_K[:length])
+            tokens = 1.0 + sum(accepted_K[:length])
             rates[length] = tokens / (seconds + max(0.0, load.host.value))
         return rates
 

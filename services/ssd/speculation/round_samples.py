@@ -141,11 +141,6 @@ class PromptTimes:
         """Construct; nothing is known."""
         self._seconds: dict[int, Mean] = {}
 
-    @property
-    def is_known(self) -> bool:
-        """Whether a chunk was noted."""
-        return bool(self._seconds)
-
     def note(self, sample: RoundSample) -> None:
         """Note the chunk of a round of plain decoding, if it has one."""
         if not sample.prompt_tokens:
