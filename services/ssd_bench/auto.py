@@ -245,8 +245,8 @@ async def _text(client: TargetClient, call: GenerateCall) -> tuple[int, ...]:
 
 def markdown(cells: Sequence[Cell]) -> str:
     """Return a table with a row for each cell."""
-    titles = ("situation", "CPUs", "batch", "T", "AR", "SPECULATIVE", "AUTO", "AUTO / AR")
-    titles = (*titles, "AUTO / better", f"first {FIRST_BATCHES}")
+    titles = ["situation", "CPUs", "batch", "T", "AR", "SPECULATIVE", "AUTO", "AUTO / AR"]
+    titles += ["AUTO / better", f"first {FIRST_BATCHES}"]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
     for each in cells:
         size, speeds = each.size, (each.tokens_per_second[mode.value] for mode in MODES)

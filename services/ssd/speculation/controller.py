@@ -53,7 +53,8 @@ MAX_CHANGE = 1.25
 CLEAR = 2.0
 """Multiple of ``most_loss`` that noise does not explain."""
 SETTLE_ROUNDS = 2
-"""Rounds after a change that are not measured: a draft may still compute, or tables are missing."""
+"""Rounds after a change that are not measured: a draft still computes, or tables are missing. The
+first table of a process takes as long as ten rounds."""
 MIN_ROUNDS, MAX_ROUNDS = 8, 96
 """Measured rounds of a trial of speculation before which it does not turn speculation on, and after
 which it needs a speed-up of ``MIN_GAIN``."""
@@ -234,7 +235,7 @@ class Controller:
             self._note_plain(load)
         elif load.is_trial:
             self._note_trial(load, sample, time)
-        else:
+        elif load.stage.rounds > SETTLE_ROUNDS:
             self._measure(load, sample, time)
             self._note_speculation(load, sample.num_sequences)
 
@@ -381,7 +382,7 @@ class Controller:
         if key not in self._loads:
             means = [Mean(_WINDOW, 0.0) for _ in range(self._lookahead)]
             # The tokens of more sequences vary less.
-            load = Load(16.0 + 16.0 / 2**key, self._lookahead, means)
+            load = Load(20.0 + 12.0 / 2**key, self._lookahead, means)
             judged = [other for other, each in self._loads.items() if each.is_judged]
             if judged:
                 load.is_on = self._loads[min(judged, key=lambda other: abs(other - key))].is_on

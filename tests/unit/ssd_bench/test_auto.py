@@ -15,7 +15,7 @@ SIZE = Size(cpus=2, batch=8, temperature=1.0)
 
 def a_repetition(ar: float, ssd: float, *, first: float, later: float) -> Repetition:
     """Seven batches, of which AUTO takes other times for the first five."""
-    texts = {mode: [(1, 2, 3)] * 7 for mode in auto.MODES}
+    texts: dict[Mode, list[tuple[int, ...]]] = {mode: [(1, 2, 3)] * 7 for mode in auto.MODES}
     seconds = {
         Mode.AUTOREGRESSIVE: [ar] * 7,
         Mode.SPECULATIVE: [ssd] * 7,
