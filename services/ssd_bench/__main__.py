@@ -26,9 +26,9 @@ from ssd.errors import (
 from ssd.launch import Deployment
 from ssd.model_name import local_folder
 from ssd.model_source import resolve
+from ssd_bench.auto import auto
 from ssd_bench.drawing import plots
 from ssd_bench.machine import read_bandwidth
-from ssd_bench.never_slower import never_slower
 from ssd_bench.report import (
     markdown,
     records,
@@ -368,7 +368,7 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.callback(invoke_without_command=True)(bench)
     app.command()(slow_draft)
-    app.command()(never_slower)
+    app.command()(auto)
     app.command()(rounds)
     app.command()(serve)
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)

@@ -4,16 +4,14 @@ Times of rounds are kept as multiples of calibrated times, so that rounds of dif
 sequences are comparable. Letters: **B** sequences, **K** proposed tokens.
 """
 
-import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 import numpy as np
 
 _PROMPT_WINDOW = 64
-_TOKEN_ROUNDS = 64
 _CLIP = 2.0
 
 
@@ -127,74 +125,9 @@ class Recent:
         self._samples.append(sample)
         self.value = clipped_mean(self._samples)
 
-    def replace(self, samples: Iterable[float]) -> None:
-        """Drop all samples and add others."""
-        self._samples.clear()
-        self._samples.extend(samples)
-        self.value = clipped_mean(self._samples)
-
-
-class SpeedUp:
-    """The ratio of two sums over recent rounds, and its standard error.
-
-    The numerator is the time that plain decoding would need for the tokens of a round, the
-    denominator the time of the round. Source of the error: the ratio estimator of survey sampling.
-    """
-
-    def __init__(self, window: int) -> None:
-        """Construct an empty estimate; ``window`` is the number of rounds that it remembers."""
-        self._keep = 1.0 - 1.0 / window
-        self._newest: deque[tuple[float, float]] = deque(maxlen=_TOKEN_ROUNDS)
-        self.clear()
-
     def clear(self) -> None:
-        """Drop all rounds."""
-        self._newest.clear()
-        self.count = 0.0
-        """Rounds, the older ones with less weight."""
-        self._plain = self._seconds = 0.0
-        self._plain_2 = self._product = self._seconds_2 = 0.0
-
-    def note(self, plain: float, seconds: float) -> None:
-        """Add a round: its time in plain decoding, in multiples of a unit, and its own time."""
-        self._newest.append((plain, seconds))
-        keep = self._keep
-        self.count = keep * self.count + 1.0
-        self._plain = keep * self._plain + plain
-        self._seconds = keep * self._seconds + seconds
-        self._plain_2 = keep * self._plain_2 + plain * plain
-        self._product = keep * self._product + plain * seconds
-        self._seconds_2 = keep * self._seconds_2 + seconds * seconds
-
-    def ratio(self, unit: float) -> float:
-        """Return the speed-up over plain decoding; ``unit`` is that of ``note``, in seconds."""
-        return self._plain * unit / self._seconds if self._seconds > 0 else 1.0
-
-    def recent_ratio(self, unit: float, rounds: int) -> float:
-        """Return the speed-up at the speed that the machine had in the newest rounds.
-
-        Their number is too small for a mean of tokens, or of rare delays. So the ratio is that of
-        ``_TOKEN_ROUNDS`` rounds, and their time is scaled by how fast the newest ones were.
-        """
-        if not self._newest:
-            return 1.0
-        plain, seconds = zip(*self._newest, strict=True)
-        slowness = clipped_mean(seconds[-rounds:]) / clipped_mean(seconds)
-        ratio: float = sum(plain) * unit / (sum(seconds) * slowness)
-        return ratio
-
-    def error(self, unit: float) -> float:
-        """Return the standard error of the speed-up."""
-        if self.count < 2 or self._seconds <= 0:
-            return math.inf
-        ratio = self.ratio(unit)
-        squares = (
-            self._plain_2 * unit * unit
-            - 2.0 * ratio * self._product * unit
-            + ratio * ratio * self._seconds_2
-        )
-        mean = self._seconds / self.count
-        return math.sqrt(max(0.0, squares) / (self.count - 1.0) / self.count) / mean
+        """Drop all samples; the value remains until the next one."""
+        self._samples.clear()
 
 
 class PromptTimes:
@@ -208,13 +141,10 @@ class PromptTimes:
         """Construct; nothing is known."""
         self._seconds: dict[int, Mean] = {}
 
-    @property
-    def is_known(self) -> bool:
-        """Whether a chunk was noted."""
-        return bool(self._seconds)
-
     def note(self, sample: RoundSample) -> None:
-        """Note the chunk of a round of plain decoding."""
+        """Note the chunk of a round of plain decoding, if it has one."""
+        if not sample.prompt_tokens:
+            return
         key = sample.prompt_tokens.bit_length()
         mean = self._seconds.setdefault(key, Mean(_PROMPT_WINDOW))
         mean.note(sample.prefill_seconds / sample.prompt_tokens)
@@ -222,8 +152,11 @@ class PromptTimes:
     def lost_seconds(self, sample: RoundSample) -> float:
         """Return the time of a chunk beyond that of plain decoding, of the nearest known size.
 
-        It is negative if the chunk was faster than usual, so that its mean has no bias.
+        It is negative if the chunk was faster than usual, so that its mean has no bias. It is 0
+        without a chunk, or if nothing is known.
         """
+        if not sample.prompt_tokens or not self._seconds:
+            return 0.0
         key = sample.prompt_tokens.bit_length()
         nearest = min(self._seconds, key=lambda known: abs(known - key))
         return sample.prefill_seconds - sample.prompt_tokens * self._seconds[nearest].value

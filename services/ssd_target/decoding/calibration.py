@@ -34,14 +34,24 @@ def calibrate(runner: Runner, columns: tuple[int, ...], clock: Clock) -> Calibra
             prepared = runner.prepare(_batch(runner, size, count))
             found[count, size] = min(_time(runner, prepared, clock) for _ in range(_REPETITIONS))
         size *= 2
-    return Calibration(found)
+    return _complete(found, measured)
 
 
 def _complete(found: dict[tuple[int, int], float], columns: tuple[int, ...]) -> Calibration:
-    """Keep the sizes that were measured with all columns; else nothing is known."""
+    """Keep the sizes that were measured with all columns; else nothing is known.
+
+    More sequences never take less time: a smaller time of a later size shows that the first passes,
+    which run while the drafts load their models, were disturbed.
+    """
     sizes = {size for _, size in found}
-    whole = {size for size in sizes if all((count, size) in found for count in columns)}
-    return Calibration({key: seconds for key, seconds in found.items() if key[1] in whole})
+    whole = [size for size in sizes if all((count, size) in found for count in columns)]
+    return Calibration(
+        {
+            (count, size): min(found[count, other] for other in whole if other >= size)
+            for size in whole
+            for count in columns
+        }
+    )
 
 
 def _time(runner: Runner, prepared: object, clock: Clock) -> float:

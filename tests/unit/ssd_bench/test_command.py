@@ -24,7 +24,7 @@ from ssd_bench.__main__ import main, padded, widened
         (["--widen-draft", "0"], "--widen-draft 0: choose one of 1, 2, 4, 8"),
         (["--batch", "x"], "--batch 'x': must be numbers, separated by commas"),
         (["--no-such-flag"], "--no-such-flag"),
-        (["never-slower", "--situations", "x"], "--situations: choose from embedded, widened"),
+        (["auto", "--situations", "x"], "--situations: choose from embedded, widened"),
         (["rounds", "--modes", "x"], "--modes 'x': choose of ar, sd, ssd"),
         (["rounds", "--no-such-flag"], "--no-such-flag"),
     ],

@@ -10,6 +10,7 @@ from ssd.speculation.round_samples import Calibration, RoundSample
 LOOKAHEAD = 6
 COLUMNS = (1, 2, 4, 7)
 PROMPT_TOKENS = 60
+TEXT_TOKENS = 160
 
 
 @dataclass
@@ -26,6 +27,9 @@ class World:
     """T_table over T_verify of K+1 columns."""
     hit_rate: float = 0.85
     acceptance: float = 0.8
+    texts: tuple[float, ...] = ()
+    """Acceptance in texts of ``TEXT_TOKENS``, which sequences have in turn; empty: ``acceptance``.
+    """
     noise: float = 0.1
     """Relative standard deviation of all times."""
     opening_rounds: int = 5
@@ -77,7 +81,7 @@ class Run:
         self.bursts = random.Random(self.seed + 1)
         self.is_burst, self.changes_at = False, 0.0
         self.controller = Controller(COLUMNS, LOOKAHEAD, self.world.calibration())
-        self.rounds_on = 0
+        self.rounds_on = self.text = 0
         self.proposed = [0] * self.world.batch
 
     def run(self, seconds: float) -> float:
@@ -86,6 +90,12 @@ class Run:
         while self.seconds < seconds_before + seconds:
             self.round()
         return (self.tokens - tokens_before) / (self.seconds - seconds_before)
+
+    def run_texts(self, count: int) -> float:
+        """Run the rounds of the first texts of each sequence; returns their tokens/s."""
+        while self.tokens < count * TEXT_TOKENS * self.world.batch:
+            self.round()
+        return self.tokens / self.seconds
 
     def burst_factor(self) -> float:
         world = self.world
@@ -100,8 +110,9 @@ class Run:
     def round(self) -> None:
         world, draw = self.world, self.random.random
         was_on = self.controller.report().is_on
-        if len(self.proposed) != world.batch:
-            self.proposed, self.rounds_on = [0] * world.batch, 0
+        text = int(self.tokens / world.batch / TEXT_TOKENS) if world.texts else 0
+        if len(self.proposed) != world.batch or text != self.text:
+            self.proposed, self.rounds_on, self.text = [0] * world.batch, 0, text
         choice = self.controller.choose(world.batch)
         is_on = choice.is_on and world.has_drafts
         self.rounds_on = self.rounds_on + 1 if is_on else 0
@@ -115,9 +126,11 @@ class Run:
         verify = world.verify_seconds(columns) * factor
         accepted_K = [0] * LOOKAHEAD
         num_tokens = 0
-        for length in proposed:
+        texts = world.texts or (world.acceptance,)
+        for index, length in enumerate(proposed):
+            acceptance = texts[(text + index) % len(texts)]
             accepted = 0
-            while accepted < length and draw() < world.acceptance:
+            while accepted < length and draw() < acceptance:
                 accepted_K[accepted] += 1
                 accepted += 1
             num_tokens += accepted + 1

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from statistics import median
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -9,12 +10,14 @@ from hypothesis import strategies as st
 from tests.unit.ssd.speculation.controller_world import COLUMNS, LOOKAHEAD, Run, World
 
 from ssd.speculation.controller import Choice, Controller, Reason
-from ssd.speculation.round_samples import Calibration, Mean, SpeedUp
+from ssd.speculation.round_samples import Calibration, Mean
 
 START_SECONDS = 6.0
 GOOD = World()
 SLOWER = World(acceptance=0.35, hit_rate=0.6, wide_factor=2.0, table_factor=1.0)
 USELESS = World(acceptance=0.02, hit_rate=0.3, table_factor=2.0)
+UNEVEN = (0.3, 0.95, 0.5, 0.9, 0.6, 0.8, 0.75, 0.9, 0.85, 0.4, 0.9, 0.35)
+"""Acceptance of texts as different as those of the embedded pair at T = 0."""
 
 worlds = st.builds(
     World,
@@ -75,6 +78,30 @@ def test_in_a_world_that_does_not_change_it_settles(world: World, seed: int) -> 
     run.run(40.0)
     # Where both choices are equally fast, noise may turn it several times.
     assert run.changes <= 8
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(texts=UNEVEN, wide_factor=1.9, opening_rounds=1),
+        World(acceptance=0.1, hit_rate=0.8, wide_factor=1.9, opening_rounds=1),
+        World(texts=UNEVEN, hit_rate=0.3, opening_rounds=1),
+        World(acceptance=0.1, table_factor=1.2, opening_rounds=1),
+        World(acceptance=0.6, hit_rate=0.5, shared_core=1.4, opening_rounds=1),
+    ],
+    ids=["good", "random draft", "slow draft", "no gain", "shared core"],
+)
+def test_it_is_as_fast_as_the_better_mode_from_the_first_texts_on(world: World, batch: int) -> None:
+    world = replace(world, batch=batch)
+    first, whole = [], []
+    for seed in range(3):
+        run, forced = Run(world, seed), fixed(world, LOOKAHEAD, seed)
+        first.append(run.run_texts(5) / max(forced.run_texts(5), world.plain_rate()))
+        whole.append(run.run_texts(24) / max(forced.run_texts(24), world.plain_rate()))
+        assert run.run_texts(24) > 0.95 * world.plain_rate()
+    assert median(first) > 0.85
+    assert median(whole) > 0.95
 
 
 @pytest.mark.parametrize("batch", [1, 8, 16])
@@ -281,6 +308,13 @@ def test_where_batches_are_full_for_a_few_rounds_only_trials_still_end(full_roun
     assert plain_seconds > 0.96 * measured_seconds
 
 
+def test_rounds_without_proposals_do_not_shorten_them() -> None:
+    run = Run(replace(GOOD, opening_rounds=40, batch=1))
+    for _ in range(36):
+        run.round()
+    assert run.controller.choose(1) == Choice(is_on=True, max_proposed=LOOKAHEAD)
+
+
 def test_a_short_change_of_load_keeps_the_choice() -> None:
     controller = Controller((1, 7), LOOKAHEAD)
     assert controller.choose(1) == Choice(is_on=True, max_proposed=LOOKAHEAD)
@@ -303,11 +337,3 @@ def test_old_samples_lose_their_weight_in_a_mean() -> None:
     for sample in [8.0] * 10 + [2.0] * 100:
         mean.note(sample)
     assert mean.value == pytest.approx(2.0)
-
-
-def test_the_speed_up_of_equal_rounds_has_no_error() -> None:
-    speed_up = SpeedUp(100)
-    for _ in range(10):
-        speed_up.note(3.0, 2.0)
-    assert speed_up.ratio(1.0) == pytest.approx(1.5)
-    assert speed_up.error(1.0) == pytest.approx(0.0)
