@@ -23,6 +23,7 @@ from ssd.engine.pass_time import WEIGHTS, Cpu, PassShape, WeightFormat, cpu_pass
 from ssd.engine.runner import load_runner
 from ssd.engine.sizes import pass_weights
 from ssd.local_model import find_model
+from ssd.settings import load
 from ssd_bench.gpu_check.checkpoints import write_checkpoint
 from ssd_bench.machine import read_bandwidth
 from ssd_draft.settings import DraftSettings
@@ -92,7 +93,7 @@ def measure(
                     weights=weights,
                     engine=engine,
                     step_seconds=times,
-                    bytes_per_second=pass_weights(model) * found.bytes_per_weight / times[1],
+                    bytes_per_second=found.bytes_of_pass(model) / times[1],
                     predicted_seconds={
                         cores: cpu_pass_time(
                             model,
@@ -116,16 +117,18 @@ def step_times(
     folder: Path, weights: str, threads: int, repetitions: int
 ) -> tuple[dict[int, float], str]:
     """Return the median seconds of a step by its number of rows, and the engine that ran it."""
-    settings = DraftSettings(
-        model=str(folder),
-        dtype="bfloat16" if weights == "bfloat16" else "auto",
-        weights="same" if weights == "bfloat16" else weights,
-        threads=threads,
-        max_sessions=1,
-        max_model_len=2 * CONTEXT_TOKENS,
-        lookahead=ROWS[1] - 1,
-        branches=ROWS[2],
-    )
+    flags = {
+        "--model": folder,
+        "--dtype": "bfloat16",
+        "--weights": "same" if weights == "bfloat16" else weights,
+        "--threads": threads,
+        "--max-sessions": 1,
+        "--max-model-len": 2 * CONTEXT_TOKENS,
+        "--lookahead": ROWS[1] - 1,
+        "--branches": ROWS[2],
+    }
+    argv = [str(part) for flag in flags.items() for part in flag]
+    settings = load(DraftSettings, argv, prefix="SSD_DRAFT", environ={}).settings
     torch.set_num_threads(threads)
     model = find_model(settings, max_num_seqs=1, branches=settings.branches)
     runner = load_runner(DraftRunner, model.folder, model.engine, lambda _part, _share: None)
@@ -170,7 +173,7 @@ def rates(
     row_seconds = (times[many] - times[few]) / (many - few)
     return replace(
         known,
-        core_bytes=pass_weights(model) * known.bytes_per_weight / times[few] / num_cores,
+        core_bytes=known.bytes_of_pass(model) / times[few] / num_cores,
         core_flops=2 * pass_weights(model) / row_seconds / num_cores,
     )
 

@@ -34,6 +34,7 @@ from ssd.engine.sizes import (
     bytes_per_entry,
     graph_output_bytes,
     num_weights,
+    pass_weights,
     segment_entries,
 )
 from ssd.errors import SettingsError
@@ -185,8 +186,11 @@ def memory_of(options: PlanOptions) -> tuple[Memory, Memory]:
     )
     of_draft = _memory(draft, replace(engine, branches=options.branches), 1)
     if options.draft_cpu is not None:
-        num_bytes = int(num_weights(draft) * WEIGHTS[options.draft_weights].bytes_per_weight)
-        of_draft = replace(of_draft, weights=num_bytes, graphs=0)
+        # The rows of an embedding of its own are stored as the head.
+        stored = WEIGHTS[options.draft_weights]
+        embedding = num_weights(draft) - pass_weights(draft)
+        num_bytes = stored.bytes_of_pass(draft) + embedding * stored.bytes_per_head_weight
+        of_draft = replace(of_draft, weights=int(num_bytes), graphs=0)
     return _memory(target, engine, options.num_gpus), of_draft
 
 

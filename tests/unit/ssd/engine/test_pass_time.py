@@ -66,7 +66,7 @@ def test_a_step_of_a_tree_has_more_kernels() -> None:
     assert seconds(replace(ONE_ROW, is_tree=True)).kernels > seconds(ONE_ROW).kernels
 
 
-FORMAT = WeightFormat(bytes_per_weight=1, core_bytes=4e9, core_flops=1e11)
+FORMAT = WeightFormat(bytes_per_weight=1, bytes_per_head_weight=1, core_bytes=4e9, core_flops=1e11)
 
 
 def on_cpus(cores: int, rows: int = 1, bandwidth: float = 100e9) -> float:
