@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -17,6 +18,8 @@ from typer.exceptions import TyperException
 
 from ssd import demo
 from ssd.demo.corpus import held_out_prompts
+from ssd.engine.known_shapes import KNOWN_SHAPES
+from ssd.engine.pass_time import WEIGHTS
 from ssd.errors import (
     ModelNotFoundError,
     SettingsError,
@@ -122,7 +125,7 @@ def bench(
             modes=(*MODES, *(ON_ALL_CPUS if equal_hardware else ())),
         )
         results = _run(plan)
-    bandwidth = read_bandwidth(min(os.sched_getaffinity(0)))
+    bandwidth = read_bandwidth([min(os.sched_getaffinity(0))])
     found = {
         "records": records(results, settings),
         "rounds": round_records(results.cells),
@@ -282,6 +285,51 @@ def rounds(
         err.print(f"written to {output}/rounds.json, rounds.md and rounds.png")
 
 
+def cpu_draft(
+    *,
+    models: Annotated[
+        str, typer.Option(help="Known shapes, separated by commas.")
+    ] = "qwen3-0.6b,llama-3.2-1b",
+    weights: Annotated[
+        str, typer.Option(help="bfloat16, int8, int4, separated by commas.")
+    ] = "bfloat16,int8,int4",
+    repetitions: Annotated[int, typer.Option(min=1)] = 15,
+    bandwidth: Annotated[
+        float, typer.Option(min=1.0, help="GB/s of the server of the predictions.")
+    ] = 220.0,
+    scratch: Annotated[
+        Path | None, typer.Option(help="Folder that keeps the random weights for the next run.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("results"),
+    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces.")] = False,
+) -> None:
+    """Measure steps of drafts on CPUs, with random weights; write cpu_draft.json and .md."""
+    del debug
+    names, formats = (tuple(text.split(",")) for text in (models, weights))
+    for flag, given, known in (
+        ("--models", names, KNOWN_SHAPES),
+        ("--weights", formats, WEIGHTS),
+    ):
+        if not set(given) <= set(known):
+            raise typer.BadParameter(f"{flag} {','.join(given)!r}: choose of {', '.join(known)}")
+    # Imports torch.
+    from ssd_bench import cpu_draft as bench_of_drafts  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as temporary:
+        found = bench_of_drafts.measure(
+            names,
+            formats,
+            scratch or Path(temporary),
+            repetitions=repetitions,
+            server_bytes_per_second=bandwidth * 1e9,
+        )
+    table = bench_of_drafts.markdown(found)
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "cpu_draft.json").write_text(json.dumps(asdict(found), indent=1))
+    (output / "cpu_draft.md").write_text(table + "\n")
+    out.print(table, soft_wrap=True)
+
+
 def check_models(target: str, draft: str, widen_target: int, widen_draft: int) -> None:
     """Check that the models are folders and the factors known, before anything is loaded.
 
@@ -370,6 +418,7 @@ def main(argv: Sequence[str] | None = None, prog_name: str = "python -m ssd_benc
     app.command()(slow_draft)
     app.command()(auto)
     app.command()(rounds)
+    app.command()(cpu_draft)
     app.command()(serve)
     is_debug = "--debug" in (sys.argv[1:] if argv is None else argv)
     try:

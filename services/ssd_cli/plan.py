@@ -1,4 +1,8 @@
-"""``ssd plan``: memory and predicted speed of a pair on GPUs. Nothing is loaded or started."""
+"""``ssd plan``: memory and predicted speed of a pair on GPUs. Nothing is loaded or started.
+
+A draft may also run on CPUs. Mode SYNCHRONOUS, with which SSD is compared, then has its draft on a
+GPU of the target: that needs no other hardware either.
+"""
 
 import bisect
 from collections.abc import Callable, Sequence
@@ -13,13 +17,24 @@ from ssd.engine.config import (
     sequence_buckets,
 )
 from ssd.engine.parallel.shard import SIZES, check_shards
-from ssd.engine.pass_time import DTYPE, GPUS, Gpu, PassShape, kv_shards, pass_time
+from ssd.engine.pass_time import (
+    DTYPE,
+    GPUS,
+    WEIGHTS,
+    Cpu,
+    Gpu,
+    PassShape,
+    cpu_pass_time,
+    kv_shards,
+    pass_time,
+)
 from ssd.engine.pass_time import STATIC as KERNELS
 from ssd.engine.sizes import (
     branch_logits_bytes,
     bytes_per_entry,
     graph_output_bytes,
     num_weights,
+    pass_weights,
     segment_entries,
 )
 from ssd.errors import SettingsError
@@ -49,7 +64,7 @@ class PlanOptions:
     draft: str
     gpu: str
     num_gpus: int
-    """Of the target; the draft has one of its own."""
+    """Of the target; the draft has one of its own unless it runs on CPUs."""
     batches: tuple[int, ...]
     lookahead: int
     branches: int
@@ -58,11 +73,15 @@ class PlanOptions:
     acceptance: float
     hit_rate: float
     overhead_ms: float
+    draft_cpu: Cpu | None = None
+    """Where the draft runs; None: on a GPU."""
+    draft_weights: str = DTYPE
+    """Format of the weights of a draft on CPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of one GPU."""
+    """Bytes of one GPU, or of the host for a draft on CPUs."""
 
     weights: int
     kv_cache: int
@@ -73,7 +92,7 @@ class Memory:
     graphs: int
     """CUDA graphs, an estimate, and the logits that they return."""
     runtime: int
-    """CUDA, libraries and allocator; an estimate."""
+    """CUDA, libraries and allocator; an estimate, also for a process without CUDA."""
 
     @property
     def total(self) -> int:
@@ -87,7 +106,10 @@ class BatchPlan:
     """Predictions for one batch size."""
 
     batch: int
+    columns: int
+    """Columns of a table that a round uses: with more of them, it would wait too long."""
     times: RoundTimes
+    """Those of whole tables."""
     plain: Speed
     synchronous: Speed
     speculative: Speed
@@ -101,12 +123,19 @@ class Plan:
     max_model_len: int
     target: Memory
     draft: Memory
+    draft_cpu: Cpu | None
     batches: tuple[BatchPlan, ...]
 
     @property
+    def on_gpus(self) -> Sequence[tuple[str, Memory]]:
+        """Names and memory of the models that run on GPUs."""
+        target = (("target", self.target),)
+        return target if self.draft_cpu is not None else (*target, ("draft", self.draft))
+
+    @property
     def fits(self) -> bool:
-        """Whether both models fit with the KV cache of the largest batch."""
-        return max(self.target.total, self.draft.total) <= self.gpu.memory_bytes
+        """Whether models fit on their GPUs with the KV cache of the largest batch."""
+        return all(memory.total <= self.gpu.memory_bytes for _, memory in self.on_gpus)
 
 
 def make_plan(options: PlanOptions) -> Plan:
@@ -134,12 +163,13 @@ def make_plan(options: PlanOptions) -> Plan:
         max_model_len=_context_limit(options),
         target=of_target,
         draft=of_draft,
+        draft_cpu=options.draft_cpu,
         batches=tuple(_batch_plan(options, target, draft, gpu, batch) for batch in options.batches),
     )
 
 
 def memory_of(options: PlanOptions) -> tuple[Memory, Memory]:
-    """Return the memory of each GPU of the target, and of that of the draft.
+    """Return the memory of each GPU of the target, and that of the draft.
 
     Raises:
         SettingsError: heads that cannot be divided, or a length over that of a model.
@@ -154,10 +184,14 @@ def memory_of(options: PlanOptions) -> tuple[Memory, Memory]:
         engine=STATIC,
         block_size=LARGEST_PAGE,
     )
-    return (
-        _memory(target, engine, options.num_gpus),
-        _memory(draft, replace(engine, branches=options.branches), 1),
-    )
+    of_draft = _memory(draft, replace(engine, branches=options.branches), 1)
+    if options.draft_cpu is not None:
+        # The rows of an embedding of its own are stored as the head.
+        stored = WEIGHTS[options.draft_weights]
+        embedding = num_weights(draft) - pass_weights(draft)
+        num_bytes = stored.bytes_of_pass(draft) + embedding * stored.bytes_per_head_weight
+        of_draft = replace(of_draft, weights=int(num_bytes), graphs=0)
+    return _memory(target, engine, options.num_gpus), of_draft
 
 
 def _memory(model: ModelConfig, engine: EngineConfig, num_gpus: int) -> Memory:
@@ -188,19 +222,29 @@ def _batch_plan(
     options: PlanOptions, target: ModelConfig, draft: ModelConfig, gpu: Gpu, batch: int
 ) -> BatchPlan:
     times = round_times(target, draft, gpu, options, batch)
-    # The proposal after a miss depends on the text (n-grams), so none is counted.
-    rates = Rates(
-        tokens_after_draft=tokens_per_round(options.acceptance, options.lookahead),
-        hit_rate=options.hit_rate,
-        tokens_after_miss=1.0,
-        waits_after_miss=False,
-    )
+
+    def rates(columns: int) -> Rates:
+        # The proposal after a miss depends on the text (n-grams), so none is counted.
+        return Rates(
+            tokens_after_draft=tokens_per_round(options.acceptance, columns),
+            hit_rate=options.hit_rate,
+            tokens_after_miss=1.0,
+            waits_after_miss=False,
+        )
+
+    def speculative(columns: int) -> Speed:
+        part = replace(times, table=times.table * columns / options.lookahead)
+        return speculative_speed(part, rates(columns), batch)
+
+    # A target waits for a column only while that raises its speed.
+    columns = max(range(1, options.lookahead + 1), key=lambda n: speculative(n).tokens_per_second)
     return BatchPlan(
         batch=batch,
+        columns=columns,
         times=times,
         plain=plain_speed(times, batch),
-        synchronous=synchronous_speed(times, rates, batch),
-        speculative=speculative_speed(times, rates, batch),
+        synchronous=synchronous_speed(times, rates(options.lookahead), batch),
+        speculative=speculative(columns),
     )
 
 
@@ -224,13 +268,20 @@ def round_times(
         )
         return pass_time(model, gpu, shape, num_gpus=num_gpus).seconds
 
+    def step() -> float:
+        if options.draft_cpu is None:
+            return seconds(draft, options.branches, 1, is_tree=True)
+        rows = batch * options.branches
+        shape = PassShape(rows=rows, sequences=batch, context_tokens=context, is_tree=True)
+        return cpu_pass_time(draft, options.draft_cpu, shape, WEIGHTS[options.draft_weights])
+
     # Plain decoding is a verify without proposals, of the same shape.
     verify = seconds(target, columns, options.num_gpus)
     return RoundTimes(
         plain=verify,
         verify=verify,
         proposal=options.lookahead * seconds(draft, 1, 1),
-        table=options.lookahead * seconds(draft, options.branches, 1, is_tree=True),
+        table=options.lookahead * step(),
         overhead=options.overhead_ms / 1000,
     )
 
@@ -242,7 +293,7 @@ def _context(options: PlanOptions, target: ModelConfig) -> int:
 def verdicts(plan: Plan, options: PlanOptions) -> Sequence[str]:
     """Return whether the pair fits; if it does, whether SSD pays for each batch size, and why."""
     lines = []
-    for name, memory in (("target", plan.target), ("draft", plan.draft)):
+    for name, memory in plan.on_gpus:
         free = plan.gpu.memory_bytes - memory.total
         if free < 0:
             lines.append(
@@ -251,7 +302,8 @@ def verdicts(plan: Plan, options: PlanOptions) -> Sequence[str]:
             )
     if not plan.fits:
         return lines
-    fits = f"the pair fits: {options.num_gpus} GPU(s) for the target and 1 for the draft"
+    theirs = "1" if plan.draft_cpu is None else f"{plan.draft_cpu.num_cores} CPUs"
+    fits = f"the pair fits: {options.num_gpus} GPU(s) for the target and {theirs} for the draft"
     return [fits, *(_pays(each, plan.gpu, options) for each in plan.batches)]
 
 
@@ -305,8 +357,8 @@ def _pays(each: BatchPlan, gpu: Gpu, options: PlanOptions) -> str:
     hidden = (
         f"a verify ({verify:.1f} ms) hides the table ({table:.1f} ms)"
         if table <= verify
-        else f"the table ({table:.1f} ms) takes longer than a verify ({verify:.1f} ms): "
-        + _faster_table(each, gpu, options)
+        else f"the table ({table:.1f} ms) takes longer than a verify ({verify:.1f} ms), so a round "
+        f"uses {each.columns} of {options.lookahead} columns: " + _faster_table(each, gpu, options)
     )
     word = "pays" if min(over_plain, over_sd) > 1 else "does not pay"
     return (

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.table import Table
 
 from ssd.engine.parallel.shard import SIZES
+from ssd.engine.pass_time import Cpu
 from ssd.errors import ModelNotFoundError, SettingsError, UnsupportedModelError
 from ssd_cli.display import out, print_table, write
 from ssd_cli.plan import BatchPlan, Memory, Plan, PlanOptions, make_plan, verdicts
@@ -48,6 +49,22 @@ def plan_command(
         float,
         typer.Option(min=0.0, max=1000.0, help="Host and transport of a round that nothing hides."),
     ] = 0.3,
+    draft_device: Annotated[
+        Literal["cuda", "cpu"], typer.Option(help="Device of the draft; cpu needs no GPU for it.")
+    ] = "cuda",
+    cpus: Annotated[int, typer.Option(min=0, max=1024, help="CPU cores of a draft on CPUs.")] = 0,
+    bandwidth: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Memory bandwidth of these cores in GB/s, as a plain read reaches it: that of "
+            "their socket.",
+        ),
+    ] = 0.0,
+    draft_weights: Annotated[
+        Literal["bfloat16", "int8", "int4"],
+        typer.Option(help="Format of the weights of a draft on CPUs."),
+    ] = "bfloat16",
     is_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on standard output.")
     ] = False,
@@ -68,6 +85,8 @@ def plan_command(
         acceptance=acceptance,
         hit_rate=hit_rate,
         overhead_ms=overhead_ms,
+        draft_cpu=_cpu(draft_device, cpus, bandwidth),
+        draft_weights=draft_weights,
     )
     try:
         plan = make_plan(options)
@@ -91,6 +110,14 @@ def _tensor_parallel(size: int) -> int:
     if size not in SIZES:
         raise typer.BadParameter(f"--tp {size} is not one of {', '.join(map(str, SIZES))}")
     return size
+
+
+def _cpu(device: str, cpus: int, bandwidth: float) -> Cpu | None:
+    if device == "cpu" and cpus and bandwidth:
+        return Cpu(num_cores=cpus, bandwidth=bandwidth * 1e9)
+    if device == "cpu" or cpus or bandwidth:
+        raise typer.BadParameter("--draft-device cpu, --cpus and --bandwidth: give all three")
+    return None
 
 
 def _batches(text: str) -> tuple[int, ...]:
@@ -141,7 +168,7 @@ def memory_table(plan: Plan, options: PlanOptions) -> Table:
     """Return the memory of a GPU of the target and of the draft's GPU."""
     table = _table(f"GB on each {plan.gpu.name} ({plan.gpu.memory_bytes / 1e9:.0f} GB)")
     table.add_column(f"target (each of {options.num_gpus})", justify="right")
-    table.add_column("draft", justify="right")
+    table.add_column("draft" if plan.draft_cpu is None else "draft (host)", justify="right")
     for title, value in _MEMORY_ROWS:
         label = title.format(batch=max(options.batches), length=plan.max_model_len)
         cells = [f"{value(memory) / 1e9:.1f}" for memory in (plan.target, plan.draft)]
@@ -152,6 +179,7 @@ def memory_table(plan: Plan, options: PlanOptions) -> Table:
 _SPEED_ROWS: tuple[tuple[str, Callable[[BatchPlan], str]], ...] = (
     ("verify: pass of the target, ms", lambda each: f"{each.times.verify * 1000:.1f}"),
     ("table: passes of the draft, ms", lambda each: f"{each.times.table * 1000:.1f}"),
+    ("columns of a table that a round uses", lambda each: str(each.columns)),
     ("round of SSD, ms", lambda each: f"{each.speculative.round_seconds * 1000:.1f}"),
     ("tokens per round and sequence", lambda each: f"{each.speculative.tokens_per_round:.2f}"),
     ("tokens/s AR (no draft)", lambda each: f"{each.plain.tokens_per_second:.0f}"),

@@ -3,10 +3,6 @@
 The CRD is generated from these models (``schema.py``), and ``parse.py`` reads resources with them.
 Docstrings of blocks and fields are what ``kubectl explain`` shows. Each states which pods a change
 replaces: none, all targets (one cell after another) or all drafts (one after another).
-
-*Decision*: ``podTemplate`` is a subset of a pod for all pods; targets and drafts override the node,
-the priority and variables. *Because* a whole pod template makes the CRD a megabyte, and the same 38
-fields twice were half of the resource. *Revisit when* users need a volume for one of them alone.
 """
 
 from collections.abc import Mapping
@@ -16,82 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ssd_operator.api import reserved
-from ssd_operator.api.fields import (
-    Annotations,
-    Block,
-    Labels,
-    NodeLabels,
-    ObjectName,
-    Quantity,
-    Visible,
-    between,
-    checked,
-    items,
-    text,
-)
+from ssd_operator.api.fields import Block, ObjectName, Quantity, Visible, between, checked, text
 from ssd_operator.api.gateway import Gateway
-from ssd_operator.api.kubernetes_types import (
-    ObjectKey,
-    PlainVariable,
-    Reference,
-    Resources,
-    Toleration,
-    Variable,
-    Volume,
-    VolumeMount,
-)
+from ssd_operator.api.kubernetes_types import ObjectKey, Resources
+from ssd_operator.api.pod_template import PodOverrides, PodTemplate
 from ssd_operator.api.security import Security
-
-
-class PodOverrides(Block):
-    """Additions to these pods alone, with precedence over spec.podTemplate.
-
-    Maps are merged by key, env by name. A change replaces these pods.
-    """
-
-    labels: Labels = Field(default_factory=dict)
-    """Additional labels."""
-    annotations: Annotations = Field(default_factory=dict)
-    """Additional annotations."""
-    node_selector: NodeLabels = Field(default_factory=dict)
-    """Labels that the nodes must have."""
-    priority_class_name: Annotated[str, text(253)] | None = None
-    """PriorityClass of the pods."""
-    env: Annotated[tuple[PlainVariable, ...], items(64, "name")] = ()
-    """Environment variables, with precedence over the operator's. POD_NAME, NODE_NAME, CELL, HOST,
-    PORT and HTTP_PORT of a process are refused."""
-
-
-class PodTemplate(PodOverrides):
-    """Additions to all pods of targets and drafts. A change replaces targets and drafts."""
-
-    tolerations: Annotated[tuple[Toleration, ...], items(16)] = ()
-    """Taints of nodes that the pods tolerate."""
-    runtime_class_name: Annotated[str, text(253)] | None = None
-    """RuntimeClass of the pods."""
-    scheduler_name: Annotated[str, text(253)] | None = None
-    """Scheduler of the pods."""
-    image_pull_secrets: Annotated[tuple[Reference, ...], items(16, "name")] = ()
-    """Secrets of the registries of the images."""
-    env: Annotated[tuple[Variable, ...], items(64, "name")] = ()
-    """Environment variables, with precedence over the operator's. POD_NAME, NODE_NAME, CELL, HOST,
-    PORT and HTTP_PORT of a process are refused."""
-    volumes: Annotated[tuple[Volume, ...], items(16, "name")] = ()
-    """Additional volumes."""
-    volume_mounts: Annotated[tuple[VolumeMount, ...], items(16, "mountPath")] = ()
-    """Where the containers see the additional volumes."""
-
-    def overridden(self, own: PodOverrides) -> "PodTemplate":
-        """The template with the settings of one kind of pods, which have precedence."""
-        by_name = {each["name"]: each for each in (*self.env, *own.env)}
-        return self.changed(
-            labels=self.labels | own.labels,
-            annotations=self.annotations | own.annotations,
-            node_selector=self.node_selector | own.node_selector,
-            priority_class_name=own.priority_class_name or self.priority_class_name,
-            env=tuple(by_name.values()),
-        )
-
 
 GROUP = reserved.GROUP
 VERSION = "v1alpha1"
@@ -184,17 +109,21 @@ class Process(Block):
     """Settings that targets and drafts share. A change replaces their pods."""
 
     source: Source
+    weights: Literal["Auto", "Same", "Int8", "Int4"] = "Auto"
+    """Format of the weights in memory. Same: that of dtype. Int8, Int4: quantised by the process
+    when it loads the model, only on CPUs. Auto: Same for a target, and what makes tables sooner for
+    a draft. A change replaces the pods."""
     gpu_resource: Annotated[
         str, text(253, pattern=r"^[a-z0-9][-a-z0-9.]*/[A-Za-z0-9][-A-Za-z0-9_.]*$")
     ] = GPU
     """Extended resource that is one GPU, or one MIG slice such as nvidia.com/mig-1g.10gb. Unused
-    with accelerator cpu. A change replaces the pods."""
+    by pods on CPUs. A change replaces the pods."""
     image: Visible | None = None
     """Image; absent means the image of the chart. A chart upgrade does not replace pods whose image
     is pinned by digest. A change replaces the pods."""
     resources: Resources = Field(default_factory=Resources)
-    """CPU, memory and disk of a pod; an amount given here replaces the operator's own. A change
-    replaces the pods."""
+    """CPU, memory and disk of a pod; an amount given here replaces the operator's own. Of drafts on
+    the CPUs of GPU nodes, it is request and limit. A change replaces the pods."""
     pod_template: PodOverrides = Field(default_factory=PodOverrides)
 
 
@@ -264,6 +193,10 @@ class Draft(Process):
             "sharing cannot change: delete the resource and create it anew",
         )
     )
+    device: Accelerator | None = None
+    """Device of the drafts; absent means accelerator. cpu with accelerator nvidia: a draft requests
+    no GPU, and whole CPUs for itself. A change replaces drafts, and targets unless
+    draftDeadlineMilliseconds is given."""
     replicas: Annotated[int, between(0, _MOST_DRAFTS)] = 1
     """Number of drafts of all cells together, spread evenly. kubectl scale and autoscalers write
     it. A change replaces no pod; a draft is drained before it is removed."""
@@ -293,7 +226,8 @@ class Speculation(Block):
     backup: Literal["None", "Ngram"] = "Ngram"
     """Proposal after a miss. A change replaces targets."""
     draft_deadline_milliseconds: Annotated[int, between(1, 1000)] | None = None
-    """Maximum time a round waits for its tables; absent means 20 with nvidia and 100 with cpu.
+    """Maximum time a round waits for its tables; absent means 20 for drafts on GPUs and 100 on
+    CPUs.
     A change replaces targets."""
 
 
@@ -415,6 +349,19 @@ class Spec(Block):
             "tensorParallelSize cannot change: delete the resource and create it anew",
         ),
         (
+            "self.accelerator != 'cpu' || !has(self.draft.device) || self.draft.device == 'cpu'",
+            "draft.device: with accelerator cpu drafts run on CPUs too, leave it out",
+        ),
+        (
+            "self.accelerator == 'cpu' || self.target.weights in ['Auto', 'Same']",
+            "target.weights: only CPUs run Int8 and Int4, leave it out with accelerator nvidia",
+        ),
+        (
+            "self.accelerator == 'cpu' || (has(self.draft.device) && self.draft.device == 'cpu')"
+            " || self.draft.weights in ['Auto', 'Same']",
+            "draft.weights: only CPUs run Int8 and Int4, give draft.device cpu or leave it out",
+        ),
+        (
             "!has(self.security.tls) || self.security.tls.mode != 'Mutual'"
             " || !self.gateway.enabled || has(self.gateway.tlsSecretName)",
             "gateway.tlsSecretName: targets with mode Mutual need a certificate of the gateway",
@@ -425,8 +372,8 @@ class Spec(Block):
         ),
     )
     accelerator: Accelerator = "nvidia"
-    """Device of target and drafts. A pod without its device fails; it never uses the CPU instead.
-    Cannot change."""
+    """Device of targets, and of drafts without a device of their own. A pod without its device
+    fails; it never uses the CPU instead. Cannot change."""
     paused: bool = False
     """Whether the operator writes only the status. A change replaces no pod."""
     model: Model = Model()
@@ -455,14 +402,26 @@ class Spec(Block):
     def draft_deadline_milliseconds(self) -> int:
         """Maximum time a round waits for its tables, as given or by default.
 
-        Processes that share cores need the longer one, or the circuit breaker suspends good links.
+        Drafts on CPUs may share them, or exhaust their quota for tens of milliseconds: with the
+        shorter one, the circuit breaker would suspend good links.
         """
-        return self.speculation.draft_deadline_milliseconds or (20 if self.is_gpu else 100)
+        default = 20 if self.draft_device == "nvidia" else 100
+        return self.speculation.draft_deadline_milliseconds or default
 
     @property
     def is_gpu(self) -> bool:
-        """Whether pods run on GPUs."""
+        """Whether targets run on GPUs."""
         return self.accelerator == "nvidia"
+
+    @property
+    def draft_device(self) -> Accelerator:
+        """Device of the drafts, as given or by default."""
+        return self.draft.device or self.accelerator
+
+    @property
+    def has_cpu_drafts_of_gpus(self) -> bool:
+        """Whether drafts run on the CPUs of nodes whose GPUs run targets."""
+        return self.is_gpu and self.draft_device == "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

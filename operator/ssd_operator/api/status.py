@@ -93,6 +93,7 @@ STATUS = block(
         desiredReplicas=_count("Number of wanted drafts."),
         summary=string("Active links over wanted.", 32),
         revision=string("Hash of the wanted pod template.", 64),
+        device=string("Device of the wanted drafts: nvidia or cpu.", 64),
         selector=string("Labels of exactly these pods, for autoscalers.", 512),
         lastScaleTime=_time("When the operator last changed the number of drafts."),
         lastScaleReason=string("Why the operator changed it.", 128),

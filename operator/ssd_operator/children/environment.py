@@ -19,6 +19,7 @@ from ssd_operator.children.names import (
     server_name,
     spiffe_id,
 )
+from ssd_operator.children.placement import device_of
 
 TERMINATION_LOG = "/dev/termination-log"
 _HUB: Object = {"name": "HF_HOME", "value": reserved.HUB_FOLDER}
@@ -50,6 +51,7 @@ def engine_environment(
         operator: name in the operator's certificate.
     """
     spec, prefix = resource.spec, f"SSD_{component.upper()}"
+    is_gpu = device_of(resource, component) == "nvidia"
     is_target = component is Component.TARGET
     process: Target | Draft = spec.target if is_target else spec.draft
     settings = {
@@ -58,13 +60,14 @@ def engine_environment(
         "HOST": "0.0.0.0",  # noqa: S104
         "PORT": PORTS[component],
         "HTTP_PORT": HTTP_PORT,
-        "DEVICE": "cuda" if spec.is_gpu else "cpu",
+        "DEVICE": "cuda" if is_gpu else "cpu",
         "DTYPE": _unless_default(spec.model.dtype, "auto"),
+        "WEIGHTS": _unless_default(process.weights.lower(), "auto"),
         "DRAIN_SECONDS": process.drain_seconds,
         "MAX_MODEL_LEN": spec.model.max_model_len,
         "LOOKAHEAD": spec.speculation.lookahead,
         "BRANCHES": spec.speculation.branches,
-        "THREADS": None if spec.is_gpu else num_threads,
+        "THREADS": None if is_gpu else num_threads,
         "REFLECTION": "true" if spec.observability.reflection else None,
         "TERMINATION_LOG": TERMINATION_LOG,
         **_security_settings(resource, component, operator),

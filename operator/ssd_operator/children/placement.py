@@ -7,7 +7,7 @@ both Pending. A target that is created again returns to its drafts by the prefer
 
 from collections.abc import Mapping
 
-from ssd_operator.api.spec import GPU, Object, Resource
+from ssd_operator.api.spec import GPU, Accelerator, Object, Resource
 from ssd_operator.children.names import COMPONENT_LABEL, Component, draft_cell, selector
 
 _NODE_KEY = "kubernetes.io/hostname"
@@ -20,9 +20,15 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
+def device_of(resource: Resource, component: Component) -> Accelerator:
+    """Device of the pods of a component."""
+    spec = resource.spec
+    return spec.accelerator if component is Component.TARGET else spec.draft_device
+
+
 def affinity(resource: Resource, component: Component, cell: int | None) -> Object:
     """Affinity of a pod; ``cell`` is None for the drafts of a Pool, which follow any target."""
-    found = _product_affinity(resource)
+    found = _product_affinity(resource, component)
     placement, policy = resource.spec.placement, effective_policy(resource)
     if component is Component.DRAFT:
         beside = _term(selector(resource, Component.TARGET, cell), placement.topology_key)
@@ -55,13 +61,16 @@ def effective_policy(resource: Resource) -> str:
 
 
 def tolerations(resource: Resource) -> list[Object]:
-    """The taint of GPU nodes is ``nvidia.com/gpu`` also where their resources are MIG slices."""
+    """The taint of GPU nodes is ``nvidia.com/gpu`` also where their resources are MIG slices.
+
+    Drafts on CPUs run on these nodes too.
+    """
     return [{"key": GPU, "operator": "Exists"}] if resource.spec.is_gpu else []
 
 
-def _product_affinity(resource: Resource) -> Object:
+def _product_affinity(resource: Resource, component: Component) -> Object:
     products = resource.spec.placement.gpu_products
-    if not resource.spec.is_gpu or not products:
+    if device_of(resource, component) == "cpu" or not products:
         return {}
     expression = {"key": _PRODUCT_KEY, "operator": "In", "values": list(products)}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from ssd_operator.api import reserved
 from ssd_operator.api.fields import parse_quantity
-from ssd_operator.api.spec import Draft, Object, PodTemplate, Resource, Source, Target
+from ssd_operator.api.pod_template import PodTemplate
+from ssd_operator.api.spec import Draft, Object, Resource, Source, Target
 from ssd_operator.children import environment, placement
 from ssd_operator.children.environment import is_on_hub, volume_claim
 from ssd_operator.children.names import (
@@ -71,6 +72,8 @@ _REQUESTS = {
     ("nvidia", Component.TARGET): {"cpu": "8", "memory": "64Gi", "ephemeral-storage": "4Gi"},
     ("nvidia", Component.DRAFT): {"cpu": "4", "memory": "16Gi", "ephemeral-storage": "4Gi"},
 }
+_REQUESTS_BESIDE_GPUS = {"cpu": "16", "memory": "32Gi", "ephemeral-storage": "4Gi"}
+"""Of a draft on CPUs of a GPU node, which the static CPU manager allocates to it alone."""
 _PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 _PREFLIGHT_RESOURCES: Object = {
@@ -195,7 +198,7 @@ def _engine_container(engine: _Engine) -> Object:
         engine.resource,
         component,
         engine.cell,
-        _num_threads(engine.resources),
+        _num_threads(engine),
         operator=spiffe_id(engine.settings.pod_namespace, engine.settings.service_account),
     )
     mounts = [mount("tmp", reserved.SCRATCH_FOLDER), mount("cache", reserved.CACHE_FOLDER)]
@@ -234,21 +237,19 @@ def _fetch_container(engine: _Engine) -> Object:
 
     It has the user's variables and mounts: a proxy, or a certificate of the hub's mirror.
     """
-    resources = {
-        part: {name: size for name, size in sizes.items() if name in _PLAIN_RESOURCES}
-        for part, sizes in engine.resources.items()
-    }
     variables = environment.fetch_environment(engine.process.source)
     mounts = [mount("tmp", reserved.SCRATCH_FOLDER), mount("cache", reserved.CACHE_FOLDER)]
     made = _container(engine, FETCH, "ssd.fetch", variables, mounts)
-    return made | {"resources": present(**resources)}
+    return made | {"resources": _resources_without_gpus(engine)}
 
 
 def _folder_container(engine: _Engine) -> Object:
     """Gives the node's cache folder, which the kubelet makes as root, to our user."""
     capabilities = {"drop": ["ALL"], "add": ["CHOWN"]}
     root = {"runAsNonRoot": False, "runAsUser": 0, "runAsGroup": 0, "capabilities": capabilities}
-    return {
+    # With one container without limits, no container of the pod has CPUs of its own.
+    resources = _resources_without_gpus(engine) if _has_own_cpus(engine) else {}
+    return present(resources=resources) | {
         "name": "cache",
         "image": engine.image,
         "imagePullPolicy": engine.settings.image_pull_policy,
@@ -294,34 +295,56 @@ def probe(path: str, period: int, timeout: int, failures: int) -> Object:
     }
 
 
+def _has_own_cpus(engine: _Engine) -> bool:
+    """Whether the pod is a draft on the CPUs of a GPU node."""
+    return engine.component is Component.DRAFT and engine.resource.spec.has_cpu_drafts_of_gpus
+
+
+def _resources_without_gpus(engine: _Engine) -> Object:
+    resources = {
+        part: {name: size for name, size in sizes.items() if name in _PLAIN_RESOURCES}
+        for part, sizes in engine.resources.items()
+    }
+    return present(**resources)
+
+
 def _resources(resource: Resource, component: Component, process: Target | Draft) -> Object:
     """Defaults, except for each key that the user names, and the GPUs.
 
     A key named in requests or limits alone loses both defaults: a request above our own limit would
     be refused, and a limit without a request is also the request.
     """
-    spec = resource.spec
+    spec, device = resource.spec, placement.device_of(resource, component)
     requests: Object = dict(process.resources.get("requests", {}))
     limits: Object = dict(process.resources.get("limits", {}))
-    own_requests = dict(_REQUESTS[spec.accelerator, component])
+    is_beside_gpus = spec.is_gpu and device == "cpu"
+    own_requests = dict(_REQUESTS_BESIDE_GPUS if is_beside_gpus else _REQUESTS[device, component])
     own_limits = {} if spec.is_gpu else {"memory": "2Gi"}
     if is_on_hub(process.source) and spec.model_cache.size_limit:
         own_requests["ephemeral-storage"] = str(spec.model_cache.size_limit)
     num_gpus = spec.tensor_parallel_size if component is Component.TARGET else 1
-    gpus = {process.gpu_resource: str(num_gpus)} if spec.is_gpu else {}
+    gpus = {process.gpu_resource: str(num_gpus)} if device == "nvidia" else {}
     named = {*requests, *limits}
-    return present(
-        requests={key: own_requests[key] for key in own_requests if key not in named} | requests,
-        limits={key: own_limits[key] for key in own_limits if key not in named} | limits | gpus,
-    )
+    requests = {key: own_requests[key] for key in own_requests if key not in named} | requests
+    limits = {key: own_limits[key] for key in own_limits if key not in named} | limits | gpus
+    if is_beside_gpus:
+        # Equal requests and limits: the QoS class Guaranteed, which has CPUs of its own.
+        equal = {key: {**limits, **requests}[key] for key in ("cpu", "memory")}
+        requests, limits = equal | requests, equal | limits
+    return present(requests=requests, limits=limits)
 
 
-def _num_threads(resources: Object) -> int:
-    """One thread per requested core, rounded up."""
-    requested = resources.get("requests", {}).get("cpu")
+def _num_threads(engine: _Engine) -> int:
+    """One thread per requested CPU, rounded up.
+
+    If a draft has more than two CPUs of its own, one of them runs all other threads; see
+    ``ssd.cpu_plan``.
+    """
+    requested = engine.resources.get("requests", {}).get("cpu")
     if requested is None:
-        requested = resources["limits"]["cpu"]
-    return max(1, math.ceil(parse_quantity(requested)))
+        requested = engine.resources["limits"]["cpu"]
+    num_cpus = max(1, math.ceil(parse_quantity(requested)))
+    return num_cpus - 1 if _has_own_cpus(engine) and num_cpus > 2 else num_cpus
 
 
 def present(**fields: object) -> Object:
@@ -332,7 +355,8 @@ def present(**fields: object) -> Object:
 def _volumes(resource: Resource, component: Component, source: Source) -> list[Object]:
     """Volumes of a pod, without the user's own."""
     cache = resource.spec.model_cache
-    size = _GPU_SHARED_MEMORY[component] if resource.spec.is_gpu else "64Mi"
+    is_gpu = placement.device_of(resource, component) == "nvidia"
+    size = _GPU_SHARED_MEMORY[component] if is_gpu else "64Mi"
     caches: dict[str, Object] = {
         "PVC": {"persistentVolumeClaim": {"claimName": cache.claim_name}},
         "HostPath": {"hostPath": {"path": cache.host_path, "type": "DirectoryOrCreate"}},

@@ -221,7 +221,7 @@ def _not_worthwhile(result: PassResult) -> Condition | None:
 
 def _draft_capacity(result: PassResult) -> Condition:
     """The scheduler finds a node for each draft whose target has one."""
-    draft = result.resource.spec.draft
+    spec, draft = result.resource.spec, result.resource.spec.draft
     placed = {cell_of(pod) for pod in result.targets if is_scheduled(pod)}
     waiting = [
         pod
@@ -231,11 +231,14 @@ def _draft_capacity(result: PassResult) -> Condition:
     if not waiting:
         return yes("Sufficient", "No draft waits for a node.")
     cause = str(condition_of(waiting[0], "PodScheduled").get("message", "")).rstrip(".")
-    lacks_gpus = f"Insufficient {draft.gpu_resource}" in cause
+    missing, reason, less = draft.gpu_resource, "InsufficientLocalGPUs", "draft.replicas"
+    if spec.has_cpu_drafts_of_gpus:
+        missing, reason = "cpu", "InsufficientLocalCPUs"
+        less = "draft.replicas or the CPUs of draft.resources,"
     return no(
-        "InsufficientLocalGPUs" if lacks_gpus else "Unschedulable",
+        reason if f"Insufficient {missing}" in cause else "Unschedulable",
         f"{len(waiting)} of {result.num_drafts_wanted} drafts have no node; "
-        f"lower draft.replicas or add room: {cause}.",
+        f"lower {less} or add room: {cause}.",
     )
 
 

@@ -123,6 +123,7 @@ def _draft(result: PassResult) -> Object:
             "desiredReplicas": wanted,
             "summary": f"{num_active}/{wanted}",
             "revision": _revision(result, draft_deployment),
+            "device": result.resource.spec.draft_device,
             "selector": ",".join(f"{name}={value}" for name, value in labels.items()),
             **_last_scale(result),
         }

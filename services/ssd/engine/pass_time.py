@@ -1,9 +1,14 @@
-"""Predicts the time of a forward pass on a GPU from the shape of a model; imported without torch.
+"""Predicts the time of a forward pass from the shape of a model; imported without torch.
 
 A pass reads its weights and the KV entries of its context, multiplies, joins the partial sums of
 tensor parallelism, and starts kernels. The first two overlap with the third; the others add:
 
     time = max(bytes / bandwidth, flops / speed) + all-reduces + kernels
+
+On CPUs, they do not overlap: the time of a pass grows evenly with its rows (``ssd_bench
+cpu-draft``).
+
+    time = max(bytes / memory bandwidth, bytes / unpacking by the cores) + rows * flops / speed
 
 What is fitted, what is counted and what is assumed:
 
@@ -115,6 +120,58 @@ GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name.lower(): gpu for gpu in _AL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cpu:
+    """The CPU cores of a draft."""
+
+    num_cores: int
+    """Without hardware threads."""
+    bandwidth: float
+    """Of their memory, as a plain read reaches it, bytes a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """How a CPU stores the weights of products and multiplies with them."""
+
+    bytes_per_weight: float
+    """Of a layer, with its scales."""
+    bytes_per_head_weight: float
+    core_bytes: float
+    """Bytes of weights that a core reads and unpacks, a second."""
+    core_flops: float
+    """Operations of a core a second."""
+
+    def bytes_of_pass(self, model: ModelConfig) -> float:
+        """Return the bytes of the weights that a pass reads."""
+        head = model.vocab_size * model.hidden_size
+        in_layers = pass_weights(model) - head
+        return in_layers * self.bytes_per_weight + head * self.bytes_per_head_weight
+
+
+WEIGHTS: Mapping[str, WeightFormat] = MappingProxyType(
+    {
+        "bfloat16": WeightFormat(
+            bytes_per_weight=2, bytes_per_head_weight=2, core_bytes=11e9, core_flops=0.5e12
+        ),
+        "int8": WeightFormat(
+            bytes_per_weight=1, bytes_per_head_weight=1, core_bytes=11e9, core_flops=0.3e12
+        ),
+        "int4": WeightFormat(
+            # A scale of four bytes for 64 weights.
+            bytes_per_weight=0.5625,
+            bytes_per_head_weight=1,
+            core_bytes=9.7e9,
+            core_flops=0.27e12,
+        ),
+    }
+)
+"""Fitted to passes of 1 and 24 rows of OpenVINO, context 512, on two cores of a Xeon with AMX
+(family 6, model 207) in a virtual machine whose plain read reaches 11 to 15 GB/s for each core:
+Llama-3.2-1B in 108 ms (1 row, bfloat16), 56 / 155 (int8) and 42 / 145 (int4); the rows of bfloat16
+from Qwen3-0.6B, 83 / 111. The memory bounds one row there, so more cores may unpack faster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PassShape:
     """The rows of a pass."""
 
@@ -150,7 +207,7 @@ def pass_time(
     num_gpus: int = 1,
     kernels: Kernels = STATIC,
 ) -> PassTime:
-    """Predict the time of a pass.
+    """Predict the time of a pass on GPUs.
 
     Args:
         model: its weights are divided among the GPUs.
@@ -161,20 +218,36 @@ def pass_time(
     """
     bandwidth = gpu.bandwidth * BANDWIDTH_SHARE
     kv_bytes = shape.sequences * shape.context_tokens * bytes_per_entry(model, DTYPE)
-    flops = 2 * shape.rows * pass_weights(model)
-    # Scores and weighted values: two products with each entry of the context.
-    flops += (
-        4 * shape.rows * shape.context_tokens * model.num_layers * model.num_heads * model.head_size
-    )
     num_kernels = kernels.of(model, is_tree=shape.is_tree, num_gpus=num_gpus)
     sent_share = num_gpus - 1 if kernels.adds_parts else 2 * (num_gpus - 1) / num_gpus
     return PassTime(
         weights=pass_weights(model) * DTYPE_BYTES[DTYPE] / num_gpus / bandwidth,
         kv=kv_bytes / kv_shards(model, num_gpus) / bandwidth,
-        products=flops / num_gpus / (gpu.flops * FLOPS_SHARE),
+        products=_flops(model, shape) / num_gpus / (gpu.flops * FLOPS_SHARE),
         all_reduces=_all_reduces(model, gpu, shape.rows, sent_share),
         kernels=num_kernels * KERNEL_SECONDS,
     )
+
+
+def cpu_pass_time(model: ModelConfig, cpu: Cpu, shape: PassShape, weights: WeightFormat) -> float:
+    """Predict the time of a pass on CPU cores, in seconds.
+
+    Without the barriers between its operations, which take longer with more threads.
+    """
+    num_bytes = weights.bytes_of_pass(model)
+    kv_bytes = shape.sequences * shape.context_tokens * bytes_per_entry(model, DTYPE)
+    slowest = min(cpu.bandwidth, cpu.num_cores * weights.core_bytes)
+    return (
+        num_bytes / slowest
+        + kv_bytes / cpu.bandwidth
+        + _flops(model, shape) / (cpu.num_cores * weights.core_flops)
+    )
+
+
+def _flops(model: ModelConfig, shape: PassShape) -> int:
+    # Scores and weighted values: two products with each entry of the context.
+    attention = 4 * shape.context_tokens * model.num_layers * model.num_heads * model.head_size
+    return shape.rows * (2 * pass_weights(model) + attention)
 
 
 def kv_shards(model: ModelConfig, num_gpus: int) -> int:

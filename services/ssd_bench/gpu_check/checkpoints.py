@@ -117,7 +117,7 @@ def write_checkpoint(folder: Path, shape: ModelConfig, seed: int, device: str) -
         tensors = {
             name: _tensor(name, size, shape, generator, device) for name, size in sizes.items()
         }
-        if EMBEDDING in tensors:
+        if HEAD in tensors:
             tensors[HEAD] = tensors[EMBEDDING].roll(1, dims=0)
         on_host = {name: tensor.cpu() for name, tensor in tensors.items()}
         save_file(on_host, made / file, metadata={"format": "pt"})

@@ -86,6 +86,31 @@ def test_a_draft_too_many_for_the_node_is_reported_and_not_counted(
     kube.wait_for("crowd", "DraftCapacity", "True")
 
 
+def test_drafts_on_cpus_have_those_of_their_targets_node_and_leave_its_gpus(kube: Kube) -> None:
+    document = gpu_cell("sockets", drafts=3, exclusiveNode=False)
+    # Of 96 CPUs, the target has 8: two drafts fit, as on two sockets.
+    resources = {"requests": {"cpu": 40, "memory": "8Gi"}}
+    document["spec"]["draft"] |= {"device": "cpu", "resources": resources}
+    kube.apply(document)
+    missing = "lower draft.replicas or the CPUs of draft.resources"
+    kube.wait_for("sockets", "DraftCapacity", "False", "InsufficientLocalCPUs", missing)
+    (target,) = kube.pods("sockets", "target")
+    drafts = kube.pods("sockets", "draft")
+    assert sorted(map(node_of, drafts)) == ["", node_of(target), node_of(target)]
+    for pod in drafts:
+        assert pod["status"]["qosClass"] == "Guaranteed"
+    kube("scale", "ssd/sockets", "--replicas=2")
+    kube.wait_for("sockets", "DraftCapacity", "True")
+    # A second target has the other GPUs of the node, which no draft requests.
+    document = gpu_cell("neighbour", drafts=0, exclusiveNode=False)
+    document["spec"]["podTemplate"]["nodeSelector"]["kubernetes.io/hostname"] = node_of(target)
+    document["spec"]["target"]["resources"] = {"requests": {"cpu": 1}}
+    kube.apply(document)
+    eventually(
+        lambda: nodes_of(kube, "neighbour")[0] == {node_of(target)}, "both have one node", 30
+    )
+
+
 def test_targets_run_only_on_listed_products(kube: Kube, nodes: Sequence[str]) -> None:
     other = nodes[-1]
     run("kubectl", "label", "node", other, f"nvidia.com/gpu.product={OTHER_PRODUCT}", "--overwrite")

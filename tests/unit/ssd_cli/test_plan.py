@@ -130,6 +130,48 @@ def test_a_draft_as_large_as_its_target_does_not_pay(capsys: pytest.CaptureFixtu
     assert "takes longer than a verify" in verdicts[1]
 
 
+ON_CPUS = ("--draft-device", "cpu", "--cpus", "32", "--bandwidth", "220")
+
+
+def test_a_draft_on_cpus_needs_no_gpu_and_its_table_takes_longer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    on_gpu, on_cpus = plan(capsys, "--batch", "1"), plan(capsys, "--batch", "1", *ON_CPUS)
+    assert on_cpus["target_memory"] == on_gpu["target_memory"]
+    verdicts = on_cpus["verdicts"]
+    assert isinstance(verdicts, list)
+    assert verdicts[0] == "the pair fits: 4 GPU(s) for the target and 32 CPUs for the draft"
+    (here,), (there,) = on_cpus["batches"], on_gpu["batches"]  # type: ignore[misc]
+    assert here["times"]["table"] > there["times"]["table"]  # type: ignore[has-type]
+    # Neither has more GPUs: that is what SSD on CPUs competes with.
+    for name in ("plain", "synchronous"):
+        assert here[name] == there[name]  # type: ignore[has-type]
+
+
+def test_quantised_weights_of_a_draft_on_cpus_take_less_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = []
+    for weights in ("bfloat16", "int8", "int4"):
+        memory = plan(capsys, *ON_CPUS, "--draft-weights", weights)["draft_memory"]
+        assert isinstance(memory, dict)
+        sizes.append(memory["weights"])
+        assert memory["graphs"] == 0
+    assert sizes[0] == 2 * num_weights(KNOWN_SHAPES["llama-3.2-1b"])
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_a_round_uses_the_columns_that_raise_its_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    def columns(bandwidth: str) -> int:
+        flags = ("--batch", "1", "--draft-device", "cpu", "--cpus", "512", "--bandwidth", bandwidth)
+        (one,) = plan(capsys, *flags)["batches"]  # type: ignore[misc]
+        return int(one["columns"])  # type: ignore[has-type]
+
+    assert columns("20") == 1
+    assert 1 < columns("250") < 6
+    assert columns("4000") == 6
+
+
 def test_shapes_come_from_folders_and_from_the_embedded_pair(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path)
     assert shape_of(str(folder)) == ModelConfig.from_folder(folder)
@@ -147,6 +189,8 @@ def test_shapes_come_from_folders_and_from_the_embedded_pair(tmp_path: Path) -> 
         (["--model", "gpt-5"], "or a known shape: llama-3.1-70b, "),
         (["--model", "hf://org/none"], "hf://org/none: its config.json is not in the hub's cache"),
         (["--draft", "qwen3-0.6b"], "a pair needs the same tokenizer"),
+        (["--draft-device", "cpu"], "--cpus and --bandwidth: give all three"),
+        (["--cpus", "8"], "--cpus and --bandwidth: give all three"),
         (["--tp", "3"], "--tp 3 is not one of 1, 2, 4, 8"),
         (["--batch", "1,x"], "--batch '1,x' is not a list of numbers"),
         (["--batch", "0"], "--batch '0' is not a list of numbers"),

@@ -135,6 +135,7 @@ SAMPLES = {
 """The samples of the chart, and a resource with every field."""
 DEMO, TWO_CELLS = SAMPLES["demo-cpu"], SAMPLES["llama-3.1-70b"]
 LLAMA, QWEN = TWO_CELLS.spec, SAMPLES["qwen3-32b"].spec
+CPU_DRAFTS = SAMPLES["llama-3.1-70b-cpu-drafts"].spec
 POOL = LLAMA.changed(draft=LLAMA.draft.changed(sharing="Pool"))
 
 
@@ -189,6 +190,7 @@ def specs(draw: st.DrawFn) -> Spec:
             replicas=draw(st.integers(0, 64)),
             sharing=draw(st.sampled_from(get_args(Sharing))),
             sequences_per_replica=draw(st.integers(1, 256)),
+            device=draw(st.sampled_from([None, "cpu", accelerator])),
             autoscaling=autoscaling,
         ),
         placement=Placement(

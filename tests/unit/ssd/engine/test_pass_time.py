@@ -5,7 +5,16 @@ from dataclasses import replace
 import pytest
 
 from ssd.engine.known_shapes import KNOWN_SHAPES
-from ssd.engine.pass_time import BANDWIDTH_SHARE, GPUS, PassShape, PassTime, pass_time
+from ssd.engine.pass_time import (
+    BANDWIDTH_SHARE,
+    GPUS,
+    Cpu,
+    PassShape,
+    PassTime,
+    WeightFormat,
+    cpu_pass_time,
+    pass_time,
+)
 from ssd.engine.sizes import bytes_per_entry, pass_weights
 
 MODEL = KNOWN_SHAPES["llama-3.1-8b"]
@@ -55,3 +64,24 @@ def test_a_row_of_a_sequence_reads_the_context_of_the_sequence_once() -> None:
 
 def test_a_step_of_a_tree_has_more_kernels() -> None:
     assert seconds(replace(ONE_ROW, is_tree=True)).kernels > seconds(ONE_ROW).kernels
+
+
+FORMAT = WeightFormat(bytes_per_weight=1, bytes_per_head_weight=1, core_bytes=4e9, core_flops=1e11)
+
+
+def on_cpus(cores: int, rows: int = 1, bandwidth: float = 100e9) -> float:
+    shape = PassShape(rows=rows, sequences=1, context_tokens=0)
+    return cpu_pass_time(MODEL, Cpu(num_cores=cores, bandwidth=bandwidth), shape, FORMAT)
+
+
+def test_few_cores_are_bound_by_unpacking_and_many_by_the_memory() -> None:
+    weights = pass_weights(MODEL)
+    row = 2 * weights / FORMAT.core_flops
+    assert on_cpus(2) == pytest.approx(weights / 8e9 + row / 2)
+    assert on_cpus(50) == pytest.approx(weights / 100e9 + row / 50)
+
+
+def test_each_row_of_a_pass_on_cpus_adds_its_products() -> None:
+    first, second, third = (on_cpus(8, rows) for rows in (1, 2, 3))
+    assert third - second == pytest.approx(second - first)
+    assert on_cpus(16, 3) - on_cpus(16, 2) == pytest.approx((third - second) / 2)

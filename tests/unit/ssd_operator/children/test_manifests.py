@@ -122,15 +122,15 @@ def test_a_deployment_selects_its_own_pods_and_no_others(spec: Spec) -> None:
 
 
 @given(specs())
-def test_a_draft_has_one_gpu_and_a_target_its_tensor_parallel_size(spec: Spec) -> None:
+def test_a_draft_on_gpus_has_one_and_a_target_its_tensor_parallel_size(spec: Spec) -> None:
     gpus = 0
     for each in children(resource(spec)):
         if each["kind"] == "Deployment":
             (container,) = each["spec"]["template"]["spec"]["containers"]
             limits = container["resources"].get("limits", {})
             gpus += each["spec"]["replicas"] * int(limits.get("nvidia.com/gpu", 0))
-    wanted = spec.tensor_parallel_size * spec.num_cells + spec.draft.replicas
-    assert gpus == (wanted if spec.accelerator == "nvidia" else 0)
+    wanted = spec.tensor_parallel_size * spec.num_cells if spec.is_gpu else 0
+    assert gpus == wanted + (spec.draft.replicas if spec.draft_device == "nvidia" else 0)
 
 
 @given(specs())

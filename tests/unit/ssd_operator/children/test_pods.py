@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import pytest
 from tests.unit.ssd_operator.resources import (
+    CPU_DRAFTS,
     DEMO,
     DEMO_DRAFT,
     DEMO_TARGET,
@@ -22,17 +23,17 @@ from ssd.settings import load
 from ssd_draft.settings import DraftSettings
 from ssd_operator.api import reserved
 from ssd_operator.api.kubernetes_types import Resources, Variable, VolumeMount
+from ssd_operator.api.pod_template import PodOverrides, PodTemplate
 from ssd_operator.api.security import Security, Tls
 from ssd_operator.api.spec import (
     Draft,
     ModelCache,
     Object,
     Placement,
-    PodOverrides,
-    PodTemplate,
     Resource,
     Source,
     Spec,
+    Speculation,
     Target,
     Transport,
 )
@@ -256,6 +257,64 @@ def test_a_target_has_a_rank_on_each_of_its_gpus() -> None:
     one = LLAMA.changed(target=LLAMA.target.changed(tensor_parallel_size=1))
     for template in (target_of(resource(one)), demo_target()):
         assert "SSD_TARGET_TENSOR_PARALLEL_SIZE" not in values_of(template), "1 is the default"
+
+
+def cpu_draft(**draft: Any) -> Object:
+    """The template of a draft on the CPUs of a GPU node with these fields."""
+    return draft_of(resource(CPU_DRAFTS.changed(draft=CPU_DRAFTS.draft.changed(**draft))))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cpu", "memory", "num_threads"),
+    [
+        ({}, "16", "32Gi", "15"),
+        ({"requests": {"cpu": 64}}, 64, "32Gi", "63"),
+        ({"limits": {"cpu": "2", "memory": "8Gi"}}, "2", "8Gi", "2"),
+    ],
+)
+def test_a_draft_beside_gpus_has_whole_cpus_of_its_own_and_one_for_its_other_threads(
+    wanted: Resources, cpu: object, memory: str, num_threads: str
+) -> None:
+    cache = ModelCache(type="HostPath", host_path="/srv/models")
+    spec = CPU_DRAFTS.changed(draft=CPU_DRAFTS.draft.changed(resources=wanted), model_cache=cache)
+    template = draft_of(resource(spec))
+    pod = template["spec"]
+    containers = [*pod["initContainers"], *pod["containers"]]
+    assert len(containers) == 3
+    for container in containers:
+        # The kubelet allocates CPUs only to pods of the class Guaranteed.
+        for part in ("requests", "limits"):
+            found = container["resources"][part]
+            assert (found["cpu"], found["memory"]) == (cpu, memory)
+            assert "nvidia.com/gpu" not in found
+    values = values_of(template)
+    assert (values["SSD_DRAFT_DEVICE"], values["SSD_DRAFT_THREADS"]) == ("cpu", num_threads)
+
+
+def test_a_draft_beside_gpus_follows_its_target_onto_its_node() -> None:
+    target, draft = both_of(resource(CPU_DRAFTS.changed(placement=LLAMA.placement)))
+    assert draft["spec"]["tolerations"] == target["spec"]["tolerations"]
+    assert required(draft, "podAffinity")["labelSelector"]["matchLabels"]["ssd.dev/cell"] == "0"
+    # Its target selects the product of the GPUs, which it does not use itself.
+    assert "nodeAffinity" in target["spec"]["affinity"]
+    assert "nodeAffinity" not in draft["spec"]["affinity"]
+
+
+def test_a_target_waits_longer_for_drafts_on_cpus_unless_its_deadline_is_given() -> None:
+    target = target_of(resource(CPU_DRAFTS))
+    assert values_of(target)["SSD_TARGET_DRAFT_DEADLINE_MS"] == "100"
+    assert container_of(target)["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    given = [
+        target_of(resource(spec.changed(speculation=Speculation(draft_deadline_milliseconds=30))))
+        for spec in (CPU_DRAFTS, CPU_DRAFTS.changed(draft=LLAMA.draft))
+    ]
+    assert given[0] == given[1], "the device of its drafts replaces no target"
+
+
+def test_the_format_of_weights_is_a_setting_of_each_process() -> None:
+    assert "SSD_DRAFT_WEIGHTS" not in values_of(cpu_draft())
+    assert values_of(cpu_draft(weights="Int4"))["SSD_DRAFT_WEIGHTS"] == "int4"
+    assert values_of(demo_target(weights="Same"))["SSD_TARGET_WEIGHTS"] == "same"
 
 
 def test_variables_of_nccl_reach_targets_and_drafts() -> None:

@@ -22,7 +22,7 @@ from tests.unit.ssd_operator.scenes import (
 
 from ssd.rpc.pool_codec import LinkStatus
 from ssd_operator.api.gateway import Gateway
-from ssd_operator.api.spec import Object, Observability, ScalingMode
+from ssd_operator.api.spec import Draft, Object, Observability, ScalingMode, Source
 from ssd_operator.observe.cluster import Ref
 from ssd_operator.observe.pod_state import endpoints_of, to_text
 from ssd_operator.policy.apply_failures import Cause, Results
@@ -172,9 +172,19 @@ SPECULATION = [
     (replace(TWO_SERVE, pools=(answer("t1", MISFIT),)), "False TokenizerMismatch"),
 ]
 NO_GPU = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+NO_CPU = "0/2 nodes are available: 1 Insufficient cpu, 1 node(s) didn't match pod affinity rules."
+CPU_DRAFT = {
+    "accelerator": "nvidia",
+    "draft": Draft(source=Source(uri="demo://draft"), device="cpu", replicas=2),
+}
 CAPACITY = [
     (Scene(pods=(target(), unscheduled(draft("d0")))), "False Unschedulable"),
     (Scene(pods=(target(), unscheduled(draft("d0"), NO_GPU))), "False InsufficientLocalGPUs"),
+    (Scene(pods=(target(), unscheduled(draft("d0"), NO_CPU))), "False Unschedulable"),
+    (
+        Scene(pods=(target(), unscheduled(draft("d0"), NO_CPU)), spec=CPU_DRAFT),
+        "False InsufficientLocalCPUs",
+    ),
     (Scene(pods=(unscheduled(target()), unscheduled(draft("d0")))), "True Sufficient"),
     (Scene(pods=(target(), marked(unscheduled(draft("d0"))))), "True Sufficient"),
     (Scene(cells=2, pods=(target(), unscheduled(draft("d0", cell=1)))), "True Sufficient"),
@@ -276,6 +286,14 @@ CASES = {
 )
 def test_each_condition_has_its_status_and_reason(kind: str, scene: Scene, expected: str) -> None:
     assert judge(scene, kind) == expected
+
+
+def test_drafts_without_room_on_cpus_name_what_to_lower() -> None:
+    scene = Scene(pods=(target(), unscheduled(draft("d0"), NO_CPU)), spec=CPU_DRAFT)
+    assert message(scene, "DraftCapacity") == (
+        "1 of 2 drafts have no node; lower draft.replicas or the CPUs of draft.resources, or add "
+        f"room: {NO_CPU}"
+    )
 
 
 def test_of_several_cells_the_most_important_reason_is_reported() -> None:

@@ -61,6 +61,7 @@ def test_the_complete_status_of_a_healthy_resource() -> None:
             "desiredReplicas": 2,
             "summary": "2/2",
             "revision": "r1",
+            "device": "cpu",
             "selector": "ssd.dev/name=demo,ssd.dev/component=draft",
         },
         "transport": {"effective": "TCP"},
