@@ -76,9 +76,11 @@ class TargetRunner(ModelRunner):
             counts = self.execution.sequence_counts
             return find_difference(self, counts, lambda share: on_progress("warm-up", share))
 
-        is_graph = self.execution.packs_rows and self.folder is not None
-        # The other engines prepare their shapes with these passes.
-        difference = proved(self.folder, self.engine, find) if is_graph else find()
+        if self.folder is None or not self.execution.packs_rows:
+            # These engines prepare their shapes with the passes of the proof.
+            difference = find()
+        else:
+            difference = proved(self.folder, self.engine, find)
         if difference is not None and not self.engine.deterministic:
             _log.warning("one_shape", reason=difference, consequence="slower forward passes")
             self.execution.use_one_shape()

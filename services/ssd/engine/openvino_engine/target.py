@@ -88,7 +88,7 @@ class OpenVinoTarget:
         first_1, count_1 = batch.first_positions_B.numpy(), np.array([len(tokens_R)])
         tables_1J = batch.block_tables_BJ.numpy()
         inputs = self._sequences(first_1, count_1, tables_1J)
-        inputs |= {"tokens": tokens_R, "logit_rows": np.zeros(0)}
+        inputs |= {"tokens": tokens_R, "logit_rows": np.zeros(0, np.int64)}
         self._infer({name: _tensor(each) for name, each in inputs.items()})
         return torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
 
