@@ -21,8 +21,9 @@ help: ## show this list
 
 setup: $(TOOLS) ## create .venv with all development tools
 
-run: $(RUNTIME) ## compare AR and SSD on the embedded pair
+run: $(RUNTIME) ## compare AR and SSD on the embedded pair, then 8 texts at a time on a larger target
 	@$(BIN)/ssd demo
+	@$(BIN)/ssd check
 
 # A second thread would wait at each small kernel and take cores from the other processes of a test.
 test coverage exactness e2e e2e-full: export OMP_NUM_THREADS := 1

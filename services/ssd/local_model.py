@@ -38,13 +38,16 @@ class LocalModel:
         return self.engine.num_token_ids or self.tokenizer.vocab_size
 
 
-def find_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 0) -> LocalModel:
+def find_model(
+    settings: EngineSettings, *, max_num_seqs: int, branches: int = 0, is_draft: bool = False
+) -> LocalModel:
     """Resolve the source of the model, and read its tokenizer and shapes.
 
     Args:
         settings: of the process.
         max_num_seqs: maximum number of sequences or sessions of one forward pass.
-        branches: of a draft; 0 for a target.
+        branches: of a draft that builds trees; 0 for other models.
+        is_draft: whether the tokens of the model are guesses.
 
     Raises:
         SetupError: there is no such model, or the engine does not support it.
@@ -54,7 +57,9 @@ def find_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 0
     model = ModelConfig.from_folder(folder)
     # Before ranks are started, which would each need seconds to report it.
     check_shards(model, settings.num_ranks)
-    engine = _engine_config(settings, model, tokenizer, max_num_seqs, branches)
+    engine = _engine_config(
+        settings, model, tokenizer, max_num_seqs, branches, is_draft=is_draft or branches > 0
+    )
     return LocalModel(folder=folder, tokenizer=tokenizer, engine=engine)
 
 
@@ -72,7 +77,9 @@ def check_model(settings: EngineSettings, *, max_num_seqs: int, branches: int = 
     model = local_shape(settings.model)
     if model is not None and (folder := local_folder(settings.model)) is not None:
         tokenizer = load_tokenizer(folder)
-        engine = _engine_config(settings, model, tokenizer, max_num_seqs, branches)
+        engine = _engine_config(
+            settings, model, tokenizer, max_num_seqs, branches, is_draft=branches > 0
+        )
         check_engine(model, engine)
 
 
@@ -82,6 +89,8 @@ def _engine_config(
     tokenizer: Tokenizer,
     max_num_seqs: int,
     branches: int,
+    *,
+    is_draft: bool,
 ) -> EngineConfig:
     size = settings.num_ranks
     choice = choose_engine(
@@ -93,7 +102,7 @@ def _engine_config(
             attention=settings.attention,
             tensor_parallel_size=size,
             num_weights=num_weights(model),
-            is_draft=branches > 0,
+            is_draft=is_draft,
         )
     )
     return EngineConfig(

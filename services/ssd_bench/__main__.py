@@ -40,7 +40,7 @@ from ssd_bench.report import (
     terminal_table,
     whole_run,
 )
-from ssd_bench.runs import MODES, ON_ALL_CPUS, Plan, Results, run
+from ssd_bench.runs import MODES, ON_ALL_CPUS, DifferentTextsError, Plan, Results, run
 from ssd_bench.serve.command import serve
 from ssd_bench.slow_draft import as_records, sweep
 from ssd_bench.slow_draft import terminal_table as slow_draft_table
@@ -146,6 +146,9 @@ def bench(
         out.print(terminal_table(results))
         out.print("\n".join(whole_run(results, bandwidth)), soft_wrap=True)
         err.print(f"written to {output}/results.json and results.md")
+    num_different = sum(cell.num_different for cell in results.cells)
+    if num_different:
+        raise DifferentTextsError(f"{num_different} texts differ from those of plain decoding")
 
 
 def slow_draft(

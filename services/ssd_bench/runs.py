@@ -38,6 +38,10 @@ class Contender:
     """CPUs that run a model in this mode, drafts included."""
 
 
+class DifferentTextsError(SSDError):
+    """Texts differ between the modes, so the machine or the product is faulty."""
+
+
 class NoHitsError(SSDError):
     """No round was a hit, so the measured ratio would not describe speculation."""
 

@@ -23,6 +23,7 @@ from ssd.rpc.codec import GenerateCall
 from ssd.rpc.credentials import NO_CREDENTIALS, TlsFiles
 from ssd.types import Mode, SamplingParams
 from ssd_cli.chat_command import chat_command
+from ssd_cli.check import check_command
 from ssd_cli.commands import (
     check_drafts,
     check_models,
@@ -49,6 +50,7 @@ from ssd_cli.options import (
     Branches,
     Debug,
     Draft,
+    DraftWeights,
     Dtype,
     Endpoint,
     Engine,
@@ -65,6 +67,7 @@ from ssd_cli.options import (
     TlsCertificate,
     TlsKey,
     TokenFile,
+    Weights,
     client_credentials,
     refuse_with_endpoint,
     refuse_without_endpoint,
@@ -183,6 +186,8 @@ def generate_command(
     branches: Branches = 24,
     num_drafts: NumDrafts = 1,
     dtype: Dtype = "auto",
+    weights: Weights = "auto",
+    draft_weights: DraftWeights = "auto",
     engine: Engine = "auto",
     tensor_parallel_size: TensorParallelSize = 1,
     is_json: Json = False,
@@ -245,7 +250,8 @@ def generate_command(
             num_drafts=processes_of(mode, num_drafts),
             is_synchronous=mode == "synchronous",
             common_flags=_common_flags(lookahead, branches, dtype, engine),
-            target_flags=("--tensor-parallel-size", str(tensor_parallel_size)),
+            target_flags=_target_flags(tensor_parallel_size, weights, draft_weights),
+            draft_flags=("--weights", draft_weights),
         ),
         is_quiet=is_json,
     )
@@ -291,6 +297,8 @@ def up_command(
     lookahead: Lookahead = 6,
     branches: Branches = 24,
     dtype: Dtype = "auto",
+    weights: Weights = "auto",
+    draft_weights: DraftWeights = "auto",
     engine: Engine = "auto",
     tensor_parallel_size: TensorParallelSize = 1,
     port: Annotated[
@@ -338,7 +346,8 @@ def up_command(
         is_shared=True,
         gateway_port=gateway_port if gateway else None,
         common_flags=_common_flags(lookahead, branches, dtype, engine),
-        target_flags=("--tensor-parallel-size", str(tensor_parallel_size)),
+        target_flags=_target_flags(tensor_parallel_size, weights, draft_weights),
+        draft_flags=("--weights", draft_weights),
     )
     check_models(deployment, tensor_parallel_size)
     warn_about_one_cpu(deployment)
@@ -426,6 +435,7 @@ def bench_command(context: typer.Context) -> None:
 
 
 app.command("plan")(plan_command)
+app.command("check")(check_command)
 app.command("chat")(chat_command)
 app.command("pool")(pool_command)
 
@@ -439,6 +449,11 @@ def version_command() -> None:
 def _common_flags(lookahead: int, branches: int, dtype: str, engine: str) -> tuple[str, ...]:
     shape = ("--lookahead", str(lookahead), "--branches", str(branches))
     return (*shape, "--dtype", dtype, "--engine", engine)
+
+
+def _target_flags(ranks: int, weights: str, draft_weights: str) -> tuple[str, ...]:
+    formats = ("--weights", weights, "--draft-weights", draft_weights)
+    return ("--tensor-parallel-size", str(ranks), *formats)
 
 
 def _usage_problem(message: str, command: str) -> str:

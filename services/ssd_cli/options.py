@@ -12,6 +12,7 @@ MAX_TOKENS = 1 << 20
 
 OF_A_DEPLOYMENT = (
     *("target", "draft", "lookahead", "branches", "num_drafts", "dtype", "engine"),
+    *("weights", "draft_weights"),
     "tensor_parallel_size",
 )
 """Parameters of the processes to start. A running target has its own."""
@@ -39,12 +40,20 @@ Branches = Annotated[
 Dtype = Annotated[
     Literal["auto", "bfloat16", "float32"],
     typer.Option(
-        "--dtype", help="Data type of weights and KV; auto: bfloat16 if the device supports it."
+        "--dtype", help="Data type of arithmetic and KV; auto: the fastest of the device."
     ),
+]
+Weights = Annotated[
+    Literal["auto", "same", "int8", "int4"],
+    typer.Option("--weights", help="Format of the target's weights on a CPU; auto: unchanged."),
+]
+DraftWeights = Annotated[
+    Literal["auto", "same", "int8", "int4"],
+    typer.Option("--draft-weights", help="Format of the draft's weights on a CPU."),
 ]
 Engine = Annotated[
     Literal["auto", "openvino", "static", "torch"],
-    typer.Option("--engine", help="Executes forward passes; auto: openvino in float32 on a CPU."),
+    typer.Option("--engine", help="Executes forward passes; auto: openvino on a CPU."),
 ]
 TensorParallelSize = Annotated[
     int,

@@ -30,7 +30,7 @@ def find_models(settings: TargetSettings) -> TargetModels:
     target = find_model(settings, max_num_seqs=settings.max_num_seqs)
     if not settings.draft_model:
         return TargetModels(target=target, draft=None)
-    draft = find_model(_of_draft(settings), max_num_seqs=settings.max_num_seqs)
+    draft = find_model(_of_draft(settings), max_num_seqs=settings.max_num_seqs, is_draft=True)
     if draft.tokenizer.fingerprint != target.tokenizer.fingerprint:
         raise SettingsError(
             f"draft_model {settings.draft_model} has another tokenizer than {settings.model}"
@@ -60,4 +60,9 @@ def check_models(settings: TargetSettings) -> None:
 
 def _of_draft(settings: TargetSettings) -> TargetSettings:
     # The draft runs in the process of rank 0, between the passes of the target.
-    return replace(settings, model=settings.draft_model, tensor_parallel_size=1)
+    return replace(
+        settings,
+        model=settings.draft_model,
+        weights=settings.draft_weights,
+        tensor_parallel_size=1,
+    )

@@ -20,6 +20,8 @@ class TargetSettings(EngineSettings):
     draft_model: str = ""
     """Model of a draft on the target's own device, for mode SYNCHRONOUS; empty for none. Requests
     of mode AUTO use it if ``drafts`` is empty."""
+    draft_weights: Literal["auto", "same", "int8", "int4"] = "auto"
+    """As ``weights``, for ``draft_model``."""
     drafts: tuple[str, ...] = ()
     """Addresses ``host:port`` of drafts. A DNS name is resolved every 2 s and stands for all of its
     addresses. IP addresses and ``localhost`` are not resolved. ``dns:///host:port`` is always a

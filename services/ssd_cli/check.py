@@ -1,0 +1,162 @@
+"""``ssd check``: whether this machine generates the same texts with and without speculation."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+
+import typer
+
+from ssd.demo.corpus import held_out_prompts
+from ssd.launch import Deployment, deployed
+from ssd.rpc.client import TargetClient
+from ssd.rpc.codec import GenerateCall
+from ssd.types import Mode, SamplingParams, TokenId
+from ssd_cli.commands import check_models, run_work
+from ssd_cli.demo import DifferentTextError, NotSpeculativeError, first_difference
+from ssd_cli.display import err, out, startup_progress, write
+from ssd_cli.options import Debug, Draft, DraftWeights, Dtype, Engine, Json, Target, Weights
+
+PROMPT_CHARS = 360
+"""About 96 tokens of the embedded tokenizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What the comparison found."""
+
+    num_texts: int
+    num_tokens: int
+    """Of each text."""
+    dtype: str
+    """Of the target, with the format of its weights."""
+    accepted_tokens: int
+    """Proposed tokens that the target accepted, of all texts."""
+    first_differences: tuple[int | None, ...]
+    """Of each text, the first token that differs."""
+
+    @property
+    def num_equal(self) -> int:
+        """Number of texts that are equal."""
+        return sum(each is None for each in self.first_differences)
+
+
+def check_command(
+    *,
+    target: Target = "demo://target?widen=4",
+    draft: Draft = "demo://draft",
+    batch: Annotated[
+        int, typer.Option(min=1, max=64, help="Texts at a time, half of them at temperature 1.")
+    ] = 8,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Number of new tokens.")] = 48,
+    dtype: Dtype = "auto",
+    weights: Weights = "auto",
+    draft_weights: DraftWeights = "auto",
+    engine: Engine = "auto",
+    is_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare the texts of plain and speculative decoding, several at a time.
+
+    The exit code is 1 if a text differs.
+    """
+    deployment = Deployment(
+        target=target,
+        draft=draft,
+        common_flags=("--dtype", dtype, "--engine", engine),
+        target_flags=("--weights", weights),
+        draft_flags=("--weights", draft_weights),
+    )
+    check_models(deployment)
+    run_work(_check(deployment, batch, max_tokens, is_json=is_json), is_debug=debug)
+
+
+async def _check(deployment: Deployment, batch: int, max_tokens: int, *, is_json: bool) -> None:
+    """Generate the texts in both modes and print the result.
+
+    Raises:
+        SetupError: the processes cannot start.
+        DifferentTextError: a text differs.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        with startup_progress(is_quiet=is_json) as on_event:
+            running = await stack.enter_async_context(deployed(deployment, on_event))
+        address = running.target.grpc_address
+        client = await stack.enter_async_context(TargetClient(address, ready_seconds=0))
+        info = await client.model_info()
+        err.print(
+            f"{batch} texts of {max_tokens} tokens, plain and speculative: "
+            f"{info.num_parameters / 1e6:.0f}M parameters, {info.dtype}"
+        )
+        calls = _calls(batch, max_tokens)
+        plain = await _texts(client, calls, Mode.AUTOREGRESSIVE)
+        speculative = await _texts(client, calls, Mode.SPECULATIVE)
+    pairs = zip(plain, speculative, strict=True)
+    report_check(
+        CheckResult(
+            num_texts=batch,
+            num_tokens=max_tokens,
+            dtype=info.dtype,
+            accepted_tokens=sum(text.accepted_tokens for text in speculative),
+            first_differences=tuple(first_difference(a.token_ids, b.token_ids) for a, b in pairs),
+        ),
+        is_json=is_json,
+    )
+
+
+def report_check(result: CheckResult, *, is_json: bool) -> None:
+    """Print the result.
+
+    Raises:
+        DifferentTextError: a text differs.
+        NotSpeculativeError: no proposed token was accepted, so nothing was compared.
+    """
+    if is_json:
+        write(json.dumps(asdict(result) | {"num_equal": result.num_equal}) + "\n")
+    if result.num_equal < result.num_texts:
+        raise DifferentTextError(
+            f"{result.num_equal} of {result.num_texts} texts are identical, the first different "
+            f"tokens are {result.first_differences}; please report this with the output of lscpu"
+        )
+    if not result.accepted_tokens:
+        raise NotSpeculativeError("no proposed token was accepted, so nothing was compared")
+    if not is_json:
+        out.print(
+            f"[green]identical[/green]: {result.num_equal} of {result.num_texts} texts, all at the "
+            f"same time ({result.accepted_tokens} accepted tokens)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    token_ids: tuple[TokenId, ...]
+    accepted_tokens: int
+
+
+def _calls(batch: int, max_tokens: int) -> list[GenerateCall]:
+    return [
+        GenerateCall(
+            prompt=prompt,
+            sampling=SamplingParams(temperature=float(index % 2), ignore_eos=True),
+            seed=index,
+            max_tokens=max_tokens,
+        )
+        for index, prompt in enumerate(held_out_prompts(batch, num_chars=PROMPT_CHARS))
+    ]
+
+
+async def _texts(client: TargetClient, calls: Sequence[GenerateCall], mode: Mode) -> list[_Text]:
+    """Generate all texts at the same time."""
+    return await asyncio.gather(*(_text(client, replace(call, mode=mode)) for call in calls))
+
+
+async def _text(client: TargetClient, call: GenerateCall) -> _Text:
+    tokens: list[TokenId] = []
+    accepted = 0
+    async for chunk in client.generate(call):
+        tokens += chunk.token_ids
+        if chunk.statistics is not None:
+            accepted += chunk.statistics.accepted_tokens
+    return _Text(tuple(tokens), accepted)
