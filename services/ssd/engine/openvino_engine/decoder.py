@@ -7,6 +7,7 @@ from typing import Any
 import openvino
 from openvino import Node, opset15
 from openvino import Type as ElementType
+from torch import Tensor
 
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.decoder_weights import DecoderWeights, LayerWeights
@@ -29,48 +30,92 @@ Attend = Callable[[int, Node, Node, Node], Node]
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The parts in which graphs differ: positions, attention, and the format of the matrices."""
+    """The parts in which passes differ: positions and attention."""
 
     rotation: Rotation
     attend: Attend
-    stored: Weights
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLayer:
+    """The weights of one layer as nodes; see ``LayerWeights``."""
+
+    input_norm_D: Tensor
+    rotated: Matrix
+    """Of queries and keys. Separate products need no split of their result, which copies it."""
+    values: Matrix
+    query_norm_E: Tensor | None
+    key_norm_E: Tensor | None
+    output: Matrix
+    mlp_norm_D: Tensor
+    gate_up: Matrix
+    """One product: alone, the gate's would fuse with swish, in kernels that depend on the rows."""
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class GraphWeights:
+    """The weights of a decoder as nodes, for one graph or several passes in one."""
+
+    embedding: Matrix
+    layers: Sequence[GraphLayer]
+    norm_D: Tensor
+    head: Matrix
+
+
+def graph_weights(config: ModelConfig, weights: DecoderWeights, stored: Weights) -> GraphWeights:
+    """Return the weights in their stored format."""
+    num_rotated = (config.num_heads + config.num_kv_heads) * config.head_size
+    embedding = Matrix(weights.embedding_VD, outer(stored))
+    head = embedding if weights.head_VD is None else Matrix(weights.head_VD, outer(stored))
+    layers = [_graph_layer(layer, num_rotated, stored) for layer in weights.layers]
+    return GraphWeights(embedding, layers, weights.norm_D, head)
+
+
+def _graph_layer(layer: LayerWeights, num_rotated: int, stored: Weights) -> GraphLayer:
+    rotated_OD, values_OD = layer.qkv_OD.tensor_split([num_rotated])
+    return GraphLayer(
+        input_norm_D=layer.input_norm_D,
+        rotated=Matrix(rotated_OD, stored),
+        values=Matrix(values_OD, stored),
+        query_norm_E=layer.query_norm_E,
+        key_norm_E=layer.key_norm_E,
+        output=Matrix(layer.output_DO, stored),
+        mlp_norm_D=layer.mlp_norm_D,
+        gate_up=Matrix(layer.gate_up_ID, stored),
+        down=Matrix(layer.down_DI, stored),
+    )
 
 
 def build_decoder(
-    config: ModelConfig, weights: DecoderWeights, tokens_R: Node, logit_rows: Node, seen: Seen
+    config: ModelConfig, weights: GraphWeights, tokens_R: Node, logit_rows: Node, seen: Seen
 ) -> tuple[Node, Node]:
     """Build all layers.
 
     Args:
         config: shape of the model.
-        weights: read once.
+        weights: of the model.
         tokens_R: int32 ids of the rows.
         logit_rows: int32 numbers of the rows that need logits.
-        seen: the attention, and the format of the matrices.
+        seen: positions and attention.
 
     Returns:
         Logits of the rows of ``logit_rows``, and the sum of each row's hidden state, which is
         finite if the hidden state is.
     """
-    embedding = Matrix(weights.embedding_VD, outer(seen.stored))
-    head = embedding if weights.head_VD is None else Matrix(weights.head_VD, outer(seen.stored))
-    hidden = embedding.rows(tokens_R)
+    hidden = weights.embedding.rows(tokens_R)
     for index, layer in enumerate(weights.layers):
         hidden = _layer(config, index, layer, hidden, seen)
     total_R = opset15.reduce_sum(hidden, ints(-1))
     normed = rms_norm(rows_of(hidden, logit_rows), weights.norm_D, config.rms_norm_eps)
-    return head.times(normed), total_R
+    return weights.head.times(normed), total_R
 
 
-def _layer(config: ModelConfig, index: int, layer: LayerWeights, hidden: Node, seen: Seen) -> Node:
+def _layer(config: ModelConfig, index: int, layer: GraphLayer, hidden: Node, seen: Seen) -> Node:
     epsilon = config.rms_norm_eps
     num_rotated = config.num_heads + config.num_kv_heads
-    width = config.head_size
     normed = rms_norm(hidden, layer.input_norm_D, epsilon)
-    # Separate products need no split of their result, which copies it.
-    rotated_OD, values_OD = layer.qkv_OD.tensor_split([num_rotated * width])
-    heads = Matrix(rotated_OD, seen.stored).times(normed)
-    values = Matrix(values_OD, seen.stored).times(normed)
+    heads, values = layer.rotated.times(normed), layer.values.times(normed)
     if layer.query_norm_E is not None and layer.key_norm_E is not None:
         queries, keys = _split_heads(config, heads)
         heads = opset15.concat(
@@ -82,14 +127,13 @@ def _layer(config: ModelConfig, index: int, layer: LayerWeights, hidden: Node, s
         )
     queries, keys = _split_heads(config, seen.rotation.rotate(heads, num_rotated))
     attended = seen.attend(index, queries, keys, values)
-    hidden = opset15.add(hidden, Matrix(layer.output_DO, seen.stored).times(attended))
+    hidden = opset15.add(hidden, layer.output.times(attended))
     normed = rms_norm(hidden, layer.mlp_norm_D, epsilon)
-    # One product: alone, the gate's would fuse with swish, in kernels that depend on the rows.
-    both = Matrix(layer.gate_up_ID, seen.stored).times(normed)
+    both = layer.gate_up.times(normed)
     width = config.intermediate_size
     halves = opset15.variadic_split(both, opset15.constant(1), ints(width, width))
     gated = opset15.multiply(opset15.swish(halves.output(0)), halves.output(1))
-    return opset15.add(hidden, Matrix(layer.down_DI, seen.stored).times(gated))
+    return opset15.add(hidden, layer.down.times(gated))
 
 
 def _split_heads(config: ModelConfig, heads: Node) -> tuple[Node, Node]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.models.decoder_weights import DecoderWeights
-from ssd.engine.openvino_engine.decoder import Seen, build_decoder, compile_graph
+from ssd.engine.openvino_engine.decoder import Seen, build_decoder, compile_graph, graph_weights
 from ssd.engine.openvino_engine.layers import (
     Rotation,
     finite_or_zero,
@@ -166,9 +166,9 @@ def build_graphs(
     graph_parts = Seen(
         rotation=Rotation(model, engine.max_model_len, inputs["positions"]),
         attend=attend,
-        stored=engine.weights,
     )
-    outputs = build_decoder(model, weights, inputs["tokens"], inputs["logit_rows"], graph_parts)
+    nodes = graph_weights(model, weights, engine.weights)
+    outputs = build_decoder(model, nodes, inputs["tokens"], inputs["logit_rows"], graph_parts)
     requests = compile_graph(
         (*outputs, opset15.concat(new, 1)),
         inputs,

@@ -33,7 +33,13 @@ from ssd.engine.batch import PagedBatch, pad_sequences
 from ssd.engine.config import BLOCK_SIZES, EngineConfig, ModelConfig, sequence_buckets
 from ssd.engine.memory import plan_blocks
 from ssd.engine.models.decoder_weights import DecoderWeights
-from ssd.engine.openvino_engine.decoder import PRECISIONS, Seen, build_decoder, compile_graph
+from ssd.engine.openvino_engine.decoder import (
+    PRECISIONS,
+    Seen,
+    build_decoder,
+    compile_graph,
+    graph_weights,
+)
 from ssd.engine.openvino_engine.layers import Rotation, finite_or_zero, ints, port
 from ssd.engine.openvino_engine.matrix import over
 from ssd.engine.precision import DTYPES
@@ -200,9 +206,9 @@ def _build(
     seen = Seen(
         rotation=Rotation(model, engine.max_model_len, inputs["positions"]),
         attend=attend,
-        stored=engine.weights,
     )
-    outputs = build_decoder(model, weights, inputs["tokens"], inputs["logit_rows"], seen)
+    nodes = graph_weights(model, weights, engine.weights)
+    outputs = build_decoder(model, nodes, inputs["tokens"], inputs["logit_rows"], seen)
     (request,) = compile_graph(outputs, inputs | caches, engine)
     return request, list(caches)
 
