@@ -78,7 +78,8 @@ class DraftExecution(Execution, Protocol):
         """Run one step of all branches; returns fp32 logits [B, N, V].
 
         Steps run in order from 0. The entries, accepted lengths and trunks apply to all steps with
-        the same tensor ``slots_B``. Other passes may run between them.
+        the same tensor ``slots_B``. Other passes may run between them. The logits are valid until
+        a later table of one of these sessions begins.
         """
         ...
 

@@ -287,7 +287,7 @@ class StaticDraft(StaticExecution):
             self._written[key] = batch.slots_B
         inputs.device["step_1"].fill_(batch.step)
         inputs.device["tokens_BN"][:num_sequences].copy_(batch.tokens_BN, non_blocking=True)
-        return run()[:num_sequences]
+        return run()[:num_sequences].clone()
 
     @torch.inference_mode()
     def append_proposal(

@@ -1,6 +1,6 @@
 """The decoder of Llama and Qwen3 as a graph. Its attention is a parameter."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,7 +111,7 @@ def compile_graph(
     inputs: dict[str, Node],
     engine: EngineConfig,
     *,
-    num_copies: int = 1,
+    copies: Sequence[Mapping[str, Sequence[int]]] = (),
     max_copied_bytes: int = 0,
 ) -> list[openvino.InferRequest]:
     """Compile a graph whose inputs have these names, for one caller at a time.
@@ -120,8 +120,9 @@ def compile_graph(
         outputs: results of the graph.
         inputs: parameters by name.
         engine: number of threads.
-        num_copies: requests to return, each compiled with constants of its own.
-        max_copied_bytes: a graph with larger constants is compiled only once.
+        copies: shapes of the inputs of further requests, each with constants of its own; inputs
+            that are missing stay as they are.
+        max_copied_bytes: a graph with larger constants has no copies.
 
     Raises:
         SetupError: OpenVINO cannot compile it on this machine; the message has its reason.
@@ -130,8 +131,11 @@ def compile_graph(
         node.output(0).get_tensor().set_names({name})
     graph = openvino.Model([port(each) for each in outputs], list(inputs.values()), "decoder")
     constants = [each for each in graph.get_ops() if each.get_type_name() == "Constant"]
-    if sum(each.get_byte_size() for each in constants) > max_copied_bytes:
-        num_copies = 1
+    graphs = [graph]
+    if sum(each.get_byte_size() for each in constants) <= max_copied_bytes:
+        for shapes in copies:
+            graphs.append(graph.clone())
+            graphs[-1].reshape(dict(shapes))
     options = {
         "INFERENCE_NUM_THREADS": engine.threads,
         "INFERENCE_PRECISION_HINT": ElementType.f32,
@@ -143,10 +147,7 @@ def compile_graph(
     }
     try:
         core = openvino.Core()
-        return [
-            core.compile_model(graph, "CPU", options).create_infer_request()
-            for _ in range(num_copies)
-        ]
+        return [core.compile_model(each, "CPU", options).create_infer_request() for each in graphs]
     except RuntimeError as error:
         # The first lines are places in the sources of OpenVINO.
         reason = [line for line in str(error).splitlines() if line.strip()][-1]
