@@ -103,9 +103,8 @@ class RingChoice:
 
     def choose(self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints) -> Tensor:
         """See ``TokenChoice``."""
-        return choose(
-            logits_RV, self._temperatures_X[slots_R], self._noise(slots_R, positions_R, None)
-        )
+        noise_RV = self._noise(slots_R, positions_R, None)
+        return choose(logits_RV, self._temperatures_X[torch.from_numpy(slots_R)], noise_RV)
 
     def rank(
         self, logits_RV: Tensor, slots_R: Ints, positions_R: Ints, count: int

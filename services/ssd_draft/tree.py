@@ -179,6 +179,10 @@ class TableBuild:
     accepted_BN: torch.Tensor
     tokens_BN: torch.Tensor
     """The tokens that the next step runs, on the device of the model."""
+    slots_R: Ints
+    """Of each branch of each session."""
+    positions_R: Ints
+    """Of the token that step 0 chooses."""
     lookahead: int
     steps: Steps = field(default_factory=list)
     """Those that have run. Step s chooses column s of the tables; step K only ranks candidates."""
@@ -295,6 +299,7 @@ class Tree:
         lengths_B = self._trunk_lengths_X[slots_B]
         self._fill(np.array(slots), lengths_B.numpy() + 1)
         shape_BNK = (*outcomes.bonus_BN.shape, self._shape.lookahead)
+        accepted_BN = np.maximum(outcomes.accepted_BN, 0).astype(np.int64)
         build = TableBuild(
             tables=TableBatch(
                 outcomes.accepted_BN,
@@ -306,10 +311,12 @@ class Tree:
             slots_B=slots_B,
             lengths_B=lengths_B,
             block_tables_BJ=self._block_tables_XJ[slots_B],
-            accepted_BN=torch.from_numpy(np.maximum(outcomes.accepted_BN, 0).astype(np.int64)),
+            accepted_BN=torch.from_numpy(accepted_BN),
             tokens_BN=to_device(
                 torch.from_numpy(np.maximum(outcomes.bonus_BN, 0).astype(np.int64)), self._device
             ),
+            slots_R=np.repeat(slots, accepted_BN.shape[1]),
+            positions_R=(lengths_B.numpy()[:, None] + 2 + accepted_BN).reshape(-1),
             lookahead=self._shape.lookahead,
         )
         self._newest |= {slot: (build.steps, row) for row, slot in enumerate(slots)}
@@ -332,17 +339,14 @@ class Tree:
             )
         )
         build.steps.append((build.rows_B, logits_BNV.to(DTYPES[self._shape.engine.dtype])))
-        slots_B = build.slots_B.numpy()
         if step == self._shape.lookahead:
             self._read(build, 0)
             return
-        slots_R = slots_B.repeat(branches)
-        positions_BN = build.lengths_B[:, None] + 2 + build.accepted_BN + step
-        tokens_R = self._choice.choose(
-            logits_BNV.flatten(0, 1), slots_R, positions_BN.flatten().numpy()
-        )
-        build.tokens_BN = tokens_R.view(-1, branches).clamp_min(0)
-        build.unread.append(_Column(build.rows_B, slots_B, step, tokens_R.view(-1, branches)))
+        chosen_BN = self._choice.choose(
+            logits_BNV.flatten(0, 1), build.slots_R, build.positions_R + step
+        ).view(-1, branches)
+        build.tokens_BN = chosen_BN.clamp_min(0)
+        build.unread.append(_Column(build.rows_B, build.slots_B.numpy(), step, chosen_BN))
         self._read(build, self._lag)
 
     def _read(self, build: TableBuild, num_left: int) -> None:
@@ -369,6 +373,10 @@ class Tree:
         build.lengths_B = build.lengths_B[rows]
         build.block_tables_BJ = build.block_tables_BJ[rows]
         build.accepted_BN = build.accepted_BN[rows]
+        build.slots_R, build.positions_R = (
+            each.reshape(-1, build.branches)[rows].reshape(-1)
+            for each in (build.slots_R, build.positions_R)
+        )
         build.tokens_BN = build.tokens_BN[
             to_device(torch.tensor(rows, dtype=torch.int64), self._device)
         ]
@@ -426,9 +434,7 @@ class Tree:
             self._run_proposals(slots_X[rows], tokens_BP, columns_B)
             self._append(slots_X[rows], columns_B)
 
-    def _promote(
-        self, slots_X: Ints, branch_B: Ints, steps: Steps, rows_B: Ints
-    ) -> torch.Tensor:
+    def _promote(self, slots_X: Ints, branch_B: Ints, steps: Steps, rows_B: Ints) -> torch.Tensor:
         """Make winning branches of one batch the proposals; return logits, a column for each step."""
         self._runner.promote_branches(torch.from_numpy(slots_X), torch.from_numpy(branch_B))
         logits_PBV = []

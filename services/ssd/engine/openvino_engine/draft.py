@@ -46,7 +46,8 @@ class Tables:
         shape_XBG = (2 * model.num_layers, sessions, model.num_kv_heads)
         self._stored_XBGSE = torch.zeros((*shape_XBG, self._width, model.head_size))
         self._own_XBGNPE = torch.zeros((*shape_XBG, self._branches, self._columns, model.head_size))
-        self._own_BPN = torch.empty(0)
+        self._own_BPN = self._first_BN = torch.empty(0)
+        """Own entries in the storage, and the positions of step 0. Set by ``begin``."""
         num_queries = self._branches * self._group
         self._mask_B1US = torch.full((sessions, 1, num_queries, self._width), -torch.inf)
         same_1NN = torch.eye(self._branches, dtype=torch.bool)[None]
@@ -71,6 +72,7 @@ class Tables:
     def begin(self, batch: BranchBatch) -> None:
         """Read proposals, new entries of the trunks, and own entries of the steps before."""
         columns, entries = self._columns, self._storage.entries
+        self._first_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN
         self._read(slice(None), slice(columns), entries.proposal(batch.slots_B))
         is_seen_BNP = torch.arange(columns) <= batch.accepted_BN[:, :, None]
         self._mask_B1US[..., :columns] = mask_of(is_seen_BNP, self._group)
@@ -88,7 +90,7 @@ class Tables:
 
     def run(self, graph: DraftGraph, batch: BranchBatch) -> Tensor:
         """Run a step; returns logits [B, N, V], valid until the next table."""
-        positions_BN = batch.trunk_lengths_B[:, None] + 1 + batch.accepted_BN + batch.step
+        positions_BN = self._first_BN + batch.step
         graph.run(self._inputs, batch.tokens_BN, positions_BN, self._outputs[batch.step])
         new_XBGNE = graph.new_entries(len(self._stored_XBGSE))
         self._storage.put(self._own_BPN[:, batch.step], new_XBGNE)
@@ -122,7 +124,6 @@ class OpenVinoDraft:
         """Rows and tables of the newest step."""
         self._parts_slots_B: Tensor | None = None
 
-    @torch.inference_mode()
     def prefill(self, batch: PagedBatch) -> Tensor:
         """See ``Execution.prefill``."""
         # A new session may have the slot and the blocks of one whose trunk was read.
@@ -141,7 +142,6 @@ class OpenVinoDraft:
         self._store(paged_BS.gather(1, position_BQ).where(column_Q < count, 0))
         return self._graphs.causal.is_finite()
 
-    @torch.inference_mode()
     def run_proposals(self, batch: ProposalBatch) -> Tensor:
         """See ``DraftExecution.run_proposals``."""
         columns = batch.tokens_BP.shape[1]
@@ -153,7 +153,6 @@ class OpenVinoDraft:
         self._store(self._entries.proposal(batch.slots_B).where(is_real_BP, 0))
         return self._graphs.causal.logits().view(*batch.tokens_BP.shape, -1)
 
-    @torch.inference_mode()
     def run_branches(self, batch: BranchBatch) -> Tensor:
         """See ``DraftExecution.run_branches``.
 
@@ -176,7 +175,6 @@ class OpenVinoDraft:
         order = torch.cat([rows for rows, _ in self._parts]).argsort()
         return torch.cat(found)[order]
 
-    @torch.inference_mode()
     def append_proposal(
         self,
         slots_B: Tensor,
@@ -192,7 +190,6 @@ class OpenVinoDraft:
                     del self._tables[slots]
         self._storage.append_proposal(slots_B, num_entries_B, trunk_lengths_B, block_tables_BJ)
 
-    @torch.inference_mode()
     def promote_branches(self, slots_B: Tensor, branches_B: Tensor) -> None:
         """See ``DraftExecution.promote_branches``."""
         self._storage.promote_branches(slots_B, branches_B)
