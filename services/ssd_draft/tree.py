@@ -19,6 +19,7 @@ all K+1 steps at once: a commit that ends the tree would wait for them, up to a 
 """
 
 from collections import deque
+from collections.abc import Collection
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -27,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import STATIC, EngineConfig
 from ssd.engine.precision import DTYPES
 from ssd.engine.sampling.keyed import to_device
@@ -58,6 +59,22 @@ class TreeRunner(Protocol):
         The steps of a batch run in order. Steps of another batch, with another tensor ``slots_B``,
         and other passes over other sessions may run between them. The logits are valid until a
         later table of one of these sessions begins.
+        """
+        ...
+
+    @property
+    def whole_branches(self) -> Collection[int]:
+        """Numbers of branches for which ``run_columns`` is one pass."""
+        ...
+
+    def run_columns(
+        self, batch: BranchBatch, noise: StoredNoise
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Run and choose all columns of the table of one session.
+
+        Returns:
+            Tokens [K, 1, N], ``NO_TOKEN`` where no score is finite, and the logits [1, N, V] of
+            each step, valid as those of ``run_branches``.
         """
         ...
 
@@ -197,6 +214,18 @@ class TableBuild:
         return self.tokens_BN.shape[1]
 
     @property
+    def batch(self) -> BranchBatch:
+        """The next step."""
+        return BranchBatch(
+            self.slots_B,
+            self.tokens_BN,
+            self.accepted_BN,
+            self.num_steps,
+            self.lengths_B,
+            self.block_tables_BJ,
+        )
+
+    @property
     def num_steps(self) -> int:
         """Steps that have run."""
         return len(self.steps)
@@ -328,16 +357,7 @@ class Tree:
         On a device, a column can be read one step after it was chosen.
         """
         step, branches = build.num_steps, build.branches
-        logits_BNV = self._runner.run_branches(
-            BranchBatch(
-                build.slots_B,
-                build.tokens_BN,
-                build.accepted_BN,
-                step,
-                build.lengths_B,
-                build.block_tables_BJ,
-            )
-        )
+        logits_BNV = self._runner.run_branches(build.batch)
         build.steps.append((build.rows_B, logits_BNV.to(DTYPES[self._shape.engine.dtype])))
         if step == self._shape.lookahead:
             self._read(build, 0)
@@ -348,6 +368,22 @@ class Tree:
         build.tokens_BN = chosen_BN.clamp_min(0)
         build.unread.append(_Column(build.rows_B, build.slots_B.numpy(), step, chosen_BN))
         self._read(build, self._lag)
+
+    def can_run_whole(self, num_sessions: int, branches: int) -> bool:
+        """Return whether ``run_whole`` is possible."""
+        return num_sessions == 1 and branches in self._runner.whole_branches
+
+    def run_whole(self, build: TableBuild) -> None:
+        """Run steps 0..K-1 of a new build of one table in one pass; step K remains."""
+        positions_KR = build.positions_R + np.arange(self._shape.lookahead)[:, None]
+        noise = self._choice.stored_noise(build.slots_R, positions_KR)
+        assert noise is not None, "a pass over all columns needs stored noise"
+        chosen_KBN, logits = self._runner.run_columns(build.batch, noise)
+        build.steps += [(build.rows_B, each) for each in logits]
+        build.tables.tokens_BNK[0] = chosen_KBN[:, 0].T.numpy()
+        self.is_broken_X[build.slots_B.numpy()] |= bool((chosen_KBN == NO_TOKEN).any())
+        build.tokens_BN = chosen_KBN[-1].long().clamp_min(0)
+        build.depth = self._shape.lookahead
 
     def _read(self, build: TableBuild, num_left: int) -> None:
         """Put chosen columns into the tables, but for the newest ones."""
@@ -435,7 +471,7 @@ class Tree:
             self._append(slots_X[rows], columns_B)
 
     def _promote(self, slots_X: Ints, branch_B: Ints, steps: Steps, rows_B: Ints) -> torch.Tensor:
-        """Make winning branches of one batch the proposals; return logits, a column for each step."""
+        """Make winning branches of one batch the proposals; return a column of logits a step."""
         self._runner.promote_branches(torch.from_numpy(slots_X), torch.from_numpy(branch_B))
         logits_PBV = []
         for step_rows_B, logits_BNV in steps:

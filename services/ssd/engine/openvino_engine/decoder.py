@@ -110,9 +110,7 @@ def compile_graph(
     outputs: Sequence[Node],
     inputs: dict[str, Node],
     engine: EngineConfig,
-    *,
     copies: Sequence[Mapping[str, Sequence[int]]] = (),
-    max_copied_bytes: int = 0,
 ) -> list[openvino.InferRequest]:
     """Compile a graph whose inputs have these names, for one caller at a time.
 
@@ -122,7 +120,6 @@ def compile_graph(
         engine: number of threads.
         copies: shapes of the inputs of further requests, each with constants of its own; inputs
             that are missing stay as they are.
-        max_copied_bytes: a graph with larger constants has no copies.
 
     Raises:
         SetupError: OpenVINO cannot compile it on this machine; the message has its reason.
@@ -130,12 +127,9 @@ def compile_graph(
     for name, node in inputs.items():
         node.output(0).get_tensor().set_names({name})
     graph = openvino.Model([port(each) for each in outputs], list(inputs.values()), "decoder")
-    constants = [each for each in graph.get_ops() if each.get_type_name() == "Constant"]
-    graphs = [graph]
-    if sum(each.get_byte_size() for each in constants) <= max_copied_bytes:
-        for shapes in copies:
-            graphs.append(graph.clone())
-            graphs[-1].reshape(dict(shapes))
+    graphs = [graph, *(graph.clone() for _ in copies)]
+    for each, shapes in zip(graphs[1:], copies, strict=True):
+        each.reshape(dict(shapes))
     options = {
         "INFERENCE_NUM_THREADS": engine.threads,
         "INFERENCE_PRECISION_HINT": ElementType.f32,

@@ -12,12 +12,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ssd.engine.attention.context import whole_width
-from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch
+from ssd.engine.batch import BranchBatch, PagedBatch, ProposalBatch, StoredNoise
 from ssd.engine.config import EngineConfig, ModelConfig
 from ssd.engine.kv_cache.storage import KVStorage
 from ssd.engine.memory import allocate_storage
 from ssd.engine.models.decoder_weights import DecoderWeights
 from ssd.engine.openvino_engine.draft_graph import DraftGraph, DraftGraphs, PassInputs
+from ssd.engine.openvino_engine.table_graph import TableGraph
 
 ROW_STEP = 16
 """Chunks of a prompt are padded to multiples, since products compile a kernel for each shape."""
@@ -97,6 +98,19 @@ class Tables:
         self._add_own(batch.step, new_XBGNE)
         return self._logits_PRV[batch.step].view(*batch.tokens_BN.shape, -1)
 
+    def run_columns(
+        self, graph: TableGraph, batch: BranchBatch, noise: StoredNoise
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Run all steps but the last one; see ``DraftExecution.run_columns``."""
+        lookahead = self._columns - 1
+        tokens_KN = graph.run(self._inputs.tensors, self._outputs[:-1], batch, noise)
+        own_XBGNKE = graph.own_entries()[:, None]
+        own_BKN = self._own_BPN[:, :lookahead]
+        self._storage.put(own_BKN.flatten(1), own_XBGNKE.transpose(3, 4).flatten(3, 4))
+        self._own_XBGNPE[..., :lookahead, :] = own_XBGNKE
+        self._inputs.own_mask_O[:lookahead] = 0.0
+        return tokens_KN[:, None], [each[None] for each in self._logits_PRV[:-1]]
+
     def _read(self, rows: slice, columns: slice, entries_BS: Tensor) -> None:
         self._stored_XBGSE[:, rows, :, columns] = self._storage.select(entries_BS)
 
@@ -114,6 +128,7 @@ class OpenVinoDraft:
         self._model = model
         self._group = model.num_heads // model.num_kv_heads
         self._graphs = DraftGraphs(weights, model, engine)
+        self.whole_branches = self._graphs.tables.keys()
         # After the weights have been packed: the rest of the memory is for the KV cache.
         self._storage = allocate_storage(model, engine)
         self._entries = self._storage.entries
@@ -174,6 +189,12 @@ class OpenVinoDraft:
         ]
         order = torch.cat([rows for rows, _ in self._parts]).argsort()
         return torch.cat(found)[order]
+
+    def run_columns(self, batch: BranchBatch, noise: StoredNoise) -> tuple[Tensor, list[Tensor]]:
+        """See ``DraftExecution.run_columns``."""
+        tables = self._tables_of(batch)
+        self._parts, self._parts_slots_B = [(torch.arange(1), tables)], batch.slots_B
+        return tables.run_columns(self._graphs.tables[batch.tokens_BN.shape[1]], batch, noise)
 
     def append_proposal(
         self,

@@ -20,6 +20,7 @@ keys and values of layers.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import openvino
@@ -39,6 +40,7 @@ from ssd.engine.openvino_engine.layers import (
     product_with_transposed,
     reshape,
 )
+from ssd.engine.openvino_engine.table_graph import TableGraph, build_table_graph
 
 MAX_COPIED_BYTES = 64 << 20
 """Weights that are worth several copies. Copies save the time in which OpenVINO prepares its nodes
@@ -134,7 +136,7 @@ class DraftGraph:
         return torch.from_numpy(self._request.get_output_tensor(1).data).isfinite()
 
     def new_entries(self, num_kinds: int) -> Tensor:
-        """Return the new entries of the last pass, [X, B, G, Q, E]; all are finite. X is ``num_kinds``."""
+        """Return the new entries of the last pass, [X, B, G, Q, E] with X kinds; all are finite."""
         new = torch.from_numpy(self._request.get_output_tensor(2).data)
         return new.unflatten(0, (num_kinds, -1))
 
@@ -148,20 +150,34 @@ class DraftGraphs:
         Raises:
             SetupError: OpenVINO cannot compile it on this machine.
         """
+        weights = replace(weights, layers=list(weights.layers))
+        counts = engine.branch_counts if num_bytes(weights) <= MAX_COPIED_BYTES else ()
         outputs, inputs = build_graph(weights, model, engine)
-        shapes = [fixed_shapes(model, engine, each) for each in engine.branch_counts]
-        requests = compile_graph(
-            outputs, inputs, engine, copies=[{}, *shapes], max_copied_bytes=MAX_COPIED_BYTES
-        )
+        copies = [{}, *(fixed_shapes(model, engine, each) for each in counts)] if counts else []
+        requests = compile_graph(outputs, inputs, engine, copies)
         graphs = [DraftGraph(each, engine.max_model_len) for each in requests]
-        self.causal, self._branching = graphs[0], graphs[1 if graphs[1:] else 0]
-        self._of_one_session = dict(zip(engine.branch_counts, graphs[2:], strict=False))
+        self.causal, self._branching = graphs[0], graphs[1 if copies else 0]
+        self._of_one_session = dict(zip(counts, graphs[2:], strict=True))
+        self.tables: dict[int, TableGraph] = {}
+        """By branches, the graph of all columns of a table of one session."""
+        for count in counts:
+            outputs, inputs = build_table_graph(weights, model, engine, count)
+            (request,) = compile_graph(outputs, inputs, engine)
+            self.tables[count] = TableGraph(request, engine, count)
 
     def branching(self, num_sessions: int, branches: int) -> DraftGraph:
         """Return the graph of a step of so many branches."""
         if num_sessions > 1:
             return self._branching
         return self._of_one_session.get(branches, self._branching)
+
+
+def num_bytes(weights: DecoderWeights) -> int:
+    """Return the size of the matrices."""
+    matrices = [weights.embedding_VD]
+    for layer in weights.layers:
+        matrices += [layer.qkv_OD, layer.output_DO, layer.gate_up_ID, layer.down_DI]
+    return sum(each.nbytes for each in matrices)
 
 
 def fixed_shapes(

@@ -71,7 +71,7 @@ def choose_rows(
 
 
 def _scores(logits_RV: Tensor, temperature_R: Tensor, noise_RV: Tensor | None) -> Tensor:
-    """Return logits + T * noise, in the order of logits / T + noise and continuous down to T = 0."""
+    """Return logits + T * noise: in the order of logits / T + noise, continuous down to T = 0."""
     if noise_RV is None:
         return logits_RV
     return torch.addcmul(logits_RV, temperature_R[:, None], noise_RV)
